@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec, ServerSpec
     from ovmstrio.runtimes.table import Kinds
 
-__all__ = ["INGRESS", "ClusterLayout", "ServiceGroup", "lay_out"]
+__all__ = ["INGRESS", "ClusterLayout", "ServiceGroup", "lay_out", "shard_names"]
 
 INGRESS: Final = "ingress"
 """The group that has the doors, where there are several; services may be placed there, too."""
@@ -43,6 +43,16 @@ class ServiceGroup:
     placement: PlacementSpec
     called: dict[str, str]
 
+    @property
+    def has_sequences(self) -> bool:
+        """Whether steps of sequences come to it."""
+        return any(_has_sequences(service) for service in self.services)
+
+    @property
+    def shards(self) -> int:
+        """How many parts it has, of which each has the sequences whose ids are its own, and one replica."""
+        return (self.placement.replicas or 1) if self.has_sequences else 1
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterLayout:
@@ -61,6 +71,11 @@ class ClusterLayout:
         return {service.name: group.name for group in self.groups for service in group.services}
 
 
+def shard_names(group: str, shards: int) -> list[str]:
+    """Name the parts of a group; of one with a single part it is the group's name."""
+    return [group] if shards == 1 else [f"{group}-{shard}-of-{shards}" for shard in range(shards)]
+
+
 def lay_out(spec: ServerSpec, kinds: Kinds) -> ClusterLayout:
     """Make groups of a configuration; blocking, for it reads what services call.
 
@@ -77,12 +92,12 @@ def lay_out(spec: ServerSpec, kinds: Kinds) -> ClusterLayout:
     placements = {name: _merged(name, services, problems) for name, services in members.items()}
     calls = {name: _called(name, services, owners, kinds, problems) for name, services in members.items()}
     for name, services in members.items():
-        problems += _objections(services, placements[name])
+        problems += _objections(name, services, placements[name])
     order = _ordered(calls, problems)
     if problems:
         raise ConfigError(problems)
     groups = {name: ServiceGroup(name, tuple(members[name]), placements[name], calls[name]) for name in order}
-    if len(groups) > 1:
+    if len(groups) > 1 or any(group.shards > 1 for group in groups.values()):
         own = groups.pop(INGRESS, ServiceGroup(INGRESS, (), PlacementSpec(), {}))
         groups[INGRESS] = own
     return ClusterLayout(tuple(groups.values()))
@@ -122,15 +137,19 @@ def _called(
     return called
 
 
-def _objections(services: Sequence[ServableSpec], placement: PlacementSpec) -> Iterator[Problem]:
+def _has_sequences(service: ServableSpec) -> bool:
+    return isinstance(service, ModelSpec) and service.stateful
+
+
+def _objections(name: str, services: Sequence[ServableSpec], placement: PlacementSpec) -> Iterator[Problem]:
     """Tell what cannot run in several processes."""
     is_several = (placement.replicas or 1) > 1 or placement.autoscaling is not None
+    is_mixed = name == INGRESS or not all(map(_has_sequences, services))
     for service in services:
-        if is_several and isinstance(service, ModelSpec) and service.stateful:
-            text = f'"{service.name}" has sequences, which are in one process, and its group has several replicas'
-            yield service.placed(
-                Problem(text, path="placement", suggestion="give it a group of its own, of one replica")
-            )
+        if is_several and _has_sequences(service) and (is_mixed or placement.autoscaling is not None):
+            text = f'"{service.name}" has sequences, which are shared out among a fixed number of replicas by their ids'
+            suggestion = 'give it a group of its own, with "replicas"'
+            yield service.placed(Problem(text, path="placement", suggestion=suggestion))
         if is_several and service.max_concurrency:
             text = f'"{service.name}" has a max_concurrency, which one process counts, and its group several replicas'
             suggestion = "say max_ongoing_requests in its placement, which is counted for each replica"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ovmstrio.cluster.layout import ClusterLayout, lay_out
+from ovmstrio.cluster.layout import ClusterLayout, lay_out, shard_names
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.runtimes.table import KINDS
@@ -108,19 +108,35 @@ def test_what_is_in_the_group_with_the_doors_cannot_be_called_from_others() -> N
     assert any('"p" calls "a", which is in the group that has the doors' in refusal for refusal in refusals)
 
 
+@pytest.mark.parametrize("many", [{"replicas": 2}, {"autoscaling": {"max_replicas": 2}}])
+def test_what_one_process_counts_is_not_served_by_several(many: Any) -> None:
+    """It is refused with the way out, and served by one."""
+    (refusal,) = _refusals(_model("a", many, max_concurrency=2))
+    assert '"a" has a max_concurrency, which one process counts, and its group several replicas' in refusal
+    assert _members(_laid_out(_model("a", {"replicas": 1}, max_concurrency=2))) == {"a": ["a"]}
+
+
+def test_sequences_are_shared_out_among_parts_of_a_group() -> None:
+    """Each is a replica of its own, behind a group with the doors that knows them."""
+    layout = _laid_out(_model("a", {"replicas": 3}, stateful=True))
+    assert _members(layout) == {"a": ["a"], "ingress": []}
+    assert [group.shards for group in layout.groups] == [3, 1]
+    assert shard_names("a", 3) == ["a-0-of-3", "a-1-of-3", "a-2-of-3"]
+    assert _laid_out(_model("a", {"replicas": 3})).groups[0].shards == 1
+
+
 @pytest.mark.parametrize(
-    ("settings", "text"),
+    "models",
     [
-        ({"stateful": True}, '"a" has sequences, which are in one process, and its group has several replicas'),
-        ({"max_concurrency": 2}, '"a" has a max_concurrency, which one process counts, and its group several replicas'),
+        [_model("a", {"autoscaling": {"max_replicas": 2}}, stateful=True)],
+        [_model("a", {"group": "g", "replicas": 2}, stateful=True), _model("b", "g")],
+        [_model("a", {"group": "ingress", "replicas": 2}, stateful=True), _model("b")],
     ],
 )
-@pytest.mark.parametrize("many", [{"replicas": 2}, {"autoscaling": {"max_replicas": 2}}])
-def test_what_one_process_keeps_is_not_served_by_several(settings: dict[str, Any], text: str, many: Any) -> None:
-    """It is refused with the way out, and served by one."""
-    (refusal,) = _refusals(_model("a", many, **settings))
-    assert text in refusal
-    assert _members(_laid_out(_model("a", {"replicas": 1}, **settings))) == {"a": ["a"]}
+def test_sequences_are_not_shared_out_where_their_replicas_are_not_known(models: Any) -> None:
+    """Where their number changes, where other services have them as well, and behind the doors themselves."""
+    (refusal,) = _refusals(*models)
+    assert '"a" has sequences, which are shared out among a fixed number of replicas by their ids' in refusal
 
 
 @pytest.mark.parametrize(

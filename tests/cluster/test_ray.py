@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ pytestmark = [
 
 PATIENCE_SECONDS = 120
 ENOUGH = 60
+SEQUENCES = range(1, 7)
 EVERYWHERE = {"num_cpus": 0.1, "replicas": 2, "resources": {"place": 1}}
 HEAD = {"num_cpus": 0.1, "resources": {"head": 1}}
 
@@ -70,6 +72,7 @@ def _configuration(root: Path, rolled: str) -> Path:
     document = {
         "model_config_list": [
             {"config": {"name": "spread", "base_path": "spread", "placement": EVERYWHERE}},
+            {"config": {"name": "kept", "base_path": "kept", "stateful": True, "placement": {**HEAD, "replicas": 2}}},
             {"config": {"name": "rolled", "base_path": rolled, "placement": {**HEAD, "group": "callers"}}},
         ],
         "pipeline_config_list": [
@@ -91,6 +94,10 @@ def _configuration(root: Path, rolled: str) -> Path:
     return path
 
 
+def _deployed(cluster: RayCluster, folder: Path, rolled: str) -> subprocess.CompletedProcess[str]:
+    return cluster.deploy(_configuration(folder, rolled), "--setting", f"sequence_store={folder / 'store'}")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models that add one, and one that gives what it gets."""
@@ -98,6 +105,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("spread", "old"):
         ir.save(ir.dummy(), root, name)
     ir.save(ir.passthrough("FP32", (1, 10), input_name="b", output_name="a"), root, "new")
+    ir.save(ir.accumulator(), root, "kept")
     (root / "graph.pbtxt").write_text(GRAPH)
     return root
 
@@ -106,7 +114,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(folder: Path) -> Iterator[RayCluster]:
     """Two nodes, and what is deployed there."""
     with ray_cluster(2) as running:
-        done = running.deploy(_configuration(folder, "old"))
+        done = _deployed(running, folder, "old")
         assert done.returncode == 0, done.stderr
         yield running
 
@@ -133,6 +141,15 @@ def _posted(client: httpx.Client, name: str, tensor: str = "b", size: int = 10) 
     return client.post(f"/v2/models/{name}/infer", json={"inputs": [given]})
 
 
+def _step(client: httpx.Client, sequence: int, control: int = 0) -> float:
+    inputs = [
+        {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 1.0]},
+        {"name": "sequence_id", "shape": [1], "datatype": "UINT64", "data": [sequence]},
+        {"name": "sequence_control_input", "shape": [1], "datatype": "UINT32", "data": [control]},
+    ]
+    return _first(client.post("/v2/models/kept/infer", json={"inputs": inputs}))
+
+
 def _input(tensor: str, size: int = 10) -> Any:
     given = triton.InferInput(tensor, [1, size], "FP32")
     given.set_data_from_numpy(np.ones((1, size), np.float32))
@@ -151,7 +168,7 @@ def test_models_answer_through_rays_proxies_over_both_protocols(rest: httpx.Clie
     assert grpc.infer("spread", [_input("b")], client_timeout=PATIENCE_SECONDS).as_numpy("a").tolist() == [[2.0] * 10]
     assert rest.get("/v2/health/ready").json() == {"ready": True}
     assert grpc.is_server_ready()
-    assert sorted(rest.get("/v1/config").json()) == ["dag", "far", "near", "rolled", "spread"]
+    assert sorted(rest.get("/v1/config").json()) == ["dag", "far", "kept", "near", "rolled", "spread"]
 
 
 def test_errors_keep_their_statuses_and_texts(rest: httpx.Client, grpc: Any) -> None:
@@ -235,14 +252,20 @@ def _load(cluster: RayCluster, *calls: tuple[str, str]) -> Iterator[Callable[[in
 def test_a_new_version_is_rolled_out_without_a_lost_request(
     cluster: RayCluster, folder: Path, rest: httpx.Client
 ) -> None:
-    """Requests go to the old replica or the new one, and in the end to the new one alone."""
+    """Requests go to the old replica or the new one, and in the end to the new one alone; sequences go on."""
     assert _first(_posted(rest, "rolled")) == 2.0
+    assert [(_step(rest, sequence, 1), _step(rest, sequence)) for sequence in SEQUENCES] == [(1.0, 2.0)] * len(
+        SEQUENCES
+    )
     with _load(cluster, ("rolled", "b"), ("dag", "x")) as wait:
         wait(5)
-        done = cluster.deploy(_configuration(folder, "new"))
+        done = _deployed(cluster, folder, "new")
         assert done.returncode == 0, done.stderr
         assert list(wait(5)) == ["200"]
     assert _first(_posted(rest, "rolled")) == 1.0
+    assert [(_step(rest, sequence), _step(rest, sequence, 2)) for sequence in SEQUENCES] == [(3.0, 4.0)] * len(
+        SEQUENCES
+    )
 
 
 def test_a_node_is_killed_under_load_without_a_lost_request(cluster: RayCluster) -> None:

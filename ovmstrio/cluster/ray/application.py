@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import BaseModel, ConfigDict
 from ray import serve
 
-from ovmstrio.cluster.layout import lay_out
+from ovmstrio.cluster.layout import lay_out, shard_names
 from ovmstrio.cluster.ray.group_server import ReplicaPlan
 from ovmstrio.cluster.ray.ingress import ClusterIngress
 from ovmstrio.cluster.ray.replica import GroupReplica
@@ -43,6 +43,8 @@ SETTINGS: Final = frozenset(
         "python_isolation",
         "python_memory_limit",
         "queue_timeout",
+        "sequence_store",
+        "sequence_store_seconds",
         "server_name",
         "trial_load",
     }
@@ -84,20 +86,21 @@ def application(args: Mapping[str, Any]) -> Application:
         raise ConfigError([Problem(f"the file cannot be read: {error.strerror}", str(path))]) from None
     cache_dir = ServerSettings(**given.settings).cache_dir
     layout = lay_out(parse_config(KINDS.values(), content, path, cache_dir=cache_dir), KINDS)
-    repeatable = [group.name for group in layout.groups if not _runs_user_code(group)]
-    bound: dict[str, Application] = {}
+    repeatable = [group.name for group in layout.groups if not _is_careful(group)]
+    shards = {group.name: group.shards for group in layout.groups if group.shards > 1}
+    bound: dict[str, dict[str, Application]] = {}
     for group in layout.groups:
         is_ingress = group is layout.ingress
-        needed = [other for other in bound if is_ingress or other in group.called.values()]
+        callees = [other for other in bound if is_ingress or other in group.called.values()]
+        handles = {name: app for other in callees for name, app in bound[other].items()}
         owners = layout.owners if is_ingress and len(layout.groups) > 1 else {}
-        plan = ReplicaPlan(group.name, group.services, group.called, owners, given.settings)
-        deployment = _deployment(
-            group.name,
-            given.ingress if is_ingress and not group.services else group.placement,
-            ClusterIngress if is_ingress else GroupReplica,
-        )
-        bound[group.name] = deployment.bind(plan, {name: bound[name] for name in needed}, repeatable)
-    return bound[layout.ingress.name]
+        placement = given.ingress if is_ingress and not group.services else group.placement
+        bound[group.name] = {}
+        for name in shard_names(group.name, group.shards):
+            plan = ReplicaPlan(name, group.services, group.called, owners, given.settings, shards)
+            deployment = _deployment(name, placement, ClusterIngress if is_ingress else GroupReplica, group.shards)
+            bound[group.name][name] = deployment.bind(plan, handles, repeatable)
+    return bound[layout.ingress.name][layout.ingress.name]
 
 
 def _check_settings(settings: dict[str, Any]) -> None:
@@ -107,11 +110,12 @@ def _check_settings(settings: dict[str, Any]) -> None:
         raise ConfigError([Problem(text, path="settings", expected=f"some of {', '.join(sorted(SETTINGS))}")])
 
 
-def _runs_user_code(group: ServiceGroup) -> bool:
-    return any(KINDS[service.kind].runs_user_code for service in group.services)
+def _is_careful(group: ServiceGroup) -> bool:
+    """Tell whether a call must not be made once more of which nobody knows how far it came."""
+    return group.has_sequences or any(KINDS[service.kind].runs_user_code for service in group.services)
 
 
-def _deployment(name: str, placement: PlacementSpec, replica: type[GroupReplica]) -> Any:
+def _deployment(name: str, placement: PlacementSpec, replica: type[GroupReplica], shards: int) -> Any:
     options: dict[str, Any] = {
         "name": name,
         "max_ongoing_requests": placement.max_ongoing_requests or _ONGOING,
@@ -122,7 +126,7 @@ def _deployment(name: str, placement: PlacementSpec, replica: type[GroupReplica]
         },
     }
     if placement.autoscaling is None:
-        options["num_replicas"] = placement.replicas or 1
+        options["num_replicas"] = 1 if shards > 1 else placement.replicas or 1
     else:
         options["autoscaling_config"] = placement.autoscaling.model_dump()
     return serve.deployment(**options)(replica)

@@ -13,7 +13,7 @@ import trio
 from ovmstrio.cluster.ray.grpc_door import GrpcDoor
 from ovmstrio.cluster.ray.http_door import HttpDoor
 from ovmstrio.cluster.ray.linked_services import LinkedKind, LinkedSpec
-from ovmstrio.config.specs import ServableSpec, ServerSpec
+from ovmstrio.config.specs import ModelSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.table import KINDS, table_of
 from ovmstrio.server.life import Hosting, serve_plan
@@ -38,6 +38,7 @@ class ReplicaPlan:
         called: services of other groups that those call, with the names of their groups.
         owners: the group of each service of the configuration, for the group that has the doors; empty for others.
         settings: of the server, by their names.
+        shards: how many parts the groups have that have several, by their names.
     """
 
     group: str
@@ -45,11 +46,24 @@ class ReplicaPlan:
     called: dict[str, str] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    shards: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def server_settings(self) -> dict[str, Any]:
+        """The settings of its server: sequences are kept in a folder of the group's own, where it has any."""
+        settings = dict(self.settings)
+        store = settings.pop("sequence_store", None)
+        if store and any(isinstance(service, ModelSpec) and service.stateful for service in self.services):
+            settings["sequence_store"] = Path(store) / self.group
+        return settings
 
     @property
     def server(self) -> ServerSpec:
         """What the replica's server serves: its services, and those that they call elsewhere."""
-        linked = (LinkedSpec(name=name, base_path=Path(), group=group) for name, group in self.called.items())
+        linked = (
+            LinkedSpec(name=name, base_path=Path(), group=group, shards=self.shards.get(group, 1))
+            for name, group in self.called.items()
+        )
         return ServerSpec(services=(*self.services, *linked))
 
 
@@ -87,7 +101,7 @@ class GroupServer:
         Ownership: services, and what calls leave running.
         Cancellation: ends everything at once.
         """
-        settings = ServerSettings(allow_empty=True, console="off", **self._plan.settings)
+        settings = ServerSettings(allow_empty=True, console="off", **self._plan.server_settings)
         plan = Plan(settings=settings, spec=self._plan.server, kinds=self._kinds)
         async with trio.open_nursery() as self.tasks:
             running = await self.tasks.start(self._serve, plan, until)

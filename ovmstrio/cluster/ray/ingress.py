@@ -21,10 +21,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from ovmstrio.api.admitted_calls import first_text
-from ovmstrio.cluster.layout import INGRESS
+from ovmstrio.cluster.layout import INGRESS, shard_names
 from ovmstrio.cluster.ray.grpc_door import GrpcAnswer
 from ovmstrio.cluster.ray.grpc_paths import CALLS, INDEX, READY
 from ovmstrio.cluster.ray.replica import GroupReplica, HttpParts
+from ovmstrio.cluster.ray.shards import grpc_shard, http_shard
 from ovmstrio.cluster.ray.targets import grpc_target, http_target
 from ovmstrio.core.errors import NotReady, NotSupported, ServerError
 from ovmstrio.core.http import BODILESS, HttpRequest
@@ -77,9 +78,10 @@ class ClusterIngress(GroupReplica):
         group = owners.get(target.name, self.plan.group)
         if group == self.plan.group:
             return await self._answer_here(request)
+        shard = http_shard(request, group, self.plan.shards.get(group, 1))
         if target.may_stream:
-            return await self._stream_from(group, request)
-        return _response(*await self.links[group].call("answer_http", request))
+            return await self._stream_from(shard, request)
+        return _response(*await self.links[shard].call("answer_http", request))
 
     async def _answer_here(self, request: HttpRequest) -> Response:
         head = await self.trio.call(self.server.http.answer, request)
@@ -94,7 +96,13 @@ class ClusterIngress(GroupReplica):
 
     async def _listed(self, path: str, request: HttpRequest) -> HttpParts:
         """Put together what the groups list, each of its own services."""
-        groups = {group: self.links[group].call("answer_http", request) for group in self.links}
+        # Of a group with several parts, one tells what all of them have.
+        firsts = {group: shard_names(group, self.plan.shards.get(group, 1))[0] for group in self.plan.owners.values()}
+        groups = {
+            group: self.links[first].call("answer_http", request)
+            for group, first in firsts.items()
+            if first in self.links
+        }
         parts = dict(zip(groups, await asyncio.gather(*groups.values()), strict=True))
         parts[self.plan.group] = (await self.trio.call(self.server.http.answer, request))[:3]
         failed: HttpParts | None = next((part for part in parts.values() if part[0] != 200), None)  # noqa: PLR2004 - that of HTTP
@@ -134,7 +142,8 @@ class ClusterIngress(GroupReplica):
         owners = self.plan.owners
         group = owners.get(grpc_target(path, data), self.plan.group) if owners else self.plan.group
         if group != self.plan.group:
-            answer = await self.links[group].call("answer_grpc", path, data, math.inf)
+            shard = grpc_shard(path, data, group, self.plan.shards.get(group, 1))
+            answer = await self.links[shard].call("answer_grpc", path, data, math.inf)
             return GrpcAnswer(*answer)
         if owners and path == INDEX:
             raise NotSupported("the index of several groups is told over HTTP, at /v2/repository/index")

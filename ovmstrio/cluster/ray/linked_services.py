@@ -11,6 +11,8 @@ import trio
 from ovmstrio.api.kserve.grpc.request_decoding import decode_request
 from ovmstrio.api.kserve.grpc.response_encoding import encode_response
 from ovmstrio.api.raw_contents import join_buffers
+from ovmstrio.cluster.layout import shard_names
+from ovmstrio.cluster.ray.shards import shard_of
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.begun import user_code_begins
 from ovmstrio.core.datatypes import BY_NAME, INVALID
@@ -41,11 +43,12 @@ AskGroup = Callable[..., Awaitable[Any]]
 
 
 class LinkedSpec(ServableSpec):
-    """A service of another group."""
+    """A service of another group, which may have several parts."""
 
     kind: ClassVar[str] = "service of another group"
 
     group: str
+    shards: int = 1
 
 
 class LinkedServable:
@@ -72,11 +75,12 @@ class LinkedServable:
         Ownership: the request's buffers until it returns.
         Cancellation: at any checkpoint, and there, too.
         """
+        group = shard_of(request, self._spec.group, self._spec.shards)
         user_code_begins()
         data = join_buffers(encode_request(request, self._spec.name, request.model_version))
         seconds = request.deadline - trio.current_time()
         with trio.move_on_at(request.deadline):
-            answer = await self._ask(self._spec.group, "infer_linked", data, seconds)
+            answer = await self._ask(group, "infer_linked", data, seconds)
             response = decode_response(bytearray(answer))
             if response.nbytes > request.most_bytes:
                 raise PayloadTooLarge.of_outputs(response.nbytes, request.most_bytes)
@@ -121,7 +125,7 @@ class LinkedKind(Kind[LinkedSpec]):
         Cancellation: at any checkpoint.
         """
         del version, directory, context
-        told = await self._ask(spec.group, "describe_linked", spec.name)
+        told = await self._ask(shard_names(spec.group, spec.shards)[0], "describe_linked", spec.name)
         return LinkedServable(spec, _described(told), self._ask)
 
 
