@@ -114,6 +114,8 @@ MAX_WAITING_BYTES: Final = 64 * 1024
 
 _LARGE_BODY_BYTES: Final = 64 * 1024
 IDLE_SECONDS: Final = 75.0
+_IDLE_EARLY_SECONDS: Final = 1.0
+"""How much earlier an idle connection may be closed: to move a deadline takes as long as a fiftieth of a request."""
 RECEIVE_SECONDS: Final = 120.0
 """Time that a request may take from its first byte to its last, unless said otherwise."""
 
@@ -271,12 +273,13 @@ class FastLane:
         self._buffer += data
         self._ended = not data
 
-    async def _more(self, deadline: float) -> bool:
-        """Wait for bytes; False when there will be none."""
+    async def _more(self, deadline: float, early_seconds: float = 0.0) -> bool:
+        """Wait for bytes until a deadline, or so much less; False when there will be none."""
         if self._ended:
             return False
         known = len(self._buffer)
-        self._set_deadline(deadline)
+        if self._lane is not None and not deadline - early_seconds <= self._lane.deadline <= deadline:
+            self._lane.deadline = deadline
         if self._is_reading:
             self._arrived = trio.Event()
             self._room.set()
@@ -292,7 +295,7 @@ class FastLane:
         while True:
             if not self._buffer:
                 self._phase = _Phase.IDLE
-                if not await self._more(self._idle_deadline()):
+                if not await self._more(self._idle_deadline(), _IDLE_EARLY_SECONDS):
                     return False
             self._phase = _Phase.RECEIVING
             self._asked = None
