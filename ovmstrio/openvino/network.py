@@ -256,7 +256,7 @@ class Network:
 
     def _infer_inline(self, call: _Call) -> list[Array]:
         slot, change = self._inline_slot, call.change
-        begin = time.perf_counter()
+        begin, worked_before = time.perf_counter(), time.thread_time()
         try:
             slot.bind(call.arrays)
             if change is not None:
@@ -268,7 +268,7 @@ class Network:
         finally:
             slot.unbind()
         taken = time.perf_counter() - begin
-        self._learn(call, self._worked(begin, taken), on_loop=True)
+        self._learn(call, self._worked(begin, taken, worked_before), on_loop=True)
         self._hooks.wait_time(0.0)
         self._hooks.inference_time(taken)
         if call.event is not None:
@@ -277,12 +277,15 @@ class Network:
             span.add("inference", taken, {"ovmstrio.inference.on": "loop"})
         return outputs
 
-    def _worked(self, begin: float, taken: float) -> float:
-        """Tell how long an inference on the loop has worked that took so long, and keep others off if that is long."""
+    def _worked(self, begin: float, taken: float, before: float) -> float:
+        """Tell how long an inference on the loop has worked that took so long, and keep others off if that is long.
+
+        ``before`` is how long its thread had worked when it began.
+        """
         if taken < _SURELY_SHORT_SECONDS:
             return taken
-        # A thread that others keep from the processor has not worked; asking for that costs more than the clock.
-        worked = min(taken, self._loop_load.worked())
+        # A thread that others keep from the processor has not worked.
+        worked = min(taken, time.thread_time() - before)
         if worked > _LONG_INLINE_SECONDS:
             self._away_until = begin + _AWAY_FACTOR * taken
         return taken if self._waits_inline else worked

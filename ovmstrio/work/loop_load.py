@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from time import perf_counter, thread_time
+from time import perf_counter
 from typing import Final
 
 import trio
@@ -36,7 +36,6 @@ class LoopLoad(trio.abc.Instrument):
         self.turn_seconds = 0.0
         self._begun = self._waits_since = self._goes_on_since = perf_counter()
         self._waited = 0.0
-        self._worked_before = thread_time()
 
     def before_io_wait(self, timeout: float) -> None:
         """Be told by trio that the loop has nothing to do, or looks for more."""
@@ -49,7 +48,6 @@ class LoopLoad(trio.abc.Instrument):
     def after_io_wait(self, timeout: float) -> None:
         """Be told by trio that it goes on."""
         del timeout
-        self._worked_before = thread_time()
         now = self._goes_on_since = perf_counter()
         self._waited += now - self._waits_since
         passed = now - self._begun
@@ -57,13 +55,6 @@ class LoopLoad(trio.abc.Instrument):
             self.busy = 1 - self._waited / passed
             self.limit = _BUSY_LIMIT_SECONDS if self.busy > _BUSY else INLINE_THRESHOLD_SECONDS
             self._begun, self._waited = now, 0.0
-
-    def worked(self) -> float:
-        """Tell how long the loop's thread has had a processor since the loop waited last, in seconds.
-
-        So nothing that has run since then has worked longer, whatever clocks on the wall say of it.
-        """
-        return thread_time() - self._worked_before
 
 
 _current: Final = trio.lowlevel.RunVar[LoopLoad]("loop load")

@@ -266,6 +266,29 @@ async def test_short_models_that_may_fail_run_on_the_loop(
     assert len(away) == (1 if threads == "1" else 0)
 
 
+async def test_an_inference_that_waited_for_the_processor_is_not_a_long_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it one for what the loop has worked before, in the same turn."""
+    running = network(ir.dummy(), tmp_path)
+    running._placement = Placement(float("inf"))
+    learned: list[float] = []
+    infer = Slot.infer
+
+    def infer_late(slot: Slot) -> None:
+        time.sleep(0.05)
+        infer(slot)
+
+    monkeypatch.setattr(Network, "_learn", lambda _, __, seconds, **___: learned.append(seconds))
+    monkeypatch.setattr(Slot, "infer", infer_late)
+    began = time.thread_time()
+    while time.thread_time() - began < 0.03:
+        pass
+    await running.infer([np.ones((1, 10), np.float32)])
+    assert len(learned) == 1
+    assert learned[0] < 0.02
+
+
 async def test_outputs_without_elements_are_answered(tmp_path: Path) -> None:
     """An output of no elements looks like one that was not made, and is no failure."""
     running = network(ir.dynamic(1), tmp_path, plugin_config={"INFERENCE_NUM_THREADS": "1"})
