@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from ovms_cli.profile_tables import profile_rows, profile_tables
@@ -64,6 +65,74 @@ def test_a_file_for_speedscope_has_the_time_of_each_stack() -> None:
     assert made["$schema"] == "https://www.speedscope.app/file-format-schema.json"
 
 
+_NUMBER: dict[str, Any] = {"type": "number", "minimum": 0}
+_FORMAT: dict[str, Any] = {
+    "type": "object",
+    "required": ["$schema", "shared", "profiles"],
+    "additionalProperties": False,
+    "properties": {
+        "$schema": {"const": "https://www.speedscope.app/file-format-schema.json"},
+        "exporter": {"type": "string"},
+        "name": {"type": "string"},
+        "activeProfileIndex": _NUMBER,
+        "shared": {
+            "type": "object",
+            "required": ["frames"],
+            "properties": {
+                "frames": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["name"],
+                        "additionalProperties": False,
+                        "properties": {
+                            "name": {"type": "string"},
+                            "file": {"type": "string"},
+                            "line": _NUMBER,
+                            "col": _NUMBER,
+                        },
+                    },
+                }
+            },
+        },
+        "profiles": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["type", "name", "unit", "startValue", "endValue", "samples", "weights"],
+                "additionalProperties": False,
+                "properties": {
+                    "type": {"const": "sampled"},
+                    "name": {"type": "string"},
+                    "unit": {"enum": ["bytes", "microseconds", "milliseconds", "nanoseconds", "none", "seconds"]},
+                    "startValue": _NUMBER,
+                    "endValue": _NUMBER,
+                    "samples": {"type": "array", "items": {"type": "array", "items": _NUMBER}},
+                    "weights": {"type": "array", "items": _NUMBER},
+                },
+            },
+        },
+    },
+}
+"""What speedscope's format has of sampled profiles."""
+
+
+def check_speedscope(document: Any) -> None:
+    """See that a document has the format, and what that cannot say: frames that there are, and a weight a sample."""
+    jsonschema.validate(document, _FORMAT)
+    frames = len(document["shared"]["frames"])
+    for profile in document["profiles"]:
+        assert len(profile["samples"]) == len(profile["weights"])
+        assert all(0 <= number < frames for stack in profile["samples"] for number in stack)
+        assert profile["endValue"] == pytest.approx(sum(profile["weights"]))
+
+
+def test_a_file_for_speedscope_has_its_format() -> None:
+    """With nothing in it, too."""
+    check_speedscope(speedscope_document(TOLD))
+    check_speedscope(speedscope_document({**TOLD, "threads": [], "models": []}))
+
+
 def test_processes_that_are_not_sampled_are_named_with_the_way_out() -> None:
     """And with the processors that they took; where there are none, nothing is said of them."""
     threads, *others = profile_tables(TOLD)
@@ -95,6 +164,7 @@ def test_a_server_is_profiled(tmp_path: Path) -> None:
         assert "event loop" in done.stdout
         assert "Add" in done.stdout
         document = json.loads((tmp_path / "p.json").read_text())
+        check_speedscope(document)
         assert {"event loop", "layers of add"} <= {each["name"] for each in document["profiles"]}
         done = run_ovms("profile", *short, "--no_layers", "--json")
         told = json.loads(done.stdout)
