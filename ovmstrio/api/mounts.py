@@ -159,7 +159,7 @@ class ServiceMounts:
 def _observed(answer: HttpAnswer, call: ObservedCall) -> HttpAnswer:
     """Note what came of a call; one that is answered with a stream lasts as long as that."""
     if answer.status >= HTTPStatus.BAD_REQUEST:
-        call.event.code = str(answer.status)
+        call.event.code = call.event.code or str(answer.status)
     stream = answer.stream
     if stream is None:
         call.event.sent = answer.size

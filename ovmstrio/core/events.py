@@ -35,6 +35,7 @@ __all__ = [
     "is_over_tls",
     "keep_body",
     "kept_body_bytes",
+    "note_failure",
     "say_nothing_else",
 ]
 
@@ -162,6 +163,8 @@ class CallEvent:
         seconds: how long it took; 0 before its end.
         code: :data:`OK`, :data:`CANCELLED`, or the name of the error's class; empty before its end.
         error: what it ended with.
+        reason: what is known of a failure that became an answer.
+        node: the part of the service that failed; empty where that is not known, or the error knows it.
         request: as it came over a wire; None where nobody is told of requests.
         span: of the whole call; None where it is not traced.
     """
@@ -181,6 +184,8 @@ class CallEvent:
     seconds: float = 0.0
     code: str = ""
     error: BaseException | None = None
+    reason: str = ""
+    node: str = ""
     caller: str = ""
     trace_id: str = ""
     request: WireRequest | None = None
@@ -242,6 +247,13 @@ is_over_tls: Final[ContextVar[bool]] = ContextVar("is_over_tls", default=False)
 
 current_wire_request: Final[ContextVar[WireRequest | None]] = ContextVar("current_wire_request", default=None)
 """The request that the running task answers; None where nobody is told of requests."""
+
+
+def note_failure(reason: str = "", *, code: str = "", node: str = "") -> None:
+    """Note in the event of the running call why it fails, by which name, or which part of its service does."""
+    event = current_event.get()
+    if event is not None:
+        event.reason, event.code, event.node = reason or event.reason, code or event.code, node or event.node
 
 
 def keep_body(data: bytes | memoryview, most: int) -> None:

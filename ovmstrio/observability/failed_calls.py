@@ -92,7 +92,7 @@ class FailedCalls:
         self.count += 1
         body, size = _sent(event.request)
         if error is None:
-            told = f"answered with the status {event.code}"
+            told = event.reason or f"answered with the status {event.code}"
         else:
             told = error.message if isinstance(error, ServerError) else text_of(error)
         self._kept.append(
@@ -108,7 +108,7 @@ class FailedCalls:
                 request_id=cut(event.request_id, _LONGEST),
                 caller=event.caller,
                 code=event.code,
-                node=getattr(error, "node", ""),
+                node=event.node or getattr(error, "node", ""),
                 message=cut(told, _LONGEST),
                 milliseconds=round(event.seconds * 1e3, 3),
                 body=body,

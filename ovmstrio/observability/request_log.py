@@ -40,7 +40,7 @@ class RequestLog:
         elif event.code == OK:
             log.debug("request", **_facts(event))
         else:
-            log.debug("request refused", **_facts(event), reason=text_of(error) if error else "")
+            log.debug("request refused", **_facts(event), reason=text_of(error) if error else event.reason)
 
 
 def _is_failure(event: CallEvent) -> bool:

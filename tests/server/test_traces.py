@@ -348,6 +348,9 @@ async def test_spans_of_handlers_and_of_ops_in_processes_are_parts_of_their_call
     assert sorted(span.name for span in collector.below(op)) == ["hooks", "postprocess", "preprocess"]
     assert (op.failure, hooks.failure) == ("", "")
     assert "Raise_msg: x" in failed.failure
+    (call,) = [span for span in collector.spans if span.span_id == failed.parent_id]
+    assert (call.name, call.attributes["http.response.status_code"]) == ("POST /ops", 200)
+    assert "Raise_msg: x" in call.failure
     assert "Raise_msg: x" in next(span.failure for span in collector.below(failed) if span.name == "hooks")
 
 

@@ -147,7 +147,7 @@ class CallTracing:
         if event.code == CANCELLED:
             span.set("ovmstrio.cancelled", True)
         elif has_failed:
-            span.fail(event.error or _StatusError(event.code))
+            span.fail(event.error or _StatusError(event.reason or event.code))
         elif event.code != OK:
             span.set("error.type", event.code)
         span.end()
@@ -176,7 +176,10 @@ class CallTracing:
         if request is not None and is_failing_status(request):
             return True
         error = event.error
-        return error is not None and event.code != CANCELLED and self._is_failure(error)
+        if error is None:
+            # Some protocols tell of failures in answers that have succeeded.
+            return request is not None and request.status in _FINE and event.code not in {OK, CANCELLED}
+        return event.code != CANCELLED and self._is_failure(error)
 
 
 class WatchedCalls:

@@ -93,6 +93,10 @@ def test_an_op_that_fails_is_counted_as_such_with_the_times_of_its_runs(server: 
     assert 0 < now["p50"] <= now["p99"]
     assert sum(now["times"].values()) == now["runs"]
     metrics = server.ask("GET", "/metrics").text
+    failed = server.ask("GET", "/console/api/failures").json()["failures"][-1]
+    assert (failed["name"], failed["node"], failed["code"]) == ("ops", "count", "UNKNOW")
+    assert "Raise_msg: x" in failed["message"]
+    assert 'ovmstrio_requests_total{api="PaddleServing",code="UNKNOW",interface="REST"' in metrics
     assert f'ovmstrio_node_failures_total{{name="ops",node="count"}} {now["failures"]}.0' in metrics
     assert f'ovmstrio_node_time_us_count{{name="ops",node="count"}} {now["runs"] - now["failures"]}.0' in metrics
 
@@ -189,6 +193,8 @@ def test_a_handler_that_raises_is_among_the_failed_requests(server: ServedInThre
     failures = server.ask("GET", "/console/api/failures").json()["failures"]
     assert len(failures) == before + 1
     assert (failures[-1]["name"], failures[-1]["kind"], failures[-1]["code"]) == ("handler", "handler", "500")
+    assert "TypeError" in failures[-1]["message"]
+    assert "handler.py:4" in failures[-1]["message"]
 
 
 def test_calls_are_recorded_while_somebody_looks_at_traces(server: ServedInThread) -> None:

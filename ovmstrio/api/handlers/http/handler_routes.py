@@ -17,7 +17,9 @@ from ovmstrio.api.doors import HANDLERS_HTTP
 from ovmstrio.api.handlers.http.held_stream import HeldStream
 from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import ServerError
+from ovmstrio.core.events import note_failure
 from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.texts import text_of
 from ovmstrio.runtimes.handlers.batches import current_request_id, in_log, request_id_for
 from ovmstrio.runtimes.handlers.handler_code import HIDDEN
 from ovmstrio.runtimes.handlers.http.responses import HTTPError
@@ -201,8 +203,10 @@ class HandlerRoutes:
         try:
             answer = await self._handler.answer(method.name, request)
         except (ServerError, HTTPError) as error:
+            note_failure(getattr(error, "detail", "") or text_of(error))
             answer = self._refusal(error, as_json=as_json)
-        except Exception:  # the border of one request
+        except Exception as error:  # the border of one request
+            note_failure(text_of(error))
             log.exception("request failed", method=method.name)
             answer = plain_error(500, HIDDEN, as_json=as_json)
         wrong = _fault(answer)

@@ -9,13 +9,14 @@ from grpclib.const import Cardinality
 
 from ovmstrio.api.admitted_calls import answer_admitted, keep_place
 from ovmstrio.api.doors import PADDLE_GRPC
+from ovmstrio.api.paddle.failed_answers import note_answer
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import InvalidRequest, NotSupported, Overloaded, ServerError
 from ovmstrio.core.servable import Service
 from ovmstrio.protocol.pipeline_messages import METHOD, decode_request, name_in
 from ovmstrio.runtimes.ops.messages import from_message, to_message
 from ovmstrio.runtimes.ops.op_service import wrong_name
-from ovmstrio.runtimes.ops.values import CustomExceptionCode, PipelineResponse
+from ovmstrio.runtimes.ops.values import PipelineResponse
 from ovmstrio.wire.grpc.stream import OrderedHandler
 
 if TYPE_CHECKING:
@@ -84,17 +85,8 @@ async def answer_of(call: ObservedCall, request: PipelineRequest, deadline: floa
     if not isinstance(service, AnsweringService):
         raise NotSupported(f'"{call.event.name}" is no pipeline of Ops')
     response = await service.answer(request, deadline)
-    if response.err_no and not response.is_overload:
-        call.event.code = _code_of(response.err_no)
+    note_answer(response)
     return response
-
-
-def _code_of(number: int) -> str:
-    """Name an error; those that services define themselves have one name together."""
-    try:
-        return CustomExceptionCode(number).name
-    except ValueError:
-        return CustomExceptionCode.PRODUCT_ERROR.name
 
 
 def _only(names: frozenset[str] | set[str]) -> str | None:

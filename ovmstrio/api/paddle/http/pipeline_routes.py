@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.api.admin.routes import metrics_rules
 from ovmstrio.api.doors import PADDLE_HTTP
+from ovmstrio.api.paddle.failed_answers import note_answer
 from ovmstrio.api.paddle.http.pipeline_json import error_answer, read_request, render, status_of_code, text_answer
 from ovmstrio.api.refusals import inflated_body
 from ovmstrio.core.callers import Need
@@ -116,6 +117,7 @@ class _PipelineRoutes:
         asked = read_request(await inflated_body(request, self._max_body_bytes), name, method)
         asked.clientip = asked.clientip or request.client
         response = await self._service.answer(asked, math.inf)
+        note_answer(response)
         message = to_message(response)
         by_code = status_of_code(message.err_no) if self._service.settings.http_status else 200
         return HttpAnswer(429 if response.is_overload else by_code, JSON_TYPE, render(message))

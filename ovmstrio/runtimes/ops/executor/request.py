@@ -10,6 +10,7 @@ from typing import Any, Final
 import structlog
 import trio
 
+from ovmstrio.core.events import note_failure
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.channel import Result, Sample, StallDetector, Ticket
 from ovmstrio.runtimes.ops.executor.copying import Copier
@@ -144,6 +145,7 @@ class RequestRun:
             return self._op_failed(name, failure)
         except Exception as error:  # the border of the Op: an error of another kind must not get among cancellations
             log.exception("Op failed", op=name, data_id=self._data_id)
+            note_failure(node=name)
             self._fail(failures.unforeseen(name, error))
             return []
         else:
@@ -154,6 +156,7 @@ class RequestRun:
 
     def _op_failed(self, name: str, failure: OpFailure) -> list[tuple[str, Ticket]]:
         if not self._is_superfluous(name):
+            note_failure(node=name)
             self._fail(failure)
         return []
 
