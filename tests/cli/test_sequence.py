@@ -97,6 +97,7 @@ def test_one_step_starts_and_ends(server: OvmsProcess, tmp_path: Path) -> None:
     assert _alive(server) == []
 
 
+@pytest.mark.slow
 def test_refusals_have_exit_codes_and_reasons(server: OvmsProcess, rows: str, tmp_path: Path) -> None:
     """1 means no, 2 means nobody is there, 64 means a wrong command line; never a traceback."""
     np.save(tmp_path / "complex.npy", np.zeros((1, 2), np.complex64))

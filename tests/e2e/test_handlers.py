@@ -54,6 +54,9 @@ class Handler:
         raise ValueError("a secret")
 """
 
+ONE_AND_MORE = pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+"""For what both start alike, more than one for seconds."""
+
 BROKEN = """
 class Handler:
     def __init__(self):
@@ -231,6 +234,7 @@ def _until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come about in time")
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
     """The log names its signal, the others serve meanwhile, so that the file stays, and health tells the truth."""
     file = _project(tmp_path, processes=2)
@@ -312,7 +316,7 @@ def test_a_server_without_living_processes_ends_all_the_same(tmp_path: Path) -> 
             asked.result()
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@ONE_AND_MORE
 def test_a_project_is_served_over_tls(tmp_path: Path, processes: int) -> None:
     """A connection goes to its process before the handshake; clients without a certificate get nowhere if need be."""
     authority = trustme.CA()
@@ -343,7 +347,7 @@ def test_a_project_is_served_over_tls(tmp_path: Path, processes: int) -> None:
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@ONE_AND_MORE
 def test_a_port_that_is_in_use_is_told(tmp_path: Path, processes: int) -> None:
     """With the address, and what can be done."""
     with serving_project(_project(tmp_path / "first")) as first:
@@ -413,7 +417,7 @@ def test_an_end_that_cuts_calls_is_an_exit_code(tmp_path: Path, processes: int) 
         assert not any(line["message"] == "drained" or line["levelname"] == "ERROR" for line in server.log())
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@ONE_AND_MORE
 def test_logs_are_of_the_form_that_is_asked_for(tmp_path: Path, processes: int) -> None:
     """By all processes."""
     path = tmp_path / "server.log"

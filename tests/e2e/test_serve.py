@@ -203,6 +203,7 @@ def test_a_corrupt_model_is_explained_and_leaves_the_others_serving(tmp_path: Pa
         assert server.get("/v2/health/ready").status_code == 503
 
 
+@pytest.mark.slow
 def test_a_version_that_crashes_openvino_comes_and_goes_and_nobody_else_notices(tmp_path: Path, model: Path) -> None:
     """At the start of the server it is the reason why that is not ready; by a reload the old version serves on."""
     bad = ir.save(ir.steps(bad=1), tmp_path, "bad")

@@ -346,6 +346,7 @@ def test_steps_that_are_sent_ahead_keep_their_order(tmp_path: Path) -> None:
     assert sums == {identity: [float(each) for each in range(1, 31)] for identity in range(1, 7)}
 
 
+@pytest.mark.slow
 def test_sequences_come_back_with_their_processes(tmp_path: Path) -> None:
     """From the store, after the kill of one and the end of all; a server with another number of them does not start."""
     file = _configure_stateful(tmp_path)

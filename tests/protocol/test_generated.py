@@ -100,7 +100,8 @@ def test_descriptors_stay_out_of_the_default_pool() -> None:
         "    else:\n        sys.exit('found ' + name)\n"
         "import tritonclient.grpc.service_pb2\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_message_that_does_not_exist_has_no_class() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.server import readiness_file
@@ -55,8 +56,11 @@ def test_a_file_that_cannot_be_written_keeps_nobody_from_serving(tmp_path: Path)
     """It is told, and raises nothing."""
     (tmp_path / "file").touch()
     file = ReadinessFile(tmp_path / "file" / "ready.txt")
-    file.show(ready=True)
-    file.show(ready=False)
+    with capture_logs() as logs:
+        file.show(ready=True)
+        file.show(ready=False)
+    assert [(each["log_level"], each["path"]) for each in logs] == [("warning", str(tmp_path / "file" / "ready.txt"))]
+    assert (tmp_path / "file").read_bytes() == b""
 
 
 def test_the_usual_file_is_used_where_its_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

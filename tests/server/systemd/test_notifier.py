@@ -130,4 +130,5 @@ async def test_without_a_manager_or_after_its_end_nothing_happens(tmp_path: Path
     for notifier in (Notifier(), Notifier(str(tmp_path / "nobody"))):
         notifier.show(ready=True)
         notifier.stop()
-    await Notifier().follow(lambda: Readiness(ready=True), trio.sleep_forever)
+    with trio.fail_after(10):
+        await Notifier().follow(lambda: Readiness(ready=True), trio.sleep_forever)

@@ -125,5 +125,7 @@ async def test_a_call_that_was_given_up_needs_no_place() -> None:
 
 def test_other_threads_have_no_place_to_lend() -> None:
     """The block is run as it is."""
+    ran = []
     with lent_place():
-        pass
+        ran.append(threading.current_thread())
+    assert ran == [threading.current_thread()]
