@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import trio
 import trio.testing
 
 from ovmstrio.core.errors import QueueTimeout
+from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from tests.handlers.test_calls import HELD, let
 from tests.support.handlers import opened
 from tests.support.threads import until
@@ -24,19 +27,36 @@ async def refused(call: Callable[[], Awaitable[object]]) -> None:
     assert caught.value.retry_after_seconds == 30
 
 
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls of a handler with one thread, and what was answered."""
+
+    handler: LoadedHandler
+    nursery: trio.Nursery
+    results: list[int] = field(default_factory=list)
+
+    async def ask(self, payload: int) -> None:
+        """Make a call, and keep what is answered."""
+        self.results.append(await self.handler.call("handle_post", payload=payload))
+
+
+@asynccontextmanager
+async def held(folder: Path) -> AsyncIterator[Calls]:
+    """Open a handler whose thread call 1 has, until it is let go."""
+    async with opened(folder, HELD, queue_timeout=30) as handler, trio.open_nursery() as nursery:
+        calls = Calls(handler, nursery)
+        nursery.start_soon(calls.ask, 1)
+        await until(lambda: handler.instance.begun == [1])
+        yield calls
+
+
 async def test_a_call_that_waits_too_long_for_a_thread_is_refused(
     tmp_path: Path, mock_clock: trio.testing.MockClock
 ) -> None:
     """It is never made, while the one that has the thread goes on for any time, and later calls are made."""
     mock_clock.rate = 1
-    results: list[int] = []
-
-    async def ask(payload: int) -> None:
-        results.append(await handler.call("handle_post", payload=payload))
-
-    async with opened(tmp_path, HELD, queue_timeout=30) as handler, trio.open_nursery() as nursery:
-        nursery.start_soon(ask, 1)
-        await until(lambda: handler.instance.begun == [1])
+    async with held(tmp_path) as calls:
+        handler = calls.handler
         async with trio.open_nursery() as waiting:
             waiting.start_soon(refused, lambda: handler.call("handle_post", payload=2))
             await trio.testing.wait_all_tasks_blocked()
@@ -46,9 +66,9 @@ async def test_a_call_that_waits_too_long_for_a_thread_is_refused(
             mock_clock.jump(2)
         mock_clock.jump(1000)
         let(handler.instance, 1, 3)
-        await until(lambda: results == [1])
-        await ask(3)
-    assert results == [1, 3]
+        await until(lambda: calls.results == [1])
+        await calls.ask(3)
+    assert calls.results == [1, 3]
     assert handler.instance.begun == [1, 3]
 
 
@@ -57,15 +77,9 @@ async def test_a_call_that_gets_a_thread_in_time_is_answered(
 ) -> None:
     """However long it runs then."""
     mock_clock.rate = 1
-    results: list[int] = []
-
-    async def ask(payload: int) -> None:
-        results.append(await handler.call("handle_post", payload=payload))
-
-    async with opened(tmp_path, HELD, queue_timeout=30) as handler, trio.open_nursery() as nursery:
-        nursery.start_soon(ask, 1)
-        await until(lambda: handler.instance.begun == [1])
-        nursery.start_soon(ask, 2)
+    async with held(tmp_path) as calls:
+        handler = calls.handler
+        calls.nursery.start_soon(calls.ask, 2)
         await trio.testing.wait_all_tasks_blocked()
         mock_clock.jump(29)
         let(handler.instance, 1)
@@ -73,7 +87,7 @@ async def test_a_call_that_gets_a_thread_in_time_is_answered(
         mock_clock.jump(1000)
         await trio.testing.wait_all_tasks_blocked()
         let(handler.instance, 2)
-    assert results == [1, 2]
+    assert calls.results == [1, 2]
 
 
 BATCHED = """

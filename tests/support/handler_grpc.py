@@ -25,7 +25,26 @@ from ovmstrio.work.isolation.isolated_code import Isolation
 from tests.support.protos import written
 from tests.support.stub_registry import registry_of
 
-__all__ = ["TIMEOUT_SECONDS", "ServedProject", "front_end_of", "opened", "served"]
+__all__ = ["HANDS_BACK", "TIMEOUT_SECONDS", "ServedProject", "front_end_of", "opened", "served"]
+
+HANDS_BACK = """
+        class Handler:
+            def __init__(self, proto_module_pb2):
+                pass
+
+            def Alpha(self, payload):
+                return payload
+
+            def Beta(self, payload):
+                return list(payload)[-1]
+
+            def Gamma(self, payload):
+                yield payload
+
+            def Delta(self, payload):
+                yield from payload
+    """
+"""A handler for the service with a method of each kind, whose replies are the requests."""
 
 TIMEOUT_SECONDS = 20.0
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

@@ -94,8 +94,27 @@ class PipelineTensor:
     byte_data: bytes = b""
 
 
+class _NamedFields:
+    """Keys and values go by the names of the message's fields, too."""
+
+    __slots__ = ()
+
+    keys: list[str]
+    values: list[str]
+
+    @property
+    def key(self) -> list[str]:
+        """The keys, by the name of the message's field."""
+        return self.keys
+
+    @property
+    def value(self) -> list[str]:
+        """The values, by the name of the message's field."""
+        return self.values
+
+
 @dataclass(slots=True)
-class PipelineRequest:
+class PipelineRequest(_NamedFields):
     """One request; ``key``, ``value`` and ``log_id`` are other names that services use.
 
     ``keeps_arrays`` asks for tensors of the answer as arrays: whoever asks has no use for their elements one by one.
@@ -111,23 +130,13 @@ class PipelineRequest:
     keeps_arrays: bool = False
 
     @property
-    def key(self) -> list[str]:
-        """The keys, by the name of the message's field."""
-        return self.keys
-
-    @property
-    def value(self) -> list[str]:
-        """The values, by the name of the message's field."""
-        return self.values
-
-    @property
     def log_id(self) -> int:
         """The client's number of the request."""
         return self.logid
 
 
 @dataclass(slots=True)
-class PipelineResponse:
+class PipelineResponse(_NamedFields):
     """One answer; a pack hook may fill ``key`` and ``value`` as it would those of the message.
 
     ``is_overload`` tells transports that the request was refused because too many wait.
@@ -139,16 +148,6 @@ class PipelineResponse:
     values: list[str] = field(default_factory=list)
     tensors: list[PipelineTensor] = field(default_factory=list)
     is_overload: bool = False
-
-    @property
-    def key(self) -> list[str]:
-        """The keys, by the name of the message's field."""
-        return self.keys
-
-    @property
-    def value(self) -> list[str]:
-        """The values, by the name of the message's field."""
-        return self.values
 
 
 class ChannelDataType(Enum):

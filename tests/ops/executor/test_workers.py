@@ -16,6 +16,7 @@ from ovmstrio.ops import Op, PipelineRequest
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import open_executor
 from ovmstrio.runtimes.ops.executor.channel import Result, Sample
+from ovmstrio.runtimes.ops.executor.executor import Executor
 from ovmstrio.runtimes.ops.executor.opening import kept_by_preprocess
 from ovmstrio.runtimes.ops.executor.workers import WorkerPool
 from ovmstrio.runtimes.ops.observing.hooks import NULL, ChannelState, Several, Span, Stage
@@ -46,6 +47,16 @@ class Blocking(Op):
         return dict(one)
 
 
+async def works_again(executor: Executor, blocking: type[Blocking], awaited: threading.Event) -> None:
+    """See that a worker is there, and answers, when what it waits for has come."""
+    blocking.started = trio.Event()
+    awaited.set()
+    await blocking.started.wait()
+    await wait_all_tasks_blocked()
+    assert executor.obstacle() == ""
+    assert (await executor.infer(asking())).values == ["x"]
+
+
 @pytest.fixture
 def blocking(monkeypatch: pytest.MonkeyPatch) -> type[Blocking]:
     """Give the Op, with nothing made yet and short graces."""
@@ -69,12 +80,7 @@ async def test_a_worker_that_cannot_be_started_again_is_told(blocking: type[Bloc
             assert (
                 "no worker of Op op can be started: init_op of Op op raised RuntimeError: no more" in response.err_msg
             )
-            blocking.started = trio.Event()
-            blocking.may_start.set()
-            await blocking.started.wait()
-            await wait_all_tasks_blocked()
-            assert executor.obstacle() == ""
-            assert (await executor.infer(asking())).values == ["x"]
+            await works_again(executor, blocking, blocking.may_start)
     finally:
         blocking.release.set()
 
@@ -90,12 +96,7 @@ async def test_hooks_that_never_end_make_an_op_fail_at_last(
             for _ in range(2):
                 assert (await executor.infer(asking("wait"), trio.current_time() + 0.05)).err_no == 6000
             assert "2 hooks of Op op do not end" in (await executor.infer(asking())).err_msg
-            blocking.started = trio.Event()
-            blocking.release.set()
-            await blocking.started.wait()
-            await wait_all_tasks_blocked()
-            assert executor.obstacle() == ""
-            assert (await executor.infer(asking())).values == ["x"]
+            await works_again(executor, blocking, blocking.release)
     finally:
         blocking.release.set()
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from tests.support.handler_grpc import ServedProject, served
+from tests.support.handler_grpc import HANDS_BACK, ServedProject, served
 from tests.support.protos import FOUR_KINDS
 
 RAISING = """
@@ -138,26 +138,12 @@ async def test_something_that_cannot_be_iterated_is_a_failure(tmp_path: Path) ->
         assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "internal server error")
 
 
+PASSING_ON = "async for each in payload:\n                    yield each"
+
+
 async def test_requests_that_are_no_messages_are_the_callers_fault(tmp_path: Path) -> None:
     """Bytes that cannot be parsed are told with the type that was expected, in every kind."""
-    handler = """
-        class Handler:
-            def __init__(self, proto_module_pb2):
-                pass
-
-            def Alpha(self, payload):
-                return payload
-
-            def Beta(self, payload):
-                return list(payload)[0]
-
-            def Gamma(self, payload):
-                yield payload
-
-            async def Delta(self, payload):
-                async for each in payload:
-                    yield each
-    """
+    handler = HANDS_BACK.replace("def Delta", "async def Delta").replace("yield from payload", PASSING_ON)
     async with served(tmp_path, FOUR_KINDS.format(package="malformed"), handler) as project:
 
         def send(path: str, kind: str) -> Any:
@@ -181,23 +167,7 @@ async def test_requests_that_are_no_messages_are_the_callers_fault(tmp_path: Pat
 
 async def test_calls_beyond_max_concurrency_are_refused(tmp_path: Path) -> None:
     """One more call than may be in flight is told to come again, and the next one after an end is served."""
-    handler = """
-        class Handler:
-            def __init__(self, proto_module_pb2):
-                pass
-
-            def Alpha(self, payload):
-                return payload
-
-            def Beta(self, payload):
-                return list(payload)[0]
-
-            def Gamma(self, payload):
-                yield payload
-
-            def Delta(self, payload):
-                yield from payload
-    """
+    handler = HANDS_BACK
     proto = FOUR_KINDS.format(package="crowded")
     async with served(tmp_path, proto, handler, settings="threads_per_process: 2", most=1) as project:
         sample = project.pb.Sample(text="x")

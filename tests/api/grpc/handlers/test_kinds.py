@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.handler_grpc import served
+from tests.support.handler_grpc import HANDS_BACK, served
 from tests.support.protos import FOUR_KINDS, PRIMES
 
 SYNC = """
@@ -130,23 +130,7 @@ async def test_a_stream_may_be_empty_both_ways(tmp_path: Path) -> None:
 
 async def test_twenty_megabytes_pass_both_ways(tmp_path: Path) -> None:
     """Messages are not limited in size, unary or streamed."""
-    handler = """
-        class Handler:
-            def __init__(self, proto_module_pb2):
-                pass
-
-            def Alpha(self, payload):
-                return payload
-
-            def Beta(self, payload):
-                return list(payload)[-1]
-
-            def Gamma(self, payload):
-                yield payload
-
-            def Delta(self, payload):
-                yield from payload
-    """
+    handler = HANDS_BACK
     async with served(tmp_path, FOUR_KINDS.format(package="large"), handler) as project:
         large = project.pb.Sample(data=bytes(range(256)) * (80 * 1024))
         assert large.ByteSize() > 20_000_000
