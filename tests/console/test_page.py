@@ -418,13 +418,14 @@ def test_a_page_goes_on_when_its_server_was_started_again(tmp_path: Path, open_p
 
 @pytest.mark.slow
 def test_a_server_that_knows_its_callers_asks_for_a_key(tmp_path: Path, open_page: OpenPage) -> None:
-    """A wrong one is refused, the right one opens the list, and what it may not do is not offered."""
+    """A wrong one is refused, the right one opens the list, with what it may do; one that is gone ends what is open."""
     config = write_services(tmp_path)
     keys = tmp_path / "keys.json"
     entry = {"name": "reader", "sha256": digest_of("secret-key"), "scopes": ["read"]}
-    keys.write_text(json.dumps({"callers": [entry]}))
+    maker = {"name": "maker", "sha256": digest_of("maker-key"), "scopes": ["infer:*"]}
+    keys.write_text(json.dumps({"callers": [entry, maker]}))
     with (
-        serving_in_thread(config_path=config, keys_file=keys) as server,
+        serving_in_thread(config_path=config, keys_file=keys, console_bodies=100) as server,
         open_page(_url(server), may_fail=True) as page,
     ):
         field = page.get_by_label("Key or token with the scope read")
@@ -436,6 +437,12 @@ def test_a_server_that_knows_its_callers_asks_for_a_key(tmp_path: Path, open_pag
         page.get_by_role("link", name="Activity").click()
         expect(page.locator("figure.chart").first).to_be_visible()
         expect(page.get_by_role("button", name="Reload")).to_have_count(0)
+        refused = server.ask("POST", "/v2/models/dag/infer", json={}, headers={"x-api-key": "maker-key"})
+        assert refused.status_code == 400
+        expect(page.locator("table.failures")).to_contain_text("InvalidRequest")
+        expect(page.get_by_text("What was sent")).to_have_count(0)
+        keys.write_text(json.dumps({"callers": [entry | {"sha256": digest_of("another-key")}]}))
+        expect(field).to_be_visible(timeout=60_000)
 
 
 @pytest.mark.slow
