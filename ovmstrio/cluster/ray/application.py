@@ -30,6 +30,8 @@ __all__ = ["GRPC_SERVICERS", "SETTINGS", "ClusterSettings", "application"]
 GRPC_SERVICERS: Final = ["ovmstrio.cluster.ray.grpc_services.add_services"]
 """What Ray's gRPC proxies have to be started with."""
 
+_ON_ONE_LOOP: Final = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+"""Ray keeps a thread for code that may block its loop; nothing here does, as it has a thread of its own."""
 _ONGOING: Final = 100
 _DRAIN_SECONDS: Final = 30
 SETTINGS: Final = frozenset(
@@ -123,6 +125,7 @@ def _deployment(name: str, placement: PlacementSpec, replica: type[GroupReplica]
         "ray_actor_options": {
             "num_cpus": 1 if placement.num_cpus is None else placement.num_cpus,
             "resources": placement.resources or {},
+            "runtime_env": {"env_vars": _ON_ONE_LOOP},
         },
     }
     if placement.autoscaling is None:
