@@ -10,6 +10,7 @@ import pytest
 
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.openvino.engine.piper import PiperSpeaker, UnusableVoice
+from ovmstrio.openvino.engine.speakers import bounded_memory
 from tests.support.tiny_speakers import heard_letters, write_tiny_piper
 
 ESPEAK = {"phoneme_type": "espeak", "espeak": {"voice": "en-us"}}
@@ -56,6 +57,13 @@ def test_a_program_that_fails_is_told_with_what_it_said(program: Path, tmp_path:
     program.write_text("#!/bin/sh\necho no such voice >&2; exit 2\n")
     with pytest.raises(ModelFailure, match="espeak-ng made no phonemes: no such voice"):
         _speaker(tmp_path / "voice", **ESPEAK)
+
+
+def test_lengths_of_sentences_are_not_remembered_unless_the_settings_say_so() -> None:
+    """Each would keep tens of megabytes; devices that know no such setting get none."""
+    assert bounded_memory("CPU", {"NUM_STREAMS": 1}) == {"CPU_RUNTIME_CACHE_CAPACITY": 0, "NUM_STREAMS": 1}
+    assert bounded_memory("CPU", {"CPU_RUNTIME_CACHE_CAPACITY": 9}) == {"CPU_RUNTIME_CACHE_CAPACITY": 9}
+    assert bounded_memory("GPU", {}) == {}
 
 
 @pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="espeak-ng is not installed")

@@ -20,7 +20,7 @@ import openvino as ov
 
 from ovmstrio.core.errors import InvalidField, ModelFailure
 from ovmstrio.openvino.engine.library_errors import reason_of
-from ovmstrio.openvino.engine.speakers import voice_missing
+from ovmstrio.openvino.engine.speakers import bounded_memory, voice_missing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,7 +71,8 @@ class PiperSpeaker:
         self.languages = _languages_of(config)
         self.voices = tuple(dict.fromkeys((network.stem, str(config.get("dataset") or network.stem), *self._speakers)))
         # Numbers of processors that have shorter ones are not good enough for sound.
-        model = ov.Core().compile_model(str(network), device, {_PRECISION: "f32", **properties})
+        settings = {_PRECISION: "f32", **bounded_memory(device, properties)}
+        model = ov.Core().compile_model(str(network), device, settings)
         self._has_speakers = len(model.inputs) > len(("input", "input_lengths", "scales"))
         self._request = model.create_infer_request()
         self.say("a.", "", "", 1.0)

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
     from ovmstrio.openvino.engine.sound_files import Samples
 
-__all__ = ["PipelineSpeaker", "Speaker", "voice_missing"]
+__all__ = ["PipelineSpeaker", "Speaker", "bounded_memory", "voice_missing"]
 
 _VOICES: Final = "voices"
+_KOKORO_FILE: Final = "openvino_model.xml"
+_REMEMBERED: Final = "CPU_RUNTIME_CACHE_CAPACITY"
 _SHOWN_VOICES: Final = 12
 _SPEECHT5_SHAPE: Final = (1, 512)
 _KOKORO_LANGUAGES: Final = ("en-us", "en-gb", "es", "fr-fr", "hi", "it", "pt-br")
@@ -53,6 +55,15 @@ class Speaker(Protocol):
         ...
 
 
+def bounded_memory(device: str, properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Add to properties what keeps networks from remembering all lengths that they have seen.
+
+    What is prepared for a sentence has tens of megabytes and helps the next one of the same length, of which there is
+    none for long.
+    """
+    return {_REMEMBERED: 0, **properties} if device == "CPU" else dict(properties)
+
+
 def voice_missing(voice: str, voices: tuple[str, ...]) -> InvalidField:
     """Refuse a voice that nobody has."""
     more = f" and {len(voices) - _SHOWN_VOICES} more" if len(voices) > _SHOWN_VOICES else ""
@@ -81,6 +92,8 @@ class PipelineSpeaker:
     """
 
     def __init__(self, folder: str, device: str, properties: Mapping[str, Any], voices: Mapping[str, str]) -> None:
+        if (Path(folder) / _KOKORO_FILE).is_file():
+            properties = bounded_memory(device, properties)
         self._make: Callable[[], Any] = lambda: genai.Text2SpeechPipeline(folder, device, **properties)
         self._pipeline = self._make()
         shape = tuple(self._pipeline.get_speaker_embedding_shape())
