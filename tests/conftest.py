@@ -106,7 +106,8 @@ def _nothing_left_to_the_collector() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_memory_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have trials of models remembered beside what commands of other tests do."""
-    monkeypatch.setattr("ovmstrio.openvino.trials.memory.user_cache_path", lambda _: SHARED_CACHE)
+    for module in ("trials.memory", "compiled_files"):
+        monkeypatch.setattr(f"ovmstrio.openvino.{module}.user_cache_path", lambda _: SHARED_CACHE)
 
 
 @pytest.fixture(autouse=True)

@@ -43,6 +43,9 @@ SMALL_WEIGHT_BYTES: Final = 8 * 2**20
 SMALL_OPERATIONS: Final = 2_000
 """Models within both bounds are first compiled for one thread and timed; larger ones can never run inline."""
 
+_MANY_OPERATIONS: Final = 100
+"""Models of fewer are compiled in the time that reading the result takes (docs/compiled_files.md)."""
+
 _USER_DECIDES: Final = {"INFERENCE_NUM_THREADS", "NUM_STREAMS"}
 LATENCY: Final = "LATENCY"
 PINNING: Final = "ENABLE_CPU_PINNING"
@@ -61,7 +64,8 @@ _SPARE: Final = 2
 class ModelFile:
     """What to load: the file, how it was configured, and the shapes that a request asked for, by input name.
 
-    ``labels`` name the classes of its outputs.
+    ``labels`` name the classes of its outputs; ``kept`` is where what it compiles to may be, if its user has named no
+    place for that.
     """
 
     file: Path
@@ -69,6 +73,7 @@ class ModelFile:
     mapping: TensorMapping = NO_MAPPING
     requested: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
+    kept: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +161,7 @@ def _compile_shaped(model: ov.Model, source: ModelFile) -> Compiled:
     if spec.low_latency_transformation:
         _keep_loop_state(model, file)
     variables = read_variables(model, file) if spec.stateful else ()
-    config = _config(source)
+    config = _config(source, model)
     build = partial(_build, model, source, signature, variables)
     if _is_small(model) and not _USER_DECIDES & config.keys() and config.get("PERFORMANCE_HINT", LATENCY) == LATENCY:
         unbound = _UNBOUND if spec.target_device == "CPU" else {}
@@ -188,12 +193,14 @@ def _weight_bytes(operations: Iterable[ov.Node]) -> int:
     return sum(int(node.get_byte_size()) for node in operations if node.get_type_name() == "Constant")
 
 
-def _config(source: ModelFile) -> dict[str, str]:
+def _config(source: ModelFile, model: ov.Model) -> dict[str, str]:
     spec = source.spec
     config = dict(spec.plugin_config)
     follows_requests = any(shape.auto for shape in spec.shapes.values()) or (spec.batch is not None and spec.batch.auto)
     if spec.cache_dir is not None and (spec.allow_cache or not follows_requests):
         config.setdefault("CACHE_DIR", str(spec.cache_dir))
+    elif source.kept is not None and not follows_requests and len(model.get_ops()) >= _MANY_OPERATIONS:
+        config.setdefault("CACHE_DIR", str(source.kept))
     return config
 
 

@@ -47,6 +47,7 @@ from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.observability.recent_past import RecentPast
 from ovmstrio.observability.request_log import RequestLog
+from ovmstrio.openvino.compiled_files import compiled_folder, keeping_compiled_files
 from ovmstrio.openvino.trials import trials_folder, trying_models
 from ovmstrio.registry import ModelControl, Registry
 from ovmstrio.registry.source import ApplySpecs, ConfigSource
@@ -350,7 +351,9 @@ class _Server:
         Cancellation: ends everything at once.
         """
         log_tail = nullcontext() if self._past is None else self._past.remembering()
-        with self._locked_store(), self._control or nullcontext(), log_tail:
+        kept_gb = 0.0 if cache_directory(self._settings) is not None else self._settings.compiled_gb
+        keeping = keeping_compiled_files(compiled_folder(), int(kept_gb * 10**9))
+        with self._locked_store(), self._control or nullcontext(), log_tail, keeping:
             await self._serve(task_status)
 
     def _locked_store(self) -> AbstractContextManager[None]:

@@ -91,6 +91,11 @@ class ServerSettings(BaseModel):
         "OpenVINO Model Server", SERVER, "Name that clients are told; some of those for Triton insist on triton."
     )
     cache_dir: Path | None = _setting(None, SERVER, "Folder where OpenVINO keeps compiled models.")
+    compiled_gb: Annotated[float, Field(ge=0)] = _setting(
+        2,
+        SERVER,
+        "GB of compiled models that are kept in the user's folder for caches, for servers without --cache_dir; 0 none.",
+    )
     core_sharing: Literal["auto", "off"] = _setting(
         "auto",
         SERVER,

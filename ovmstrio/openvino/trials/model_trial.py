@@ -39,7 +39,12 @@ def trial_of(source: ModelFile, directory: Path) -> Trial:
         name=spec.name,
         path=directory,
         compile=f"{__name__}:{compile_plain.__name__}",
-        argument={"file": str(source.file), "spec": spec.model_dump_json(exclude={"problems"}), "mapping": names},
+        argument={
+            "file": str(source.file),
+            "spec": spec.model_dump_json(exclude={"problems"}),
+            "mapping": names,
+            "kept": None if source.kept is None else str(source.kept),
+        },
         read="ovmstrio.openvino.reading:read_model",
         source=source.file,
         device=spec.target_device,
@@ -54,4 +59,5 @@ def compile_plain(argument: Mapping[str, Any]) -> Compiled:
         ConfigError: it cannot be compiled.
     """
     spec = ModelSpec.model_validate_json(argument["spec"])
-    return compile_model(ModelFile(Path(argument["file"]), spec, TensorMapping(**argument["mapping"])))
+    kept = None if argument["kept"] is None else Path(argument["kept"])
+    return compile_model(ModelFile(Path(argument["file"]), spec, TensorMapping(**argument["mapping"]), kept=kept))

@@ -19,9 +19,10 @@ from ovmstrio.core.sequence_owners import SequenceOwners
 from ovmstrio.core.servable import Servable
 from ovmstrio.openvino.bucket_warmup import warm_buckets
 from ovmstrio.openvino.compile import Compiled, ModelFile, compile_model
+from ovmstrio.openvino.compiled_files import CompiledFiles, compiled_files
 from ovmstrio.openvino.mapped_files import let_file_pages_go
 from ovmstrio.openvino.network import Network
-from ovmstrio.openvino.trials import try_model
+from ovmstrio.openvino.trials import TrialMemory, trials_folder, try_model
 from ovmstrio.openvino.trials.model_trial import trial_of
 from ovmstrio.repository.versions import find_model_file
 from ovmstrio.runtimes.models.batched import BatchedServable
@@ -73,10 +74,16 @@ async def load_model(
     Cancellation: at once; the load goes on in its thread and its result is dropped.
     """
     source = await run_load(partial(_find, spec, directory))
+    files = compiled_files() if spec.cache_dir is None else None
+    key = ""
+    if files is not None:
+        source, key = await run_load(partial(_with_kept, source, directory, files))
     verdict = await try_model(trial := trial_of(source, directory))
     if (odd := verdict.remark(trial)) is not None:
         remark(odd)
     network = await _load_network(source, hooks, {}, remark)
+    if files is not None and key and tasks is not None:
+        tasks.start_soon(run_load, partial(files.keep, key))
     if spec.stateful:
         return StatefulServable(spec, version, network, managers or SequenceManagers(), owners)
     if spec.batching is not None:
@@ -122,9 +129,19 @@ async def _load_network(
 def _compile(source: ModelFile) -> tuple[Compiled, list[Problem]]:
     """Compile a model, and keep its weights in memory once; gives what is odd with it as well."""
     compiled, warnings = warm_buckets(compile_model(source))
-    for folder in {source.file.parent, source.spec.cache_dir or source.file.parent}:
+    for folder in {source.file.parent, source.spec.cache_dir or source.kept or source.file.parent}:
         let_file_pages_go(folder)
     return compiled, warnings
+
+
+def _with_kept(source: ModelFile, directory: Path, files: CompiledFiles) -> tuple[ModelFile, str]:
+    """Give the model with a place for what it compiles to, and by what that is kept; neither if it cannot be read."""
+    try:
+        key = TrialMemory(trials_folder()).key_of(trial_of(source, directory))
+    except OSError:
+        return source, ""
+    kept = files.lend(key)
+    return replace(source, kept=kept), key if kept is not None else ""
 
 
 def _find(spec: ModelSpec, directory: Path) -> ModelFile:

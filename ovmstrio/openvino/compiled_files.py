@@ -1,0 +1,190 @@
+"""What OpenVINO has compiled, kept in the user's folder for caches from one start to the next.
+
+::
+
+    blobs/NAME                    a file of OpenVINO's, whole or not there, the oldest ones go where there are too many
+    entries/KEY.json              which of them a model has, and what tells that they are still what they were
+    run-*/KEY/HASH.blob           links to them, for one process: the folder that OpenVINO reads and writes
+
+Several servers share the folder: each has links of its own, so that none reads what another one writes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from tempfile import NamedTemporaryFile, mkdtemp
+from typing import Final
+from uuid import uuid4
+
+import structlog
+from platformdirs import user_cache_path
+
+__all__ = ["CompiledFiles", "compiled_files", "compiled_folder", "keeping_compiled_files"]
+
+log = structlog.get_logger(__name__)
+
+_PIECE_BYTES: Final = 2**22
+_RUN: Final = "run-"
+_LOCK: Final = "lock"
+
+_current: Final[ContextVar[CompiledFiles | None]] = ContextVar("files that OpenVINO has compiled", default=None)
+
+
+def compiled_folder() -> Path:
+    """Give the folder, which all servers of a user share."""
+    return user_cache_path("ovmstrio") / "compiled"
+
+
+def compiled_files() -> CompiledFiles | None:
+    """Give those of the server that loads a model; None if it keeps none."""
+    return _current.get()
+
+
+@contextmanager
+def keeping_compiled_files(folder: Path, most_bytes: int) -> Iterator[None]:
+    """Keep what models compile to that tasks load which start in the block; nothing where the folder is of no use.
+
+    Blocks for some milliseconds at either end.
+    """
+    own = None if most_bytes <= 0 else _make_own(folder)
+    if own is None:
+        yield
+        return
+    place, lock = own
+    before = _current.set(CompiledFiles(folder, place, most_bytes))
+    try:
+        yield
+    finally:
+        _current.reset(before)
+        shutil.rmtree(place, ignore_errors=True)
+        os.close(lock)
+
+
+def _make_own(folder: Path) -> tuple[Path, int] | None:
+    try:
+        for name in ("blobs", "entries"):
+            (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        _remove_those_of_the_dead(folder)
+        place = Path(mkdtemp(prefix=_RUN, dir=folder))
+        return place, _lock(place, os.O_CREAT)
+    except OSError as error:
+        log.info("what is compiled is not kept", folder=str(folder), reason=str(error))
+        return None
+
+
+def _lock(place: Path, flags: int = 0) -> int:
+    descriptor = os.open(place / _LOCK, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove_those_of_the_dead(folder: Path) -> None:
+    """Remove links of processes that have ended without doing so; one without a lock is just being made."""
+    for place in folder.glob(f"{_RUN}*"):
+        with suppress(OSError):
+            lock = _lock(place)
+            shutil.rmtree(place, ignore_errors=True)
+            os.close(lock)
+
+
+class CompiledFiles:
+    """The files of one process; all that it does blocks for as long as the disk takes.
+
+    Args:
+        folder: where they are kept.
+        place: where this process has its links, which it removes itself.
+        most_bytes: how many bytes of files are kept.
+    """
+
+    def __init__(self, folder: Path, place: Path, most_bytes: int) -> None:
+        self._blobs, self._entries = folder / "blobs", folder / "entries"
+        self._place = place
+        self._most_bytes = most_bytes
+
+    def lend(self, key: str) -> Path | None:
+        """Give a folder for OpenVINO with what a model compiled to before, if that is whole; None if there is no room.
+
+        It is this process's until that ends, and what OpenVINO writes there is kept by :meth:`keep` alone.
+        """
+        place = self._place / key
+        try:
+            place.mkdir(exist_ok=True)
+        except OSError as error:
+            log.info("what is compiled is not kept", folder=str(place), reason=str(error))
+            return None
+        for name, (blob, size, check) in self._entry(key).items():
+            with suppress(OSError):
+                link = place / name
+                if not link.exists():
+                    os.link(self._blobs / blob, link)
+                if (link.stat().st_size, _checksum(link)) != (size, check):
+                    log.warning("a kept model is damaged and is compiled again", file=str(self._blobs / blob))
+                    link.unlink()
+                    (self._blobs / blob).unlink()
+                else:
+                    os.utime(link)
+        return place
+
+    def keep(self, key: str) -> None:
+        """Keep what OpenVINO has written for a model, and let go of what was used longest ago where that is too much.
+
+        Others see a file once it is whole and on the disk.
+        """
+        entry = {name: facts for name, facts in self._entry(key).items() if (self._blobs / facts[0]).exists()}
+        new = [path for path in (self._place / key).glob("*.blob") if path.name not in entry]
+        try:
+            for path in new:
+                entry[path.name] = (blob := uuid4().hex), path.stat().st_size, _checksum(path)
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+                os.link(path, self._blobs / blob)
+            if new:
+                with NamedTemporaryFile("w", dir=self._entries, delete=False, encoding="ascii") as made:
+                    json.dump(entry, made)
+                Path(made.name).replace(self._entries / f"{key}.json")
+                self._remove_oldest()
+        except OSError as error:
+            log.info("what is compiled is not kept", folder=str(self._blobs), reason=str(error))
+
+    def _entry(self, key: str) -> dict[str, tuple[str, int, int]]:
+        """Read what is known of a model's files: by OpenVINO's name the own one, the size and the checksum."""
+        try:
+            found = json.loads((self._entries / f"{key}.json").read_text(encoding="ascii"))
+            return {Path(name).name: (Path(blob).name, size, check) for name, (blob, size, check) in found.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
+    def _remove_oldest(self) -> None:
+        with os.scandir(self._blobs) as found:
+            files = sorted((each.stat().st_mtime, each.stat().st_size, each.path) for each in found)
+        room = self._most_bytes
+        for _, size, path in reversed(files):
+            room -= size
+            if room < 0:
+                Path(path).unlink(missing_ok=True)
+        with os.scandir(self._entries) as found:
+            names = [Path(each.path) for each in found]
+        for entry in names:
+            blobs = [blob for blob, _, _ in self._entry(entry.stem).values()]
+            if entry.suffix == ".json" and not any((self._blobs / blob).exists() for blob in blobs):
+                entry.unlink(missing_ok=True)
+
+
+def _checksum(path: Path) -> int:
+    check = 0
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            check = zlib.crc32(piece, check)
+    return check
