@@ -24,6 +24,7 @@ from benchmarks import (
     handlers_http,
     handlers_models,
     isolated_nodes,
+    observed_calls,
     ocr_pipeline,
     ops_calls,
     ops_engine,
@@ -43,6 +44,7 @@ from benchmarks.report import machine, render, write_section
 MEASUREMENTS = {
     "grpc_unary": grpc_unary,
     "rest_json": rest_json,
+    "observed_calls": observed_calls,
     "resnet": resnet,
     "footprint": footprint,
     "door_copies": door_copies,

@@ -272,6 +272,7 @@ async def test_an_inference_that_waited_for_the_processor_is_not_a_long_one(
     """Nor is it one for what the loop has worked before, in the same turn."""
     running = network(ir.dummy(), tmp_path)
     running._placement = Placement(float("inf"))
+    assert not running._loop_load.busy  # It is watched from here on.
     learned: list[float] = []
     infer = Slot.infer
 
