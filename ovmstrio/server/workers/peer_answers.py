@@ -9,7 +9,7 @@ from ovmstrio.dataplane.whole_server import answer_sibling
 from ovmstrio.server.reloading import RELOAD, RESTORE
 from ovmstrio.server.workers.engines import ASK_ENGINE, HEAR_ENGINE
 from ovmstrio.server.workers.peers import LEFT
-from ovmstrio.server.workers.steps import STEP, answer_step
+from ovmstrio.server.workers.steps import STEP, SWIFT_STEP, answer_step, answer_swift_step
 from ovmstrio.server.workers.turns import TURN
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class PeerAnswers:
         Cancellation: as what was asked for.
         """
         question, *arguments = asked
+        if question == SWIFT_STEP:
+            return await answer_swift_step(self._plane.registry, arguments)
         if question == STEP:
             return await answer_step(self._plane.registry, arguments)
         if question in {ASK_ENGINE, HEAR_ENGINE} and self._hosting.engines is not None:

@@ -10,11 +10,10 @@ What has an order is sent in the order in which it is asked, and each of it is a
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any, Final
@@ -25,8 +24,22 @@ import trio
 
 from ovmstrio.core.engine_sharing import PartedAnswer
 from ovmstrio.core.errors import NotReady, ServerError
+from ovmstrio.server.workers.links import (
+    ANSWERED,
+    BEING_STARTED,
+    CANCEL,
+    FAILED,
+    NOT_BEGUN,
+    PART,
+    Gone,
+    Link,
+    NotBegun,
+    Order,
+    WaitingCaller,
+    send_message,
+)
 from ovmstrio.wire.accepting import NO_ROOM, PAUSE_SECONDS
-from ovmstrio.work.messages.error_codec import decode_error, encode_error
+from ovmstrio.work.messages.error_codec import encode_error
 from ovmstrio.work.messages.message_packets import NO_MESSAGE
 from ovmstrio.work.processes.message_channel import MessageChannel
 
@@ -39,16 +52,10 @@ _CREDENTIALS: Final = struct.Struct("3i")
 _LEAVE_SECONDS: Final = 5.0
 LEFT: Final = "left"
 """The question by which a process tells that it needs no more answers."""
-_CANCEL: Final = 0
-"""The number of messages that tell of a caller's leaving."""
-
 _REACH_SECONDS: Final = 30.0
 """How long a question with an order waits for a process that is being started."""
-_ANSWERED, _FAILED, _NOT_BEGUN, _PART = range(4)
 
 Answer = Callable[[Any], Awaitable[Any]]
-Order = Sequence[Any]
-"""What questions have in common that are answered one after the other; plain data."""
 
 
 class Peers:
@@ -66,7 +73,7 @@ class Peers:
         self._secret = secret
         self._others = [other for other in range(rows) if other != row]
         self._nursery: trio.Nursery | None = None
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, Link] = {}
         self._turns = {other: trio.StrictFIFOLock() for other in self._others}
         self._changed = trio.Event()
         self._left: set[int] = set()
@@ -156,11 +163,13 @@ class Peers:
         last: dict[str, _Turn] = {}
         while (message := await channel.receive()) is not None:
             number, value, order = message.value
-            if number == _CANCEL:
+            if message.tail is not None:
+                value.append(message.tail)
+            if number == CANCEL:
                 if value in questions:
                     questions[value].scope.cancel()
             elif order is not None and self._is_closed:
-                await channel.send([number, _NOT_BEGUN, None])
+                await channel.send([number, NOT_BEGUN, None])
             else:
                 turn = None if order is None else _Turn(last, repr(order))
                 asked = questions[number] = _Question(number, value, turn)
@@ -176,14 +185,14 @@ class Peers:
                 try:
                     if asked.turn is not None:
                         await asked.turn.wait()
-                    reply = [asked.number, _ANSWERED, await self._whole(channel, asked, await answer(asked.value))]
+                    reply = [asked.number, ANSWERED, await self._whole(channel, asked, await answer(asked.value))]
                 except Exception as error:  # noqa: BLE001 - it is raised where the question came from
-                    reply = [asked.number, _FAILED, encode_error(error)]
+                    reply = [asked.number, FAILED, encode_error(error)]
                 with suppress(trio.BrokenResourceError):
                     try:
-                        await channel.send(reply)
+                        await send_message(channel, reply)
                     except (TypeError, ValueError, OSError) as error:
-                        await channel.send([asked.number, _FAILED, encode_error(error)])
+                        await channel.send([asked.number, FAILED, encode_error(error)])
         finally:
             del questions[asked.number]
             if asked.turn is not None:
@@ -202,7 +211,7 @@ class Peers:
             return reply
         try:
             async for part in reply:
-                await channel.send([asked.number, _PART, part])
+                await channel.send([asked.number, PART, part])
         except trio.BrokenResourceError:
             pass
         finally:
@@ -277,13 +286,13 @@ class Peers:
                     link, asked = await self._send_in_turn(row, value, order)
                 if not reaching.cancelled_caught:
                     return await link.wait(asked)
-            except _NotBegun:
+            except NotBegun:
                 with trio.CancelScope(deadline=deadline) as reaching:
                     await changed.wait()
             if reaching.cancelled_caught:
-                raise NotReady(_BEING_STARTED)
+                raise NotReady(BEING_STARTED)
 
-    async def _send_in_turn(self, row: int, value: Any, order: Order) -> tuple[_Link, _Waiting]:
+    async def _send_in_turn(self, row: int, value: Any, order: Order) -> tuple[Link, WaitingCaller]:
         turn = self._turns[row]
         try:
             turn.acquire_nowait()
@@ -335,7 +344,7 @@ class Peers:
         async def ask_one(row: int) -> None:
             try:
                 answers.append(await (await self._connect(row)).ask([question, *arguments]))
-            except _Gone:
+            except Gone:
                 pass  # It is being started, or will be, and begins with what there is then.
             except Exception as error:  # noqa: BLE001 - raised below, when all have answered
                 errors[row] = error
@@ -354,7 +363,7 @@ class Peers:
             raise _placed(error, row)
         return answers
 
-    async def _connect(self, row: int) -> _Link:
+    async def _connect(self, row: int) -> Link:
         known = self._links.get(row)
         if known is not None and not known.is_gone:
             return known
@@ -372,23 +381,15 @@ class Peers:
             raise
         if not is_own:
             end.close()
-            raise _NotBegun(_BEING_STARTED)
+            raise NotBegun(BEING_STARTED)
         # Another task may have been faster.
         known = self._links.get(row)
         if known is not None and not known.is_gone:
             end.close()
             return known
-        link = self._links[row] = _Link(MessageChannel(_taken(end)))
+        link = self._links[row] = Link(MessageChannel(_taken(end)))
         self._nursery.start_soon(link.run)
         return link
-
-
-class _Gone(NotReady):
-    """The other process is not there, or has ended before it answered."""
-
-
-class _NotBegun(_Gone):
-    """A question that has not reached anybody who answers it, and may be asked again."""
 
 
 class _Turn:
@@ -441,123 +442,6 @@ class _Question:
         self.value = value
         self.turn = turn
         self.scope = trio.CancelScope()
-
-
-class _Waiting:
-    """Who waits for an answer."""
-
-    __slots__ = ("heard", "is_answered", "is_parked", "number", "outcome", "task", "value")
-
-    def __init__(self, number: int, heard: Callable[[Any], None] | None = None) -> None:
-        self.number = number
-        self.heard = heard
-        self.task = trio.lowlevel.current_task()
-        self.is_parked = False
-        self.is_answered = False
-        self.outcome = _FAILED
-        self.value: Any = None
-
-    def wake(self) -> None:
-        """Have the task look."""
-        if self.is_parked:
-            self.is_parked = False
-            trio.lowlevel.reschedule(self.task)
-
-
-class _Link:
-    """A connection to another process."""
-
-    def __init__(self, channel: MessageChannel) -> None:
-        self.is_gone = False
-        self._channel = channel
-        self._numbers = itertools.count(_CANCEL + 1)
-        self._waiting: dict[int, _Waiting] = {}
-
-    async def run(self) -> None:
-        """Take answers until the other process is gone.
-
-        Cancellation: at once; whoever waits is told.
-        """
-        try:
-            while (message := await self._channel.receive()) is not None:
-                number, outcome, value = message.value
-                if outcome == _PART:
-                    waiting = self._waiting.get(number)
-                    if waiting is not None and waiting.heard is not None:
-                        waiting.heard(value)
-                    continue
-                waiting = self._waiting.pop(number, None)
-                if waiting is not None:
-                    waiting.is_answered, waiting.outcome, waiting.value = True, outcome, value
-                    waiting.wake()
-                del message, value, waiting
-        except NO_MESSAGE as error:
-            log.error("another process is not heard any more", reason=repr(error))  # noqa: TRY400 - no fault here
-        finally:
-            self.is_gone = True
-            self._channel.close()
-            waiting_still, self._waiting = self._waiting, {}
-            for waiting in waiting_still.values():
-                waiting.wake()
-
-    async def ask(self, value: Any) -> Any:
-        """Ask; as :meth:`Peers.ask`."""
-        return await self.wait(await self.send(value, None))
-
-    async def send(self, value: Any, order: Order | None, heard: Callable[[Any], None] | None = None) -> _Waiting:
-        """Send a question, whose answer is to be waited for.
-
-        Raises:
-            NotReady: the other process is gone.
-
-        Cancellation: at once; it is sent or not.
-        """
-        if self.is_gone:
-            raise _NotBegun(_BEING_STARTED)
-        waiting = _Waiting(next(self._numbers), heard)
-        self._waiting[waiting.number] = waiting
-        try:
-            await self._channel.send([waiting.number, value, order])
-        except BaseException as error:
-            self._waiting.pop(waiting.number, None)
-            if isinstance(error, trio.BrokenResourceError):
-                self.is_gone = True
-                raise _NotBegun(_BEING_STARTED) from None
-            raise
-        return waiting
-
-    async def wait(self, waiting: _Waiting) -> Any:
-        """Wait for the answer; as :meth:`Peers.ask`."""
-        try:
-            if not (waiting.is_answered or self.is_gone):
-                await self._park(waiting)
-        finally:
-            self._waiting.pop(waiting.number, None)
-        if not waiting.is_answered:
-            raise _Gone(_LOST)
-        if waiting.outcome == _NOT_BEGUN:
-            raise _NotBegun(_BEING_STARTED)
-        if waiting.outcome == _FAILED:
-            raise decode_error(waiting.value)
-        return waiting.value
-
-    async def _park(self, waiting: _Waiting) -> None:
-        """Wait to be woken.
-
-        Cancellation: at once; the other process is told.
-        """
-
-        def leave(_: Any) -> trio.lowlevel.Abort:
-            waiting.is_parked = False
-            self._channel.send_soon([_CANCEL, waiting.number, None])
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        waiting.is_parked = True
-        await trio.lowlevel.wait_task_rescheduled(leave)
-
-
-_BEING_STARTED: Final = "the process that this belongs to is being started: send it again"
-_LOST: Final = "the process that this belongs to ended before it answered"
 
 
 _ENDS: Final[WeakSet[socket.socket]] = WeakSet()

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.sequence_owners import ForwardedStep
-from ovmstrio.runtimes.models.sequences.owners import owner_of, read_outputs, tell_outputs
+from ovmstrio.core.tensor import Tensor
+from ovmstrio.runtimes.models.sequences.owners import owner_of, pack, read_outputs, tell_outputs, unpack
+from ovmstrio.work.messages.message_packets import Swift
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ovmstrio.core.tensor import RawTensor, Tensor
+    from ovmstrio.core.tensor import RawTensor
     from ovmstrio.registry import Registry
     from ovmstrio.registry.instances import Lease
     from ovmstrio.server.workers.peers import Peers
 
-__all__ = ["STEP", "PeerOwners", "answer_step"]
+__all__ = ["STEP", "SWIFT_STEP", "PeerOwners", "answer_step", "answer_swift_step"]
 
 _LOAD_SECONDS: Final = 20.0
 """How long a step waits for a process that has begun to load; with what a lease waits, that is as long as others wait
 for one that is being started."""
 STEP: Final = "step"
 """What a process asks that has got such a request."""
+SWIFT_STEP: Final = "swift step"
+"""The same, where its arrays are packed."""
+_PACKED: Final = 2
 
 
 class PeerOwners:
@@ -55,8 +62,35 @@ class PeerOwners:
         Cancellation: at once, and there, too.
         """
         sequence = [step.id, step.start, step.end]
-        asked = [STEP, step.model, step.version, *sequence, dict(step.arrays), step.most_bytes]
-        return read_outputs(await self._peers.ask(owner, asked, [step.model, step.id]))
+        order = [step.model, step.id]
+        packed = pack((name, "", array) for name, array in step.arrays.items())
+        if packed is None:
+            asked = [STEP, step.model, step.version, *sequence, dict(step.arrays), step.most_bytes]
+            return read_outputs(await self._peers.ask(owner, asked, order))
+        heads, buffers = packed
+        most = step.most_bytes if math.isfinite(step.most_bytes) else None
+        told = await self._peers.ask(
+            owner, Swift([SWIFT_STEP, step.model, step.version, *sequence, most, heads], buffers), order
+        )
+        if len(told) == _PACKED:
+            return [Tensor(name, BY_NAME[datatype], array) for name, datatype, array in unpack(*told)]
+        return read_outputs(told[0])
+
+
+async def answer_swift_step(registry: Registry, arguments: Sequence[Any]) -> Swift | list[Any]:
+    """Answer a request of a sequence that this process has, whose arrays are packed.
+
+    Raises:
+        ServerError: as the model.
+
+    Cancellation: as the model.
+    """
+    model, version, identity, start, end, most, heads, tail = arguments
+    arrays = {name: array for name, _, array in unpack(heads, tail)}
+    most = math.inf if most is None else most
+    outputs = await _run(registry, ForwardedStep(model, version, identity, start, end, arrays, most))
+    packed = pack((each.name, each.datatype_name, each.array) for each in outputs if isinstance(each, Tensor))
+    return [tell_outputs(outputs)] if packed is None else Swift([packed[0]], packed[1])
 
 
 async def answer_step(registry: Registry, arguments: Sequence[Any]) -> Any:
@@ -67,15 +101,18 @@ async def answer_step(registry: Registry, arguments: Sequence[Any]) -> Any:
 
     Cancellation: as the model.
     """
+    return tell_outputs(await _run(registry, ForwardedStep(*arguments)))
+
+
+async def _run(registry: Registry, step: ForwardedStep) -> list[Tensor | RawTensor]:
     # OpenVINO is left alone by those who have no models.
     from ovmstrio.runtimes.models.stateful import StatefulServable  # noqa: PLC0415 - for who has some only
 
-    step = ForwardedStep(*arguments)
     with await _lease(registry, step.model, step.version) as lease:
         servable: Any = lease.servable
         if not isinstance(servable, StatefulServable):
             raise NotSupported(f"{step.model!r} has no sequences: it is not a stateful model")
-        return tell_outputs(await servable.run_step(step))
+        return await servable.run_step(step)
 
 
 async def _lease(registry: Registry, name: str, version: str) -> Lease:

@@ -3,6 +3,7 @@
 ::
 
     i | value                                           a small message, in the packet itself
+    s | length of JSON | JSON | bytes                   a small one that has been made for speed: see Swift
     f | number, region, size | ...                      a large one, which lies in a region of the sender's
     r | number                                          nobody looks at the memory of that message any more
     d | region                                          the sender has dropped a region
@@ -16,13 +17,25 @@ from __future__ import annotations
 import os
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
+
+import orjson
 
 from ovmstrio.work.messages.regions import MappedFile, Region, RegionLease, RegionPool
 from ovmstrio.work.messages.value_codec import Encoded, decode
 
-__all__ = ["MOST_FILES", "MOST_INLINE", "MOST_PACKET", "NO_MESSAGE", "Message", "MessagePackets", "PreparedMessage"]
+__all__ = [
+    "MOST_FILES",
+    "MOST_INLINE",
+    "MOST_PACKET",
+    "NO_MESSAGE",
+    "Message",
+    "MessagePackets",
+    "PreparedMessage",
+    "Swift",
+    "swift_packet",
+]
 
 MOST_INLINE: Final = 64 * 1024
 """How many bytes a message has at most that goes in a packet itself."""
@@ -37,6 +50,8 @@ NO_MESSAGE: Final = (ValueError, LookupError, TypeError, OSError, RecursionError
 """What reading a message raises if a process whose memory is broken has written it."""
 
 _INLINE: Final = b"i"
+_SWIFT: Final = b"s"
+_LENGTH_BYTES: Final = 4
 _IN_FILE: Final = b"f"
 _RELEASED: Final = b"r"
 _DROPPED: Final = b"d"
@@ -45,10 +60,36 @@ _NUMBER: Final = struct.Struct("<Q")
 
 
 class Message(NamedTuple):
-    """What has come: a value, and the descriptor that came along, which is its receiver's to close."""
+    """What has come: a value, a descriptor, which its receiver closes, and the bytes of a swift one."""
 
     value: Any
     descriptor: int | None = None
+    tail: memoryview | None = None
+
+
+class Swift(NamedTuple):
+    """A small value that is JSON alone, and bytes; it costs a tenth of any other.
+
+    What is no JSON, such as a number that is not finite, does not come as what it was.
+    """
+
+    head: list[Any]
+    buffers: Sequence[Any] = ()
+
+
+def swift_packet(head: list[Any], buffers: Sequence[Any]) -> bytes | None:
+    """Make the packet of a swift message; None if it is too large, or no JSON, for one.
+
+    Args:
+        head: JSON.
+        buffers: whose bytes follow it; contiguous.
+    """
+    try:
+        text = orjson.dumps(head)
+    except TypeError:
+        return None
+    packet = b"".join((_SWIFT, len(text).to_bytes(_LENGTH_BYTES, "little"), text, *buffers))
+    return packet if len(packet) <= MOST_PACKET else None
 
 
 class PreparedMessage:
@@ -152,7 +193,9 @@ class MessagePackets:
     def _read(self, packet: bytes, files: list[int]) -> Message | None:
         kind, rest = packet[:1], memoryview(packet)[1:]
         if kind == _INLINE:
-            return Message(decode(memoryview(bytearray(rest))), *_taken(files))
+            return Message(decode(memoryview(bytearray(rest))), _taken(files))
+        if kind == _SWIFT:
+            return _read_swift(rest)
         if kind == _IN_FILE:
             return self._of_file(rest, files)
         if files:
@@ -178,7 +221,7 @@ class MessagePackets:
         for _ in range(shared):
             mapped = MappedFile(files.pop(0))
             others.append(lease.view(mapped, 0, mapped.size))
-        return Message(decode(source, others), *_taken(files))
+        return Message(decode(source, others), _taken(files))
 
     def _released(self, number: int) -> None:
         message = self._under_way.pop(number)
@@ -201,14 +244,17 @@ class MessagePackets:
         self._mapped.clear()
 
 
-def _taken(files: list[int]) -> list[int]:
-    """Take the last file, which is given away with the message.
+def _read_swift(rest: memoryview) -> Message:
+    text_ends = _LENGTH_BYTES + int.from_bytes(rest[:_LENGTH_BYTES], "little")
+    return Message(orjson.loads(rest[_LENGTH_BYTES:text_ends]), tail=rest[text_ends:])
+
+
+def _taken(files: list[int]) -> int | None:
+    """Take the last file, which is given away with the message, if there is one.
 
     Raises:
         TypeError: there are more.
     """
     if len(files) > 1:
         raise TypeError(f"{len(files)} descriptors with one message")
-    taken = files[:]
-    files.clear()
-    return taken
+    return files.pop() if files else None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from typing import Any, Final
 
 import trio
 
-from ovmstrio.work.messages.message_packets import MOST_PACKET, Message, MessagePackets, PreparedMessage
+from ovmstrio.work.messages.message_packets import MOST_PACKET, Message, MessagePackets
 from ovmstrio.work.processes.packet_socket import PacketSocket
 
 __all__ = ["MessageChannel"]
@@ -48,11 +49,21 @@ class MessageChannel:
                 packet = message.write()
             else:
                 packet = await trio.to_thread.run_sync(message.write)
-            await self._send(packet, message)
+            await self._send(packet, message.files)
         except BaseException:
             self._packets.withdrawn(message)
             raise
         self._packets.sent(message)
+
+    async def send_packet(self, packet: bytes) -> None:
+        """Send what :func:`swift_packet` has made.
+
+        Raises:
+            BrokenResourceError: the other end is gone, or this end is closed.
+
+        Cancellation: at once; it is sent as a whole or not at all.
+        """
+        await self._send(packet)
 
     def send_soon(self, value: Any) -> None:
         """Send a small value if there is room for it, and drop it if there is none.
@@ -66,7 +77,7 @@ class MessageChannel:
         else:
             self._packets.withdrawn(message)
 
-    async def _send(self, packet: bytes | bytearray, message: PreparedMessage) -> None:
+    async def _send(self, packet: bytes | bytearray, files: Sequence[int] = ()) -> None:
         # Whoever need not wait makes no pass of the loop for it.
         try:
             self._sending.acquire_nowait()
@@ -75,7 +86,7 @@ class MessageChannel:
         try:
             for late in self._packets.backlog():
                 await self._socket.send(late)
-            await self._socket.send(packet, message.files)
+            await self._socket.send(packet, files)
         finally:
             self._sending.release()
 

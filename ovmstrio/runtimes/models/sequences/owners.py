@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
@@ -12,9 +13,11 @@ from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.core.texts import utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["owner_of", "read_outputs", "tell_outputs"]
+    from ovmstrio.core.tensor import Array
+
+__all__ = ["owner_of", "pack", "read_outputs", "tell_outputs", "unpack"]
 
 _ID_BYTES: Final = 8
 
@@ -23,6 +26,40 @@ def owner_of(identity: int | str, processes: int) -> int:
     """Tell which of so many processes has a sequence; the same whichever is asked, and whenever."""
     data = utf8(identity) if isinstance(identity, str) else identity.to_bytes(_ID_BYTES, "little")
     return crc32(data) % processes
+
+
+def pack(arrays: Iterable[tuple[str, str, Array]]) -> tuple[list[Any], list[Any]] | None:
+    """Give what :func:`unpack` makes arrays of again, with what is told of each; None if one has objects.
+
+    Args:
+        arrays: names, what else is told of them, and what they are.
+    """
+    heads, buffers = [], []
+    for name, told, array in arrays:
+        if array.dtype.hasobject:
+            return None
+        heads.append([name, told, array.dtype.str, array.shape])
+        buffers.append(array.tobytes())
+    return heads, buffers
+
+
+def unpack(heads: Sequence[Sequence[Any]], tail: Any) -> Iterator[tuple[str, str, Array]]:
+    """Make names, what is told and arrays of what :func:`pack` gave.
+
+    Raises:
+        ValueError: there are fewer bytes than there should be.
+    """
+    at = 0
+    for name, told, kind, shape in heads:
+        dtype = np.dtype(kind)
+        count = math.prod(shape)
+        # Copies are aligned, and may be written.
+        yield (
+            name,
+            told,
+            np.frombuffer(tail, dtype, count, at).reshape(shape).copy() if count else np.empty(shape, dtype),
+        )
+        at += count * dtype.itemsize
 
 
 def tell_outputs(outputs: Sequence[Tensor | RawTensor]) -> list[list[Any]]:

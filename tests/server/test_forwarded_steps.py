@@ -1,0 +1,91 @@
+"""Steps of sequences on their way to the process that has them."""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import AsyncExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from ovmstrio.core.sequence_owners import ForwardedStep
+from ovmstrio.core.tensor import Tensor
+from ovmstrio.runtimes.models.sequences.owners import pack, unpack
+from ovmstrio.server.workers.peers import Peers
+from ovmstrio.server.workers.steps import SWIFT_STEP, PeerOwners
+from ovmstrio.work.messages.message_packets import Swift, swift_packet
+
+
+@given(
+    st.lists(
+        st.sampled_from([np.float32, np.int8, np.uint64, np.bool_]).flatmap(
+            lambda dtype: arrays_of.arrays(dtype, arrays_of.array_shapes(min_dims=0, min_side=0, max_side=4))
+        ),
+        max_size=4,
+    )
+)
+def test_arrays_come_as_they_were(arrays: list[Any]) -> None:
+    """Of any type and shape, none or many; they may be written."""
+    packed = pack((str(number), "told", array) for number, array in enumerate(arrays))
+    assert packed is not None
+    heads, buffers = packed
+    found = list(unpack(heads, memoryview(b"".join(buffers))))
+    assert [name for name, _, _ in found] == [str(number) for number in range(len(arrays))]
+    for (_, told, array), sent in zip(found, arrays, strict=True):
+        assert (told, array.dtype, array.shape) == ("told", sent.dtype, sent.shape)
+        assert array.tobytes() == sent.tobytes()
+        assert array.flags.writeable
+
+
+def test_what_is_no_json_or_too_large_is_no_swift_message() -> None:
+    """And goes as any other value; texts have no packed form."""
+    assert swift_packet([1, "a", None], [b"xyz"]) is not None
+    assert swift_packet([2**64], ()) is None
+    assert swift_packet([1], [bytes(70_000)]) is None
+    assert pack([("texts", "", np.array([b"a"], object))]) is None
+
+
+@pytest.mark.parametrize(
+    ("array", "is_swift"),
+    [
+        (np.arange(6, dtype=np.float32).reshape(2, 3), True),
+        (np.zeros((300, 300), np.float32), True),
+        (np.array([[b"text"]], object), False),
+    ],
+)
+@pytest.mark.parametrize("identity", [5, 2**64 - 1, "named"])
+async def test_a_step_is_answered_by_the_process_that_has_its_sequence(
+    array: Any, is_swift: bool, identity: int | str
+) -> None:
+    """Small ones and large ones, and those with texts."""
+    asked: list[Any] = []
+
+    async def answer(question: Any) -> Any:
+        asked.append(question)
+        if question[0] == SWIFT_STEP:
+            heads, tail = question[-2:]
+            packed = pack((name, "FP32", found + 1) for name, _, found in unpack(heads, tail))
+            assert packed is not None
+            return Swift([packed[0]], packed[1])
+        return [["x", "BYTES", question[-2]["x"]]]
+
+    secret = os.urandom(8).hex()
+    async with AsyncExitStack() as opened:
+        nursery = await opened.enter_async_context(trio.open_nursery())
+        made = [Peers(secret, 2, row) for row in range(2)]
+        for peers in made:
+            await nursery.start(peers.run, answer)
+        step = ForwardedStep("acc", "3", identity, False, True, {"x": array}, math.inf if is_swift else 1e9)
+        with trio.fail_after(30):
+            (output,) = await PeerOwners(made[0]).run_step(1, step)
+        assert isinstance(output, Tensor)
+        np.testing.assert_array_equal(output.array, array + 1 if is_swift else array)
+        assert asked[0][1:6] == ["acc", "3", identity, False, True]
+        assert (asked[0][0] == SWIFT_STEP) is is_swift
+        nursery.cancel_scope.cancel()
