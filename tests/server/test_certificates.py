@@ -16,7 +16,7 @@ from ovmstrio.server.certificates import Certificates
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.wire.listeners import open_listeners, socket_of
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 class _Files:

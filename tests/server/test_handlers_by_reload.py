@@ -19,7 +19,7 @@ from ovmstrio.server.settings import ServerSettings
 from tests.support.projects import write_project
 from tests.support.protos import written
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 PROTO = """
 syntax = "proto3";
 package added_by_reload;

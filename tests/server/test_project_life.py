@@ -20,7 +20,7 @@ from ovmstrio.server.project_plan import plan_project
 from ovmstrio.server.running import Running
 from tests.support.projects import make_project
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 CODE = """
 class Handler:
     def __init__(self, model_client):

@@ -28,7 +28,7 @@ from ovmstrio.server.running import Running
 from tests.support.projects import make_project
 from tests.support.protos import written
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 HTTP_HANDLER = """
 import threading
 

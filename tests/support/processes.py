@@ -23,8 +23,8 @@ __all__ = ["SHARED_CACHE", "OvmsProcess", "environment", "free_ports", "run_ovms
 
 SHARED_CACHE = Path(tempfile.gettempdir()) / f"ovmstrio-tests-{os.getuid()}"
 """What is remembered of one run of the tests serves the next one, so that the same models are not tried again."""
-START_TIMEOUT_SECONDS = 60
-STOP_TIMEOUT_SECONDS = 30
+START_TIMEOUT_SECONDS = 180
+STOP_TIMEOUT_SECONDS = 120
 
 
 def free_ports(count: int) -> list[int]:

@@ -11,7 +11,7 @@ __all__ = ["until"]
 
 
 async def until(true: Callable[[], Any]) -> None:
-    """Return once something holds that a thread or a process brings about; fails after half a minute."""
-    with trio.fail_after(30):
+    """Return once something holds that a thread or a process brings about; fails after two minutes."""
+    with trio.fail_after(120):
         while not true():  # noqa: ASYNC110 - user code elsewhere sets no event of trio's
             await trio.sleep(0.001)

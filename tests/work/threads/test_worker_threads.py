@@ -273,11 +273,18 @@ async def test_a_call_is_a_checkpoint() -> None:
 
 async def test_a_caller_may_leave_its_call_to_itself() -> None:
     """Which goes on in its thread, while the caller goes on at once."""
-    may_end = threading.Event()
+    begun, may_end = threading.Event(), threading.Event()
     ended: list[bool] = []
+
+    def work() -> None:
+        begun.set()
+        ended.append(may_end.wait(60))
+
     async with pool(grace_seconds=60) as threads:
-        with trio.move_on_after(0.01):
-            await threads.call(lambda: ended.append(may_end.wait(5)), may_leave=True)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(threads.call, work, may_leave=True))
+            await until(begun.is_set)
+            nursery.cancel_scope.cancel()
         assert ended == []
         may_end.set()
         await until(lambda: ended == [True])
@@ -287,11 +294,18 @@ async def test_a_caller_may_leave_its_call_to_itself() -> None:
 
 async def test_a_strict_pool_has_no_more_threads_than_it_may() -> None:
     """What does not come back keeps its place; others wait for it."""
-    may_end = threading.Event()
+    begun, may_end = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        may_end.wait(60)
+
     done: list[int] = []
     async with pool(limit=1, grace_seconds=0.01, is_strict=True) as threads, trio.open_nursery() as nursery:
-        with trio.move_on_after(0.01):
-            await threads.call(may_end.wait, 5)
+        async with trio.open_nursery() as leaving:
+            leaving.start_soon(threads.call, wait)
+            await until(begun.is_set)
+            leaving.cancel_scope.cancel()
         nursery.start_soon(threads.call, done.append, 1)
         with trio.move_on_after(0.05):
             await until(lambda: done)

@@ -12,7 +12,7 @@ import trio
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 from ovmstrio.work.user_code.pumps import ThreadPump
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 async def test_a_generator_that_is_left_as_its_turn_has_just_ended_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
