@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from benchmarks.genai_faults import killed_engine, leaving_clients
+from benchmarks.genai_poison import poisoned_step
 from benchmarks.models import trivial, write_repository
 from benchmarks.processes import Server, cpu_of_tree, ovms
 from benchmarks.report import Row
@@ -28,7 +29,7 @@ from benchmarks.report import Row
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["run"]
+__all__ = ["TOKENS", "ask", "run", "served"]
 
 STREAMS = 8
 TOKENS = 64
@@ -92,28 +93,31 @@ def _bare_runs(folder: Path) -> Iterator[Callable[[str], float]]:
 # The server
 
 
-def _served(repository: Path) -> tuple[Path, Path]:
-    """Write the real model beside a trivial one; gives the configuration and the model's folder."""
+def served(repository: Path, *, sleeps: bool = True) -> tuple[Path, Path]:
+    """Write the real model beside a trivial one, and once more as one that ``sleeps`` while nobody asks it.
+
+    Gives the configuration and the model's folder.
+    """
     prepare = [sys.executable, "-m", "ovms_cli", "prepare", "--sample", "chat", "--repository", str(repository)]
     subprocess.run(prepare, check=True, capture_output=True)
     folder = repository / "chat"
     config = write_repository(repository, {"trivial": trivial()}, {})
     document = json.loads(config.read_text())
     model = {"base_path": str(folder), "task": "text_generation", "plugin_config": _THREADS, "cache_size": 1}
-    document["text_model_config_list"] = [
-        {"config": {"name": "chat", **model}},
-        {"config": {"name": "idle", **model, "idle_unload_seconds": 1}},
-    ]
+    entries = [{"name": "chat", **model}]
+    if sleeps:
+        entries.append({"name": "idle", **model, "idle_unload_seconds": 1})
+    document["text_model_config_list"] = [{"config": entry} for entry in entries]
     config.write_text(json.dumps(document))
     return config, folder
 
 
-def _ask(server: Server, text: str, tokens: int = TOKENS, model: str = "chat") -> float:
+def ask(port: int, text: str, tokens: int = TOKENS, model: str = "chat") -> float:
     """Have a text made as a stream, to its end; gives the seconds until its first token."""
     body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": tokens, "ignore_eos": True}
     body |= {"stream": True, "temperature": 0}
     started, first = time.perf_counter(), 0.0
-    url = f"http://127.0.0.1:{server.rest}/v3/chat/completions"
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
     with httpx.stream("POST", url, json=body, timeout=120) as answer:
         answer.raise_for_status()
         for line in answer.iter_lines():
@@ -125,7 +129,7 @@ def _tokens_a_second(server: Server) -> float:
     """Give tokens per second of CPU of 8 streams at once, of the server and its engine together."""
     before = cpu_of_tree(server.process)
     with ThreadPoolExecutor(STREAMS) as pool:
-        list(pool.map(lambda text: _ask(server, text), ASKED))
+        list(pool.map(lambda text: ask(server.rest, text), ASKED))
     return STREAMS * TOKENS / (cpu_of_tree(server.process) - before)
 
 
@@ -148,7 +152,7 @@ def _generating(server: Server) -> Iterator[None]:
 
     def keep(text: str) -> None:
         while not over.is_set():
-            _ask(server, text)
+            ask(server.rest, text)
 
     with ThreadPoolExecutor(STREAMS) as pool:
         for text in ASKED:
@@ -197,7 +201,7 @@ def _warm_prefix(server: Server) -> Row:
         costs = []
         for last in ("first", "second"):
             before = cpu_of_tree(server.process)
-            _ask(server, f"{text} {last}", tokens=1)
+            ask(server.rest, f"{text} {last}", tokens=1)
             costs.append(cpu_of_tree(server.process) - before)
         ratios.append((costs[1] / costs[0], *costs))
     ratio, cold, warm = (statistics.median(each[index] for each in ratios) for index in range(3))
@@ -213,7 +217,7 @@ def _idle_unload(server: Server) -> Row:
 
     memory = []
     for _ in range(ROUNDS + 1):
-        _ask(server, "Hi", tokens=4, model="idle")
+        ask(server.rest, "Hi", tokens=4, model="idle")
         deadline = time.monotonic() + 30
         while engines() > 1 and time.monotonic() < deadline:
             threading.Event().wait(0.1)
@@ -226,11 +230,11 @@ def _idle_unload(server: Server) -> Row:
 def run() -> list[Row]:
     """Measure one server."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        config, folder = _served(Path(name))
+        config, folder = served(Path(name))
         bare = stack.enter_context(_bare_runs(folder))
         server = stack.enter_context(ovms(config))
         rows = [*_costs(server, bare), *_neighbours(server), _warm_prefix(server), _idle_unload(server)]
-        return [*rows, leaving_clients(server), *killed_engine(server)]
+        return [*rows, leaving_clients(server), *killed_engine(server), *poisoned_step(folder)]
 
 
 if __name__ == "__main__":

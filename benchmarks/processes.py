@@ -35,7 +35,7 @@ __all__ = [
     "service",
 ]
 
-READY_WITHIN_SECONDS = 60
+READY_WITHIN_SECONDS = 180
 KSERVE = "inference.GRPCInferenceService"
 
 
@@ -104,7 +104,7 @@ def cpu_of_tree(process: psutil.Process) -> float:
 
 
 @contextlib.contextmanager
-def ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def ended(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> Iterator[None]:
     """End a process with the block, gently if it can be."""
     try:
         yield

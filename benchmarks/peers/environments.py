@@ -17,7 +17,9 @@ _WANTED: Final = {
     "mlserver": "mlserver>=1.7,<2",
     "litserve": "litserve>=0.2.17,<0.3",
     "bentoml": "bentoml>=1.4,<2",
+    "xllamacpp": "xllamacpp>=2026.10,<2027",
 }
+_WITHOUT_OPENVINO: Final = {"xllamacpp"}
 _INSTALL_SECONDS: Final = 1_800
 
 
@@ -30,7 +32,7 @@ def python_of(peer: str) -> Path:
     folder = user_cache_path("ovmstrio") / "benchmarks" / "peers" / peer
     python, complete = folder / "bin" / "python", folder / "complete"
     # The version of OpenVINO is what makes the models alike.
-    packages = [_WANTED[peer], f"openvino=={version('openvino')}"]
+    packages = [_WANTED[peer], *([] if peer in _WITHOUT_OPENVINO else [f"openvino=={version('openvino')}"])]
     if not complete.exists() or complete.read_text() != " ".join(packages):
         print(f"installing {peer} into {folder}", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=_INSTALL_SECONDS)

@@ -276,6 +276,7 @@ async def test_rules_for_administrators_are_those_that_change_the_server(tmp_pat
         "/v2/profile",
     }
     assert {each.pattern.pattern for each in rules if each.need is Need.NOTHING} == {
+        "/health/?",
         "/v2/health/live/?",
         "/v2/health/ready/?",
     }

@@ -18,6 +18,7 @@ from ovmstrio.api.openai.chat import chat_rules
 from ovmstrio.api.openai.completions import completion_rules
 from ovmstrio.api.openai.embeddings import embedding_rules
 from ovmstrio.api.openai.error_forms import FORMS
+from ovmstrio.api.openai.health import openai_health_rules
 from ovmstrio.api.openai.models import model_rules
 from ovmstrio.api.openai.refused_paths import media_rules, unknown_path_rules
 from ovmstrio.api.openai.rerank import rerank_rules
@@ -39,6 +40,7 @@ _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
     rerank_rules,
     tokenize_rules,
     model_rules,
+    openai_health_rules,
     response_rules,
     transcription_rules,
     speech_rules,

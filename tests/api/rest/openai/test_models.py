@@ -120,3 +120,14 @@ async def test_the_document_of_all_calls_has_an_example_for_each_path_that_works
         assert told["description"] == f"models: {CHAT}"
         answer = await serving.post(path, json=told["requestBody"]["content"]["application/json"]["example"])
         assert answer.status_code == 200
+
+
+async def test_health_is_where_programs_that_measure_servers_of_text_look_for_it(serving: Serving) -> None:
+    """They need no more than the status; a server that drains is not healthy, and says why."""
+    answer = await serving.get("/health")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+    serving.plane.begin_drain()
+    answer = await serving.get("/health")
+    assert answer.status_code == 503
+    assert "the server is shutting down" in answer.text
