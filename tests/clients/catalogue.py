@@ -81,6 +81,7 @@ TEXT_CLIENTS: Final = (
     Client("dspy", "dspy_lm", "its language model, several texts"),
     Client("llm", "llm_command", "the command: events, conversations, schemas"),
     Client("lm_eval", "lm_eval_completions", "probabilities of prompts' tokens in batches, texts, chats"),
+    Client("aider-chat", "aider_command", "the command: a question about a file, as events"),
     Client("guidellm", "guidellm_load", "health, chats as events, side by side, and its report of them"),
     Client("cohere", "cohere_rerank", "scores"),
 )
