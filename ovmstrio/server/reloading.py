@@ -95,17 +95,26 @@ class Reloading:
     async def _reload_all(self, siblings: Siblings) -> bool:
         try:
             changed = await self.reload_here()
+        except ServerError:
+            # The others have not begun, and would go back to what was before the last reload.
+            await self._go_back()
+            raise
+        try:
             return any([changed, *await siblings.ask_all(RELOAD, limit_seconds=math.inf)])
         except ServerError:
             await self._restore_all(siblings)
             raise
 
-    async def _restore_all(self, siblings: Siblings) -> None:
-        """Have all processes go back; what goes wrong with that is logged."""
+    async def _go_back(self) -> None:
+        """Have this process go back; what goes wrong with that is logged."""
         try:
             await self.restore_here()
         except ServerError as error:
             log.error("what was served before cannot be served again", reason=error.message)  # noqa: TRY400 - told
+
+    async def _restore_all(self, siblings: Siblings) -> None:
+        """Have all processes go back; what goes wrong with that is logged."""
+        await self._go_back()
         try:
             await siblings.ask_all(RESTORE, limit_seconds=math.inf)
         except ServerError as error:
