@@ -20,8 +20,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-import orjson
-
 from ovmstrio.work.messages.regions import MappedFile, Region, RegionLease, RegionPool
 from ovmstrio.work.messages.value_codec import Encoded, decode
 
@@ -84,6 +82,8 @@ def swift_packet(head: list[Any], buffers: Sequence[Any]) -> bytes | None:
         head: JSON.
         buffers: whose bytes follow it; contiguous.
     """
+    import orjson  # noqa: PLC0415 - user code's own environment may have none, and no such messages
+
     try:
         text = orjson.dumps(head)
     except TypeError:
@@ -245,6 +245,8 @@ class MessagePackets:
 
 
 def _read_swift(rest: memoryview) -> Message:
+    import orjson  # noqa: PLC0415 - as above
+
     text_ends = _LENGTH_BYTES + int.from_bytes(rest[:_LENGTH_BYTES], "little")
     return Message(orjson.loads(rest[_LENGTH_BYTES:text_ends]), tail=rest[text_ends:])
 

@@ -356,9 +356,9 @@ async def test_a_stream_that_nobody_reads_any_more_is_cancelled(capsys: pytest.C
         async with trio.open_nursery() as nursery:
             request = HttpRequest("POST", "", tasks=nursery)
             make = partial(generate._stream, plane, InferRequest("m", ""))
-            receive: Any = (await answer_with_events(request, make, generate.error_event)).body
-            assert b"7" in await receive.receive()
+            body: Any = (await answer_with_events(request, make, generate.error_event)).body
+            assert b"7" in await anext(body)
             await trio.testing.wait_all_tasks_blocked()
-            receive.close()
+            await body.aclose()
     assert plane.ends == ["Cancelled"]
     assert "stream failed" not in capsys.readouterr().out

@@ -301,7 +301,7 @@ async def test_a_body_above_the_limit_is_refused_with_the_numbers(tmp_path: Path
 
 
 async def test_an_overloaded_servable_says_when_to_come_again(tmp_path: Path) -> None:
-    """A full queue is 429 with ``Retry-After``, and a failing model 500 with its text."""
+    """A full queue is 429 with ``Retry-After``, in whole seconds that are not too few."""
     from ovmstrio.core.errors import Overloaded
 
     async def load(spec: ModelSpec, version: int, directory: Path) -> Any:
@@ -317,7 +317,7 @@ async def test_an_overloaded_servable_says_when_to_come_again(tmp_path: Path) ->
     async with serving_rest(tmp_path, loader=load) as server:
         answer = await server.post(INFER, content=BODY)
     assert (answer.status_code, answer.json()) == (429, {"error": "the queue is full"})
-    assert answer.headers["retry-after"] == "2"
+    assert answer.headers["retry-after"] == "3"
 
 
 @pytest.mark.parametrize("extra", [(), ("Origin: http://elsewhere",)], ids=["lane", "application"])
