@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ovmstrio.openvino.engine import sentences
 from ovmstrio.openvino.engine.sentences import MOST_CHARACTERS, sentences_of
 
 
@@ -36,6 +39,35 @@ def test_a_long_sentence_is_cut_at_a_pause_else_between_words_else_anywhere() ->
     assert [part.split()[-1] for part in sentences_of(clauses)] == ["end,", "end,", "end"]
     assert {part.split()[-1] for part in sentences_of(words)} == {"word"}
     assert [len(part) for part in sentences_of("x" * 700)] == [300, 300, 100]
+
+
+@pytest.mark.parametrize("letter", ["\u5b57", "\uac00", "\U0001f602"])
+def test_what_is_a_syllable_or_a_word_each_is_cut_earlier(letter: str) -> None:
+    """As it is spoken for longer."""
+    assert [len(part) for part in sentences_of(letter * 130)] == [60, 60, 10]
+    assert [len(part) for part in sentences_of("\u5b57" * 50 + "\uff0c" + "\u5b57" * 20)] == [51, 20]
+
+
+class _Counting:
+    """An expression that notes how many characters it was to look at."""
+
+    def __init__(self, expression: re.Pattern[str]) -> None:
+        self._expression = expression
+        self.looked = 0
+
+    def search(self, text: str) -> re.Match[str] | None:
+        self.looked += len(text)
+        return self._expression.search(text)
+
+
+def test_a_text_of_abbreviations_alone_is_not_read_over_and_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a long one would hold up everybody for a minute."""
+    counting = _Counting(sentences._ABBREVIATED)
+    monkeypatch.setattr(sentences, "_ABBREVIATED", counting)
+    text = "A. " * 2000
+
+    assert "".join(sentences_of(text)).count("A") == 2000
+    assert 0 < counting.looked < 10 * len(text)
 
 
 @given(st.text(alphabet=st.sampled_from("ab1. ,;!?\n\"'()\u2026\u3002"), max_size=1500))
