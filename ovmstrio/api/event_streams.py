@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.http import Headers, HttpRequest
 
-__all__ = ["EventSink", "answer_with_events"]
+__all__ = ["UNBUFFERED", "EventSink", "answer_with_events"]
 
 log = structlog.get_logger(__name__)
+
+UNBUFFERED: Final = ("x-accel-buffering", "no")
+"""A field that has proxies hand on what comes at once, where they know it."""
 
 _EVENT_HEADERS: Final[Headers] = (
     ("content-type", "text/event-stream; charset=utf-8"),
     ("cache-control", "no-cache"),
-    ("x-accel-buffering", "no"),
+    UNBUFFERED,
 )
 
 

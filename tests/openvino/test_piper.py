@@ -11,7 +11,7 @@ import pytest
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.openvino.engine.piper import PiperSpeaker, UnusableVoice
 from ovmstrio.openvino.engine.speakers import bounded_memory
-from tests.support.tiny_speakers import heard_letters, write_tiny_piper
+from tests.support.tiny_speakers import PIPER_SAMPLES, heard_letters, write_tiny_piper
 
 ESPEAK = {"phoneme_type": "espeak", "espeak": {"voice": "en-us"}}
 
@@ -41,6 +41,32 @@ def test_clauses_are_spoken_with_the_marks_between_them(program: Path, tmp_path:
 
     assert heard_letters(speaker.say("Ever tried, ever failed: so what?", "", "", 1.0)[0]) == "E t, e f: s w?"
     assert heard_letters(speaker.say("No matter", "", "", 1.0)[0]) == "N m"
+
+
+@pytest.mark.parametrize(("speed", "runs"), [(1.0, 3), (2.0, 3), (0.5, 5), (0.05, 24)])
+def test_what_has_many_phonemes_is_spoken_in_several_runs(tmp_path: Path, speed: float, runs: int) -> None:
+    """For the memory of one grows with them, and with how slowly they are spoken."""
+    speaker = _speaker(tmp_path / "voice")
+    samples, _ = speaker.say("x" * 1200, "", "", speed)
+    words, _ = speaker.say("abc " * 200, "", "", 1.0)
+
+    # A mark on either side of each letter, and those at the ends of runs.
+    assert len(samples) == (2 * 1200 + 3 * runs) * round(PIPER_SAMPLES / speed)
+    assert heard_letters(words) == "abc " * 200
+
+
+def test_marks_of_the_voice_are_not_taken_from_texts(tmp_path: Path) -> None:
+    """Where they have other meanings, and would end the sentence."""
+    samples, _ = _speaker(tmp_path / "voice").say("a$b^c_d", "", "", 1.0)
+
+    assert len(samples) == (2 * len("abcd") + 3) * PIPER_SAMPLES
+
+
+def test_a_program_that_writes_what_is_no_text_is_heard_as_far_as_it_is_one(program: Path, tmp_path: Path) -> None:
+    """Nobody else's text fails for it."""
+    program.write_text("#!/bin/sh\ncat >/dev/null; printf 'a\\377b\\n'\n")
+
+    assert heard_letters(_speaker(tmp_path / "voice", **ESPEAK).say("No", "", "", 1.0)[0]) == "ab"
 
 
 def test_a_voice_that_needs_the_program_is_not_loaded_without_it(
@@ -77,6 +103,7 @@ def test_the_real_program_makes_phonemes(tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({"audio": {}}, "does not describe a voice of Piper"),
+        ({"audio": {"sample_rate": 0}}, r"audio\.sample_rate should be from 8000 to 192000: got 0"),
         ({"phoneme_id_map": {"_": [0], "^": [1]}}, r"phoneme_id_map has no \$"),
         ({"phoneme_type": "espeak", "espeak": None}, r"espeak\.voice"),
     ],

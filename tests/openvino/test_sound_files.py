@@ -22,7 +22,7 @@ def _write(form: str, rate: int, *, is_streamed: bool) -> list[bytes]:
     return [*parts, writer.close()]
 
 
-@pytest.mark.parametrize("rate", [16_000, 22_050, 24_000])
+@pytest.mark.parametrize("rate", [16_000, 20_000, 22_050, 24_000])
 @pytest.mark.parametrize("form", ["wav", "flac", "mp3", "opus"])
 def test_what_is_streamed_can_be_read_as_what_is_whole(form: str, rate: int) -> None:
     """As long as it is, and as loud; a whole file comes at its end, a streamed one with each part."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import pytest
@@ -10,26 +9,8 @@ import pytest
 from ovmstrio.openvino.engine import hearing
 from ovmstrio.openvino.engine.hearing import HeardWindow
 from ovmstrio.openvino.engine.transcription_program import serve
-from ovmstrio.work.messages.message_packets import Message
 from tests.support.recordings import wave_file
-
-
-class _Channel:
-    """Has messages of a server, and takes what is said to it."""
-
-    def __init__(self, *messages: list[Any]) -> None:
-        self._messages = deque(Message(list(each)) for each in enumerate(messages, start=2))
-        self.sent: dict[int, Any] = {}
-
-    def receive(self) -> Message | None:
-        return self._messages.popleft() if self._messages else None
-
-    def has_message(self) -> bool:
-        return bool(self._messages)
-
-    def send(self, value: Any) -> None:
-        number, said = value
-        self.sent[number] = said
+from tests.support.scripted_channel import ScriptedChannel
 
 
 class _Hearing:
@@ -53,7 +34,7 @@ def test_a_window_of_a_recording_that_is_closed_already_ends_no_others(monkeypat
     monkeypatch.setattr(hearing, "Hearing", _Hearing)
     wanted = {"translates": False, "language": "", "prompt": "", "temperature": 0, "has_segments": False}
     opening = [wave_file(1.0), wanted | {"has_words": False}]
-    channel: Any = _Channel(
+    channel: Any = ScriptedChannel(
         ["open", 1, *opening], ["open", 2, *opening], ["close", 1], ["part", 1], ["part", 2], ["close", 2]
     )
 

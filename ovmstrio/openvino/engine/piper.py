@@ -36,7 +36,12 @@ _LETTERS: Final = "text"
 _BEGIN, _PAD, _END = "^", "_", "$"
 _CLAUSE: Final = re.compile(r"([^,;:.!?…]+(?:[,;:.!?…]+(?=\S)[^,;:.!?…]*)*)([,;:.!?…]*)\s*")
 _OTHER_LANGUAGE: Final = re.compile(r"\([a-z-]+\)")
+_RATES: Final = range(8_000, 192_001)
 _PRECISION: Final = "INFERENCE_PRECISION_HINT"
+_MOST_PHONEMES: Final = 500
+"""Of one run of the network, at the voice's own speed: a few characters may be many of them, as pictures and numbers
+are, and memory grows with them."""
+_LEAST_PHONEMES: Final = 50
 _NOISE, _LENGTH, _NOISE_OF_LENGTH = 0.667, 1.0, 0.8
 
 
@@ -89,7 +94,12 @@ class PiperSpeaker:
     def say(self, sentence: str, voice: str, language: str, speed: float) -> tuple[Samples, int]:
         """Speak a sentence, as :meth:`Speaker.say` says."""
         del language
-        numbers = self._numbers_of("".join(self._spoken(sentence)))
+        most = max(_LEAST_PHONEMES, int(_MOST_PHONEMES * min(1.0, speed)))
+        runs = _runs_of(self._known(self._spoken(sentence)), most)
+        return np.concatenate([self._say_run(each, voice, speed) for each in runs]), self._rate
+
+    def _say_run(self, phonemes: str, voice: str, speed: float) -> Samples:
+        numbers = self._numbers_of(phonemes)
         scales = [self._scales["noise_scale"], self._scales["length_scale"] / speed, self._scales["noise_w"]]
         inputs: list[Any] = [
             np.array([numbers], np.int64),
@@ -103,25 +113,39 @@ class PiperSpeaker:
             sound: Samples = np.array(next(iter(made.values())), np.float32).reshape(-1)
         except RuntimeError as error:
             raise ModelFailure(f"the model failed: {reason_of(error)}") from error
-        return np.clip(np.nan_to_num(sound), -1, 1), self._rate
+        return np.clip(np.nan_to_num(sound), -1, 1)
 
-    def _spoken(self, sentence: str) -> list[str]:
+    def _spoken(self, sentence: str) -> str:
         """Give phonemes, with the marks between clauses, by which the voice rises and falls."""
         if self._phonemes is None:
-            return [sentence]
+            return sentence
         said = []
         for clause, marks in _CLAUSE.findall(sentence):
             said.append(_run_espeak(self._phonemes, clause))
             said.append(f"{marks[:1].replace('…', '.')} " if marks else " ")
-        return ["".join(said).rstrip()]
+        return "".join(said).rstrip()
+
+    def _known(self, phonemes: str) -> str:
+        """Leave out what the voice has no numbers for, and its own marks, which texts have for other things."""
+        spoken = self._numbers.keys() - {_BEGIN, _PAD, _END}
+        return "".join(each for each in unicodedata.normalize("NFD", phonemes) if each in spoken)
 
     def _numbers_of(self, phonemes: str) -> list[int]:
         pad = self._numbers[_PAD]
         found = [*self._numbers[_BEGIN], *pad]
-        for phoneme in unicodedata.normalize("NFD", phonemes):
-            if phoneme in self._numbers:
-                found += [*self._numbers[phoneme], *pad]
+        for phoneme in phonemes:
+            found += [*self._numbers[phoneme], *pad]
         return [*found, *self._numbers[_END]]
+
+
+def _runs_of(phonemes: str, most: int) -> list[str]:
+    """Cut what is too long for one run of the network, between words where that is possible."""
+    runs = []
+    while len(phonemes) > most:
+        at = phonemes.rfind(" ", most // 2, most) + 1 or most
+        runs.append(phonemes[:at])
+        phonemes = phonemes[at:]
+    return [*runs, phonemes]
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -129,11 +153,13 @@ def _read_config(path: Path) -> dict[str, Any]:
         config: Any = json.loads(path.read_bytes())
         known = config["phoneme_id_map"]
         missing = [mark for mark in (_BEGIN, _PAD, _END) if mark not in known]
-        int(config["audio"]["sample_rate"])
+        rate = int(config["audio"]["sample_rate"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UnusableVoice(f"{path} does not describe a voice of Piper: {error!r:.200}") from error
     if missing:
         raise UnusableVoice(f"{path}: phoneme_id_map has no {' and no '.join(missing)}")
+    if rate not in _RATES:
+        raise UnusableVoice(f"{path}: audio.sample_rate should be from {_RATES[0]} to {_RATES[-1]}: got {rate}")
     described: dict[str, Any] = config
     return described
 
@@ -165,7 +191,7 @@ def _run_espeak(language: str, clause: str) -> str:
         raise ModelFailure(f"{_PROGRAM} made no phonemes: {error}") from error
     if done.returncode:
         raise ModelFailure(f"{_PROGRAM} made no phonemes: {done.stderr.decode(errors='replace').strip()[-200:]}")
-    return " ".join(_OTHER_LANGUAGE.sub("", done.stdout.decode()).split())
+    return " ".join(_OTHER_LANGUAGE.sub("", done.stdout.decode(errors="replace")).split())
 
 
 def _languages_of(config: Mapping[str, Any]) -> tuple[str, ...]:

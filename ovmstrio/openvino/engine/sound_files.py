@@ -17,7 +17,11 @@ _PCM_RATE: Final = 24_000
 """Samples a second that OpenAI's clients expect where nothing tells the rate."""
 
 _CODED: Final = {"flac": ("FLAC", "PCM_16"), "mp3": ("MP3", "MPEG_LAYER_III"), "opus": ("OGG", "OPUS")}
-_OPUS_RATE: Final = 24_000
+_RATES: Final = {
+    "mp3": (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000),
+    "opus": (_PCM_RATE,),
+}
+"""Samples a second that these can have, of which opus has few, and a voice needs no higher one; others are changed."""
 _OPEN_ENDED: Final = 0xFFFFFFFF
 _FLOAT: Final = 3
 _BYTES: Final = 4
@@ -106,10 +110,9 @@ class _Coded:
         kind, coding = _CODED[form]
         self._is_streamed = is_streamed
         self._resampler = None
-        if form == "opus" and rate != _OPUS_RATE:
-            # It has few rates, of which a voice needs no higher one.
-            self._resampler = soxr.ResampleStream(rate, _OPUS_RATE, 1, dtype="float32")
-            rate = _OPUS_RATE
+        if rate not in _RATES.get(form, (rate,)):
+            self._resampler = soxr.ResampleStream(rate, _PCM_RATE, 1, dtype="float32")
+            rate = _PCM_RATE
         self._sink = _Sink()
         # Programs guess the length of what has one rate of bits, of which the head does not tell the number.
         rates = {"bitrate_mode": "CONSTANT", "compression_level": 0.6} if form == "mp3" else {}

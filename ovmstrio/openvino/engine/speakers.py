@@ -129,7 +129,7 @@ class PipelineSpeaker:
         try:
             made = self._pipeline.generate(sentence, embedding, **options)
             return np.array(made.speeches[0].data, np.float32).reshape(-1), made.output_sample_rate
-        except RuntimeError as error:
+        except Exception as error:  # the library's come as those of Python that resemble them
             reason = reason_of(error)
             # What it was doing would stay in its state.
             self._pipeline = self._make()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.extras import Extra, way_to_install
@@ -28,11 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
+_MOST_WHOLE_SECONDS: Final = 1800
+"""Of a file that is kept until its end, so that its head can tell its length."""
+
 
 class _Spoken:
     """A text that is being spoken: its sentences that are left, and the file that they go into."""
 
-    __slots__ = ("form", "is_streamed", "language", "sentences", "speed", "voice", "writer")
+    __slots__ = ("form", "is_streamed", "language", "seconds", "sentences", "speed", "voice", "writer")
 
     def __init__(self, sentences: list[str], asked: dict[str, Any]) -> None:
         self.sentences = deque(sentences)
@@ -42,6 +45,18 @@ class _Spoken:
         self.form: str = asked["form"]
         self.is_streamed: bool = asked["is_streamed"]
         self.writer: SoundWriter | None = None
+        self.seconds = 0.0
+
+    def lasts_longer(self, seconds: float) -> None:
+        """Count what has been spoken.
+
+        Raises:
+            InvalidField: it is more than is kept of a whole file.
+        """
+        self.seconds += seconds
+        if not self.is_streamed and self.seconds > _MOST_WHOLE_SECONDS:
+            most = f"a whole file may be {_MOST_WHOLE_SECONDS // 60} minutes long"
+            raise InvalidField(f"{most}: have it streamed (stream_format: audio), or shorten the input", field="input")
 
 
 class _Program(TurnProgram[_Spoken]):
@@ -64,6 +79,7 @@ class _Program(TurnProgram[_Spoken]):
         del number
         sentence = opened.sentences.popleft()
         samples, rate = self._speaker.say(sentence, opened.voice, opened.language, opened.speed)
+        opened.lasts_longer(len(samples) / rate)
         if opened.writer is None:
             opened.writer = sound_writer(opened.form, rate, is_streamed=opened.is_streamed)
         audio = opened.writer.write(samples)

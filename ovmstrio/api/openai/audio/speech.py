@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ovmstrio.api.deadlines import deadline_of
-from ovmstrio.api.event_streams import answer_with_events
+from ovmstrio.api.event_streams import UNBUFFERED, answer_with_events
 from ovmstrio.api.openai.fields import Fields, shown
 from ovmstrio.api.openai.payload_paths import answer_payload
 from ovmstrio.api.openai.pieces import write_event
@@ -64,9 +64,9 @@ def speech_rules(api: OpenAIApi) -> list[Rule]:
         stream = partial(_stream, api, request, body, asked)
         if asked.has_events:
             return await answer_with_events(request, stream, api.form.event)
-        headers = (("content-type", _TYPES[asked.request.form]),)
+        headers: Headers = (("content-type", _TYPES[asked.request.form]),)
         if asked.request.is_streamed:
-            return await answer_with_events(request, stream, None, headers)
+            return await answer_with_events(request, stream, None, (*headers, UNBUFFERED))
         return await _answer_whole(api, request, body, asked.request, headers)
 
     return api.rules(_PATH, "POST", speak, has_tasks=True)

@@ -112,6 +112,7 @@ async def test_a_file_is_streamed_where_its_head_does_not_tell_its_length(
 
     assert (answer.content, answer.headers["content-type"]) == (ALL, kind)
     assert ("content-length" in answer.headers) is not is_streamed
+    assert ("x-accel-buffering" in answer.headers) is is_streamed
     assert [(asked.form.value, asked.is_streamed) for asked in _service(speaking).requests] == [(form, is_streamed)]
 
 

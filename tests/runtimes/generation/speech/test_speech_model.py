@@ -120,40 +120,49 @@ async def test_speakers_of_one_network_are_voices(serve_voice: ServeVoice, tmp_p
     assert heard == ["abc", "abc", "bcd"]
 
 
+async def stall(model: SpeechModel, *, task_status: trio.TaskStatus[None]) -> None:
+    """Have a book spoken, of which nobody takes more than the first sentence."""
+    async with model.speak(SpeechRequest(BOOK, form=SoundForm.PCM, is_streamed=True)) as speech:
+        assert (await anext(aiter(speech))).audio
+        task_status.started()
+        await trio.sleep_forever()
+
+
+async def test_no_more_texts_wait_than_may(serve_voice: ServeVoice) -> None:
+    """Not even behind those that nobody reads; when they leave there is room again."""
+    async with serve_voice(max_queue=1) as model:
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                await nursery.start(stall, model)
+            with pytest.raises(Overloaded, match="5 texts are being spoken or wait"):
+                await spoken(model, SpeechRequest("One too many."))
+            nursery.cancel_scope.cancel()
+        assert heard_letters((await sound(model, "Fail better."))[0]) == "Fail better."
+
+
 async def test_a_stream_has_a_part_a_sentence_and_no_more_than_its_client_takes(serve_voice: ServeVoice) -> None:
     """Who does not read holds up neither the process nor others, however many they are."""
     async with serve_voice() as model, trio.open_nursery() as nursery:
-
-        async def stall(*, task_status: trio.TaskStatus[None]) -> None:
-            asked = SpeechRequest(BOOK, form=SoundForm.PCM, is_streamed=True)
-            async with model.speak(asked) as speech:
-                assert (await anext(aiter(speech))).audio
-                task_status.started()
-                await trio.sleep_forever()
-
         for _ in range(6):
-            await nursery.start(stall)
+            await nursery.start(stall, model)
         assert heard_letters((await sound(model, "Fail better."))[0]) == "Fail better."
         assert model.open_requests == 6
         nursery.cancel_scope.cancel()
 
 
-async def test_texts_take_turns_in_a_bounded_queue_and_leave_with_their_clients(serve_voice: ServeVoice) -> None:
+async def test_texts_take_turns_and_leave_with_their_clients(serve_voice: ServeVoice) -> None:
     """A sentence does not wait for the end of a book, which ends with its client."""
     heard: list[str] = []
 
     async def say(model: SpeechModel) -> None:
         heard.append(heard_letters((await sound(model, "Next."))[0]))
 
-    async with serve_voice(max_queue=1) as model:
+    async with serve_voice() as model:
         pid = model.pid
         book = SpeechRequest(BOOK, form=SoundForm.PCM, is_streamed=True)
         async with trio.open_nursery() as nursery, model.speak(book) as speech:
             for _ in range(4):
                 nursery.start_soon(say, model)
-            await trio.testing.wait_all_tasks_blocked()
-            with pytest.raises(Overloaded, match="5 texts are being spoken or wait"):
-                await spoken(model, SpeechRequest("One too many."))
             async for _ in speech:
                 if len(heard) == 4:
                     break
