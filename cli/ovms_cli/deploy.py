@@ -66,10 +66,13 @@ def ray(
     """
     from ovmstrio.core.errors import ConfigError
 
-    args = {"config": str(config.resolve()), "settings": _settings(setting or ()), "ingress": _placement(ingress)}
+    args = {"config": str(config.absolute()), "settings": _settings(setting or ()), "ingress": _placement(ingress)}
     try:
-        from ovmstrio.cluster.ray.application import GRPC_SERVICERS, application
+        from ovmstrio.cluster.ray.application import GRPC_SERVICERS, PATHS, application
 
+        args["settings"] = {
+            key: str(Path(value).absolute()) if key in PATHS else value for key, value in args["settings"].items()
+        }
         built = application(args)
     except ConfigError as error:
         conclude(error.problems, "")

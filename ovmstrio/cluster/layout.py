@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.config.placement import PlacementSpec
+from ovmstrio.config.remote_entries import RemoteSpec
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 
@@ -47,6 +48,13 @@ class ServiceGroup:
     def has_sequences(self) -> bool:
         """Whether steps of sequences come to it."""
         return any(_has_sequences(service) for service in self.services)
+
+    def is_repeatable(self, kinds: Kinds) -> bool:
+        """Tell whether a call may be made once more of which nobody knows how far it came."""
+        # What a model of another server is there is not known here: it may be a graph, or have sequences.
+        is_unknown = any(isinstance(service, RemoteSpec) for service in self.services)
+        runs_user_code = any(kinds[service.kind].runs_user_code for service in self.services)
+        return not (self.has_sequences or is_unknown or runs_user_code)
 
     @property
     def shards(self) -> int:

@@ -65,7 +65,7 @@ class PlacementSpec(_Part):
         return self
 
 
-def read_placement(value: Any) -> tuple[PlacementSpec, tuple[Problem, ...]]:
+def read_placement(value: Any, key: str = "placement") -> tuple[PlacementSpec, tuple[Problem, ...]]:
     """Read what an entry says: a group's name, or an object; where something is wrong, all of that."""
     try:
         return PlacementSpec.model_validate({"group": value} if isinstance(value, str) else value), ()
@@ -73,7 +73,7 @@ def read_placement(value: Any) -> tuple[PlacementSpec, tuple[Problem, ...]]:
         return PlacementSpec(), tuple(
             Problem(
                 "the value cannot be used",
-                path=".".join(["placement", *map(str, fault["loc"])]),
+                path=".".join([key, *map(str, fault["loc"])]),
                 expected=f"a key of {', '.join(PlacementSpec.model_fields)}"
                 if fault["type"] == "extra_forbidden"
                 else expected_by(fault),

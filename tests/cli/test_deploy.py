@@ -72,6 +72,19 @@ def test_the_file_for_rays_own_commands_names_what_is_served(tmp_path: Path) -> 
 
 
 @needs_ray
+def test_paths_of_settings_are_written_so_that_they_mean_the_same_elsewhere(tmp_path: Path) -> None:
+    """The processes of a cluster begin in other folders."""
+    config, output = tmp_path / "current.json", tmp_path / "serve.yaml"
+    config.symlink_to(_configuration(tmp_path))
+    options = ["--setting", "cache_dir=kept", "--setting", "server_name=kept"]
+    done = run_ovms("deploy", "ray", str(config), "--output", str(output), *options, timeout=PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stderr
+    (application,) = yaml.safe_load(output.read_text())["applications"]
+    settings = {"cache_dir": str(Path.cwd() / "kept"), "server_name": "kept"}
+    assert application["args"] == {"config": str(config), "settings": settings, "ingress": {}}
+
+
+@needs_ray
 def test_what_a_cluster_cannot_serve_is_told_with_its_place(tmp_path: Path) -> None:
     """Before anything is deployed."""
     config = _configuration(tmp_path, stateful=True, placement={"autoscaling": {"max_replicas": 2}})

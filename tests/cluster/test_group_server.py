@@ -19,7 +19,7 @@ from ovmstrio.cluster.ray.grpc_paths import INFER
 from ovmstrio.cluster.ray.http_door import HttpHead
 from ovmstrio.cluster.ray.linked_services import answer_linked, describe_linked
 from ovmstrio.config.specs import ModelSpec, NodeInput, NodeOutput, PipelineNode, PipelineSpec
-from ovmstrio.core.errors import ConfigError, NotReady, ServerError
+from ovmstrio.core.errors import ConfigError, NotReady, NotSupported, ServerError
 from ovmstrio.core.http import HttpRequest
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.work.messages.error_codec import decode_error, encode_error
@@ -166,6 +166,38 @@ async def test_a_replica_that_cannot_load_does_not_start(tmp_path: Path) -> None
     assert raised.group_contains(
         ConfigError, match="the model's path does not exist", depth=2
     ) or raised.group_contains(ConfigError, match="the model's path does not exist")
+
+
+async def test_messages_that_are_too_large_are_refused(tmp_path: Path) -> None:
+    """As by the server's own listeners, and in both directions."""
+    ir.save(ir.dummy(), tmp_path, "m")
+    settings = {"max_message_size": 1024, "trial_load": "off"}
+    plan = ReplicaPlan("g", (ModelSpec(name="m", base_path=tmp_path / "m"),), settings=settings)
+    async with _serving(GroupServer(plan, _nobody)) as server:
+        assert _values(await server.grpc.answer(INFER, _infer("m", "b"))) == [2.0] * 10
+        refused = await server.grpc.answer(INFER, _infer("m", "b", (1, 1000)))
+        assert refused.status == 8
+        assert "is larger than the limit of 1024 bytes" in refused.text
+        send, receive = trio.open_memory_channel[bytes](1)
+        replies, _ = trio.open_memory_channel[bytes](1)
+        await send.send(_infer("m", "b", (1, 1000)))
+        ended = await server.grpc.stream(receive, replies)
+        assert ended is not None
+        assert (ended.status, ended.text) == (refused.status, refused.text)
+
+
+@pytest.mark.parametrize(("form", "kind"), [("openai", dict), ("ovms", str)])
+async def test_errors_of_openais_api_have_the_form_that_is_asked_for(tmp_path: Path, form: str, kind: type) -> None:
+    """Whoever refuses: the service's server, or the group with the doors before it."""
+    ir.save(ir.dummy(), tmp_path, "m")
+    settings = {"openai_errors": form, "trial_load": "off"}
+    plan = ReplicaPlan("g", (ModelSpec(name="m", base_path=tmp_path / "m"),), settings=settings)
+    async with _serving(GroupServer(plan, _nobody)) as server:
+        target, body = "/v3/chat/completions", {"model": "none", "messages": [{"role": "user", "content": "x"}]}
+        status, told = await _get(server, target, "POST", body)
+        assert (status, type(told["error"])) == (404, kind)
+        refused = await server.http.refuse(HttpRequest("POST", "", target=target), NotSupported("elsewhere"))
+        assert isinstance(orjson.loads(refused.body)["error"], kind)
 
 
 async def test_bodies_that_are_too_large_are_refused(tmp_path: Path) -> None:

@@ -116,6 +116,21 @@ def test_what_one_process_counts_is_not_served_by_several(many: Any) -> None:
     assert _members(_laid_out(_model("a", {"replicas": 1}, max_concurrency=2))) == {"a": ["a"]}
 
 
+def test_calls_are_made_once_more_only_where_nobody_can_have_begun_what_counts() -> None:
+    """Not where code of users runs, nor sequences go on, nor where another server may do either."""
+    remote = {"config": {"name": "r", "remote": "grpc://127.0.0.1:1", "placement": "elsewhere"}}
+    layout = _laid_out(
+        _model("a"), _model("b", stateful=True), remote, _model("c", "both"), pipelines=[_pipeline("p", "a")]
+    )
+    assert {group.name: group.is_repeatable(KINDS) for group in layout.groups if group.services} == {
+        "a": True,
+        "b": False,
+        "elsewhere": False,
+        "both": True,
+        "p": False,
+    }
+
+
 def test_sequences_are_shared_out_among_parts_of_a_group() -> None:
     """Each is a replica of its own, behind a group with the doors that knows them."""
     layout = _laid_out(_model("a", {"replicas": 3}, stateful=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import queue
 import subprocess
@@ -30,10 +31,23 @@ pytestmark = [
 ]
 
 PATIENCE_SECONDS = 120
+SERVICES = ["dag", "failing", "failing_near", "far", "kept", "near", "rolled", "spread"]
 ENOUGH = 60
 SEQUENCES = range(1, 7)
 EVERYWHERE = {"num_cpus": 0.1, "replicas": 2, "resources": {"place": 1}}
 HEAD = {"num_cpus": 0.1, "resources": {"head": 1}}
+
+LIMIT = 1_000_000
+
+HANDLER = """
+class Handler:
+    def handle_get(self):
+        return self.parts()
+
+    def parts(self):
+        yield "one "
+        raise RuntimeError("within its answer")
+"""
 
 GRAPH = """
 input_stream: "in"
@@ -88,6 +102,10 @@ def _configuration(root: Path, rolled: str) -> Path:
             {"name": "near", "base_path": ".", "graph_path": "graph.pbtxt", "placement": {**HEAD, "group": "ingress"}},
             {"name": "far", "base_path": ".", "graph_path": "graph.pbtxt", "placement": "callers"},
         ],
+        "handler_config_list": [
+            {"name": "failing", "path": "failing", "placement": {**HEAD, "group": "handlers"}},
+            {"name": "failing_near", "path": "failing", "placement": "ingress"},
+        ],
     }
     path = root / "config.json"
     path.write_text(json.dumps(document))
@@ -95,7 +113,8 @@ def _configuration(root: Path, rolled: str) -> Path:
 
 
 def _deployed(cluster: RayCluster, folder: Path, rolled: str) -> subprocess.CompletedProcess[str]:
-    return cluster.deploy(_configuration(folder, rolled), "--setting", f"sequence_store={folder / 'store'}")
+    settings = f"sequence_store={folder / 'store'}", f"max_message_size={LIMIT}"
+    return cluster.deploy(_configuration(folder, rolled), *(word for each in settings for word in ("--setting", each)))
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +126,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ir.save(ir.passthrough("FP32", (1, 10), input_name="b", output_name="a"), root, "new")
     ir.save(ir.accumulator(), root, "kept")
     (root / "graph.pbtxt").write_text(GRAPH)
+    (root / "failing").mkdir()
+    (root / "failing" / "handler.py").write_text(HANDLER)
+    (root / "failing" / "nucleus.yaml").write_text("type: python\npath: handler.py\n")
     return root
 
 
@@ -168,7 +190,7 @@ def test_models_answer_through_rays_proxies_over_both_protocols(rest: httpx.Clie
     assert grpc.infer("spread", [_input("b")], client_timeout=PATIENCE_SECONDS).as_numpy("a").tolist() == [[2.0] * 10]
     assert rest.get("/v2/health/ready").json() == {"ready": True}
     assert grpc.is_server_ready()
-    assert sorted(rest.get("/v1/config").json()) == ["dag", "far", "kept", "near", "rolled", "spread"]
+    assert sorted(rest.get("/v1/config").json()) == SERVICES
 
 
 def test_errors_keep_their_statuses_and_texts(rest: httpx.Client, grpc: Any) -> None:
@@ -185,6 +207,47 @@ def test_errors_keep_their_statuses_and_texts(rest: httpx.Client, grpc: Any) -> 
             grpc.infer(name, [_input(tensor, size)], client_timeout=PATIENCE_SECONDS)
         assert raised.value.status() == status
     assert rest.get("/metrics").status_code == 501
+
+
+def test_the_whole_answers_where_a_part_of_it_would_be_wrong(rest: httpx.Client) -> None:
+    """By whatever spelling it is asked; what nobody puts together is refused in the form of its API."""
+    assert sorted(each["name"] for each in rest.get("/v2/models/").json()["models"]) == SERVICES
+    assert rest.get("/health").json() == {"status": "ok"}
+    refused = rest.get("/v1/models")
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert 'place all models of text in the group "ingress"' in refused.json()["error"]["message"]
+    missing = rest.post("/v3/chat/completions", json={"messages": []})
+    assert (missing.status_code, missing.json()["error"]["param"]) == (400, "model")
+
+
+def test_steps_with_an_encoding_find_their_sequence(rest: httpx.Client) -> None:
+    """As any client may compress what it sends."""
+    inputs = [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 1.0]}]
+    document = {"inputs": inputs, "parameters": {"sequence_id": 77, "sequence_start": True, "sequence_end": True}}
+    body = gzip.compress(json.dumps(document).encode())
+    assert _first(rest.post("/v2/models/kept/infer", content=body, headers={"content-encoding": "gzip"})) == 1.0
+
+
+@pytest.mark.parametrize("name", ["spread", "near"])
+def test_what_is_too_large_is_refused_by_both_doors(rest: httpx.Client, grpc: Any, name: str) -> None:
+    """Whichever group has the service, and whether or not the size is said before."""
+    body = b" " * (LIMIT + 1)
+    for content in (body, iter([body[:LIMIT], body[LIMIT:]])):
+        refused = rest.post(f"/v2/models/{name}/infer", content=content)
+        assert (refused.status_code, f"the limit is {LIMIT}" in refused.text) == (413, True), refused.text
+    with pytest.raises(triton.InferenceServerException, match=f"is larger than the limit of {LIMIT} bytes") as raised:
+        grpc.infer(name, [_input("b", LIMIT)], client_timeout=PATIENCE_SECONDS)
+    assert raised.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
+
+
+@pytest.mark.parametrize("name", ["failing", "failing_near"])
+def test_an_answer_that_breaks_off_is_not_taken_for_whole(rest: httpx.Client, name: str) -> None:
+    """And its replica goes on."""
+    for _ in range(2):
+        with rest.stream("GET", f"/{name}") as answer, pytest.raises(httpx.RemoteProtocolError):
+            answer.read()
+        assert answer.status_code == 200
+    assert _first(_posted(rest, "near", "in")) == 2.0
 
 
 def test_graphs_and_dags_call_models_of_other_replicas(rest: httpx.Client) -> None:

@@ -48,6 +48,8 @@ def test_questions_are_answered_by_any_part_and_groups_of_one_need_no_look() -> 
     """What all parts have in common is told by the first."""
     assert grpc_shard(METADATA, b"", "m", 3) == "m-0-of-3"
     assert http_shard(HttpRequest("GET", "", target="/v2/models/m"), "m", 3) == "m-0-of-3"
+    assert http_shard(HttpRequest("OPTIONS", "", target="/v2/models/m/infer"), "m", 3) == "m-0-of-3"
+    assert http_shard(HttpRequest("HEAD", "", target="/v2/models/m"), "m", 3) == "m-0-of-3"
     assert grpc_shard(INFER, b"no message", "m", 1) == "m"
     assert http_shard(_posted("/v1/models/m:predict"), "m", 1) == "m"
 

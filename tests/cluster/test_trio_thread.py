@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import sniffio
+import structlog
+import structlog.testing
 import trio
 
 from ovmstrio.cluster.ray.trio_thread import TrioThread
@@ -151,6 +153,43 @@ def test_what_cannot_start_says_so_where_it_was_started() -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(ConfigError, match="no such model"):
                 await thread.start(program)
+            await thread.aclose()
+        assert thread.has_ended
+
+    asyncio.run(run())
+
+
+def test_what_fails_later_is_told_in_the_log() -> None:
+    """Nobody waits for it any more, and Ray starts another replica in its place."""
+
+    async def program(until: Any, *, task_status: trio.TaskStatus[str]) -> None:
+        task_status.started("begun")
+        await trio.lowlevel.checkpoint()
+        raise RuntimeError("a wire was loose")
+
+    async def run() -> None:
+        async with _bridge(program) as thread:
+            await asyncio.shield(thread._ended)
+            assert thread.has_ended
+
+    with structlog.testing.capture_logs() as told:
+        asyncio.run(run())
+    assert [(each["event"], str(each["exc_info"])) for each in told] == [
+        ("the server of a replica has failed", "a wire was loose")
+    ]
+
+
+def test_who_leaves_before_the_start_is_done_has_it_ended() -> None:
+    """No thread is left behind, however early that is."""
+
+    async def run() -> None:
+        thread = TrioThread()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            starting = asyncio.ensure_future(thread.start(_idle))
+            await asyncio.sleep(0)
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
             await thread.aclose()
         assert thread.has_ended
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 from ray import serve
 
-from ovmstrio.cluster.layout import lay_out, shard_names
+from ovmstrio.cluster.layout import INGRESS, lay_out, shard_names
 from ovmstrio.cluster.ray.group_server import ReplicaPlan
 from ovmstrio.cluster.ray.ingress import ClusterIngress
 from ovmstrio.cluster.ray.replica import GroupReplica
+from ovmstrio.config.documents import expected_by
+from ovmstrio.config.findings import shown
 from ovmstrio.config.ovms_json import parse_config
-from ovmstrio.config.placement import PlacementSpec
+from ovmstrio.config.placement import PlacementSpec, read_placement
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.table import KINDS
 from ovmstrio.server.settings import ServerSettings
@@ -23,9 +25,9 @@ if TYPE_CHECKING:
 
     from ray.serve import Application
 
-    from ovmstrio.cluster.layout import ServiceGroup
+    from ovmstrio.cluster.layout import ClusterLayout
 
-__all__ = ["GRPC_SERVICERS", "SETTINGS", "ClusterSettings", "application"]
+__all__ = ["GRPC_SERVICERS", "PATHS", "SETTINGS", "ClusterSettings", "application"]
 
 GRPC_SERVICERS: Final = ["ovmstrio.cluster.ray.grpc_services.add_services"]
 """What Ray's gRPC proxies have to be started with."""
@@ -52,6 +54,8 @@ SETTINGS: Final = frozenset(
     }
 )
 """The settings of a server that have a meaning in a replica: no ports, no TLS, no callers, no logs of its own."""
+PATHS: Final = frozenset({"cache_dir", "sequence_store"})
+"""Those of them that are paths, which are the same on each machine."""
 
 
 class ClusterSettings(BaseModel):
@@ -60,7 +64,7 @@ class ClusterSettings(BaseModel):
     Attributes:
         config: the configuration file, which has to be at the same path on each machine, as has all that it names.
         settings: of the replicas' servers, by the names of ``ovms serve``'s options.
-        ingress: the placement of the group with the doors, where no entry is placed there that says it.
+        ingress: the placement of the group with the doors, where it has no entries that say it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -77,18 +81,17 @@ def application(args: Mapping[str, Any]) -> Application:
 
     Raises:
         ConfigError: it cannot be served by a cluster; all that is in the way is told.
-        ValueError: the arguments are others.
     """
-    given = ClusterSettings.model_validate(args)
-    _check_settings(given.settings)
-    path = given.config.resolve()
+    given = _read_args(args)
+    settings = _read_settings(given.settings)
+    path = given.config.absolute()
     try:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError([Problem(f"the file cannot be read: {error.strerror}", str(path))]) from None
-    cache_dir = ServerSettings(**given.settings).cache_dir
-    layout = lay_out(parse_config(KINDS.values(), content, path, cache_dir=cache_dir), KINDS)
-    repeatable = [group.name for group in layout.groups if not _is_careful(group)]
+    layout = lay_out(parse_config(KINDS.values(), content, path, cache_dir=settings.get("cache_dir")), KINDS)
+    _check_ingress(given.ingress, layout)
+    repeatable = [group.name for group in layout.groups if group.is_repeatable(KINDS)]
     shards = {group.name: group.shards for group in layout.groups if group.shards > 1}
     bound: dict[str, dict[str, Application]] = {}
     for group in layout.groups:
@@ -99,22 +102,60 @@ def application(args: Mapping[str, Any]) -> Application:
         placement = given.ingress if is_ingress and not group.services else group.placement
         bound[group.name] = {}
         for name in shard_names(group.name, group.shards):
-            plan = ReplicaPlan(name, group.services, group.called, owners, given.settings, shards)
+            plan = ReplicaPlan(name, group.services, group.called, owners, settings, shards)
             deployment = _deployment(name, placement, ClusterIngress if is_ingress else GroupReplica, group.shards)
             bound[group.name][name] = deployment.bind(plan, handles, repeatable)
     return bound[layout.ingress.name][layout.ingress.name]
 
 
-def _check_settings(settings: dict[str, Any]) -> None:
-    unknown = sorted(settings.keys() - SETTINGS)
+def _read_args(args: Mapping[str, Any]) -> ClusterSettings:
+    ingress, problems = read_placement(args.get("ingress", {}), INGRESS)
+    try:
+        given = ClusterSettings.model_validate({**args, "ingress": ingress})
+    except ValidationError as error:
+        problems = (*problems, *_problems_of(error, f"one of {', '.join(ClusterSettings.model_fields)}"))
+    if problems:
+        raise ConfigError(problems)
+    return given
+
+
+def _read_settings(given: dict[str, Any]) -> dict[str, Any]:
+    """Give the settings of a replica's server, as they are said, but for paths."""
+    unknown = sorted(given.keys() - SETTINGS)
     if unknown:
         text = f"settings that have no meaning in a replica: {', '.join(unknown)}"
         raise ConfigError([Problem(text, path="settings", expected=f"some of {', '.join(sorted(SETTINGS))}")])
+    try:
+        read = ServerSettings(**given)
+    except ValidationError as error:
+        raise ConfigError(_problems_of(error, "", "settings")) from None
+    return given | {name: getattr(read, name).absolute() for name in PATHS & given.keys() if getattr(read, name)}
 
 
-def _is_careful(group: ServiceGroup) -> bool:
-    """Tell whether a call must not be made once more of which nobody knows how far it came."""
-    return group.has_sequences or any(KINDS[service.kind].runs_user_code for service in group.services)
+def _problems_of(error: ValidationError, known: str, *place: str) -> list[Problem]:
+    return [
+        Problem(
+            "the value cannot be used",
+            path=".".join([*place, *map(str, fault["loc"])]),
+            expected=known if fault["type"] == "extra_forbidden" else expected_by(fault),
+            found=shown(fault["input"]),
+        )
+        for fault in error.errors(include_url=False)
+    ]
+
+
+def _check_ingress(placement: PlacementSpec, layout: ClusterLayout) -> None:
+    """See that what is said of the group with the doors is not for nothing."""
+    group = layout.ingress
+    if not placement.model_fields_set:
+        return
+    if placement.group not in {"", INGRESS}:
+        text = f'the group in front of all others is "{INGRESS}", and called nothing else'
+        raise ConfigError([Problem(text, path=f"{INGRESS}.group", found=placement.group)])
+    if group.services:
+        text = f'the group "{group.name}" has the doors, and services, whose entries say its placement'
+        suggestion = f'say it in the "placement" of "{group.services[0].name}"'
+        raise ConfigError([Problem(text, path=INGRESS, suggestion=suggestion)])
 
 
 def _deployment(name: str, placement: PlacementSpec, replica: type[GroupReplica], shards: int) -> Any:

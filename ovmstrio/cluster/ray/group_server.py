@@ -117,8 +117,9 @@ class GroupServer:
             running = await nursery.start(serve)
             self.plane = running.plane
             size = plan.settings.max_message_size
-            self.http = HttpDoor(make_router(running.plane, size), self.tasks, size)
-            self.grpc = GrpcDoor(running.plane)
+            router = make_router(running.plane, size, openai_errors=plan.settings.openai_errors)
+            self.http = HttpDoor(router, self.tasks, size)
+            self.grpc = GrpcDoor(running.plane, size)
             task_status.started(running)
         self.tasks.cancel_scope.cancel()
 

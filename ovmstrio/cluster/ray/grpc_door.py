@@ -48,9 +48,15 @@ class GrpcAnswer(NamedTuple):
 
 
 class GrpcDoor:
-    """Answers the calls of KServe's and TensorFlow Serving's gRPC over a data plane, on the trio side."""
+    """Answers the calls of KServe's and TensorFlow Serving's gRPC over a data plane, on the trio side.
 
-    def __init__(self, plane: DataPlane) -> None:
+    Args:
+        plane: what is served.
+        max_message_bytes: larger messages are refused, in either direction.
+    """
+
+    def __init__(self, plane: DataPlane, max_message_bytes: int) -> None:
+        self._max_message_bytes = max_message_bytes
         services = InferenceService(plane, Changes(allows_remote=False)), PredictionService(plane), ModelService(plane)
         handlers: dict[str, Handler] = {}
         for service in services:
@@ -75,7 +81,8 @@ class GrpcDoor:
             replies.append(reply)
 
         handler = self._handlers[path]
-        call = MessageCall(path, handler, receive, send, trio.current_time() + seconds)
+        deadline = trio.current_time() + seconds
+        call = MessageCall(path, handler, receive, send, deadline, max_message_bytes=self._max_message_bytes)
         failure = await self._run(call, path)
         if failure is not None:
             return failure
@@ -106,7 +113,13 @@ class GrpcDoor:
                 return None
 
         with replies:
-            return await self._run(MessageCall(STREAM, self._stream, receive, replies.send, math.inf), STREAM)
+            most = self._max_message_bytes
+            call = MessageCall(STREAM, self._stream, receive, replies.send, math.inf, max_message_bytes=most)
+            return await self._run(call, STREAM)
+
+    def refuse(self, error: Exception, path: str) -> GrpcAnswer:
+        """Answer for what a call has met before it came here; of what nobody foresaw nothing is told."""
+        return _told(self._failures.translate(error, path))
 
 
 def _told(error: GRPCError) -> GrpcAnswer:

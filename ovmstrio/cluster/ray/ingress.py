@@ -16,34 +16,38 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import orjson
+import structlog
 import trio
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from ovmstrio.api.admitted_calls import first_text
+from ovmstrio.api.refusals import inflated_body
 from ovmstrio.cluster.layout import INGRESS, shard_names
 from ovmstrio.cluster.ray.grpc_door import GrpcAnswer
-from ovmstrio.cluster.ray.grpc_paths import CALLS, INDEX, READY
+from ovmstrio.cluster.ray.grpc_paths import CALLS, INDEX, READY, STREAM
 from ovmstrio.cluster.ray.replica import GroupReplica, HttpParts
 from ovmstrio.cluster.ray.shards import grpc_shard, http_shard
-from ovmstrio.cluster.ray.targets import grpc_target, http_target
+from ovmstrio.cluster.ray.targets import grpc_target, http_target, is_openai, plain_path
 from ovmstrio.core.errors import NotReady, NotSupported, ServerError
 from ovmstrio.core.http import BODILESS, HttpRequest
-from ovmstrio.wire.http.answers import error_answer
-from ovmstrio.wire.statuses import status_of
+from ovmstrio.wire.http.answers import error_answer, size_refusal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
     from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
+    from ovmstrio.cluster.ray.links import GroupLink
     from ovmstrio.core.http import Headers
 
 __all__ = ["ClusterIngress"]
 
+log = structlog.get_logger(__name__)
+
 _READY_SECONDS: Final = 2.0
 _LISTS: Final = frozenset({"/v1/config", "/v2/models", "/v2/repository/index"})
-_READY_PATH: Final = "/v2/health/ready"
+_READY_PATHS: Final = frozenset({"/health", "/v2/health/ready"})
 _LENGTH: Final = b"content-length"
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -58,10 +62,21 @@ class ClusterIngress(GroupReplica):
 
         Cancellation: by Ray, when the client leaves; of everything that works on it.
         """
-        request = await _request_of(asked)
+        request = _request_of(asked)
         try:
-            return await self._answer(request)
-        except ServerError as error:
+            body = await _body_of(asked, self.server.http.max_body_bytes)
+            return await self._answer(request._replace(body=body))
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            if not isinstance(error, ServerError):
+                log.exception("request failed", path=request.target)
+            return await self._refuse(request, error)
+
+    async def _refuse(self, request: HttpRequest, error: Exception) -> Response:
+        try:
+            return _response(*(await self.trio.call(self.server.http.refuse, request, error))[:3])
+        except NotReady:
             answer = error_answer(error)
             return _response(answer.status, answer.headers, answer.content)
 
@@ -69,16 +84,20 @@ class ClusterIngress(GroupReplica):
         owners = self.plan.owners
         if not owners:
             return await self._answer_here(request)
-        path = request.target.partition("?")[0]
-        if path in _LISTS:
+        path = plain_path(request)
+        if path in _LISTS and request.method != "HEAD":
             return _response(*await self._listed(path, request))
-        if path == _READY_PATH:
+        if path in _READY_PATHS:
             await self._check_groups()
-        target = http_target(request, owners)
+        read = request
+        if request.header("content-encoding") is not None and (is_openai(path) or self.plan.shards):
+            limit = self.server.http.max_body_bytes
+            read = request._replace(body=await self.trio.call(inflated_body, request, limit))
+        target = http_target(read, owners)
         group = owners.get(target.name, self.plan.group)
         if group == self.plan.group:
             return await self._answer_here(request)
-        shard = http_shard(request, group, self.plan.shards.get(group, 1))
+        shard = http_shard(read, group, self.plan.shards.get(group, 1))
         if target.may_stream:
             return await self._stream_from(shard, request)
         return _response(*await self.links[shard].call("answer_http", request))
@@ -118,12 +137,8 @@ class ClusterIngress(GroupReplica):
         Raises:
             NotReady: one cannot; the message names it.
         """
-        for group, link in self.links.items():
-            try:
-                async with asyncio.timeout(_READY_SECONDS):
-                    reason = await link.call("obstacle")
-            except TimeoutError:
-                reason = f"no replica answered within {_READY_SECONDS:g} s"
+        reasons = await asyncio.gather(*map(_obstacle_of, self.links.values()))
+        for group, reason in zip(self.links, reasons, strict=True):
             if reason:
                 raise NotReady(f'Server is not ready - group "{group}": {reason}')
 
@@ -133,8 +148,8 @@ class ClusterIngress(GroupReplica):
         """Answer a call of one message."""
         try:
             answer = await self._answer_call(path, data)
-        except ServerError as error:
-            answer = GrpcAnswer(b"", status_of(error).grpc.value, error.message)
+        except Exception as error:  # noqa: BLE001 - the border of one call
+            answer = self.server.grpc.refuse(error, path)
         _tell(answer, context)
         return answer
 
@@ -184,11 +199,13 @@ class ClusterIngress(GroupReplica):
 
         async def pass_on() -> None:
             message = first
-            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                while message is not None:
-                    await self.trio.call(send_request.send, message)
-                    message = await anext(requests, None)
-            await self.trio.call(send_request.aclose)
+            try:
+                with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                    while message is not None:
+                        await self.trio.call(send_request.send, message)
+                        message = await anext(requests, None)
+            finally:
+                await self.trio.call(send_request.aclose)
 
         answering = asyncio.ensure_future(self.trio.call(self.server.grpc.stream, receive_request, send_reply))
         passing = asyncio.ensure_future(pass_on())
@@ -197,12 +214,14 @@ class ClusterIngress(GroupReplica):
                 while True:
                     yield await self.trio.call(receive_reply.receive)
             failure = await answering
-            if failure is not None:
-                yield failure
+        except ServerError as error:
+            failure = self.server.grpc.refuse(error, STREAM)
         finally:
             answering.cancel()
             passing.cancel()
             await asyncio.gather(answering, passing, return_exceptions=True)
+        if failure is not None:
+            yield failure
 
 
 class StreamFailure(Exception):
@@ -243,7 +262,36 @@ def _tell(answer: GrpcAnswer, context: RayServegRPCContext) -> None:
         context.set_trailing_metadata([*context.trailing_metadata(), *answer.trailers])
 
 
-async def _request_of(asked: Request) -> HttpRequest:
+async def _obstacle_of(link: GroupLink) -> str:
+    try:
+        async with asyncio.timeout(_READY_SECONDS):
+            reason: str = await link.call("obstacle")
+    except TimeoutError:
+        return f"no replica answered within {_READY_SECONDS:g} s"
+    except NotReady as error:
+        return error.message
+    return reason
+
+
+async def _body_of(asked: Request, limit: int) -> bytes:
+    """Read a body, of which no more is kept than may be.
+
+    Raises:
+        PayloadTooLarge: it is larger.
+    """
+    said = asked.headers.get("content-length", "")
+    if said.isdecimal() and int(said) > limit:
+        raise size_refusal(int(said), limit)
+    pieces, size = [], 0
+    async for piece in asked.stream():
+        pieces.append(piece)
+        size += len(piece)
+        if size > limit:
+            raise size_refusal(f"more than {limit}", limit)
+    return b"".join(pieces)
+
+
+def _request_of(asked: Request) -> HttpRequest:
     scope = asked.scope
     target = scope.get("raw_path") or scope["path"].encode()
     root = scope.get("root_path", "").encode()
@@ -252,7 +300,7 @@ async def _request_of(asked: Request) -> HttpRequest:
     headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
     client = scope["client"][0] if scope.get("client") else ""
     target = f"{path}?{query}" if query else path
-    return HttpRequest(scope["method"], "", query, headers, await asked.body(), client, target)
+    return HttpRequest(scope["method"], "", query, headers, b"", client, target)
 
 
 def _response(status: int, headers: Headers, body: bytes) -> Response:

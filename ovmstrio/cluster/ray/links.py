@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupLink"]
 
-_GONE: Final = (ray_errors.RayActorError, serve_errors.DeploymentUnavailableError)
+_GONE: Final = (ray_errors.RayActorError, ray_errors.ObjectLostError, serve_errors.DeploymentUnavailableError)
+"""The replica is lost, or with its machine the large answer that it had left there."""
 _ATTEMPTS: Final = 5
 _PAUSE_SECONDS: Final = 0.2
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
 from ovmstrio.api.grpc_codec import Codec
 from ovmstrio.core.pieced_message import PiecedMessage
 
@@ -26,6 +29,7 @@ class MessageCall:
         receive: gives the next message; None behind the last one.
         send: takes a message of the answer.
         deadline: on trio's clock.
+        max_message_bytes: larger messages are refused, in either direction.
 
     Attributes:
         arrival: None, as nothing is known of an order.
@@ -39,6 +43,8 @@ class MessageCall:
         receive: Callable[[], Awaitable[bytes | None]],
         send: Callable[[bytes], Awaitable[None]],
         deadline: float,
+        *,
+        max_message_bytes: int,
     ) -> None:
         self.path = path
         self.handler = handler
@@ -47,12 +53,13 @@ class MessageCall:
         self.half_closed = False
         self._receive = receive
         self._send = send
+        self._max_message_bytes = max_message_bytes
 
     async def recv_message(self, *, is_decoded: bool = True) -> Any:
         """Receive the next message; None behind the last one.
 
         Raises:
-            GRPCError: it cannot be decoded.
+            GRPCError: it is too large, or cannot be decoded.
 
         Cancellation: while there is none.
         """
@@ -60,6 +67,7 @@ class MessageCall:
         if data is None:
             self.half_closed = True
             return None
+        self._check("request", len(data), "max_receive_message_bytes")
         return self.decode(data) if is_decoded else data
 
     def decode(self, data: bytes) -> Any:
@@ -73,14 +81,21 @@ class MessageCall:
     async def send_message(self, message: Any) -> None:
         """Send a message of the answer.
 
+        Raises:
+            GRPCError: it is too large.
+
         Cancellation: while nobody takes it.
         """
-        if isinstance(message, PiecedMessage):
-            await self._send(message.joined())
-        elif self.handler.reply_type is bytes and isinstance(message, bytes | memoryview):
-            await self._send(bytes(message))
-        else:
-            await self._send(_CODEC.encode(message, self.handler.reply_type))
+        is_encoded = self.handler.reply_type is bytes and isinstance(message, bytes | memoryview)
+        if not (is_encoded or isinstance(message, PiecedMessage)):
+            message = _CODEC.encode(message, self.handler.reply_type)
+        self._check("response", len(message), "max_send_message_bytes")
+        await self._send(message.joined() if isinstance(message, PiecedMessage) else bytes(message))
+
+    def _check(self, which: str, size: int, setting: str) -> None:
+        if size > (limit := self._max_message_bytes):
+            text = f"{which} message of {size} bytes is larger than the limit of {limit} bytes ({setting})"
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
 
     def __aiter__(self) -> Self:
         """Iterate over the messages."""

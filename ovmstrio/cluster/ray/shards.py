@@ -23,6 +23,7 @@ _NO_ID: Final = (
     "sequences, so that clients choose them (sequence_id)"
 )
 _OTHER_WAY: Final = "steps of a sequence find its replica by KServe's ModelInfer and /v2/models/NAME/infer alone"
+_ASKING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _HEAD_LENGTH: Final = "inference-header-content-length"
 
 
@@ -66,6 +67,6 @@ def http_shard(request: HttpRequest, group: str, shards: int) -> str:
     path = request.target.partition("?")[0].rstrip("/")
     if path.endswith("/infer") and request.method == "POST":
         return shard_of(read_infer_request("", "", request.body, request.header(_HEAD_LENGTH)), group, shards)
-    if request.method != "GET" or path.endswith("/sequences"):
+    if request.method not in _ASKING or path.endswith("/sequences"):
         raise NotSupported(_OTHER_WAY)
     return shard_names(group, shards)[0]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.http import HttpRequest
 
-__all__ = ["HttpTarget", "grpc_target", "http_target"]
+__all__ = ["HttpTarget", "grpc_target", "http_target", "is_openai", "plain_path"]
 
 _BY_NAME: Final = ("/v1/models/", "/v2/models/")
 _STREAMED: Final = "/generate_stream"
@@ -27,9 +27,14 @@ _OPENAI: Final = (
     "/v1/embeddings",
     "/v1/responses",
     "/v1/audio/",
+    "/v1/images/",
     "/v1/rerank",
     "/v1/tokenize",
+    "/v1/v2/rerank",
+    "/v2/rerank",
 )
+_LIST: Final = "/v1/models"
+_ANY_PATH: Final = "/v3/"
 _WAY_OUT: Final = 'place all models of text in the group "ingress"'
 
 
@@ -40,15 +45,25 @@ class HttpTarget(NamedTuple):
     may_stream: bool
 
 
+def plain_path(request: HttpRequest) -> str:
+    """Give the path of a request, decoded, without the slash at its end that does not matter."""
+    return unquote(request.target.partition("?")[0]).rstrip("/") or "/"
+
+
+def is_openai(path: str) -> bool:
+    """Tell whether a path is one of OpenAI's API, where the body says which service it is about."""
+    return path.startswith(_OPENAI) or path == _LIST
+
+
 def http_target(request: HttpRequest, names: Collection[str]) -> HttpTarget:
     """Tell which of these services a request is about.
 
     Raises:
         NotSupported: it is one of OpenAI's that does not say so where this looks.
     """
-    path = unquote(request.target.partition("?")[0])
-    if path.startswith(_OPENAI):
-        return HttpTarget(_openai_name(request, path), may_stream=True)
+    path = plain_path(request)
+    if is_openai(path):
+        return HttpTarget(_openai_name(request, path, names), may_stream=True)
     for prefix in _BY_NAME:
         if path.startswith(prefix):
             name = path.removeprefix(prefix).partition("/")[0]
@@ -57,15 +72,20 @@ def http_target(request: HttpRequest, names: Collection[str]) -> HttpTarget:
     return HttpTarget(first, may_stream=True) if first in names else HttpTarget("", may_stream=False)
 
 
-def _openai_name(request: HttpRequest, path: str) -> str:
+def _openai_name(request: HttpRequest, path: str, names: Collection[str]) -> str:
+    """Give the name in the body, or in the path of a graph's own; empty for JSON without one, which any refuses."""
     try:
         document = orjson.loads(request.body)
     except orjson.JSONDecodeError:
         document = None
     name = document.get("model") if isinstance(document, dict) else None
-    if not isinstance(name, str):
-        raise NotSupported(f"{path}: only requests whose JSON has a model are passed on to other groups; {_WAY_OUT}")
-    return name
+    if isinstance(name, str):
+        return name
+    if path.startswith(_ANY_PATH) and (first := path.removeprefix(_ANY_PATH).partition("/")[0]) in names:
+        return first
+    if request.method == "POST" and "json" in (request.header("content-type") or ""):
+        return ""
+    raise NotSupported(f"{path}: only requests whose JSON has a model are passed on to other groups; {_WAY_OUT}")
 
 
 def grpc_target(path: str, data: bytes) -> str:

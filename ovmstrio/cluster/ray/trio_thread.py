@@ -16,12 +16,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
+import structlog
 import trio
 
 from ovmstrio.core.errors import NotReady
 from ovmstrio.wire.grpc.replies import single_error
 
 __all__ = ["TrioProgram", "TrioThread"]
+
+log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
 
@@ -50,6 +53,7 @@ class TrioThread:
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._asked: set[asyncio.Task[None]] = set()
+        self._is_ending = False
 
     @property
     def has_ended(self) -> bool:
@@ -85,6 +89,7 @@ class TrioThread:
             await asyncio.shield(self._ended)
 
     def _end_soon(self) -> None:
+        self._is_ending = True
         token, ending = self._token, self._ending
         if token is not None and ending is not None:
             with suppress(trio.RunFinishedError):
@@ -102,6 +107,8 @@ class TrioThread:
             self._loop.call_soon_threadsafe(self._note_end, started, error)
 
     def _note_end(self, started: asyncio.Future[Any], error: BaseException | None) -> None:
+        if error is not None and started.done():
+            log.error("the server of a replica has failed", exc_info=error)
         _settle(started, None, error or NotReady(_ENDED))
         if not self._ended.done():
             self._ended.set_result(None)
@@ -109,6 +116,8 @@ class TrioThread:
     async def _main(self, hosted: TrioProgram, started: asyncio.Future[Any]) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._ending = trio.Event()
+        if self._is_ending:
+            self._ending.set()
         async with trio.open_nursery() as nursery:
             value = await nursery.start(self._host, hosted, nursery.cancel_scope)
             self._nursery = nursery
@@ -171,7 +180,8 @@ class TrioThread:
 
         def leave(_: Any) -> trio.lowlevel.Abort:
             question.is_waiting = False
-            self._loop.call_soon_threadsafe(question.cancel)
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(question.cancel)
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(leave)
