@@ -36,15 +36,17 @@ class Texts:
         self._alone = Batch(Pipeline(replace(options, caches_prefixes=False)))
         self._dice = random.Random(1)
         self._told: dict[int, list[float]] = {}
+        self._made: dict[int, list[int]] = {}
 
     def words(self, count: int) -> list[int]:
         """Give tokens that nobody else has."""
         return [self._dice.randrange(_FIRST_WORD, _WORDS) for _ in range(count)]
 
-    def begin(self, prompt: list[int], tokens: int = _TOKENS) -> AskedTexts:
+    def begin(self, prompt: list[int], tokens: int = _TOKENS, *, beams: int = 1) -> AskedTexts:
         """Ask for a text."""
-        asked = AskedTexts(len(self._told), 0, _REQUEST, prompt, tokens, 1)
-        self._told[asked.id] = []
+        request = replace(_REQUEST, sampling=replace(_REQUEST.sampling, best_of=beams))
+        asked = AskedTexts(len(self._told), 0, request, prompt, tokens, 1)
+        self._told[asked.id], self._made[asked.id] = [], []
         self.batch.begin(asked)
         return asked
 
@@ -53,11 +55,16 @@ class Texts:
         for _ in range(steps):
             for new in self.batch.step().news:
                 self._told[new.asked.id] += new.logprobs
+                self._made[new.asked.id] += new.tokens
 
     def finish(self) -> None:
         """Make all texts to their ends."""
         while self.batch.is_busy:
             self.step()
+
+    def made(self, asked: AskedTexts) -> list[int]:
+        """Give the tokens of a text that have come."""
+        return self._made[asked.id]
 
     def come(self, asked: AskedTexts) -> int:
         """Tell how many tokens of a text have come."""
@@ -150,6 +157,36 @@ def given_up(texts: Texts) -> list[int]:
     return [*counts, texts.batch.running, texts.come(reads)]
 
 
+def that_go_on_from_beams(texts: Texts) -> int:
+    """Have several begin with what beams have made, or with a part of it, side by side."""
+    dice, wrong = random.Random(1), 0
+    for length in (20, 31, 32, 33, 45, 64, 90, 300):
+        beams = texts.begin(texts.words(length), tokens=dice.randrange(5, 30), beams=4)
+        texts.finish()
+        made = texts.made(beams)
+        ends = [dice.choice([1, 2, len(made) - 1, len(made)]) for _ in range(4)]
+        asked = [texts.begin(beams.prompt + made[:end] + texts.words(dice.randrange(1, 12))) for end in ends]
+        texts.finish()
+        wrong += texts.wrong(*asked)
+    return wrong
+
+
+def that_begin_like_beams(texts: Texts) -> int:
+    """Ask for them while the beams are made, and count those that wait for the end of these, too."""
+    wrong = 0
+    for length in (45, 300, 600):
+        asked = [texts.begin(texts.words(50))]
+        beams = texts.begin(texts.words(length), tokens=60, beams=4)
+        for cut in (0, 3, 0):
+            texts.step()
+            asked.append(texts.begin(beams.prompt[: length - cut]))
+        texts.step(30)
+        wrong += sum(not texts.come(each) for each in asked)
+        texts.finish()
+        wrong += texts.wrong(beams, *asked)
+    return wrong
+
+
 def that_start_together(texts: Texts) -> list[int]:
     """Count the tokens after a step: of strangers, of those with a beginning that is not cached, and once it is."""
     strangers = [texts.begin(texts.words(20)) for _ in range(4)]
@@ -172,6 +209,8 @@ _CASES: Final[dict[str, Callable[[Texts], object]]] = {
         mixed_up,
         behind_a_long_prompt,
         of_a_prompt_given_up,
+        that_go_on_from_beams,
+        that_begin_like_beams,
         given_up,
         that_start_together,
     )

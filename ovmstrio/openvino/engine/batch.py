@@ -88,8 +88,8 @@ class Batch:
         Raises:
             InvalidRequest: the library does not take what is asked.
         """
-        has_beams = asked.request.sampling.best_of > 1
-        texts = [RunningText(asked, index) for index in range(1 if has_beams else asked.request.n)]
+        first = RunningText(asked)
+        texts = [first, *(RunningText(asked, index) for index in range(1, 1 if first.has_beams else asked.request.n))]
         asked.left = asked.request.n
         try:
             for text in texts:
@@ -100,10 +100,16 @@ class Batch:
 
     def _start(self, text: RunningText) -> None:
         number = next(self._numbers)
-        texts = self._texts.values()
-        if all(each.handle is not None for each in texts) and self._starts.may_start(text.read_first, texts):
+        if all(each.handle is not None for each in self._texts.values()) and self._may_start(text):
             self._start_now(text, number)
         self._texts[number] = text
+
+    def _may_start(self, text: RunningText) -> bool:
+        """Tell whether it is a text's turn to start; one that may have broken a step starts alone."""
+        others = self._texts.values()
+        if text.is_suspect and any(each.is_new for each in others):
+            return False
+        return self._starts.may_start(text.read_first, others)
 
     def _start_now(self, text: RunningText, number: int) -> None:
         text.start(self._pipeline, number)
@@ -116,7 +122,7 @@ class Batch:
         for number, text in list(self._texts.items()):
             if text.handle is not None or number not in self._texts:
                 continue
-            if not self._starts.may_start(text.read_first, self._texts.values()):
+            if not self._may_start(text):
                 return
             try:
                 self._start_now(text, number)
@@ -149,7 +155,10 @@ class Batch:
 
     def _remove(self, number: int) -> RunningText:
         text = self._texts.pop(number)
-        self._starts.end(text.computed)
+        if text.has_beams:
+            self._starts.end_of_beams(text.asked.prompt)
+        else:
+            self._starts.end(text.computed)
         return text
 
     def step(self) -> StepOutcome:
@@ -166,18 +175,37 @@ class Batch:
         except RuntimeError as error:
             reason = reason_of(error)
         stepped = [text for text in self._texts.values() if text.handle is not None]
+        if not reason:
+            self._follow_beams(stepped)
         self._read(outcome)
         if reason:
             self._recover(reason, outcome)
             return outcome
         failed = {id(asked) for asked, _ in outcome.failed}
         for text in stepped:
-            text.is_new = False
-            text.is_reading = text.is_reading and text.asked.request.sampling.best_of == 1
+            text.is_new = text.is_suspect = False
             if not text.asked.is_proven and id(text.asked) not in failed:
                 text.asked.is_proven = True
                 outcome.proven.append(text.asked)
         return outcome
+
+    def _follow_beams(self, stepped: list[RunningText]) -> None:
+        """Find out which beams have read their prompts, of which the library says nothing before they end.
+
+        It reads prompts in the order in which they have come, with what those that write leave of a step.
+        """
+        room = self._pipeline.batched_tokens
+        for text in stepped:
+            if not text.is_reading:
+                room -= text.asked.request.sampling.best_of
+                text.is_settled = text.is_settled or text.has_beams
+        for text in stepped:
+            if text.is_reading:
+                if not text.has_beams or room <= 0:
+                    return
+                room -= text.read_on(room)
+                if not text.is_reading:
+                    self._starts.go_on(text.asked.prompt)
 
     def _read(self, outcome: StepOutcome) -> None:
         over = [
@@ -221,7 +249,9 @@ class Batch:
         print(f"a step failed and the batch is made again: {reason}", file=sys.stderr)  # noqa: T201 - the server logs it
         self.rebuilds += 1
         texts = list(self._texts.values())
-        for asked, error in self._culprits(texts, reason):
+        newcomers = {id(text.asked): text.asked for text in texts if text.is_new and not text.was_restarted}
+        culprits = self._culprits(texts, list(newcomers.values()), reason)
+        for asked, error in culprits:
             self._fail(asked, error, outcome)
         blamed = [asked for asked, _ in outcome.failed]
         for text in texts:
@@ -233,21 +263,25 @@ class Batch:
             if text.is_leaving:
                 outcome.left.append(text.asked)
             elif all(asked is not text.asked for asked in blamed):
-                text.was_restarted = True
+                text.is_suspect = text.is_suspect or (not culprits and id(text.asked) in newcomers)
+                text.was_restarted = not text.is_suspect
                 self._start(text)
 
-    def _culprits(self, texts: list[RunningText], reason: str) -> list[tuple[AskedTexts, ServerError]]:
-        """Tell who is to blame: whoever came with a form that was new, or else as the only one; or all, at last."""
+    def _culprits(
+        self, texts: list[RunningText], newcomers: list[AskedTexts], reason: str
+    ) -> list[tuple[AskedTexts, ServerError]]:
+        """Tell who is to blame: whoever came with a form that was new, or else as the only one; or all, at last.
+
+        Of several that have come together nobody is, before they have started one by one.
+        """
         unproven = [text.asked for text in texts if not text.asked.is_proven]
         if unproven:
             return [
                 (unproven[0], InvalidField(f"the form of the answer cannot be used: {reason}", field="response_format"))
             ]
-        newcomers = {id(text.asked): text.asked for text in texts if text.is_new and not text.was_restarted}
-        if len(newcomers) == 1:
-            return [
-                (asked, ModelFailure(f"the model failed on this request: {reason}")) for asked in newcomers.values()
-            ]
+        if newcomers:
+            blamed = newcomers if len(newcomers) == 1 else []
+            return [(asked, ModelFailure(f"the model failed on this request: {reason}")) for asked in blamed]
         return [
             (text.asked, ModelFailure(f"the model failed again and again: {reason}"))
             for text in texts

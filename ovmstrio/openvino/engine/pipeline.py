@@ -94,6 +94,11 @@ class Pipeline:
         """Whether what prompts have in common is computed once."""
         return self._options.caches_prefixes
 
+    @property
+    def batched_tokens(self) -> int:
+        """How many tokens a step takes at most."""
+        return self._options.batched_tokens
+
     def uncached(self, tokens: int) -> Pipeline:
         """Make another batch of the same model that computes all of each prompt, with room for so many tokens.
 

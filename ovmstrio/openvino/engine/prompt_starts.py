@@ -66,6 +66,14 @@ class PromptStarts:
             self._prefixes.keep(tokens)
             self._ends.note(tokens)
 
+    def end_of_beams(self, prompt: Sequence[int]) -> None:
+        """Note that texts have been made of beams, which end in many places that the library does not tell.
+
+        All of them begin with the prompt, and with what of it comes before its last token in any case.
+        """
+        if self.caches:
+            self._ends.note(prompt if len(prompt) % self._block else prompt[:-1])
+
     def clear(self) -> None:
         """Forget everything, as the batch was made again."""
         self._prefixes.clear()

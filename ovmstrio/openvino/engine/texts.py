@@ -94,9 +94,10 @@ class RunningText:
     Attributes:
         handle: the library's, None before it is started; whoever drops it ends the text.
         is_new: whether it was started, and no step has been made since.
-        is_reading: whether it was started, and has had no token since.
+        is_reading: whether it was started, and has had no token since, or as beams may not have read its prompt.
         is_settled: whether it has had two since, so that the library knows its last block by all that is in it.
         is_leaving: whether nobody wants it any more, and it only reads its prompt to the end.
+        is_suspect: whether a step has failed in which it and others were new, and it has been in none since.
         was_restarted: whether it has been begun again, after a step that failed.
         is_first: whether the last step has brought its first token.
         was_suspended: whether the last step has left it out, and the one before it had not.
@@ -110,12 +111,19 @@ class RunningText:
         self.is_reading = False
         self.is_settled = False
         self.is_leaving = False
+        self.is_suspect = False
         self.was_restarted = False
         self.is_first = False
         self.was_suspended = False
         self._is_suspended = False
+        self._unread = 0
         self._tokens: list[int] = []
         self._told: list[int] = []
+
+    @property
+    def has_beams(self) -> bool:
+        """Whether it is all texts of a request, whose tokens come at their end."""
+        return self.asked.request.sampling.best_of > 1
 
     @property
     def length(self) -> int:
@@ -150,7 +158,8 @@ class RunningText:
         """
         asked, request = self.asked, self.asked.request
         if self._must_repeat():
-            self._told, self._tokens = self._tokens, []
+            # What is left was told before it was begun again the last time, if that has not come so far.
+            self._told, self._tokens = self._tokens + self._told, []
         made = len(self._tokens)
         sampling = request.sampling
         seed = (asked.seed + self.index + made) % _SEEDS
@@ -160,6 +169,7 @@ class RunningText:
         config.logprobs = int(request.logprobs)
         self.is_new = self.is_reading = True
         self.is_settled = False
+        self._unread = len(self.read_first)
         self.handle = pipeline.add(number, self.read_first, config)
 
     def _must_repeat(self) -> bool:
@@ -182,7 +192,7 @@ class RunningText:
             if self.handle.get_status() == GenerationStatus.IGNORED:
                 raise NoRoomError
             return []
-        if self.asked.request.sampling.best_of > 1:
+        if self.has_beams:
             return self._read_beams()
         tokens: list[int] = []
         logprobs: list[float] = []
@@ -210,6 +220,13 @@ class RunningText:
         self.was_suspended = has_begun and not has_come and not self._is_suspended
         self._is_suspended = has_begun and not has_come
 
+    def read_on(self, most: int) -> int:
+        """Note how many tokens of their prompt a step has read for beams at least, ``most`` if there are so many."""
+        taken = min(most, self._unread)
+        self._unread -= taken
+        self.is_reading = self._unread > 0
+        return taken
+
     def _read_beams(self) -> list[NewTokens]:
         best = sorted(self.handle.read().values(), key=lambda output: output.score, reverse=True)
         return [
@@ -228,3 +245,4 @@ class RunningText:
         if self.handle is not None:
             self.handle.cancel()
             self.handle = None
+        self.is_new = self.is_reading = False

@@ -20,7 +20,16 @@ def _found(folder: Path, case: str) -> object:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("case", ["that_begin_alike", "behind_a_long_prompt", "of_a_prompt_given_up"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "that_begin_alike",
+        "behind_a_long_prompt",
+        "of_a_prompt_given_up",
+        "that_go_on_from_beams",
+        "that_begin_like_beams",
+    ],
+)
 def test_texts_are_what_they_are_alone(tiny_folder: Path, case: str) -> None:
     """Whatever their prompts have in common, whoever joins or leaves."""
     assert _found(tiny_folder, case) == 0
