@@ -188,6 +188,8 @@ class Connection:
                         self._read_bytes = _READ_BYTES if len(data) < self._read_bytes else _LARGE_READ_BYTES
                         self._heard_at = trio.current_time()
                         self._handle(core.receive(data))
+                        # A call that waits has this task, and would keep what was read for as long.
+                        del data
                     else:
                         break
                     if self._whole:

@@ -456,13 +456,15 @@ class Call:
         told = None if observer is None else self._begin_told()
         failure: GRPCError | None = None
         try:
-            with self.scope:
-                deadline = self.scope.deadline
-                if deadline != math.inf and deadline <= trio.current_time():
-                    self.scope.cancel()
-                    await trio.lowlevel.checkpoint()
-                self._refuse_unknown_encoding()
-                await self.handler.func(self)
+            # One that is reset before it began has no message any more, and nobody whom an answer would reach.
+            if not self.state.reset:
+                with self.scope:
+                    deadline = self.scope.deadline
+                    if deadline != math.inf and deadline <= trio.current_time():
+                        self.scope.cancel()
+                        await trio.lowlevel.checkpoint()
+                    self._refuse_unknown_encoding()
+                    await self.handler.func(self)
         except Exception as error:  # noqa: BLE001  # the border of one call: no other call may suffer
             failure = self._host.failures.translate(error, self.path)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import weakref
 from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import replace
@@ -102,6 +103,67 @@ async def test_calls_that_never_wait_are_answered_by_the_task_that_reads() -> No
         assert first is second
         assert first is not third
         assert third is fourth
+
+
+async def test_a_call_that_is_reset_before_it_begins_is_none(logs: list[MutableMapping[str, Any]]) -> None:
+    """Its handler is not run without the message that is gone, and the log does not complain of that."""
+    async with memory_server() as (server, service, connect):
+        peer = await connect().start()
+        call = int(peer.h2.get_next_available_stream_id())
+        peer.h2.send_headers(call, request_headers())
+        peer.h2.send_data(call, message(b"gone"), end_stream=True)
+        peer.h2.reset_stream(call, ErrorCode.CANCEL)
+        assert (await peer.trailers(await peer.request("Unary", b"there")))["grpc-status"] == "0"
+        assert len(service.tasks) == 1
+        assert logs == []
+        assert server.active_calls == 0
+
+
+class _Read(bytearray):
+    """Bytes that were received; it can be told whether anybody has them still."""
+
+
+class _Received(trio.abc.ReceiveStream):
+    """Remembers what was received."""
+
+    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
+        self._stream = stream
+        self.reads: list[weakref.ref[_Read]] = []
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytearray:
+        data = _Read(await self._stream.receive_some(max_bytes))
+        self.reads.append(weakref.ref(data))
+        return data
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+async def test_what_was_read_is_free_while_calls_wait_and_while_nothing_comes() -> None:
+    """A read may have half a mebibyte, and a connection thousands of calls."""
+    client, server = trio.testing.memory_stream_pair()
+    received = _Received(server.receive_stream)
+    stapled = trio.StapledStream(server.send_stream, received)
+    async with memory_server(make_pair=lambda: (client, stapled)) as (_, service, connect):
+        peer = await connect().start()
+        assert (await peer.trailers(await peer.request("Unary")))["grpc-status"] == "0"
+        await trio.testing.wait_all_tasks_blocked()
+        idle = len(received.reads)
+        assert [each for each in received.reads if each() is not None] == []
+        await peer.request("Wait", b"w" * 1_000)
+        await service.wait_started()
+        assert len(received.reads) > idle
+        assert [each for each in received.reads if each() is not None] == []
+
+
+async def test_others_have_their_turn_while_one_connection_floods() -> None:
+    """Calls that have come together are answered a few at a time."""
+    flood = b"".join(headers(number) + data(number, message(b""), end=True) for number in range(1, 2_001, 2))
+    async with memory_server() as (_, service, connect):
+        hostile, other = connect(), await connect().start()
+        await hostile.stream.send_all(HELLO + flood)
+        assert (await other.trailers(await other.request("Unary")))["grpc-status"] == "0"
+        assert 0 < len(service.tasks) < 500
 
 
 async def test_calls_have_context_variables_of_their_own() -> None:
