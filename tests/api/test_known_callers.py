@@ -156,6 +156,8 @@ async def test_a_refusal_over_http_says_what_to_show(doors: BothDoors) -> None:
         ("/no/such/path", "shop", (400, "")),
         ("/v2/health/ready", "", (200, "")),
         ("/v2/health/ready", "wrong", (200, "")),
+        ("/health", "", (200, "")),
+        ("/health", "wrong", (200, "")),
     ):
         headers = {"x-api-key": key} if key else {}
         assert await trio.to_thread.run_sync(lambda: ask(path, **headers)) == expected  # noqa: B023 - awaited

@@ -26,4 +26,4 @@ def openai_health_rules(api: OpenAIApi) -> list[Rule]:
             raise NotReady(f"Server is not ready - {readiness.reason}")
         return json_answer({"status": "ok"})
 
-    return [rule("/health", "GET", health, need=Need.NOTHING)]
+    return [rule("/health", "GET", health, is_hot=True, need=Need.NOTHING)]

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ovmstrio.server.rest_front_end import make_router
+from ovmstrio.wire.http.router import Route
 from tests.api.rest.servers import Serving, serving_rest
 from tests.support.text_encoders import WORDS, load_encoder
 from tests.support.text_generators import CHAT, text_spec
@@ -126,6 +128,12 @@ async def test_health_is_where_programs_that_measure_servers_of_text_look_for_it
     """They need no more than the status; a server that drains is not healthy, and says why."""
     answer = await serving.get("/health")
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+    head = await serving.with_http(lambda client: client.head("/health"))
+    assert (head.status_code, head.content) == (200, b"")
+    # A connection that begins with this question stays in the fast lane.
+    found = make_router(serving.plane).find("GET", "/health")
+    assert isinstance(found, Route)
+    assert found.is_hot
 
     serving.plane.begin_drain()
     answer = await serving.get("/health")
