@@ -195,17 +195,17 @@ class Batch:
         It reads prompts in the order in which they have come, with what those that write leave of a step.
         """
         room = self._pipeline.batched_tokens
+        readers = [text for text in stepped if text.is_reading]
         for text in stepped:
             if not text.is_reading:
                 room -= text.asked.request.sampling.best_of
                 text.is_settled = text.is_settled or text.has_beams
-        for text in stepped:
-            if text.is_reading:
-                if not text.has_beams or room <= 0:
-                    return
-                room -= text.read_on(room)
-                if not text.is_reading:
-                    self._starts.go_on(text.asked.prompt)
+        for text in readers:
+            if not text.has_beams or room <= 0:
+                return
+            room -= text.read_on(room)
+            if not text.is_reading:
+                self._starts.go_on(text.asked.prompt)
 
     def _read(self, outcome: StepOutcome) -> None:
         over = [
