@@ -98,13 +98,26 @@ class Authentication:
         """Look again at what every request shows, as callers, or what tokens are verified with, have changed."""
         self._seen = {}
 
-    def seen(self, headers: Iterable[tuple[str, str]]) -> Caller | None:
-        """Find the caller of a request that shows what was seen before, and is still valid; None for any other."""
+    def seen(self, headers: Iterable[tuple[str, str]], notes: dict[object, Any] | None = None) -> Caller | None:
+        """Find the caller of a request that shows what was seen before, and is still valid; None for any other.
+
+        Args:
+            headers: in small letters.
+            notes: where those of these very headers are, if they may come again: the caller is noted, and found there.
+        """
+        seen = self._seen
+        # What was noted counts until callers change, for then there is another dictionary.
+        noted = None if notes is None else notes.get(self)
+        if noted is not None and noted[0] is seen and (noted[2] == NEVER or self._clock() < noted[2]):
+            caller: Caller = noted[1]
+            return caller
         shown = bearer_of(headers)
-        if not shown:
+        known = seen.get(self._mark(shown)) if shown else None
+        if known is None or not (known[1] == NEVER or self._clock() < known[1]):
             return None
-        known = self._seen.get(self._mark(shown))
-        return known[0] if known is not None and (known[1] == NEVER or self._clock() < known[1]) else None
+        if notes is not None:
+            notes[self] = (seen, *known)
+        return known[0]
 
     def _mark(self, shown: str) -> bytes:
         """Give what a key or token is remembered by, of which nobody can find another with a part in common."""

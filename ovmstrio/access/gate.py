@@ -42,16 +42,19 @@ class Gate:
         self._authentication = authentication
         self.guards_everything = guards_everything
 
-    def let_in_now(self, need: Need, service: str, headers: Iterable[tuple[str, str]]) -> bool:
+    def let_in_now(
+        self, need: Need, service: str, headers: Iterable[tuple[str, str]], notes: dict[object, Any] | None = None
+    ) -> bool:
         """Let a request in that shows what was seen before, and may do what it asks for; nothing is waited for.
 
         Gives False, and has done nothing, for any other request: :meth:`let_in` is asked then, and says why if it
-        refuses.  Args and Ownership as there.
+        refuses.  Args and Ownership as there; ``notes`` are those of headers that may come again, so that they need
+        not be read again.
         """
         if need is Need.NOTHING or not (self.guards_everything or need is Need.GENERATE):
             current_caller.set(None)
             return True
-        caller = self._authentication.seen(headers)
+        caller = self._authentication.seen(headers, notes)
         if caller is None:
             return False
         try:
@@ -97,10 +100,11 @@ class Gate:
 
     async def look_again(
         self, need: Need, headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None
-    ) -> None:
+    ) -> Caller | None:
         """Ask once more whether a request that was let in, and still goes on, may; it is not counted again.
 
-        Args as those of :meth:`let_in`.
+        Args as those of :meth:`let_in`.  Gives whose it is now, who may do something else than before; None where
+        nobody has to be known.
 
         Raises:
             Unauthenticated: who makes it is not known any more.
@@ -108,6 +112,8 @@ class Gate:
 
         Cancellation: while a token's keys are fetched.
         """
-        if need is not Need.NOTHING and (self.guards_everything or need is Need.GENERATE):
-            caller = self._authentication.seen(headers) or await self._authentication.identify(headers, certificate)
-            caller.demand(need)
+        if need is Need.NOTHING or not (self.guards_everything or need is Need.GENERATE):
+            return None
+        caller = self._authentication.seen(headers) or await self._authentication.identify(headers, certificate)
+        caller.demand(need)
+        return caller

@@ -89,7 +89,9 @@ class WireRequest:
         body: the begin of its body, or of its last message, as long as :data:`kept_body_bytes` says.
         received: bytes of its body, or messages.
         sent: bytes of its answer's.
-        event: the last call that it became; None where it asked for nothing that is served.
+        event: the last call that it became; None where it asked for nothing that is served, and once its end was told,
+            for a call knows its request.
+        traceparent: what its header says that is so called; None where the headers have to be asked.
     """
 
     __slots__ = (
@@ -107,6 +109,7 @@ class WireRequest:
         "started",
         "status",
         "target",
+        "traceparent",
     )
 
     def __init__(
@@ -124,6 +127,7 @@ class WireRequest:
         self.is_stream = self.is_encrypted = False
         self.received = self.sent = 0
         self.event: CallEvent | None = None
+        self.traceparent: str | None = None
 
     def header(self, name: str) -> str:
         """Find the first header of a name in small letters; empty if there is none."""

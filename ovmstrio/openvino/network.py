@@ -273,7 +273,7 @@ class Network:
         self._hooks.inference_time(taken)
         if call.event is not None:
             call.event.compute_seconds += taken
-        if (span := current_span.get()) is not None:
+        if (span := current_span.get()) is not None and span.is_recorded:
             span.add("inference", taken, {"ovmstrio.inference.on": "loop"})
         return outputs
 
@@ -333,7 +333,7 @@ class Network:
         if call.event is not None:
             call.event.queue_seconds += started - call.begin
             call.event.compute_seconds += ended - started
-        if (span := current_span.get()) is not None:
+        if (span := current_span.get()) is not None and span.is_recorded:
             now = time.perf_counter()
             span.add("queue", started - call.begin, {"ovmstrio.queue.of": "device"}, ended_ago=now - started)
             span.add("inference", ended - started, {"ovmstrio.inference.on": "device"}, ended_ago=now - ended)

@@ -19,6 +19,9 @@ from structlog.testing import capture_logs
 from tritonclient.utils import InferenceServerException
 
 from ovmstrio.access.allowance import CallerAllowance
+from ovmstrio.access.authentication import Authentication
+from ovmstrio.access.directory import Directory
+from ovmstrio.access.gate import Gate
 from ovmstrio.api.access.grpc_gate import NEEDS
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.callers import Need, current_caller, leave_caller
@@ -29,7 +32,7 @@ from ovmstrio.server.rest_front_end import make_router
 from tests.api.rest.servers import BODY, infer_head, infer_post, serving_rest
 from tests.support import ir
 from tests.support.both_doors import DOORS, BothDoors, serving_both
-from tests.support.callers import bearer, gate_of
+from tests.support.callers import bearer, entry_of, gate_of
 
 SCOPES: Final = {
     "shop": "infer:add",
@@ -347,6 +350,35 @@ async def test_a_request_that_shows_what_was_seen_is_let_in_at_once_and_no_other
     ):
         assert not gate.let_in_now(need, service, headers)
         assert (current_caller.get(), allowance.under_way) == (None, 0)
+
+
+async def test_what_was_noted_of_headers_counts_until_callers_change_or_end() -> None:
+    """Headers that come again are not read again; a key that is gone, or over, lets nobody in."""
+    now = [1000.0]
+    directory = Directory(lambda: now[0])
+    day = entry_of("day", "infer:*", expires="1970-01-02")
+    directory.replace([entry_of("shop", "infer:*"), day])
+    authentication = Authentication(directory, clock=lambda: now[0])
+    gate = Gate(authentication)
+    headers = {name: (("x", "y"), ("authorization", f"Bearer {name}")) for name in ("shop", "day", "nobody")}
+    notes: dict[str, dict[object, Any]] = {name: {} for name in headers}
+
+    def let_in() -> list[str]:
+        """Tell who is let in, by their headers and the notes of these."""
+        return [name for name, shown in headers.items() if gate.let_in_now(Need.INFER, "", shown, notes[name])]
+
+    assert let_in() == []
+    for name in ("shop", "day"):
+        await gate.let_in(Need.INFER, "", headers[name], None)
+    assert let_in() == ["shop", "day"]
+    assert [bool(noted) for noted in notes.values()] == [True, True, False]
+    assert gate.let_in_now(Need.INFER, "", (), notes["shop"]), "they were read again"
+    now[0] = 200_000.0
+    assert let_in() == ["shop"]
+    directory.replace([day])
+    authentication.forget_seen()
+    assert let_in() == []
+    leave_caller()
 
 
 async def test_an_api_key_alone_guards_what_generates_and_nothing_else(tmp_path: Path) -> None:

@@ -104,9 +104,9 @@ def _guarded(handler: Handler, gate: Gate, need: Need) -> Handler:
     answer: Callable[[Call], Awaitable[None]] = handler.func
 
     async def run(call: Call) -> None:
-        headers = call.state.head.headers
-        if not gate.let_in_now(need, "", headers):
-            await gate.let_in(need, "", headers, call.peer.certificate)
+        head = call.state.head
+        if not gate.let_in_now(need, "", head.headers, head.notes):
+            await gate.let_in(need, "", head.headers, call.peer.certificate)
         try:
             await answer(call)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import cache
 from random import getrandbits
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from ovmstrio.core.events import CANCELLED, OK
 from ovmstrio.core.tracing import current_span
 from ovmstrio.observability.tracing.conventions import describe_call, describe_end, is_failing_status, span_name
+from ovmstrio.observability.tracing.sampling import LOW_BITS
 from ovmstrio.observability.tracing.spans import QuietSpan, RecordedSpan
 from ovmstrio.observability.tracing.trace_context import read_parent
 
@@ -42,7 +44,7 @@ class CallTracing:
         is_failure: tells whether an error is the server's, rather than the caller's.
         of_server: get those of what no call asks for.
         user: makes spans the current ones of the code of users; None where that knows none.
-        has_user_code: tells whether services of a kind run code of users.
+        has_user_code: tells whether services of a kind run code of users; asked once for each kind.
         is_told_of_requests: whether :meth:`request_ended` is called, so that a span lasts as long as its request.
     """
 
@@ -58,36 +60,41 @@ class CallTracing:
         is_told_of_requests: bool = True,
     ) -> None:
         self._sampling = sampling
+        self._bound = sampling.bound
         self._sinks = tuple(sinks)
         self._of_server = tuple(of_server)
         self._is_failure = is_failure
         self._user = user
-        self._has_user_code = has_user_code
+        self._user_of = cache(lambda kind: user if has_user_code(kind) else None)
         self._is_told_of_requests = is_told_of_requests
 
     def call_started(self, event: CallEvent) -> None:
-        """Begin the span of a call, which is the current one from now on."""
-        parent = None
-        request = event.request
+        """Begin the span of a call, which is the current one from now on; most have no parent and are not recorded."""
+        request, parent = event.request, None
         if request is not None:
-            for name, value in request.headers:
-                if name == "traceparent":
-                    parent = read_parent(value, request.header("tracestate"))
-                    break
-        trace = getrandbits(_TRACE_BITS) if parent is None else parent.trace_id
-        if self._sampling.records(trace, parent):
-            span: RecordedSpan | QuietSpan = self._recorded(event, trace, parent)
-            event.trace_id = span.trace_id
+            shown = request.traceparent
+            if shown is None:
+                shown = request.header("traceparent")
+            if shown:
+                parent = read_parent(shown, request.header("tracestate"))
+        if parent is None:
+            trace = getrandbits(_TRACE_BITS)
+            is_recorded = trace & LOW_BITS < self._bound
         else:
-            span = QuietSpan(trace, parent)
-            if self._user is not None and self._has_user_code(event.kind):
-                span.user = self._user
+            trace = parent.trace_id
+            is_recorded = self._sampling.records(trace, parent)
+        span: RecordedSpan | QuietSpan
+        if is_recorded:
+            span = self._recorded(event, trace, parent)
+            event.trace_id = span.trace_id
+            if event.queue_seconds:
+                span.add("queue", event.queue_seconds, {"ovmstrio.queue.of": "admission"})
+        else:
+            span = QuietSpan(trace, parent, self._user_of(event.kind))
         event.span = span
         current_span.set(span)
         if span.user is not None:
             span.user.enter(span)
-        if event.queue_seconds and span.is_recorded:
-            span.add("queue", event.queue_seconds, {"ovmstrio.queue.of": "admission"})
 
     def call_moved(self, event: CallEvent, step: Step) -> None:
         """Leave the steps of streams out: there may be any number of them."""

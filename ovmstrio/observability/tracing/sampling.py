@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from ovmstrio.observability.tracing.trace_context import TraceParent
 
-__all__ = ["ALWAYS", "SAMPLERS", "TraceSampling"]
+__all__ = ["ALWAYS", "LOW_BITS", "SAMPLERS", "TraceSampling"]
 
 _PARENT_BASED: Final = "parentbased_"
 _RATIOS: Final = {"always_on": 1.0, "always_off": 0.0}
 _RATIO: Final = "traceidratio"
 SAMPLERS: Final = tuple(f"{prefix}{name}" for prefix in ("", _PARENT_BASED) for name in (*_RATIOS, _RATIO))
 """The names that are understood."""
-_LOW_BITS: Final = 2**64 - 1
+LOW_BITS: Final = 2**64 - 1
+"""Of a trace's id, by which a share is taken."""
 
 
 class TraceSampling:
@@ -30,6 +31,9 @@ class TraceSampling:
 
     Raises:
         ValueError: the name is none of them, or the ratio out of its bounds.
+
+    Attributes:
+        bound: traces without a parent are recorded whose last 64 bits are a smaller number.
     """
 
     def __init__(self, name: str = "parentbased_always_on", ratio: float = 1.0) -> None:
@@ -39,13 +43,13 @@ class TraceSampling:
             raise ValueError(f"expected a ratio from 0 to 1, got {ratio}")
         self._follows_parent = name.startswith(_PARENT_BASED)
         share = _RATIOS.get(name.removeprefix(_PARENT_BASED), ratio)
-        self._bound = round(share * (_LOW_BITS + 1))
+        self.bound: Final = round(share * (LOW_BITS + 1))
 
     def records(self, trace_id: int, parent: TraceParent | None) -> bool:
         """Decide for a call of a trace."""
         if parent is not None and self._follows_parent:
             return parent.is_sampled
-        return trace_id & _LOW_BITS < self._bound
+        return trace_id & LOW_BITS < self.bound
 
 
 ALWAYS: Final = TraceSampling("always_on")

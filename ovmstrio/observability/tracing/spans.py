@@ -274,10 +274,10 @@ class QuietSpan:
     is_recorded = False
     shows_steps = False
 
-    def __init__(self, trace: int, parent: TraceParent | None = None) -> None:
+    def __init__(self, trace: int, parent: TraceParent | None = None, user: UserContext | None = None) -> None:
         self.trace = trace
         self.parent = parent
-        self.user: UserContext | None = None
+        self.user = user
         self._number = 0
 
     @property

@@ -273,7 +273,7 @@ class GraphInstance:
         begun = tally.begin()
         try:
             span = current_span.get()
-            if span is None:
+            if span is None or not span.is_recorded:
                 await calculator.process(call)
             else:
                 with span.part(f"node {node.name}", {"ovmstrio.node.calculator": node.plan.config.calculator}):

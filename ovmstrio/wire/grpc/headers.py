@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from grpclib.const import Status
 from grpclib.metadata import decode_timeout
@@ -56,6 +56,8 @@ class RequestHead:
         content_length: from ``content-length``; ``None`` when absent.
         headers: everything as it came, decoded as Latin-1.
         refusal: the header block that answers a request which cannot become a call, else ``None``.
+        traceparent: W3C's header of that name; empty when absent.
+        notes: what others have found out from the headers and need not find out again, by who they are.
     """
 
     path: str
@@ -64,6 +66,8 @@ class RequestHead:
     content_length: int | None
     headers: tuple[tuple[str, str], ...]
     refusal: bytes | None
+    traceparent: str = ""
+    notes: dict[object, Any] = field(init=False, repr=False, default_factory=dict)
 
 
 class HeaderDecoder:
@@ -150,6 +154,7 @@ def read_request_head(headers: HeaderList, max_bytes: int) -> RequestHead:
         content_length=_content_length(values.get(b"content-length")),
         headers=tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers),
         refusal=refusal,
+        traceparent=values.get(b"traceparent", b"").decode("latin-1"),
     )
 
 

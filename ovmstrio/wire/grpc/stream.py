@@ -480,11 +480,13 @@ class Call:
             if told is not None and observer is not None:
                 told.received, told.sent, told.status = self.received, self.sent, self._status
                 observer.request_ended(told)
+                told.event = None
 
     def _begin_told(self) -> WireRequest:
         """Make the request that observers are told of the one that this task answers."""
         head = self.state.head
         told = WireRequest("gRPC", "POST", self.path, head.headers, self._host.client)
+        told.traceparent = head.traceparent
         told.is_stream = self.handler.cardinality.client_streaming
         current_wire_request.set(told)
         return told

@@ -40,7 +40,7 @@ class ToldRequests:
         told.status = answer.status
         if answer.stream is None:
             told.sent = answer.size
-            self._observer.request_ended(told)
+            self._tell(told)
             return answer
         return answer.followed_by(lambda: self._end_stream(told))
 
@@ -51,9 +51,14 @@ class ToldRequests:
     def left(self, told: WireRequest) -> None:
         """Tell of a request whose client left before there was an answer, or that was cut off."""
         current_wire_request.set(None)
-        self._observer.request_ended(told)
+        self._tell(told)
 
     def _end_stream(self, told: WireRequest) -> None:
         if told.event is not None:
             told.sent = told.event.sent
+        self._tell(told)
+
+    def _tell(self, told: WireRequest) -> None:
         self._observer.request_ended(told)
+        # Its call knows it: both would be kept until cycles are looked for.
+        told.event = None

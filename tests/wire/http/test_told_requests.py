@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ovmstrio.core.events import WireRequest
+from ovmstrio.core.events import CallEvent, Door, WireRequest
 from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.wire.http.told_requests import ToldRequests
@@ -28,3 +28,16 @@ def test_bytes_are_counted_wherever_a_large_body_or_answer_lies() -> None:
         assert told.answered(told.begin(request), answer) is answer
 
     assert [(each.received, each.sent) for each in observer.ended] == [(5, 3), (70_000, 80_002)]
+
+
+def test_a_request_that_was_told_of_leaves_nothing_to_the_collector() -> None:
+    """Its call knows it, and so it must not know the call any more."""
+    observer = _Observer()
+    told = ToldRequests(observer)
+    request = told.begin(HttpRequest("POST", "/", "", (), b"12345"))
+    request.event = CallEvent("m", "1", "model", Door("KServe", "REST"), "infer", request=request)
+
+    told.answered(request, HttpAnswer(200))
+
+    assert observer.ended == [request]
+    assert request.event is None

@@ -1,0 +1,90 @@
+"""What calls that are not recorded cost, and what they have all the same."""
+
+from __future__ import annotations
+
+from contextvars import copy_context
+from typing import TYPE_CHECKING
+
+from ovmstrio.core.events import CallEvent, Door, WireRequest
+from ovmstrio.core.tracing import current_span
+from ovmstrio.observability.tracing.call_tracing import CallTracing
+from ovmstrio.observability.tracing.sampling import TraceSampling
+from ovmstrio.wire.grpc.headers import read_request_head
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ovmstrio.core.tracing import Span
+
+DOOR = Door("KServe", "gRPC", "ModelInfer")
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+HEAD = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/b"), (b"content-type", b"application/grpc"))
+
+
+class _Users:
+    """What code of users sees."""
+
+    def __init__(self) -> None:
+        self.entered: list[Span] = []
+
+    def enter(self, span: Span) -> object:
+        self.entered.append(span)
+        return None
+
+    def leave(self, before: object) -> None:
+        del before
+
+
+class _Unread(tuple[tuple[str, str], ...]):
+    """Headers that nobody may look at."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        raise AssertionError("the headers were read")
+
+
+def _begin(tracing: CallTracing, request: WireRequest | None = None, kind: str = "model") -> CallEvent:
+    event = CallEvent("m", "1", kind, DOOR, "ModelInfer", request=request)
+    copy_context().run(tracing.call_started, event)
+    return event
+
+
+def test_headers_are_read_for_a_parent_only_where_there_is_one() -> None:
+    """The door that has read them says so."""
+    tracing = CallTracing(TraceSampling("always_off"), [], is_failure=bool)
+    bare, parent = read_request_head(HEAD, 10_000), f"00-{TRACE}-{SPAN}-00"
+    request = WireRequest("gRPC", "POST", bare.path, _Unread(), "127.0.0.1")
+    request.traceparent = bare.traceparent
+    assert _begin(tracing, request).span is not None
+
+    known = read_request_head((*HEAD, (b"traceparent", parent.encode()), (b"tracestate", b"a=b")), 10_000)
+    request = WireRequest("gRPC", "POST", known.path, known.headers, "127.0.0.1")
+    request.traceparent = known.traceparent
+    span = _begin(tracing, request).span
+    assert span is not None
+    assert (span.trace_id, span.is_recorded) == (TRACE, False)
+    assert dict(span.headers())["tracestate"] == "a=b"
+
+
+def test_a_kind_is_asked_once_whether_it_runs_code_of_users() -> None:
+    """Which sees the spans of its calls, recorded or not, and no others."""
+    asked: list[str] = []
+
+    def has_user_code(kind: str) -> bool:
+        asked.append(kind)
+        return kind == "handler"
+
+    users = _Users()
+    tracing = CallTracing(TraceSampling("always_off"), [], is_failure=bool, user=users, has_user_code=has_user_code)
+    events = [_begin(tracing, kind=kind) for kind in ("model", "handler", "model", "handler")]
+    assert asked == ["model", "handler"]
+    assert users.entered == [events[1].span, events[3].span]
+
+
+def test_a_share_is_recorded_as_the_ratio_says() -> None:
+    """By the ids that calls without parents are given."""
+    tracing = CallTracing(TraceSampling("parentbased_traceidratio", 0.25), [], is_failure=bool)
+    recorded = sum(bool(_begin(tracing).trace_id) for _ in range(2000))
+    assert 350 < recorded < 650
+    assert current_span.get() is None
