@@ -16,6 +16,7 @@ import sys
 from benchmarks import (
     attacks,
     batching,
+    console_stream,
     door_copies,
     footprint,
     genai,
@@ -46,6 +47,7 @@ MEASUREMENTS = {
     "grpc_unary": grpc_unary,
     "rest_json": rest_json,
     "observed_calls": observed_calls,
+    "console_stream": console_stream,
     "resnet": resnet,
     "footprint": footprint,
     "door_copies": door_copies,

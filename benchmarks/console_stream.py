@@ -1,0 +1,114 @@
+"""What the console's stream takes of the event loop in a second, with 50 services that are all called in it.
+
+The clock jumps from second to second, so that nothing is measured but the work: processor time of the loop's thread.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from benchmarks.report import Row
+from ovmstrio.api.console.frames import FrameMaker
+from ovmstrio.api.console.live import Wishes, stream
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.events import OK, CallEvent, Door
+from ovmstrio.dataplane.plane import DataPlane
+from ovmstrio.observability.logs import configure_logs
+from ovmstrio.observability.recent_past import RecentPast
+from tests.support.pass_through import load_pass_through
+from tests.support.stub_registry import registry_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ovmstrio.api.event_streams import EventSink
+
+__all__ = ["run"]
+
+SERVICES: Final = 50
+SECONDS: Final = 200
+GOAL_MS: Final = 5.0
+_DOOR: Final = Door("KServe", "gRPC", "ModelInfer")
+
+
+class _Viewer:
+    """Takes events, and counts their bytes."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    async def send(self, data: bytes) -> None:
+        """Take some."""
+        self.bytes += len(data)
+        await trio.lowlevel.checkpoint()
+
+
+async def _may() -> bool:
+    return True
+
+
+def _call_all(plane: DataPlane, names: Sequence[str], second: int) -> None:
+    """Count calls of every service, which take other times in every second."""
+    for number, name in enumerate(names):
+        event = CallEvent(name, "1", "model", _DOOR, "ModelInfer", seconds=1e-4 * (1 + (number + second) % 9), code=OK)
+        plane.call_statistics.call_finished(event)
+
+
+async def _milliseconds(viewers: int) -> tuple[float, float]:
+    """Give the milliseconds of each second, and the bytes that a viewer gets."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "1").mkdir()
+        registry = registry_of(load_pass_through, poll_seconds=0)
+        plane, names = DataPlane(registry), [f"service_{number}" for number in range(SERVICES)]
+        async with trio.open_nursery() as nursery:
+            await nursery.start(registry.run)
+            await registry.apply([ModelSpec.model_validate({"name": name, "base_path": folder}) for name in names])
+            plane.begin_serving()
+            sinks = [_Viewer() for _ in range(viewers)]
+            taken = await _watch(plane, names, sinks)
+            nursery.cancel_scope.cancel()
+    return taken, sinks[0].bytes / SECONDS
+
+
+async def _watch(plane: DataPlane, names: Sequence[str], sinks: Sequence[_Viewer]) -> float:
+    """Let viewers look for some seconds, and give the median of what these take."""
+    frames, past, taken = FrameMaker(plane), RecentPast(), []
+
+    async def view(sink: EventSink) -> None:
+        await stream(plane, frames, past, Wishes(), sink, still_may=_may)
+
+    async with trio.open_nursery() as nursery:
+        for sink in sinks:
+            nursery.start_soon(view, sink)
+        await wait_all_tasks_blocked()
+        for second in range(SECONDS):
+            _call_all(plane, names, second)
+            before = time.thread_time()
+            await trio.sleep_until(trio.current_time() // 1 + 1)
+            await wait_all_tasks_blocked()
+            taken.append(time.thread_time() - before)
+        nursery.cancel_scope.cancel()
+    return statistics.median(taken) * 1e3
+
+
+def run() -> list[Row]:
+    """Measure with one viewer, and with twenty."""
+    configure_logs(level="ERROR")
+    measured = {viewers: trio.run(_milliseconds, viewers, clock=MockClock(autojump_threshold=0)) for viewers in (1, 20)}
+    (taken, size), (of_many, _) = measured[1], measured[20]
+    return [
+        Row(
+            f"The console's stream with {SERVICES} services, each called once a second: ms of the loop a second",
+            taken,
+            f"< {GOAL_MS:g}",
+            taken < GOAL_MS,
+            f"{size / 1e3:.1f} kB a second for a viewer; {of_many:.2f} ms with 20 viewers",
+        )
+    ]
