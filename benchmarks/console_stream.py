@@ -9,7 +9,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -81,8 +81,8 @@ async def _watch(plane: DataPlane, names: Sequence[str], sinks: Sequence[_Viewer
     """Let viewers look for some seconds, and give the median of what these take."""
     frames, past, taken = FrameMaker(plane), RecentPast(), []
 
-    async def view(sink: EventSink) -> None:
-        await stream(plane, frames, past, Wishes(), sink, still_may=_may)
+    async def view(sink: _Viewer) -> None:
+        await stream(plane, frames, past, Wishes(), cast("EventSink", sink), still_may=_may)
 
     async with trio.open_nursery() as nursery:
         for sink in sinks:

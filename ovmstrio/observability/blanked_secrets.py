@@ -1,38 +1,64 @@
-"""What was sent, without what looks like a secret: for who has asked to see it.
+r"""What was sent, without what looks like a secret: for who has asked to see it.
 
-Values are blanked whose names say that they are secret, in JSON, in forms and in headers, and texts that look like
-keys and tokens wherever they stand.  A text that nothing tells from others stays.
+Values are blanked whose names say that they are secret, in JSON (also in texts of JSON), in forms, lines of headers,
+markup and messages of protobuf, and texts that look like keys and tokens wherever they stand.  A text that nothing
+tells from others stays.  How long it takes grows with the size alone, as what was sent is up to who has sent it::
+
+    body ─> escapes of letters and quotes ─> values behind names that are secret ─> keys and tokens ─> text
+            \u0061, %61                      "password": ..., password=...          ovms_..., eyJ...
 """
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote_to_bytes
+
+from ovmstrio.observability.named_values import end_of_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 __all__ = ["blanked"]
 
 _BLANK: Final = b"***"
 _LEAST_KNOWN: Final = 4
 """Bytes of a header's value for which it is looked for elsewhere."""
-_TOKENS: Final = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\Z)|[\[{]|[\]}]|:|,|[^\s"\[\]{}:,]+|\s+', re.DOTALL)
-"""Of JSON, also of what is cut, and of anything else."""
-_SECRET: Final = re.compile(
-    rb"secret|passw|token|api.?key|authori[sz]ation|credential|private|cookie|bearer", re.IGNORECASE
+_FORM: Final = "application/x-www-form-urlencoded"
+
+_WORDS: Final = (
+    rb"secret|passw|passphrase|pwd|token|(?:api|access|account|shared|auth|encryption)[ _.-]?key|authori[sz]ation"
+    rb"|credential|private|cookie|bearer|amz-signature"
 )
-_COUNTED: Final = re.compile(rb"token", re.IGNORECASE)
+_SECRET: Final = re.compile(_WORDS)
+_COUNTED: Final = re.compile(rb"token")
 """Numbers under such names count something."""
-_PAIRS: Final = re.compile(
-    rb"([\w.-]{0,64}(?:secret|passw|token|api_?key|credential)[\w.-]{0,64}=)[^&\s]+", re.IGNORECASE
+_NAMES: Final = re.compile(
+    rb"(?P<word>" + _WORDS + rb")[\w.\x80-\xff-]{0,64}+(?:[\w .\x80-\xff-]{1,64}(?=\\{0,16}[\"']))?"
+    rb"(?P<quote>\\{0,16}[\"'])?\]?"
+    rb"(?:[ \t\r\n]{0,32}(?P<sign>[:=])>?[ \t\r\n]{0,32}|(?P<markup>>)|(?P<message>\x12)|(?P<part>\r\n\r\n))"
 )
-_PARTS: Final = re.compile(
-    rb'(name="[^"\r\n]{0,64}(?:secret|passw|token|api_?key|credential)[^"\r\n]{0,64}"\r\n\r\n)[^\r\n]+', re.IGNORECASE
+"""Names of what follows: a value behind a sign, or the content of an element of markup, a message, or a form's part."""
+_TOLD_NAMES: Final = re.compile(
+    rb"(?P<quote>\\{0,16}[\"'])(?:name|key|header|field|id)\\{0,16}[\"']\s{0,8}(?P<sign>:)\s{0,8}\\{0,16}[\"']"
+    rb"[^\"']{0,64}?(?P<word>" + _WORDS + rb")[^\"']{0,64}[\"'].{0,300}?"
+    rb"[\"'](?:value|data|contents|string_param)\\{0,16}[\"']\s{0,8}:\s{0,8}",
+    re.DOTALL,
+)
+"""Names that are values themselves, such as those of tensors."""
+_PART_WITH_TYPE: Final = re.compile(
+    rb"content-disposition:[^\r\n;]{0,64}; ?name=\"?[^\"\r\n;]{0,64}?(?P<word>" + _WORDS + rb")[^\r\n]{0,200}+"
+    rb"(?:\r\n[^\r\n]{1,200}+){0,4}+(?P<part>\r\n\r\n)"
+)
+_ESCAPED: Final = re.compile(
+    rb"(?:\\{1,8}u00|(?P<form>%))(4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]|3[0-9ad]|2[2-7d])", re.IGNORECASE
 )
 _KEYS: Final = re.compile(
-    rb"(?:\b(?:ovms_|sk-|hf_|gh[pousr]_|xox[abps]-)[\w-]{12,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
-    rb"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|(?<=Bearer )[^\s\"']+|(?<=://)[^/\s@\"]{1,256}(?=@))"
+    rb"(?:\b(?:ovms_|sk-|hf_|gh[pousr]_|glpat-|xox[abps]-|AIza)[\w-]{12,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
+    rb"|\beyJ[\w-]{8,}+(?:\.[\w-]*+){0,4}|(?<=[Bb]earer )[^\s\"'\\]+|(?<=://)[^/\s@\"]{1,256}(?=@)"
+    rb"|(?<=[?&]sig=)[^&\s\"'\\]+"
+    rb"|(?<=PRIVATE KEY-----).*?(?=-----END|\Z))",
+    re.DOTALL,
 )
 
 
@@ -44,41 +70,64 @@ def blanked(data: bytes, headers: Iterable[tuple[str, str]] = ()) -> str:
         headers: it came with, in small letters; what these show is blanked wherever it stands.
     """
     for name, value in headers:
-        if _SECRET.search(name.encode("latin-1", "replace")):
+        if name == "content-type" and value.lower().startswith(_FORM):
+            data = _read_form(data)
+        if _SECRET.search(name.lower().encode("latin-1", "replace")):
             for shown in {value, value.partition(" ")[2].strip()}:
                 if len(shown) >= _LEAST_KNOWN:
                     data = data.replace(shown.encode("latin-1", "replace"), _BLANK)
-    data = b"".join(_without_named(data))
-    for pattern in (_PAIRS, _PARTS):
-        data = pattern.sub(rb"\1" + _BLANK, data)
+    data = _ESCAPED.sub(_unescaped, data)
+    for names in (_NAMES, _TOLD_NAMES, _PART_WITH_TYPE):
+        data = _without_named(data, names)
     return _KEYS.sub(_BLANK, data).decode("utf-8", "backslashreplace")
 
 
-def _without_named(data: bytes) -> Iterator[bytes]:
-    """Blank the values of names that say so, with all that is in them."""
-    name = last = b""
-    depth = 0
-    for match in _TOKENS.finditer(data):
-        token = match[0]
-        if token.isspace():
-            yield token
-            continue
-        is_value = last == b":" and _SECRET.search(name) is not None
-        if depth:
-            depth += token in {b"[", b"{"}
-            depth -= token in {b"]", b"}"}
-            yield _blank(token) if token[:1] == b'"' else token
-        elif is_value and token in {b"[", b"{"}:
-            depth = 1
-            yield token
-        elif is_value and (token[:1] == b'"' or _COUNTED.search(name) is None):
-            yield _blank(token)
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    """Give a letter, a digit or a sign for its escape; of signs only those of texts in JSON, and these escaped."""
+    char = bytes.fromhex(found[2].decode())
+    if char.isalnum() or char in b"_-":
+        return char
+    if found["form"] is not None or char in b"#$%":
+        return found[0]
+    return b"\\" + char if char == b'"' else char
+
+
+def _read_form(data: bytes) -> bytes:
+    """Undo what forms escape; values of names that are secret are blanked before, for these may have signs in them."""
+    fields = []
+    for field in data.replace(b"+", b" ").split(b"&"):
+        name, sign, value = field.partition(b"=")
+        read = unquote_to_bytes(name) if b"%" in name else name
+        lower = read.lower()
+        if _SECRET.search(lower) and not (_COUNTED.search(lower) and value.isdigit()):
+            fields.append(read + sign + _BLANK)
         else:
-            yield token
-        if token[:1] == b'"' and last != b":":
-            name = token
-        last = token
+            fields.append(read + sign + (unquote_to_bytes(value) if b"%" in value else value))
+    return b"&".join(fields)
 
 
-def _blank(token: bytes) -> bytes:
-    return b'"%b"' % _BLANK if token[:1] == b'"' else _BLANK
+def _without_named(data: bytes, names: re.Pattern[bytes]) -> bytes:
+    """Blank the values that follow names, with all that is in them."""
+    parts: list[bytes] = []
+    done = 0
+    # Patterns of small letters are found much faster than such as leave the case open.
+    for name in names.finditer(data.lower()):
+        start = name.end()
+        if name.start() < done:
+            continue
+        end = end_of_value(data, name, counts=_COUNTED.search(name["word"]) is not None)
+        if end > start:
+            parts += data[done:start], _stand_in(data, start, end, name)
+            done = end
+    return b"".join([*parts, data[done:]])
+
+
+def _stand_in(data: bytes, start: int, end: int, name: re.Match[bytes]) -> bytes:
+    """Give what is shown for a value, in the quotes that it had, or that its name has where it has several values."""
+    quote = re.match(rb"\\*[\"']", data[start:end])
+    if quote is not None:
+        return quote[0] + _BLANK + (quote[0] if data[start + 1 : end].endswith(quote[0]) else b"")
+    if data[start : start + 1] in {b"[", b"{"}:
+        mark: bytes = name.groupdict().get("quote") or b""
+        return mark + _BLANK + mark
+    return _BLANK

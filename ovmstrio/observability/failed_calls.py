@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.errors import ServerError
-from ovmstrio.core.events import CANCELLED, OK
+from ovmstrio.core.events import CANCELLED, OK, kept_body_bytes
 from ovmstrio.core.texts import cut, text_of
 from ovmstrio.observability.blanked_secrets import blanked
 
@@ -20,6 +21,8 @@ __all__ = ["FailedCall", "FailedCalls"]
 _NO_FAILURES: Final = frozenset({OK, CANCELLED})
 _KEPT: Final = 100
 _LONGEST: Final = 600
+_ZLIB_OR_GZIP: Final = 47
+"""What zlib calls data that say themselves which of the two they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,4 +127,11 @@ def _sent(request: WireRequest | None) -> tuple[str, int]:
     """Give what is kept of what was sent, and how long all of it was."""
     if request is None or not request.body:
         return "", 0
-    return blanked(request.body, request.headers), max(request.received, len(request.body))
+    kept, size = request.body, max(request.received, len(request.body))
+    if request.header("content-encoding").strip().lower() not in {"", "identity"}:
+        # Whoever sees what is compressed could read it, and nothing that is secret can be told in it.
+        try:
+            kept = zlib.decompressobj(_ZLIB_OR_GZIP).decompress(kept, max(kept_body_bytes.get(), len(kept)))
+        except zlib.error:
+            return "(compressed, and cannot be read)", size
+    return blanked(kept, request.headers)[: len(kept)], size

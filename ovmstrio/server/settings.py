@@ -85,7 +85,7 @@ class ServerSettings(BaseModel):
         0,
         SERVER,
         "Bytes of what each failed request has sent that the console shows, without what looks like a secret; 0 none. "
-        "Where callers have to be known it takes admin to see them.",
+        "Seen by who has admin, or where nobody has to be known by who may change the server.",
     )
     server_name: str = _setting(
         "OpenVINO Model Server", SERVER, "Name that clients are told; some of those for Triton insist on triton."

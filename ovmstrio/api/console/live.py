@@ -17,7 +17,6 @@ import trio
 
 from ovmstrio.api.console.frames import INTERVAL_SECONDS
 from ovmstrio.api.console.service_inside import node_figures
-from ovmstrio.core.callers import current_caller
 from ovmstrio.core.errors import InvalidRequest, Overloaded, ServerError
 from ovmstrio.observability.logs import LEVELS
 from ovmstrio.wire.http.answers import error_answer, json_answer
@@ -37,7 +36,6 @@ __all__ = [
     "Wishes",
     "error_event",
     "event",
-    "may_see_bodies",
     "stream",
     "told_failures",
 ]
@@ -108,7 +106,7 @@ async def stream(
     wishes: Wishes,
     events: EventSink,
     *,
-    still_may: Callable[[], Awaitable[None]],
+    still_may: Callable[[], Awaitable[bool]],
 ) -> None:
     """Send events until the server begins to end or nobody takes them.
 
@@ -118,7 +116,8 @@ async def stream(
         past: what the server remembers.
         wishes: of this viewer.
         events: takes what is sent.
-        still_may: is asked every second whether the viewer may look, and raises where it may not any more.
+        still_may: is asked every second whether the viewer may see what others have sent, and raises where it may
+            not look any more.
 
     Raises:
         ServerError: as ``still_may``.
@@ -137,12 +136,12 @@ async def _send_all(
     wishes: Wishes,
     events: EventSink,
     *,
-    still_may: Callable[[], Awaitable[None]],
+    still_may: Callable[[], Awaitable[bool]],
 ) -> None:
-    seen_trace, shows_bodies = "", may_see_bodies()
+    seen_trace = ""
     seen_frame = seen_line = seen_failure = quiet = 0
     while True:
-        await still_may()
+        shows_bodies = await still_may()
         frame = frames.frame()
         told = b""
         if frame.number != seen_frame:
@@ -216,12 +215,6 @@ def _traces(plane: DataPlane) -> list[dict[str, Any]]:
 
 def _line(line: Any) -> dict[str, Any]:
     return {**asdict(line), "level": logging.getLevelName(line.level)}
-
-
-def may_see_bodies() -> bool:
-    """Tell whether who asks may see what others have sent, where that is kept at all."""
-    caller = current_caller.get()
-    return caller is None or caller.scopes.admin
 
 
 def told_failures(past: RecentPast, number: int, *, shows_bodies: bool) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ovmstrio.api.console.assets import INDEX, asset_answer
 from ovmstrio.api.console.frames import FrameMaker
 from ovmstrio.api.console.guard import ConsoleGuard
-from ovmstrio.api.console.live import MOST_TRACES, Viewers, Wishes, error_event, may_see_bodies, stream, told_failures
+from ovmstrio.api.console.live import MOST_TRACES, Viewers, Wishes, error_event, stream, told_failures
 from ovmstrio.api.console.service_inside import service_document
 from ovmstrio.api.console.service_rows import service_rows
 from ovmstrio.api.event_streams import answer_with_events
@@ -54,11 +54,11 @@ def console_rules(
     """Make the rules over one data plane; none where the console is off.  The gate ends streams of callers that go."""
     if mode == "off":
         return []
-    guard, frames = ConsoleGuard(mode), FrameMaker(plane)
+    guard = ConsoleGuard(mode)
     return [
         *_page_rules(guard),
         *_reading_rules(plane, changes, past, guard),
-        *_live_rules(plane, past, guard, frames, gate),
+        *_live_rules(plane, changes, past, guard, gate),
         *_change_rules(plane, changes, guard),
     ]
 
@@ -92,11 +92,16 @@ def _reading_rules(plane: DataPlane, changes: Changes, past: RecentPast, guard: 
 
         return rule(f"{_API}/{path}", "GET", answer, is_hot=True, need=Need.READ)
 
+    async def failures(request: HttpRequest) -> HttpAnswer:
+        guard.let_in(request)
+        told = told_failures(past, 0, shows_bodies=changes.lets_page(request))
+        return json_answer({"failures": told}).with_headers(_NOT_KEPT)
+
     return [
         rule(f"{_API}/server", "GET", server, is_hot=True, need=Need.READ),
+        rule(f"{_API}/failures", "GET", failures, is_hot=True, need=Need.READ),
         reading("services", lambda: {"services": list(service_rows(plane).values())}),
         reading("services/<model>", lambda model: service_document(plane, model)),
-        reading("failures", lambda: {"failures": told_failures(past, 0, shows_bodies=may_see_bodies())}),
         reading("traces", lambda: {"traces": [each.summary() for each in _recent(plane).traces(MOST_TRACES)]}),
         reading("traces/<trace>", lambda trace: _trace(plane, trace)),
         reading("log", lambda: {"lines": [asdict(each) for each in past.log.since(0)]}),
@@ -104,17 +109,19 @@ def _reading_rules(plane: DataPlane, changes: Changes, past: RecentPast, guard: 
 
 
 def _live_rules(
-    plane: DataPlane, past: RecentPast, guard: ConsoleGuard, frames: FrameMaker, gate: Gate | None
+    plane: DataPlane, changes: Changes, past: RecentPast, guard: ConsoleGuard, gate: Gate | None
 ) -> list[Rule]:
-    viewers = Viewers()
+    viewers, frames = Viewers(), FrameMaker(plane)
 
     async def live(request: HttpRequest) -> HttpAnswer:
         guard.let_in(request)
         wishes = Wishes.read(request.query)
 
-        async def still_may() -> None:
+        async def still_may() -> bool:
+            known = None
             if gate is not None:
-                await gate.look_again(Need.READ, request.headers, current_certificate.get())
+                known = await gate.look_again(Need.READ, request.headers, current_certificate.get())
+            return changes.lets_page(request) if known is None else known.scopes.admin
 
         async def make(events: EventSink) -> None:
             with viewers.one():

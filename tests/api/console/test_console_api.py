@@ -347,11 +347,7 @@ async def test_known_callers_need_admin_to_see_what_others_have_sent(tmp_path: P
     """Who may read gets the rest."""
     gate = gate_of({"reader": "read", "boss": "admin infer:*"})
     async with _console(tmp_path, plane_class=GuardedPlane, front_end={"gate": gate}) as (server, past):
-        past.failures.call_finished(
-            CallEvent(
-                "echo", "1", "model", Door("KServe", "REST"), "ModelInfer", code="InvalidRequest", request=_sent()
-            )
-        )
+        _fail(past)
         told = {}
         for name in ("reader", "boss"):
             answer = await server.get("/console/api/failures", headers=bearer(name))
@@ -361,6 +357,40 @@ async def test_known_callers_need_admin_to_see_what_others_have_sent(tmp_path: P
             assert asked == streamed
             told[name] = (asked["body"], asked["body_bytes"])
     assert told == {"reader": ("", 4), "boss": ("mine", 4)}
+
+
+async def test_a_viewer_that_is_no_administrator_any_more_sees_no_more_of_what_others_have_sent(tmp_path: Path) -> None:
+    """The stream goes on with the rest."""
+    directory = Directory()
+    directory.replace([], {"boss": Caller("boss", "key", Scopes.parse(["admin", "read"]))})
+    authentication = Authentication(directory)
+    options: dict[str, Any] = {"plane_class": GuardedPlane, "front_end": {"gate": Gate(authentication)}}
+    async with _console(tmp_path, **options) as (server, past), _live(server, "?failures=1", "boss") as events:
+        _fail(past)
+        (before,) = await events.next("failures")
+        directory.replace([], {"boss": Caller("boss", "key", Scopes.parse(["read"]))})
+        authentication.forget_seen()
+        _fail(past)
+        (after,) = await events.next("failures")
+    assert [(each["body"], each["body_bytes"]) for each in (before, after)] == [("mine", 4), ("", 4)]
+
+
+async def test_where_nobody_is_known_other_machines_see_nothing_that_others_have_sent(tmp_path: Path) -> None:
+    """Though the console is open to them; who may change the server sees it."""
+    async with _console(tmp_path, "on") as (server, past):
+        _fail(past)
+        told = []
+        for host in ("models.example.org", "localhost"):
+            answer = await server.get("/console/api/failures", headers={"host": host})
+            told += [each["body"] for each in answer.json()["failures"]]
+    assert told == ["", "mine"]
+
+
+def _fail(past: RecentPast) -> None:
+    door = Door("KServe", "REST")
+    past.failures.call_finished(
+        CallEvent("echo", "1", "model", door, "ModelInfer", code="InvalidRequest", request=_sent())
+    )
 
 
 def _sent() -> WireRequest:
