@@ -187,10 +187,14 @@ class ServableSpec(_Spec):
 
     def needs_reload(self, other: ServableSpec) -> bool:
         """Tell whether loaded versions must be loaded again for ``other``, not for its policy, problems or limits."""
+        return type(self) is not type(other) or self.loaded_settings() != other.loaded_settings()
+
+    def loaded_settings(self) -> dict[str, Any]:
+        """Give the settings of what is loaded."""
         not_loaded = ("version_policy", "origin", "problems", "max_concurrency", "max_queue", "placement")
         left_out: dict[str, Any] = dict.fromkeys(not_loaded, True)
         left_out["nodes"] = {"__all__": {"origin"}}
-        return type(self) is not type(other) or self.model_dump(exclude=left_out) != other.model_dump(exclude=left_out)
+        return self.model_dump(exclude=left_out)
 
 
 class ModelSpec(ServableSpec):

@@ -5,7 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from ovmstrio.core.errors import ServerError
 
 __all__ = ["EngineSharing", "PartedAnswer", "ShownToOthers"]
 
@@ -80,6 +83,10 @@ class EngineSharing(Protocol):
 
     def shown(self, key: str, engine: ShownToOthers) -> AbstractContextManager[None]:
         """Let others ask an engine within the block, by a key that they have as well."""
+        ...
+
+    def refuse(self, key: str, error: ServerError) -> None:
+        """Have others be told why there is no engine, until there is one of the key, or another one is refused."""
         ...
 
     async def call(self, owner: int, key: str, value: Any) -> Any:

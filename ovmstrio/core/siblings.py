@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
 __all__ = ["Siblings"]
@@ -27,8 +27,21 @@ class Siblings(Protocol):
         """Have metrics that were told be among those of the past when this process ends; in one of two formats."""
         ...
 
-    def past_figures(self, *, is_open: bool) -> tuple[int, bytes]:
-        """Give what processes have counted that have ended, and a number that is another one once there are more."""
+    async def ask_each(self, question: str, *arguments: Any) -> dict[int, Any]:
+        """Ask all of them as :meth:`ask_all`, and give the answers of those that can be reached, by their numbers.
+
+        Raises: as :meth:`ask_all`.
+
+        Cancellation: at once.
+        """
+        ...
+
+    def past_changes(self, *, is_open: bool) -> int | None:
+        """Count how often a process has ended whose figures are of the past now; None while they become so."""
+        ...
+
+    def past_figures(self, answered: Iterable[int], *, is_open: bool) -> list[bytes]:
+        """Give what processes have counted that have ended, which none of those has that have answered."""
         ...
 
     async def in_turn(self, work: Callable[[], Awaitable[_T]]) -> _T:

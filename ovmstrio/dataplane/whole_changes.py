@@ -2,14 +2,18 @@
 
 ::
 
-    a turn ──> here ──> the others, side by side ──> done
-                 └─ or ──┴─ taken back by all
+    a turn ──> here, and the others, side by side ──> done
+                 └─ or ──> taken back by all
+
+None is first, for one process may have to wait for what another one loads, as the engines of models of text.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from functools import partial
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import structlog
 import trio
@@ -17,7 +21,7 @@ import trio
 from ovmstrio.core.errors import AlreadyExists, FailedPrecondition, ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ovmstrio.core.siblings import Siblings
     from ovmstrio.dataplane.plane import DataPlane
@@ -30,6 +34,7 @@ __all__ = [
     "adopt_regions",
     "control_of_all",
     "make_change",
+    "make_side_by_side",
     "register_region",
     "unregister_region",
 ]
@@ -37,6 +42,8 @@ __all__ = [
 log = structlog.get_logger(__name__)
 
 _UNDO_SECONDS: Final = 60.0
+
+_T = TypeVar("_T")
 
 
 class Question(StrEnum):
@@ -99,40 +106,69 @@ class _ControlOfAll:
         return self._control.names
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        async def work() -> None:
-            await self._control.load(name, config, files)
-            await self._have_others(Question.LOAD, name, config, dict(files or {}))
-
-        await self._siblings.in_turn(work)
+        here = partial(self._control.load, name, config, files)
+        await self._siblings.in_turn(partial(self._change, here, Question.LOAD, name, config, dict(files or {})))
 
     async def unload(self, name: str, *, with_callees: bool = False) -> None:
-        async def work() -> None:
-            await self._control.unload(name, with_callees=with_callees)
-            await self._have_others(Question.UNLOAD, name, with_callees)
+        here = partial(self._control.unload, name, with_callees=with_callees)
+        await self._siblings.in_turn(partial(self._change, here, Question.UNLOAD, name, with_callees))
 
-        await self._siblings.in_turn(work)
-
-    async def _have_others(self, change: str, *arguments: Any) -> None:
-        """Have the others make a change that has been made here.
+    async def _change(self, here: Callable[..., Awaitable[None]], *question: Any) -> None:
+        """Make a change here, and have the others make it.
 
         Raises:
             ServerError: one of them could not; all have what they had before.
         """
+        change = token_hex(8)
+        others = partial(self._siblings.ask_all, *question, change, limit_seconds=float("inf"))
         try:
-            await self._siblings.ask_all(change, *arguments, limit_seconds=float("inf"))
+            await make_side_by_side(partial(here, change=change), others)
         except BaseException:
+            undo = partial(_take_back, self._siblings, Question.UNDO, change)
             with trio.move_on_after(_UNDO_SECONDS, shield=True):
-                await self._control.undo()
-                await _take_back(self._siblings, Question.UNDO)
+                await make_side_by_side(partial(self._control.undo, change), undo)
             raise
 
 
-async def _take_back(siblings: Siblings, *question: Any) -> None:
+async def make_side_by_side(
+    here: Callable[[], Awaitable[_T]], others: Callable[[], Awaitable[list[Any]]]
+) -> tuple[_T, list[Any]]:
+    """Make a change in this process and in the others at the same time; gives what both have said.
+
+    Raises:
+        Exception: what was raised here, or else by the others; both have ended then.
+
+    Cancellation: as both.
+    """
+    made: list[_T] = []
+    told: list[Any] = []
+    errors: dict[bool, Exception] = {}
+
+    async def have_others() -> None:
+        try:
+            told.extend(await others())
+        except Exception as error:  # noqa: BLE001 - raised below, outside of the nursery, which would make a group of it
+            errors[False] = error
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(have_others)
+        try:
+            made.append(await here())
+        except Exception as error:  # noqa: BLE001 - likewise
+            errors[True] = error
+    for is_here in (True, False):
+        if is_here in errors:
+            raise errors[is_here]
+    return made[0], told
+
+
+async def _take_back(siblings: Siblings, *question: Any) -> list[Any]:
     """Have all others take a change back; what goes wrong with that is logged."""
     try:
-        await siblings.ask_all(*question)
+        return await siblings.ask_all(*question)
     except ServerError as error:
         log.error("a change could not be taken back by all", reason=error.message)  # noqa: TRY400 - told, not unforeseen
+    return []
 
 
 # Regions of shared memory
@@ -246,10 +282,11 @@ async def make_change(plane: DataPlane, question: str, arguments: Sequence[Any])
         raise FailedPrecondition("this process does not load by name")
     match question:
         case Question.LOAD:
-            return await plane.control.load(*arguments)
+            name, config, files, change = arguments
+            return await plane.control.load(name, config, files, change=change)
         case Question.UNLOAD:
-            name, with_callees = arguments
-            return await plane.control.unload(name, with_callees=with_callees)
+            name, with_callees, change = arguments
+            return await plane.control.unload(name, with_callees=with_callees, change=change)
         case Question.LOADED:
             return await plane.control.loads()
-    return await plane.control.undo()
+    return await plane.control.undo(*arguments)

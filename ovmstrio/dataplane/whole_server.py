@@ -21,7 +21,7 @@ from ovmstrio.core.events import Door
 from ovmstrio.core.servable import SequenceInfo
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.call_statistics import VersionStatistics
-from ovmstrio.observability.summed_metrics import restricted, sum_metrics
+from ovmstrio.observability.summed_metrics import counted_only, restricted, sum_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,20 +47,20 @@ async def metrics_of_all(
     if own is None or plane.siblings is None:
         return own
     for _ in range(_ATTEMPTS):
-        begun, past = plane.siblings.past_figures(is_open=is_open)
-        others = await plane.siblings.ask_all("metrics", list(families), is_open)
+        begun = plane.siblings.past_changes(is_open=is_open)
+        others = await plane.siblings.ask_each("metrics", list(families), is_open)
+        past = plane.siblings.past_figures(others, is_open=is_open)
         # One that has ended meanwhile would be counted twice, or not at all.
-        if plane.siblings.past_figures(is_open=is_open)[0] == begun:
+        if begun is not None and plane.siblings.past_changes(is_open=is_open) == begun:
             break
     _leave(plane, own, families, is_open=is_open)
-    texts = [own, *filter(None, others)]
+    texts = [own, *filter(None, others.values())]
     return await trio.to_thread.run_sync(_sum, texts, past, families, limiter=limiter)
 
 
-def _sum(texts: list[bytes], past: bytes, families: Sequence[str]) -> bytes:
-    if past:
-        texts = [*texts, restricted(past, families) if families else past]
-    return sum_metrics(texts)
+def _sum(texts: list[bytes], past: list[bytes], families: Sequence[str]) -> bytes:
+    counted = map(counted_only, past)
+    return sum_metrics([*texts, *((restricted(text, families) for text in counted) if families else counted)])
 
 
 def _leave(plane: DataPlane, own: bytes, families: Sequence[str], *, is_open: bool) -> None:

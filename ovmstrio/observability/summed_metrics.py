@@ -85,7 +85,8 @@ class _Merged:
     def _add_sample(self, samples: dict[str, float], match: re.Match[str]) -> None:
         key, value = match["key"], float(match["value"])
         if match["rest"]:
-            self._rests[key] = match["rest"]
+            # Those of the past come last, and theirs are of long ago.
+            self._rests.setdefault(key, match["rest"])
         known = samples.get(key)
         samples[key] = value if known is None else _join_of(match["name"])((known, value))
 

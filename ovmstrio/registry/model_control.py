@@ -48,8 +48,9 @@ LoadByName = list[Any]
 
 
 class _Before(NamedTuple):
-    """What was served by name before a change."""
+    """What was served by name before a change, and what that is known by."""
 
+    change: str
     asked: dict[str, ServableSpec]
     overridden: set[str]
     folders: dict[str, Path]
@@ -139,13 +140,16 @@ class ModelControl:
             }
             return await self._registry.apply(await self._with_callees(self._asked.values()))
 
-    async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+    async def load(
+        self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None, *, change: str = ""
+    ) -> None:
         """Load a service, and what it calls; one that is loaded follows its settings and files, if these changed.
 
         Args:
             name: that is configured, or any with ``files``.
             config: settings of a model, as JSON, in place of those that are configured.
             files: the files of a model by ``file:<version>/<name>``; ``config`` must be given, too.
+            change: by what this is known to :meth:`undo`.
 
         Raises:
             ModelFailure: it cannot be loaded; what was served under the name goes on.
@@ -154,7 +158,7 @@ class ModelControl:
         Cancellation: at once; the load itself goes on, owned by the registry.
         """
         async with self._lock:
-            await self._begin_change()
+            await self._begin_change(change)
             try:
                 spec, folder = await self._spec_of(name, config, files or {})
                 await self._load(name, spec, folder, is_override=config is not None)
@@ -163,8 +167,10 @@ class ModelControl:
                 said = f'failed to load "{cut(name, 80)}", failed to poll from model repository: {error.message}'
                 raise ModelFailure(said) from None
 
-    async def unload(self, name: str, *, with_callees: bool = False) -> None:
+    async def unload(self, name: str, *, with_callees: bool = False, change: str = "") -> None:
         """Stop serving a name; with ``with_callees`` also what it calls and nobody else that is loaded does.
+
+        ``change`` is by what this is known to :meth:`undo`.
 
         Raises:
             NotFound: nothing of that name could be loaded.
@@ -173,7 +179,7 @@ class ModelControl:
         Cancellation: at once; the registry goes on with it.
         """
         async with self._lock:
-            await self._begin_change()
+            await self._begin_change(change)
             if name not in self.names:
                 raise NotFound(f'failed to unload "{cut(name, 80)}": nothing of that name is configured')
             called: set[str] = set()
@@ -187,14 +193,15 @@ class ModelControl:
 
     # A server of several processes
 
-    async def undo(self) -> None:
-        """Serve by name what was served before the last change, if that has been made since another one was undone.
+    async def undo(self, change: str) -> None:
+        """Serve by name what was served before the last change, if it is this one, and has not been undone.
 
         Cancellation: at once; the registry goes on with it.
         """
         async with self._lock:
-            before, self._before = self._before, None
-            if before is not None:
+            before = self._before
+            if before is not None and before.change == change:
+                self._before = None
                 new = {folder for name, folder in self._folders.items() if before.folders.get(name) != folder}
                 self._asked, self._overridden = before.asked, before.overridden
                 self._folders, self._configs = before.folders, before.configs
@@ -230,13 +237,14 @@ class ModelControl:
             except ModelFailure as error:
                 log.error("what others have loaded is not", name=name, reason=error.message)  # noqa: TRY400 - told
 
-    async def _begin_change(self) -> None:
+    async def _begin_change(self, change: str) -> None:
         """Have what is served now be what :meth:`undo` comes back to."""
         if self._keeps_before:
             for folder in self._discarded:
                 await self._remove(folder)
             self._discarded = []
-            self._before = _Before(dict(self._asked), set(self._overridden), dict(self._folders), dict(self._configs))
+            asked, overridden = dict(self._asked), set(self._overridden)
+            self._before = _Before(change, asked, overridden, dict(self._folders), dict(self._configs))
 
     # Inside
 

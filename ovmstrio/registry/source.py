@@ -132,9 +132,11 @@ class ConfigSource:
         """
         async with self._lock:
             try:
-                return await self._has_changed(await self._content())
+                content = await self._content()
             except ConfigError:
                 return not self._missing
+            self._missing = False
+            return await self._has_changed(content)
 
     def note(self, error: ServerError) -> None:
         """Log what is wrong with the file; that it is missing, once."""

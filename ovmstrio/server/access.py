@@ -15,7 +15,7 @@ from ovmstrio.access.directory import Directory
 from ovmstrio.access.gate import Gate
 from ovmstrio.access.key_file import CallerEntry, read_key_file
 from ovmstrio.core.callers import EVERYTHING, Caller
-from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.core.extras import Extra, way_to_install
 from ovmstrio.repository.fingerprints import paths_mark
 
@@ -95,11 +95,10 @@ class Access:
             return True
         self._mark = mark
         try:
-            read = await trio.to_thread.run_sync(self._read)
-        except ConfigError as error:
+            self._take_over(*await trio.to_thread.run_sync(self._read))
+        except ServerError as error:
             log.error("callers cannot be read again; those known stay", reason=error.message)  # noqa: TRY400 - told
             return True
-        self._take_over(*read)
         log.info("callers read again", count=len(self._directory))
         return True
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from ovmstrio.core.errors import ServerError
+from ovmstrio.dataplane.whole_changes import make_side_by_side
 from ovmstrio.registry.source import reload_versions
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Reloading:
     async def reload(self) -> bool:
         """Take over what has changed, for a client who asks for it; True if anything has.
 
-        Others do it when it has been done here.  Where it fails in one process, all go back to what they had.
+        Others do it at the same time.  Where it fails in one process, all go back to what they had.
 
         Raises:
             ServerError: it has failed; the message tells where.
@@ -93,17 +94,14 @@ class Reloading:
             await self._reload_all(siblings)
 
     async def _reload_all(self, siblings: Siblings) -> bool:
+        others = partial(siblings.ask_all, RELOAD, limit_seconds=math.inf)
         try:
-            changed = await self.reload_here()
+            changed, changed_there = await make_side_by_side(self.reload_here, others)
         except ServerError:
-            # The others have not begun, and would go back to what was before the last reload.
-            await self._go_back()
-            raise
-        try:
-            return any([changed, *await siblings.ask_all(RELOAD, limit_seconds=math.inf)])
-        except ServerError:
+            # All have begun, and so none goes back to what was before an earlier reload.
             await self._restore_all(siblings)
             raise
+        return any([changed, *changed_there])
 
     async def _go_back(self) -> None:
         """Have this process go back; what goes wrong with that is logged."""
@@ -114,8 +112,8 @@ class Reloading:
 
     async def _restore_all(self, siblings: Siblings) -> None:
         """Have all processes go back; what goes wrong with that is logged."""
-        await self._go_back()
+        others = partial(siblings.ask_all, RESTORE, limit_seconds=math.inf)
         try:
-            await siblings.ask_all(RESTORE, limit_seconds=math.inf)
+            await make_side_by_side(self._go_back, others)
         except ServerError as error:
             log.error("what was served before cannot be served again by all", reason=error.message)  # noqa: TRY400 - told

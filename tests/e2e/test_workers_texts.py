@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def _serving(config: Path, log: Path) -> Iterator[OvmsProcess]:
-    with serving("--config_path", str(config), "--workers", "2", log=log) as server:
+def _serving(config: Path, log: Path, *options: str) -> Iterator[OvmsProcess]:
+    with serving("--config_path", str(config), "--workers", "2", *options, log=log) as server:
         _until(lambda: server.get("/v2/health/ready").status_code == 200)
         yield server
 
@@ -71,8 +71,13 @@ def _text(client: httpx.Client, **more: Any) -> tuple[str, int]:
 
 
 def _engines(server: OvmsProcess) -> list[psutil.Process]:
-    every = psutil.Process(server.process.pid).children(recursive=True)
-    return [each for each in every if "ovmstrio.openvino.engine" in " ".join(each.cmdline())]
+    found = []
+    for each in psutil.Process(server.process.pid).children(recursive=True):
+        # One may end while it is looked at.
+        with suppress(psutil.NoSuchProcess):
+            if "ovmstrio.openvino.engine" in " ".join(each.cmdline()):
+                found.append(each)
+    return found
 
 
 def _sample(server: OvmsProcess, name: str) -> float:
@@ -142,3 +147,27 @@ def test_another_engine_takes_over_where_one_has_ended_or_its_worker_has(config:
         _until(lambda: len(_engines(server)) == 1 and server.get("/v2/health/ready").status_code == 200)
         with _two_workers(server) as clients:
             assert len({_text(client) for client in clients}) == 1
+
+
+@pytest.mark.slow
+def test_a_reload_has_one_engine_take_the_place_of_another_whichever_worker_is_asked(
+    config: Path, tmp_path: Path
+) -> None:
+    """The worker that has the engine, or the other one, which needs it to be loaded there before it is done."""
+    file = tmp_path / "config.json"
+    document = json.loads(config.read_text())
+    entry = document["text_model_config_list"][0]["config"]
+    entry["base_path"] = str(config.parent / entry["base_path"])
+    file.write_text(json.dumps(document))
+    with (
+        _serving(file, tmp_path / "log", "--file_system_poll_wait_seconds", "0") as server,
+        _two_workers(server) as clients,
+    ):
+        for number, asked in enumerate(clients):
+            entry["max_num_seqs"] = 10 + number
+            file.write_text(json.dumps(document))
+            (before,) = _engines(server)
+            assert asked.post("/v1/config/reload").status_code == 201
+            assert len({_text(client) for client in clients}) == 1
+            _until(lambda before=before: before not in _engines(server))  # type: ignore[misc]  # the loop's own
+            assert len(_engines(server)) == 1

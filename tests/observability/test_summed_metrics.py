@@ -95,3 +95,9 @@ def test_what_counts_is_kept_and_what_tells_how_it_is_now_is_not() -> None:
     assert counted == text[text.index(b"# HELP b_total") :]
     assert restricted(counted, ["b"]) == counted[: counted.index(b"# HELP c")]
     assert sum_metrics([text, counted]).splitlines()[5] == b'b_total{x="1"} 4.0'
+
+
+def test_an_exemplar_is_the_first_ones() -> None:
+    """And so not of a process that has ended, whose figures come last."""
+    text = b'# HELP b B.\n# TYPE b histogram\nb_bucket{le="+Inf"} 1.0 # {trace_id="%s"} 1.0\n'
+    assert b'b_bucket{le="+Inf"} 2.0 # {trace_id="now"} 1.0' in sum_metrics([text % b"now", text % b"then"])

@@ -205,6 +205,24 @@ async def test_polling_applies_a_changed_file(tmp_path: Path, autojump_clock: tr
         await site.until_served("b")
 
 
+async def test_a_file_that_was_back_is_told_to_be_missing_again(tmp_path: Path) -> None:
+    """Where the server's processes look before one of them polls."""
+    site = Site(tmp_path)
+    site.write("a")
+    async with running(site.registry):
+        await site.start()
+        for _ in range(2):
+            content = site.config.read_bytes()
+            site.config.unlink()
+            assert await site.source.is_stale()
+            with pytest.raises(ConfigError) as raised:
+                await site.source.reload()
+            site.source.note(raised.value)
+            assert not await site.source.is_stale()
+            site.config.write_bytes(content)
+            assert not await site.source.is_stale()
+
+
 async def test_polling_survives_what_is_wrong_with_the_file(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:

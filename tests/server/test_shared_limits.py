@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
-from ovmstrio.access.key_file import CallerEntry
+from ovmstrio.access.key_file import CallerEntry, write_key_file
 from ovmstrio.access.shared_allowance import SharedAllowance
 from ovmstrio.core.callers import EVERYTHING
 from ovmstrio.core.errors import CallerLimited, NotSupported, Overloaded, TooManyRequests
 from ovmstrio.core.limits import NO_LIMIT, Limit
 from ovmstrio.dataplane.shared_admission import SharedAdmission
+from ovmstrio.server.access import Access
+from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.workers import ledger_memory
 from ovmstrio.server.workers.bells import Bells
 from ovmstrio.server.workers.board import Board
@@ -136,13 +142,95 @@ def test_callers_and_projects_have_limits_of_their_own(processes: _Processes) ->
 
 
 def test_more_limits_than_there_is_room_for_are_refused(processes: _Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that there are go on."""
+    """Those that are in use go on, and one that is not makes room, until it is used again."""
+    monkeypatch.setattr(ledger_memory, "ACCOUNTS", 2)
+    one, other = processes.ledgers
+    (first, second), theirs = (one.account(name) for name in "ab"), other.account("a")
+    with one.locked():
+        first.write(1)
+        second.write(1)
+    with pytest.raises(NotSupported, match="2 limits in use"):
+        other.account("c")
+    with one.locked():
+        second.write(0)
+    third = other.account("c")
+    with one.locked():
+        assert theirs.elsewhere().under_way == 1
+        third.write(1)
+        assert first.under_way == 1
+        with pytest.raises(NotSupported):
+            _ = second.under_way
+        third.write(0)
+        assert second.under_way == 0
+        second.write(3)
+    assert one.account("b").under_way == 3
+    with one.locked():
+        first.write(0)
+        assert third.elsewhere().under_way == 0
+        third.write(7)
+        assert (second.under_way, other.account("b").elsewhere().under_way) == (3, 3)
+
+
+def test_limits_whose_buckets_were_used_of_late_keep_their_room(
+    processes: _Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a caller has used up is not forgotten for another one's sake."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(ledger_memory, "ACCOUNTS", 1)
-    (ledger, _) = processes.ledgers
-    known = ledger.account("a")
-    with pytest.raises(NotSupported, match="1 limits"):
-        ledger.account("b")
-    assert ledger.account("a") is known
+    one, other = _allowances(processes, tokens_per_minute=60)
+    one.spend_tokens(600)
+    with pytest.raises(NotSupported):
+        processes.ledgers[0].account("b")
+    with pytest.raises(CallerLimited):
+        other.check_tokens()
+    now[0] += 600
+    processes.ledgers[0].account("b")
+    other.check_tokens()
+
+
+async def test_callers_for_whom_there_is_no_room_leave_those_that_are_known(
+    processes: _Processes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The file is as one that cannot be used: a line in the log, and the server goes on."""
+    monkeypatch.setattr(ledger_memory, "ACCOUNTS", 1)
+    file = tmp_path / "keys.json"
+    entry = CallerEntry("ann", EVERYTHING, sha256="0" * 64, concurrency=1)
+    write_key_file(file, [entry])
+    access = Access(ServerSettings(keys_file=file), processes.ledgers[0])
+    account = processes.ledgers[1].account(f"caller {entry!r}")
+    with processes.ledgers[1].locked():
+        account.write(1)
+    write_key_file(file, [CallerEntry("bob", EVERYTHING, sha256="1" * 64, concurrency=1)])
+    with capture_logs() as logs:
+        assert await access.look()
+    assert [(line["event"], "1 limits" in line["reason"]) for line in logs] == [
+        ("callers cannot be read again; those known stay", True)
+    ]
+
+
+_FORKING = """
+import os, signal
+from ovmstrio.server.workers.bells import Bells
+
+with Bells({secret!r}, 0).hung():
+    child = os.fork()
+    if not child:
+        signal.pause()
+try:
+    with Bells({secret!r}, 0).hung():
+        print("again")
+finally:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+"""
+
+
+def test_what_code_of_users_has_forked_does_not_keep_the_bell() -> None:
+    """It may outlive its process, whose successor could not be rung, and so not start."""
+    command = [sys.executable, "-W", "ignore", "-c", _FORKING.format(secret=os.urandom(8).hex())]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout, ended.returncode) == ("again\n", 0), ended.stderr
 
 
 # Calls

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from ovmstrio.server.workers.own_sockets import noted
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -42,7 +44,7 @@ class Bells:
 
         Ownership: the socket.
         """
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as end:
+        with noted(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)) as end:
             end.bind(self._address(self._row))
             self._end = end
             try:

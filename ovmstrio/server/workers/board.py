@@ -76,11 +76,11 @@ class Board:
 
     def clear(self, row: int) -> None:
         """Forget what a process that has ended had written, but for what it has counted."""
-        self.figures.add_to_past(row)
         for column in range(_COLUMNS):
             self._cells[row * _COLUMNS + column] = 0
         with self.locked():
             self.ledger.clear(row)
+        self.figures.add_to_past(row)
 
     def in_flight(self, row: int) -> int:
         """Tell how many requests a process has."""

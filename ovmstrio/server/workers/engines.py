@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ovmstrio.core.engine_sharing import ShownToOthers
+    from ovmstrio.core.errors import ServerError
     from ovmstrio.server.workers.peers import Peers
 
 __all__ = ["ASK_ENGINE", "HEAR_ENGINE", "WorkerEngines"]
@@ -22,7 +23,7 @@ ASK_ENGINE: Final = "ask engine"
 HEAR_ENGINE: Final = "hear engine"
 """What processes ask that share engines."""
 _UNKNOWN_SECONDS: Final = 60.0
-"""How long it is waited for a process to load what another one has loaded."""
+"""How long it is waited for a process to load what another one has loaded, before what it has is taken for it."""
 _LOOK_SECONDS: Final = 1.0
 
 
@@ -38,6 +39,8 @@ class WorkerEngines:
         self.rows = peers.rows
         self._peers = peers
         self._shown: dict[str, ShownToOthers] = {}
+        self._refused: dict[str, tuple[str, ServerError]] = {}
+        self._chosen: dict[tuple[int, str], str] = {}
         self._changed = trio.lowlevel.ParkingLot()
 
     def owner(self, name: str) -> int | None:
@@ -49,12 +52,19 @@ class WorkerEngines:
     def shown(self, key: str, engine: ShownToOthers) -> Iterator[None]:
         """Let others ask an engine within the block; of two with one key, the one that came last."""
         self._shown[key] = engine
+        self._refused.pop(_model_of(key), None)
         self._changed.unpark_all()
         try:
             yield
         finally:
             if self._shown.get(key) is engine:
                 del self._shown[key]
+                self._chosen = {asked: chosen for asked, chosen in self._chosen.items() if chosen != key}
+
+    def refuse(self, key: str, error: ServerError) -> None:
+        """Tell others why there is no engine; as ``EngineSharing.refuse``."""
+        self._refused[_model_of(key)] = key, error
+        self._changed.unpark_all()
 
     async def leave(self, seconds: float) -> None:
         """Let requests of others end, and have them ask the next process for more.
@@ -98,11 +108,42 @@ class WorkerEngines:
         if question == HEAR_ENGINE:
             with trio.move_on_after(_UNKNOWN_SECONDS):
                 while key not in self._shown:
+                    self._check_refused(key)
                     await self._changed.park()
-            return await self._find(key).listen(row)
-        return await self._find(key).call(row, *value)
+            return await self._choose(row, key).listen(row)
+        return await self._find(self._chosen.get((row, key), key)).call(row, *value)
+
+    def _check_refused(self, key: str) -> None:
+        """See that an engine may be to come.
+
+        Raises:
+            ServerError: it could not be loaded.
+        """
+        refused, error = self._refused.get(_model_of(key), (None, None))
+        if refused == key and error is not None:
+            raise error
+
+    def _choose(self, row: int, key: str) -> ShownToOthers:
+        """Give the engine that a process gets for a key: that of the key, or of the same model as it is served here.
+
+        A process that was started anew may have read what the others have not yet.
+
+        Raises:
+            NotReady: there is none.
+        """
+        self._chosen.pop((row, key), None)
+        if key not in self._shown:
+            same = [other for other in self._shown if _model_of(other) == _model_of(key)]
+            if same:
+                self._chosen[row, key] = key = same[-1]
+        return self._find(key)
 
     def _find(self, key: str) -> ShownToOthers:
         if key not in self._shown:
             raise NotReady("this worker has no such engine, for it serves another configuration")
         return self._shown[key]
+
+
+def _model_of(key: str) -> str:
+    """Give a key's part before what it says of settings."""
+    return key.rpartition(" ")[0]

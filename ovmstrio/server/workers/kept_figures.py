@@ -5,14 +5,19 @@ should.  The parent adds that to the past when the process has ended.
 
 ::
 
-    text: which slot holds, generation │ length, bytes │ length, bytes       a text is whole whenever its writer dies
+    text: which slot holds, count of changes │ length, bytes │ length, bytes   a text is whole whenever its writer dies
+
+The count of the past is odd while a process's figures are on their way to it.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ovmstrio.observability.summed_metrics import counted_only, sum_metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["KeptFigures"]
 
@@ -55,7 +60,6 @@ class KeptFigures:
         at = start + _HEAD + slot * _SLOT
         self._bytes[at + _CELL : at + _CELL + len(text)] = text
         self._set_number(at, len(text))
-        self._set_number(start + _CELL, self._number(start + _CELL) + 1)
         self._set_number(start, slot)
 
     def add_to_past(self, row: int) -> None:
@@ -64,12 +68,25 @@ class KeptFigures:
             text = self._text(row, is_open=is_open)
             if text:
                 past = self._text(self._past, is_open=is_open)
-                self.leave(self._past, sum_metrics([*filter(None, [past]), counted_only(text)]), is_open=is_open)
+                summed = sum_metrics([*filter(None, [past]), counted_only(text)])
+                self._count_change(is_open=is_open)
+                self.leave(self._past, summed, is_open=is_open)
                 self.leave(row, b"", is_open=is_open)
+                self._count_change(is_open=is_open)
 
-    def past(self, *, is_open: bool) -> tuple[int, bytes]:
-        """Give what processes have counted that have ended, and a number that is another one once there are more."""
-        return self._number(self._start(self._past, is_open=is_open) + _CELL), self._text(self._past, is_open=is_open)
+    def changes(self, *, is_open: bool) -> int | None:
+        """Count how often there have been more figures in the past; None while there are going to be."""
+        number = self._number(self._start(self._past, is_open=is_open) + _CELL)
+        return None if number % 2 else number
+
+    def _count_change(self, *, is_open: bool) -> None:
+        at = self._start(self._past, is_open=is_open) + _CELL
+        self._set_number(at, self._number(at) + 1)
+
+    def past(self, rows: Iterable[int] = (), *, is_open: bool) -> list[bytes]:
+        """Give what processes have counted that have ended, also those in some rows of which nobody knows that yet."""
+        texts = [self._text(row, is_open=is_open) for row in (*rows, self._past)]
+        return list(filter(None, texts))
 
     def _text(self, row: int, *, is_open: bool) -> bytes:
         start = self._start(row, is_open=is_open)

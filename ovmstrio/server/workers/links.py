@@ -165,7 +165,8 @@ class Link:
 
         def leave(_: Any) -> trio.lowlevel.Abort:
             waiting.is_parked = False
-            self._channel.send_soon([CANCEL, waiting.number, None])
+            # What somebody holds for this one, such as a turn, would not be given back without it.
+            self._channel.send_later([CANCEL, waiting.number, None])
             return trio.lowlevel.Abort.SUCCEEDED
 
         waiting.is_parked = True

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any, Final
-from weakref import WeakSet
 
 import structlog
 import trio
@@ -38,6 +37,7 @@ from ovmstrio.server.workers.links import (
     WaitingCaller,
     send_message,
 )
+from ovmstrio.server.workers.own_sockets import noted
 from ovmstrio.wire.accepting import NO_ROOM, PAUSE_SECONDS
 from ovmstrio.work.messages.error_codec import encode_error
 from ovmstrio.work.messages.message_packets import NO_MESSAGE
@@ -101,7 +101,7 @@ class Peers:
 
         Cancellation: at once; who waits for an answer is told that the process is gone.
         """
-        with _noted(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as end:
+        with noted(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as end:
             listener = trio.socket.from_stdlib_socket(end)
             await listener.bind(self._address(self.row))
             listener.listen(_BACKLOG)
@@ -329,6 +329,10 @@ class Peers:
         await self._changed.wait()
 
     async def ask_all(self, question: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
+        """Ask all others that can be reached; as :meth:`ask_each`."""
+        return list((await self.ask_each(question, *arguments, limit_seconds=limit_seconds)).values())
+
+    async def ask_each(self, question: str, *arguments: Any, limit_seconds: float = 60) -> dict[int, Any]:
         """Ask all others that can be reached; see :class:`ovmstrio.core.siblings.Siblings`.
 
         Raises:
@@ -337,13 +341,13 @@ class Peers:
 
         Cancellation: at once, and of their work.
         """
-        answers: list[Any] = []
+        answers: dict[int, Any] = {}
         errors: dict[int, Exception] = {}
         silent = set(self._others)
 
         async def ask_one(row: int) -> None:
             try:
-                answers.append(await (await self._connect(row)).ask([question, *arguments]))
+                answers[row] = await (await self._connect(row)).ask([question, *arguments])
             except Gone:
                 pass  # It is being started, or will be, and begins with what there is then.
             except Exception as error:  # noqa: BLE001 - raised below, when all have answered
@@ -444,27 +448,8 @@ class _Question:
         self.scope = trio.CancelScope()
 
 
-_ENDS: Final[WeakSet[socket.socket]] = WeakSet()
-"""All sockets that processes speak with each other by."""
-
-
-def _noted(end: socket.socket) -> socket.socket:
-    _ENDS.add(end)
-    return end
-
-
 def _taken(taken: trio.socket.SocketType) -> socket.socket:
-    return _noted(socket.socket(fileno=taken.detach()))
-
-
-def _disown() -> None:
-    """Have what code of users forks hold none of them: it may outlive this process, and keep its address taken."""
-    for end in list(_ENDS):
-        if end.fileno() >= 0:
-            os.close(end.detach())
-
-
-os.register_at_fork(after_in_child=_disown)
+    return noted(socket.socket(fileno=taken.detach()))
 
 
 def _placed(error: Exception, row: int) -> Exception:

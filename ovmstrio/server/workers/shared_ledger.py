@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ovmstrio.core.limits import refuse_more
 from ovmstrio.core.shared_counts import Bucket, Elsewhere
-from ovmstrio.server.workers.ledger_memory import SINCE, UNDER_WAY, WAITING
+from ovmstrio.server.workers.ledger_memory import SINCE, UNDER_WAY, WAITING, key_of
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -20,22 +20,41 @@ __all__ = ["LedgerLimit", "SharedLedger"]
 
 
 class SharedAccount:
-    """What is counted under one name, as one process sees it; see :class:`ovmstrio.core.shared_counts.Account`."""
+    """What is counted under one name, as one process sees it; see :class:`ovmstrio.core.shared_counts.Account`.
 
-    def __init__(self, memory: LedgerMemory, place: int, row: int) -> None:
+    Args:
+        memory: where it is.
+        key: what stands for the name.
+        row: this process's.
+
+    Raises:
+        NotSupported: there is no room for it; also where what was not used for long is to be used again.
+    """
+
+    def __init__(self, memory: LedgerMemory, key: int, row: int) -> None:
         self._memory = memory
-        self._place = place
-        self._own = memory.row_at(place, row)
-        self._others = tuple((each, memory.row_at(place, each)) for each in range(memory.rows) if each != row)
+        self._key = key
+        self._row = row
+        self._find()
+
+    def _find(self) -> None:
+        memory = self._memory
+        self._place = place = memory.find(self._key)
+        self._own = memory.row_at(place, self._row)
+        self._others = tuple((each, memory.row_at(place, each)) for each in range(memory.rows) if each != self._row)
 
     @property
     def under_way(self) -> int:
         """What this process has written."""
+        if self._memory.whole[self._place] != self._key:
+            self._find()
         return self._memory.whole[self._own + UNDER_WAY]
 
     def elsewhere(self) -> Elsewhere:
         """Tell what other processes have."""
         whole = self._memory.whole
+        if whole[self._place] != self._key:
+            self._find()
         under_way = waiting = 0
         since = math.inf
         rows: tuple[int, ...] = ()
@@ -93,8 +112,7 @@ class SharedLedger:
         known = self._accounts.get(name)
         if known is None:
             with self._board.locked():
-                place = self._board.ledger.find(name)
-            known = self._accounts[name] = SharedAccount(self._board.ledger, place, self._row)
+                known = self._accounts[name] = SharedAccount(self._board.ledger, key_of(name), self._row)
         return known
 
     def ring(self, rows: tuple[int, ...]) -> None:

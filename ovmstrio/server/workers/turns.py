@@ -10,7 +10,7 @@ from ovmstrio.core.engine_sharing import PartedAnswer
 from ovmstrio.core.errors import NotReady
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from ovmstrio.server.workers.kept_figures import KeptFigures
     from ovmstrio.server.workers.peers import Peers
@@ -45,9 +45,18 @@ class OtherWorkers:
         """Have metrics be among those of the past when this process ends; as ``Siblings.leave_figures``."""
         self._figures.leave(self._peers.row, text, is_open=is_open)
 
-    def past_figures(self, *, is_open: bool) -> tuple[int, bytes]:
+    async def ask_each(self, question: str, *arguments: Any) -> dict[int, Any]:
+        """Ask all of them that can be reached; as ``Siblings.ask_each``."""
+        return await self._peers.ask_each(question, *arguments)
+
+    def past_changes(self, *, is_open: bool) -> int | None:
+        """Count how often figures have become those of the past; as ``Siblings.past_changes``."""
+        return self._figures.changes(is_open=is_open)
+
+    def past_figures(self, answered: Iterable[int], *, is_open: bool) -> list[bytes]:
         """Give what processes have counted that have ended; as ``Siblings.past_figures``."""
-        return self._figures.past(is_open=is_open)
+        known = {self._peers.row, *answered}
+        return self._figures.past([row for row in range(self._peers.rows) if row not in known], is_open=is_open)
 
     async def in_turn(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Do what no other process does meanwhile; as ``Siblings.in_turn``."""

@@ -170,9 +170,13 @@ class MessagePackets:
             self._released(message.number)
 
     def backlog(self) -> Iterator[bytes]:
-        """Take the packets that are to be sent before the next one, because there was no room for them before."""
+        """Take the packets that are to be sent before the next one, because there was no room for them before.
+
+        One is taken when the next one is asked for, so that who is interrupted loses none.
+        """
         while self._backlog:
-            yield self._backlog.popleft()
+            yield self._backlog[0]
+            self._backlog.popleft()
 
     def read(self, packet: bytes, files: list[int]) -> Message | None:
         """Read a packet, whose files are this object's from now on; None if it brings no message.
@@ -215,7 +219,7 @@ class MessagePackets:
         number, region, size, is_new, shared = _HEAD.unpack(head)
         if is_new:
             self._mapped[region] = MappedFile(files.pop(0))
-        lease = RegionLease(lambda: self._tell(_RELEASED + _NUMBER.pack(number)))
+        lease = RegionLease(lambda: self.tell(_RELEASED + _NUMBER.pack(number)))
         source = lease.view(self._mapped[region], 0, size)
         others = []
         for _ in range(shared):
@@ -228,9 +232,10 @@ class MessagePackets:
         if message.region is not None:
             for dropped in self._pool.give_back(message.region):
                 if dropped.is_known:
-                    self._tell(_DROPPED + _NUMBER.pack(dropped.number))
+                    self.tell(_DROPPED + _NUMBER.pack(dropped.number))
 
-    def _tell(self, packet: bytes) -> None:
+    def tell(self, packet: bytes) -> None:
+        """Send a packet at once, or before the next one, where there is no room for it."""
         if not self._send_now(packet):
             self._backlog.append(packet)
 

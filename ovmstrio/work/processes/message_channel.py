@@ -77,6 +77,18 @@ class MessageChannel:
         else:
             self._packets.withdrawn(message)
 
+    def send_later(self, value: Any) -> None:
+        """Send a small value, at once if there is room for it, and before the next one if there is none.
+
+        Raises:
+            TypeError, ValueError: the value is not of what can be sent, or not small.
+        """
+        message = self._packets.prepare(value)
+        if message.region is not None:
+            self._packets.withdrawn(message)
+            raise ValueError("only small values can be sent later")
+        self._packets.tell(bytes(message.write()))
+
     async def _send(self, packet: bytes | bytearray, files: Sequence[int] = ()) -> None:
         # Whoever need not wait makes no pass of the loop for it.
         try:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from ovmstrio.runtimes.pipelines.custom_nodes.native.abi import PRECISIONS
 from ovmstrio.work.messages.message_packets import MOST_INLINE, NO_MESSAGE
@@ -136,3 +137,34 @@ async def test_memory_that_is_in_use_cannot_be_taken_away(ends: tuple[MessageCha
         os.ftruncate(kept, 0)
     os.close(kept)
     assert message.value.sum() == MOST_INLINE
+
+
+async def test_what_has_no_room_now_goes_before_the_next_message(
+    ends: tuple[MessageChannel, MessageChannel], autojump_clock: trio.testing.MockClock
+) -> None:
+    """Also where who sent the next one left before there was room."""
+    one, other = ends
+    count = 0
+    while True:
+        with trio.move_on_after(1) as scope:
+            await one.send(["full", count])
+        if scope.cancelled_caught:
+            break
+        count += 1
+    one.send_later("late")
+    with trio.move_on_after(1) as scope:
+        await one.send("never")
+    assert scope.cancelled_caught
+    received: list[Any] = []
+
+    async def receive() -> None:
+        while not received or received[-1] != "next":
+            message = await other.receive()
+            assert message is not None
+            received.append(message.value)
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receive)
+            await one.send("next")
+    assert received == [*(["full", number] for number in range(count)), "late", "next"]

@@ -46,7 +46,7 @@ def engine_of(
     """
     if engines is None:
         return EngineProcess(options, spec.name, heard, lost, program)
-    key = f"{spec.name} {sha256(spec.model_dump_json().encode()).hexdigest()}"
+    key = f"{spec.name} {sha256(repr(spec.loaded_settings()).encode()).hexdigest()}"
     owner = engines.owner(spec.name)
     if owner is not None:
         return RemoteEngine(engines, owner, key, heard, failed or lost)

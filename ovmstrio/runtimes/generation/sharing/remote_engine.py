@@ -73,7 +73,8 @@ class RemoteEngine:
         """
         self._started = task_status
         while True:
-            why = "the worker that had the model's engine has closed it"
+            # Who has been told that there is no more has also been told of what was lost with that.
+            why = ""
             try:
                 await self._engines.listen(self._owner, self._key, self._hear)
             except NotReady as error:
@@ -96,7 +97,8 @@ class RemoteEngine:
     def _detach(self, why: str) -> None:
         if not self.obstacle:
             self.obstacle = _STARTED
-            self._lost(why)
+            if why:
+                self._lost(why)
 
     def _hear(self, part: Any) -> None:
         """Take what has come.

@@ -95,12 +95,14 @@ class ShownEngine(EngineProcess):
                     task_status.started()
             except* ServerError as group:
                 self._failure = group.exceptions[0] if isinstance(group.exceptions[0], ServerError) else None
+                if self._failure is not None:
+                    # Who asks a moment later is to know as well.
+                    self._engines.refuse(self._key, self._failure)
                 raise
             finally:
                 self._failure = self._failure or NotReady("the engine is closed")
                 self._loaded.set()
-                for session in self._sessions.values():
-                    session.end()
+                self._end_sessions("the engine is closed")
 
     async def sleep(self) -> None:
         """End the process, when others have no request any more; see :meth:`EngineProcess.sleep`.
@@ -134,12 +136,14 @@ class ShownEngine(EngineProcess):
             return [LEAVING, None]
         number, asked, *_ = rest
         self._numbers.setdefault(row, {})[number] = asked["n"] if isinstance(asked, dict) else 1
-        answer: Any = None
         try:
+            # One that is left while it waits for room is there still: whoever has left ends it, or its process's end.
             answer = await self._ask(value)
-        finally:
-            if answer is None or _is_refusal(answer):
-                self._forget(row, number)
+        except Exception:
+            self._forget(row, number)
+            raise
+        if _is_refusal(answer):
+            self._forget(row, number)
         return answer
 
     async def _ask(self, value: Any) -> Any:
@@ -222,7 +226,13 @@ class ShownEngine(EngineProcess):
         self._is_leaving = True
         with trio.move_on_after(seconds):
             await self.idle()
-        for session in list(self._sessions.values()):
+        self._end_sessions("the worker that had the engine has ended")
+
+    def _end_sessions(self, why: str) -> None:
+        """Tell others no more, and those who wait for answers that these do not come."""
+        for row, session in list(self._sessions.items()):
+            if self._numbers.get(row):
+                session.put(LOST, why)
             session.end()
 
     # What the engine tells
@@ -304,10 +314,13 @@ class _Session(PartedAnswer):
 
     def put_frame(self, frame: Any) -> None:
         """Tell of a step, together with those before it that wait; one that does not listen is let go."""
+        if self._is_over:
+            return
         if self._parts and self._parts[-1][0] == FRAMES:
             frames = self._parts[-1][1]
             frames.append(frame)
             if len(frames) > _MOST_FRAMES:
+                self.put(LOST, "the worker that asked does not listen")
                 self.end()
         else:
             self.put(FRAMES, [frame])

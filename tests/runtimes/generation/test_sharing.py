@@ -1,0 +1,245 @@
+"""Engines that one process of a server has, and others ask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.core.engine_sharing import PartedAnswer
+from ovmstrio.core.errors import ModelFailure, NotReady, ServerError
+from ovmstrio.runtimes.generation.sharing.asking import TEXTS
+from ovmstrio.runtimes.generation.sharing.choosing_engine import engine_of
+from ovmstrio.runtimes.generation.sharing.remote_engine import RemoteEngine
+from ovmstrio.runtimes.generation.sharing.shown_engine import ANSWERED, LEAVING, LOST, READY, ShownEngine
+from ovmstrio.server.workers.engines import ASK_ENGINE, HEAR_ENGINE, WorkerEngines
+from ovmstrio.server.workers.peers import Peers
+from ovmstrio.work.processes import WorkerProcess
+
+SECONDS = 600
+
+
+class _Owner:
+    """The process that has the engine, as another one sees it; see ``EngineSharing``."""
+
+    row, rows = 1, 2
+
+    def __init__(self) -> None:
+        self.is_leaving = False
+        self.ended = trio.Event()
+        self.begun: list[Any] = []
+
+    async def call(self, _: int, __: str, value: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        if self.is_leaving:
+            return [LEAVING, None]
+        self.begun.append(value)
+        return [ANSWERED, "accepted"]
+
+    async def listen(self, _: int, __: str, heard: Callable[[Any], None]) -> None:
+        if self.is_leaving:
+            raise NotReady("it is being closed")
+        heard([READY, {}])
+        await self.ended.wait()
+
+    async def wait_change(self) -> None:
+        await trio.sleep(1)
+
+
+async def test_a_request_that_comes_while_the_owner_is_renewed_waits_for_the_next_one(
+    autojump_clock: MockClock,
+) -> None:
+    """That the old one tells no more is no loss, for it has answered all that it had taken."""
+    owner, lost = _Owner(), list[str]()
+    engine = RemoteEngine(cast("Any", owner), 0, "m k", lambda _: None, lost.append)
+    answers: list[Any] = []
+    answered = trio.Event()
+
+    async def ask() -> None:
+        answers.append(await engine.call(["add", 3, {"n": 1}]))
+        answered.set()
+
+    with trio.fail_after(SECONDS):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            owner.is_leaving = True
+            nursery.start_soon(ask)
+            await trio.sleep(5)
+            owner.ended.set()
+            await trio.sleep(5)
+            assert (answers, engine.obstacle != "") == ([], True)
+            owner.is_leaving, owner.ended = False, trio.Event()
+            await answered.wait()
+            nursery.cancel_scope.cancel()
+    assert (answers, lost, len(owner.begun)) == (["accepted"], [], 1)
+
+
+class _Process:
+    """A process that has room at once, or never."""
+
+    def __init__(self, *, has_room: bool = True) -> None:
+        self.told: list[Any] = []
+        self._has_room = has_room
+
+    async def call(self, _: Any) -> Any:
+        if not self._has_room:
+            await trio.sleep_forever()
+        return ["accepted"]
+
+    async def tell(self, value: Any) -> None:
+        self.told.append(value)
+
+
+class _Shown(ShownEngine):
+    """An engine without a process of its own."""
+
+    def __init__(self, process: _Process | None = None) -> None:
+        self._process = process or _Process()
+        sharing = cast("Any", _Owner())
+        super().__init__(
+            sharing, "m k", TEXTS, options={}, name="m", heard=lambda _: None, lost=lambda _: None, program="none"
+        )
+        self._loaded.set()
+
+    async def ready(self) -> WorkerProcess:
+        return cast("WorkerProcess", self._process)
+
+    async def drop_all(self) -> None:
+        """Do what the engine does beside its process."""
+        self._dropped, dropped = trio.open_memory_channel[int](math.inf)
+        await self._drop_all(dropped)
+
+
+async def _told(session: PartedAnswer) -> list[str]:
+    return [kind async for kind, _ in session]
+
+
+async def test_an_owner_that_leaves_tells_of_a_loss_where_a_request_has_not_ended(autojump_clock: MockClock) -> None:
+    """And of none where all have."""
+    for number, expected in ((2, [READY, LOST]), (None, [READY])):
+        engine = _Shown()
+        session = await engine.listen(0)
+        if number is not None:
+            assert await engine.call(0, ["add", number, {"n": 1}]) == [ANSWERED, ["accepted"]]
+        with trio.fail_after(SECONDS):
+            await engine.leave(5)
+            assert await _told(session) == expected
+
+
+async def test_requests_that_wait_for_room_end_with_the_worker_that_asked() -> None:
+    """Or else the engine would answer them one day, with nobody to hear it."""
+    process = _Process(has_room=False)
+    engine = _Shown(process)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.drop_all)
+        session = await engine.listen(0)
+        async with trio.open_nursery() as asking:
+            for number in (2, 4):
+                asking.start_soon(engine.call, 0, ["add", number, {"n": 1}])
+            await trio.testing.wait_all_tasks_blocked()
+            asking.cancel_scope.cancel()
+        assert (engine.open, process.told) == (2, [])
+        session.close()
+        with trio.fail_after(SECONDS):
+            await engine.idle()
+        nursery.cancel_scope.cancel()
+    assert sorted(process.told) == [["cancel", 2], ["cancel", 4]]
+
+
+class _NoPeers:
+    rows, row = 2, 0
+
+
+class _Engine:
+    """What answers with a name of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    async def call(self, _: int, __: Any) -> str:
+        return self._name
+
+    async def listen(self, _: int) -> str:
+        return self._name
+
+    async def leave(self, _: float) -> None:
+        pass
+
+
+def _engines() -> WorkerEngines:
+    return WorkerEngines(cast("Peers", _NoPeers()))
+
+
+async def test_who_has_read_other_settings_than_the_owner_gets_the_owners_engine(autojump_clock: MockClock) -> None:
+    """After a while, and that of its own settings once there is one."""
+    engines = _engines()
+    old, new = cast("Any", _Engine("old")), cast("Any", _Engine("new"))
+    with engines.shown("m 1", old), trio.fail_after(SECONDS):
+        with pytest.raises(NotReady):
+            await engines.answer(ASK_ENGINE, ["m 2", 1, []])
+        with pytest.raises(NotReady):
+            await engines.answer(HEAR_ENGINE, ["other 2", 1])
+        assert await engines.answer(HEAR_ENGINE, ["m 2", 1]) == "old"
+        with engines.shown("m 2", new):
+            assert await engines.answer(ASK_ENGINE, ["m 2", 1, []]) == "old"
+            assert await engines.answer(HEAR_ENGINE, ["m 2", 1]) == "new"
+            assert await engines.answer(ASK_ENGINE, ["m 2", 1, []]) == "new"
+
+
+async def test_who_asks_after_an_engine_could_not_be_loaded_is_told_so(autojump_clock: MockClock) -> None:
+    """Not after a while, for it holds up a reload; a later one of the same settings is waited for."""
+    engines = _engines()
+    engines.refuse("m 1", ModelFailure("no such weights"))
+    with trio.fail_after(SECONDS):
+        began = trio.current_time()
+        with pytest.raises(ModelFailure, match="no such weights"):
+            await engines.answer(HEAR_ENGINE, ["m 1", 1])
+        assert trio.current_time() == began
+        with engines.shown("m 1", cast("Any", _Engine("new"))):
+            assert await engines.answer(HEAR_ENGINE, ["m 1", 1]) == "new"
+        with pytest.raises(NotReady):
+            await engines.answer(HEAR_ENGINE, ["m 1", 1])
+
+
+class _NotesKeys:
+    """Notes the keys that engines are shown by."""
+
+    row, rows = 0, 1
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self.refused: list[tuple[str, ServerError]] = []
+
+    def owner(self, _: str) -> None:
+        return None
+
+    def shown(self, key: str, _: Any) -> nullcontext[None]:
+        self.keys.append(key)
+        return nullcontext()
+
+    def refuse(self, key: str, error: ServerError) -> None:
+        self.refused.append((key, error))
+
+
+async def test_an_engine_is_known_by_what_it_is_loaded_with_and_its_failure_is_told() -> None:
+    """Limits that change without a load leave it what it is for a process that is started anew."""
+    sharing = _NotesKeys()
+    spec = TextModelSpec(name="m", base_path=Path("/m"), path=Path("/m"))
+    for each in (spec, spec.model_copy(update={"max_concurrency": 3}), spec.model_copy(update={"device": "GPU"})):
+        engine = engine_of(
+            cast("Any", sharing), each, {}, lambda _: None, lambda _: None, program="ovmstrio.no_such_program"
+        )
+        with trio.fail_after(SECONDS), pytest.raises(BaseExceptionGroup):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(engine.run)
+    first, second, third = sharing.keys
+    assert first == second != third
+    assert [key for key, _ in sharing.refused] == sharing.keys
