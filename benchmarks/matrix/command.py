@@ -63,7 +63,10 @@ def compare(arguments: list[str]) -> None:
     parser.add_argument("after", type=Path)
     options = parser.parse_args(arguments)
     before, after = read_run(options.before), read_run(options.after)
-    print(f"{len(before.keys() & after.keys())} cells in both")
+    common = len(before.keys() & after.keys())
+    if not common:
+        sys.exit("no cell is in both runs: compare runs of the same part of the matrix")
+    print(f"{common} cells in both")
     for cell in sorted(before.keys() ^ after.keys()):
         print(f"only {'before' if cell in before else 'after'}: {cell}")
     found = differences(before, after)

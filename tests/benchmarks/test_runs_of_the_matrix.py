@@ -94,6 +94,15 @@ def test_a_change_that_costs_nothing_passes(tmp_path: Path, capsys: pytest.Captu
     assert f"| {CELL} | cpu_us | -40% | better |" in capsys.readouterr().out
 
 
+def test_runs_that_have_no_cell_in_common_do_not_pass(tmp_path: Path) -> None:
+    """A script that compares what cannot be compared would never find a loss."""
+    save_run(tmp_path / "a.json", _run())
+    save_run(tmp_path / "b.json", {"other": _run()[CELL]})
+
+    with pytest.raises(SystemExit, match="no cell is in both runs"):
+        main(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
+
+
 def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
     """Something else in a run's place ends the command with the name of the file."""
     (tmp_path / "a.json").write_text("[]")
