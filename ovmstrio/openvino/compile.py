@@ -207,6 +207,8 @@ def _config(source: ModelFile, model: ov.Model) -> dict[str, str]:
 def _compile(model: ov.Model, source: ModelFile, config: dict[str, str]) -> ov.CompiledModel:
     if not {"NUM_STREAMS", "PERFORMANCE_HINT"} & config.keys():
         config = {**config, "PERFORMANCE_HINT": LATENCY}
+    if source.kept is not None and not source.kept.is_dir():
+        config = {name: value for name, value in config.items() if value != str(source.kept)}
     if source.spec.target_device == "CPU":
         config = {**(_CACHED_SHAPES if model.is_dynamic() else {}), **_core_share(), **config}
     try:
@@ -225,11 +227,19 @@ def _core_share() -> dict[str, str]:
     return threads | ({PINNING: "NO"} if CORES.is_shared else {})
 
 
-def _is_pinned(model: ov.CompiledModel, source: ModelFile, config: dict[str, str]) -> bool | None:
-    """Tell whether its threads are bound to cores; None where nothing is to be chosen."""
-    if PINNING in config or source.spec.target_device != "CPU":
+def _is_pinned(
+    compiled: ov.CompiledModel, model: ov.Model, source: ModelFile, config: dict[str, str], *, was_shared: bool
+) -> bool | None:
+    """Tell whether its threads are bound to cores; None where nothing is to be chosen.
+
+    That is where the user has chosen, where OpenVINO binds nothing by itself, and where requests remember what was
+    before without the server, which those of another compiled model would not.
+    """
+    remembers = bool(model.get_variables()) and not source.spec.stateful
+    if PINNING in config or source.spec.target_device != "CPU" or remembers:
         return None
-    return bool(_property(model, PINNING, 0))
+    is_bound = bool(_property(compiled, PINNING, 0))
+    return is_bound if is_bound or was_shared or CORES.is_shared else None
 
 
 def _cannot_compile(source: ModelFile, error: BaseException) -> Problem:
@@ -255,6 +265,7 @@ def _build(
     config: dict[str, str],
 ) -> Compiled:
     compile_again = partial(_compile, model, source, config)
+    was_shared = CORES.is_shared
     compiled = compile_again()
     streams = _property(compiled, "NUM_STREAMS", 1)
     threads = _property(compiled, "INFERENCE_NUM_THREADS", 1)
@@ -295,7 +306,7 @@ def _build(
         blocking=blocking,
         variables=variables,
         weight_bytes=_weight_bytes(model.get_ops()),
-        is_pinned=_is_pinned(compiled, source, config),
+        is_pinned=_is_pinned(compiled, model, source, config, was_shared=was_shared),
     )
 
 

@@ -66,12 +66,15 @@ class _Call(NamedTuple):
 class Network:
     """A compiled model with its infer requests; made on the event loop, out of what :func:`compile_model` gives.
 
+    Without ``fills_cores`` it is no reason for others to give up cores that they are bound to, as a tokenizer.
+
     Attributes:
         side_by_side: how many inferences OpenVINO runs at once; what is beyond that waits in its queue.
         is_pinned: whether its threads are bound to cores; None where that is not for the server to choose.
+        weight_bytes: what its weights have.
     """
 
-    def __init__(self, compiled: Compiled, hooks: ServableHooks = NULL_HOOKS) -> None:
+    def __init__(self, compiled: Compiled, hooks: ServableHooks = NULL_HOOKS, *, fills_cores: bool = True) -> None:
         self.signature = compiled.signature
         self.variables = compiled.variables
         self.side_by_side = compiled.side_by_side
@@ -94,7 +97,7 @@ class Network:
         self._idle = trio.Event()
         self._waits_inline = compiled.blocking is Blocking.QUEUED
         self._runs = Runs(may_fail=compiled.may_fail)
-        self._weight_bytes = compiled.weight_bytes
+        self.weight_bytes = compiled.weight_bytes
         self._device = device_facts(compiled.model)
         self._threads = trio.CapacityLimiter(2 * self.pool.size)
         median = compiled.timing.median_seconds if compiled.timing is not None else 0.0
@@ -108,7 +111,8 @@ class Network:
         hooks.placed(inline=self.runs_inline, moved=False)
         if self.is_pinned is not None:
             hooks.bound(to_cores=self.is_pinned, again=False)
-        CORES.users.add(self)
+        if fills_cores:
+            CORES.users.add(self)
 
     @cached_property
     def _loop_load(self) -> LoopLoad:
@@ -123,7 +127,7 @@ class Network:
             "streams": self._streams,
             "infer requests": self.pool.size,
             "runs": "on the event loop" if self.runs_inline else "on OpenVINO's threads",
-            "weights": {"bytes": self._weight_bytes},
+            "weights": {"bytes": self.weight_bytes},
         }
 
     @property
@@ -188,21 +192,25 @@ class Network:
 
         Cancellation: at once; what is being compiled is dropped.
         """
-        before, streams = self._model, self._streams
+        if self.is_pinned is None:
+            return
+        before, streams, was_shared = self._model, self._streams, CORES.is_shared
         try:
             model = await trio.to_thread.run_sync(self._chosen_anew, abandon_on_cancel=True, limiter=load_limiter())
-        except ConfigError as error:
-            log.warning("model keeps its cores: it cannot be compiled again", reason=error.message)
-            return
-        await self._runs.wait_sound()
-        if self._model is not before or self._streams != streams:
+            while not self._runs.is_sound:
+                await self._runs.wait_sound()
+            if self._model is not before or self._streams != streams:
+                return
+            self._inline_slot.attach(model)
+        except (ConfigError, MemoryError, *OPENVINO_ERRORS) as error:
+            log.warning("model keeps its cores: it cannot be compiled again", reason=reason(error))
             return
         self._model = model
-        self._inline_slot.attach(model)
         self._device = device_facts(model)
-        if self.is_pinned is not None:
-            self.is_pinned = self._device.get(BOUND) == "yes"
-            self._hooks.bound(to_cores=self.is_pinned, again=True)
+        is_bound = self._device.get(BOUND) == "yes"
+        self._hooks.bound(to_cores=is_bound, again=True)
+        # What OpenVINO binds to no core by itself there is nothing to choose for.
+        self.is_pinned = None if not (is_bound or was_shared or CORES.is_shared) else is_bound
         for _ in range(self.pool.size):
             # Requests that nobody uses would keep what was compiled before.
             self.pool.release(await self._acquire())
@@ -410,6 +418,11 @@ class Network:
                     every = [*self._slots, self._inline_slot]
                     await trio.to_thread.run_sync(replace_model, every, self._compile_again, limiter=self._threads)
                     self._model = self._inline_slot.model
+                    self._device = device_facts(self._model)
+                    if self._streams > 1 and self.is_pinned is not None:
+                        # One stream in the place of several is bound to no core; another choice would bring them back.
+                        self.is_pinned = None
+                        self._hooks.bound(to_cores=False, again=False)
                     self._streams = 1
                     self._hooks.set_streams(1)
             finally:

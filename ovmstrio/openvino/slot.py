@@ -109,10 +109,11 @@ class Slot:
         self._create(model)
 
     def _create(self, model: ov.CompiledModel) -> None:
+        request: ov.InferRequest = model.create_infer_request()
+        request.set_callback(self._completion, None)
         self._own = None
         self.model = model
-        self.request: ov.InferRequest = model.create_infer_request()
-        self.request.set_callback(self._completion, None)
+        self.request = request
 
     def keep_if_stuck(self) -> None:
         """See to it that OpenVINO finds a request that it would still run."""

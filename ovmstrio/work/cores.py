@@ -52,6 +52,10 @@ class CoreUser(Protocol):
     def is_pinned(self) -> bool | None:
         """Whether they are; None where that is not for the server to choose."""
 
+    @property
+    def weight_bytes(self) -> int:
+        """What its weights have, which are in memory once more while it chooses."""
+
     async def choose_cores(self) -> None:
         """Choose again whether they are, by what :attr:`CoreShare.is_shared` says now; calls go on meanwhile."""
 

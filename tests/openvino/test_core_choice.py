@@ -12,10 +12,11 @@ import openvino as ov
 import pytest
 import trio
 
+from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
 from ovmstrio.openvino import compile as compile_module
 from ovmstrio.openvino import network as network_module
-from ovmstrio.openvino.compile import PINNING
+from ovmstrio.openvino.compile import PINNING, ModelFile, compile_model
 from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.runtime import core
 from ovmstrio.work.cores import CoreShare
@@ -53,8 +54,42 @@ def test_a_model_that_is_alone_is_left_to_openvino(cores: CoreShare, tmp_path: P
     cores.services = 1
     alone = network(ir.dummy(), tmp_path, plugin_config=ONE_THREAD)
 
-    assert alone.is_pinned is _by_itself()
+    assert alone.is_pinned is (True if _by_itself() else None)
     assert list(cores.users) == [alone]
+
+
+def test_what_openvino_binds_to_no_core_by_itself_is_never_compiled_again(
+    cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to choose once it is alone; what it would do beside others is not known."""
+    known = compile_module._property
+
+    def unbound(model: ov.CompiledModel, name: str, default: int) -> int:
+        return 0 if name == PINNING else known(model, name, default)
+
+    monkeypatch.setattr(compile_module, "_property", unbound)
+    assert network(ir.dummy(), tmp_path, "alone", plugin_config=ONE_THREAD).is_pinned is None
+    cores.services = 2
+    assert network(ir.dummy(), tmp_path, "beside", plugin_config=ONE_THREAD).is_pinned is False
+
+
+def test_a_model_whose_requests_remember_by_themselves_keeps_its_cores(cores: CoreShare, tmp_path: Path) -> None:
+    """What they remember is lost with them; sequences are the server's own to remember."""
+    cores.services = 2
+    by_itself = network(ir.accumulator(), tmp_path, "by_itself", plugin_config=ONE_THREAD)
+    sequences = network(ir.accumulator(), tmp_path, "sequences", plugin_config=ONE_THREAD, stateful=True)
+
+    assert by_itself.is_pinned is None
+    assert sequences.is_pinned is False
+
+
+def test_what_runs_before_a_model_is_no_reason_to_give_up_its_cores(cores: CoreShare, tmp_path: Path) -> None:
+    """As the tokenizer of a model of embeddings."""
+    repository = ir.save(ir.dummy(), tmp_path, "model")
+    compiled = compile_model(ModelFile(repository / "1" / "model.xml", ModelSpec(name="model", base_path=repository)))
+    before = Network(compiled, fills_cores=False)
+    assert (list(cores.users), cores.is_shared) == ([], False)
+    assert before.is_pinned is None
 
 
 def test_models_that_are_not_alone_are_bound_to_no_core(cores: CoreShare, tmp_path: Path) -> None:
@@ -138,13 +173,33 @@ async def test_a_model_that_fails_is_mended_after_its_change(cores: CoreShare, t
     np.testing.assert_array_equal(found, np.full((2, 2), 3, np.float32))
 
 
-async def test_a_model_that_cannot_be_compiled_again_stays_as_it_is(cores: CoreShare, tmp_path: Path) -> None:
-    """As where its file is gone; it answers as before."""
+async def test_a_model_of_one_stream_since_a_failure_does_not_get_several_again(
+    cores: CoreShare, tmp_path: Path
+) -> None:
+    """A failure on one of several is mended another way, and would harm requests of others."""
+    hooks = RecordingHooks()
+    running = _away(network(ir.matmul(), tmp_path, hooks=hooks, plugin_config={"NUM_STREAMS": "2"}))
+    fits = [np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)]
+    with pytest.raises(ModelFailure):
+        await running.infer([fits[0], fits[0]])
+    assert hooks.streams == running._model.get_property("NUM_STREAMS") == 1
+
+    cores.services = 2
+    await running.choose_cores()
+    assert running._model.get_property("NUM_STREAMS") == 1
+    assert running.is_pinned is None
+
+
+@pytest.mark.parametrize("error", [ConfigError([Problem("no file")]), MemoryError()])
+async def test_a_model_that_cannot_be_compiled_again_stays_as_it_is(
+    error: Exception, cores: CoreShare, tmp_path: Path
+) -> None:
+    """As where its file is gone, or memory is short; it answers as before, and the server goes on."""
     running = _away(network(ir.dummy(), tmp_path, plugin_config=ONE_THREAD))
     pinned, (expected,) = running.is_pinned, await running.infer([ONES])
 
     def refuse() -> ov.CompiledModel:
-        raise ConfigError([Problem("no memory")])
+        raise error
 
     running._chosen_anew = refuse
     await running.choose_cores()

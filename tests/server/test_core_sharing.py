@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import trio
 import trio.testing
 
@@ -12,8 +14,9 @@ from ovmstrio.work.cores import CoreShare
 class _User:
     """Something that computes, and notes when it was asked to choose."""
 
-    def __init__(self, cores: CoreShare, *, is_pinned: bool | None, obeys: bool = True) -> None:
+    def __init__(self, cores: CoreShare, *, is_pinned: bool | None, obeys: bool = True, weight_bytes: int = 0) -> None:
         self.is_pinned = is_pinned
+        self.weight_bytes = weight_bytes
         self.asked_at: list[float] = []
         self._cores = cores
         self._obeys = obeys
@@ -47,6 +50,23 @@ async def test_a_model_leaves_its_cores_once_another_has_come_to_stay(autojump_c
     (asked,) = first.asked_at
     assert 70 <= asked <= 80
     assert (first.is_pinned, second.asked_at) == (False, [])
+
+
+async def test_a_model_that_is_retired_after_its_choice_is_let_go(autojump_clock: trio.testing.MockClock) -> None:
+    """It would stay in memory, and the one that is left would never have its cores for itself."""
+    cores = CoreShare()
+    async with trio.open_nursery() as nursery:
+        await _share(nursery, cores)
+        first, second = _User(cores, is_pinned=True), _User(cores, is_pinned=False)
+        await trio.sleep(60)
+        assert len(first.asked_at) == 1
+
+        del first
+        assert list(cores.users) == [second]
+        await trio.sleep(200)
+        nursery.cancel_scope.cancel()
+
+    assert second.is_pinned
 
 
 async def test_a_model_that_comes_and_goes_costs_nothing(autojump_clock: trio.testing.MockClock) -> None:
@@ -101,6 +121,20 @@ async def test_one_is_compiled_at_a_time_and_once_even_if_that_changes_nothing(
     (first,), (second,) = (each.asked_at for each in stubborn)
     assert abs(first - second) >= 1
     assert decided.asked_at == []
+
+
+async def test_a_model_that_memory_has_no_room_for_twice_keeps_its_cores(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The system would end the server for what is to make it a little faster."""
+    cores = CoreShare()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(share_cores, "auto", cores, room=lambda: 10.0))
+        large, small = (_User(cores, is_pinned=True, weight_bytes=size) for size in (6, 5))
+        await trio.sleep(60)
+        nursery.cancel_scope.cancel()
+
+    assert (large.asked_at, len(small.asked_at)) == ([], 1)
 
 
 async def test_nothing_is_chosen_where_that_is_turned_off(autojump_clock: trio.testing.MockClock) -> None:

@@ -102,7 +102,7 @@ async def _load(spec: TextModelSpec, compile_rows: Callable[[ModelFile], Compile
 
 def _texts(spec: TextModelSpec, parts: _Parts) -> RowTexts:
     tokenizer = parts.tokenizer
-    tokens = TextTokens(Network(tokenizer.compiled), tokenizer.special_tokens, tokenizer.pad_id)
+    tokens = TextTokens(Network(tokenizer.compiled, fills_cores=False), tokenizer.special_tokens, tokenizer.pad_id)
     return RowTexts(tokens, parts.folder, truncate=spec.truncate)
 
 
