@@ -4,9 +4,10 @@
 
     blobs/NAME                    a file of OpenVINO's, whole or not there, the oldest ones go where there are too many
     entries/KEY.json              which of them a model has, and what tells that they are still what they were
-    run-*/KEY/HASH.blob           links to them, for one process: the folder that OpenVINO reads and writes
+    run-*/KEY-*/HASH.blob         links to them, for one model of one process: the folder that OpenVINO reads and writes
 
-Several servers share the folder: each has links of its own, so that none reads what another one writes.
+Several servers share the folder: each has links of its own, so that none reads what another one writes.  They go with
+the model that they are for; what it has of a file that is not kept any more goes from the disk by then.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
+import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile, mkdtemp
 from typing import Final
@@ -27,13 +31,14 @@ from uuid import uuid4
 import structlog
 from platformdirs import user_cache_path
 
-__all__ = ["CompiledFiles", "compiled_files", "compiled_folder", "keeping_compiled_files"]
+__all__ = ["CompiledFiles", "LentFolder", "compiled_files", "compiled_folder", "keeping_compiled_files"]
 
 log = structlog.get_logger(__name__)
 
 _PIECE_BYTES: Final = 2**22
 _RUN: Final = "run-"
 _LOCK: Final = "lock"
+_NAME: Final = re.compile(r"\w{1,64}(\.blob)?", re.ASCII)
 
 _current: Final[ContextVar[CompiledFiles | None]] = ContextVar("files that OpenVINO has compiled", default=None)
 
@@ -70,14 +75,24 @@ def keeping_compiled_files(folder: Path, most_bytes: int) -> Iterator[None]:
 
 def _make_own(folder: Path) -> tuple[Path, int] | None:
     try:
-        for name in ("blobs", "entries"):
-            (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        for each in (folder, folder / "blobs", folder / "entries"):
+            _make_private(each)
         _remove_those_of_the_dead(folder)
         place = Path(mkdtemp(prefix=_RUN, dir=folder))
         return place, _lock(place, os.O_CREAT)
     except OSError as error:
         log.info("what is compiled is not kept", folder=str(folder), reason=str(error))
         return None
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder, or see that it is one in which nobody else has put a file: what is read there runs here."""
+    if not folder.is_absolute():
+        raise NotADirectoryError(f"{folder} has no absolute path")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = folder.stat()
+    if {folder.lstat().st_uid, found.st_uid} != {os.geteuid()} or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"others than the user {os.geteuid()} own {folder} or may write there")
 
 
 def _lock(place: Path, flags: int = 0) -> int:
@@ -113,73 +128,131 @@ class CompiledFiles:
         self._place = place
         self._most_bytes = most_bytes
 
-    def lend(self, key: str) -> Path | None:
+    def lend(self, key: str, least_bytes: int = 0) -> LentFolder | None:
         """Give a folder for OpenVINO with what a model compiled to before, if that is whole; None if there is no room.
 
-        It is this process's until that ends, and what OpenVINO writes there is kept by :meth:`keep` alone.
+        What OpenVINO writes there is kept by :meth:`LentFolder.keep` alone.
+
+        Args:
+            key: what tells the model, its settings and where it runs.
+            least_bytes: what a file of the model has at the least, so that none is written that cannot be kept.
         """
-        place = self._place / key
+        if least_bytes > self._most_bytes:
+            return None
         try:
-            place.mkdir(exist_ok=True)
+            place = Path(mkdtemp(prefix=f"{key}-", dir=self._place))
         except OSError as error:
-            log.info("what is compiled is not kept", folder=str(place), reason=str(error))
+            log.info("what is compiled is not kept", folder=str(self._place), reason=str(error))
             return None
         for name, (blob, size, check) in self._entry(key).items():
             with suppress(OSError):
                 link = place / name
-                if not link.exists():
-                    os.link(self._blobs / blob, link)
+                os.link(self._blobs / blob, link)
                 if (link.stat().st_size, _checksum(link)) != (size, check):
                     log.warning("a kept model is damaged and is compiled again", file=str(self._blobs / blob))
                     link.unlink()
                     (self._blobs / blob).unlink()
                 else:
                     os.utime(link)
-        return place
+        return LentFolder(self, key, place)
 
-    def keep(self, key: str) -> None:
+    def keep(self, key: str, place: Path) -> None:
         """Keep what OpenVINO has written for a model, and let go of what was used longest ago where that is too much.
 
-        Others see a file once it is whole and on the disk.
+        Others see a file once it is whole and on the disk; of several that write the same one, one keeps it.
         """
-        entry = {name: facts for name, facts in self._entry(key).items() if (self._blobs / facts[0]).exists()}
-        new = [path for path in (self._place / key).glob("*.blob") if path.name not in entry]
         try:
-            for path in new:
-                entry[path.name] = (blob := uuid4().hex), path.stat().st_size, _checksum(path)
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-                os.link(path, self._blobs / blob)
+            known = self._whole_entry(key)
+            found = {path: path.stat().st_size for path in place.glob("*.blob") if path.name not in known}
+            new = {path: (size, _stored_checksum(path)) for path, size in found.items() if size <= self._most_bytes}
             if new:
-                with NamedTemporaryFile("w", dir=self._entries, delete=False, encoding="ascii") as made:
-                    json.dump(entry, made)
-                Path(made.name).replace(self._entries / f"{key}.json")
-                self._remove_oldest()
+                with self._alone():
+                    self._add(key, new)
+                    self._remove_oldest()
         except OSError as error:
             log.info("what is compiled is not kept", folder=str(self._blobs), reason=str(error))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Have no other process change what is kept in the block."""
+        descriptor = os.open(self._entries.parent / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _add(self, key: str, new: Mapping[Path, tuple[int, int]]) -> None:
+        """Keep files by their sizes and checksums, but for those that somebody else has kept meanwhile."""
+        entry = self._whole_entry(key)
+        for path, (size, check) in new.items():
+            if path.name not in entry:
+                entry[path.name] = (blob := uuid4().hex), size, check
+                os.link(path, self._blobs / blob)
+        with NamedTemporaryFile("w", dir=self._entries, delete=False, encoding="ascii") as made:
+            json.dump(entry, made)
+        Path(made.name).replace(self._entries / f"{key}.json")
+
+    def _whole_entry(self, key: str) -> dict[str, tuple[str, int, int]]:
+        """Read what is known of those of a model's files that are still there."""
+        return {name: facts for name, facts in self._entry(key).items() if (self._blobs / facts[0]).exists()}
 
     def _entry(self, key: str) -> dict[str, tuple[str, int, int]]:
         """Read what is known of a model's files: by OpenVINO's name the own one, the size and the checksum."""
         try:
             found = json.loads((self._entries / f"{key}.json").read_text(encoding="ascii"))
-            return {Path(name).name: (Path(blob).name, size, check) for name, (blob, size, check) in found.items()}
+            entry = {name: (blob, size, check) for name, (blob, size, check) in found.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
+        names = (name for own, (blob, _, _) in entry.items() for name in (own, blob))
+        return entry if all(isinstance(name, str) and _NAME.fullmatch(name) for name in names) else {}
 
     def _remove_oldest(self) -> None:
         with os.scandir(self._blobs) as found:
             files = sorted((each.stat().st_mtime, each.stat().st_size, each.path) for each in found)
         room = self._most_bytes
         for _, size, path in reversed(files):
-            room -= size
-            if room < 0:
+            if size > room:
                 Path(path).unlink(missing_ok=True)
+            else:
+                room -= size
         with os.scandir(self._entries) as found:
             names = [Path(each.path) for each in found]
         for entry in names:
             blobs = [blob for blob, _, _ in self._entry(entry.stem).values()]
             if entry.suffix == ".json" and not any((self._blobs / blob).exists() for blob in blobs):
                 entry.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LentFolder:
+    """A folder for what one model compiles to, until the model is let go.
+
+    Attributes:
+        files: whose it is.
+        key: what tells the model.
+        place: where it is.
+    """
+
+    files: CompiledFiles
+    key: str
+    place: Path
+
+    def keep(self) -> None:
+        """Keep what has been written there; blocks for as long as the disk takes."""
+        self.files.keep(self.key, self.place)
+
+    def give_back(self) -> None:
+        """Remove it, with what was not kept."""
+        shutil.rmtree(self.place, ignore_errors=True)
+
+
+def _stored_checksum(path: Path) -> int:
+    """Give the checksum of a file that is on the disk by then."""
+    check = _checksum(path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return check
 
 
 def _checksum(path: Path) -> int:

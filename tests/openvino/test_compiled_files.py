@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -12,8 +13,11 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import Array, Tensor
+from ovmstrio.openvino import compiled_files as module
+from ovmstrio.openvino.compile import ModelFile, compile_model
 from ovmstrio.openvino.compiled_files import CompiledFiles, compiled_files, keeping_compiled_files
 from ovmstrio.runtimes.models.load_model import load_model
 from tests.support import ir
@@ -38,16 +42,17 @@ def _files(folder: Path, kind: str) -> list[Path]:
 
 
 def _write(files: CompiledFiles, key: str, content: bytes) -> None:
-    place = files.lend(key)
-    assert place is not None
-    (place / "17.blob").write_bytes(content)
-    files.keep(key)
+    lent = files.lend(key)
+    assert lent is not None
+    (lent.place / "17.blob").write_bytes(content)
+    lent.keep()
+    lent.give_back()
 
 
 def _lent(files: CompiledFiles, key: str) -> list[bytes]:
-    place = files.lend(key)
-    assert place is not None
-    return [path.read_bytes() for path in place.glob("*.blob")]
+    lent = files.lend(key)
+    assert lent is not None
+    return [path.read_bytes() for path in lent.place.glob("*.blob")]
 
 
 def _open() -> CompiledFiles:
@@ -82,15 +87,31 @@ def test_a_damaged_file_is_not_lent_and_is_removed(tmp_path: Path) -> None:
         assert _lent(_open(), "a") == [b"again"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"17.blob": 3}', "\\xff", '{"../../x": ["../y", 1, 2]}'])
+NO_ENTRIES = ["", "[]", '{"17.blob": 3}', "\\xff", '{"../../x": ["../y", 1, 2]}', '{"17.blob": ["x\\u0000", 1, 2]}']
+TOO_LONG = f'{{"17.blob": ["{"x" * 300}", 1, 2]}}'
+
+
+@pytest.mark.parametrize("text", [*NO_ENTRIES, TOO_LONG])
 def test_an_entry_that_is_none_counts_for_nothing(text: str, tmp_path: Path) -> None:
-    """Whatever is in its file, which leads nowhere outside the folder."""
+    """Whatever is in its file, which leads nowhere outside the folder; another one takes its place."""
     with keeping_compiled_files(tmp_path, ENOUGH):
         _write(_open(), "a", b"compiled")
     (tmp_path / "entries" / "a.json").write_text(text)
 
     with keeping_compiled_files(tmp_path, ENOUGH):
         assert _lent(_open(), "a") == []
+        _write(_open(), "a", b"again")
+        assert _lent(_open(), "a") == [b"again"]
+
+
+def test_a_file_that_is_larger_than_all_may_be_pushes_no_other_one_out(tmp_path: Path) -> None:
+    """It is not kept, and is not written at all where that can be told before."""
+    with keeping_compiled_files(tmp_path, 25):
+        _write(_open(), "a", b"a" * 10)
+        _write(_open(), "b", b"b" * 26)
+        assert _lent(_open(), "a") == [b"a" * 10]
+        assert _lent(_open(), "b") == []
+        assert _open().lend("b", 26) is None
 
 
 def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
@@ -114,13 +135,15 @@ def test_two_servers_write_the_same_model_at_once(tmp_path: Path) -> None:
         first = _open()
         with keeping_compiled_files(tmp_path, ENOUGH):
             second = _open()
-            for files, content in ((first, b"by the first"), (second, b"by the second")):
-                place = files.lend("a")
-                assert place is not None
-                (place / "17.blob").write_bytes(content)
-            first.keep("a")
-            second.keep("a")
-            assert [path.read_bytes() for path in tmp_path.glob("run-*/a/17.blob")].count(b"by the first") == 1
+            both = [first.lend("a"), second.lend("a")]
+            for lent, content in zip(both, (b"by the first", b"by the second"), strict=True):
+                assert lent is not None
+                (lent.place / "17.blob").write_bytes(content)
+            for lent in both:
+                assert lent is not None
+                lent.keep()
+            assert [path.read_bytes() for path in tmp_path.glob("run-*/a-*/17.blob")].count(b"by the first") == 1
+    assert len(_files(tmp_path, "blobs")) == 1
     with keeping_compiled_files(tmp_path, ENOUGH):
         (found,) = _lent(_open(), "a")
     assert found in (b"by the first", b"by the second")
@@ -147,6 +170,58 @@ def test_nothing_is_kept_where_that_is_not_wanted_or_not_possible(tmp_path: Path
     (tmp_path / "file").touch()
     with keeping_compiled_files(tmp_path / "file", ENOUGH):
         assert compiled_files() is None
+
+
+def test_of_several_that_keep_the_same_at_the_same_time_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As processes of one server do, which would push others' files out by as many copies."""
+    checksum = module._stored_checksum
+    with keeping_compiled_files(tmp_path, ENOUGH):
+        lent = [_open().lend("a") for _ in range(2)]
+        for each in lent:
+            assert each is not None
+            (each.place / "17.blob").write_bytes(b"compiled")
+        first, second = lent
+        assert first is not None
+        assert second is not None
+
+        def keep_the_other(path: Path) -> int:
+            monkeypatch.setattr(module, "_stored_checksum", checksum)
+            second.keep()
+            return checksum(path)
+
+        monkeypatch.setattr(module, "_stored_checksum", keep_the_other)
+        first.keep()
+    assert len(_files(tmp_path, "blobs")) == 1
+
+
+@pytest.mark.parametrize("shared", [".", "blobs", "entries"])
+def test_a_folder_in_which_others_may_put_files_is_not_used(shared: str, tmp_path: Path) -> None:
+    """What is read there runs in the server."""
+    with keeping_compiled_files(tmp_path, ENOUGH):
+        assert compiled_files() is not None
+    (tmp_path / shared).chmod(0o777)
+    with keeping_compiled_files(tmp_path, ENOUGH):
+        assert compiled_files() is None
+
+
+def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where another user has made one in a folder for caches that both have."""
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with keeping_compiled_files(tmp_path, ENOUGH):
+        assert compiled_files() is None
+
+
+def test_a_folder_that_nobody_knows_is_not_made_where_the_server_happens_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a user without a home, of which nothing is known but that it begins with a tilde."""
+    monkeypatch.chdir(tmp_path)
+    with keeping_compiled_files(Path("~/.cache/ovmstrio/compiled"), ENOUGH):
+        assert compiled_files() is None
+    assert list(tmp_path.iterdir()) == []
 
 
 async def _answer(repository: Path, **settings: object) -> Array:
@@ -179,6 +254,49 @@ async def test_a_model_is_read_at_the_second_start_and_answers_the_same(tmp_path
         np.testing.assert_array_equal(await _answer(repository), expected)
     (other,) = _files(folder, "blobs")
     assert other != blob
+
+
+async def test_links_of_a_model_go_with_the_model(tmp_path: Path) -> None:
+    """A server that reloads for months would keep what is not kept any more on the disk by them."""
+    repository, folder = ir.save(_many_operations(), tmp_path, "model"), tmp_path / "kept"
+    spec = ModelSpec(name="model", base_path=repository, plugin_config=EXACT)
+    with keeping_compiled_files(folder, ENOUGH):
+        async with trio.open_nursery() as tasks:
+            servable = await load_model(spec, 1, repository / "1", tasks=tasks)
+        assert len(list(folder.glob("run-*/*/*.blob"))) == 1
+        await servable.aclose()
+        del servable
+        gc.collect()
+        assert list(folder.glob("run-*/*-*")) == []
+
+        (repository / "1" / "model.xml").write_text("no model")
+        async with trio.open_nursery() as tasks:
+            with pytest.raises(ConfigError):
+                await load_model(spec, 1, repository / "1", tasks=tasks)
+        assert list(folder.glob("run-*/*-*")) == []
+
+
+async def test_what_nobody_keeps_is_not_written(tmp_path: Path) -> None:
+    """As of models of handlers, which have no tasks that would do it later."""
+    repository, folder = ir.save(_many_operations(), tmp_path, "model"), tmp_path / "kept"
+    with keeping_compiled_files(folder, ENOUGH):
+        servable = await load_model(ModelSpec(name="model", base_path=repository), 1, repository / "1")
+        assert list(folder.glob("run-*/*/*.blob")) == []
+        await servable.aclose()
+
+
+def test_a_model_whose_folder_has_gone_is_compiled_again_without_it(tmp_path: Path) -> None:
+    """Caches may be removed at any time, and no folder comes back that nobody would remove."""
+    repository = ir.save(_many_operations(), tmp_path, "model")
+    with keeping_compiled_files(tmp_path / "kept", ENOUGH):
+        lent = _open().lend("a")
+        assert lent is not None
+        spec = ModelSpec(name="model", base_path=repository, plugin_config=EXACT)
+        compiled = compile_model(ModelFile(repository / "1" / "model.xml", spec, kept=lent.place))
+        assert len(list(lent.place.glob("*.blob"))) == 1
+        lent.give_back()
+        compiled.compile_again()
+        assert not lent.place.exists()
 
 
 async def test_small_models_and_those_with_a_folder_of_their_user_are_not_kept(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from weakref import finalize
 
 import structlog
 import trio
@@ -19,7 +20,7 @@ from ovmstrio.core.sequence_owners import SequenceOwners
 from ovmstrio.core.servable import Servable
 from ovmstrio.openvino.bucket_warmup import warm_buckets
 from ovmstrio.openvino.compile import Compiled, ModelFile, compile_model
-from ovmstrio.openvino.compiled_files import CompiledFiles, compiled_files
+from ovmstrio.openvino.compiled_files import LentFolder, compiled_files
 from ovmstrio.openvino.mapped_files import let_file_pages_go
 from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.trials import TrialMemory, trials_folder, try_model
@@ -74,16 +75,7 @@ async def load_model(
     Cancellation: at once; the load goes on in its thread and its result is dropped.
     """
     source = await run_load(partial(_find, spec, directory))
-    files = compiled_files() if spec.cache_dir is None else None
-    key = ""
-    if files is not None:
-        source, key = await run_load(partial(_with_kept, source, directory, files))
-    verdict = await try_model(trial := trial_of(source, directory))
-    if (odd := verdict.remark(trial)) is not None:
-        remark(odd)
-    network = await _load_network(source, hooks, {}, remark)
-    if files is not None and key and tasks is not None:
-        tasks.start_soon(run_load, partial(files.keep, key))
+    network = await _load_kept(source, directory, hooks, tasks, remark)
     if spec.stateful:
         return StatefulServable(spec, version, network, managers or SequenceManagers(), owners)
     if spec.batching is not None:
@@ -99,6 +91,45 @@ async def load_model(
         raise ConfigError([Problem(refusal, file=spec.origin, path="shape")])
     follower = NetworkSource(network, partial(_load_network, source, hooks))
     return ModelServable(spec, version, network, follower)
+
+
+async def _load_kept(
+    source: ModelFile,
+    directory: Path,
+    hooks: ServableHooks,
+    tasks: trio.Nursery | None,
+    remark: Callable[[Problem], None],
+) -> Network:
+    """Try a model and load it, and keep what it compiles to if there is somebody to do that later."""
+    lent = None if tasks is None else await run_load(partial(_lend, source, directory))
+    if lent is None or tasks is None:
+        return await _try_and_load(source, directory, hooks, remark)
+    try:
+        network = await _try_and_load(replace(source, kept=lent.place), directory, hooks, remark)
+    except BaseException:
+        lent.give_back()
+        raise
+    # What it may be compiled from again is there for as long as the model is, and until that is kept.
+    finalize(network, lent.give_back)
+    tasks.start_soon(_keep, lent, network)
+    return network
+
+
+async def _keep(lent: LentFolder, _: Network) -> None:
+    """Keep what a model has compiled to, which goes with the model otherwise.
+
+    Cancellation: at once; what has been begun goes on in its thread.
+    """
+    await run_load(lent.keep)
+
+
+async def _try_and_load(
+    source: ModelFile, directory: Path, hooks: ServableHooks, remark: Callable[[Problem], None]
+) -> Network:
+    verdict = await try_model(trial := trial_of(source, directory))
+    if (odd := verdict.remark(trial)) is not None:
+        remark(odd)
+    return await _load_network(source, hooks, {}, remark)
 
 
 async def _load_network(
@@ -134,14 +165,17 @@ def _compile(source: ModelFile) -> tuple[Compiled, list[Problem]]:
     return compiled, warnings
 
 
-def _with_kept(source: ModelFile, directory: Path, files: CompiledFiles) -> tuple[ModelFile, str]:
-    """Give the model with a place for what it compiles to, and by what that is kept; neither if it cannot be read."""
+def _lend(source: ModelFile, directory: Path) -> LentFolder | None:
+    """Give a place for what a model compiles to; None if nothing of it is kept, or it cannot be read."""
+    files = compiled_files()
+    if files is None or source.spec.cache_dir is not None:
+        return None
     try:
         key = TrialMemory(trials_folder()).key_of(trial_of(source, directory))
+        weights = source.file.with_suffix(".bin")
+        return files.lend(key, weights.stat().st_size if weights.exists() else 0)
     except OSError:
-        return source, ""
-    kept = files.lend(key)
-    return replace(source, kept=kept), key if kept is not None else ""
+        return None
 
 
 def _find(spec: ModelSpec, directory: Path) -> ModelFile:
