@@ -32,6 +32,7 @@ from benchmarks import (
     ops_engine,
     ops_ocr,
     pipelines,
+    ray_serve,
     resnet,
     rest_json,
     stateful,
@@ -68,6 +69,7 @@ MEASUREMENTS = {
     "ops_calls": ops_calls,
     "attacks": attacks,
     "workers": workers,
+    "ray": ray_serve,
 }
 
 COMMANDS = {"matrix": measure_matrix, "compare": compare, "chart": draw, "peers": measure_peers}

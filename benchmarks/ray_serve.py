@@ -1,0 +1,135 @@
+"""A trivial model on Ray Serve, by ``ovms deploy ray``'s application and by a deployment written by hand, in turn."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import httpx
+import psutil
+
+from benchmarks.against_quart import BODY
+from benchmarks.processes import cpu_seconds, ended, free_ports
+from benchmarks.report import Row
+from tests.support import ir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["run"]
+
+CALLS = 400
+ROUNDS = 5
+LEAST = 0.8
+PATIENCE_SECONDS = 60
+
+
+class _Round(NamedTuple):
+    """What one round of calls took: calls a second, and CPU of the replica for each, in milliseconds."""
+
+    rate: float
+    cpu_ms: float
+
+
+@contextmanager
+def _cluster(folder: Path) -> Iterator[tuple[psutil.Process, int]]:
+    """Run the cluster's process until the block ends; yields it and its port."""
+    ir.save(ir.dummy(), folder, "m")
+    entry = {"name": "m", "base_path": str(folder / "m"), "placement": {"num_cpus": 0.1}}
+    config = folder / "config.json"
+    config.write_text(json.dumps({"model_config_list": [{"config": entry}]}))
+    (port,) = free_ports(1)
+    file = next((folder / "m").rglob("*.xml"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.ray_serve_program", str(config), str(file), str(port)],
+        env=os.environ | {"RAY_TMPDIR": str(folder)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with ended(process):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != "ready":
+            sys.exit("the cluster did not start")
+        yield psutil.Process(process.pid), port
+        process.stdin.close()
+        process.wait(PATIENCE_SECONDS)
+
+
+def _replica(cluster: psutil.Process, application: str) -> psutil.Process:
+    title = f"ServeReplica:{application}:"
+    return next(each for each in cluster.children(recursive=True) if title in " ".join(each.cmdline()))
+
+
+def _measure(url: str, clients: int, replica: psutil.Process) -> _Round:
+    failures: list[str] = []
+
+    def call() -> None:
+        with httpx.Client(timeout=PATIENCE_SECONDS) as client:
+            for _ in range(CALLS // clients):
+                answer = client.post(url, content=BODY, headers={"content-type": "application/json"})
+                if answer.status_code != 200:
+                    failures.append(answer.text)
+
+    before, begun = cpu_seconds(replica), time.perf_counter()
+    threads = [threading.Thread(target=call) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds, cpu = time.perf_counter() - begun, cpu_seconds(replica) - before
+    if failures:
+        sys.exit(f"not every call succeeded: {failures[0]}")
+    return _Round(CALLS / seconds, cpu / CALLS * 1e3)
+
+
+def _told(rounds: list[_Round]) -> str:
+    rate, cpu = (statistics.median(column) for column in zip(*rounds, strict=True))
+    return f"{rate:.0f}/s at {cpu:.2f} ms"
+
+
+def _row(cluster: psutil.Process, port: int, clients: int) -> Row:
+    replicas = {name: _replica(cluster, name) for name in ("ours", "hand")}
+    rounds = [
+        {
+            name: _measure(f"http://127.0.0.1:{port}/{name}/v2/models/m/infer", clients, replica)
+            for name, replica in replicas.items()
+        }
+        for _ in range(ROUNDS + 1)
+    ][1:]
+    ratio = statistics.median(each["ours"].rate / each["hand"].rate for each in rounds)
+    told = {name: _told([each[name] for each in rounds]) for name in replicas}
+    return Row(
+        f"Trivial model on Ray Serve over HTTP, {clients} client{'s'[: clients - 1]}, against a deployment by hand",
+        ratio,
+        f">= {LEAST}",
+        ratio >= LEAST,
+        f"{told['ours']} of CPU in the replica, by hand {told['hand']}",
+    )
+
+
+def run() -> list[Row]:
+    """Measure with one client and with four; nothing where Ray is not installed, which is told."""
+    if find_spec("ray") is None:
+        print("ray: not measured, for Ray is not installed: pip install ovmstrio[ray]", file=sys.stderr)
+        return []
+    # Paths of sockets have few characters.
+    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
+    try:
+        with _cluster(folder) as (cluster, port):
+            return [_row(cluster, port, clients) for clients in (1, 4)]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
