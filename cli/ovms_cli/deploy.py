@@ -14,10 +14,19 @@ from ovms_cli.problems import conclude
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from threading import Event
 
 __all__ = ["register"]
 
 _IMPORT_PATH: Final = "ovmstrio.cluster.ray.application:application"
+_NO_CLUSTER: Final = "there is no cluster at {}: {}; start one with: ray start --head"
+_KEPT: Final = (
+    "Ray Serve ran already, and its proxies keep the addresses that they were started with; not both of {} answer from "
+    "here. `serve shutdown` ends all that it runs, and the next deployment starts them anew"
+)
+_HERE: Final = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
+_REACH_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 2.0
 
 
 class Proxies(StrEnum):
@@ -91,7 +100,11 @@ def ray(
     if output is not None:
         _write(output, document)
         return
-    _deploy(address, document, built)
+    ran_before = _deploy(address, document, built)
+    if ran_before and not (_answers(http_host, http_port) and _answers(http_host, grpc_port)):
+        typer.echo(f"✓ deployed {name}")
+        note(_KEPT.format(f"{http_host}:{http_port} and {grpc_port}"), style="yellow")
+        return
     typer.echo(f"✓ deployed {name}: http://{http_host}:{http_port}{route_prefix}, gRPC at port {grpc_port}")
 
 
@@ -130,23 +143,103 @@ def _write(output: Path, document: dict[str, Any]) -> None:
     note(f"deploy it with: serve deploy {output}", style="")
 
 
-def _deploy(address: str, document: dict[str, Any], built: Any) -> None:
-    """Give an application to a cluster, and wait until it runs."""
+def _deploy(address: str, document: dict[str, Any], built: Any) -> bool:
+    """Give an application to a cluster, and wait until it runs; tells whether Ray Serve ran before."""
+    import threading
+
     from ray import init, serve
 
+    _check_reachable(address)
     try:
         init(address=address, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        fail(f"there is no cluster at {address}: {error}; start one with: ray start --head", EX_UNREACHABLE)
+        fail(_NO_CLUSTER.format(address, error), EX_UNREACHABLE)
     (app,) = document["applications"]
-    serve.start(
-        proxy_location=document["proxy_location"],
-        http_options=document["http_options"],
-        grpc_options=document["grpc_options"],
-    )
+    ran_before = bool(serve.status().proxies)
+    if not ran_before:
+        _start_proxies(document)
+    over = threading.Event()
+    waiting = threading.Thread(target=_tell_what_is_waited_for, args=(app["name"], over), daemon=True)
+    waiting.start()
     try:
         serve.run(built, name=app["name"], route_prefix=app["route_prefix"])
     except RuntimeError as error:
         told = serve.status().applications.get(app["name"])
         reasons = [] if told is None else [one.message for one in told.deployments.values() if one.message]
-        fail("\n".join([str(error), *reasons]))
+        fail("\n".join(_own_errors(reasons) or [str(error), *reasons]))
+    finally:
+        over.set()
+        waiting.join(_LOOK_SECONDS)
+    return ran_before
+
+
+def _check_reachable(address: str) -> None:
+    """See that somebody listens at an address, for which Ray itself takes minutes."""
+    import socket
+
+    from ray.util import get_node_ip_address
+
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    # Ray takes an address of this machine for its outer one.
+    hosts = [host.strip("[]"), *([get_node_ip_address()] if host in _HERE else [])]
+    reasons = []
+    for each in hosts:
+        try:
+            socket.create_connection((each, int(port)), _REACH_SECONDS).close()
+        except OSError as error:
+            reasons.append(str(error))
+        else:
+            return
+    fail(_NO_CLUSTER.format(address, reasons[0]), EX_UNREACHABLE)
+
+
+def _start_proxies(document: dict[str, Any]) -> None:
+    from ray import serve
+    from ray.exceptions import RayError
+
+    try:
+        serve.start(
+            proxy_location=document["proxy_location"],
+            http_options=document["http_options"],
+            grpc_options=document["grpc_options"],
+        )
+    except (RayError, RuntimeError, TimeoutError) as error:
+        # What would be left keeps these ports for whatever is deployed next.
+        serve.shutdown()
+        fail(f"Ray's proxies cannot be started: {str(error).strip().rpartition(chr(10))[2]}")
+
+
+def _tell_what_is_waited_for(name: str, over: Event) -> None:
+    """Tell what Ray says of deployments that do not run yet, such as of resources that no machine has."""
+    from ray import serve
+    from ray.exceptions import RayError
+
+    told: set[str] = set()
+    while not over.wait(_LOOK_SECONDS):
+        try:
+            application = serve.status().applications.get(name)
+        except (RayError, RuntimeError):
+            return
+        said = [] if application is None else [each.message for each in application.deployments.values()]
+        for message in said:
+            if message and message not in told and not over.is_set():
+                note(message.partition("\n")[0])
+                told.add(message)
+
+
+def _own_errors(reasons: Sequence[str]) -> list[str]:
+    """Find what the server has said in what Ray tells, which is tracebacks of its own for the most part."""
+    lines = (line.partition(": ") for reason in reasons for line in reason.splitlines())
+    return list(dict.fromkeys(text for kind, _, text in lines if kind.startswith("ovmstrio.core.errors.")))
+
+
+def _answers(host: str, port: int) -> bool:
+    import socket
+
+    try:
+        socket.create_connection(("127.0.0.1" if host in {"0.0.0.0", "::"} else host, port), _REACH_SECONDS).close()  # noqa: S104 - compared
+    except OSError:
+        return False
+    return True

@@ -13,7 +13,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from ovms_cli import deploy
-from tests.support.processes import run_ovms
+from tests.support.processes import free_ports, run_ovms
 
 PATIENCE_SECONDS = 300
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
@@ -102,3 +102,14 @@ def test_settings_without_a_meaning_in_a_replica_are_refused(tmp_path: Path) -> 
     )
     assert done.returncode == 1
     assert "settings that have no meaning in a replica: rest_port" in done.stdout
+
+
+@needs_ray
+def test_an_address_where_nobody_listens_is_told_at_once(tmp_path: Path) -> None:
+    """Ray itself would look for some minutes."""
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    done = run_ovms("deploy", "ray", str(_configuration(tmp_path)), "--address", address, timeout=PATIENCE_SECONDS)
+    assert done.returncode == 2
+    assert f"there is no cluster at {address}: " in done.stderr
+    assert "start one with: ray start --head" in done.stderr
