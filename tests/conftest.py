@@ -5,6 +5,7 @@ from __future__ import annotations
 import compileall
 import gc
 import logging
+import os
 import signal
 import ssl
 import sys
@@ -101,6 +102,15 @@ def _nothing_left_to_the_collector() -> Iterator[None]:
     yield
     gc.collect()
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_processes_with_the_users_own() -> Iterator[None]:
+    """Have processes that tests start, workers of servers among them, keep what they keep in a folder of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "XDG_CACHE_HOME" not in os.environ:
+            patch.setenv("XDG_CACHE_HOME", str(SHARED_CACHE))
+        yield
 
 
 @pytest.fixture(autouse=True)

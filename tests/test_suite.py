@@ -43,6 +43,13 @@ def test_a_test_that_waits_for_ever_ends_the_run_and_shows_where(tmp_path: Path)
     assert "test_hanging.py" in done.stderr
 
 
+def test_processes_that_tests_start_keep_nothing_in_the_users_own_folder() -> None:
+    """Neither trials nor compiled models, which are left there for every server of the user."""
+    code = "from platformdirs import user_cache_path; print(user_cache_path('ovmstrio'))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert not Path(told.stdout.strip()).is_relative_to(Path.home() / ".cache")
+
+
 @pytest.fixture(scope="module")
 def spoilt() -> Iterator[logging.Logger]:
     """A logger with a handler, of which a test of this module makes something else."""
