@@ -1,12 +1,13 @@
 """The trace of a call in a worker process: code of users sees a span of it as OpenTelemetry's current one.
 
 The process has what exports spans from its environment, as the server has, and only if a call that is traced comes.  An
-interpreter without OpenTelemetry runs the code as it is.
+interpreter without OpenTelemetry runs the code as it is, as does one where that is broken, which is told once.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ _LONGEST_FLUSH_MS: Final = 2000
 _LONGEST_REASON: Final = 1024
 _lock: Final = threading.Lock()
 _providers: Final[list[Any]] = []
+_problems: Final[list[Exception]] = []
+"""Why nothing is exported that should be: packages of the user's own environment may not go together."""
 
 
 def follow_trace(invocation: Invocation, method: str, headers: dict[str, str]) -> Callable[[Any], None]:
@@ -60,11 +63,30 @@ def following_trace(name: str, headers: Mapping[str, str]) -> Iterator[Callable[
 
 def _begin(name: str, headers: Mapping[str, str]) -> tuple[Any, Callable[[], Callable[[], object]]] | None:
     """Begin a span, and give what makes it the current one, which gives what takes that back; None without any."""
+    if _problems:
+        return None
     try:
-        from opentelemetry import context, trace  # noqa: PLC0415 - may be missing, and is only for calls that are traced
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415 - as above
+        return _begin_span(name, headers)
     except ImportError:
         return None
+    except Exception as error:  # noqa: BLE001 - a call is worth more than its span
+        with _lock:
+            if not _problems:
+                _problems.append(error)
+                sys.stderr.write(f"OpenTelemetry cannot be used, and there are no spans of this process: {error!r}\n")
+        return None
+
+
+def _begin_span(name: str, headers: Mapping[str, str]) -> tuple[Any, Callable[[], Callable[[], object]]]:
+    """Begin a span, as above.
+
+    Raises:
+        ImportError: OpenTelemetry is not there.
+        Exception: whatever its packages raise that do not go together.
+    """
+    from opentelemetry import context, trace  # noqa: PLC0415 - may be missing, and is only for calls that are traced
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415 - as above
+
     _provide(trace)
     above = TraceContextTextMapPropagator().extract(headers, context.Context())
     span = trace.get_tracer("ovmstrio").start_span(name, above)
