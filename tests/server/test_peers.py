@@ -17,7 +17,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from ovmstrio.core.errors import FailedPrecondition, NotReady, NotSupported, SequenceMissing, ServiceMissing
-from ovmstrio.server.workers.peers import Peers
+from ovmstrio.server.workers.peers import LEFT, Peers
 from ovmstrio.server.workers.steps import answer_step
 
 Answer = Callable[[Any], Awaitable[Any]]
@@ -223,7 +223,7 @@ async def test_questions_of_an_order_wait_for_the_successor_of_a_process_that_le
         async with _running(second, old):
             nursery.start_soon(ask, 1)
             await begun.wait()
-            nursery.start_soon(second.leave, set())
+            nursery.start_soon(second.leave, None)
             await trio.testing.wait_all_tasks_blocked(0.05)
             nursery.start_soon(ask, 2)
             await trio.testing.wait_all_tasks_blocked(0.05)
@@ -236,6 +236,20 @@ async def test_questions_of_an_order_wait_for_the_successor_of_a_process_that_le
                 while len(results) < 2:
                     await trio.testing.wait_all_tasks_blocked(0.01)
     assert results == [["old", 1], ["new", 2]]
+
+
+async def test_a_process_that_waits_for_none_tells_those_that_may_wait_for_it() -> None:
+    """As when it holds another one for not ready while all end; one that ends alone tells nobody."""
+    told: list[Any] = []
+
+    async def note(value: Any) -> None:
+        told.append(value)
+
+    async with _several(note, _echo, _echo) as (_, alone, last):
+        with trio.fail_after(30):
+            await alone.leave(None)
+            await last.leave(set())
+    assert told == [[LEFT, 2]]
 
 
 # Bad luck
@@ -437,7 +451,7 @@ async def test_an_address_that_somebody_else_has_taken_is_not_asked(monkeypatch:
 
 _FORKING = """
 import os, signal, trio
-from ovmstrio.server.workers.peers import Peers
+from ovmstrio.server.workers.peers import LEFT, Peers
 
 async def echo(value):
     return value

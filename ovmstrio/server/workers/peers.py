@@ -232,24 +232,25 @@ class Peers:
 
     async def leave(
         self,
-        others: AbstractSet[int],
+        others: AbstractSet[int] | None,
         seconds: float = _LEAVE_SECONDS,
         last: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     ) -> None:
         """Answer no more questions that have an order, when those that are being answered have been.
 
         Args:
-            others: the processes that end as well.
+            others: the processes that end as well and are waited for; None if this one ends alone.
             seconds: how long they may take to say that they need no more answers.
             last: is called when they have said so.
 
         Cancellation: at once.
         """
         with trio.move_on_after(seconds):
-            if others:
+            if others is not None:
+                # Those that are not waited for may wait for this one.
                 with suppress(Exception):
                     await self.ask_all(LEFT, self.row)
-            while not self._left.issuperset(others):
+            while not self._left.issuperset(others or ()):
                 await self._changed.wait()
         await last()
         self._is_closed = True

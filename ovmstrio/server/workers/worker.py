@@ -182,7 +182,7 @@ class _Worker:
         # What those still have may need answers until their grace ends.
         seconds = max(_FAREWELL_SECONDS, self._drains_until - trio.current_time())
         last = partial(self._engines.leave, seconds)
-        await self._peers.leave(others if self._board.is_draining else set(), seconds, last)
+        await self._peers.leave(others if self._board.is_draining else None, seconds, last)
         if self._plane is not None:
             leave_last_figures(self._plane)
 
