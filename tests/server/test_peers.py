@@ -451,7 +451,7 @@ async def test_an_address_that_somebody_else_has_taken_is_not_asked(monkeypatch:
 
 _FORKING = """
 import os, signal, trio
-from ovmstrio.server.workers.peers import LEFT, Peers
+from ovmstrio.server.workers.peers import Peers
 
 async def echo(value):
     return value
@@ -462,9 +462,12 @@ async def main():
         await nursery.start(first.run, echo)
         await nursery.start(second.run, echo)
         await first.ask(1, 1)
+        begun, tell = os.pipe()
         child = os.fork()
         if not child:
+            os.write(tell, b"!")
             signal.pause()
+        os.read(begun, 1)
         nursery.cancel_scope.cancel()
     try:
         async with trio.open_nursery() as nursery:
