@@ -28,10 +28,10 @@ _SCHEMA: Final = '{"type": "nonsense"}'
 
 def _texts(folder: str, precision: str, poison_after: int | None) -> list[list[int]]:
     """Make the texts of the seven; gives their tokens."""
-    from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling  # noqa: PLC0415
-    from ovmstrio.openvino.engine.batch import Batch  # noqa: PLC0415 - only the process that measures loads the library
-    from ovmstrio.openvino.engine.pipeline import Pipeline, PipelineOptions  # noqa: PLC0415
-    from ovmstrio.openvino.engine.texts import AskedTexts  # noqa: PLC0415
+    from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling  # noqa: PLC0415 - only the process that measures loads the library
+    from ovmstrio.openvino.engine.batch import Batch  # noqa: PLC0415 - as above
+    from ovmstrio.openvino.engine.pipeline import Pipeline, PipelineOptions  # noqa: PLC0415 - as above
+    from ovmstrio.openvino.engine.texts import AskedTexts  # noqa: PLC0415 - as above
 
     properties = {"INFERENCE_NUM_THREADS": 1, **(_EXACT if precision == "exact" else {})}
     pipeline = Pipeline(PipelineOptions(folder, "CPU", properties))

@@ -15,7 +15,6 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -25,6 +24,7 @@ from benchmarks.report import Row
 from benchmarks.requests import framed_infer_request
 from tests.support import ir
 from tests.support.bare_http2 import BareConnection
+from tests.support.plain_http import QuietHandler, answering_http
 from tests.support.processes import free_ports
 
 if TYPE_CHECKING:
@@ -76,30 +76,15 @@ class _Server(NamedTuple):
         return (self.used() - before) / (CALLS * CLIENTS) * 1e6
 
 
-class _Collector(BaseHTTPRequestHandler):
+class _Collector(QuietHandler):
     """Takes spans, and drops them."""
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802 - the library's name
         """Take some."""
         self.rfile.read(int(self.headers.get("content-length", 0)))
         self.send_response(200)
         self.send_header("content-length", "0")
         self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-@contextmanager
-def _collecting() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Collector) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @contextmanager
@@ -160,7 +145,7 @@ def _measure() -> list[list[float]]:
         folder = Path(name)
         ir.save(ir.dummy(), folder, "m")
         key = _key_in(folder)
-        collector = stack.enter_context(_collecting())
+        collector = stack.enter_context(answering_http(_Collector))
         traces = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": collector,
             "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -73,26 +73,12 @@ def ray(
     Addresses and ports are those of Ray's proxies, and count where Ray Serve does not run yet.  What runs already under
     the name is replaced, replica by replica.
     """
-    from ovmstrio.core.errors import ConfigError
-
     args = {"config": str(config.absolute()), "settings": _settings(setting or ()), "ingress": _placement(ingress)}
-    try:
-        from ovmstrio.cluster.ray.application import GRPC_SERVICERS, PATHS, application
-
-        args["settings"] = {
-            key: str(Path(value).absolute()) if key in PATHS else value for key, value in args["settings"].items()
-        }
-        built = application(args)
-    except ConfigError as error:
-        conclude(error.problems, "")
-    except ValueError as error:
-        fail(str(error))
-    except ModuleNotFoundError as error:
-        _fail_without_ray(error)
+    built, servicers = _built(args)
     document = {
         "proxy_location": str(proxies),
         "http_options": {"host": http_host, "port": http_port},
-        "grpc_options": {"port": grpc_port, "grpc_servicer_functions": GRPC_SERVICERS},
+        "grpc_options": {"port": grpc_port, "grpc_servicer_functions": servicers},
         "applications": [
             {"name": name, "route_prefix": route_prefix, "import_path": _IMPORT_PATH, "args": args},
         ],
@@ -124,7 +110,26 @@ def _placement(text: str) -> Any:
         fail(f"--ingress {text}: expected an object of JSON: {error}")
 
 
-def _fail_without_ray(error: ModuleNotFoundError) -> None:
+def _built(args: dict[str, Any]) -> tuple[Any, list[str]]:
+    """Make the application of arguments, whose paths become absolute; gives what Ray's proxies need for it, too."""
+    from ovmstrio.core.errors import ConfigError
+
+    try:
+        from ovmstrio.cluster.ray.application import GRPC_SERVICERS, PATHS, application
+
+        args["settings"] = {
+            key: str(Path(value).absolute()) if key in PATHS else value for key, value in args["settings"].items()
+        }
+        return application(args), GRPC_SERVICERS
+    except ConfigError as error:
+        conclude(error.problems, "")
+    except ValueError as error:
+        fail(str(error))
+    except ModuleNotFoundError as error:
+        _fail_without_ray(error)
+
+
+def _fail_without_ray(error: ModuleNotFoundError) -> NoReturn:
     from ovmstrio.core.extras import Extra, way_to_install
 
     if (error.name or "").partition(".")[0] not in {"ray", "starlette"}:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,6 +11,7 @@ from ovmstrio_conformance.__main__ import main
 from ovmstrio_conformance.grpc_cases import GRPC_CASES
 from ovmstrio_conformance.rest_cases import REST_CASES
 from tests.support import ir
+from tests.support.plain_http import QuietHandler, answering_http
 from tests.support.served_in_thread import serving_in_thread
 
 
@@ -33,10 +30,10 @@ def test_this_server_keeps_every_rule(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (code, len(results)) == (0, len(REST_CASES) + len(GRPC_CASES))
 
 
-class _Agreeable(BaseHTTPRequestHandler):
+class _Agreeable(QuietHandler):
     """Says yes to everything, in no form that the protocol knows."""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the library's name
         self.rfile.read(int(self.headers.get("Content-Length", "0")))
         self.send_response(200)
         self.send_header("Content-Length", "2")
@@ -45,25 +42,10 @@ class _Agreeable(BaseHTTPRequestHandler):
 
     do_POST = do_GET  # noqa: N815 - the library's name
 
-    def log_message(self, *_: object) -> None:
-        """Keep quiet."""
-
-
-@contextmanager
-def _agreeable() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Agreeable) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-
 
 def test_a_server_that_keeps_no_rule_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
     """Each rule beyond a bare 200 fails, with what was expected; all are tried, and the command exits with 1."""
-    with _agreeable() as url:
+    with answering_http(_Agreeable) as url:
         code = main([url, "--model", "m"])
 
     *lines, last = capsys.readouterr().out.splitlines()

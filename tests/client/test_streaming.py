@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import grpc
@@ -22,6 +21,7 @@ from ovmstrio.client.streaming import TIMESTAMP, StreamOutput, StreamReply, Stre
 from ovmstrio.core import errors
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.status_errors import status_of
+from tests.support.plain_http import QuietHandler, answering_http
 from tests.support.processes import free_ports
 
 WAIT_SECONDS = 10
@@ -224,12 +224,12 @@ def rest_server(*pieces: bytes, status: int = 200, whole: bool = True) -> Iterat
     """Answer every POST with pieces of a body; ``whole`` ends it as HTTP wants.  Gives URL and what was asked."""
     asked: list[Any] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         """One connection."""
 
         protocol_version = "HTTP/1.1"
 
-        def do_POST(self) -> None:
+        def do_POST(self) -> None:  # noqa: N802 - the library's name
             """Answer in chunks."""
             asked.append((self.path, orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))))
             self.send_response(status)
@@ -241,18 +241,8 @@ def rest_server(*pieces: bytes, status: int = 200, whole: bool = True) -> Iterat
                 self.wfile.write(b"0\r\n\r\n")
             self.close_connection = True
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with answering_http(Handler) as address:
+        yield address, asked
 
 
 def test_rest_sends_inputs_by_name_and_reads_events() -> None:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Generic, Self, TypeVar
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, Self, TypeVar
 
 import trio
 
-__all__ = ["ScriptedSteps"]
+from ovmstrio.core.request import ServableMetadata
+
+__all__ = ["ScriptedService", "ScriptedSteps"]
 
 PartT = TypeVar("PartT")
+AskedT = TypeVar("AskedT")
+
+
+class _Steps(Protocol):
+    is_over: bool
+
+
+StepsT = TypeVar("StepsT", bound=_Steps)
 
 
 class ScriptedSteps(Generic[PartT]):
@@ -41,3 +53,45 @@ class ScriptedSteps(Generic[PartT]):
                 return step
         self.is_over = True
         raise StopAsyncIteration
+
+
+@dataclass
+class ScriptedService(Generic[AskedT]):
+    """What services have in common that answer as a test has written down.
+
+    Attributes:
+        refusal: what every request is refused with.
+        requests: everything that it was asked.
+        left: set when a request was left before its end.
+        waiting: set when a request waits for an event.
+    """
+
+    name: str
+    refusal: Exception | None = None
+    requests: list[AskedT] = field(default_factory=list)
+    left: trio.Event = field(default_factory=trio.Event)
+    waiting: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def metadata(self) -> ServableMetadata:
+        """Say that it has no tensors."""
+        return ServableMetadata(self.name, "Scripted", (), ())
+
+    def note(self, asked: AskedT) -> None:
+        """Note a request, or refuse it."""
+        self.requests.append(asked)
+        if self.refusal is not None:
+            raise self.refusal
+
+    @asynccontextmanager
+    async def answering(self, running: StepsT) -> AsyncIterator[StepsT]:
+        """Have steps run in the block, and note whether it was left before their end."""
+        try:
+            yield running
+        finally:
+            if not running.is_over:
+                self.left.set()
+
+    async def aclose(self) -> None:
+        """Do nothing."""
+        await trio.lowlevel.checkpoint()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,8 @@ import trio
 
 from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.core.generation import Conversation, Finish, GenerationLimits, Piece, Task
-from ovmstrio.core.request import ServableMetadata
 from tests.support.pass_through import load_pass_through
-from tests.support.scripted_steps import ScriptedSteps
+from tests.support.scripted_steps import ScriptedService, ScriptedSteps
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -49,49 +48,29 @@ def said_back(asked: GenerationRequest) -> Iterator[Step]:
 
 
 @dataclass
-class ScriptedGenerator:
+class ScriptedGenerator(ScriptedService["GenerationRequest"]):
     """Answers every request as ``script`` says, or refuses it with ``refusal``.
 
     Attributes:
-        requests: everything that it was asked.
         running: how many requests are being answered.
-        left: set when a request was left before its end.
-        waiting: set when a request waits for an event.
     """
 
     name: str = CHAT
     limits: GenerationLimits = LIMITS
     script: Callable[[GenerationRequest], Iterable[Step]] = said_back
-    refusal: Exception | None = None
     tasks: frozenset[Task] = frozenset({Task.TEXT_GENERATION})
-    requests: list[GenerationRequest] = field(default_factory=list)
     running: int = 0
-    left: trio.Event = field(default_factory=trio.Event)
-    waiting: trio.Event = field(default_factory=trio.Event)
-
-    @property
-    def metadata(self) -> ServableMetadata:
-        """Say that it has no tensors."""
-        return ServableMetadata(self.name, "Scripted", (), ())
 
     @asynccontextmanager
     async def generate(self, asked: GenerationRequest) -> AsyncIterator[Generation]:
         """Answer one request."""
-        self.requests.append(asked)
-        if self.refusal is not None:
-            raise self.refusal
+        self.note(asked)
         self.running += 1
-        generation = _Scripted(self, asked)
         try:
-            yield generation
+            async with self.answering(_Scripted(self, asked)) as generation:
+                yield generation
         finally:
             self.running -= 1
-            if not generation.is_over:
-                self.left.set()
-
-    async def aclose(self) -> None:
-        """Do nothing."""
-        await trio.lowlevel.checkpoint()
 
 
 class _Scripted(ScriptedSteps[Piece]):

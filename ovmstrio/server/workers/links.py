@@ -29,9 +29,9 @@ __all__ = [
     "NOT_BEGUN",
     "PART",
     "Gone",
-    "Link",
     "NotBegun",
     "Order",
+    "PeerLink",
     "WaitingCaller",
     "send_message",
 ]
@@ -78,7 +78,7 @@ class WaitingCaller:
             trio.lowlevel.reschedule(self.task)
 
 
-class Link:
+class PeerLink:
     """A connection to another process."""
 
     def __init__(self, channel: MessageChannel) -> None:

@@ -31,9 +31,9 @@ from ovmstrio.server.workers.links import (
     NOT_BEGUN,
     PART,
     Gone,
-    Link,
     NotBegun,
     Order,
+    PeerLink,
     WaitingCaller,
     send_message,
 )
@@ -73,7 +73,7 @@ class Peers:
         self._secret = secret
         self._others = [other for other in range(rows) if other != row]
         self._nursery: trio.Nursery | None = None
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, PeerLink] = {}
         self._turns = {other: trio.StrictFIFOLock() for other in self._others}
         self._changed = trio.Event()
         self._left: set[int] = set()
@@ -293,7 +293,7 @@ class Peers:
             if reaching.cancelled_caught:
                 raise NotReady(BEING_STARTED)
 
-    async def _send_in_turn(self, row: int, value: Any, order: Order) -> tuple[Link, WaitingCaller]:
+    async def _send_in_turn(self, row: int, value: Any, order: Order) -> tuple[PeerLink, WaitingCaller]:
         turn = self._turns[row]
         try:
             turn.acquire_nowait()
@@ -368,7 +368,7 @@ class Peers:
             raise _placed(error, row)
         return answers
 
-    async def _connect(self, row: int) -> Link:
+    async def _connect(self, row: int) -> PeerLink:
         known = self._links.get(row)
         if known is not None and not known.is_gone:
             return known
@@ -392,7 +392,7 @@ class Peers:
         if known is not None and not known.is_gone:
             end.close()
             return known
-        link = self._links[row] = Link(MessageChannel(_taken(end)))
+        link = self._links[row] = PeerLink(MessageChannel(_taken(end)))
         self._nursery.start_soon(link.run)
         return link
 
