@@ -6,6 +6,7 @@ import compileall
 import gc
 import logging
 import os
+import shlex
 import signal
 import ssl
 import sys
@@ -13,10 +14,12 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from functools import cache
 from importlib import import_module
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import structlog
 from httpx._transports import default as transports
@@ -32,6 +35,8 @@ PROJECT = Path(__file__).parents[1]
 CODE = ("ovmstrio", "cli", "compat")
 STARTING_SERVERS = ("attacks", "chaos", "cli", "clients", "console", "deploy", "e2e", "fuzz", "samples")
 """Folders whose tests mostly wait for processes: few tests, which take long."""
+
+SECONDS_FOR_PROCESSES_TO_END = 10
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -93,6 +98,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _folder(item: pytest.Item) -> str:
     return item.path.relative_to(PROJECT / "tests").parts[0] if item.path.is_relative_to(PROJECT / "tests") else ""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_process_left_running() -> Iterator[None]:
+    """Have a process that outlives the tests of its file fail that file, and not another that counts processes."""
+    before = _processes()
+    yield
+    left = psutil.wait_procs(_processes() - before, timeout=SECONDS_FOR_PROCESSES_TO_END)[1]
+    told = [_killed(process) for process in left]
+    assert not told, f"still running after the last test of this file: {told}"
+
+
+def _processes() -> set[psutil.Process]:
+    """Give what this process has started and what that started, but for the process of Python's shared memory."""
+    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
+    return {each for each in psutil.Process().children(recursive=True) if each.pid != tracker}
+
+
+def _killed(process: psutil.Process) -> str:
+    try:
+        command = shlex.join(process.cmdline())
+        process.kill()
+    except psutil.NoSuchProcess:
+        return "one that has just ended"
+    return command
 
 
 @pytest.fixture(autouse=True)

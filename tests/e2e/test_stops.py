@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,15 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.support.served_command"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_fork_server_left() -> Iterator[None]:
+    """End the process from which the servers were forked, which otherwise stays as long as the tests of other files."""
+    yield
+    stop = getattr(forkserver._forkserver, "_stop")  # noqa: B009 - there is no public one, and no type of this
+    stop()
+
 
 ROW = {"name": "b", "shape": [1, 10], "datatype": "FP32", "data": [0.0] * 10}
 TEXT = {"name": "in", "shape": [3], "datatype": "UINT8", "data": [97, 98, 99]}
