@@ -214,6 +214,7 @@ class Connection:
             else:
                 self._nursery.start_soon(self._serve, call, name=call.path)
         self._fresh.clear()
+        self._end_if_drained()
         if self.core.waiting_bytes:
             self._check_backlog()
             self.mark_dirty()
@@ -325,8 +326,7 @@ class Connection:
             self.core.release(call.state)
             if self.core.waiting_bytes:
                 self.mark_dirty()
-            if self.core.draining and not self.calls:
-                self._stop_reading()
+            self._end_if_drained()
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -420,7 +420,11 @@ class Connection:
         self.core.drain()
         self._last_stream_named.set()
         self.mark_dirty()
-        if not self.calls:
+        self._end_if_drained()
+
+    def _end_if_drained(self) -> None:
+        # Not asked of the calls: a stream that was read together with what named the last one is no call yet.
+        if self.core.draining and not self.core.streams:
             self._stop_reading()
 
     def abandon(self) -> None:

@@ -323,6 +323,52 @@ async def test_drain_serves_what_was_on_its_way_and_refuses_the_rest(autojump_cl
         assert service.cancelled_at == []
 
 
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "in two parts"])
+async def test_a_call_that_comes_with_the_last_sign_of_life_is_served(
+    autojump_clock: MockClock, *, is_whole: bool
+) -> None:
+    """Who sends a request just behind the PING that lets the server name its last stream gets its answer."""
+    async with memory_server() as (server, _, connect), trio.open_nursery() as nursery:
+        raw = connect().stream
+        await raw.send_all(HELLO)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(server.drain, 10)
+        await trio.testing.wait_all_tasks_blocked()
+        acknowledged = frames.ping(bytes(await raw.receive_some())[-8:], ack=True)
+        begun = headers(1, request_headers("/test.Echo/Wait", ("grpc-timeout", "5S")))
+        rest = data(1, message(b""), end=True)
+        await raw.send_all(acknowledged + begun + (rest if is_whole else b""))
+        if not is_whole:
+            await trio.testing.wait_all_tasks_blocked()
+            await raw.send_all(rest)
+        answer = b""
+        while received := await raw.receive_some():
+            answer += received
+        await raw.aclose()
+        assert frames.goaway(1, 0) in answer
+        assert frames.rst_stream(1, ErrorCode.CANCEL) not in answer
+        assert b"grpc-status\x014" in answer
+
+
+async def test_a_call_that_is_refused_with_the_last_sign_of_life_keeps_nothing_open(autojump_clock: MockClock) -> None:
+    """The connection ends then, and not with the grace."""
+    async with memory_server() as (server, _, connect), trio.open_nursery() as nursery:
+        raw = connect().stream
+        await raw.send_all(HELLO)
+        await trio.testing.wait_all_tasks_blocked()
+        started = trio.current_time()
+        nursery.start_soon(server.drain, 10)
+        await trio.testing.wait_all_tasks_blocked()
+        acknowledged = frames.ping(bytes(await raw.receive_some())[-8:], ack=True)
+        await raw.send_all(acknowledged + headers(1, request_headers("/test.Echo/Unknown")) + data(1, b"", end=True))
+        answer = b""
+        while received := await raw.receive_some():
+            answer += received
+        await raw.aclose()
+        assert b"grpc-status\x0212" in answer
+        assert trio.current_time() - started < 1
+
+
 async def test_drain_ends_with_its_grace(autojump_clock: MockClock) -> None:
     """Calls that outlast the grace get UNAVAILABLE, then the socket closes; idle connections close at once."""
     async with memory_server() as (server, service, connect):
