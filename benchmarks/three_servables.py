@@ -5,6 +5,7 @@ python -m benchmarks.three_servables [OTHER], a checkout that has an environment
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -52,7 +53,9 @@ def _start(checkout: Path, config: Path) -> _Start:
     command += ["--port", str(grpc), "--rest_port", str(rest), "--log_level", "ERROR"]
     begin = time.perf_counter()
     quiet = subprocess.DEVNULL
-    with subprocess.Popen(command, cwd=checkout, stdout=quiet, stderr=quiet) as process:
+    # As where it is installed: compiled, though a shell of developers may have that switched off.
+    with_bytecode = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    with subprocess.Popen(command, cwd=checkout, env=with_bytecode, stdout=quiet, stderr=quiet) as process:
         try:
             _wait_ready(process, rest, begin)
             ready = time.perf_counter() - begin

@@ -1,58 +1,98 @@
-"""The `ovms` command: gathers the commands and settles what they share.
+"""The `ovms` command: makes the commands that a command line can mean, and settles what they share.
 
 Each command lives in a module of its own, which is light to import and offers ``register(app)``; what a command works
-with is imported when it runs, so that ``ovms --help`` answers at once.
+with is imported when it runs.  A command line that names one has that one alone imported.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from ovms_cli import (
-    chat,
-    check,
-    custom_node,
-    demo,
-    deploy,
-    generate,
-    graph,
-    health,
-    infer,
-    keys,
-    models,
-    pipeline,
-    prepare,
-    profile,
-    run,
-    sequence,
-    sequences,
-    serve,
-    stop,
-    stream,
-    top,
-    trace,
-)
 from ovms_cli.console import EX_INTERRUPTED, EX_USAGE
-from ovms_cli.ovms_lines import Commands
+from ovms_cli.ovms_lines import OWN_OPTIONS, Commands
 from ovmstrio.server.collector import collect_rarely
 
-__all__ = ["app", "main"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["COMMANDS", "command_line", "main"]
+
+COMMANDS: Final = (
+    "serve",
+    "stop",
+    "demo",
+    "infer",
+    "stream",
+    "top",
+    "models",
+    "sequence",
+    "sequences",
+    "health",
+    "chat",
+    "check",
+    "graph",
+    "pipeline",
+    "custom-node",
+    "generate",
+    "deploy",
+    "prepare",
+    "run",
+    "trace",
+    "profile",
+    "keys",
+)
+"""The commands in the order in which help lists them; each is a module of this package."""
+
+_COMPLETION: Final = "_OVMS_COMPLETE"
+"""Is in the environment where a shell asks what a line may go on with."""
+
+
+def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """Make the command line with some commands, or all of them."""
+    app = typer.Typer(
+        name="ovms",
+        cls=Commands,
+        help="Serve OpenVINO models and the Python code around them.",
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _spell_with_underscores},
+    )
+    app.callback()(_options)
+    for name in names:
+        import_module(f"ovms_cli.{_spell_with_underscores(name)}").register(app)
+    return app
+
+
+def main() -> None:
+    """Run the command line; usage errors exit with 64, as OVMS's do, other failures with 1."""
+    collect_rarely()
+    # The class is in a package that typer keeps to itself, and so it is found through one that it shows.
+    usage_error: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "UsageError")
+    usage_error.exit_code = EX_USAGE
+    try:
+        command_line(_meant(sys.argv[1:]))()
+    except KeyboardInterrupt:
+        raise SystemExit(EX_INTERRUPTED) from None
+
+
+def _meant(arguments: Sequence[str]) -> Sequence[str]:
+    """Give the commands that a command line can mean: the one that it names; ``serve`` if it begins with options."""
+    first = arguments[0] if arguments else ""
+    if _COMPLETION not in os.environ:
+        if first in COMMANDS:
+            return (first,)
+        if first.startswith("--") and first not in OWN_OPTIONS:
+            return ("serve",)
+    return COMMANDS
 
 
 def _spell_with_underscores(name: str) -> str:
     return name.replace("-", "_")
-
-
-app = typer.Typer(
-    name="ovms",
-    cls=Commands,
-    help="Serve OpenVINO models and the Python code around them.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _spell_with_underscores},
-)
 
 
 def _print_version(asked: bool) -> None:
@@ -63,7 +103,6 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     *,
     version: Annotated[
@@ -72,43 +111,3 @@ def _options(
 ) -> None:
     """Serve OpenVINO models and the Python code around them."""
     del version
-
-
-_COMMANDS = (
-    serve,
-    stop,
-    demo,
-    infer,
-    stream,
-    top,
-    models,
-    sequence,
-    sequences,
-    health,
-    chat,
-    check,
-    graph,
-    pipeline,
-    custom_node,
-    generate,
-    deploy,
-    prepare,
-    run,
-    trace,
-    profile,
-    keys,
-)
-for module in _COMMANDS:
-    module.register(app)
-
-
-def main() -> None:
-    """Run the command line; usage errors exit with 64, as OVMS's do, other failures with 1."""
-    collect_rarely()
-    # The class is in a package that typer keeps to itself, and so it is found through one that it shows.
-    usage_error: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "UsageError")
-    usage_error.exit_code = EX_USAGE
-    try:
-        app()
-    except KeyboardInterrupt:
-        raise SystemExit(EX_INTERRUPTED) from None

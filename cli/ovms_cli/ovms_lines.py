@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ovms_cli.console import EX_USAGE, fail
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
-__all__ = ["Commands", "ServeCommand"]
+__all__ = ["OWN_OPTIONS", "Commands", "LateCommand", "ServeCommand"]
 
+
+OWN_OPTIONS: Final = frozenset({"--help", "--version", "--install-completion", "--show-completion"})
+"""What stands in place of a command and is meant for none."""
 
 _VALUES: Final = {"true": True, "false": False}
 
@@ -25,7 +29,28 @@ class Commands(TyperGroup):
         return super().parse_args(ctx, ["serve", *args] if _begin_like_ovms(args) else args)
 
 
-class ServeCommand(TyperCommand):
+class LateCommand(TyperCommand):
+    """A command whose options are made when they are asked for, as those that are made of a server's settings.
+
+    Attributes:
+        make: makes the function that has the options in its signature.
+    """
+
+    make: ClassVar[Callable[[], Callable[..., None]]]
+    _is_whole = False
+
+    def get_params(self, ctx: Any) -> Any:
+        """Give the options and arguments."""
+        if not self._is_whole:
+            self._is_whole = True
+            app = typer.Typer(add_completion=False)
+            app.command()(type(self).make())
+            whole = typer.main.get_command(app)
+            self.params, self.callback = whole.params, whole.callback
+        return super().get_params(ctx)
+
+
+class ServeCommand(LateCommand):
     """``serve``, which tells of OVMS's options that are not served what to do in their place."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -35,7 +60,7 @@ class ServeCommand(TyperCommand):
         refused = refused_options(args)
         if refused:
             fail("\n       ".join(refused), EX_USAGE)
-        flags = {str(each.name) for each in self.params if getattr(each, "is_flag", False)}
+        flags = {str(each.name) for each in self.get_params(ctx) if getattr(each, "is_flag", False)}
         return super().parse_args(ctx, _spell_flags(args, flags))
 
 
@@ -58,7 +83,7 @@ def _name(option: str) -> str:
 
 
 def _begin_like_ovms(arguments: Sequence[str]) -> bool:
-    if not arguments or not arguments[0].startswith("--"):
+    if not arguments or not arguments[0].startswith("--") or arguments[0] in OWN_OPTIONS:
         return False
     from ovmstrio.server.ovms_options import WAYS_OUT
     from ovmstrio.server.settings import ServerSettings

@@ -31,7 +31,7 @@ def reference() -> str:
 
     with TemporaryDirectory() as folder:
         file = Path(folder) / "cli.md"
-        options = ["ovms_cli.main", "utils", "docs", "--name", "ovms", "--output", str(file)]
+        options = ["ovms_cli.all_commands", "utils", "docs", "--name", "ovms", "--output", str(file)]
         done = CliRunner().invoke(app, options, catch_exceptions=False)
         if done.exit_code:
             raise RuntimeError(done.output)

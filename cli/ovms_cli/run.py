@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ovms_cli.console import EX_USAGE, fail
+from ovms_cli.ovms_lines import LateCommand
 from ovms_cli.serve_service import serve_script
 from ovms_cli.serving import server_parameters
 
@@ -28,7 +29,13 @@ _EACH: Final = "give --grpc_bind_address and --rest_bind_address"
 def register(app: typer.Typer) -> None:
     """Add the command."""
     settings = {"allow_interspersed_args": False, "ignore_unknown_options": True}
-    app.command("run", help=HELP, context_settings=settings)(_command())
+    app.command("run", cls=_Run, help=HELP, context_settings=settings)(lambda: None)
+
+
+class _Run(LateCommand):
+    @staticmethod
+    def make() -> Callable[..., None]:
+        return _command()
 
 
 def _command() -> Callable[..., None]:

@@ -33,7 +33,13 @@ embedded samples. The first Ctrl-C or SIGTERM drains, the second stops at once. 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("serve", cls=ServeCommand, help=HELP)(_command())
+    app.command("serve", cls=_Serve, help=HELP)(lambda: None)
+
+
+class _Serve(ServeCommand):
+    @staticmethod
+    def make() -> Callable[..., None]:
+        return _command()
 
 
 def _command() -> Callable[..., None]:

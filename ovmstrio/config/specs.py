@@ -53,7 +53,8 @@ Axes = Annotated[tuple[Annotated[int, Field(ge=0, le=64)], ...], Field(min_lengt
 
 
 class _Spec(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    # What no entry of the configuration needs is not built.
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
 
 
 class LatestVersions(_Spec):

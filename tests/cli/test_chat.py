@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from ovms_cli.main import app
+from ovms_cli.all_commands import app
 from tests.support.chat_server import ChatServer, chat_server
 from tests.support.processes import environment, free_ports
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from ovms_cli.main import app
+from ovms_cli.all_commands import app
 from ovmstrio.access.key_file import digest_of, read_key_file
 
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ovms_cli import serve
-from ovms_cli.main import app
+from ovms_cli.all_commands import app
 from ovms_cli.serving import usage
 from ovmstrio.server.command_line import ignored_options, read_settings, single_servable
 from ovmstrio.server.ovms_options import WAYS_OUT

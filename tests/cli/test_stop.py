@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from ovms_cli.main import app
+from ovms_cli.all_commands import app
 from ovmstrio.runtimes.ops.process_info import FILE_NAME, record_process
 
 Run = Callable[..., Result]

@@ -21,8 +21,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from ovms_cli import tables
+from ovms_cli.all_commands import app
 from ovms_cli.exits import EXIT_CODES
-from ovms_cli.main import app
 from ovms_cli.tables import Output, print_table, show_data
 from ovms_cli.tensor_output import write_outputs
 from tests.support import ir

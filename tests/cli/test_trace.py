@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ovms_cli.main import app
+from ovms_cli.all_commands import app
 from ovms_cli.trace_figures import NoFigures, NoTarget, draw, find_url, open_source
 from ovmstrio.runtimes.ops.observing.figures import PipelineFigures
 from ovmstrio.runtimes.ops.observing.hooks import ChannelState
