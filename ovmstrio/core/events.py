@@ -25,12 +25,14 @@ __all__ = [
     "CallObserver",
     "Door",
     "Interface",
+    "RequestInHand",
     "RequestObserver",
     "Step",
     "WireProtocol",
     "WireRequest",
     "all_of",
     "current_event",
+    "current_request",
     "current_wire_request",
     "is_over_tls",
     "keep_body",
@@ -92,6 +94,7 @@ class WireRequest:
         event: the last call that it became; None where it asked for nothing that is served, and once its end was told,
             for a call knows its request.
         traceparent: what its header says that is so called; None where the headers have to be asked.
+        is_sampled: whether the call that it becomes is recorded if it has no parent; None where that is not decided.
     """
 
     __slots__ = (
@@ -101,6 +104,7 @@ class WireRequest:
         "event",
         "headers",
         "is_encrypted",
+        "is_sampled",
         "is_stream",
         "method",
         "protocol",
@@ -128,6 +132,12 @@ class WireRequest:
         self.received = self.sent = 0
         self.event: CallEvent | None = None
         self.traceparent: str | None = None
+        self.is_sampled: bool | None = None
+
+    @property
+    def told(self) -> WireRequest:
+        """As :class:`RequestInHand`."""
+        return self
 
     def header(self, name: str) -> str:
         """Find the first header of a name in small letters; empty if there is none."""
@@ -216,8 +226,32 @@ class CallObserver(Protocol):
         ...
 
 
+class RequestInHand(Protocol):
+    """What a task answers.
+
+    Attributes:
+        event: the last call that it became; None before, and where it asked for nothing that is served.
+    """
+
+    event: CallEvent | None
+
+    @property
+    def told(self) -> WireRequest | None:
+        """The request as observers are told of it; None where none of them has to know of it before its end."""
+        ...
+
+
 class RequestObserver(Protocol):
     """Someone who is told of requests; must neither block nor raise."""
+
+    @property
+    def needs_every(self) -> bool:
+        """Whether it is to be told of each request, rather than of those that it samples and those that fail."""
+        ...
+
+    def samples(self, traceparent: str) -> bool | None:
+        """Decide, as a request begins, whether it is sampled; None where that depends on what its headers say."""
+        ...
 
     def request_ended(self, request: WireRequest) -> None:
         """A request was answered, or its client has left; it has its status."""
@@ -229,6 +263,12 @@ class _Several:
 
     def __init__(self, observers: Sequence[RequestObserver]) -> None:
         self._observers = tuple(observers)
+        self.needs_every = any(each.needs_every for each in observers)
+
+    def samples(self, traceparent: str) -> bool | None:
+        """Decide as the one does that samples."""
+        decisions = [observer.samples(traceparent) for observer in self._observers]
+        return None if None in decisions else any(decisions)
 
     def request_ended(self, request: WireRequest) -> None:
         """Tell of the end of a request."""
@@ -249,8 +289,14 @@ kept_body_bytes: Final[ContextVar[int]] = ContextVar("kept_body_bytes", default=
 is_over_tls: Final[ContextVar[bool]] = ContextVar("is_over_tls", default=False)
 """Whether the connection that the running task serves is encrypted."""
 
-current_wire_request: Final[ContextVar[WireRequest | None]] = ContextVar("current_wire_request", default=None)
-"""The request that the running task answers; None where nobody is told of requests."""
+current_request: Final[ContextVar[RequestInHand | None]] = ContextVar("current_request", default=None)
+"""What the running task answers; None for what came over no wire, and over HTTP where nobody is told of requests."""
+
+
+def current_wire_request() -> WireRequest | None:
+    """Give the request that the running task answers; None where nobody has to know of it."""
+    request = current_request.get()
+    return None if request is None else request.told
 
 
 def note_failure(reason: str = "", *, code: str = "", node: str = "") -> None:
@@ -262,6 +308,6 @@ def note_failure(reason: str = "", *, code: str = "", node: str = "") -> None:
 
 def keep_body(data: bytes | memoryview, most: int) -> None:
     """Keep the begin of what the running task's request has sent, for who is told of it."""
-    request = current_wire_request.get()
+    request = current_wire_request()
     if request is not None:
         request.body, request.received = bytes(data[:most]), len(data)

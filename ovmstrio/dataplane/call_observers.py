@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from ovmstrio.core.events import OK, CallEvent, Step, current_event, current_wire_request
+from ovmstrio.core.events import OK, CallEvent, Step, current_event, current_request
 from ovmstrio.dataplane.observed_call import code_of
 from ovmstrio.observability.call_statistics import CallStatistics
 
@@ -38,9 +38,9 @@ class CallObservers:
             event.queue_seconds = lease.waited_seconds
             event.started -= lease.waited_seconds
         current_event.set(event)
-        request = current_wire_request.get()
+        request = current_request.get()
         if request is not None:
-            event.request, request.event = request, event
+            event.request, request.event = request.told, event
         for observer in self._observers:
             observer.call_started(event)
 

@@ -14,6 +14,7 @@ import orjson
 
 from ovmstrio.core.callers import current_caller
 from ovmstrio.core.grpc_statuses import GRPC_STATUSES, http_status_of
+from ovmstrio.core.unrecorded_spans import span_of
 from ovmstrio.observability.log_sinks import StandardSink
 from ovmstrio.observability.log_writer import LogOutlet
 
@@ -47,6 +48,13 @@ class AccessLog:
         self._outlet = LogOutlet(StandardSink("stdout")) if outlet is None else outlet
         self._outlet.setFormatter(logging.Formatter("%(message)s"))
         self._write = _json_line if form == "json" else _combined_line
+
+    needs_every = True
+
+    def samples(self, traceparent: str) -> bool | None:
+        """Leave that to others."""
+        del traceparent
+        return False
 
     def request_ended(self, request: WireRequest) -> None:
         """Write the line of a request."""
@@ -90,7 +98,7 @@ def _json_line(request: WireRequest) -> str:
             "kind": event.kind,
             "request_id": event.request_id,
             "code": event.code,
-            "trace_id": "" if event.span is None else event.span.trace_id,
+            "trace_id": "" if (span := span_of(event)) is None else span.trace_id,
         }
     return orjson.dumps(document).decode()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ovmstrio.core.events import current_event
-from ovmstrio.core.tracing import current_span
+from ovmstrio.core.unrecorded_spans import span_in_hand
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -18,7 +18,7 @@ def add_call_ids(_: object, __: str, event: MutableMapping[str, Any]) -> Mutable
     call = current_event.get()
     if call is not None and call.request_id:
         event.setdefault("request_id", call.request_id)
-    span = current_span.get()
+    span = span_in_hand()
     if span is not None:
         event.setdefault("trace_id", span.trace_id)
         event.setdefault("span_id", span.span_id)

@@ -14,6 +14,7 @@ from ovmstrio.core.errors import ServerError
 from ovmstrio.core.extras import Extra, way_to_install
 from ovmstrio.core.otel_variables import asks_for_traces
 from ovmstrio.core.tracing import spans_of_server
+from ovmstrio.core.unrecorded_spans import unrecorded_spans
 from ovmstrio.observability.tracing.call_tracing import CallTracing, WatchedCalls
 from ovmstrio.observability.tracing.recent import RecentTraces
 from ovmstrio.observability.tracing.sampling import ALWAYS
@@ -80,10 +81,11 @@ async def open_traces(*, is_watched: bool = False) -> AsyncIterator[ServerTraces
         user=otel.UserSpans(),
         has_user_code=_has_user_code,
     )
-    before = spans_of_server.set(tracing.of_server)
+    before, quiet_before = spans_of_server.set(tracing.of_server), unrecorded_spans.set(tracing.unrecorded_span)
     try:
         yield ServerTraces(recent, (tracing,), (tracing,))
     finally:
+        unrecorded_spans.reset(quiet_before)
         spans_of_server.reset(before)
         with trio.move_on_after(_FLUSH_SECONDS, shield=True) as scope:
             await trio.to_thread.run_sync(export.close, abandon_on_cancel=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextvars import copy_context
 from typing import TYPE_CHECKING
 
+import pytest
+
 from ovmstrio.core.events import CallEvent, Door, WireRequest
 from ovmstrio.core.tracing import current_span
 from ovmstrio.observability.tracing.call_tracing import CallTracing
@@ -56,7 +58,7 @@ def test_headers_are_read_for_a_parent_only_where_there_is_one() -> None:
     bare, parent = read_request_head(HEAD, 10_000), f"00-{TRACE}-{SPAN}-00"
     request = WireRequest("gRPC", "POST", bare.path, _Unread(), "127.0.0.1")
     request.traceparent = bare.traceparent
-    assert _begin(tracing, request).span is not None
+    assert _begin(tracing, request).span is None
 
     known = read_request_head((*HEAD, (b"traceparent", parent.encode()), (b"tracestate", b"a=b")), 10_000)
     request = WireRequest("gRPC", "POST", known.path, known.headers, "127.0.0.1")
@@ -88,3 +90,15 @@ def test_a_share_is_recorded_as_the_ratio_says() -> None:
     recorded = sum(bool(_begin(tracing).trace_id) for _ in range(2000))
     assert 350 < recorded < 650
     assert current_span.get() is None
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.01, 0.5, 1.0])
+def test_ids_say_what_was_decided(ratio: float) -> None:
+    """So that servers that are called later, which decide by the id, decide alike."""
+    sampling = TraceSampling("traceidratio", ratio)
+    decided = [each for each in (True, False) if ratio not in (0.0, 1.0) or each == bool(ratio)]
+    for is_recorded in decided:
+        ids = {sampling.new_id(is_recorded=is_recorded) for _ in range(200)}
+        assert len(ids) == 200
+        assert {sampling.records(each, None) for each in ids} == {is_recorded}
+        assert max(ids) < 2**128

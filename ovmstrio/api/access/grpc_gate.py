@@ -110,7 +110,7 @@ def _guarded(handler: Handler, gate: Gate, need: Need) -> Handler:
         try:
             await answer(call)
         finally:
-            request = current_wire_request.get()
+            request = current_wire_request()
             if request is not None:
                 _note_caller(request)
             leave_caller()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import cache
-from random import getrandbits
+from random import random
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.core.events import CANCELLED, OK
+from ovmstrio.core.events import CANCELLED, OK, QUESTIONS, current_request
 from ovmstrio.core.tracing import current_span
 from ovmstrio.observability.tracing.conventions import describe_call, describe_end, is_failing_status, span_name
-from ovmstrio.observability.tracing.sampling import LOW_BITS
 from ovmstrio.observability.tracing.spans import QuietSpan, RecordedSpan
 from ovmstrio.observability.tracing.trace_context import read_parent
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CallTracing", "WatchedCalls"]
 
-_TRACE_BITS: Final = 128
 _FINE: Final = frozenset({0, 200})
 """The statuses of gRPC and HTTP of most calls."""
 _SPANS: Final = (QuietSpan, RecordedSpan)
@@ -36,7 +34,8 @@ _SPANS: Final = (QuietSpan, RecordedSpan)
 class CallTracing:
     """Observes calls and requests, and makes a span of each call.
 
-    A call that is not recorded has ids all the same, and is recorded at its end if it has failed.
+    A call that is not recorded is recorded at its end if it has failed.  It has ids all the same, which are made when
+    somebody asks for them; code of users may at any time.
 
     Args:
         sampling: decides which are recorded.
@@ -60,7 +59,7 @@ class CallTracing:
         is_told_of_requests: bool = True,
     ) -> None:
         self._sampling = sampling
-        self._bound = sampling.bound
+        self._share = sampling.share
         self._sinks = tuple(sinks)
         self._of_server = tuple(of_server)
         self._is_failure = is_failure
@@ -69,28 +68,42 @@ class CallTracing:
         self._is_told_of_requests = is_told_of_requests
 
     def call_started(self, event: CallEvent) -> None:
-        """Begin the span of a call, which is the current one from now on; most have no parent and are not recorded."""
-        request, parent = event.request, None
-        if request is not None:
-            shown = request.traceparent
-            if shown is None:
-                shown = request.header("traceparent")
-            if shown:
-                parent = read_parent(shown, request.header("tracestate"))
-        if parent is None:
-            trace = getrandbits(_TRACE_BITS)
-            is_recorded = trace & LOW_BITS < self._bound
+        """Begin the span of a call, which is the current one from now on; most are not recorded, and have none."""
+        request = event.request
+        if request is None and self._is_told_of_requests and current_request.get() is not None:
+            # Its door has asked, and was told that it is not.
+            parent, is_recorded = None, False
         else:
-            trace = parent.trace_id
-            is_recorded = self._sampling.records(trace, parent)
-        span: RecordedSpan | QuietSpan
+            parent, is_recorded = self._decide(request)
         if is_recorded:
-            span = self._recorded(event, trace, parent)
-            event.trace_id = span.trace_id
-            if event.queue_seconds:
-                span.add("queue", event.queue_seconds, {"ovmstrio.queue.of": "admission"})
-        else:
-            span = QuietSpan(trace, parent, self._user_of(event.kind))
+            self._record(event, parent)
+            return
+        user = self._user_of(event.kind)
+        if user is None and parent is None:
+            return
+        trace = self._sampling.new_id(is_recorded=False) if parent is None else parent.trace_id
+        self._enter(event, QuietSpan(trace, parent, user))
+
+    def _decide(self, request: WireRequest | None) -> tuple[TraceParent | None, bool]:
+        """Find the parent of a call, and tell whether the call is recorded."""
+        if request is not None:
+            shown = request.header("traceparent") if request.traceparent is None else request.traceparent
+            parent = read_parent(shown, request.header("tracestate")) if shown else None
+            if parent is not None:
+                return parent, self._sampling.records(parent.trace_id, parent)
+            if request.is_sampled is not None:
+                return None, request.is_sampled
+        return None, random() < self._share  # noqa: S311 - no secret
+
+    def _record(self, event: CallEvent, parent: TraceParent | None) -> None:
+        trace = self._sampling.new_id(is_recorded=True) if parent is None else parent.trace_id
+        span = self._recorded(event, trace, parent)
+        event.trace_id = span.trace_id
+        if event.queue_seconds:
+            span.add("queue", event.queue_seconds, {"ovmstrio.queue.of": "admission"})
+        self._enter(event, span)
+
+    def _enter(self, event: CallEvent, span: RecordedSpan | QuietSpan) -> None:
         event.span = span
         current_span.set(span)
         if span.user is not None:
@@ -101,15 +114,29 @@ class CallTracing:
 
     def call_finished(self, event: CallEvent) -> None:
         """End the span of a call, unless its request has yet to be answered."""
-        span = event.span
-        if span is None:
+        span, request = event.span, event.request
+        if span is not None:
+            current_span.set(None)
+            if isinstance(span, _SPANS) and span.user is not None:
+                span.user.leave(None)
+        elif event.code == OK or event.method in QUESTIONS:
             return
-        current_span.set(None)
-        if isinstance(span, _SPANS) and span.user is not None:
-            span.user.leave(None)
-        request = event.request
-        if request is None or request.is_stream or not self._is_told_of_requests:
+        is_told_later = current_request.get() is not None if request is None else not request.is_stream
+        if not (is_told_later and self._is_told_of_requests):
             self._end(event, None)
+
+    @property
+    def needs_every(self) -> bool:
+        """As :class:`ovmstrio.core.events.RequestObserver`: most are of no interest."""
+        return False
+
+    def samples(self, traceparent: str) -> bool | None:
+        """Decide for a request without a parent; with one it depends on that."""
+        return None if traceparent else random() < self._share  # noqa: S311 - no secret
+
+    def unrecorded_span(self) -> QuietSpan:
+        """Make the span of a call without a parent that is not recorded."""
+        return QuietSpan(self._sampling.new_id(is_recorded=False))
 
     def request_ended(self, request: WireRequest) -> None:
         """End the span of the call that a request was."""
@@ -117,6 +144,7 @@ class CallTracing:
         if event is None or request.is_stream or (event.code == OK and not event.trace_id and request.status in _FINE):
             # Most calls are not recorded, and succeed.
             return
+        event.request = request
         self._end(event, request)
 
     @contextmanager
@@ -125,8 +153,10 @@ class CallTracing:
 
         Such traces are exported, and take no places among the recent ones, which are of calls.
         """
-        span = RecordedSpan(name, self._of_server, getrandbits(_TRACE_BITS), kind="client", attributes=attributes)
-        is_sampled = self._sampling.records(span.trace, None)
+        is_sampled = random() < self._share  # noqa: S311 - no secret
+        span = RecordedSpan(
+            name, self._of_server, self._sampling.new_id(is_recorded=is_sampled), kind="client", attributes=attributes
+        )
         try:
             if is_sampled:
                 with span.as_current():
@@ -144,9 +174,10 @@ class CallTracing:
     def _end(self, event: CallEvent, request: WireRequest | None) -> None:
         span = event.span
         has_failed = self._has_failed(event, request)
-        if isinstance(span, QuietSpan):
-            if not has_failed:
+        if span is None or isinstance(span, QuietSpan):
+            if not has_failed or event.method in QUESTIONS:
                 return
+            span = span or self.unrecorded_span()
             span = self._recorded(event, span.trace, span.parent, span.number)
         if not isinstance(span, RecordedSpan):
             return

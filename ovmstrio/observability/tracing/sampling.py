@@ -6,20 +6,22 @@ passes through decide alike.
 
 from __future__ import annotations
 
+from random import getrandbits, randrange
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from ovmstrio.observability.tracing.trace_context import TraceParent
 
-__all__ = ["ALWAYS", "LOW_BITS", "SAMPLERS", "TraceSampling"]
+__all__ = ["ALWAYS", "SAMPLERS", "TraceSampling"]
 
 _PARENT_BASED: Final = "parentbased_"
 _RATIOS: Final = {"always_on": 1.0, "always_off": 0.0}
 _RATIO: Final = "traceidratio"
 SAMPLERS: Final = tuple(f"{prefix}{name}" for prefix in ("", _PARENT_BASED) for name in (*_RATIOS, _RATIO))
 """The names that are understood."""
-LOW_BITS: Final = 2**64 - 1
-"""Of a trace's id, by which a share is taken."""
+_LOW: Final = 64
+"""Bits of a trace's id, by which a share is taken."""
+_LOW_BITS: Final = 2**_LOW - 1
 
 
 class TraceSampling:
@@ -33,7 +35,7 @@ class TraceSampling:
         ValueError: the name is none of them, or the ratio out of its bounds.
 
     Attributes:
-        bound: traces without a parent are recorded whose last 64 bits are a smaller number.
+        share: of the calls without a parent, from 0 to 1.
     """
 
     def __init__(self, name: str = "parentbased_always_on", ratio: float = 1.0) -> None:
@@ -42,14 +44,23 @@ class TraceSampling:
         if not 0 <= ratio <= 1:
             raise ValueError(f"expected a ratio from 0 to 1, got {ratio}")
         self._follows_parent = name.startswith(_PARENT_BASED)
-        share = _RATIOS.get(name.removeprefix(_PARENT_BASED), ratio)
-        self.bound: Final = round(share * (LOW_BITS + 1))
+        self.share: Final = _RATIOS.get(name.removeprefix(_PARENT_BASED), ratio)
+        # Traces without a parent are recorded whose last 64 bits are a smaller number.
+        self._bound: Final = round(self.share * (_LOW_BITS + 1))
 
     def records(self, trace_id: int, parent: TraceParent | None) -> bool:
         """Decide for a call of a trace."""
         if parent is not None and self._follows_parent:
             return parent.is_sampled
-        return trace_id & LOW_BITS < self.bound
+        return trace_id & _LOW_BITS < self._bound
+
+    def new_id(self, *, is_recorded: bool) -> int:
+        """Make the id of a trace of which it is decided whether it is recorded, as all others decide by it then."""
+        bound = self._bound
+        if bound > _LOW_BITS or not bound:
+            return getrandbits(2 * _LOW) or 1
+        low = randrange(bound) if is_recorded else randrange(bound, _LOW_BITS + 1)  # noqa: S311 - no secret
+        return (getrandbits(_LOW) or 1) << _LOW | low
 
 
 ALWAYS: Final = TraceSampling("always_on")

@@ -12,7 +12,7 @@ import orjson
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import DeadlineExceeded, ModelFailure, NotReady, PayloadTooLarge
 from ovmstrio.core.request import InferResponse
-from ovmstrio.core.tracing import current_span
+from ovmstrio.core.unrecorded_spans import span_in_hand
 from ovmstrio.protocol.status_errors import error_of_http
 from ovmstrio.runtimes.models.buffers import buffer_of, framed
 from ovmstrio.runtimes.remote.endpoint import NotSent, RemoteDescription, spec_of, with_address
@@ -109,7 +109,7 @@ class RestEndpoint:
         self, method: str, path: str, headers: dict[str, str], pieces: Sequence[Buffer], most: float
     ) -> tuple[httpx.Response, bytearray]:
         content = _sent(pieces) if pieces else None
-        span = current_span.get()
+        span = span_in_hand()
         if span is not None:
             headers = {**headers, **dict(span.headers())}
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from base64 import b64decode
 from collections.abc import Callable, Collection, Mapping
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
@@ -15,7 +14,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from grpclib.metadata import encode_metadata
 from multidict import MultiDict
 
-from ovmstrio.core.events import WireRequest, current_wire_request, keep_body, kept_body_bytes
+from ovmstrio.core.events import OK, WireRequest, current_request, keep_body, kept_body_bytes
 from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.wire.grpc.core import Http2Core
 from ovmstrio.wire.grpc.events import StreamState
@@ -38,7 +37,7 @@ from ovmstrio.wire.listeners import Peer
 
 if TYPE_CHECKING:
     from ovmstrio.core.arrivals import Arrival, Arrivals
-    from ovmstrio.core.events import RequestObserver
+    from ovmstrio.core.events import CallEvent, RequestObserver
     from ovmstrio.core.pending_answers import PendingShare
     from ovmstrio.observability.repeated_faults import RepeatedFaults
     from ovmstrio.wire.grpc.inflation import Inflater
@@ -55,7 +54,6 @@ _HIDDEN_HEADERS: Final = frozenset({"te", "content-type", "user-agent"})
 _MESSAGES_PER_CHECKPOINT: Final = 16
 _SERIALISED: Final = (memoryview, PiecedMessage)
 """Messages that a call may send before others get their turn."""
-_current: ContextVar[Call] = ContextVar("current_call")
 
 
 def current_call() -> Call:
@@ -64,7 +62,10 @@ def current_call() -> Call:
     Raises:
         LookupError: the task does not descend from a call.
     """
-    return _current.get()
+    found = current_request.get()
+    if isinstance(found, Call):
+        return found
+    raise LookupError("no call of gRPC's is served here")
 
 
 class OrderedHandler(Handler):
@@ -110,6 +111,8 @@ class Call:
         received: bytes of the messages that were received.
         sent: bytes of the messages that were sent.
         scope: the cancel scope around the handler.
+        event: the last call that it became; None before, and once it has ended.
+        told: the request as observers are told of it; None where none of them has to know of it before its end.
     """
 
     __slots__ = (
@@ -127,6 +130,7 @@ class Call:
         "_trailing_status",
         "arrival",
         "deadline",
+        "event",
         "failure",
         "handler",
         "path",
@@ -134,6 +138,7 @@ class Call:
         "scope",
         "sent",
         "state",
+        "told",
     )
 
     def __init__(self, host: CallHost, state: StreamState, handler: Handler) -> None:
@@ -150,6 +155,8 @@ class Call:
             self.deadline = trio.current_time() + head.timeout_seconds
         self.scope = trio.CancelScope(deadline=self.deadline)
         self.failure: GRPCError | None = None
+        self.event: CallEvent | None = None
+        self.told: WireRequest | None = None
         self._readable = Wakeup()
         self._requests = 0
         self._inflated = 0
@@ -451,9 +458,12 @@ class Call:
 
         Cancellation: ``scope`` ends in trailers; a cancellation from outside passes through.
         """
-        _current.set(self)
+        current_request.set(self)
         observer = self._host.observer
-        told = None if observer is None else self._begin_told()
+        if observer is not None:
+            is_sampled = observer.samples(self.state.head.traceparent)
+            if is_sampled is not False or observer.needs_every or self.handler.cardinality.client_streaming:
+                self._begin_told(is_sampled=is_sampled)
         failure: GRPCError | None = None
         try:
             # One that is reset before it began has no message any more, and nobody whom an answer would reach.
@@ -477,19 +487,30 @@ class Call:
         finally:
             # Its traceback knows this frame: both would keep what the call was given until cycles are looked for.
             del failure
-            if told is not None and observer is not None:
-                told.received, told.sent, told.status = self.received, self.sent, self._status
-                observer.request_ended(told)
-                told.event = None
+            if observer is not None:
+                self._tell_end(observer)
+            self.event = None
 
-    def _begin_told(self) -> WireRequest:
-        """Make the request that observers are told of the one that this task answers."""
+    def _begin_told(self, *, is_sampled: bool | None) -> WireRequest:
+        """Make the request that observers are told of."""
         head = self.state.head
-        told = WireRequest("gRPC", "POST", self.path, head.headers, self._host.client)
+        told = self.told = WireRequest("gRPC", "POST", self.path, head.headers, self._host.client)
         told.traceparent = head.traceparent
         told.is_stream = self.handler.cardinality.client_streaming
-        current_wire_request.set(told)
+        told.is_sampled = None if told.is_stream else is_sampled
         return told
+
+    def _tell_end(self, observer: RequestObserver) -> None:
+        """Tell of the end, also of what nobody had to know of before it has failed."""
+        told, event = self.told, self.event
+        if told is None:
+            if event is None or (self._status == Status.OK.value and event.code == OK):
+                return
+            told = self._begin_told(is_sampled=False)
+        told.event = event
+        told.received, told.sent, told.status = self.received, self.sent, self._status
+        observer.request_ended(told)
+        told.event = None
 
     def _end(self, failure: GRPCError | None) -> None:
         """Say how the call ended, if nothing has been said yet."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ovmstrio.core.events import WireRequest, current_wire_request, is_over_tls, kept_body_bytes
+from ovmstrio.core.events import WireRequest, current_request, is_over_tls, kept_body_bytes
 
 if TYPE_CHECKING:
     from ovmstrio.core.events import RequestObserver
@@ -31,12 +31,12 @@ class ToldRequests:
         if most := kept_body_bytes.get():
             told.body = bytes(body[:most])
         told.is_encrypted = is_over_tls.get()
-        current_wire_request.set(told)
+        current_request.set(told)
         return told
 
     def answered(self, told: WireRequest, answer: HttpAnswer) -> HttpAnswer:
         """Tell of a request that has its answer; one that is a stream lasts as long as that."""
-        current_wire_request.set(None)
+        current_request.set(None)
         told.status = answer.status
         if answer.stream is None:
             told.sent = answer.size
@@ -50,7 +50,7 @@ class ToldRequests:
 
     def left(self, told: WireRequest) -> None:
         """Tell of a request whose client left before there was an answer, or that was cut off."""
-        current_wire_request.set(None)
+        current_request.set(None)
         self._tell(told)
 
     def _end_stream(self, told: WireRequest) -> None:

@@ -12,6 +12,11 @@ class _Observer:
     def __init__(self) -> None:
         self.ended: list[WireRequest] = []
 
+    needs_every = True
+
+    def samples(self, traceparent: str) -> bool | None:
+        raise AssertionError(f"{traceparent}: over HTTP each request is told of")
+
     def request_ended(self, request: WireRequest) -> None:
         self.ended.append(request)
 

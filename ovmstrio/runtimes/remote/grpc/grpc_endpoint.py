@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from grpclib.const import Status
 
 from ovmstrio.core.errors import ModelFailure, NotReady, PayloadTooLarge
-from ovmstrio.core.tracing import current_span
+from ovmstrio.core.unrecorded_spans import span_in_hand
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.status_errors import error_of_grpc
 from ovmstrio.runtimes.remote.connecting import connect
@@ -185,7 +185,7 @@ class GrpcEndpoint:
 
 def _trace() -> bytes:
     """Say which trace the call is a part of, if it is traced."""
-    span = current_span.get()
+    span = span_in_hand()
     if span is None:
         return b""
     return b"".join(literal(name.encode(), value.encode()) for name, value in span.headers())
