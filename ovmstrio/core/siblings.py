@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 __all__ = ["Siblings"]
@@ -11,7 +11,32 @@ _T = TypeVar("_T")
 
 
 class Siblings(Protocol):
-    """The other processes of a server."""
+    """The other processes of a server.
+
+    Attributes:
+        row: the number of the process that asks.
+        others: those of the others.
+    """
+
+    row: int
+    others: Sequence[int]
+
+    async def ask_soon(self, questions: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
+        """Ask some of them, and give the answers that come in so many seconds, by their numbers.
+
+        Of those that are missing one is being started, is stuck, or has failed, which is in its log.
+
+        Args:
+            questions: what each of them is asked, its name first.
+            seconds: how long they are waited for.
+
+        Cancellation: at once, and of their work.
+        """
+        ...
+
+    def answer_with(self, question: str, answer: Callable[..., Awaitable[Any]]) -> None:
+        """Have a question of theirs be answered by a function of its arguments, with plain data."""
+        ...
 
     async def ask_all(self, question: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
         """Ask all of them that can be reached, and give their answers, which are plain data.

@@ -116,7 +116,7 @@ async def answer_sibling(plane: DataPlane, question: str, arguments: Sequence[An
     """Answer what another process of the server asks, which has seen to it that its client may.
 
     Raises:
-        LookupError: the question is not known.
+        NotReady: nothing here answers that question yet.
 
     Cancellation: at once; a thread goes on.
     """
@@ -126,6 +126,8 @@ async def answer_sibling(plane: DataPlane, question: str, arguments: Sequence[An
         if told is not None:
             _leave(plane, told, families, is_open=is_open)
         return told
+    if question not in _ANSWERS:
+        raise NotReady(f"nothing answers {question} in this process yet")
     try:
         return _ANSWERS[question](plane, *arguments)
     except (NotFound, NotReady, NotSupported):

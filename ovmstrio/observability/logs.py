@@ -17,6 +17,7 @@ from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_sinks import FileSink, StandardSink
 from ovmstrio.observability.log_trees import LEVELS
 from ovmstrio.observability.log_writer import LogOutlet
+from ovmstrio.observability.worker_number import add_worker_number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +32,7 @@ _TALKATIVE: Final = ("hypercorn.access", "httpx", "httpcore", "asyncio", "PIL")
 _SHARED: Final[tuple[Processor, ...]] = (
     structlog.contextvars.merge_contextvars,
     add_call_ids,
+    add_worker_number,
     structlog.stdlib.add_log_level,
     structlog.stdlib.add_logger_name,
     structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -16,6 +16,7 @@ from ovmstrio.observability.log_sinks import StandardSink
 from ovmstrio.observability.log_trees import read_log_levels
 from ovmstrio.observability.log_writer import LogOutlet
 from ovmstrio.observability.logs import configure_logs
+from ovmstrio.observability.worker_number import add_worker_number
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -70,6 +71,7 @@ def _log_lines(level: LogLevel) -> None:
             structlog.stdlib.filter_by_level,
             structlog.contextvars.merge_contextvars,
             add_call_ids,
+            add_worker_number,
             _rename_taken,
             structlog.stdlib.render_to_log_kwargs,
         ],

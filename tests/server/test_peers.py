@@ -72,6 +72,22 @@ async def test_questions_are_answered_side_by_side() -> None:
     assert results == [2, 1, 0]
 
 
+async def test_those_are_left_out_that_do_not_answer_soon(autojump_clock: MockClock) -> None:
+    """One that is stuck, one that fails and one that is not there keep nobody from what the others tell."""
+
+    async def fail(value: Any) -> Any:
+        raise ValueError(value)
+
+    async def wait(value: Any) -> Any:
+        await trio.sleep(60)
+
+    async with _several(_echo, _echo, fail, wait) as (first, *_):
+        asked = {row: ["who", row] for row in (1, 2, 3, 4)}
+        begun = trio.current_time()
+        assert await first.ask_soon(asked, 0.5) == {1: ["who", 1]}
+        assert trio.current_time() - begun == 0.5
+
+
 async def test_errors_are_raised_where_the_question_came_from() -> None:
     """With their class and text, and the connection goes on."""
 

@@ -2,35 +2,31 @@
 
 ::
 
-    calls ─> CallStatistics ─┐
-    registry ────────────────┼─ once a second ─> Frame ─> every viewer
-    process, loop ───────────┘
+    parts of all processes ─ once a second ─> Frame ─> every viewer
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from ovmstrio.api.console.service_rows import service_rows
+from ovmstrio.api.console.gathering import MOST_HISTORY
 from ovmstrio.core.time_bands import no_times, time_quantile
-from ovmstrio.observability.resident_memory import resident_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from ovmstrio.api.console.gathering import Gathering, Told
+    from ovmstrio.api.console.own_part import Part
     from ovmstrio.dataplane.plane import DataPlane
-    from ovmstrio.observability.call_statistics import VersionStatistics
 
 __all__ = ["INTERVAL_SECONDS", "Frame", "FrameMaker"]
 
 INTERVAL_SECONDS: Final = 1.0
-_KEPT: Final = 300
-"""Frames whose totals a new viewer gets: five minutes."""
 _STALE_SECONDS: Final = 10 * INTERVAL_SECONDS
 """Nobody has looked for so long that rates would be means over that time."""
 
@@ -44,6 +40,16 @@ class _Seen:
     requests: int = 0
     errors: int = 0
     times: list[int] = field(default_factory=no_times)
+
+
+@dataclass(slots=True)
+class _Process:
+    """What one process had told at its last part; ``at`` is of this process's clock."""
+
+    born: str
+    at: float = float("-inf")
+    cpu: float = 0.0
+    seen: dict[_Key, _Seen] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +73,20 @@ class FrameMaker:
     """Makes the frames of one server, as long as somebody asks for them.
 
     Args:
-        plane: whose server it is.
-        cpu: tells the seconds that the process has worked.
+        plane: of this process, which says whether the server is ready.
+        gathering: tells what all processes have counted.
     """
 
-    def __init__(self, plane: DataPlane, cpu: Callable[[], float] = time.process_time) -> None:
+    def __init__(self, plane: DataPlane, gathering: Gathering) -> None:
         self._plane = plane
-        self._cpu = cpu
+        self._gathering = gathering
         self._frame: Frame | None = None
         self._made_at = float("-inf")
-        self._cpu_before = 0.0
-        self._seen: dict[_Key, _Seen] = {}
+        self._processes: dict[int, _Process] = {}
         self._figures: dict[str, dict[str, Any]] = {}
         self._rows: dict[str, dict[str, Any]] = {}
-        self._rows_are_old = True
-        self._history: deque[dict[str, Any]] = deque(maxlen=_KEPT)
-        plane.registry.subscribe(lambda _: self._note_change())
-        plane.registry.subscribe_readiness(lambda _: self._note_change())
-
-    def _note_change(self) -> None:
-        self._rows_are_old = True
+        self._history = gathering.history
+        self._making = trio.Lock()
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -98,78 +98,101 @@ class FrameMaker:
         """All rows and all figures as of the last frame, by name."""
         return self._rows, self._figures
 
-    def frame(self) -> Frame:
-        """Give the frame of this moment: the last one, if it is younger than half an interval."""
-        now = trio.current_time()
-        if self._frame is None or now - self._made_at >= INTERVAL_SECONDS / 2:
-            self._frame = self._make(now)
-        return self._frame
+    async def frame(self) -> Frame:
+        """Give the frame of this moment: the last one, if it is younger than half an interval.
 
-    def _make(self, now: float) -> Frame:
-        seconds = now - self._made_at
-        is_first = seconds > _STALE_SECONDS
-        self._made_at = now
-        rows = self._changed_rows() if self._rows_are_old else {}
-        services, totals = self._count(1.0 if is_first else seconds, is_first=is_first)
-        cpu, before = self._cpu(), self._cpu_before
-        self._cpu_before = cpu
+        Cancellation: at once; another one who waits makes it then.
+        """
+        async with self._making:
+            now = trio.current_time()
+            if self._frame is None or now - self._made_at >= INTERVAL_SECONDS / 2:
+                self._frame = await self._make(now)
+                self._made_at = now
+            return self._frame
+
+    async def _make(self, now: float) -> Frame:
+        is_first = now - self._made_at > _STALE_SECONDS
+        told = await self._gathering.look(wants_history=is_first)
+        rows = self._changed_rows(told) if told.changed else {}
+        services, totals = self._count(told, now, is_first=is_first)
         readiness = self._plane.readiness()
         totals |= {
             "at": round(time.time(), 3),
-            "cpu": None if is_first else round((cpu - before) / seconds, 4),
-            "memory_bytes": resident_bytes(),
+            "memory_bytes": sum(part["memory_bytes"] for part in told.parts.values()),
             "ready": readiness.ready,
             "reason": readiness.reason,
         }
         if is_first:
-            self._history.clear()
-        self._history.append(totals)
+            self._take_history(told.parts.values(), totals["at"])
+        self._history.append({key: each for key, each in totals.items() if key not in _OF_THE_MOMENT})
         number = 1 if self._frame is None else self._frame.number + (2 if is_first else 1)
         return Frame(number, totals, services, rows)
 
-    def _changed_rows(self) -> dict[str, dict[str, Any] | None]:
-        self._rows_are_old = False
-        rows, before = service_rows(self._plane), self._rows
+    def _take_history(self, parts: Iterable[Part], now: float) -> None:
+        """Begin with what others were told who looked by way of other processes."""
+        known = sorted((each for part in parts for each in part.get("history", ())), key=lambda each: each["at"])
+        seconds = {int(each["at"]): each for each in known if now - MOST_HISTORY * INTERVAL_SECONDS < each["at"] < now}
+        self._history.clear()
+        self._history.extend(seconds.values())
+
+    def _changed_rows(self, told: Told) -> dict[str, dict[str, Any] | None]:
+        rows, before = told.rows, self._rows
         self._rows = rows
         changed: dict[str, dict[str, Any] | None] = {name: row for name, row in rows.items() if before.get(name) != row}
         changed |= dict.fromkeys(before.keys() - rows.keys())
         return changed
 
-    def _count(self, seconds: float, *, is_first: bool) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    def _count(self, told: Told, now: float, *, is_first: bool) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
         windows: dict[str, _Window] = {}
         totals = _Window()
-        for key, statistics in self._plane.call_statistics.versions.items():
-            seen = self._seen.get(key)
-            if seen is None:
-                seen = self._seen[key] = _Seen()
-            if statistics.success.count + statistics.fail.count == seen.requests:
-                continue
-            window = windows.get(key[0])
-            if window is None:
-                window = windows[key[0]] = _Window()
-            window.add(statistics, seen, counts_times=not is_first)
-        for window in windows.values():
+        in_flight: Counter[str] = Counter()
+        workers = []
+        for row, part in told.parts.items():
+            window, cpu = self._count_part(row, part, now, windows)
             totals.merge(window)
-        in_flight = self._plane.registry.in_flight()
+            in_flight.update(part["in_flight"])
+            workers.append(_worker(row, part, window, cpu))
         changed = {}
         for name in windows.keys() | in_flight.keys() | self._moving():
-            figures = self._figures_of(name, windows.get(name), in_flight.get(name, 0), seconds, is_first=is_first)
+            figures = self._figures_of(name, windows.get(name), in_flight[name])
             if figures != self._figures.get(name):
                 self._figures[name] = changed[name] = figures
-        told = totals.figures(seconds, is_first=is_first)
-        told["in_flight"] = sum(in_flight.values())
-        return changed, told
+        figures = totals.figures()
+        figures["in_flight"] = sum(in_flight.values())
+        figures["cpu"] = None if is_first else round(sum(each["cpu"] or 0.0 for each in workers), 4)
+        if self._gathering.siblings is not None:
+            figures |= {"workers": workers, "silent": told.silent}
+        return changed, figures
+
+    def _count_part(
+        self, row: int, part: Part, now: float, windows: dict[str, _Window]
+    ) -> tuple[_Window, float | None]:
+        """Count what is new in a process; gives all of it, and how many processors it had."""
+        process = self._processes.get(row)
+        if process is None or process.born != part["born"]:
+            process = self._processes[row] = _Process(part["born"])
+        seconds = now - process.at if now - process.at <= _STALE_SECONDS else None
+        whole = _Window()
+        for name, version, requests, errors, times in part["counts"]:
+            seen = process.seen.setdefault((name, version), _Seen())
+            if requests != seen.requests:
+                window = _Window()
+                window.add(_Seen(requests, errors, times), seen, seconds)
+                windows.setdefault(name, _Window()).merge(window)
+                whole.merge(window)
+                process.seen[name, version] = _Seen(requests, errors, times)
+        cpu = None if seconds is None else round((part["cpu"] - process.cpu) / seconds, 4)
+        process.at, process.cpu = now, part["cpu"]
+        return whole, cpu
 
     def _moving(self) -> set[str]:
         """Give those whose figures say that something moved when they were told last."""
         return {name for name, each in self._figures.items() if each["rate"] or each["error_rate"] or each["in_flight"]}
 
-    def _figures_of(
-        self, name: str, window: _Window | None, in_flight: int, seconds: float, *, is_first: bool
-    ) -> dict[str, Any]:
+    def _figures_of(self, name: str, window: _Window | None, in_flight: int) -> dict[str, Any]:
         before = self._figures.get(name, {})
         window = window or _Window()
-        figures = window.figures(seconds, is_first=is_first)
+        figures = window.figures()
         figures["requests"] = before.get("requests", 0) + window.requests
         figures["errors"] = before.get("errors", 0) + window.errors
         figures["in_flight"] = in_flight
@@ -177,41 +200,56 @@ class FrameMaker:
 
 
 class _Window:
-    """What was counted since the last frame."""
+    """What was counted since the last frame, and rates of those processes whose counts then are known."""
 
     def __init__(self) -> None:
         self.requests = 0
         self.errors = 0
+        self.rate = 0.0
+        self._error_rate = 0.0
         self._times: list[int] | None = None
 
-    def add(self, statistics: VersionStatistics, seen: _Seen, *, counts_times: bool) -> None:
-        """Add what is new of a version, and note it as seen."""
-        requests, errors = statistics.success.count + statistics.fail.count, statistics.fail.count
-        self.requests += requests - seen.requests
-        self.errors += errors - seen.errors
-        if counts_times:
-            new = [now - before for now, before in zip(statistics.times, seen.times, strict=True)]
-            self._join(new)
-        seen.requests, seen.errors, seen.times = requests, errors, statistics.times[:]
+    def add(self, now: _Seen, before: _Seen, seconds: float | None) -> None:
+        """Add what is new of a version in so many seconds; None if nobody knows how long that took."""
+        self.requests = now.requests - before.requests
+        self.errors = now.errors - before.errors
+        if seconds:
+            self.rate, self._error_rate = self.requests / seconds, self.errors / seconds
+            self._times = [number - earlier for number, earlier in zip(now.times, before.times, strict=True)]
 
     def merge(self, other: _Window) -> None:
         """Add what another one has."""
         self.requests += other.requests
         self.errors += other.errors
+        self.rate += other.rate
+        self._error_rate += other._error_rate
         if other._times is not None:
-            self._join(other._times)
+            self._times = other._times if self._times is None else _sums(self._times, other._times)
 
-    def _join(self, times: list[int]) -> None:
-        self._times = times if self._times is None else list(map(sum, zip(self._times, times, strict=True)))
-
-    def figures(self, seconds: float, *, is_first: bool) -> dict[str, Any]:
-        """Give rates a second and times in milliseconds; nothing of a window that has no beginning."""
-        told: dict[str, Any] = {"rate": 0.0, "error_rate": 0.0, "p50": None, "p90": None, "p99": None}
-        if is_first:
-            return told
-        told["rate"] = round(self.requests / seconds, 2)
-        told["error_rate"] = round(self.errors / seconds, 2)
+    def figures(self) -> dict[str, Any]:
+        """Give rates a second and times in milliseconds."""
+        told: dict[str, Any] = {"rate": round(self.rate, 2), "error_rate": round(self._error_rate, 2)}
         for name, part in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
             found = None if self._times is None else time_quantile(self._times, part)
             told[name] = None if found is None else round(found * 1e3, 3)
         return told
+
+
+def _sums(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    return list(map(sum, zip(one, other, strict=True)))
+
+
+def _worker(row: int, part: Mapping[str, Any], window: _Window, cpu: float | None) -> dict[str, Any]:
+    return {
+        "worker": row,
+        "pid": part["pid"],
+        "rate": round(window.rate, 2),
+        "in_flight": sum(part["in_flight"].values()),
+        "cpu": cpu,
+        "memory_bytes": part["memory_bytes"],
+        "ready": part["ready"],
+    }
+
+
+_OF_THE_MOMENT: Final = frozenset({"workers", "silent"})
+"""What the charts have no use for."""

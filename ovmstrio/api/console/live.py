@@ -9,28 +9,28 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
 import trio
 
 from ovmstrio.api.console.frames import INTERVAL_SECONDS
-from ovmstrio.api.console.service_inside import node_figures
-from ovmstrio.core.errors import InvalidRequest, Overloaded, ServerError
+from ovmstrio.api.console.gathering import FAILURES, LINES, TRACES
+from ovmstrio.core.errors import InvalidRequest, Overloaded
 from ovmstrio.observability.logs import LEVELS
 from ovmstrio.wire.http.answers import error_answer, json_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-    from ovmstrio.api.console.frames import FrameMaker
+    from ovmstrio.api.console.frames import Frame, FrameMaker
+    from ovmstrio.api.console.gathering import Gathering
+    from ovmstrio.api.console.merged_past import MergedPast
     from ovmstrio.api.event_streams import EventSink
     from ovmstrio.dataplane.plane import DataPlane
-    from ovmstrio.observability.recent_past import RecentPast
 
 __all__ = [
-    "MOST_TRACES",
     "MOST_VIEWERS",
     "Viewers",
     "Wishes",
@@ -38,9 +38,9 @@ __all__ = [
     "event",
     "stream",
     "told_failures",
+    "told_lines",
 ]
 
-MOST_TRACES: Final = 60
 MOST_VIEWERS: Final = 100
 """Streams at once; each of them has what it is told written for it alone."""
 _QUIET_SECONDS: Final = 10
@@ -102,7 +102,7 @@ class Viewers:
 async def stream(
     plane: DataPlane,
     frames: FrameMaker,
-    past: RecentPast,
+    gathering: Gathering,
     wishes: Wishes,
     events: EventSink,
     *,
@@ -113,7 +113,7 @@ async def stream(
     Args:
         plane: of the server.
         frames: of all viewers.
-        past: what the server remembers.
+        gathering: of what all processes of the server tell.
         wishes: of this viewer.
         events: takes what is sent.
         still_may: is asked every second whether the viewer may see what others have sent, and raises where it may
@@ -125,49 +125,61 @@ async def stream(
     Cancellation: at any checkpoint.
     """
     recent = plane.traces if wishes.traces else None
-    with nullcontext() if recent is None else recent.watching():
-        await _send_all(plane, frames, past, wishes, events, still_may=still_may)
+    wanted = {FAILURES: wishes.failures, LINES: wishes.log > 0, TRACES: wishes.traces}
+    wanting = gathering.wanting(*(what for what, is_wanted in wanted.items() if is_wanted), service=wishes.service)
+    with wanting, nullcontext() if recent is None else recent.watching():
+        viewer = _Viewer(frames, gathering, wishes)
+        while True:
+            shows_bodies = await still_may()
+            await viewer.tell(events, await frames.frame(), shows_bodies=shows_bodies)
+            if plane.is_draining:
+                await events.send(event("end", {"reason": plane.readiness().reason}))
+                return
+            await _next_second(plane)
 
 
-async def _send_all(
-    plane: DataPlane,
-    frames: FrameMaker,
-    past: RecentPast,
-    wishes: Wishes,
-    events: EventSink,
-    *,
-    still_may: Callable[[], Awaitable[bool]],
-) -> None:
-    seen_trace = ""
-    seen_frame = seen_line = seen_failure = quiet = 0
-    while True:
-        shows_bodies = await still_may()
-        frame = frames.frame()
-        told = b""
-        if frame.number != seen_frame:
-            is_next = frame.number == seen_frame + 1
-            told += _delta(frame) if is_next and seen_frame else _whole(frames, frame)
-            seen_frame = frame.number
-        if wishes.service:
-            told += event("nodes", _nodes(plane, wishes.service))
-        if wishes.failures and (failures := told_failures(past, seen_failure, shows_bodies=shows_bodies)):
-            seen_failure = failures[-1]["number"]
-            told += event("failures", failures)
-        if wishes.log and (lines := past.log.since(seen_line)):
-            seen_line = lines[-1].number
-            wanted = [_line(each) for each in lines if each.level >= wishes.log]
-            told += event("log", wanted) if wanted else b""
-        if wishes.traces and (found := _traces(plane)) and found[0]["trace_id"] != seen_trace:
-            seen_trace = found[0]["trace_id"]
-            told += event("traces", found)
-        quiet = 0 if told else quiet + 1
-        if told or quiet >= _QUIET_SECONDS:
-            quiet = 0
+class _Viewer:
+    """What one viewer has been told."""
+
+    def __init__(self, frames: FrameMaker, gathering: Gathering, wishes: Wishes) -> None:
+        self._frames = frames
+        self._gathering = gathering
+        self._wishes = wishes
+        self._traces = -1
+        self._frame = self._line = self._failure = self._quiet = 0
+
+    async def tell(self, events: EventSink, frame: Frame, *, shows_bodies: bool) -> None:
+        """Send what is new, and something now and then while nothing is."""
+        told = self._figures(frame) + self._past(shows_bodies=shows_bodies)
+        self._quiet = 0 if told else self._quiet + 1
+        if told or self._quiet >= _QUIET_SECONDS:
+            self._quiet = 0
             await events.send(told or b": still here\n\n")
-        if plane.is_draining:
-            await events.send(event("end", {"reason": plane.readiness().reason}))
-            return
-        await _next_second(plane)
+
+    def _figures(self, frame: Frame) -> bytes:
+        told = b""
+        if frame.number != self._frame:
+            is_next = frame.number == self._frame + 1
+            told = _delta(frame) if is_next and self._frame else _whole(self._frames, frame)
+            self._frame = frame.number
+        if self._wishes.service:
+            nodes = self._gathering.nodes(self._wishes.service)
+            told += event("nodes", {"service": self._wishes.service, **nodes}) if nodes else b""
+        return told
+
+    def _past(self, *, shows_bodies: bool) -> bytes:
+        past, wishes, told = self._gathering.past, self._wishes, b""
+        if wishes.failures and (failures := told_failures(past, self._failure, shows_bodies=shows_bodies)):
+            self._failure = failures[-1]["number"]
+            told += event("failures", failures)
+        if wishes.log and (lines := past.lines.since(self._line)):
+            self._line = lines[-1]["number"]
+            wanted = told_lines(each for each in lines if each["level"] >= wishes.log)
+            told += event("log", wanted) if wanted else b""
+        if wishes.traces and past.traces and past.traces_number != self._traces:
+            self._traces = past.traces_number
+            told += event("traces", past.traces)
+        return told
 
 
 async def _next_second(plane: DataPlane) -> None:
@@ -181,7 +193,7 @@ async def _next_second(plane: DataPlane) -> None:
             await plane.wait_change()
 
 
-def _whole(frames: FrameMaker, frame: Any) -> bytes:
+def _whole(frames: FrameMaker, frame: Frame) -> bytes:
     rows, figures = frames.everything
     whole = {
         "number": frame.number,
@@ -193,7 +205,7 @@ def _whole(frames: FrameMaker, frame: Any) -> bytes:
     return event("whole", whole)
 
 
-def _delta(frame: Any) -> bytes:
+def _delta(frame: Frame) -> bytes:
     told: dict[str, Any] = {"number": frame.number, "totals": frame.totals}
     if frame.services:
         told["services"] = frame.services
@@ -202,25 +214,15 @@ def _delta(frame: Any) -> bytes:
     return event("frame", told)
 
 
-def _nodes(plane: DataPlane, service: str) -> dict[str, Any]:
-    try:
-        return {"service": service, **node_figures(plane, service)}
-    except ServerError as error:
-        return {"service": service, "problem": error.message}
+def told_lines(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tell of lines of the log, their levels by name."""
+    return [{**each, "level": logging.getLevelName(each["level"])} for each in lines]
 
 
-def _traces(plane: DataPlane) -> list[dict[str, Any]]:
-    return [] if plane.traces is None else [each.summary() for each in plane.traces.traces(MOST_TRACES)]
-
-
-def _line(line: Any) -> dict[str, Any]:
-    return {**asdict(line), "level": logging.getLevelName(line.level)}
-
-
-def told_failures(past: RecentPast, number: int, *, shows_bodies: bool) -> list[dict[str, Any]]:
+def told_failures(past: MergedPast, number: int, *, shows_bodies: bool) -> list[dict[str, Any]]:
     """Tell of the failed calls that are kept and came behind a number."""
     hidden = {} if shows_bodies else {"body": ""}
-    return [{**asdict(each), **hidden} for each in past.failures.since(number)]
+    return [{**each, **hidden} for each in past.failures.since(number)]
 
 
 def event(name: str, data: Any) -> bytes:

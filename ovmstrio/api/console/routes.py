@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.api.console.assets import INDEX, asset_answer
 from ovmstrio.api.console.frames import FrameMaker
+from ovmstrio.api.console.gathering import FAILURES, LINES, TRACES, Gathering
 from ovmstrio.api.console.guard import ConsoleGuard
-from ovmstrio.api.console.live import MOST_TRACES, Viewers, Wishes, error_event, stream, told_failures
-from ovmstrio.api.console.service_inside import service_document
-from ovmstrio.api.console.service_rows import service_rows
+from ovmstrio.api.console.live import Viewers, Wishes, error_event, stream, told_failures
 from ovmstrio.api.event_streams import answer_with_events
 from ovmstrio.api.kserve.observation_settings import change_log_settings, set_log_level
 from ovmstrio.api.kserve.repository_index import server_version
 from ovmstrio.api.kserve.repository_requests import control_of
 from ovmstrio.api.kserve.rest.infer_request import parse_document
 from ovmstrio.core.callers import Need, current_caller, current_certificate
-from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported
+from ovmstrio.core.errors import InvalidRequest, NotSupported
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.texts import shown
 from ovmstrio.dataplane.descriptions import DEFAULT_NAME
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.observability.recent_past import RecentPast
-    from ovmstrio.observability.tracing.recent import RecentTraces
     from ovmstrio.wire.http.router import Rule, View
 
 __all__ = ["console_rules"]
@@ -54,11 +51,11 @@ def console_rules(
     """Make the rules over one data plane; none where the console is off.  The gate ends streams of callers that go."""
     if mode == "off":
         return []
-    guard = ConsoleGuard(mode)
+    guard, gathering = ConsoleGuard(mode), Gathering(plane, past)
     return [
         *_page_rules(guard),
-        *_reading_rules(plane, changes, past, guard),
-        *_live_rules(plane, changes, past, guard, gate),
+        *_reading_rules(plane, changes, gathering, guard),
+        *_live_rules(plane, changes, gathering, guard, gate),
         *_change_rules(plane, changes, guard),
     ]
 
@@ -80,7 +77,9 @@ def _page_rules(guard: ConsoleGuard) -> list[Rule]:
     ]
 
 
-def _reading_rules(plane: DataPlane, changes: Changes, past: RecentPast, guard: ConsoleGuard) -> list[Rule]:
+def _reading_rules(plane: DataPlane, changes: Changes, gathering: Gathering, guard: ConsoleGuard) -> list[Rule]:
+    past = gathering.past
+
     async def server(request: HttpRequest) -> HttpAnswer:
         guard.let_in(request)
         return json_answer(_server(plane, may_change=changes.lets_page(request))).with_headers(_NOT_KEPT)
@@ -88,30 +87,50 @@ def _reading_rules(plane: DataPlane, changes: Changes, past: RecentPast, guard: 
     def reading(path: str, tell: Any) -> Rule:
         async def answer(request: HttpRequest, **places: str) -> HttpAnswer:
             guard.let_in(request)
-            return json_answer(tell(**places)).with_headers(_NOT_KEPT)
+            return json_answer(await tell(**places)).with_headers(_NOT_KEPT)
 
         return rule(f"{_API}/{path}", "GET", answer, is_hot=True, need=Need.READ)
 
     async def failures(request: HttpRequest) -> HttpAnswer:
         guard.let_in(request)
+        await gathering.look_back(FAILURES)
         told = told_failures(past, 0, shows_bodies=changes.lets_page(request))
         return json_answer({"failures": told}).with_headers(_NOT_KEPT)
+
+    async def services() -> dict[str, Any]:
+        return {"services": list((await gathering.look()).rows.values())}
+
+    async def service(model: str) -> dict[str, Any]:
+        return await gathering.document(model)
+
+    async def traces() -> dict[str, Any]:
+        _check_traces(plane)
+        await gathering.look_back(TRACES)
+        return {"traces": past.traces}
+
+    async def trace(trace: str) -> dict[str, Any]:
+        _check_traces(plane)
+        return await gathering.trace(trace)
+
+    async def log() -> dict[str, Any]:
+        await gathering.look_back(LINES)
+        return {"lines": past.lines.since(0)}
 
     return [
         rule(f"{_API}/server", "GET", server, is_hot=True, need=Need.READ),
         rule(f"{_API}/failures", "GET", failures, is_hot=True, need=Need.READ),
-        reading("services", lambda: {"services": list(service_rows(plane).values())}),
-        reading("services/<model>", lambda model: service_document(plane, model)),
-        reading("traces", lambda: {"traces": [each.summary() for each in _recent(plane).traces(MOST_TRACES)]}),
-        reading("traces/<trace>", lambda trace: _trace(plane, trace)),
-        reading("log", lambda: {"lines": [asdict(each) for each in past.log.since(0)]}),
+        reading("services", services),
+        reading("services/<model>", service),
+        reading("traces", traces),
+        reading("traces/<trace>", trace),
+        reading("log", log),
     ]
 
 
 def _live_rules(
-    plane: DataPlane, changes: Changes, past: RecentPast, guard: ConsoleGuard, gate: Gate | None
+    plane: DataPlane, changes: Changes, gathering: Gathering, guard: ConsoleGuard, gate: Gate | None
 ) -> list[Rule]:
-    viewers, frames = Viewers(), FrameMaker(plane)
+    viewers, frames = Viewers(), FrameMaker(plane, gathering)
 
     async def live(request: HttpRequest) -> HttpAnswer:
         guard.let_in(request)
@@ -125,7 +144,7 @@ def _live_rules(
 
         async def make(events: EventSink) -> None:
             with viewers.one():
-                await stream(plane, frames, past, wishes, events, still_may=still_may)
+                await stream(plane, frames, gathering, wishes, events, still_may=still_may)
 
         return await answer_with_events(request, make, error_event)
 
@@ -169,19 +188,9 @@ def _change_rules(plane: DataPlane, changes: Changes, guard: ConsoleGuard) -> li
     ]
 
 
-def _recent(plane: DataPlane) -> RecentTraces:
+def _check_traces(plane: DataPlane) -> None:
     if plane.traces is None:
         raise NotSupported("this server keeps no traces")
-    return plane.traces
-
-
-def _trace(plane: DataPlane, trace_id: str) -> dict[str, Any]:
-    found = _recent(plane).trace(trace_id)
-    if found is None:
-        raise NotFound(
-            f"no trace {trace_id[:40]!r} is kept; those are of the last calls that came while somebody looked"
-        )
-    return found.document()
 
 
 def _set_levels(asked: dict[str, Any]) -> None:
@@ -220,6 +229,7 @@ def _server(plane: DataPlane, *, may_change: bool) -> dict[str, Any]:
         "caller": "" if caller is None else caller.name,
         "may_change": may_change,
         "loads_by_name": plane.control is not None,
+        **({} if plane.siblings is None else {"worker": plane.siblings.row}),
         **_levels("log_level"),
         "has_metrics": plane.render_metrics(["ovmstrio_ready"]) is not None,
     }

@@ -12,15 +12,17 @@ from ovmstrio.core.time_bands import time_quantile
 from ovmstrio.runtimes.kind import Takes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ovmstrio.core.drawing import Drawing
     from ovmstrio.core.generation import GenerativeService
     from ovmstrio.core.inspection import Inside, NodeTally
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.dataplane.plane import DataPlane
 
-__all__ = ["node_figures", "service_document"]
+__all__ = ["MOST_SEQUENCES", "node_figures", "service_document", "tally_times"]
 
-_MOST_SEQUENCES: Final = 200
+MOST_SEQUENCES: Final = 200
 _MILLISECONDS: Final = 1e3
 
 
@@ -90,15 +92,22 @@ def _figures(name: str, inside: Inside) -> dict[str, Any]:
 
 
 def _tally(tally: NodeTally) -> dict[str, Any]:
-    median, late = (time_quantile(tally.times, part) for part in (0.5, 0.99))
     return {
         "runs": tally.runs,
         "failures": tally.failures,
         "active": tally.active,
         "seconds": round(tally.seconds, 6),
+        **tally_times(tally.times),
+    }
+
+
+def tally_times(times: Sequence[int]) -> dict[str, Any]:
+    """Tell the percentiles of times that are counted in bands, and how many there are in each band."""
+    median, late = (time_quantile(times, part) for part in (0.5, 0.99))
+    return {
         "p50": None if median is None else round(median * _MILLISECONDS, 3),
         "p99": None if late is None else round(late * _MILLISECONDS, 3),
-        "times": {str(band): count for band, count in enumerate(tally.times) if count},
+        "times": {str(band): count for band, count in enumerate(times) if count},
     }
 
 
@@ -120,7 +129,7 @@ def _sequences(service: object) -> dict[str, Any]:
             "idle_seconds": round(each.idle_seconds, 1),
             "requests": each.requests,
         }
-        for each in live[:_MOST_SEQUENCES]
+        for each in live[:MOST_SEQUENCES]
     ]
     return {"sequences": rows, "sequence_count": len(live)}
 

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -123,11 +124,22 @@ class RecentTraces:
         self._traces: OrderedDict[int, KeptTrace] = OrderedDict()
         self._lock = threading.Lock()
         self._viewers = 0
+        self._watched_until = 0.0
 
     @property
     def is_watched(self) -> bool:
         """Whether somebody looks, so that calls are recorded for them even where nobody else wants any."""
-        return self._viewers > 0
+        return self._viewers > 0 or (self._watched_until > 0.0 and self._is_still_watched())
+
+    def _is_still_watched(self) -> bool:
+        if monotonic() < self._watched_until:
+            return True
+        self._watched_until = 0.0
+        return False
+
+    def watch_for(self, seconds: float) -> None:
+        """Have calls be recorded for so long, for somebody who may not be able to tell that it looks no more."""
+        self._watched_until = monotonic() + seconds
 
     @contextmanager
     def watching(self) -> Iterator[RecentTraces]:

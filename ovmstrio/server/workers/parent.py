@@ -211,7 +211,7 @@ class _Parent:
             if self._draining.is_set():
                 return
             if not is_replaced:
-                log.error("processes not renewed", row=kept.row, reason="the new process is not ready")
+                log.error("processes not renewed", worker=kept.row, reason="the new process is not ready")
                 return
         log.info("processes renewed", count=len(self._kept))
 
@@ -262,7 +262,7 @@ class _Parent:
             while kept.process is old:
                 await self._changed.wait()
             return
-        log.warning("a worker process does not end, and is killed", row=kept.row, pid=old.pid)
+        log.warning("a worker process does not end, and is killed", worker=kept.row, pid=old.pid)
         old.kill()
 
     # Connections
@@ -371,7 +371,7 @@ class _Parent:
         is_wanted = kept.is_replaced and code in _GENTLE
         if not (is_draining or is_wanted) or (was_cut and code != CUT):
             passed_on = sum(standing.may_be_in_flight for _, standing in lost)
-            self._log_end(process.pid, code, max(in_flight - passed_on, 0), passed_on)
+            self._log_end(kept.row, process.pid, code, max(in_flight - passed_on, 0), passed_on)
         self._board.clear(kept.row)
         self._recover_all(lost, _cause(code))
         self._hear(None)
@@ -386,10 +386,11 @@ class _Parent:
             else:
                 self._nursery.start_soon(self._recover, connection, standing, cause)
 
-    def _log_end(self, pid: int | None, code: int, requests_lost: int, requests_passed_on: int) -> None:
+    def _log_end(self, row: int, pid: int | None, code: int, requests_lost: int, requests_passed_on: int) -> None:
         log.error(
             "a worker process has ended",
             name=self._plan.root,
+            worker=row,
             pid=pid,
             cause=_cause(code),
             signal=signal_name(-code) if code < 0 else None,

@@ -58,6 +58,8 @@ class PeerAnswers:
             return self._hosting.peers.note_left(*arguments)
         if question == TURN and self._hosting.siblings is not None:
             return self._hosting.siblings.give_turn()
+        if self._hosting.siblings is not None and question in self._hosting.siblings.answers:
+            return await self._hosting.siblings.answers[question](*arguments)
         if question == RELOAD:
             return await self._reloading.reload_here()
         if question == RESTORE:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any, Final
@@ -363,9 +363,30 @@ class Peers:
             rows = ", ".join(map(str, sorted(silent)))
             raise NotReady(f"of the server's {self.rows} workers, {rows} did not answer in {limit_seconds:g} s")
         for row, error in errors.items():
-            log.warning("another worker did not do what was asked", row=row, question=question, reason=str(error))
+            log.warning("another worker did not do what was asked", other=row, question=question, reason=str(error))
         for row, error in errors.items():
             raise _placed(error, row)
+        return answers
+
+    async def ask_soon(self, questions: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
+        """Ask some of the others, and give what comes in time; see :class:`ovmstrio.core.siblings.Siblings`.
+
+        Cancellation: at once, and of their work.
+        """
+        answers: dict[int, Any] = {}
+
+        async def ask_one(row: int, question: Sequence[Any]) -> None:
+            try:
+                answers[row] = await (await self._connect(row)).ask(list(question))
+            except NotReady:
+                pass  # It is being started, or will be.
+            except Exception as error:  # noqa: BLE001 - the others' answers are wanted all the same
+                log.warning("another worker did not answer", other=row, question=question[0], reason=str(error))
+
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                for row, question in questions.items():
+                    nursery.start_soon(ask_one, row, question)
         return answers
 
     async def _connect(self, row: int) -> PeerLink:

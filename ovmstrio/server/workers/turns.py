@@ -10,7 +10,7 @@ from ovmstrio.core.engine_sharing import PartedAnswer
 from ovmstrio.core.errors import NotReady
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from ovmstrio.server.workers.kept_figures import KeptFigures
     from ovmstrio.server.workers.peers import Peers
@@ -30,12 +30,26 @@ class OtherWorkers:
     Args:
         peers: asks them.
         figures: what those have counted that have ended.
+
+    Attributes:
+        answers: what they may ask that a part of this process has said it answers, by the question.
     """
 
     def __init__(self, peers: Peers, figures: KeptFigures) -> None:
+        self.row = peers.row
+        self.others = [row for row in range(peers.rows) if row != peers.row]
+        self.answers: dict[str, Callable[..., Awaitable[Any]]] = {}
         self._peers = peers
         self._figures = figures
         self._turns = trio.Semaphore(1)
+
+    async def ask_soon(self, questions: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
+        """Ask some of them, and give what comes in time; as ``Siblings.ask_soon``."""
+        return await self._peers.ask_soon(questions, seconds)
+
+    def answer_with(self, question: str, answer: Callable[..., Awaitable[Any]]) -> None:
+        """Have a question be answered; as ``Siblings.answer_with``."""
+        self.answers[question] = answer
 
     async def ask_all(self, question: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
         """Ask all of them that can be reached; as ``Siblings.ask_all``."""

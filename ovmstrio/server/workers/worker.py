@@ -13,6 +13,7 @@ from ovmstrio.dataplane.whole_server import leave_last_figures
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_trees import read_log_levels
 from ovmstrio.observability.logs import configure_logs
+from ovmstrio.observability.worker_number import set_worker_number
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.models.sequences import SequenceManagers
@@ -73,6 +74,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     task = WorkerTask.model_validate(first.value)
     if first.descriptor is None:
         raise ValueError("a process of several needs the board")
+    set_worker_number(task.row)
     plan = await _plan_of(task)
     CORES.processes = task.rows
     board = Board(first.descriptor, task.rows)

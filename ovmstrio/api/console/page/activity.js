@@ -35,8 +35,11 @@ export function activityView() {
   const table = h("table.failures", {}, h("thead", {}, h("tr", {}, ["When", "Service", "Error", "Where", "By", "Took", "What was said"].map((title) => h("th", { scope: "col" }, title)))), body);
   const scroll = h("div.scroll", { hidden: true, tabindex: 0, role: "group", "aria-label": "Failed requests" }, table);
   const reload = h("span");
+  const workers = h("tbody");
+  const processes = h("div", { hidden: true }, h("h2", {}, "Workers"), h("div.scroll", {}, h("table.workers", {}, h("thead", {}, h("tr", {},
+    h("th", { scope: "col" }, "Worker"), ["Requests a second", "In flight", "Processors", "Memory", "Process"].map((title) => h("th.number", { scope: "col" }, title)))), workers)));
   const element = h("section", {}, h("div.bar", {}, h("h1", {}, "Activity"), h("span.quiet", {}, "the last five minutes, as far as somebody looked"), reload),
-    h("div.charts.many", {}, charts.map((each) => h("div.panel", {}, each.element))), h("h2", {}, "Requests that failed last"), none, scroll);
+    h("div.charts.many", {}, charts.map((each) => h("div.panel", {}, each.element))), processes, h("h2", {}, "Requests that failed last"), none, scroll);
 
   function failures() {
     none.hidden = state.failures.length > 0;
@@ -45,8 +48,18 @@ export function activityView() {
       h("td.mono", {}, format.clock(each.at)),
       h("td", {}, h("a", { href: "#/services/" + encodeURIComponent(each.name) }, each.name), each.version && each.kind === "model" ? " v" + each.version : ""),
       h("td", {}, each.code), h("td", {}, each.node || "–"),
-      h("td.quiet", {}, [each.api + " " + each.interface, each.method, each.caller && "by " + each.caller, each.request_id && "id " + each.request_id].filter(Boolean).join(" · ")),
+      h("td.quiet", {}, [each.api + " " + each.interface, each.method, each.caller && "by " + each.caller, each.worker !== undefined && "worker " + each.worker, each.request_id && "id " + each.request_id].filter(Boolean).join(" · ")),
       h("td.number", {}, format.ms(each.milliseconds)), h("td.said-of", {}, each.message, sent(each)))));
+  }
+
+  // The processes of a server that several are, with those that do not answer.
+  function shownWorkers() {
+    const told = state.totals && state.totals.workers;
+    processes.hidden = !told;
+    if (!told) return;
+    const silent = state.totals.silent.map((worker) => h("tr.failed", {}, h("td", {}, worker), h("td.bad", { colspan: 5 }, "does not answer")));
+    replace(workers, [...told.map((each) => h("tr", {}, h("td", {}, each.worker), h("td.number", {}, format.rate(each.rate)), h("td.number", {}, format.count(each.in_flight)),
+      h("td.number", {}, each.cpu === null ? "–" : each.cpu.toFixed(2)), h("td.number", {}, format.bytes(each.memory_bytes)), h("td.number", {}, each.pid))), ...silent]);
   }
 
   return {
@@ -55,6 +68,7 @@ export function activityView() {
     wants: { failures: 1 },
     update(what) {
       if (what === "figures" || what === "rows") charts.forEach((each) => each.update(state.history, POINTS));
+      if (what === "figures" || what === "rows") shownWorkers();
       if (what === "failures" || what === "rows") failures();
       if (what === "server" || what === "rows") if (state.server && state.server.may_change && !reload.children.length) reload.append(reloadButton());
     },

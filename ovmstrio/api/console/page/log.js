@@ -35,12 +35,13 @@ export function logView() {
   }
 
   function matches(line) {
-    const text = (line.logger + " " + line.event + " " + Object.entries(line.facts).map(([key, value]) => key + "=" + value).join(" ")).toLowerCase();
+    const text = (line.logger + " " + (line.worker === undefined ? "" : "worker=" + line.worker + " ") + line.event + " " + Object.entries(line.facts).map(([key, value]) => key + "=" + value).join(" ")).toLowerCase();
     return words.toLowerCase().split(/\s+/).filter(Boolean).every((word) => text.includes(word));
   }
 
   function lineOf(line) {
     const facts = Object.entries(line.facts).map(([key, value]) => h("span.fact-of", {}, key + "=", h("span", {}, value)));
+    if (line.worker !== undefined && line.facts.worker === undefined) facts.unshift(h("span.fact-of", {}, "worker=", h("span", {}, line.worker)));
     return h("div.line." + line.level.toLowerCase(), { title: line.logger }, h("span.at", {}, format.clock(line.at)), h("span.level", {}, line.level), h("span.event", {}, line.event), " ", facts);
   }
 

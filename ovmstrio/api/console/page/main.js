@@ -38,7 +38,7 @@ replace(top,
     fact("rate", "req/s", "Requests that ended, a second"),
     fact("errors", "err/s", "Of these, those that failed"),
     fact("p99", "p99", "99 of 100 requests took less"),
-    fact("memory", "mem", "Resident memory of the process"),
+    fact("memory", "mem", "Resident memory of the processes that serve"),
     fact("cpu", "cpu", "Processors at work")),
   link);
 
@@ -51,6 +51,8 @@ function showLink() {
   if (state.link === "live" && state.totals) {
     text = state.totals.ready ? "ready" : "not ready";
     kind = state.totals.ready ? "live" : "unready";
+    const silent = state.totals.silent || [];
+    if (silent.length) text += ", " + silent.map((worker) => "worker " + worker + " does not answer").join(", ");
     link.title = state.totals.reason || "All that is configured can be called";
   } else link.title = state.problem;
   link.className = "link " + kind;
