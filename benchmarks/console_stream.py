@@ -16,6 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from benchmarks.report import Row
 from ovmstrio.api.console.frames import FrameMaker
+from ovmstrio.api.console.gathering import Gathering
 from ovmstrio.api.console.live import Wishes, stream
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.events import OK, CallEvent, Door
@@ -79,10 +80,11 @@ async def _milliseconds(viewers: int) -> tuple[float, float]:
 
 async def _watch(plane: DataPlane, names: Sequence[str], sinks: Sequence[_Viewer]) -> float:
     """Let viewers look for some seconds, and give the median of what these take."""
-    frames, past, taken = FrameMaker(plane), RecentPast(), []
+    gathering = Gathering(plane, RecentPast())
+    frames, taken = FrameMaker(plane, gathering), []
 
     async def view(sink: _Viewer) -> None:
-        await stream(plane, frames, past, Wishes(), cast("EventSink", sink), still_may=_may)
+        await stream(plane, frames, gathering, Wishes(), cast("EventSink", sink), still_may=_may)
 
     async with trio.open_nursery() as nursery:
         for sink in sinks:

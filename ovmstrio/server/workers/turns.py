@@ -37,7 +37,7 @@ class OtherWorkers:
 
     def __init__(self, peers: Peers, figures: KeptFigures) -> None:
         self.row = peers.row
-        self.others = [row for row in range(peers.rows) if row != peers.row]
+        self.others: Sequence[int] = [row for row in range(peers.rows) if row != peers.row]
         self.answers: dict[str, Callable[..., Awaitable[Any]]] = {}
         self._peers = peers
         self._figures = figures
