@@ -32,6 +32,7 @@ from benchmarks import (
     ops_engine,
     ops_ocr,
     pipelines,
+    ratios,
     ray_serve,
     resnet,
     rest_json,
@@ -45,6 +46,7 @@ from benchmarks.peers.command import measure_peers
 from benchmarks.report import machine, render, write_section
 
 MEASUREMENTS = {
+    "ratios": ratios,
     "grpc_unary": grpc_unary,
     "rest_json": rest_json,
     "observed_calls": observed_calls,

@@ -142,12 +142,16 @@ def _wait_ready(process: subprocess.Popen[bytes], rest: int, started: float) -> 
 
 
 @contextlib.contextmanager
-def script(arguments: Sequence[str], port: int, *, quiet: bool = False, folder: Path | None = None) -> Iterator[Server]:
+def script(
+    arguments: Sequence[str], port: int, *, quiet: bool = False, folder: Path | None = None,
+    python: str = sys.executable,
+) -> Iterator[Server]:  # fmt: skip
     """Run a Python script that listens on ``port`` until the block ends; a quiet one tells nobody its errors.
 
-    It runs in ``folder``, where it may leave files, or in the current one.
+    It runs in ``folder``, where it may leave files, or in the current one, and by this interpreter unless another is
+    named.
     """
-    command = [sys.executable, *arguments]
+    command = [python, *arguments]
     errors = subprocess.DEVNULL if quiet else None
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=errors)
     started = time.perf_counter()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections import deque
 from time import perf_counter
 from typing import Any, Final
@@ -9,6 +11,26 @@ from typing import Any, Final
 import trio
 
 __all__ = ["Completion", "CompletionQueue", "current_completions"]
+
+_take_state: Final = ctypes.pythonapi.PyGILState_Ensure
+
+
+class _CallingThread(threading.local):
+    """What Python knows of the running thread, for as long as it knows it."""
+
+    is_kept = False
+
+    def keep(self) -> None:
+        """Have Python know the thread to its end.
+
+        It would forget a thread that is not its own behind each callback, and make all of that anew for the next one,
+        with memory from the system and back to it.  OpenVINO has few such threads, and uses them for its next models.
+        """
+        self.is_kept = True
+        _take_state()
+
+
+_calling_thread: Final = _CallingThread()
 
 
 class CompletionQueue:
@@ -85,5 +107,7 @@ class Completion:
     def __call__(self, _: Any) -> None:
         """Be called by OpenVINO, into whose thread no exception must get out."""
         self.at = perf_counter()
+        if not _calling_thread.is_kept:
+            _calling_thread.keep()
         if self._to is not None:
             self._to.add(self.done)

@@ -49,6 +49,26 @@ async def test_inline_and_pooled_runs_agree(model: object, tmp_path: Path) -> No
         np.testing.assert_array_equal(one, other)
 
 
+async def test_python_knows_the_thread_that_calls_back_from_one_inference_to_the_next(tmp_path: Path) -> None:
+    """What it knows of a thread is made and thrown away with memory of the system's otherwise, for each inference."""
+    slot = send_away(network(ir.dummy(), tmp_path))._slots[0]
+    completion, seen, remembered = slot._completion, threading.local(), list[bool]()
+
+    def call_back(_: object) -> None:
+        remembered.append(hasattr(seen, "before"))
+        seen.before = True
+        completion(_)
+
+    slot.request.set_callback(call_back, None)
+    for _ in range(4):
+        slot.bind([ONES])
+        done = slot.start()
+        with trio.fail_after(20):
+            await done.wait()
+        slot.unbind()
+    assert remembered[1:] == [True] * 3
+
+
 async def test_a_tensor_of_no_strings_comes_back_as_one(tmp_path: Path) -> None:
     """OpenVINO reads memory that is not its own where it is asked for the strings of an empty tensor."""
     running = network(ir.string_passthrough(), tmp_path)
