@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from secrets import token_bytes
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from ovmstrio.access.directory import NEVER, Directory
 from ovmstrio.core.callers import Caller, Scopes
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 
-__all__ = ["Authentication", "TokenVerifier", "VerifiedClaims", "bearer_of"]
+__all__ = ["Authentication", "Known", "TokenVerifier", "VerifiedClaims", "bearer_of"]
 
 _BEARER: Final = "bearer"
 _MOST_SEEN: Final = 10_000
@@ -47,6 +47,20 @@ class VerifiedClaims:
     subject: str
     scopes: Scopes
     expires_at: float
+
+
+class Known(NamedTuple):
+    """Who makes a request, and for how long that need not be asked again.
+
+    Attributes:
+        caller: who it is.
+        until: in seconds since 1970; 0 where it has to be asked every time.
+        among: what stands for all callers that there were when it was asked.
+    """
+
+    caller: Caller
+    until: float
+    among: object
 
 
 class TokenVerifier(Protocol):
@@ -118,6 +132,24 @@ class Authentication:
         if notes is not None:
             notes[self] = (seen, *known)
         return known[0]
+
+    def holds(self, known: object) -> bool:
+        """Tell whether what :meth:`known` has given is still so."""
+        return isinstance(known, Known) and known.among is self._seen and self._clock() < known.until
+
+    async def known(self, headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None) -> Known:
+        """Find the caller of a request as :meth:`identify` does, and until when it is that.
+
+        Raises:
+            Unauthenticated: as there.
+
+        Cancellation: as there.
+        """
+        headers, among = tuple(headers), self._seen
+        caller = await self.identify(headers, certificate)
+        shown = bearer_of(headers)
+        found = self._seen.get(self._mark(shown)) if shown else None
+        return Known(caller, 0.0 if found is None else found[1], among)
 
     def _mark(self, shown: str) -> bytes:
         """Give what a key or token is remembered by, of which nobody can find another with a part in common."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from ovmstrio.core.callers import NO_SCOPE, OVER_LIMIT, Caller, Need, current_caller
 from ovmstrio.core.errors import CallerLimited, MissingScope, Unauthenticated
+from ovmstrio.core.long_requests import LongRequests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
     from ovmstrio.access.authentication import Authentication
 
 __all__ = ["Gate"]
+
+log = structlog.get_logger(__name__)
 
 
 def nobody_told(reason: str) -> None:
@@ -35,10 +40,12 @@ class Gate:
 
     Attributes:
         refused: is told why a request was refused: ``nothing_shown``, ``not_known``, ``scope`` or ``limit``.
+        long_requests: those that go on, and are looked at again.
     """
 
     def __init__(self, authentication: Authentication, *, guards_everything: bool = True) -> None:
         self.refused: Callable[[str], object] = nobody_told
+        self.long_requests = LongRequests()
         self._authentication = authentication
         self.guards_everything = guards_everything
 
@@ -117,3 +124,23 @@ class Gate:
         caller = self._authentication.seen(headers) or await self._authentication.identify(headers, certificate)
         caller.demand(need)
         return caller
+
+    async def end_unknown(self) -> None:
+        """End the long requests of those who are not known any more, or may do less than when they began.
+
+        It costs next to nothing while callers stay, and no key ends.
+
+        Cancellation: while a token's keys are fetched; the rest is looked at the next time.
+        """
+        for request in self.long_requests:
+            if self._authentication.holds(request.known_as):
+                continue
+            try:
+                known = await self._authentication.known(request.headers, request.certificate)
+                known.caller.demand_all_of(request.caller)
+            except (Unauthenticated, MissingScope) as error:
+                self.refused(_reason_of(error))
+                log.info("stream ended", caller=request.caller.name, reason=error.message)
+                request.end(error)
+            else:
+                request.known_as = known

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from ovmstrio.core.callers import current_certificate
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.long_requests import while_known
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -123,11 +125,11 @@ async def answer_with_events(
     if request.method == "HEAD":
         return HttpAnswer(200, headers)
     tasks: trio.Nursery = request.tasks
-    return HttpAnswer(200, headers, await tasks.start(_run, request.path, make, write_error))
+    return HttpAnswer(200, headers, await tasks.start(_run, request, make, write_error))
 
 
 async def _run(
-    path: str,
+    request: HttpRequest,
     make: Callable[[EventSink], Awaitable[None]],
     write_error: Callable[[Exception], bytes] | None,
     *,
@@ -136,7 +138,8 @@ async def _run(
     with trio.CancelScope() as scope:
         events = EventSink(scope, task_status)
         try:
-            await make(events)
+            with while_known(request.headers, current_certificate.get()):
+                await make(events)
             events.begin()
         except ServerError as error:
             if not events.has_begun:
@@ -145,7 +148,7 @@ async def _run(
         except Exception as error:  # the border of one request, whose answer has begun
             if not events.has_begun:
                 raise
-            log.exception("stream failed", path=path)
+            log.exception("stream failed", path=request.path)
             await _tell(events, error, write_error)
         finally:
             events.close()

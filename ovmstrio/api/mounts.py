@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ovmstrio.api.access.own_headers import without_proof
 from ovmstrio.api.refusals import OvmsRefusals
-from ovmstrio.core.callers import Need
+from ovmstrio.core.callers import Need, current_certificate
 from ovmstrio.core.events import Door
+from ovmstrio.core.long_requests import begin_long
 from ovmstrio.wire.http.answers import error_answer
 from ovmstrio.wire.http.router import Route
 
@@ -136,7 +137,7 @@ class ServiceMounts:
             asked_of = request if shown is request.headers else request._replace(headers=shown)
             answer = await routes.answer_http(asked_of)
             if answer is not None:
-                return _observed(answer, call)
+                return _observed(answer, call, request)
         return await self._answer_elsewhere(request)
 
     async def _answer_elsewhere(self, request: HttpRequest) -> HttpAnswer:
@@ -156,7 +157,7 @@ class ServiceMounts:
         return routes
 
 
-def _observed(answer: HttpAnswer, call: ObservedCall) -> HttpAnswer:
+def _observed(answer: HttpAnswer, call: ObservedCall, request: HttpRequest) -> HttpAnswer:
     """Note what came of a call; one that is answered with a stream lasts as long as that."""
     if answer.status >= HTTPStatus.BAD_REQUEST:
         call.event.code = call.event.code or str(answer.status)
@@ -167,4 +168,5 @@ def _observed(answer: HttpAnswer, call: ObservedCall) -> HttpAnswer:
     # Services whose answers have an end from the beginning do without.
     from ovmstrio.api.handlers.http.held_stream import HeldStream  # noqa: PLC0415 - for streams alone
 
-    return replace(answer, body=HeldStream(stream, call.hand_over()))
+    known = begin_long(request.headers, current_certificate.get())
+    return replace(answer, body=HeldStream(stream, call.hand_over(), known=known))

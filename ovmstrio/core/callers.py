@@ -107,6 +107,13 @@ class Scopes:
             known.append(text)
         return cls.parse(known)
 
+    def lacks(self, others: Scopes) -> str:
+        """Tell a scope that others have, and these do not; empty where there is none."""
+        own = {*self.texts(), *(("read",) if self.admin else ())}
+        covers = "*" in self.infer
+        lost = (text for text in others.texts() if text not in own and not (covers and text.startswith(_INFER)))
+        return next(lost, "")
+
     def texts(self) -> tuple[str, ...]:
         """Write the scopes as :meth:`parse` reads them."""
         flags = [name for name in ("read", "metrics", "admin") if getattr(self, name)]
@@ -193,6 +200,16 @@ class Caller:
         elif _is_met(need, self.scopes) or (need is Need.ABOUT and self.may_infer(service)):
             return
         raise MissingScope(self.name, _scope_of(need, service))
+
+    def demand_all_of(self, before: Caller) -> None:
+        """Let pass one that may do all that it could before.
+
+        Raises:
+            MissingScope: it may do less; the message says which scope is missing.
+        """
+        lost = self.scopes.lacks(before.scopes)
+        if lost:
+            raise MissingScope(self.name, lost)
 
     def enter(self) -> None:
         """Count a request of the caller's; :meth:`leave` must follow.

@@ -86,21 +86,27 @@ class Access:
         self._authentication.forget_seen()
 
     async def look(self) -> bool:
-        """Read the files again if they have changed; what cannot be used leaves all as it was.
+        """Read the files again if they have changed, and end the streams of those who are not known any more.
+
+        What cannot be used leaves all as it was.
 
         Cancellation: while they are read.
         """
+        await self._read_again()
+        await self.gate.end_unknown()
+        return True
+
+    async def _read_again(self) -> None:
         mark = await trio.to_thread.run_sync(paths_mark, self._files)
         if mark == self._mark:
-            return True
+            return
         self._mark = mark
         try:
             self._take_over(*await trio.to_thread.run_sync(self._read))
         except ServerError as error:
             log.error("callers cannot be read again; those known stay", reason=error.message)  # noqa: TRY400 - told
-            return True
+            return
         log.info("callers read again", count=len(self._directory))
-        return True
 
 
 async def open_access(settings: ServerSettings, ledger: Ledger | None = None) -> Access | None:

@@ -36,6 +36,7 @@ from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.core.events import all_of
 from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.limits import Limit
+from ovmstrio.core.long_requests import long_requests
 from ovmstrio.dataplane.admission import Admission
 from ovmstrio.dataplane.guarded_plane import CallerNames, GuardedPlane
 from ovmstrio.dataplane.plane import DataPlane
@@ -353,6 +354,8 @@ class _Server:
         log_tail = nullcontext() if self._past is None else self._past.remembering()
         kept_gb = 0.0 if cache_directory(self._settings) is not None else self._settings.compiled_gb
         keeping = keeping_compiled_files(compiled_folder(), int(kept_gb * 10**9))
+        if self._access is not None:
+            long_requests.set(self._access.gate.long_requests)
         with self._locked_store(), self._control or nullcontext(), log_tail, keeping:
             await self._serve(task_status)
 

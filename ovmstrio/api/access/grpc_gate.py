@@ -16,6 +16,7 @@ from grpclib.exceptions import GRPCError
 from ovmstrio.api.access.own_headers import without_proof
 from ovmstrio.core.callers import Need, current_caller, leave_caller
 from ovmstrio.core.events import current_wire_request
+from ovmstrio.core.long_requests import while_known
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -102,6 +103,8 @@ def _guarded(handler: Handler, gate: Gate, need: Need) -> Handler:
     if need is Need.NOTHING:
         return handler
     answer: Callable[[Call], Awaitable[None]] = handler.func
+    if handler.cardinality is not Cardinality.UNARY_UNARY:
+        answer = partial(_answer_while_known, answer)
 
     async def run(call: Call) -> None:
         head = call.state.head
@@ -116,6 +119,12 @@ def _guarded(handler: Handler, gate: Gate, need: Need) -> Handler:
             leave_caller()
 
     return handler._replace(func=run)
+
+
+async def _answer_while_known(answer: Callable[[Call], Awaitable[None]], call: Call) -> None:
+    """Have a stream end when its caller is not known any more."""
+    with while_known(call.state.head.headers, call.peer.certificate):
+        await answer(call)
 
 
 def _note_caller(request: WireRequest) -> None:

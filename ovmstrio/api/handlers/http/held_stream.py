@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ovmstrio.core.http import ByteStream
+    from ovmstrio.core.long_requests import LongRequest
 
 __all__ = ["HeldStream"]
 
@@ -27,12 +28,20 @@ class HeldStream:
         body: the stream.
         give_back: gives back what it holds; None if that is nothing.
         request_id: of the request that it answers, for the log.
+        known: that request while it goes on, and what ends it; None where nobody has to be known.
     """
 
-    def __init__(self, body: ByteStream, give_back: Callable[[], None] | None = None, request_id: str = "") -> None:
+    def __init__(
+        self,
+        body: ByteStream,
+        give_back: Callable[[], None] | None = None,
+        request_id: str = "",
+        known: tuple[LongRequest, Callable[[], None]] | None = None,
+    ) -> None:
         self._body = body
         self._request_id = request_id
         self._give_back = give_back
+        self._known = known
 
     def __aiter__(self) -> Self:
         """Give itself."""
@@ -42,10 +51,12 @@ class HeldStream:
         """Give the next piece.
 
         Raises:
-            trio.BrokenResourceError: the handler failed.
+            trio.BrokenResourceError: the handler failed, or it is not known any more who asks.
 
         Cancellation: as the handler's stream.
         """
+        if self._known is not None and self._known[0].error is not None:
+            raise trio.BrokenResourceError(f"an answer breaks off: {self._known[0].error}")
         try:
             with self._in_log():
                 return await anext(self._body)
@@ -59,6 +70,9 @@ class HeldStream:
         Cancellation: as the handler's stream.
         """
         give_back, self._give_back = self._give_back, None
+        known, self._known = self._known, None
+        if known is not None:
+            known[1]()
         try:
             with self._in_log():
                 await self._body.aclose()
