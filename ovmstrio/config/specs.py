@@ -249,11 +249,13 @@ class GraphSpec(ServableSpec):
 
     ``base_path`` is the directory from which the paths in the graph's file lead on, ``graph_path`` that file itself
     (both absolute); ``subconfig`` is the file that configures further models for the graph, if there is one.
+    ``cache_dir`` is where what is made once of files that nodes name is kept; None for the server's own place.
     """
 
     kind: ClassVar[str] = "graph"
 
     graph_path: Path
+    cache_dir: Path | None = None
     subconfig: Path | None = None
     python: PythonSpec = PythonSpec()
 

@@ -1,4 +1,4 @@
-"""The port of services that take requests over HTTP whole, whatever their paths, and answer with documents."""
+"""The ports of services that take requests over HTTP whole, with documents for answers, and of who reads them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from ovmstrio.core.servable import Service
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
+    from ovmstrio.core.generation import TextGenerator
     from ovmstrio.core.http import HttpRequest
 
-__all__ = ["Documents", "PayloadDocument", "PayloadService"]
+__all__ = ["Documents", "PayloadDocument", "PayloadService", "TextApi"]
 
 
 class PayloadDocument(NamedTuple):
@@ -53,5 +55,32 @@ class PayloadService(Service, Protocol):
             ServerError: on entering, the request cannot be answered.
 
         Cancellation: anywhere; what makes the documents is stopped before this returns.
+        """
+        ...
+
+
+class TextApi(Protocol):
+    """Reads what requests over HTTP ask of models that make text, and writes what these answer."""
+
+    async def answer(
+        self,
+        model: TextGenerator,
+        name: str,
+        request: HttpRequest,
+        send: Callable[[PayloadDocument], Awaitable[None]],
+    ) -> None:
+        """Have a model answer: with one document, or with one for each event where the body asks for a stream.
+
+        Args:
+            model: makes the text.
+            name: what the answer calls it where the body does not name it.
+            request: has the path, and a body of JSON without encoding.
+            send: is called with each document.
+
+        Raises:
+            InvalidRequest: the path is no one of those that ask for text, or the body cannot be read.
+            ServerError: as ``TextGenerator.generate``, and as ``send``.
+
+        Cancellation: anywhere; the model stops within a step of its engine.
         """
         ...

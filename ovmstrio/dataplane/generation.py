@@ -141,8 +141,8 @@ class _ChargedGeneration:
 
 
 @asynccontextmanager
-async def open_generation(call: ObservedCall, asked: GenerationRequest) -> AsyncIterator[Generation]:
-    """Have the service of a call, which makes text, answer a request until its deadline.
+async def open_generation(model: TextGenerator, asked: GenerationRequest) -> AsyncIterator[Generation]:
+    """Have a service that makes text answer a request until its deadline; the caller is charged for its tokens.
 
     Raises:
         DeadlineExceeded: on leaving, when the deadline has passed, waiting or generating.
@@ -151,8 +151,7 @@ async def open_generation(call: ObservedCall, asked: GenerationRequest) -> Async
     Ownership: the request, until the block is left; leaving it before the end cancels it.
     Cancellation: anywhere.
     """
-    service = cast("TextGenerator", call.service)
-    async with _until(asked.deadline, service.generate(asked)) as generation:
+    async with _until(asked.deadline, model.generate(asked)) as generation:
         allowance = allowance_of_caller()
         if allowance is None:
             yield generation

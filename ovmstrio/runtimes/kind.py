@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.errors import Problem
     from ovmstrio.core.hooks import Meters
     from ovmstrio.core.inspection import Inside
+    from ovmstrio.core.payloads import TextApi
     from ovmstrio.core.sequence_owners import SequenceOwners
     from ovmstrio.core.servable import LeaseServable, Service
     from ovmstrio.repository.versions import Listing
@@ -94,6 +95,7 @@ class LoadContext:
         remark: is told what is odd with what is loaded all the same, by the load that this is lent to.
         sequence_owners: has the sequences that are in other processes of the server; None if there are none.
         engines: those that other processes of the server have, or share with this one; None if there are none.
+        text_api: makes what reads requests over HTTP for nodes of graphs that make text; None where nobody can ask.
     """
 
     lease: LeaseServable
@@ -111,6 +113,7 @@ class LoadContext:
     remark: Callable[[Problem], None] = ignore_remark
     sequence_owners: SequenceOwners | None = None
     engines: EngineSharing | None = None
+    text_api: Callable[[], TextApi] | None = None
     _shared: dict[Any, Any] = field(default_factory=dict)
 
     def shared(self, make: Callable[[], _T]) -> _T:

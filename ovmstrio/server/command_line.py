@@ -115,8 +115,9 @@ def _graph_alone(settings: ServerSettings, name: str) -> ServerSpec:
     if len(models) < len(subconfigs.known):
         message = f"Given mediapipe graph name is already occupied: a model of {files.subconfig} is called {name!r}"
         problems = (*problems, Problem(message, path="--model_name", suggestion="call one of them otherwise"))
-    graph = GraphSpec(name=name, origin=_ORIGIN, problems=problems, **files._asdict())
-    text = text_graph_of(graph, cache_directory(settings))
+    cache = cache_directory(settings)
+    graph = GraphSpec(name=name, origin=_ORIGIN, problems=problems, cache_dir=cache, **files._asdict())
+    text = text_graph_of(graph, cache)
     warnings = () if text is None else text.warnings
     return ServerSpec(services=(*models, text.spec if text else graph), problems=(*subconfigs.problems, *warnings))
 

@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ovmstrio.config.specs import ServerSpec
+    from ovmstrio.core.payloads import TextApi
     from ovmstrio.core.servable import LeaseServable
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.wire.listeners import Listener
@@ -250,6 +251,7 @@ class _Server:
             python_memory_limit=settings.python_memory_limit,
             isolates_nodes=settings.custom_node_isolation == "process",
             is_alone=bool(self._plan.root),
+            text_api=_text_api,
             queue_timeout=settings.queue_timeout,
         )
         return Registry(
@@ -555,3 +557,10 @@ def _metrics_of(plan: Plan) -> Metrics | None:
     if not plan.settings.metrics_enable:
         return None
     return Metrics(*metric_families(plan.settings), vllm_names=has_vllm_names)
+
+
+def _text_api() -> TextApi:
+    """Make what reads and writes texts for nodes of graphs, which few servers have."""
+    from ovmstrio.api.openai.text_documents import OpenAITexts  # noqa: PLC0415 - imports take long while servers start
+
+    return OpenAITexts()

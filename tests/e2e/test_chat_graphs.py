@@ -124,6 +124,19 @@ def _ask(client: openai.OpenAI, said: str, **more: Any) -> Any:
     return client.chat.completions.create(model="speaker", messages=messages, **more)
 
 
+def test_a_graph_of_whole_requests_answers_where_text_is_asked_for(served: tuple[ServedInThread, Path]) -> None:
+    """As they answer any path; a stream has the end that clients wait for once, whoever writes it."""
+    messages: Any = [{"role": "user", "content": "hello"}]
+    with _client(served[0]) as client:
+        raw = client.chat.completions.with_raw_response
+        answered = raw.create(model="answers", messages=messages)
+        assert json.loads(answered.text) == {"number": 0, "path": "/v3/chat/completions"}
+        for more in ({"extra_body": {"stream": True}}, {"extra_headers": {"accept": "text/event-stream"}}):
+            streamed = raw.create(model="answers", messages=messages, **more)
+            lines = [line for line in streamed.text.splitlines() if line]
+            assert lines == ['data: {"number": 0, "path": "/v3/chat/completions"}', "data: [DONE]"]
+
+
 def test_a_graph_is_a_chat_whole_and_as_a_stream(served: tuple[ServedInThread, Path]) -> None:
     """With the accounts that OpenAI's clients read."""
     with _client(served[0]) as client:

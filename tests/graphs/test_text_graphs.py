@@ -268,15 +268,33 @@ def test_a_node_without_options_is_told_of_them(tmp_path: Path) -> None:
     assert "has no options that name its models_path" in _problem(tmp_path, text).message
 
 
-def test_such_a_node_beside_others_is_refused_on_its_line(tmp_path: Path) -> None:
-    """The graph stays one, and does not load."""
-    text = _llm() + 'node { calculator: "PassThroughCalculator" input_stream: "output" output_stream: "more" }\n'
+def test_a_node_that_makes_no_text_is_refused_beside_others_on_its_line(tmp_path: Path) -> None:
+    """The graph stays one, and does not load; a node that makes text may have company."""
+    other = 'node { calculator: "PassThroughCalculator" input_stream: "output" output_stream: "more" }\n'
+    (beside,) = _examine(tmp_path, _llm() + other).spec.services
+    assert [each for each in KINDS[beside.kind].examine(beside) if each.severity == "error"] == []
+    text = _other("RerankCalculatorOV", "RerankCalculatorOVOptions", "RERANK_NODE_RESOURCES") + other
     (spec,) = _examine(tmp_path, text).spec.services
     assert isinstance(spec, GraphSpec)
     problems = KINDS[spec.kind].examine(spec)
     (problem,) = [each for each in problems if each.severity == "error"]
-    assert 'node "LLMExecutor": a HttpLLMCalculator is served as the only node of its graph' in problem.message
-    assert problem.line == _line_of(text, "node: {")
+    assert 'node "node": a RerankCalculatorOV is served as the only node of its graph' in problem.message
+    assert problem.line == _line_of(text, "node {")
+
+
+def test_a_graph_is_another_one_when_the_model_of_a_node_is(tmp_path: Path) -> None:
+    """Not when code of users leaves files beside it."""
+    other = 'node { calculator: "PassThroughCalculator" input_stream: "output" output_stream: "more" }\n'
+    (spec,) = _examine(tmp_path, _llm('draft_models_path: "small"') + other).spec.services
+    kind, folder = KINDS[spec.kind], tmp_path / "chat"
+    marks = [kind.files_mark(spec, folder)]
+    for name in ("openvino_model.bin", "small/openvino_model.xml", "chat_template.jinja"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("changed")
+        marks.append(kind.files_mark(spec, folder))
+    assert len(set(marks)) == 4
+    (folder / "notes.log").write_text("written by a node")
+    assert kind.files_mark(spec, folder) == marks[-1]
 
 
 def test_a_change_of_the_graph_is_a_change_of_the_configuration(tmp_path: Path) -> None:

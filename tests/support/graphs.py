@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import trio
 
+from ovmstrio.api.openai.text_documents import OpenAITexts
 from ovmstrio.config.specs import GraphSpec
 from ovmstrio.core.errors import NotFound
 from ovmstrio.core.request import InferInput, InferRequest, InferResponse, StreamProblem
@@ -86,13 +87,23 @@ def _write(folder: Path, text: str, handlers: Mapping[str, str]) -> Path:
 
 @asynccontextmanager
 async def loaded(
-    folder: Path, text: str, lease: Any = no_models, isolation: Isolation | None = None, **handlers: str
+    folder: Path,
+    text: str,
+    lease: Any = no_models,
+    isolation: Isolation | None = None,
+    load_text: Any = None,
+    **handlers: str,
 ) -> AsyncIterator[GraphServable]:
-    """Load a graph whose handlers are given as ``name="source"``, and close it at the end."""
+    """Load a graph whose handlers are given as ``name="source"``, and close it at the end.
+
+    ``load_text`` loads the models of its nodes that make text.
+    """
     path = _write(folder, text, handlers)
     async with trio.open_nursery() as tasks:
         spec = GraphSpec(name=GRAPH, base_path=folder, graph_path=path)
-        servable = await load_graph(spec, lease=lease, tasks=tasks, isolation=isolation)
+        servable = await load_graph(
+            spec, lease=lease, tasks=tasks, isolation=isolation, load_text=load_text, text_api=OpenAITexts
+        )
         try:
             yield servable
         finally:

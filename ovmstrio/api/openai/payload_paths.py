@@ -17,6 +17,7 @@ from ovmstrio.api.access.own_headers import without_proof
 from ovmstrio.api.deadlines import deadline_of
 from ovmstrio.api.doors import OPENAI_REST
 from ovmstrio.api.event_streams import answer_with_events
+from ovmstrio.api.openai.pieces import DONE
 from ovmstrio.api.refusals import inflated_body
 from ovmstrio.core.errors import GraphFailure, PayloadTooLarge, ServerError, ServiceMissing, VersionLoading
 from ovmstrio.core.http import HttpAnswer
@@ -32,10 +33,14 @@ if TYPE_CHECKING:
     from ovmstrio.dataplane.observed_call import ObservedCall
     from ovmstrio.dataplane.plane import DataPlane
 
-__all__ = ["answer_payload"]
+__all__ = ["answer_payload", "takes_payloads"]
 
 _EVENTS: Final = "text/event-stream"
 _JSON: Final = "application/json"
+_TEXTS: Final = ("/chat/completions", "/completions")
+_NAMED: Final = "/responses"
+"""Whose events have names."""
+_DONE: Final = b"[DONE]"
 _CHANGED: Final = frozenset({"content-encoding", "content-length"})
 
 
@@ -93,6 +98,15 @@ def _taker(plane: DataPlane, names: Sequence[Any]) -> str:
     return ""
 
 
+def takes_payloads(plane: DataPlane, name: str) -> bool:
+    """Tell whether a service is loaded that takes requests over HTTP whole."""
+    try:
+        service = plane.registry.peek(name) if Takes.PAYLOADS in plane.registry.takes_of(name) else None
+    except ServerError:
+        return False
+    return service is not None and cast("PayloadService", service).takes_payloads
+
+
 class _Answering:
     """Has a service answer one request."""
 
@@ -138,15 +152,21 @@ class _Answering:
             return answer
 
     async def stream(self, events: EventSink) -> None:
-        """Send an event for each document."""
+        """Send an event for each document, and the end that clients wait for where they asked for a text."""
         deadline = deadline_of(self._request)
+        has_names = self._request.path.endswith(_NAMED)
+        is_text = self._request.path.endswith((*_TEXTS, _NAMED))
         call, service = await self._call(is_stream=True)
         with call:
+            last = b""
             async with service.open_payload(self._request, deadline) as documents:
                 while (document := await documents.receive()) is not None:
-                    data = _event(document)
+                    last = document.data
+                    data = _event(document, has_name=has_names)
                     call.event.sent += len(data)
                     await events.send(data)
+            if is_text and last != _DONE:
+                await events.send(DONE)
 
 
 def _joined(documents: Sequence[PayloadDocument]) -> HttpAnswer:
@@ -170,9 +190,11 @@ def _joined(documents: Sequence[PayloadDocument]) -> HttpAnswer:
     return HttpAnswer(200, (("content-type", types[0]),), data)
 
 
-def _event(document: PayloadDocument) -> bytes:
-    """Write a document as an event; bytes are taken for events that have been written."""
+def _event(document: PayloadDocument, *, has_name: bool) -> bytes:
+    """Write a document as an event, maybe named as its type is; bytes are taken for events that have been written."""
     if document.media_type != _JSON and not document.media_type.startswith("text/"):
         return document.data
     lines = document.data.splitlines() or [b""]
-    return b"".join(b"data: %b\n" % line for line in lines) + b"\n"
+    name = _document_of(document.data).get("type") if has_name else None
+    head = b"event: %b\n" % name.encode() if isinstance(name, str) and name.isprintable() else b""
+    return head + b"".join(b"data: %b\n" % line for line in lines) + b"\n"

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 import trio
 
 from ovmstrio.api.deadlines import deadline_of
 from ovmstrio.api.event_streams import answer_with_events
 from ovmstrio.api.openai.fields import type_of
+from ovmstrio.api.openai.payload_paths import answer_payload, takes_payloads
 from ovmstrio.core.errors import InvalidField, ServerError
 from ovmstrio.core.generation import Task
 from ovmstrio.dataplane.generation import open_generation
@@ -27,12 +28,22 @@ if TYPE_CHECKING:
 
     from ovmstrio.api.event_streams import EventSink
     from ovmstrio.api.openai.api import Body, OpenAIApi
-    from ovmstrio.core.generation import GenerationLimits, GenerationRequest, Piece
+    from ovmstrio.core.generation import GenerationLimits, GenerationRequest, Piece, TextGenerator
     from ovmstrio.core.http import HttpAnswer, HttpRequest
     from ovmstrio.dataplane.observed_call import ObservedCall
     from ovmstrio.wire.http.router import Rule
 
-__all__ = ["Asked", "Streamed", "TextEndpoint", "Usage", "Whole", "text_rules"]
+__all__ = [
+    "Asked",
+    "Streamed",
+    "TextEndpoint",
+    "Usage",
+    "Whole",
+    "generate_all",
+    "is_stream",
+    "read_apart",
+    "text_rules",
+]
 
 _AT_ONCE_BYTES: Final = 2**18
 """Of a body that is read on the event loop."""
@@ -128,7 +139,11 @@ def text_rules(api: OpenAIApi, path: str, endpoint: TextEndpoint) -> list[Rule]:
 
     async def answer(request: HttpRequest) -> HttpAnswer:
         body = await api.body(request)
-        if _is_stream(body):
+        if takes_payloads(api.plane, body.model):
+            answered = await answer_payload(api, request, path.removeprefix("/"))
+            if answered is not None:
+                return answered
+        if is_stream(body):
             answering = _Answering(api, endpoint, request, body)
             return await answer_with_events(request, answering.stream, answering.fail)
         return await _answer_whole(api, endpoint, request, body)
@@ -136,7 +151,12 @@ def text_rules(api: OpenAIApi, path: str, endpoint: TextEndpoint) -> list[Rule]:
     return api.rules(path, "POST", answer, has_tasks=True)
 
 
-def _is_stream(body: Body) -> bool:
+def is_stream(body: Body) -> bool:
+    """Tell whether a body asks for events.
+
+    Raises:
+        InvalidField: it says something else than yes or no.
+    """
     stream = body.document.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidField("stream field is not a boolean", field="stream", got=type_of(stream))
@@ -146,14 +166,14 @@ def _is_stream(body: Body) -> bool:
 async def _answer_whole(api: OpenAIApi, endpoint: TextEndpoint, request: HttpRequest, body: Body) -> HttpAnswer:
     deadline = deadline_of(request)
     with await api.call(request, body.model, Task.TEXT_GENERATION) as call:
-        read = partial(endpoint.read, body.document, _limits(call), is_stream=False, deadline=deadline)
-        asked = await _apart(read, body)
+        read = partial(endpoint.read, body.document, _model(call).limits, is_stream=False, deadline=deadline)
+        asked = await read_apart(read, body)
         whole, usage = endpoint.whole(body, asked), Usage()
 
         async def take(index: int, piece: Piece) -> None:
             whole.take(index, piece)
 
-        await _generate(call, asked.requests, usage, take)
+        await generate_all(_model(call), asked.requests, usage, take)
         answer = json_answer(whole.document(usage))
         call.event.sent = len(answer.content)
         return answer
@@ -177,9 +197,9 @@ class _Answering:
         """Send them."""
         deadline = deadline_of(self._request)
         with await self._api.call(self._request, self._body.model, Task.TEXT_GENERATION, is_stream=True) as call:
-            limits = _limits(call)
+            limits = _model(call).limits
             read = partial(self._endpoint.read, self._body.document, limits, is_stream=True, deadline=deadline)
-            asked = await _apart(read, self._body)
+            asked = await read_apart(read, self._body)
             streamed = self._endpoint.streamed(self._body, asked, self._api.form.event)
             self._streamed = streamed
             usage = Usage()
@@ -192,11 +212,11 @@ class _Answering:
             async def take(index: int, piece: Piece) -> None:
                 await send(streamed.write(index, piece, usage))
 
-            await _generate(call, asked.requests, usage, take, lambda: send(streamed.begin()))
+            await generate_all(_model(call), asked.requests, usage, take, lambda: send(streamed.begin()))
             await send(streamed.end(usage))
 
 
-async def _apart(read: Callable[[], Asked], body: Body) -> Asked:
+async def read_apart(read: Callable[[], Asked], body: Body) -> Asked:
     """Read a body; a large one in a thread, so that others have their turn meanwhile.
 
     Raises:
@@ -209,13 +229,12 @@ async def _apart(read: Callable[[], Asked], body: Body) -> Asked:
     return await trio.to_thread.run_sync(read)
 
 
-def _limits(call: ObservedCall) -> GenerationLimits:
-    limits: GenerationLimits = call.service.limits  # type: ignore[attr-defined]  # it makes text
-    return limits
+def _model(call: ObservedCall) -> TextGenerator:
+    return cast("TextGenerator", call.service)
 
 
-async def _generate(
-    call: ObservedCall,
+async def generate_all(
+    model: TextGenerator,
     requests: Sequence[GenerationRequest],
     usage: Usage,
     take: Callable[[int, Piece], Awaitable[None]],
@@ -230,7 +249,7 @@ async def _generate(
     """
 
     async def run(position: int, asked: GenerationRequest) -> None:
-        async with open_generation(call, asked) as generation:
+        async with open_generation(model, asked) as generation:
             prompt, cached = generation.prompt_tokens, generation.cached_tokens
             usage.prompt += prompt
             usage.cached += cached

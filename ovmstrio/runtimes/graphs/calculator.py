@@ -11,7 +11,7 @@ Third parties register kinds through the entry-point group ``ovmstrio.calculator
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,6 +21,10 @@ from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 if TYPE_CHECKING:
     import trio
 
+    from ovmstrio.config.text_models import TextModelSpec
+    from ovmstrio.core.generation import TextGenerator
+    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.payloads import TextApi
     from ovmstrio.core.request import ParameterValue
     from ovmstrio.core.servable import LeaseServable
     from ovmstrio.work.isolation.isolated_code import Isolation
@@ -92,6 +96,8 @@ class DefinitionScope:
 
     ``hide_errors``: clients are told only the type of what user code raises.
     ``isolation``: how code of users is run in processes of its own, whose tasks are in ``tasks``; None for threads.
+    ``load_text``: loads the model of a node that makes text, and ``text_api`` makes what reads and writes for it;
+    ``cache_dir`` is where what is made of its files is kept.
     """
 
     graph: str
@@ -101,14 +107,18 @@ class DefinitionScope:
     hide_errors: bool = False
     isolation: Isolation | None = None
     tasks: trio.Nursery | None = None
+    load_text: Callable[[TextModelSpec], Awaitable[TextGenerator]] | None = None
+    text_api: Callable[[], TextApi] | None = None
+    cache_dir: Path | None = None
 
 
 @dataclass(slots=True, eq=False)
 class InstanceContext:
     """What the nodes of one instance know of the call or stream that they serve.
 
-    ``deadline`` is on trio's clock.  ``is_cancelled`` turns true once, when the client has left, the deadline has
-    passed or another node has failed; worker threads may read it.
+    ``http`` is the request that came whole over HTTP, where one did.  ``deadline`` is on trio's clock.
+    ``is_cancelled`` turns true once, when the client has left, the deadline has passed or another node has failed;
+    worker threads may read it.
     """
 
     graph: str
@@ -116,6 +126,7 @@ class InstanceContext:
     request_id: str
     deadline: float
     is_cancelled: bool = False
+    http: HttpRequest | None = None
 
 
 class NodeContext(Protocol):

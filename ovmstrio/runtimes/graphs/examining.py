@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,9 +10,12 @@ from typing import Final
 from ovmstrio.config.findings import Findings, by_line, did_you_mean
 from ovmstrio.config.located import Located
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.generation import Task
 from ovmstrio.runtimes.graphs.calculator import ContractError, NodeContract
 from ovmstrio.runtimes.graphs.calculators import find_kind, known_names
 from ovmstrio.runtimes.graphs.calculators.text_models import TEXT_CALCULATORS
+from ovmstrio.runtimes.graphs.calculators.text_node import LOOPBACK
+from ovmstrio.runtimes.graphs.calculators.text_node_options import read_node_options
 from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig
 from ovmstrio.runtimes.graphs.config.graph_file import examine_text
 from ovmstrio.runtimes.graphs.config.graph_messages import (
@@ -64,7 +67,7 @@ def examine_graph(graph_path: Path, directory: Path | None = None) -> Examinatio
         asked = ((node, _contract(node) if node in certain else _unknown(node)) for node in reading.config.nodes)
         contracts = {node.canonical_name: contract for node, contract in asked if contract is not None}
         problems += check_wiring(reading.config, contracts, policy_names())
-        problems += _check_text_models(reading.config)
+        problems += _check_text_models(reading.config, contracts, directory or graph_path.parent)
         problems += _check_python_nodes(reading.config, certain, directory or graph_path.parent)
     return Examination(reading.config, by_line(problems))
 
@@ -97,11 +100,17 @@ def _unknown(node: NodeConfig) -> ContractError | None:
     return ContractError(f'Unable to find Calculator "{node.calculator}"', fix=fix, code="NOT_FOUND")
 
 
-def _check_text_models(graph: GraphConfig) -> list[Problem]:
-    """See that a node that is a whole model of text has its graph alone."""
+def _check_text_models(
+    graph: GraphConfig, contracts: Mapping[str, NodeContract | ContractError], directory: Path
+) -> list[Problem]:
+    """Check nodes that are whole models of text and stand among others, which those that make text may."""
     findings = Findings(graph.file)
+    options: list[Problem] = []
     for node in graph.nodes if len(graph.nodes) > 1 else ():
-        if node.calculator in TEXT_CALCULATORS:
+        calculator = TEXT_CALCULATORS.get(node.calculator)
+        if calculator is None or not isinstance(contracts.get(node.canonical_name), NodeContract):
+            continue
+        if calculator.task is not Task.TEXT_GENERATION:
             findings.refuse(
                 node.at,
                 f'node "{node.canonical_name}": a {node.calculator} is served as the only node of its graph',
@@ -109,7 +118,28 @@ def _check_text_models(graph: GraphConfig) -> list[Problem]:
                 found=f"{len(graph.nodes)} nodes",
                 suggestion="give it a graph of its own, and let the other nodes' clients call that",
             )
-    return list(findings.all)
+            continue
+        _check_text_node(graph, node, findings)
+        options += read_node_options(node, calculator, directory, findings)[1]
+    return [*findings.all, *options]
+
+
+def _check_text_node(graph: GraphConfig, node: NodeConfig, findings: Findings) -> None:
+    """See that a node that makes text can be asked for it, and for more than its first piece."""
+    who = f'node "{node.canonical_name}": a {node.calculator} among other nodes'
+    if not graph.payload:
+        findings.refuse(
+            node.at,
+            f"{who} answers requests over HTTP, and the graph takes none",
+            suggestion='let the only input_stream of the graph be "HTTP_REQUEST_PAYLOAD:name"',
+        )
+    if not {LOOPBACK} <= {ref.port for ref in node.inputs} & {ref.port for ref in node.outputs}:
+        findings.refuse(
+            node.at,
+            f"{who} gives its answer piece by piece, and has no LOOPBACK that calls for the next one",
+            suggestion='add input_stream and output_stream: "LOOPBACK:name", with the back edge and the '
+            "SyncSetInputStreamHandler that graphs of this calculator have",
+        )
 
 
 def _check_python_nodes(graph: GraphConfig, certain: Sequence[NodeConfig], directory: Path) -> list[Problem]:

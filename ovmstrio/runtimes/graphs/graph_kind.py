@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Final, cast
 
 import trio
 
@@ -13,15 +13,18 @@ from ovmstrio.config.graph_sections import GRAPHS, read_graphs
 from ovmstrio.config.specs import GraphSpec, ServableSpec
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.core.inspection import NOTHING_INSIDE
+from ovmstrio.repository.fingerprints import paths_mark
 from ovmstrio.repository.graph_files import graph_mark
 from ovmstrio.repository.versions import ONLY_VERSION, Listing
 from ovmstrio.runtimes.kind import Dependency, Kind, Takes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from ovmstrio.config.config_file import ConfigFile
+    from ovmstrio.config.text_models import TextModelSpec
+    from ovmstrio.core.generation import TextGenerator
     from ovmstrio.core.inspection import Inside
     from ovmstrio.core.servable import Service
     from ovmstrio.runtimes.graphs.text_graphs import TextGraph
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["GraphKind", "text_graph_of"]
 
 _TEXT_MODEL: Final = re.compile(rb"\b(?:HttpLLM|Embeddings|Rerank|S2t|T2s|ImageGen)Calculator")
+_READ_BY_ENGINES: Final = frozenset({".xml", ".bin", ".json", ".jinja", ".gguf"})
 _MISSING: Final = Problem("the graph's file does not exist", path="graph_path")
 
 
@@ -56,12 +60,12 @@ class GraphKind(Kind[GraphSpec]):
 
     def list_versions(self, spec: GraphSpec) -> Listing:
         """Give the one version there is."""
-        return Listing({ONLY_VERSION: spec.graph_path.parent}, mark=graph_mark(spec))
+        return Listing({ONLY_VERSION: spec.graph_path.parent}, mark=self.files_mark(spec, spec.graph_path.parent))
 
     def files_mark(self, spec: GraphSpec, directory: Path) -> str:
-        """Look at the graph's file and the code of its nodes."""
+        """Look at the graph's file, the code of its nodes, and the models of those that make text."""
         del directory
-        return graph_mark(spec)
+        return graph_mark(spec) + paths_mark(file for path in _models(spec) for file in _files_of_model(path))
 
     def examine(self, spec: GraphSpec) -> Sequence[Problem]:
         """Tell everything about the graph's file; it is told again when it keeps the graph from being loaded."""
@@ -94,7 +98,14 @@ class GraphKind(Kind[GraphSpec]):
             isolation=Isolation.of(
                 spec.python, is_default=context.isolates_python, memory_limit=context.python_memory_limit
             ),
+            load_text=partial(_load_text, context),
+            text_api=context.text_api,
         )
+
+    def obstacle(self, service: Service) -> str:
+        """Tell of a node's engine that has ended, and is not there again yet."""
+        told: str = getattr(service, "obstacle", "")
+        return told
 
     def look_inside(self, spec: GraphSpec, service: Service) -> Inside:
         """Tell of the graph's nodes and streams."""
@@ -102,6 +113,34 @@ class GraphKind(Kind[GraphSpec]):
 
         del spec
         return service.inside if isinstance(service, GraphServable) else NOTHING_INSIDE
+
+
+async def _load_text(context: LoadContext, spec: TextModelSpec) -> TextGenerator:
+    """Load the model of a node that makes text.
+
+    Raises:
+        ConfigError, ServerError: as ``load_task``.
+    """
+    from ovmstrio.runtimes.generation.loading import load_task  # noqa: PLC0415 - as in `load`
+
+    return cast("TextGenerator", await load_task(spec, context))
+
+
+def _models(spec: GraphSpec) -> tuple[Path, ...]:
+    """Give the files and folders of the models that the graph's nodes name, as far as they can be read; blocking."""
+    try:
+        content = spec.graph_path.read_bytes()
+    except OSError:
+        return ()
+    return _model_paths(content, spec.base_path) if _TEXT_MODEL.search(content) else ()
+
+
+def _files_of_model(path: Path) -> Iterator[Path]:
+    """Give the file of a model, or what engines read of its folder, where code of users may keep files of its own."""
+    if path.is_dir():
+        yield from (file for file in path.iterdir() if file.suffix in _READ_BY_ENGINES)
+    else:
+        yield path
 
 
 def text_graph_of(spec: GraphSpec, cache_dir: Path | None) -> TextGraph | None:
@@ -120,7 +159,7 @@ def text_graph_of(spec: GraphSpec, cache_dir: Path | None) -> TextGraph | None:
 def _as_it_is_served(spec: GraphSpec, file: ConfigFile) -> ServableSpec:
     found = text_graph_of(spec, file.cache_dir)
     if found is None:
-        return spec
+        return spec.model_copy(update={"cache_dir": file.cache_dir})
     file.findings.problems += found.warnings
     # The configuration is read again when the graph's file changes.
     file.subconfigs.contents[spec.graph_path] = found.content
@@ -138,3 +177,11 @@ def _sessions(content: bytes, file: str) -> tuple[Dependency, ...]:
         return tuple(find_calls(content.decode(), file))
     except (UnicodeDecodeError, ServerError):
         return ()
+
+
+@lru_cache(maxsize=64)
+def _model_paths(content: bytes, directory: Path) -> tuple[Path, ...]:
+    """Find what nodes of a graph's file name that make text, drafts included; a file without sense names nothing."""
+    from ovmstrio.runtimes.graphs.text_graphs import paths_of_models  # noqa: PLC0415 - as in `load`
+
+    return paths_of_models(content.decode(errors="replace"), directory)

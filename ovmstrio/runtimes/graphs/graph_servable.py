@@ -192,15 +192,17 @@ class GraphServable:
         make: Callable[[int, Packet], _T],
         parameters: Mapping[str, ParameterValue] = _NO_PARAMETERS,
         packets: Iterable[tuple[str, Any]] | None = None,
+        http: HttpRequest | None = None,
     ) -> AsyncIterator[GraphStream[_T]]:
         """Open a stream whose replies are made by ``make``.
 
-        User code sees ``parameters`` beside those of the first request; ``packets`` take the place of its inputs.
+        User code sees ``parameters`` beside those of the first request; ``packets`` take the place of its inputs, where
+        it came whole over HTTP.
         """
         send, receive = trio.open_memory_channel[_T | StreamProblem](REPLIES_BUFFERED)
         sink: Replies[_T] = Replies(make, send)
         problem: Exception | None = None
-        instance = self._make_instance(first, sink, parameters)
+        instance = self._make_instance(first, sink, parameters, http)
         with _Observed(self._hooks, "ModelInferStream", instance), receive:
             async with trio.open_nursery() as nursery:
                 try:
@@ -272,15 +274,24 @@ class GraphServable:
     # All
 
     def _make_instance(
-        self, request: InferRequest, sink: Sink, parameters: Mapping[str, ParameterValue] = _NO_PARAMETERS
+        self,
+        request: InferRequest,
+        sink: Sink,
+        parameters: Mapping[str, ParameterValue] = _NO_PARAMETERS,
+        http: HttpRequest | None = None,
     ) -> GraphInstance:
         user_code_begins()
         side = self._loaded.side
         if request.parameters:
             side = side | side_packets(request)
         known = {**request.parameters, **parameters} if parameters else request.parameters
-        context = InstanceContext(self.name, known, request.id, request.deadline)
+        context = InstanceContext(self.name, known, request.id, request.deadline, http=http)
         return GraphInstance(self._plan, context, sink, side)
+
+    @property
+    def obstacle(self) -> str:
+        """Why it cannot answer now, such as the engine of a node that ended; empty if it can."""
+        return next(filter(None, (getattr(node.resources, "obstacle", "") for node in self._plan.nodes)), "")
 
     async def aclose(self) -> None:
         """Finalize the nodes.  Called once, when no call is in flight.

@@ -19,8 +19,13 @@ from ovmstrio.work.placement import run_load
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from ovmstrio.config.specs import GraphSpec
+    from ovmstrio.config.text_models import TextModelSpec
+    from ovmstrio.core.generation import TextGenerator
     from ovmstrio.core.hooks import GraphHooks
+    from ovmstrio.core.payloads import TextApi
     from ovmstrio.core.servable import LeaseServable
     from ovmstrio.runtimes.graphs.calculator import CalculatorKind
     from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig
@@ -39,6 +44,8 @@ async def load_graph(
     hooks: GraphHooks = NULL_GRAPH_HOOKS,
     hide_errors: bool = False,
     isolation: Isolation | None = None,
+    load_text: Callable[[TextModelSpec], Awaitable[TextGenerator]] | None = None,
+    text_api: Callable[[], TextApi] | None = None,
 ) -> GraphServable:
     """Load a graph; the caller owns the servable and closes it.
 
@@ -49,6 +56,8 @@ async def load_graph(
         hooks: are told of instances.
         hide_errors: tell clients only the type of what user code raises.
         isolation: how user code is run in processes of its own; None for threads.
+        load_text: loads the models of nodes that make text; None where they cannot be loaded.
+        text_api: makes what reads what these nodes are asked, and writes what they answer.
 
     Raises:
         ConfigError: the file cannot be used, or a node cannot be loaded; nodes that were are finalized.
@@ -61,7 +70,18 @@ async def load_graph(
     for problem in examined.problems:
         log.warning("graph", graph=spec.name, problem=str(problem))
     threads = WorkerThreads()
-    scope = DefinitionScope(spec.name, spec.base_path, threads, lease, hide_errors, isolation, tasks)
+    scope = DefinitionScope(
+        spec.name,
+        spec.base_path,
+        threads,
+        lease,
+        hide_errors,
+        isolation,
+        tasks,
+        load_text=load_text,
+        text_api=text_api,
+        cache_dir=spec.cache_dir,
+    )
     nodes: list[LoadedNode] = []
     try:
         await tasks.start(threads.run)

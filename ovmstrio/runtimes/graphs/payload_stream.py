@@ -29,9 +29,9 @@ if TYPE_CHECKING:
         """Opens a stream of a graph that gives documents; see ``GraphServable``."""
 
         def __call__(
-            self, first: InferRequest, *, packets: Sequence[tuple[str, Any]]
+            self, first: InferRequest, *, packets: Sequence[tuple[str, Any]], http: HttpRequest
         ) -> AbstractAsyncContextManager[GraphStream[PayloadDocument]]:
-            """Open it with packets in the place of those of a request."""
+            """Open it with packets in the place of those of a request, which is ``http``."""
             ...
 
 
@@ -49,7 +49,7 @@ async def open_documents(
     is_left = False
     with trio.CancelScope(deadline=deadline) as scope:
         try:
-            async with open_(first, packets=[(name, _payload(name, request))]) as stream:
+            async with open_(first, packets=[(name, _payload(name, request))], http=request) as stream:
                 stream.end()
                 yield stream
                 is_left = True

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ovmstrio.config.findings import Findings
 from ovmstrio.config.text_models import TextModelSpec
-from ovmstrio.config.text_options import read_text_options
-from ovmstrio.core.errors import Problem
-from ovmstrio.runtimes.graphs.calculators.nodes import options_of
-from ovmstrio.runtimes.graphs.calculators.text_models import PAYLOADS, TEXT_CALCULATORS, TextModelCalculator
+from ovmstrio.runtimes.graphs.calculators.text_models import HTTP_LLM, PAYLOADS, TEXT_CALCULATORS
+from ovmstrio.runtimes.graphs.calculators.text_node_options import read_node_options
+from ovmstrio.runtimes.graphs.config.graph_file import examine_text
 from ovmstrio.runtimes.graphs.examining import examine_graph
 
 if TYPE_CHECKING:
-    from ovmstrio.config.located import Located
+    from pathlib import Path
+
     from ovmstrio.config.specs import GraphSpec
-    from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig
+    from ovmstrio.core.errors import Problem
+    from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig
 
-__all__ = ["TextGraph", "read_text_graph"]
-
-_PATH: Final = "models_path"
-_SPELT: Final[Mapping[str, str]] = {"device": "target_device", "normalize_embeddings": "normalize"}
-"""Options that a graph calls otherwise than all else does."""
-_UNMENTIONED: Final = frozenset({_PATH})
+__all__ = ["TextGraph", "paths_of_models", "read_text_graph"]
 
 
 class TextGraph(NamedTuple):
@@ -51,60 +44,29 @@ def read_text_graph(spec: GraphSpec, cache_dir: Path | None = None) -> TextGraph
         return None
     node = graph.nodes[0]
     calculator = TEXT_CALCULATORS[node.calculator]
-    given = _given_options(node, calculator)
-    fields, problems = read_text_options(calculator.task, given, spec.base_path)
     findings = Findings(graph.file)
     _check_streams(graph, findings)
-    path = _models_path(node, calculator, spec.base_path)
-    placed = (_placed(problem, node, calculator, findings) for problem in problems)
+    fields, problems = read_node_options(node, calculator, spec.base_path, findings)
     made = TextModelSpec(
         **spec.model_dump(include={"name", "base_path", "origin", "max_concurrency"}),
-        path=path,
         task=calculator.task,
         cache_dir=cache_dir,
-        problems=(*spec.problems, *examined.errors, *findings.all, *placed),
+        problems=(*spec.problems, *examined.errors, *findings.all, *problems),
         place=spec.place,
         **fields,
     )
     return TextGraph(made, tuple(each for each in examined.problems if each.severity != "error"), content)
 
 
-def _given_options(node: NodeConfig, calculator: TextModelCalculator) -> dict[str, Any]:
-    """Give what the file says, by the names of options; texts of enumerations are their names."""
-    message = options_of(node, calculator.options)
-    if message is None:
-        return {}
-    given: dict[str, Any] = {}
-    for known, value in message.ListFields():
-        name = _SPELT.get(known.name, known.name)
-        if known.enum_type is not None:
-            given[name] = known.enum_type.values_by_number[value].name
-        elif known.is_repeated and known.message_type is not None:
-            given[name] = [{inner.name: held for inner, held in each.ListFields()} for each in value]
-        elif name not in _UNMENTIONED and (value or not isinstance(value, str)):
-            given[name] = str(value) if known.message_type is not None else value
-    return given
-
-
-def _models_path(node: NodeConfig, calculator: TextModelCalculator, directory: Path) -> Path:
-    message = options_of(node, calculator.options)
-    return directory / (message.models_path if message is not None else "")
-
-
-def _placed(problem: Problem, node: NodeConfig, calculator: TextModelCalculator, findings: Findings) -> Problem:
-    """Point at the option in the file, which may be in ``node_options`` or ``options``."""
-    written = {option: name for name, option in _SPELT.items()}
-    option, *_ = problem.path.split(".")
-    for options in _all_options(node, calculator):
-        name = option if option in options.members else written.get(option, option)
-        if name in options.members:
-            return replace(findings.place(options, replace(problem, path=name)))
-    return findings.place(node.at, replace(problem, path=""))
-
-
-def _all_options(node: NodeConfig, calculator: TextModelCalculator) -> list[Located]:
-    packed = [each for item in node.at.items("node_options") for each in item.members.values()]
-    return [*packed, node.at.find("options", f"{calculator.options}.ext")]
+def paths_of_models(content: str, directory: Path) -> tuple[Path, ...]:
+    """Give the files and folders that nodes of a graph name which make text; what cannot be read names none."""
+    config = examine_text(content, "").config
+    found: list[Path] = []
+    for node in config.nodes if config is not None else ():
+        if node.calculator == HTTP_LLM.name:
+            fields, _ = read_node_options(node, HTTP_LLM, directory, Findings(""))
+            found += [fields[name] for name in ("path", "draft_path") if name in fields]
+    return tuple(found)
 
 
 def _check_streams(graph: GraphConfig, findings: Findings) -> None:

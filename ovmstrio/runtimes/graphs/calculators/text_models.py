@@ -3,6 +3,7 @@
 ::
 
     graph.pbtxt with one such node ── text_graphs.py ──> TextModelSpec; there is no packet graph then
+    one that makes text among other nodes ── load ──> TextNode (text_node.py)
 
 Here is only how such a node must be written.
 """
@@ -11,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.runtimes.graphs.calculator import ContractError, DefinitionScope, NodeContract
 from ovmstrio.runtimes.graphs.calculators.nodes import check_tags, options_of
+from ovmstrio.runtimes.graphs.calculators.text_node import TextNode
+from ovmstrio.runtimes.graphs.calculators.text_node_options import spec_of_node
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig
 
 __all__ = [
@@ -77,12 +80,17 @@ class TextModelCalculator:
             optional_side=frozenset(ref.port for ref in node.side_inputs),
         )
 
-    async def load(self, node: NodeConfig, scope: DefinitionScope) -> NoReturn:
-        """Load nothing: a graph of such a node has become a model when the configuration was read.
+    async def load(self, node: NodeConfig, scope: DefinitionScope) -> TextNode:
+        """Load the model of a node that stands among others; a graph of it alone is a model, and no graph.
 
         Raises:
-            ConfigError: always; the graph has come to have the node since then.
+            ConfigError: the model cannot be loaded, or does something else than to make text.
         """
+        if self.task is Task.TEXT_GENERATION and scope.load_text is not None and scope.tasks is not None:
+            name = f"{scope.graph}.{node.canonical_name}"
+            spec = spec_of_node(node, self, scope.directory, name=name, cache_dir=scope.cache_dir)
+            api = None if scope.text_api is None else scope.text_api()
+            return TextNode(node, scope.graph, await scope.load_text(spec), api, scope.tasks)
         message = f"the graph {scope.graph!r} has become one of {self.name} since the configuration was read"
         raise ConfigError([Problem(message, line=node.line, suggestion="have the configuration read again")])
 

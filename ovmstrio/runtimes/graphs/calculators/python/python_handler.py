@@ -16,7 +16,7 @@ from ovmstrio.runtimes.graphs.calculators.python.node_in_threads import NodeInTh
 from ovmstrio.runtimes.graphs.calculators.python.node_model import FAILED, NodeOutline
 from ovmstrio.runtimes.graphs.calculators.python.python_contract import has_loopback
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig
-from ovmstrio.runtimes.graphs.packets import RESPONSE_PAYLOAD
+from ovmstrio.runtimes.graphs.packets import REQUEST_PAYLOAD, RESPONSE_PAYLOAD
 from ovmstrio.work.processes import WorkerEnded
 from ovmstrio.work.user_code.calls import UserCodeRaisedError
 from ovmstrio.work.user_code.importing import ROOT
@@ -110,7 +110,7 @@ class NodeHandler:
 
 def _code_of(node: NodeConfig, file: Path, scope: DefinitionScope) -> NodeInThreads | NodeInProcesses:
     inputs, outputs = ([ref.name for ref in refs] for refs in (node.inputs, node.outputs))
-    documents = next((ref.name for ref in node.outputs if ref.port.tag == RESPONSE_PAYLOAD), "")
+    documents = next((ref.name for ref in node.outputs if ref.port.tag in {RESPONSE_PAYLOAD, REQUEST_PAYLOAD}), "")
     outline = NodeOutline(node.name, str(file), inputs, outputs, has_loopback(node), documents)
     ports = {ref.name: ref.port for ref in node.outputs}
     if scope.isolation is None or scope.tasks is None:
