@@ -120,7 +120,7 @@ def _check_text_models(
             )
             continue
         _check_text_node(graph, node, findings)
-        options += read_node_options(node, calculator, directory, findings)[1]
+        options += read_node_options(node, calculator.task, calculator.options, directory, findings)[1]
     return [*findings.all, *options]
 
 

@@ -46,7 +46,7 @@ def read_text_graph(spec: GraphSpec, cache_dir: Path | None = None) -> TextGraph
     calculator = TEXT_CALCULATORS[node.calculator]
     findings = Findings(graph.file)
     _check_streams(graph, findings)
-    fields, problems = read_node_options(node, calculator, spec.base_path, findings)
+    fields, problems = read_node_options(node, calculator.task, calculator.options, spec.base_path, findings)
     made = TextModelSpec(
         **spec.model_dump(include={"name", "base_path", "origin", "max_concurrency"}),
         task=calculator.task,
@@ -64,7 +64,7 @@ def paths_of_models(content: str, directory: Path) -> tuple[Path, ...]:
     found: list[Path] = []
     for node in config.nodes if config is not None else ():
         if node.calculator == HTTP_LLM.name:
-            fields, _ = read_node_options(node, HTTP_LLM, directory, Findings(""))
+            fields, _ = read_node_options(node, HTTP_LLM.task, HTTP_LLM.options, directory, Findings(""))
             found += [fields[name] for name in ("path", "draft_path") if name in fields]
     return tuple(found)
 

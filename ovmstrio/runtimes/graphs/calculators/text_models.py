@@ -14,12 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from ovmstrio.config.findings import Findings
+from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.runtimes.graphs.calculator import ContractError, DefinitionScope, NodeContract
 from ovmstrio.runtimes.graphs.calculators.nodes import check_tags, options_of
 from ovmstrio.runtimes.graphs.calculators.text_node import TextNode
-from ovmstrio.runtimes.graphs.calculators.text_node_options import spec_of_node
+from ovmstrio.runtimes.graphs.calculators.text_node_options import read_node_options
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig
 
 __all__ = [
@@ -88,7 +90,11 @@ class TextModelCalculator:
         """
         if self.task is Task.TEXT_GENERATION and scope.load_text is not None and scope.tasks is not None:
             name = f"{scope.graph}.{node.canonical_name}"
-            spec = spec_of_node(node, self, scope.directory, name=name, cache_dir=scope.cache_dir)
+            # What is wrong with them has kept the graph from getting here.
+            fields, _ = read_node_options(node, self.task, self.options, scope.directory, Findings(""))
+            spec = TextModelSpec(
+                name=name, base_path=scope.directory, cache_dir=scope.cache_dir, task=self.task, **fields
+            )
             api = None if scope.text_api is None else scope.text_api()
             return TextNode(node, scope.graph, await scope.load_text(spec), api, scope.tasks)
         message = f"the graph {scope.graph!r} has become one of {self.name} since the configuration was read"
