@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-__all__ = ["HEADER", "profile_rows", "profile_tables"]
+__all__ = ["HEADER", "named", "profile_rows", "profile_tables"]
 
 HEADER: Final = ("where", "what", "place", "own_percent", "total_percent", "microseconds")
 """The columns of :func:`profile_rows`."""
@@ -23,12 +23,19 @@ _MOST_ROWS: Final = 12
 _MICROSECONDS: Final = 1e6
 
 
+def named(told: Mapping[str, Any], name: str) -> str:
+    """Say whose threads or process it is, of a server of several processes."""
+    return f"worker {told['worker']}: {name}" if "worker" in told else name
+
+
 def profile_tables(told: Mapping[str, Any]) -> Iterator[tuple[str, Table | None]]:
     """Give the tables of what a server has told, with their titles; a title may have none."""
     yield _threads(told)
     for threads in told["threads"]:
         if threads["stacks"]:
             yield _functions(told, threads)
+    for worker in told.get("silent", ()):
+        yield f"Worker {worker} did not answer in time, and is not in it", None
     if told["processes"]:
         pid = told["processes"][0]["pid"]
         yield f"Processes of services are not sampled; py-spy does that: py-spy record --gil --pid {pid} -o FILE", None
@@ -43,7 +50,7 @@ def profile_rows(told: Mapping[str, Any]) -> Iterator[Sequence[object]]:
         for number, count in total.most_common():
             frame = told["frames"][number]
             shares = (round(100 * each / threads["samples"], 3) for each in (own[number], count))
-            yield threads["name"], frame["name"], f"{frame['file']}:{frame['line']}", *shares, ""
+            yield named(threads, threads["name"]), frame["name"], f"{frame['file']}:{frame['line']}", *shares, ""
     for model in told["models"]:
         for layer, share in _shares(model):
             times = round(100 * share, 3), "", round(layer["seconds"] * _MICROSECONDS, 3)
@@ -55,10 +62,12 @@ def _threads(told: Mapping[str, Any]) -> tuple[str, Table]:
     for threads in told["threads"]:
         cpu = "" if threads["cpu_seconds"] is None else f"{threads['cpu_seconds']:.2f} s"
         waiting = threads["waiting"] / max(1, threads["samples"])
-        table.add_row(safe(threads["name"]), cpu, f"{waiting:.0%}")
-    table.add_row("OpenVINO and other native threads", f"{told['native_cpu_seconds']:.2f} s", "")
+        table.add_row(safe(named(threads, threads["name"])), cpu, f"{waiting:.0%}")
+    for process in told.get("workers", [told]):
+        name = named(process, "OpenVINO and other native threads")
+        table.add_row(name, f"{process['native_cpu_seconds']:.2f} s", "")
     for process in told["processes"]:
-        name = f"process {process['pid']} of {process['service']}"
+        name = named(process, f"process {process['pid']} of {process['service']}")
         table.add_row(safe(name), f"{process['cpu_seconds']:.2f} s", "not sampled")
     title = f"[bold]{told['seconds']:.2f} s, in which the server took {told['cpu_seconds']:.2f} s of processors[/]"
     return title, table
@@ -71,7 +80,7 @@ def _functions(told: Mapping[str, Any], threads: Mapping[str, Any]) -> tuple[str
         frame = told["frames"][number]
         shares = (f"{each / threads['samples']:.1%}" for each in (count, total[number]))
         table.add_row(*shares, safe(frame["name"]), safe(f"{Path(frame['file']).name}:{frame['line']}"))
-    return f"[bold]{safe(threads['name'])}[/]: {threads['samples']} samples", table
+    return f"[bold]{safe(named(threads, threads['name']))}[/]: {threads['samples']} samples", table
 
 
 def _counts(threads: Mapping[str, Any]) -> tuple[Counter[int], Counter[int]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from ovms_cli.profile_tables import named
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -24,7 +26,7 @@ def speedscope_document(told: Mapping[str, Any]) -> dict[str, Any]:
         pause = told["seconds"] / max(1, threads["samples"])
         stacks = [(stack["frames"], stack["samples"] * pause) for stack in threads["stacks"]]
         stacks.append(([waits], threads["waiting"] * pause))
-        profiles.append(_profile(threads["name"], "seconds", stacks))
+        profiles.append(_profile(named(threads, threads["name"]), "seconds", stacks))
     for model in told["models"]:
         layers = model.get("layers", ())
         first = len(frames)

@@ -25,13 +25,23 @@ from ovmstrio.observability.stack_sampling import StackSampler
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from ovmstrio.core.layer_times import LayerTimes
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.observability.stack_sampling import SampledThreads
 
-__all__ = ["MOST_RATE", "MOST_SECONDS", "ProfiledModel", "ProfiledProcess", "Profiler", "ServerProfile"]
+    OfOthers = Callable[[], Awaitable[Iterable["CalledVersion"]]]
+
+__all__ = [
+    "MOST_RATE",
+    "MOST_SECONDS",
+    "CalledVersion",
+    "ProfiledModel",
+    "ProfiledProcess",
+    "Profiler",
+    "ServerProfile",
+]
 
 MOST_SECONDS: Final = 60.0
 MOST_RATE: Final = 1000.0
@@ -52,6 +62,16 @@ class ProfiledModel:
     calls: int
     times: LayerTimes | None = None
     problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CalledVersion:
+    """One version of a service: how many calls of it were answered meanwhile, and how long they took in all."""
+
+    name: str
+    version: str
+    calls: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +97,7 @@ class ServerProfile:
     threads: list[SampledThreads]
     models: list[ProfiledModel] = field(default_factory=list)
     processes: list[ProfiledProcess] = field(default_factory=list)
+    called: list[CalledVersion] = field(default_factory=list)
 
 
 class Profiler:
@@ -90,13 +111,16 @@ class Profiler:
         self._plane = plane
         self._is_busy = False
 
-    async def take(self, seconds: float, rate: float, models: Sequence[str] | None) -> ServerProfile:
+    async def take(
+        self, seconds: float, rate: float, models: Sequence[str] | None, others: OfOthers | None = None
+    ) -> ServerProfile:
         """Look for so long, and time the layers of models afterwards.
 
         Args:
             seconds: how long, above 0 and up to ``MOST_SECONDS``.
             rate: samples a second, from 1 to ``MOST_RATE``.
             models: whose layers are timed; None for those that were called, the ones that took most first.
+            others: is called to have other processes looked at meanwhile, and gives what was called there.
 
         Raises:
             InvalidRequest: an argument is out of its bounds, or there are too many models.
@@ -119,9 +143,14 @@ class Profiler:
         self._is_busy = True
         try:
             before, processes = self._work_of_versions(), _processes()
-            profile = await _sampled(seconds, rate)
-            profile.processes = _worked_since(processes)
-            found = self._called_since(before)
+            elsewhere: list[CalledVersion] = []
+            async with trio.open_nursery() as nursery:
+                if others is not None:
+                    nursery.start_soon(_extend, elsewhere, others)
+                profile = await _sampled(seconds, rate)
+                profile.processes = _worked_since(processes)
+                profile.called = self._called_since(before)
+            found = _models_of([*profile.called, *elsewhere])
             if models is not None:
                 found = [self._asked_for(name, found) for name in models]
             timed = [await self._timed(each, is_asked=models is not None) for each in found[:_MOST_MODELS]]
@@ -137,14 +166,14 @@ class Profiler:
             for key, each in self._plane.call_statistics.versions.items()
         }
 
-    def _called_since(self, before: dict[tuple[str, str], tuple[int, float]]) -> list[ProfiledModel]:
-        """List what was called, what took most first."""
-        now, found = self._work_of_versions(), []
-        for (name, version), (count, seconds) in now.items():
+    def _called_since(self, before: dict[tuple[str, str], tuple[int, float]]) -> list[CalledVersion]:
+        """List what was called."""
+        found = []
+        for (name, version), (count, seconds) in self._work_of_versions().items():
             calls, took = before.get((name, version), (0, 0.0))
             if count > calls:
-                found.append((seconds - took, ProfiledModel(name, version, count - calls)))
-        return [each for _, each in sorted(found, key=lambda pair: -pair[0])]
+                found.append(CalledVersion(name, version, count - calls, seconds - took))
+        return found
 
     def _asked_for(self, name: str, called: Sequence[ProfiledModel]) -> ProfiledModel:
         """Give a model by its name, with the calls of all its versions."""
@@ -162,6 +191,19 @@ class Profiler:
             return ProfiledModel(name, version, calls, problem=error.message)
         problem = "it is no model that OpenVINO runs in this process" if is_asked else ""
         return ProfiledModel(name, version, calls, problem=problem)
+
+
+async def _extend(elsewhere: list[CalledVersion], others: OfOthers) -> None:
+    elsewhere += await others()
+
+
+def _models_of(called: Iterable[CalledVersion]) -> list[ProfiledModel]:
+    """List what was called anywhere, what took most first."""
+    sums: dict[tuple[str, str], tuple[float, int]] = {}
+    for each in called:
+        seconds, calls = sums.get((each.name, each.version), (0.0, 0))
+        sums[each.name, each.version] = seconds + each.seconds, calls + each.calls
+    return [ProfiledModel(*key, calls) for key, (_, calls) in sorted(sums.items(), key=lambda pair: -pair[1][0])]
 
 
 async def _sampled(seconds: float, rate: float) -> ServerProfile:

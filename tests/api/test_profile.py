@@ -13,10 +13,11 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from ovmstrio.api.admin.whole_profile import merged_profiles
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import Overloaded
 from ovmstrio.core.http import HttpRequest
-from ovmstrio.dataplane.profiling import Profiler
+from ovmstrio.dataplane.profiling import CalledVersion, Profiler
 from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.wire.http.router import Route
 from tests.support import ir
@@ -138,3 +139,43 @@ async def test_where_nobody_has_to_be_known_other_machines_get_none(doors: BothD
     body = b'{"seconds": 0.01, "models": []}'
     answer = await router.answer(route, HttpRequest("POST", route.path, client=client, body=body))
     assert answer.status == status
+
+
+def _told(frames: list[str], stack: list[int], cpu: float) -> dict[str, Any]:
+    stacks = [{"frames": stack, "samples": 2}]
+    threads = {"name": "event loop", "samples": 2, "waiting": 0, "cpu_seconds": cpu, "stacks": stacks}
+    return {
+        "seconds": 1.0,
+        "cpu_seconds": cpu,
+        "native_cpu_seconds": 0.25,
+        "frames": [{"name": name, "file": "/a.py", "line": 1} for name in frames],
+        "threads": [threads],
+        "processes": [{"service": "s", "pid": int(cpu), "cpu_seconds": 0.1}],
+        "models": [],
+    }
+
+
+def test_profiles_of_several_processes_are_one_with_each_frame_once() -> None:
+    """Stacks of each are those of the frames that all share, and everything says whose it is."""
+    merged = merged_profiles({1: _told(["inner", "outer"], [1, 0], 2.0), 0: _told(["outer", "other"], [0, 1], 1.0)})
+    names = [frame["name"] for frame in merged["frames"]]
+    assert sorted(names) == ["inner", "other", "outer"]
+    stacks = [[names[place] for place in each["stacks"][0]["frames"]] for each in merged["threads"]]
+    assert stacks == [["outer", "other"], ["outer", "inner"]]
+    assert [each["worker"] for each in merged["threads"]] == [0, 1]
+    assert [(each["worker"], each["pid"]) for each in merged["processes"]] == [(0, 1), (1, 2)]
+    assert (merged["cpu_seconds"], merged["native_cpu_seconds"]) == (3.0, 0.5)
+    assert [each["cpu_seconds"] for each in merged["workers"]] == [1.0, 2.0]
+
+
+async def test_layers_are_those_of_what_was_called_in_any_process(doors: BothDoors) -> None:
+    """Others are looked at meanwhile, and their calls are counted among those of the model."""
+
+    async def others() -> list[CalledVersion]:
+        return [CalledVersion("add", "1", 7, 0.5)]
+
+    with trio.fail_after(PATIENCE_SECONDS):
+        profile = await Profiler(doors.plane).take(0.05, 100, None, others)
+    (model,) = profile.models
+    assert (model.name, model.calls, profile.called) == ("add", 7, [])
+    assert model.times is not None

@@ -65,6 +65,35 @@ def test_a_file_for_speedscope_has_the_time_of_each_stack() -> None:
     assert made["$schema"] == "https://www.speedscope.app/file-format-schema.json"
 
 
+def _of_workers() -> dict[str, Any]:
+    """Make what a server of two processes tells, of which the third did not answer."""
+    workers = [{"worker": row, "seconds": 2.0, "cpu_seconds": 0.5, "native_cpu_seconds": 0.125} for row in (0, 1)]
+    threads = [{**each, "worker": row} for row in (0, 1) for each in TOLD["threads"]]
+    return {**TOLD, "threads": threads, "processes": [], "workers": workers, "silent": [2]}
+
+
+def test_a_server_of_several_processes_has_a_profile_for_each() -> None:
+    """In the tables, the rows and the file; who is missing is named."""
+    told = _of_workers()
+    titles = [title for title, _ in profile_tables(told)]
+    assert [title for title in titles if "worker" in title and "samples" in title] == [
+        "[bold]worker 0: event loop[/]: 10 samples",
+        "[bold]worker 1: event loop[/]: 10 samples",
+    ]
+    assert "Worker 2 did not answer in time, and is not in it" in titles
+    assert {row[0] for row in profile_rows(told)} == {"worker 0: event loop", "worker 1: event loop", "m"}
+    names = [profile["name"] for profile in speedscope_document(told)["profiles"]]
+    assert names == ["worker 0: event loop", "worker 1: event loop", "layers of m"]
+    _, table = next(profile_tables(told))
+    assert table is not None
+    assert list(table.columns[0].cells) == [
+        "worker 0: event loop",
+        "worker 1: event loop",
+        "worker 0: OpenVINO and other native threads",
+        "worker 1: OpenVINO and other native threads",
+    ]
+
+
 _NUMBER: dict[str, Any] = {"type": "number", "minimum": 0}
 _FORMAT: dict[str, Any] = {
     "type": "object",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -96,6 +97,28 @@ def test_the_console_is_one_answer_whoever_gives_it(server: OvmsProcess) -> None
     assert {line["worker"] for line in lines} == {0, 1}
     # What they print says so, too.
     assert all(line["facts"]["worker"] == str(line["worker"]) for line in lines)
+
+
+def test_a_profile_has_the_threads_of_all_workers(server: OvmsProcess) -> None:
+    """The same one, whoever takes it; what is called through one of them has its layers timed by another."""
+    with _clients(server) as clients:
+        by_worker = {each.get("/console/api/server").json()["worker"]: each for each in clients}
+        asked: list[Any] = []
+
+        def ask() -> None:
+            body = {"seconds": 1, "rate": 50}
+            asked.append(by_worker[1].post("/v2/profile", json=body).json())
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while asking.is_alive():
+            by_worker[0].post("/v2/models/dummy/infer", json=ROW).raise_for_status()
+        asking.join()
+    (told,) = asked
+    assert told["silent"] == []
+    assert {each["worker"] for each in told["threads"] if each["name"] == "event loop"} == {0, 1}
+    assert [each["worker"] for each in told["workers"]] == [0, 1]
+    assert [(each["name"], each["calls"] > 0, "layers" in each) for each in told["models"]] == [("dummy", True, True)]
 
 
 def test_a_worker_that_is_stuck_is_named_and_not_waited_for(server: OvmsProcess) -> None:
