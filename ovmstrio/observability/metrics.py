@@ -11,7 +11,7 @@ import re
 from contextlib import AbstractContextManager
 from functools import cache, cached_property, partial
 from itertools import chain, product
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -66,6 +66,8 @@ _SUFFIXES: Final = ("", "_total", "_bucket", "_sum", "_count")
 _TOTAL: Final = re.compile(rb"^((?:# (?:HELP|TYPE) )?ovms_[a-z_]+?)_total\b", re.MULTILINE)
 _OPEN_TOTAL: Final = re.compile(rb"^(?:# TYPE (ovms_[a-z_]+) counter$|(ovms_[a-z_]+)_total\b)", re.MULTILINE)
 """In OpenMetrics's format the name of a counter must end so; a family of an unknown type may have any."""
+
+CallsT = TypeVar("CallsT", bound="CallMetrics")
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -131,7 +133,7 @@ class Metrics(Meters):
         """Give the metrics of one version, made at zero on first sight."""
         found = self._servables.get((name, version))
         if not isinstance(found, ServableMetrics):
-            found = self._servables[name, version] = ServableMetrics(self, name, version)
+            found = self._shown((name, version), ServableMetrics(self, name, version))
         return found
 
     def set_memory(self, name: str, version: str, part: str, size: int) -> None:
@@ -179,13 +181,30 @@ class Metrics(Meters):
         if event.kind == _GRAPH:
             self.graph(event.name).ended(event)
         else:
-            (self._servables.get((event.name, event.version)) or self._make_calls(event)).ended(event)
+            key = (event.name, event.version)
+            # Of a version that was retired meanwhile, or only asked about, calls are counted and no gauge is made.
+            (self._servables.get(key) or CallMetrics(self, *key)).ended(event)
 
     def _make_calls(self, event: CallEvent) -> CallMetrics:
         """Make the metrics of the calls of one version, on first sight."""
         key = (event.name, event.version)
-        made = self._servables[key] = (ServableMetrics if event.door.infer else CallMetrics)(self, *key)
+        return self._shown(key, (ServableMetrics if event.door.infer else CallMetrics)(self, *key))
+
+    def _shown(self, key: tuple[str, str], made: CallsT) -> CallsT:
+        """Keep the metrics of one version, and show how many calls are in flight."""
+        self._servables[key] = made
+        self.child("ovms_current_requests", *key).set_function(lambda: made.in_flight)
         return made
+
+    def retired(self, name: str, version: str) -> None:
+        """Show nothing any more that a version has or does now, for it is gone; what was counted of it stays."""
+        self._servables.pop((name, version), None)
+        told = {"name": name, "version": version}.items()
+        for gauge in self._families.values():
+            if isinstance(gauge, Gauge):
+                for sample in [sample for family in gauge.collect() for sample in family.samples]:
+                    if told <= sample.labels.items():
+                        gauge.remove(*sample.labels.values())
 
     def render(self, families: Sequence[str] = (), *, is_open: bool = False) -> bytes:
         """Print every family, or those named; from any thread, but one at a time.
@@ -257,7 +276,6 @@ class CallMetrics(BatchMetrics):
         self._outcome = cache(self._bind_outcome)
         self._time = cache(lambda interface: metrics.child("ovms_request_time_us", name, version, interface))
         self.in_flight = 0
-        metrics.child("ovms_current_requests", name, version).set_function(lambda: self.in_flight)
 
     def ended(self, event: CallEvent) -> None:
         """Count a call that has ended."""

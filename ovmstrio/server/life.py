@@ -50,7 +50,7 @@ from ovmstrio.observability.recent_past import RecentPast
 from ovmstrio.observability.request_log import RequestLog
 from ovmstrio.openvino.compiled_files import compiled_folder, keeping_compiled_files
 from ovmstrio.openvino.trials import trials_folder, trying_models
-from ovmstrio.registry import ModelControl, Registry
+from ovmstrio.registry import ModelControl, Registry, VersionState
 from ovmstrio.registry.source import ApplySpecs, ConfigSource
 from ovmstrio.repository.watcher import FileWatcher
 from ovmstrio.runtimes.kind import LoadContext
@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ServerSpec
     from ovmstrio.core.payloads import TextApi
     from ovmstrio.core.servable import LeaseServable
+    from ovmstrio.registry import VersionStatus
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.wire.listeners import Listener
 
@@ -203,6 +204,7 @@ class _Server:
         gate = None if access is None else access.gate
         if self._metrics is not None:
             self._metrics.watch(current_census(), _turns_of(current_loop_load()))
+            self._registry.subscribe(partial(_show_no_more, self._metrics))
             if gate is not None:
                 gate.refused = self._metrics.refused
         guards_calls = gate is not None and gate.guards_everything
@@ -539,6 +541,12 @@ class _Server:
             await self._hosting.leave()
         saved = self._store is None or await self._store.save_at_end()
         self.ended_gently = saved and not cut
+
+
+def _show_no_more(metrics: Metrics, status: VersionStatus) -> None:
+    """Take a version that has ended off the gauges."""
+    if status.state is VersionState.END:
+        metrics.retired(status.name, str(status.version))
 
 
 def _turns_of(load: LoopLoad) -> Callable[[], tuple[Sequence[int], float]]:

@@ -83,6 +83,35 @@ def test_requests_in_process_return_to_zero() -> None:
     assert _value(metrics, "ovms_current_requests", name="m", version="1") == 0
 
 
+def test_a_retired_version_leaves_the_gauges_and_its_counts_stay() -> None:
+    """What it has is shown no more, the other version's is, and a call that ends after it is still counted."""
+    metrics = Metrics(["ovms_streams", "ovms_current_requests", "ovms_requests_success", "ovms_infer_req_active"])
+    for version in ("1", "2"):
+        bound = metrics.servable("m", version)
+        bound.set_streams(4)
+        bound.set_pool(8, 3)
+        bound.set_load_seconds(1.5)
+        bound.set_memory("compiled", 1000)
+        bound.placed(inline=True, moved=True)
+    _infer(metrics)
+    late = CallEvent("m", "1", "model", KSERVE_GRPC, "ModelInfer")
+    metrics.call_started(late)
+    metrics.retired("m", "1")
+    late.code = OK
+    metrics.call_finished(late)
+
+    counted = {"ovms_requests_success", "ovmstrio_requests_total", "ovmstrio_placement_moves_total"}
+    assert {name for name, labels in _samples(metrics) if ("version", "1") in labels} == counted
+    assert _value(metrics, "ovms_requests_success", **REQUEST, method="ModelInfer") == 2
+    assert _value(metrics, "ovms_streams", name="m", version="2") == 4
+    assert _value(metrics, "ovmstrio_memory_bytes", name="m", version="2", part="compiled") == 1000
+
+    metrics.servable("m", "1").set_pool(8, 0)
+    assert _value(metrics, "ovms_infer_req_active", name="m", version="1") == 0
+    assert _value(metrics, "ovms_current_requests", name="m", version="1") == 0
+    assert _value(metrics, "ovms_requests_success", **REQUEST, method="ModelInfer") == 2
+
+
 def test_counter_names_are_those_of_ovms() -> None:
     """Dashboards written for OVMS ask for names without a suffix."""
     metrics = Metrics()
