@@ -211,9 +211,12 @@ class Network:
         self._hooks.bound(to_cores=is_bound, again=True)
         # What OpenVINO binds to no core by itself there is nothing to choose for.
         self.is_pinned = None if not (is_bound or was_shared or CORES.is_shared) else is_bound
-        for _ in range(self.pool.size):
-            # Requests that nobody uses would keep what was compiled before.
-            self.pool.release(await self._acquire())
+        try:
+            for _ in range(self.pool.size):
+                # Requests that nobody uses would keep what was compiled before.
+                self.pool.release(await self._acquire())
+        except ModelFailure as error:
+            log.warning("requests take over what was compiled when they are used", reason=error.message)
 
     async def _padded(self, fitted: Fitted) -> tuple[Sequence[Array], Cuts]:
         """Pad inputs, in a thread where that takes long."""
@@ -304,15 +307,28 @@ class Network:
             self._hooks.placed(inline=self._placement.is_inline(call.nbytes), moved=True)
 
     async def _acquire(self) -> Slot:
-        """Take a request of the pool of a model that is sound."""
+        """Take a request of the pool of a model that is sound.
+
+        Raises:
+            ModelFailure: OpenVINO makes no request of what was compiled again; the next caller tries it, too.
+        """
         while True:
             await self._runs.wait_sound()
             slot = await self.pool.acquire()
             if self._runs.is_sound:
-                if slot.model is not self._model:
-                    slot.attach(self._model)
+                self._renew(slot)
                 return slot
             self.pool.release(slot)
+
+    def _renew(self, slot: Slot) -> None:
+        """Have a request of the pool be one of what is compiled now; it goes back to the pool if that fails."""
+        if slot.model is self._model:
+            return
+        try:
+            slot.attach(self._model)
+        except (MemoryError, *OPENVINO_ERRORS) as error:
+            self.pool.release(slot)
+            raise ModelFailure(f"OpenVINO makes no request of the model: {reason(error)}") from error
 
     async def _infer_away(self, slot: Slot, call: _Call) -> list[Array]:
         self._hooks.set_pool(self.pool.size, self.pool.active)

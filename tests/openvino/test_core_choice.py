@@ -19,6 +19,7 @@ from ovmstrio.openvino import network as network_module
 from ovmstrio.openvino.compile import PINNING, ModelFile, compile_model
 from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.runtime import core
+from ovmstrio.openvino.slot import Slot
 from ovmstrio.work.cores import CoreShare
 from ovmstrio.work.placement import Placement
 from tests.support import ir
@@ -207,3 +208,34 @@ async def test_a_model_that_cannot_be_compiled_again_stays_as_it_is(
 
     np.testing.assert_array_equal(found, expected)
     assert running.is_pinned is pinned
+
+
+async def test_a_request_that_cannot_be_made_anew_is_not_lost(
+    cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever calls meanwhile is told; afterwards the whole pool answers, on what was compiled again."""
+    running = _away(network(ir.dummy(), tmp_path, plugin_config={**ONE_THREAD, "PERFORMANCE_HINT": "LATENCY"}))
+    (expected,) = await running.infer([ONES])
+    attach = Slot.attach
+
+    def refuse(slot: Slot, model: ov.CompiledModel) -> None:
+        if slot is not running._inline_slot:
+            raise MemoryError
+        attach(slot, model)
+
+    cores.services = 2
+    with monkeypatch.context() as patched:
+        patched.setattr(Slot, "attach", refuse)
+        await running.choose_cores()
+        for _ in range(2 * running.pool.size):
+            with trio.fail_after(60), pytest.raises(ModelFailure, match="no request"):
+                await running.infer([ONES])
+    assert running.pool.active == 0
+
+    with trio.fail_after(60):
+        taken = [await running._acquire() for _ in range(running.pool.size)]
+    assert {id(slot.model) for slot in taken} == {id(running._model)}
+    for slot in taken:
+        running.pool.release(slot)
+    (found,) = await running.infer([ONES])
+    np.testing.assert_array_equal(found, expected)
