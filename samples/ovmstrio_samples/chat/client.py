@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from openai import OpenAI, OpenAIError
+from openai import OpenAIError
 
 from ovmstrio_samples.command_line import arguments
+from ovmstrio_samples.openai_client import openai_client
 
 __all__ = ["answer"]
 
@@ -17,10 +18,10 @@ def answer(url: str, question: str, *, model: str = "chat", max_tokens: int = 25
     ``url`` is that of the server's REST port.  The likeliest token is taken each time.
 
     Raises:
-        OpenAIError: nobody answers, or the server refuses.
+        OpenAIError: nobody answers, the server refuses, or the answer breaks off.
     """
     with (
-        OpenAI(base_url=f"{url}/v3", api_key="unused") as client,
+        openai_client(url) as client,
         client.chat.completions.create(
             model=model,
             messages=[{"role": "user", "content": question}],

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from openai import OpenAI, OpenAIError
+from openai import OpenAIError
 
 from ovmstrio_samples.command_line import arguments
+from ovmstrio_samples.openai_client import openai_client
 
 __all__ = ["Found", "Passage", "passages", "search"]
 
@@ -52,9 +53,9 @@ def search(url: str, question: str, among: Sequence[Passage], *, model: str = "s
     """Give the passages that are nearest in meaning, nearest first; ``url`` is that of the server's REST port.
 
     Raises:
-        OpenAIError: nobody answers, or the server refuses.
+        OpenAIError: nobody answers, the server refuses, or the answer breaks off.
     """
-    with OpenAI(base_url=f"{url}/v3", api_key="unused") as client:
+    with openai_client(url) as client:
         texts = [f"{passage.heading}: {passage.text}" for passage in among]
         parts = [texts[start : start + _MOST_AT_ONCE] for start in range(0, len(texts), _MOST_AT_ONCE)]
         answers = [client.embeddings.create(model=model, input=part).data for part in (*parts, [question])]

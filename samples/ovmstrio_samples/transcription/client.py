@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from openai import OpenAI, OpenAIError
+from openai import OpenAIError
 
 from ovmstrio_samples.command_line import arguments
+from ovmstrio_samples.openai_client import openai_client
 
 __all__ = ["subtitles", "transcribe"]
 
@@ -16,9 +17,9 @@ def transcribe(url: str, recording: Path, *, model: str = "transcription") -> It
     """Give the words of a recording as they are understood; ``url`` is that of the server's REST port.
 
     Raises:
-        OpenAIError: nobody answers, or the server refuses.
+        OpenAIError: nobody answers, the server refuses, or the answer breaks off.
     """
-    with OpenAI(base_url=f"{url}/v3", api_key="unused") as client, recording.open("rb") as file:
+    with openai_client(url) as client, recording.open("rb") as file:
         for event in client.audio.transcriptions.create(model=model, file=file, stream=True):
             if event.type == "transcript.text.delta":
                 yield event.delta
@@ -28,9 +29,9 @@ def subtitles(url: str, recording: Path, *, model: str = "transcription") -> str
     """Give the words of a recording with their times, as subtitles of SubRip.
 
     Raises:
-        OpenAIError: nobody answers, or the server refuses.
+        OpenAIError: nobody answers, the server refuses, or the answer breaks off.
     """
-    with OpenAI(base_url=f"{url}/v3", api_key="unused") as client, recording.open("rb") as file:
+    with openai_client(url) as client, recording.open("rb") as file:
         return client.audio.transcriptions.create(model=model, file=file, response_format="srt")
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from openai import OpenAI, OpenAIError
+from openai import OpenAIError
 
 from ovmstrio_samples.command_line import arguments
+from ovmstrio_samples.openai_client import openai_client
 
 __all__ = ["speak"]
 
@@ -21,11 +22,11 @@ def speak(
     """Give the pieces of a file of sound as sentences are spoken; ``url`` is that of the server's REST port.
 
     Raises:
-        OpenAIError: nobody answers, or the server refuses.
+        OpenAIError: nobody answers, the server refuses, or the answer breaks off.
     """
     asked: dict[str, Any] = {"model": model, "input": text, "voice": voice, "response_format": form, "speed": speed}
     with (
-        OpenAI(base_url=f"{url}/v3", api_key="unused") as client,
+        openai_client(url) as client,
         client.audio.speech.with_streaming_response.create(**asked) as answer,
     ):
         yield from answer.iter_bytes()
