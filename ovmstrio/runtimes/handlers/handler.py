@@ -81,7 +81,7 @@ class LoadedHandler:
 
         Cancellation: as :meth:`call`.
         """
-        result = await self.call(name, **http_arguments(self.methods[name].wanted, request))
+        result = await self.call(name, **await http_arguments(self.methods[name].wanted, request))
         return await to_answer(result, self, name)
 
     async def answer_rpc(self, rpc: Rpc, call: RpcCall) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from ovmstrio.core import multipart
 from ovmstrio.core.errors import MalformedPayload
+from ovmstrio.core.http import HttpRequest
 from ovmstrio.runtimes.handlers.http import forms
 from ovmstrio.runtimes.handlers.http.forms import parse_payload
 from ovmstrio.runtimes.handlers.http.values import FormData, UploadFile
@@ -160,3 +163,32 @@ async def test_forms_are_starlettes_where_it_is_installed() -> None:
     assert (upload.filename, upload.content_type) == ("f.txt", "text/plain")
     assert isinstance(upload.file, io.BytesIO)
     assert await upload.read() == b"abc"
+
+
+@pytest.mark.parametrize("kind", [TYPE, "application/x-www-form-urlencoded"])
+async def test_a_large_form_is_read_beside_the_event_loop(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small one is read at once; neither its size nor its fields change what is found in it."""
+    threads: list[int] = []
+
+    def recorded(content_type: str | None, body: bytes) -> Any:
+        threads.append(threading.get_ident())
+        return parse_payload(content_type, body)
+
+    monkeypatch.setattr(forms, "parse_payload", recorded)
+    for count in (1, 5000):
+        fields = [(f"f{number}", str(number)) for number in range(count)]
+        parts = [part(name, text.encode()) for name, text in fields]
+        body = form(*parts) if kind is TYPE else urlencode(fields).encode()
+        request = HttpRequest("POST", "/", headers=(("content-type", kind),), body=body)
+        made = await forms.http_arguments(frozenset({"payload"}), request)
+        assert made["payload"].multi_items() == fields
+
+    small, large = threads
+    assert small == threading.get_ident() != large
+
+
+async def test_a_large_form_that_is_none_is_refused_like_a_small_one() -> None:
+    """The thread's error is the caller's."""
+    request = HttpRequest("POST", "/", headers=(("content-type", "multipart/form-data"),), body=b"x" * 2**20)
+    with pytest.raises(MalformedPayload, match="boundary"):
+        await forms.http_arguments(frozenset({"payload"}), request)

@@ -32,17 +32,17 @@ def test_the_last_of_a_parameters_values_counts() -> None:
     assert len(params) == 3
 
 
-def test_only_what_is_wanted_is_made() -> None:
+async def test_only_what_is_wanted_is_made() -> None:
     """A body that nobody wants may be anything."""
     request = HttpRequest("POST", "/", "v=2", (("content-type", "application/json"),), b"{")
-    assert http_arguments(frozenset(), request) == {}
-    made = http_arguments(frozenset({"query_params", "headers"}), request)
+    assert await http_arguments(frozenset(), request) == {}
+    made = await http_arguments(frozenset({"query_params", "headers"}), request)
     assert made["query_params"]["v"] == "2"
     assert made["headers"]["content-type"] == "application/json"
     assert sorted(made) == ["headers", "query_params"]
 
 
-def test_the_payload_is_parsed_by_the_headers() -> None:
+async def test_the_payload_is_parsed_by_the_headers() -> None:
     """As its content type says."""
     request = HttpRequest("POST", "/", headers=(("content-type", "application/json"),), body=b"[1]")
-    assert http_arguments(frozenset({"payload"}), request) == {"payload": [1]}
+    assert await http_arguments(frozenset({"payload"}), request) == {"payload": [1]}

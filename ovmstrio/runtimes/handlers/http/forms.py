@@ -9,6 +9,8 @@ from io import BytesIO
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
+import trio
+
 from ovmstrio.core.charsets import decoded
 from ovmstrio.core.errors import MalformedPayload
 from ovmstrio.core.http import Headers, HttpRequest
@@ -18,6 +20,10 @@ from ovmstrio.runtimes.handlers.http.values import FormData, QueryParams, Reques
 __all__ = ["http_arguments", "multipart_form", "parse_payload", "urlencoded_form"]
 
 _DEFAULT_CHARSET: Final = "utf-8"
+_MULTIPART: Final = "multipart/form"
+_URLENCODED: Final = "application/x-www-form-urlencoded"
+_AT_ONCE_BYTES: Final = 16 * 1024
+"""Of a form of many small fields, which takes milliseconds; larger ones are read beside the event loop."""
 
 
 def urlencoded_form(body: bytes) -> Any:
@@ -66,15 +72,21 @@ def _starlette() -> Any:
     return classes
 
 
-def http_arguments(wanted: frozenset[str], request: HttpRequest) -> dict[str, Any]:
-    """Make the arguments that a method wants.
+async def http_arguments(wanted: frozenset[str], request: HttpRequest) -> dict[str, Any]:
+    """Make the arguments that a method wants; a large form is read in a thread.
 
     Raises:
         MalformedPayload: it wants the payload, which is not what its content type says.
+
+    Cancellation: before a thread reads a form, not while it does.
     """
     made: dict[str, Any] = {}
     if "payload" in wanted:
-        made["payload"] = parse_payload(request.header("content-type"), request.body)
+        given, body = request.header("content-type"), request.body
+        takes_long = len(body) > _AT_ONCE_BYTES and (given or "").lower().startswith((_MULTIPART, _URLENCODED))
+        made["payload"] = (
+            await trio.to_thread.run_sync(parse_payload, given, body) if takes_long else parse_payload(given, body)
+        )
     if "headers" in wanted:
         made["headers"] = RequestHeaders(request.headers)
     if "query_params" in wanted:
@@ -107,9 +119,9 @@ def parse_payload(content_type: str | None, body: bytes) -> Any:
         return _parsed_json(body)
     if kind.startswith("text/plain"):
         return _decoded(kind, body)
-    if kind.startswith("multipart/form"):
+    if kind.startswith(_MULTIPART):
         return multipart_form(given, body)
-    if kind.startswith("application/x-www-form-urlencoded"):
+    if kind.startswith(_URLENCODED):
         return urlencoded_form(body)
     return body
 

@@ -268,7 +268,7 @@ class HostedHandler:
 
     async def _answered(self, name: str, row: list[Any], request_id: str) -> HttpAnswer:
         with in_log(request_id):
-            arguments = http_arguments(self._loaded.methods[name].wanted, read_request(row))
+            arguments = await http_arguments(self._loaded.methods[name].wanted, read_request(row))
             result = await self._loaded.call(name, **arguments)
             return await to_answer(result, self._loaded, name)
 
@@ -288,7 +288,7 @@ class HostedHandler:
         method = self._loaded.methods[name]
         for position, (row, request_id) in enumerate(rows):
             try:
-                items[position] = BatchItem(http_arguments(method.wanted, read_request(row)), request_id)
+                items[position] = BatchItem(await http_arguments(method.wanted, read_request(row)), request_id)
             except MalformedPayload as error:
                 told[position] = refusal_row(error)
         if items:
