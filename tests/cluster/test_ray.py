@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from tests.support import ir
+from tests.support.graphs import inference_graph
 from tests.support.ray_cluster import RayCluster, ray_cluster
 
 triton = pytest.importorskip("tritonclient.grpc")
@@ -47,30 +48,6 @@ class Handler:
     def parts(self):
         yield "one "
         raise RuntimeError("within its answer")
-"""
-
-GRAPH = """
-input_stream: "in"
-output_stream: "out"
-node {
-  calculator: "OpenVINOModelServerSessionCalculator"
-  output_side_packet: "SESSION:session"
-  node_options: {
-    [type.googleapis.com / mediapipe.OpenVINOModelServerSessionCalculatorOptions]: { servable_name: "spread" }
-  }
-}
-node {
-  calculator: "OpenVINOInferenceCalculator"
-  input_side_packet: "SESSION:session"
-  input_stream: "IN:in"
-  output_stream: "OUT:out"
-  node_options: {
-    [type.googleapis.com / mediapipe.OpenVINOInferenceCalculatorOptions]: {
-      tag_to_input_tensor_names { key: "IN" value: "b" }
-      tag_to_output_tensor_names { key: "OUT" value: "a" }
-    }
-  }
-}
 """
 
 
@@ -125,7 +102,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ir.save(ir.dummy(), root, name)
     ir.save(ir.passthrough("FP32", (1, 10), input_name="b", output_name="a"), root, "new")
     ir.save(ir.accumulator(), root, "kept")
-    (root / "graph.pbtxt").write_text(GRAPH)
+    (root / "graph.pbtxt").write_text(inference_graph("spread"))
     (root / "failing").mkdir()
     (root / "failing" / "handler.py").write_text(HANDLER)
     (root / "failing" / "nucleus.yaml").write_text("type: python\npath: handler.py\n")

@@ -21,32 +21,8 @@ import trustme
 
 from ovmstrio.protocol.descriptors import message_class
 from tests.support import ir
-from tests.support.graphs import graph_text, python_node
+from tests.support.graphs import graph_text, inference_graph, python_node
 from tests.support.processes import OvmsProcess, free_ports, running, serving
-
-_GRAPH = """
-input_stream: "in"
-output_stream: "out"
-node {
-  calculator: "OpenVINOModelServerSessionCalculator"
-  output_side_packet: "SESSION:session"
-  node_options: {
-    [type.googleapis.com / mediapipe.OpenVINOModelServerSessionCalculatorOptions]: { servable_name: "m" }
-  }
-}
-node {
-  calculator: "OpenVINOInferenceCalculator"
-  input_side_packet: "SESSION:session"
-  input_stream: "IN:in"
-  output_stream: "OUT:out"
-  node_options: {
-    [type.googleapis.com / mediapipe.OpenVINOInferenceCalculatorOptions]: {
-      tag_to_input_tensor_names { key: "IN" value: "b" }
-      tag_to_output_tensor_names { key: "OUT" value: "a" }
-    }
-  }
-}
-"""
 
 _WAIT = """
 import trio
@@ -142,7 +118,7 @@ def far(folder: Path) -> Iterator[OvmsProcess]:
 def test_clients_graphs_and_pipelines_call_it_like_any_model(tmp_path: Path, far: OvmsProcess) -> None:
     """Over both protocols; metadata and errors are the other server's."""
     (tmp_path / "graph").mkdir()
-    (tmp_path / "graph" / "graph.pbtxt").write_text(_GRAPH)
+    (tmp_path / "graph" / "graph.pbtxt").write_text(inference_graph("m"))
     source = {"node_name": "request", "data_item": "x"}
     node = {
         "name": "n",

@@ -27,7 +27,18 @@ if TYPE_CHECKING:
     from ovmstrio.runtimes.graphs.graph_servable import GraphServable
     from ovmstrio.work.isolation.isolated_code import Isolation
 
-__all__ = ["LOOPBACK", "Answers", "ask", "graph_text", "loaded", "python_node", "stamps", "stream", "texts"]
+__all__ = [
+    "LOOPBACK",
+    "Answers",
+    "ask",
+    "graph_text",
+    "inference_graph",
+    "loaded",
+    "python_node",
+    "stamps",
+    "stream",
+    "texts",
+]
 
 GRAPH = "graph"
 
@@ -40,6 +51,35 @@ LOOPBACK = """
       options { [mediapipe.SyncSetInputStreamHandlerOptions.ext] { sync_set { tag_index: "LOOPBACK:0" } } }
     }
 """
+
+
+def inference_graph(servable: str) -> str:
+    """Write a graph of one node, which calls a model: its stream ``in`` is input ``b``, and ``out`` output ``a``."""
+    return dedent(f"""
+        input_stream: "in"
+        output_stream: "out"
+        node {{
+          calculator: "OpenVINOModelServerSessionCalculator"
+          output_side_packet: "SESSION:session"
+          node_options: {{
+            [type.googleapis.com / mediapipe.OpenVINOModelServerSessionCalculatorOptions]: {{
+              servable_name: "{servable}"
+            }}
+          }}
+        }}
+        node {{
+          calculator: "OpenVINOInferenceCalculator"
+          input_side_packet: "SESSION:session"
+          input_stream: "IN:in"
+          output_stream: "OUT:out"
+          node_options: {{
+            [type.googleapis.com / mediapipe.OpenVINOInferenceCalculatorOptions]: {{
+              tag_to_input_tensor_names {{ key: "IN" value: "b" }}
+              tag_to_output_tensor_names {{ key: "OUT" value: "a" }}
+            }}
+          }}
+        }}
+    """)
 
 
 def python_node(
