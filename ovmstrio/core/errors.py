@@ -299,10 +299,11 @@ class PermissionDenied(ServerError, PermissionError):
 
 
 class MissingScope(PermissionDenied):
-    """Who asks is known and has no ``scope`` for it."""
+    """Who asks, the ``caller``, is known and has no ``scope`` for it."""
 
     def __init__(self, caller: str, scope: str) -> None:
         super().__init__(f"{caller!r} may not do that: it needs the scope {scope}")
+        self.caller = caller
         self.scope = scope
 
 

@@ -47,6 +47,7 @@ from ovmstrio.observability.access_log import open_access_log
 from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.observability.recent_past import RecentPast
+from ovmstrio.observability.refused_changes import bounded_refusals
 from ovmstrio.observability.request_log import RequestLog
 from ovmstrio.openvino.compiled_files import compiled_folder, keeping_compiled_files
 from ovmstrio.openvino.trials import trials_folder, trying_models
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ServerSpec
     from ovmstrio.core.payloads import TextApi
     from ovmstrio.core.servable import LeaseServable
+    from ovmstrio.observability.repeated_faults import RepeatedFaults
     from ovmstrio.registry import VersionStatus
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.wire.listeners import Listener
@@ -360,8 +362,8 @@ class _Server:
         keeping = keeping_compiled_files(compiled_folder(), int(kept_gb * 10**9))
         if self._access is not None:
             long_requests.set(self._access.gate.long_requests)
-        with self._locked_store(), self._control or nullcontext(), log_tail, keeping:
-            await self._serve(task_status)
+        with self._locked_store(), self._control or nullcontext(), log_tail, keeping, bounded_refusals() as refusals:
+            await self._serve(refusals, task_status)
 
     def _locked_store(self) -> AbstractContextManager[None]:
         """Keep the folder of the sequences, where there are any; what has the root of the ports has none.
@@ -376,7 +378,7 @@ class _Server:
             check_store(folder, 1)
         return locked_folder(folder, str(self._settings.config_path or self._settings.model_name or "nothing"))
 
-    async def _serve(self, task_status: trio.TaskStatus[Running]) -> None:
+    async def _serve(self, refusals: RepeatedFaults, task_status: trio.TaskStatus[Running]) -> None:
         async with trio.open_nursery() as nursery:
             with trying_models(nursery, self._settings.trial_load, trials_folder(self._settings.cache_dir)):
                 await nursery.start(self._registry.run)
@@ -384,6 +386,7 @@ class _Server:
             if self._plan.root:
                 await self._load_root()
             nursery.start_soon(self._pending.watch)
+            nursery.start_soon(refusals.sum_up)
             nursery.start_soon(self._admission.follow_others)
             if self._hosting.peers is not None:
                 await nursery.start(

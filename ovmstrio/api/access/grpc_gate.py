@@ -15,8 +15,10 @@ from grpclib.exceptions import GRPCError
 
 from ovmstrio.api.access.own_headers import without_proof
 from ovmstrio.core.callers import Need, current_caller, leave_caller
+from ovmstrio.core.errors import MissingScope, Unauthenticated
 from ovmstrio.core.events import current_wire_request
 from ovmstrio.core.long_requests import while_known
+from ovmstrio.observability.refused_changes import tell_refused
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -58,6 +60,10 @@ NEEDS: Final[Mapping[str, Need]] = {
     for method in methods.split()
 }
 """What the server's own methods need; settings of logs are read with ``read``, and changed with ``admin`` as well."""
+
+
+_MAY_CHANGE: Final = frozenset({f"{_KSERVE}LogSettings"})
+"""What changes something only if its message says so."""
 
 
 class GuardedService:
@@ -109,7 +115,12 @@ def _guarded(handler: Handler, gate: Gate, need: Need) -> Handler:
     async def run(call: Call) -> None:
         head = call.state.head
         if not gate.let_in_now(need, "", head.headers, head.notes):
-            await gate.let_in(need, "", head.headers, call.peer.certificate)
+            try:
+                await gate.let_in(need, "", head.headers, call.peer.certificate)
+            except (Unauthenticated, MissingScope) as error:
+                if need is Need.ADMIN or call.path in _MAY_CHANGE:
+                    tell_refused(call.path.lstrip("/"), error, client=call.peer.host)
+                raise
         try:
             await answer(call)
         finally:

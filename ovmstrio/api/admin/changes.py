@@ -12,6 +12,7 @@ from ovmstrio.api.admin.locality import check_is_local, is_local
 from ovmstrio.api.admin.page_origins import foreign_origin, foreign_site, is_of_browser, is_own_name
 from ovmstrio.core.callers import Need, current_caller
 from ovmstrio.core.errors import PermissionDenied, ServerError
+from ovmstrio.observability.refused_changes import tell_refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,7 +77,7 @@ class Changes:
             check()
             yield
         except PermissionDenied as error:
-            log.warning("change refused", change=change, **who, **facts, reason=error.message)
+            tell_refused(change, error, client=client, caller=who["caller"], facts=facts)
             raise
         except ServerError as error:
             log.warning("change failed", change=change, **who, **facts, reason=error.message)

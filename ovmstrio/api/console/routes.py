@@ -17,13 +17,14 @@ from ovmstrio.api.kserve.repository_index import server_version
 from ovmstrio.api.kserve.repository_requests import control_of
 from ovmstrio.api.kserve.rest.infer_request import parse_document
 from ovmstrio.core.callers import Need, current_caller, current_certificate
-from ovmstrio.core.errors import InvalidRequest, NotSupported
+from ovmstrio.core.errors import InvalidRequest, NotSupported, PermissionDenied
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.texts import shown
 from ovmstrio.dataplane.descriptions import DEFAULT_NAME
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_trees import written_log_levels
 from ovmstrio.observability.logs import LEVELS
+from ovmstrio.observability.refused_changes import tell_refused
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
 
@@ -154,7 +155,11 @@ def _live_rules(
 def _change_rules(plane: DataPlane, changes: Changes, guard: ConsoleGuard) -> list[Rule]:
     def changing(path: str, view: View) -> Rule:
         async def answer(request: HttpRequest, **places: str) -> HttpAnswer:
-            guard.let_change(request)
+            try:
+                guard.let_change(request)
+            except PermissionDenied as error:
+                tell_refused(f"console {path}", error, client=request.client, about=request.path)
+                raise
             told = await view(request, **places)
             return told.with_headers(_NOT_KEPT)
 

@@ -22,9 +22,10 @@ from urllib.parse import unquote
 import structlog
 
 from ovmstrio.core.callers import Need, current_certificate, leave_caller
-from ovmstrio.core.errors import ServerError
+from ovmstrio.core.errors import MissingScope, ServerError, Unauthenticated
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.limits import CallPlace, current_place
+from ovmstrio.observability.refused_changes import tell_refused
 from ovmstrio.wire.http.answers import challenge, error_answer
 from ovmstrio.wire.http.told_requests import ToldRequests
 
@@ -211,6 +212,9 @@ class Router:
             if route.admit is not None and self._has_limits():
                 current_place.set(await route.admit(request.method))
         except ServerError as error:
+            if route.need is Need.ADMIN and isinstance(error, Unauthenticated | MissingScope):
+                asked = f"{request.method} {request.path}"
+                tell_refused(_pattern(route, request), error, client=request.client, about=asked)
             refusal = self.shared(challenge(route.refuse(error), error), request.header("origin") or "")
             if self._told is not None:
                 self._told.refused(request, refusal)
@@ -340,3 +344,10 @@ def _leaves(error: Exception) -> list[Exception]:
     if isinstance(error, ExceptionGroup):
         return [leaf for each in error.exceptions for leaf in _leaves(each)]
     return [error]
+
+
+def _pattern(route: Route, request: HttpRequest) -> str:
+    """Name what is asked for, of which there is little: names that the client has chosen are left out."""
+    names = {given: f"<{name}>" for name, given in route.places.items()}
+    path = "/".join(names.get(segment, segment) for segment in request.path.split("/"))
+    return f"{request.method} {path}"
