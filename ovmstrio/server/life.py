@@ -477,6 +477,7 @@ class _Server:
         """Load what is configured; what fails is a state of the registry and leaves the server up."""
         if self._store is not None:
             await self._store.restore()
+        self._registry.context.shared(SequenceManagers).settle()
         await adopt_regions(self._plane)
         await adopt_loads(self._plane)
         try:

@@ -17,7 +17,9 @@ from hypothesis.extra import numpy as arrays_of
 from ovmstrio.core.sequence_owners import ForwardedStep
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.runtimes.models.sequences.owners import pack, unpack
+from ovmstrio.server.workers.board import Board
 from ovmstrio.server.workers.peers import Peers
+from ovmstrio.server.workers.sequence_directory import BoardDirectory
 from ovmstrio.server.workers.steps import SWIFT_STEP, PeerOwners
 from ovmstrio.work.messages.message_packets import Swift, swift_packet
 
@@ -77,13 +79,15 @@ async def test_a_step_is_answered_by_the_process_that_has_its_sequence(
 
     secret = os.urandom(8).hex()
     async with AsyncExitStack() as opened:
+        board = Board.create(2)
+        opened.callback(board.close)
         nursery = await opened.enter_async_context(trio.open_nursery())
         made = [Peers(secret, 2, row) for row in range(2)]
         for peers in made:
             await nursery.start(peers.run, answer)
         step = ForwardedStep("acc", "3", identity, False, True, {"x": array}, math.inf if is_swift else 1e9)
         with trio.fail_after(30):
-            (output,) = await PeerOwners(made[0]).run_step(1, step)
+            (output,) = await PeerOwners(made[0], BoardDirectory(board, 0, secret)).run_step(1, step)
         assert isinstance(output, Tensor)
         np.testing.assert_array_equal(output.array, array + 1 if is_swift else array)
         assert asked[0][1:6] == ["acc", "3", identity, False, True]

@@ -1,4 +1,4 @@
-"""Where several processes keep their sequences, and which of them has which."""
+"""Where several processes keep their sequences, and how ids are shared out among servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.models.sequences import Control, SequenceManager
 from ovmstrio.runtimes.models.sequences.owners import owner_of
 from ovmstrio.server.workers.stores import check_store, part_of_store
 
@@ -47,16 +46,3 @@ def test_ids_that_follow_each_other_are_spread() -> None:
     """No process has none of them, nor most."""
     owners = [owner_of(identity, 4) for identity in range(1, 1001)]
     assert all(200 < owners.count(row) < 300 for row in range(4))
-
-
-async def test_ids_that_are_given_are_the_process_s_own() -> None:
-    """They ascend, and no other process gives the same."""
-    given_ids = []
-    for row in range(3):
-        manager = SequenceManager("m", 1, ())
-        manager.is_own = lambda number, row=row: owner_of(number, 3) == row  # type: ignore[misc]  # the loop's own
-        ids = [int(manager.admit(Control(0, start=True), by_default=True).id) for _ in range(20)]
-        assert ids == sorted(ids)
-        assert {owner_of(each, 3) for each in ids} == {row}
-        given_ids += ids
-    assert len(set(given_ids)) == 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,14 @@ import trio
 
 from ovmstrio.core.begun import user_code_begins
 from ovmstrio.core.datatypes import BY_NAME, BYTES
-from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem, SequenceExists
 from ovmstrio.core.request import SEQUENCE_ID, InferRequest, InferResponse
-from ovmstrio.core.sequence_owners import ForwardedStep
+from ovmstrio.core.sequence_owners import ForwardedStep, SequenceElsewhere
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.core.texts import utf8
 from ovmstrio.openvino.model_state import StateChange
 from ovmstrio.runtimes.models.model import model_metadata, named_outputs
+from ovmstrio.runtimes.models.sequences.manager import EXISTS
 from ovmstrio.runtimes.models.sequences.sequence_requests import SPECIAL_INPUTS, Control, read_control
 from ovmstrio.runtimes.models.validation import Validator
 
@@ -88,16 +90,24 @@ class StatefulServable:
         arrays = self._validate(plain)
         # Who has it made again does not know whether it counts.
         user_code_begins()
-        by_default = not request.model_version.strip("0")
-        owners = self._owners
-        if owners is not None and control.id and (owner := owners.owner(control.id)) is not None:
-            version = "" if by_default else self.version
-            asked = control.id, control.start, control.end
-            step = ForwardedStep(self.name, version, *asked, arrays, request.most_bytes)
-            outputs = await owners.run_step(owner, step)
-        else:
-            outputs = await self._run(control, arrays, request, by_default=by_default)
+        outputs = await self._answer(control, arrays, request)
         return InferResponse(self.name, self.version, outputs, request.id, is_private=True)
+
+    async def _answer(
+        self, control: Control, arrays: Mapping[str, Array], request: InferRequest
+    ) -> list[Tensor | RawTensor]:
+        """Give the outputs of a request, from whichever process has its sequence, or will."""
+        by_default = not request.model_version.strip("0")
+        owners, identity = self._owners, control.id
+        while True:
+            with suppress(SequenceElsewhere):
+                if owners is None or not identity or identity in self._manager:
+                    return await self._run(control, arrays, request, by_default=by_default)
+                owner = owners.owner(self.name, identity)
+                if owner is None:
+                    return await self._run(control, arrays, request, by_default=by_default)
+                asked = "" if by_default else self.version, identity, control.start, control.end
+                return await owners.run_step(owner, ForwardedStep(self.name, *asked, arrays, request.most_bytes))
 
     async def run_step(self, step: ForwardedStep) -> list[Tensor | RawTensor]:
         """Give the outputs of a request of a sequence that is here, which came to another process; as :meth:`infer`.
@@ -108,9 +118,12 @@ class StatefulServable:
         Cancellation: as there.
         """
         request = InferRequest(self.name, step.version, most_bytes=step.most_bytes)
-        return await self._run(
-            Control(step.id, step.start, step.end), step.arrays, request, by_default=not step.version
-        )
+        control = Control(step.id, step.start, step.end)
+        try:
+            return await self._run(control, step.arrays, request, by_default=not step.version)
+        except SequenceElsewhere:
+            # It ended here while the request was on its way, and somebody else has been faster to begin the next one.
+            raise SequenceExists(EXISTS) from None
 
     async def _run(
         self, control: Control, arrays: Mapping[str, Array], request: InferRequest, *, by_default: bool

@@ -17,6 +17,7 @@ from ovmstrio.core.limits import refuse_more
 from ovmstrio.server.workers.journal import Journal
 from ovmstrio.server.workers.kept_figures import KeptFigures
 from ovmstrio.server.workers.ledger_memory import LedgerMemory
+from ovmstrio.server.workers.sequence_memory import SequenceMemory, slots_for
 
 __all__ = ["Board", "SharedLimit"]
 
@@ -37,24 +38,27 @@ class Board:
     Attributes:
         ledger: what they count together.
         figures: what those have counted that have ended.
+        sequences: which of them has which sequence.
     """
 
     def __init__(self, descriptor: int, rows: int) -> None:
         self.descriptor = descriptor
         self.rows = rows
-        self._memory = mmap.mmap(descriptor, _size(rows))
+        self._memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
         self._whole = memoryview(self._memory)
         self._cells = self._whole[: _own_size(rows)].cast("q")
         self._journals: list[Journal] = []
         start = _own_size(rows) + rows * Journal.size()
         self.ledger = LedgerMemory(self._whole[start : start + LedgerMemory.size(rows)], rows)
-        self.figures = KeptFigures(self._whole[start + LedgerMemory.size(rows) :], rows)
+        start += LedgerMemory.size(rows)
+        self.figures = KeptFigures(self._whole[start : start + KeptFigures.size(rows)], rows)
+        self.sequences = SequenceMemory(self._whole[start + KeptFigures.size(rows) :])
 
     @classmethod
-    def create(cls, rows: int) -> Board:
-        """Make a board whose file nobody else can open."""
+    def create(cls, rows: int, sequences: int = 0) -> Board:
+        """Make a board whose file nobody else can open, for at least so many sequences."""
         descriptor = os.memfd_create("ovmstrio-board", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, _size(rows))
+        os.ftruncate(descriptor, _size(rows) + SequenceMemory.size(slots_for(sequences)))
         return cls(descriptor, rows)
 
     def close(self) -> None:
@@ -63,6 +67,7 @@ class Board:
             journal.release()
         self.ledger.release()
         self.figures.release()
+        self.sequences.release()
         self._cells.release()
         self._whole.release()
         self._memory.close()
@@ -74,12 +79,19 @@ class Board:
         self._journals.append(Journal(self._whole[start : start + Journal.size()]))
         return self._journals[-1]
 
-    def clear(self, row: int) -> None:
-        """Forget what a process that has ended had written, but for what it has counted."""
+    def clear(self, row: int, *, keeps_sequences: bool = False) -> None:
+        """Forget what a process that has ended had written, but for what it has counted.
+
+        Args:
+            row: its number.
+            keeps_sequences: whether its successor goes on with its sequences.
+        """
         for column in range(_COLUMNS):
             self._cells[row * _COLUMNS + column] = 0
         with self.locked():
             self.ledger.clear(row)
+            if not keeps_sequences:
+                self.sequences.clear(row)
         self.figures.add_to_past(row)
 
     def in_flight(self, row: int) -> int:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 import trio
 
+from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_writer import WRITER
@@ -94,7 +95,7 @@ class _Parent:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._readiness = ReadinessFile(plan.readiness_file)
-        self._board = Board.create(plan.processes)
+        self._board = Board.create(plan.processes, _most_sequences(plan))
         self._connections = GivenConnections(self._board)
         self._nursery: trio.Nursery | None = None
         self._changed = trio.Event()
@@ -372,7 +373,7 @@ class _Parent:
         if not (is_draining or is_wanted) or (was_cut and code != CUT):
             passed_on = sum(standing.may_be_in_flight for _, standing in lost)
             self._log_end(kept.row, process.pid, code, max(in_flight - passed_on, 0), passed_on)
-        self._board.clear(kept.row)
+        self._board.clear(kept.row, keeps_sequences=self._plan.settings.sequence_store is not None)
         self._recover_all(lost, _cause(code))
         self._hear(None)
         if not (is_draining or self._has_been_ready):
@@ -436,6 +437,10 @@ class _Parent:
     def _are_enough_ready(self) -> bool:
         # Of a project, those that are left serve on when one has died.
         return any(kept.is_ready for kept in self._kept) if self._plan.root else self._board.all_ready()
+
+
+def _most_sequences(plan: Plan) -> int:
+    return sum(each.max_sequence_number for each in plan.spec.services if isinstance(each, ModelSpec) and each.stateful)
 
 
 def _cause(code: int) -> str:

@@ -261,7 +261,9 @@ class Peers:
 
     # What is asked of others
 
-    async def ask(self, row: int, value: Any, order: Order | None = None) -> Any:
+    async def ask(
+        self, row: int, value: Any, order: Order | None = None, is_its: Callable[[], bool] = lambda: True
+    ) -> Any:
         """Ask one of the others.
 
         Args:
@@ -269,8 +271,10 @@ class Peers:
             value: the question, plain data and arrays.
             order: what it has in common with others that are answered before and after it.  With an order the question
                 waits for a while for a process that is being started.
+            is_its: tells whether the question is that process's still, so that it is to be waited for.
 
         Raises:
+            NotBegun: it cannot be reached, and the question is its no more.
             NotReady: it cannot be reached, or has ended before it answered.
             Exception: what it raised.
 
@@ -289,6 +293,8 @@ class Peers:
                     return await link.wait(asked)
             except NotBegun:
                 with trio.CancelScope(deadline=deadline) as reaching:
+                    if not is_its():
+                        raise
                     await changed.wait()
             if reaching.cancelled_caught:
                 raise NotReady(BEING_STARTED)

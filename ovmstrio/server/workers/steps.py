@@ -9,9 +9,10 @@ import trio
 
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import NotSupported
-from ovmstrio.core.sequence_owners import ForwardedStep
+from ovmstrio.core.sequence_owners import ForwardedStep, SequenceElsewhere
 from ovmstrio.core.tensor import Tensor
-from ovmstrio.runtimes.models.sequences.owners import owner_of, pack, read_outputs, tell_outputs, unpack
+from ovmstrio.runtimes.models.sequences.owners import pack, read_outputs, tell_outputs, unpack
+from ovmstrio.server.workers.links import NotBegun
 from ovmstrio.work.messages.message_packets import Swift
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ovmstrio.registry import Registry
     from ovmstrio.registry.instances import Lease
     from ovmstrio.server.workers.peers import Peers
+    from ovmstrio.server.workers.sequence_directory import BoardDirectory
 
 __all__ = ["STEP", "SWIFT_STEP", "PeerOwners", "answer_step", "answer_swift_step"]
 
@@ -39,42 +41,84 @@ class PeerOwners:
 
     Args:
         peers: the other processes.
+        directory: knows which of them has which sequence.
     """
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: Peers, directory: BoardDirectory) -> None:
         self._peers = peers
+        self._directory = directory
+        # What is under way goes before what comes behind it, wherever its sequence will be then.
+        self._ways: dict[tuple[str, int | str], _Way] = {}
 
-    def owner(self, identity: int | str) -> int | None:
-        """Tell which other process has a sequence; None if it is this one."""
-        row = owner_of(identity, self._peers.rows)
+    def owner(self, model: str, identity: int | str) -> int | None:
+        """Tell which other process has an id; None if it is this one, or nobody."""
+        way = self._ways.get((model, identity))
+        if way is not None:
+            return way.owner
+        row = self._directory.find(model, identity)
         return None if row == self._peers.row else row
-
-    def is_own(self, identity: int) -> bool:
-        """Tell whether this process has a sequence."""
-        return owner_of(identity, self._peers.rows) == self._peers.row
 
     async def run_step(self, owner: int, step: ForwardedStep) -> list[Tensor | RawTensor]:
         """Have another process answer a request.
 
         Raises:
+            SequenceElsewhere: it could not be reached, and has the sequence no more.
             ServerError: what it raised there, or it cannot be reached.
 
         Cancellation: at once, and there, too.
         """
+        sequence = step.model, step.id
+        way = self._ways.setdefault(sequence, _Way(owner))
+        way.count += 1
+        try:
+            return await self._ask(owner, step)
+        except NotBegun:
+            self._leave(sequence, way)
+            raise SequenceElsewhere from None
+        finally:
+            way.count -= 1
+            if not way.count:
+                self._leave(sequence, way)
+
+    def _leave(self, sequence: tuple[str, int | str], way: _Way) -> None:
+        if self._ways.get(sequence) is way:
+            del self._ways[sequence]
+
+    async def _ask(self, owner: int, step: ForwardedStep) -> list[Tensor | RawTensor]:
+        """Ask a process for the answer.
+
+        Raises:
+            NotBegun: it could not be reached, and has the sequence no more.
+            ServerError: what it raised there, or it cannot be reached.
+        """
+
+        def has_it() -> bool:
+            return self._directory.find(step.model, step.id) == owner
+
         sequence = [step.id, step.start, step.end]
         order = [step.model, step.id]
         packed = pack((name, "", array) for name, array in step.arrays.items())
         if packed is None:
             asked = [STEP, step.model, step.version, *sequence, dict(step.arrays), step.most_bytes]
-            return read_outputs(await self._peers.ask(owner, asked, order))
+            return read_outputs(await self._peers.ask(owner, asked, order, has_it))
         heads, buffers = packed
         most = step.most_bytes if math.isfinite(step.most_bytes) else None
         told = await self._peers.ask(
-            owner, Swift([SWIFT_STEP, step.model, step.version, *sequence, most, heads], buffers), order
+            owner, Swift([SWIFT_STEP, step.model, step.version, *sequence, most, heads], buffers), order, has_it
         )
         if len(told) == _PACKED:
             return [Tensor(name, BY_NAME[datatype], array) for name, datatype, array in unpack(*told)]
         return read_outputs(told[0])
+
+
+class _Way:
+    """Where requests of a sequence are that are under way, and how many they are."""
+
+    __slots__ = ("count", "owner")
+
+    def __init__(self, owner: int) -> None:
+        self.owner = owner
+        self.count = 0
 
 
 async def answer_swift_step(registry: Registry, arguments: Sequence[Any]) -> Swift | list[Any]:

@@ -33,6 +33,7 @@ from ovmstrio.server.workers.board import Board, SharedLimit
 from ovmstrio.server.workers.engines import WorkerEngines
 from ovmstrio.server.workers.passing import ConnectionInbox
 from ovmstrio.server.workers.peers import Peers
+from ovmstrio.server.workers.sequence_directory import BoardDirectory
 from ovmstrio.server.workers.shared_ledger import LedgerLimit, SharedLedger
 from ovmstrio.server.workers.steps import PeerOwners
 from ovmstrio.server.workers.stores import part_of_store
@@ -130,6 +131,8 @@ class _Worker:
         self._others = OtherWorkers(self._peers, board.figures)
         self._bells = Bells(task.secret, row)
         self._ledger = SharedLedger(board, row, self._bells)
+        self._has_sequences = trio.Event()
+        self._directory = BoardDirectory(board, row, task.secret, self._has_sequences.set)
         addresses = (("gRPC", plan.grpc), ("REST", plan.rest), ("probes", probe_addresses(settings)))
         protocols = [name for name, where in addresses if where]
         closed, journal = partial(board.add_closed_connection, row), board.journal(row)
@@ -167,12 +170,11 @@ class _Worker:
         return LedgerLimit(self._ledger, name, maximum) if maximum else None
 
     def _lend(self, lease: LeaseServable, tasks: trio.Nursery, **lent: Any) -> LoadContext:
-        owners = PeerOwners(self._peers)
+        owners = PeerOwners(self._peers, self._directory)
         context = LoadContext(
             lease, tasks, make_limit=self._limit, sequence_owners=owners, engines=self._engines, **lent
         )
-        managers = context.shared(SequenceManagers)
-        managers.processes, managers.is_own = self._board.rows, owners.is_own
+        context.shared(SequenceManagers).directory = self._directory
         return context
 
     async def _leave(self) -> None:
@@ -202,6 +204,9 @@ class _Worker:
         Cancellation: at once.
         """
         self._plane = plane
+        if not self.plan.root:
+            # Whoever gets a step of one that nobody has yet says that there is no such sequence.
+            await self._has_sequences.wait()
         was_ready = plane.registry.readiness.ready
         self._board.set_ready(self._row, ready=was_ready)
         await first.answer(None)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from struct import Struct
@@ -24,6 +25,7 @@ import orjson
 import trio
 
 from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.sequence_owners import SequenceElsewhere
 from ovmstrio.core.tensor import Dim, TensorSpec
 from ovmstrio.runtimes.models.buffers import buffer_of
 from ovmstrio.runtimes.models.sequences.manager import Sequence
@@ -210,8 +212,10 @@ def fill(managers: SequenceManagers, stored: StoredSegments, *, now: float) -> i
             sequence.requests, sequence.idle = entry["requests"], entry["idle"]
             sequence.lost_seconds = stored.lost_seconds
             sequence.state = _state(found.variables, entry["shapes"], values)
-            manager.take(sequence)
-            count += 1
+            # One that was ended just before its server was killed may be another process's now.
+            with suppress(SequenceElsewhere):
+                manager.take(sequence)
+                count += 1
     return count
 
 

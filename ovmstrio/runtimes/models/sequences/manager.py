@@ -14,25 +14,30 @@ sequence meets no stranger's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 from ovmstrio.core.errors import SequenceEnding, SequenceExists, SequenceMissing, TooManySequences
+from ovmstrio.core.sequence_owners import SequenceElsewhere
 from ovmstrio.core.servable import SequenceInfo
 
 if TYPE_CHECKING:
+    from ovmstrio.core.sequence_owners import SequenceDirectory
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.openvino.model_state import State
     from ovmstrio.runtimes.models.sequences.sequence_requests import Control
 
 
-__all__ = ["Sequence", "SequenceChanges", "SequenceManager", "Turn"]
+__all__ = ["EXISTS", "Sequence", "SequenceChanges", "SequenceManager", "Turn"]
 
 _MISSING: Final = "Sequence with provided ID does not exist"
-_EXISTS: Final = "Sequence with provided ID already exists"
+EXISTS: Final = "Sequence with provided ID already exists"
+"""What is said where an id is taken."""
 _ENDING: Final = "Sequence last request is being processed and it's not available anymore"
 _TOO_MANY: Final = "Max sequence number has been reached. Could not create new sequence."
 
@@ -47,8 +52,8 @@ class SequenceManager:
     Attributes:
         relatives: gives the managers of other versions, from which sequences that follow the default version are
             taken over when they are asked for here.
-        is_own: tells whether a number may be given to a sequence of this process; to any of them by default.
-        capacity: how many sequences may be alive.
+        directory: knows the sequences of all processes of the server; None where there is one.
+        capacity: how many sequences may be alive, in all processes together.
         cleaned: whether idle sequences are removed.
         migrates: whether sequences may go on in another version or instance.
         next_id: the id that is tried first for the next sequence that brings none; the same in all relatives.
@@ -61,7 +66,7 @@ class SequenceManager:
         self.version = version
         self.variables = variables
         self.relatives: Callable[[], Iterable[SequenceManager]] = tuple
-        self.is_own: Callable[[int], bool] = bool
+        self.directory: SequenceDirectory | None = None
         self.capacity = 500
         self.cleaned = True
         self.migrates = True
@@ -92,6 +97,7 @@ class SequenceManager:
             SequenceExists: it is to be started, and its id is taken.
             SequenceEnding: it is to be started, and its id is not free yet.
             TooManySequences: there is no room for another one.
+            SequenceElsewhere: it is to be started, and another process has its id.
         """
         admitted = self._start if control.start else self._find
         sequence = admitted(control.id, by_default=by_default)
@@ -99,21 +105,33 @@ class SequenceManager:
         return sequence
 
     def _start(self, number: int | str, *, by_default: bool) -> Sequence:
-        if len(self._sequences) >= self.capacity:
+        if self._count() >= self.capacity:
             raise TooManySequences(_TOO_MANY)
         if not number:
-            number = self._free_id()
+            return self._start_free(by_default=by_default)
         taken = self._taken(number, by_default=by_default)
         if taken is not None:
-            raise SequenceEnding(_ENDING) if taken.ending else SequenceExists(_EXISTS)
-        sequence = Sequence(number, self, by_default=by_default)
-        self._sequences[number] = sequence
+            raise SequenceEnding(_ENDING) if taken.ending else SequenceExists(EXISTS)
+        return self._begin(number, by_default=by_default)
+
+    def _count(self) -> int:
+        return len(self._sequences) if self.directory is None else self.directory.count(self.name, self.version)
+
+    def _start_free(self, *, by_default: bool) -> Sequence:
+        while True:
+            with suppress(SequenceElsewhere):
+                return self._begin(self._free_id(), by_default=by_default)
+
+    def _begin(self, number: int | str, *, by_default: bool) -> Sequence:
+        if self.directory is not None:
+            self.directory.begin(self.name, self.version, number, self.capacity)
+        sequence = self._sequences[number] = Sequence(number, self, by_default=by_default)
         return sequence
 
     def _free_id(self) -> int:
         family = (self, *self.relatives())
-        number = self.next_id
-        while not number or not self.is_own(number) or any(number in manager for manager in family):
+        number = self.next_id if self.directory is None else self.directory.next_id(self.next_id)
+        while not number or any(number in manager for manager in family):
             number = (number + 1) % _IDS
         for manager in family:
             manager.next_id = (number + 1) % _IDS
@@ -145,7 +163,14 @@ class SequenceManager:
         return found
 
     def take(self, sequence: Sequence) -> None:
-        """Take a sequence over from whichever manager has it; requests that run or wait for it go on."""
+        """Take a sequence over from whichever manager has it; requests that run or wait for it go on.
+
+        Raises:
+            SequenceElsewhere: no manager has it yet, and another process has its id.
+        """
+        if self.directory is not None:
+            # Before the other one leaves it: in between, its id would be anybody's.
+            self.directory.begin(self.name, self.version, sequence.id, math.inf)
         sequence.owner._forget(sequence)  # noqa: SLF001 - another one of this class
         sequence.owner = self
         self._sequences[sequence.id] = sequence
@@ -157,8 +182,16 @@ class SequenceManager:
             sequence.alive = False
             self._forget(sequence)
 
+    def leave_directory(self) -> None:
+        """Say that all sequences are over, but for those whose requests still run."""
+        directory, self.directory = self.directory, None
+        if directory is not None:
+            for number in self._sequences:
+                directory.end(self.name, self.version, number)
+
     def _forget(self, sequence: Sequence) -> None:
-        self._sequences.pop(sequence.id, None)
+        if self._sequences.pop(sequence.id, None) is not None and self.directory is not None:
+            self.directory.end(self.name, self.version, sequence.id)
         if self.changes is not None:
             self.changes.touched[self, sequence.id] = None
 

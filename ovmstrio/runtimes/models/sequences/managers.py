@@ -6,7 +6,7 @@ manager: a request in flight has its turn on the old instance, and the next in i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from ovmstrio.runtimes.models.sequences.manager import SequenceChanges, Sequence
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import ModelSpec
+    from ovmstrio.core.sequence_owners import SequenceDirectory
     from ovmstrio.core.tensor import TensorSpec
 
 __all__ = ["SequenceManagers"]
@@ -28,14 +29,12 @@ class SequenceManagers:
 
     Attributes:
         changes: notes what becomes of sequences, for a store; None where there is none.
-        processes: how many processes of the server share what a model may have.
-        is_own: tells whether a number may be given to a sequence of this process.
+        directory: knows the sequences of all processes of the server; None where there is one.
     """
 
     def __init__(self) -> None:
         self.changes: SequenceChanges | None = None
-        self.processes = 1
-        self.is_own: Callable[[int], bool] = bool
+        self.directory: SequenceDirectory | None = None
         self._managers: dict[tuple[str, int], SequenceManager] = {}
 
     def __iter__(self) -> Iterator[SequenceManager]:
@@ -53,7 +52,7 @@ class SequenceManagers:
             manager = None
         if manager is None:
             manager = self.add(spec.name, version, variables)
-        manager.capacity = -(-spec.max_sequence_number // self.processes)
+        manager.capacity = spec.max_sequence_number
         manager.cleaned = spec.idle_sequence_cleanup
         manager.migrates = spec.sequence_migration
         # Versions whose sequences may meet hand out ids in turn, those that were restored as well as new ones.
@@ -66,10 +65,24 @@ class SequenceManagers:
         manager = SequenceManager(name, version, variables)
         manager.relatives = partial(self._relatives, manager)
         manager.changes = self.changes
-        manager.is_own = self.is_own
+        manager.directory = self.directory
+        replaced = self._managers.get((name, version))
+        if replaced is not None:
+            replaced.leave_directory()
         self._managers[name, version] = manager
         self._note_dropped(name, version)
         return manager
+
+    def settle(self) -> None:
+        """Say that the sequences of an earlier run are there, and those that are not are over."""
+        if self.directory is not None:
+            self.directory.settle()
+
+    def hand_over(self) -> None:
+        """Say that all sequences go on in the next run, though their models are closed in this one."""
+        self.directory = None
+        for manager in self:
+            manager.directory = None
 
     def has(self, manager: SequenceManager) -> bool:
         """Tell whether a manager is the one of its version still."""
@@ -92,11 +105,11 @@ class SequenceManagers:
         self._note_dropped(*key)
         loaded = (other for other in self._relatives(manager) if other.servables)
         heir = max(loaded, key=lambda other: other.version, default=None)
-        if heir is None:
-            return
-        for sequence in manager:
-            if sequence.by_default and sequence.id not in heir:
-                heir.take(sequence)
+        if heir is not None:
+            for sequence in manager:
+                if sequence.by_default and sequence.id not in heir:
+                    heir.take(sequence)
+        manager.leave_directory()
 
     def _relatives(self, manager: SequenceManager) -> Iterator[SequenceManager]:
         """Give the managers of other versions whose sequences could go on with this one."""

@@ -1,4 +1,4 @@
-"""Which process has a sequence, where a server has several."""
+"""Whose a sequence is where several servers share them by their ids, and what is told on the way to whoever has one."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["owner_of", "pack", "read_outputs", "tell_outputs", "unpack"]
 _ID_BYTES: Final = 8
 
 
-def owner_of(identity: int | str, processes: int) -> int:
-    """Tell which of so many processes has a sequence; the same whichever is asked, and whenever."""
+def owner_of(identity: int | str, owners: int) -> int:
+    """Tell which of so many has a sequence; the same whoever is asked, and whenever."""
     data = utf8(identity) if isinstance(identity, str) else identity.to_bytes(_ID_BYTES, "little")
-    return crc32(data) % processes
+    return crc32(data) % owners
 
 
 def pack(arrays: Iterable[tuple[str, str, Array]]) -> tuple[list[Any], list[Any]] | None:

@@ -133,6 +133,7 @@ class SequenceStore:
                 saved = await self._save(is_end=True)
                 # What is closed from now on is not over for the next server.
                 self._is_restored = False
+                self._managers.hand_over()
         if saved:
             count = sum(map(len, self._managers))
             log.info("sequences saved", folder=str(self._folder), sequences=count)

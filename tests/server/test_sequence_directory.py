@@ -1,0 +1,305 @@
+"""What several processes of one server know together of their sequences, in memory that they share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.errors import SequenceExists, SequenceMissing, TooManySequences
+from ovmstrio.core.sequence_owners import SequenceElsewhere
+from ovmstrio.runtimes.models.sequences import Control, Sequence, SequenceManager, SequenceManagers
+from ovmstrio.runtimes.models.sequences.cleaner import scan
+from ovmstrio.runtimes.models.sequences.store import SequenceStore
+from ovmstrio.server.workers.board import Board
+from ovmstrio.server.workers.sequence_directory import BoardDirectory
+from ovmstrio.server.workers.sequence_memory import SequenceMemory, slots_for
+
+SECRET = "kept among them"
+IDS = [*range(1, 7), "one", "two"]
+MOST = 5
+ROWS = 3
+VERSIONS = (1, 2)
+
+
+class _Processes:
+    """What each of several processes has of one server's sequences, here in one."""
+
+    def __init__(self, rows: int = 2, most: int = 500) -> None:
+        self._stack = ExitStack()
+        self.board = Board.create(rows)
+        self._stack.callback(self.board.close)
+        self._most = most
+        self.directories = [self._join(row) for row in range(rows)]
+        self.managers = [self._begin(row) for row in range(rows)]
+
+    def _join(self, row: int) -> BoardDirectory:
+        board = Board(os.dup(self.board.descriptor), self.board.rows)
+        self._stack.callback(board.close)
+        return BoardDirectory(board, row, SECRET)
+
+    def _begin(self, row: int) -> SequenceManagers:
+        managers = SequenceManagers()
+        managers.directory = self.directories[row]
+        return managers
+
+    def load(self, row: int, version: int = 1) -> SequenceManager:
+        path = Path("m")
+        spec = ModelSpec(name="m", base_path=path, stateful=True, max_sequence_number=self._most, origin="")
+        return self.managers[row].open(spec, version, ())
+
+    def die(self, row: int, *, keeps_sequences: bool = False) -> None:
+        """Have a process end without a word, and another one begin."""
+        self.board.clear(row, keeps_sequences=keeps_sequences)
+        self.directories[row] = self._join(row)
+        self.managers[row] = self._begin(row)
+
+    def owners(self, identity: int | str) -> set[int | None]:
+        return {self.directories[row].find("m", identity) for row in range(self.board.rows)}
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def two() -> Iterator[_Processes]:
+    """Two processes."""
+    made = _Processes()
+    yield made
+    made.close()
+
+
+def _start(manager: SequenceManager, identity: int | str = 0) -> Sequence:
+    return manager.admit(Control(identity, start=True), by_default=False)
+
+
+class _SlotMachine(RuleBasedStateMachine):
+    """Slots against a dictionary; few of them, so that keys are in each other's way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[int, int] = {}
+        self.bytes = bytearray(SequenceMemory.size(16))
+        self.memory = SequenceMemory(memoryview(self.bytes))
+
+    @rule(key=st.integers(0, 40), row=st.integers(0, 255))
+    def put(self, key: int, row: int) -> None:
+        if key not in self.rows:
+            is_room = len(self.rows) < 16
+            assert self.memory.put(key, row) is is_room
+            if is_room:
+                self.rows[key] = row
+
+    @rule(key=st.integers(0, 40))
+    def remove(self, key: int) -> None:
+        self.memory.remove(key)
+        self.rows.pop(key, None)
+
+    @rule(row=st.integers(0, 255))
+    def clear(self, row: int) -> None:
+        assert sorted(self.memory.keys(row)) == sorted(key for key, each in self.rows.items() if each == row)
+        self.memory.clear(row)
+        self.rows = {key: each for key, each in self.rows.items() if each != row}
+
+    @invariant()
+    def all_are_found(self) -> None:
+        assert {key: self.memory.find(key) for key in range(41)} == {key: self.rows.get(key) for key in range(41)}
+
+    @invariant()
+    def nothing_is_left_behind(self) -> None:
+        if not self.rows:
+            assert not any(self.bytes)
+
+
+_SlotMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSlots = _SlotMachine.TestCase
+
+
+class _ServerMachine(RuleBasedStateMachine):
+    """Processes of a server against what their clients are to see of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.processes = _Processes(ROWS, MOST)
+        self.alive: dict[tuple[int, int | str], int] = {}
+        self.given: set[int] = set()
+
+    @initialize()
+    def load(self) -> None:
+        self.loaded = {(row, version): self.processes.load(row, version) for row in range(ROWS) for version in VERSIONS}
+
+    def owner(self, identity: int | str) -> int | None:
+        return next((row for (_, each), row in self.alive.items() if each == identity), None)
+
+    def count(self, version: int) -> int:
+        return sum(each == version for each, _ in self.alive)
+
+    @rule(row=st.integers(0, ROWS - 1), version=st.sampled_from(VERSIONS), identity=st.sampled_from(IDS))
+    def start(self, row: int, version: int, identity: int | str) -> None:
+        manager, owner = self.loaded[row, version], self.owner(identity)
+        if self.count(version) >= MOST:
+            with pytest.raises(TooManySequences):
+                _start(manager, identity)
+        elif owner not in {None, row}:
+            with pytest.raises(SequenceElsewhere):
+                _start(manager, identity)
+        elif (version, identity) in self.alive:
+            with pytest.raises(SequenceExists):
+                _start(manager, identity)
+        else:
+            _start(manager, identity)
+            self.alive[version, identity] = row
+
+    @rule(row=st.integers(0, ROWS - 1), version=st.sampled_from(VERSIONS))
+    def start_any(self, row: int, version: int) -> None:
+        if self.count(version) >= MOST:
+            with pytest.raises(TooManySequences):
+                _start(self.loaded[row, version])
+            return
+        identity = int(_start(self.loaded[row, version]).id)
+        assert identity not in self.given
+        assert self.owner(identity) is None
+        self.given.add(identity)
+        self.alive[version, identity] = row
+
+    @rule(row=st.integers(0, ROWS - 1), version=st.sampled_from(VERSIONS), identity=st.sampled_from(IDS))
+    def end(self, row: int, version: int, identity: int | str) -> None:
+        manager = self.loaded[row, version]
+        if self.alive.get((version, identity)) == row:
+            manager.remove(manager.admit(Control(identity, end=True), by_default=False))
+            del self.alive[version, identity]
+        else:
+            with pytest.raises(SequenceMissing):
+                manager.admit(Control(identity), by_default=False)
+
+    @rule(row=st.integers(0, ROWS - 1))
+    def clean(self, row: int) -> None:
+        for _ in range(2):
+            scan(self.processes.managers[row])
+        self.forget(row)
+
+    @rule(row=st.integers(0, ROWS - 1))
+    def die(self, row: int) -> None:
+        self.processes.die(row)
+        self.forget(row)
+        for version in VERSIONS:
+            self.loaded[row, version] = self.processes.load(row, version)
+
+    @rule(row=st.integers(0, ROWS - 1), version=st.sampled_from(VERSIONS))
+    def reload(self, row: int, version: int) -> None:
+        self.processes.managers[row].close(self.loaded[row, version])
+        self.forget(row, version)
+        self.loaded[row, version] = self.processes.load(row, version)
+
+    def forget(self, row: int, version: int | None = None) -> None:
+        gone = [key for key, each in self.alive.items() if each == row and version in {None, key[0]}]
+        for key in gone:
+            del self.alive[key]
+
+    @invariant()
+    def all_know_the_same(self) -> None:
+        for identity in [*IDS, *self.given]:
+            assert self.processes.owners(identity) == {self.owner(identity)}
+        for row in range(ROWS):
+            for version in VERSIONS:
+                assert self.processes.directories[row].count("m", version) == self.count(version)
+
+    def teardown(self) -> None:
+        self.processes.close()
+
+
+async def test_all_processes_know_the_same_whatever_is_begun_ended_or_dies() -> None:
+    """As many are alive as may be, an id has one owner, and none that was given is given again."""
+    run_state_machine_as_test(_ServerMachine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None))
+
+
+async def test_an_id_that_is_free_again_may_begin_elsewhere(two: _Processes) -> None:
+    """Whoever was its owner; a start that fails leaves nothing either."""
+    first, second = two.load(0), two.load(1)
+    control = Control(7, start=True, end=True)
+    async with first.turn(control):
+        assert two.owners(7) == {0}
+        with pytest.raises(SequenceElsewhere):
+            _start(second, 7)
+    assert two.owners(7) == {None}
+    with pytest.raises(ValueError, match="fails"):
+        async with second.turn(Control(7, start=True)):
+            raise ValueError("fails")
+    assert two.owners(7) == {None}
+    _start(second, 7)
+    assert two.owners(7) == {1}
+
+
+async def test_sequences_that_follow_the_default_version_are_never_anybody_elses_meanwhile(two: _Processes) -> None:
+    """They move within their process, and are over when the last version goes."""
+    old, new = two.load(0, 1), two.load(0, 2)
+    for identity in (3, 4):
+        old.admit(Control(identity, start=True), by_default=True)
+    moved = new.admit(Control(3), by_default=True)
+    assert (moved.owner, two.owners(3)) == (new, {0})
+    assert [two.directories[1].count("m", version) for version in VERSIONS] == [1, 1]
+    two.managers[0].close(old)
+    assert [two.directories[1].count("m", version) for version in VERSIONS] == [0, 2]
+    assert two.owners(4) == {0}
+    two.managers[0].close(new)
+    assert two.owners(3) == two.owners(4) == {None}
+    assert two.directories[1].count("m", 2) == 0
+
+
+async def test_sequences_of_a_process_that_comes_back_stay_its_own(two: _Processes, tmp_path: Path) -> None:
+    """Those that its store has; what was begun elsewhere meanwhile stays there, and the rest is over."""
+    manager = two.load(0)
+    store = SequenceStore(two.managers[0], tmp_path, 5)
+    await store.restore()
+    for identity in (1, 2):
+        _start(manager, identity).advance({})
+    assert await store.save_at_end()
+    two.managers[0].close(manager)
+    assert (two.owners(1), two.owners(2)) == ({0}, {0})
+    two.die(0, keeps_sequences=True)
+    # As if 2 had been ended after it was written down, and 3 been begun.
+    two.board.sequences.remove(two.directories[1]._key("m", 2))
+    _start(two.load(1), 2)
+    two.directories[0].begin("m", 1, 3, 500)
+    two.die(0, keeps_sequences=True)
+    assert (two.owners(1), two.owners(2), two.owners(3)) == ({0}, {1}, {0})
+    again = SequenceStore(two.managers[0], tmp_path, 5)
+    await again.restore()
+    two.managers[0].settle()
+    assert (two.owners(1), two.owners(2), two.owners(3)) == ({0}, {1}, {None})
+    assert [each.id for each in two.load(0)] == [1]
+    assert two.directories[1].count("m", 1) == 2
+
+
+async def test_ids_that_are_given_are_nobody_elses(two: _Processes) -> None:
+    """They ascend, also in a process that is started anew; what a client has chosen is passed over."""
+    assert [_start(two.load(row)).id for row in (0, 1, 0, 1, 1)] == [1, 2, 3, 4, 5]
+    _start(two.load(0), 6)
+    assert _start(two.load(1)).id == 7
+    two.die(1)
+    assert _start(two.load(1)).id == 8
+
+
+async def test_there_is_room_for_what_is_configured() -> None:
+    """Where there is none all the same, a start is refused, and nothing noted."""
+    assert [slots_for(count) for count in (0, 500, 100_000)] == [2**16, 2**16, 2**19]
+    processes = _Processes()
+    try:
+        manager = processes.load(0)
+        sequences = processes.directories[0]._board.sequences
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(sequences, "put", lambda *_: False)
+            with pytest.raises(TooManySequences, match="start it again"):
+                _start(manager, 1)
+        assert (len(manager), processes.directories[1].count("m", 1)) == (0, 0)
+        _start(manager, 1)
+        assert processes.owners(1) == {0}
+    finally:
+        processes.close()
