@@ -87,6 +87,7 @@ class DataPlane:
 
     Attributes:
         siblings: the other processes of the server, where it has several.
+        workers_reason: why it has as many processes as it has, where it has chosen that itself.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class DataPlane:
         self.control = control
         self.regions = regions or ClientRegions()
         self.siblings: Siblings | None = None
+        self.workers_reason = ""
         self._renderer = Renderer(most_answer_bytes)
         self._admission = admission or Admission(limit_of=registry.limit_of)
         self._has_limit = self._admission.has_server_limit

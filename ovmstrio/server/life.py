@@ -232,6 +232,7 @@ class _Server:
         )
         self._told = all_of((*traces.requests, *(() if self._past is None else self._past.requests)))
         self._plane.siblings = hosting.siblings
+        self._plane.workers_reason = plan.workers_reason
         self._readiness = ReadinessFile(plan.readiness_file)
         self._pending = pending_answers(plan.settings, plan.processes if hosting.is_part else 1)
         self._front_ends: dict[str, FrontEnd] = {}

@@ -13,7 +13,7 @@ from ovmstrio.server.collector import spare_the_collector
 from ovmstrio.server.freed_memory import give_back_freed_memory, keep_freed_memory
 from ovmstrio.server.life import serve_plan
 from ovmstrio.server.systemd import managed
-from ovmstrio.server.workers import serve_with_workers
+from ovmstrio.server.workers import choose_workers, serve_with_workers
 
 if TYPE_CHECKING:
     from ovmstrio.server.hosting import Hosting
@@ -67,6 +67,8 @@ async def serve_in_own_process(
         plan = managed(plan, os.environ)
     keep_freed_memory()
     sys.setswitchinterval(_SWITCH_SECONDS)
+    if hosting is None and not plan.root and not plan.settings.workers:
+        plan = await choose_workers(plan)
     if plan.processes > 1 and hosting is None:
         return await serve_with_workers(plan, handle_signals=handle_signals)
     async with trio.open_nursery() as nursery:

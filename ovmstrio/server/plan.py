@@ -53,6 +53,7 @@ class Plan:
             anything listens, and the server does not start without it.
         readiness_file: what exists while the server is ready; None for nothing.
         processes: how many processes serve it.
+        workers_reason: why there are so many, where that was not said but chosen.
         kinds: the kinds of services that there are.
         notifier: tells a service manager how the server does.
         while_serving: is entered once connections are accepted, and left when they are not any more.
@@ -67,6 +68,7 @@ class Plan:
     root: str = ""
     readiness_file: Path | None = None
     processes: int = 1
+    workers_reason: str = ""
     kinds: Kinds = field(default_factory=lambda: KINDS)
     notifier: Notifier = field(default_factory=Notifier)
     while_serving: Callable[[Running], AbstractContextManager[object]] = nullcontext

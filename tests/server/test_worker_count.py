@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+from structlog.testing import capture_logs
 
+from ovmstrio.config.remote_entries import RemoteSpec
 from ovmstrio.config.specs import HandlerSpec, ModelSpec, ServerSpec
 from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.server.command_line import UsageProblems, read_settings
 from ovmstrio.server.life import serve
+from ovmstrio.server.plan import read_plan
 from ovmstrio.server.project_plan import plan_project
 from ovmstrio.server.settings import ServerSettings
-from ovmstrio.server.worker_count import count_workers
+from ovmstrio.server.worker_count import MeasuredCall, choose_count, count_workers, worth_measuring
+from ovmstrio.server.workers.choosing import choose_workers
 from ovmstrio.work.cores import usable_cores
+from tests.support import ir
 from tests.support.projects import make_project
 
 HERE = Path("/nowhere")
 MODEL = ModelSpec(name="m", base_path=HERE)
+TEXT = TextModelSpec(name="t", base_path=HERE, path=HERE)
+REMOTE = RemoteSpec(name="r", base_path=HERE, remote_name="r")
+PATIENCE_SECONDS = 120
 HANDLER = HandlerSpec(name="h", base_path=HERE, path=HERE)
 
 
@@ -34,11 +44,108 @@ def test_there_is_one_process_unless_more_are_asked_for() -> None:
 
 
 def test_auto_is_a_process_a_core_where_python_code_of_users_may_run() -> None:
-    """Models fill all cores from one process."""
+    """Models fill all cores from one process, as far as nothing is measured."""
     cores = usable_cores()
     assert _count(MODEL, workers="auto") == 1
     assert _count(MODEL, HANDLER, workers="auto") == cores
-    assert _count(TextModelSpec(name="t", base_path=HERE, path=HERE), HANDLER, workers="auto") == cores
+    assert _count(TEXT, HANDLER, workers="auto") == cores
+
+
+def _choose(cores: int, measured: dict[str, MeasuredCall], *services: Any, **memory: int) -> tuple[int, str]:
+    chosen = choose_count(services or (MODEL,), cores, measured, **memory)
+    return chosen.count, chosen.reason
+
+
+TRIVIAL = MeasuredCall(20e-6, 0.0)
+LONG = MeasuredCall(300e-6, 20e-3)
+
+
+def test_there_is_a_process_for_each_core_that_event_loops_can_fill() -> None:
+    """All of a trivial call is the loop's, and of a long one next to nothing; half of a call is half of the cores."""
+    assert _choose(8, {"m": TRIVIAL})[0] == 8
+    assert _choose(8, {"m": LONG})[0] == 1
+    half = MeasuredCall(120e-6, 200e-6)
+    assert (half.loop_part, _choose(8, {"m": half})[0], _choose(2, {"m": half})[0]) == (0.5, 4, 1)
+
+
+def test_the_model_that_needs_the_loop_most_decides_and_is_named() -> None:
+    """With what was measured of it."""
+    count, reason = _choose(4, {"m": LONG, "small": TRIVIAL})
+    assert (count, reason) == (
+        4,
+        "of a call of the model 'small' 100% is work of the event loop, and 0.00 ms beside it",
+    )
+
+
+@pytest.mark.parametrize(
+    ("service", "count", "reason"),
+    [
+        (HANDLER, 4, "the handler 'h' may run Python code, of which one process fills one core"),
+        (REMOTE, 4, "the remote model 'r' is asked by the event loop, of which one process fills one core"),
+        (MODEL, 1, "computing is most of what is served, and fills all cores from one process"),
+        (TEXT, 1, "computing is most of what is served, and fills all cores from one process"),
+    ],
+)
+def test_kinds_decide_where_nothing_is_measured(service: Any, count: int, reason: str) -> None:
+    """Code of users is not called without a client; what could not be measured is taken for computing."""
+    assert _choose(4, {}, service) == (count, reason)
+
+
+def test_one_core_is_one_process() -> None:
+    """Whatever is served."""
+    assert _choose(1, {"m": TRIVIAL}, HANDLER) == (1, "the server may use one core")
+
+
+def test_there_are_no_more_copies_of_models_than_half_of_the_memory_holds() -> None:
+    """One at least; where nobody knows how much there is, there is no bound."""
+    assert _choose(8, {"m": TRIVIAL}, model_bytes=4 * 10**9, memory_bytes=16 * 10**9)[0] == 2
+    count, reason = _choose(8, {}, HANDLER, model_bytes=9 * 10**9, memory_bytes=16 * 10**9)
+    assert (count, "9.0 GB of models" in reason) == (1, True)
+    assert _choose(8, {"m": TRIVIAL}, model_bytes=4 * 10**9)[0] == 8
+
+
+def test_only_models_whose_times_decide_are_measured() -> None:
+    """Beside what decides by its kind, and on one core, nothing is loaded for that."""
+    assert worth_measuring([MODEL, TEXT], 2) == [MODEL]
+    assert worth_measuring([MODEL, HANDLER], 2) == worth_measuring([MODEL], 1) == []
+
+
+async def test_a_trivial_model_is_measured_to_be_the_loops_and_a_long_one_to_be_computing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own, which has ended afterwards; a model of strings is not called, nor a large one loaded."""
+    monkeypatch.setattr("ovmstrio.server.workers.choosing.usable_cores", lambda: 2)
+    models = {"trivial": ir.dummy(), "long": ir.slow(256, 60), "texts": ir.string_passthrough()}
+    for name, model in models.items():
+        ir.save(model, tmp_path, name)
+    for names, count in ((("trivial", "long", "texts"), 2), (("long", "texts"), 1)):
+        entries = [{"config": {"name": name, "base_path": str(tmp_path / name)}} for name in names]
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps({"model_config_list": entries}), encoding="utf-8")
+        with trio.fail_after(PATIENCE_SECONDS):
+            plan = await choose_workers(await read_plan(ServerSettings(config_path=file, workers=0)))
+        assert (plan.processes, repr(names[0]) in plan.workers_reason) == (count, True)
+    monkeypatch.setattr("ovmstrio.server.workers.choosing._MOST_BYTES", 1)
+    assert "computing is most" in (await choose_workers(plan)).workers_reason
+
+
+async def test_measuring_that_takes_too_long_decides_for_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so does one that fails; either is told."""
+    monkeypatch.setattr("ovmstrio.server.workers.choosing.usable_cores", lambda: 2)
+    ir.save(ir.dummy(), tmp_path, "m")
+    plan = await read_plan(ServerSettings(model_name="m", model_path=tmp_path / "m", workers=0))
+    for attribute, value, reason in (
+        ("_MOST_SECONDS", 0.01, "the models were not loaded in 0.01 s"),
+        ("_PROGRAM", "ovmstrio.no_such_program", ""),
+    ):
+        monkeypatch.setattr(f"ovmstrio.server.workers.choosing.{attribute}", value)
+        with capture_logs() as lines, trio.fail_after(PATIENCE_SECONDS):
+            assert (await choose_workers(plan)).processes == 1
+        (line,) = [line for line in lines if line["event"] == "calls not measured"]
+        assert reason in line["reason"]
+        monkeypatch.setattr("ovmstrio.server.workers.choosing._MOST_SECONDS", 60.0)
 
 
 @pytest.mark.parametrize("value", ["-1", "many", "257", "1.5"])

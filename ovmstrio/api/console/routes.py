@@ -235,6 +235,8 @@ def _server(plane: DataPlane, *, may_change: bool) -> dict[str, Any]:
         "may_change": may_change,
         "loads_by_name": plane.control is not None,
         **({} if plane.siblings is None else {"worker": plane.siblings.row}),
+        "workers": 1 if plane.siblings is None else len(plane.siblings.others) + 1,
+        "workers_reason": plane.workers_reason,
         **_levels("log_level"),
         "has_metrics": plane.render_metrics(["ovmstrio_ready"]) is not None,
     }

@@ -6,6 +6,7 @@
            └─ board: what the processes know of each other
 """
 
+from ovmstrio.server.workers.choosing import choose_workers
 from ovmstrio.server.workers.parent import serve_with_workers
 
-__all__ = ["serve_with_workers"]
+__all__ = ["choose_workers", "serve_with_workers"]

@@ -35,6 +35,7 @@ class WorkerTask(BaseModel):
         row: the number of this one.
         secret: what all of them know, and nobody else.
         search_path: where the parent imports from.
+        reason: why there are so many, where nobody has said how many there are to be.
     """
 
     file: Path | None
@@ -43,6 +44,7 @@ class WorkerTask(BaseModel):
     row: int
     secret: str
     search_path: list[str] = []
+    reason: str = ""
 
     @classmethod
     def of(cls, plan: Plan, rows: int, row: int, secret: str) -> WorkerTask:
@@ -51,4 +53,5 @@ class WorkerTask(BaseModel):
         file = Path(plan.spec.services[0].origin) if plan.root else None
         if file is None:
             options["workers"] = rows
-        return cls(file=file, options=options, rows=rows, row=row, secret=secret, search_path=sys.path)
+        told: dict[str, Any] = {"search_path": sys.path, "reason": plan.workers_reason}
+        return cls(file=file, options=options, rows=rows, row=row, secret=secret, **told)

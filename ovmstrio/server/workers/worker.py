@@ -107,7 +107,7 @@ async def _plan_of(task: WorkerTask) -> Plan:
     settings = ServerSettings.model_validate(task.options)
     configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
     LOG_LEVEL.set_parts(read_log_levels(settings.log_levels or ""))
-    return await read_plan(settings)
+    return replace(await read_plan(settings), workers_reason=task.reason)
 
 
 class _Worker:

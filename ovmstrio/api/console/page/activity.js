@@ -36,7 +36,8 @@ export function activityView() {
   const scroll = h("div.scroll", { hidden: true, tabindex: 0, role: "group", "aria-label": "Failed requests" }, table);
   const reload = h("span");
   const workers = h("tbody");
-  const processes = h("div", { hidden: true }, h("h2", {}, "Workers"), h("div.scroll", {}, h("table.workers", {}, h("thead", {}, h("tr", {},
+  const reason = h("p.quiet");
+  const processes = h("div", { hidden: true }, h("h2", {}, "Workers"), reason, h("div.scroll", {}, h("table.workers", {}, h("thead", {}, h("tr", {},
     h("th", { scope: "col" }, "Worker"), ["Requests a second", "In flight", "Processors", "Memory", "Process"].map((title) => h("th.number", { scope: "col" }, title)))), workers)));
   const element = h("section", {}, h("div.bar", {}, h("h1", {}, "Activity"), h("span.quiet", {}, "the last five minutes, as far as somebody looked"), reload),
     h("div.charts.many", {}, charts.map((each) => h("div.panel", {}, each.element))), processes, h("h2", {}, "Requests that failed last"), none, scroll);
@@ -57,6 +58,7 @@ export function activityView() {
     const told = state.totals && state.totals.workers;
     processes.hidden = !told;
     if (!told) return;
+    setText(reason, state.server && state.server.workers_reason ? "As many as there are because " + state.server.workers_reason : "");
     const silent = state.totals.silent.map((worker) => h("tr.failed", {}, h("td", {}, worker), h("td.bad", { colspan: 5 }, "does not answer")));
     replace(workers, [...told.map((each) => h("tr", {}, h("td", {}, each.worker), h("td.number", {}, format.rate(each.rate)), h("td.number", {}, format.count(each.in_flight)),
       h("td.number", {}, each.cpu === null ? "–" : each.cpu.toFixed(2)), h("td.number", {}, format.bytes(each.memory_bytes)), h("td.number", {}, each.pid))), ...silent]);

@@ -1,0 +1,84 @@
+"""How many processes serve a plan that leaves it open: measured before the first of them is started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+import trio
+
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.errors import ServerError
+from ovmstrio.server.memory_limit import memory_limit
+from ovmstrio.server.worker_count import MeasuredCall, choose_count, worth_measuring
+from ovmstrio.work.cores import usable_cores
+from ovmstrio.work.processes import WorkerEnded, WorkerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ovmstrio.server.plan import Plan
+
+__all__ = ["choose_workers"]
+
+log = structlog.get_logger(__name__)
+
+_PROGRAM: Final = "ovmstrio.server.workers.measuring"
+_MOST_SECONDS: Final = 60.0
+"""What measuring may take; what is not known then counts as computing."""
+_MOST_BYTES: Final = 64 * 2**20
+"""A model of larger files is not loaded to be measured: what it computes takes longer than what the loop does."""
+
+
+async def choose_workers(plan: Plan) -> Plan:
+    """Decide how many processes serve a plan, and give it with that; the log tells why.
+
+    Cancellation: at once; what measures is killed.
+    """
+    spec, cores = plan.spec, usable_cores()
+    sizes = await trio.to_thread.run_sync(_sizes, spec.of(ModelSpec))
+    # Where models are loaded when somebody asks for them, none is loaded without that.
+    models = () if plan.settings.model_control == "explicit" else worth_measuring(spec.services, cores)
+    measured = await _measured(plan, [each.name for each in models if sizes[each.name] <= _MOST_BYTES])
+    choice = choose_count(spec.services, cores, measured, model_bytes=sum(sizes.values()), memory_bytes=memory_limit())
+    log.info("workers chosen", workers=choice.count, cores=cores, reason=choice.reason)
+    return replace(plan, processes=choice.count, workers_reason=choice.reason)
+
+
+async def _measured(plan: Plan, names: Sequence[str]) -> dict[str, MeasuredCall]:
+    """Have a process measure calls of models; nothing of those that cannot be measured in time."""
+    if not names:
+        return {}
+    options = plan.settings.model_dump(mode="json", exclude_unset=True)
+    found: dict[str, Any] = {}
+    with trio.move_on_after(_MOST_SECONDS) as scope:
+        async with trio.open_nursery() as nursery:
+            try:
+                found = await WorkerProcess(_PROGRAM).start(nursery, {"options": options, "names": list(names)})
+            except (OSError, WorkerEnded, ServerError) as error:
+                log.warning("calls not measured", reason=str(error))
+            nursery.cancel_scope.cancel()
+    if scope.cancelled_caught:
+        log.warning("calls not measured", reason=f"the models were not loaded in {_MOST_SECONDS:g} s")
+    return {name: MeasuredCall(*seconds) for name, seconds in found.items()}
+
+
+def _sizes(models: Sequence[ModelSpec]) -> dict[str, int]:
+    """Tell how large the files of models are, of the largest version of each."""
+    return {spec.name: _size(spec.base_path) for spec in models}
+
+
+def _size(folder: Path) -> int:
+    if folder.is_file():
+        return folder.stat().st_size
+    versions = [each for each in folder.glob("*") if each.is_dir()] or [folder]
+    return max(sum(map(_length, each.rglob("*"))) for each in versions)
+
+
+def _length(file: Path) -> int:
+    try:
+        return file.stat().st_size if file.is_file() else 0
+    except OSError:
+        return 0
