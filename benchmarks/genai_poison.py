@@ -1,46 +1,84 @@
 """A request whose form the library cannot impose among seven others: whether their texts are what they are without it.
 
-Texts of a small model depend on who else is in the batch, so that the seven are compared with the seven by themselves,
-as they are while the eighth has not come and once it is gone.
+Texts of a small model depend on who else is in the batch, so that the seven are compared with the seven by themselves.
+As requests are served, the form is tried beside the batch and never gets there.  If a step fails nevertheless, the
+batch is made again, and tokens that were made one by one are read together: only exact numbers are the same then.
 """
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from benchmarks.report import Row
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["poisoned_step"]
 
 _NEIGHBOURS: Final = 7
 _TOKENS: Final = 48
+_CONTEXT: Final = 2048
 _COMES_AFTER: Final = (1, 5, 20)
 """Steps, before the eighth request comes."""
+_THREADS: Final = {"INFERENCE_NUM_THREADS": 1}
 _EXACT: Final = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
 """Without what makes a token's numbers hang on how many others are computed with it."""
 _SCHEMA: Final = '{"type": "nonsense"}'
+_TEXT: Final = "Tell a long story about a lighthouse keeper and {} gulls."
 
 
-def _texts(folder: str, precision: str, poison_after: int | None) -> list[list[int]]:
-    """Make the texts of the seven; gives their tokens."""
+def _served(folder: str, poison_after: int | None) -> list[str]:
+    """Make the texts of the seven as an engine does."""
     from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling  # noqa: PLC0415 - only the process that measures loads the library
+    from ovmstrio.openvino.engine.engine import Engine, Limits  # noqa: PLC0415 - as above
+    from ovmstrio.openvino.engine.form_compiler import FormCompiler  # noqa: PLC0415 - as above
+    from ovmstrio.openvino.engine.frames import encode_request  # noqa: PLC0415 - as above
+    from ovmstrio.openvino.engine.pipeline import Pipeline, PipelineOptions  # noqa: PLC0415 - as above
+    from ovmstrio.openvino.engine.prompts import Prompts  # noqa: PLC0415 - as above
+
+    pipeline = Pipeline(PipelineOptions(folder, "CPU", _THREADS))
+    prompts = Prompts(pipeline.tokenizer, str, _CONTEXT)
+    answers: dict[int, Any] = {}
+    engine = Engine(pipeline, prompts, Limits(_CONTEXT), answers.__setitem__, FormCompiler(pipeline, Path(folder)))
+
+    def add(number: int, **more: Any) -> None:
+        sampling = Sampling(temperature=0, ignore_eos=True, max_tokens=_TOKENS)
+        engine.add(number + 1, number, encode_request(GenerationRequest(_TEXT.format(number), sampling, **more)))
+
+    made = [""] * (_NEIGHBOURS + 1)
+    for number in range(_NEIGHBOURS):
+        add(number)
+    steps = rebuilds = 0
+    while engine.is_busy or len(answers) < _NEIGHBOURS + (poison_after is not None):
+        if steps == poison_after:
+            add(_NEIGHBOURS, grammar=Grammar(GrammarKind.JSON_SCHEMA, _SCHEMA))
+        if not engine.is_busy:
+            select.select([engine.descriptor], [], [])
+        rows, _, figures = engine.step()
+        rebuilds = figures[5]
+        for row in rows:
+            made[row[0]] += row[2]
+        steps += 1
+    if rebuilds or (poison_after is not None and answers[_NEIGHBOURS + 1][0] != "refused"):
+        sys.exit("the form has come to the batch")
+    return made[:_NEIGHBOURS]
+
+
+def _broken(folder: str, poison_after: int | None) -> list[list[int]]:
+    """Make the texts of the seven, exactly, in a batch that nobody keeps the form from; gives their tokens."""
+    from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling  # noqa: PLC0415 - as above
     from ovmstrio.openvino.engine.batch import Batch  # noqa: PLC0415 - as above
     from ovmstrio.openvino.engine.pipeline import Pipeline, PipelineOptions  # noqa: PLC0415 - as above
     from ovmstrio.openvino.engine.texts import AskedTexts  # noqa: PLC0415 - as above
 
-    properties = {"INFERENCE_NUM_THREADS": 1, **(_EXACT if precision == "exact" else {})}
-    pipeline = Pipeline(PipelineOptions(folder, "CPU", properties))
+    pipeline = Pipeline(PipelineOptions(folder, "CPU", {**_THREADS, **_EXACT}))
     batch = Batch(pipeline)
 
     def begin(number: int, **more: Any) -> None:
         request = GenerationRequest("", Sampling(temperature=0, ignore_eos=True), **more)
-        text = f"Tell a long story about a lighthouse keeper and {number} gulls."
-        prompt = pipeline.tokenizer.encode(text).input_ids.data[0].tolist()
+        prompt = pipeline.tokenizer.encode(_TEXT.format(number)).input_ids.data[0].tolist()
         batch.begin(AskedTexts(number, 0, request, prompt, _TOKENS, 1, is_proven="grammar" not in more))
 
     made: list[list[int]] = [[] for _ in range(_NEIGHBOURS + 1)]
@@ -58,23 +96,28 @@ def _texts(folder: str, precision: str, poison_after: int | None) -> list[list[i
     return made[:_NEIGHBOURS]
 
 
+_HOW: Final = {"served": _served, "broken": _broken}
+_ROWS: Final = {
+    "served": f"texts of {_NEIGHBOURS} beside one whose form cannot be compiled, as without it",
+    "broken": f"texts of {_NEIGHBOURS} beside one that breaks a step nevertheless, as without it, exact numbers",
+}
+
+
 def poisoned_step(folder: Path) -> list[Row]:
-    """Count the texts that end as if the eighth had not come, at full precision and at the device's own."""
+    """Count the texts that end as if the eighth had not come."""
     rows = []
-    for precision in ("exact", "as served"):
-        command = [sys.executable, "-m", "benchmarks.genai_poison", str(folder), precision]
+    for how, what in _ROWS.items():
+        command = [sys.executable, "-m", "benchmarks.genai_poison", str(folder), how]
         out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         same = [int(each) for each in out.split()]
-        is_met = min(same) == _NEIGHBOURS
         detail = f"{same} of {_NEIGHBOURS} when it comes after {list(_COMES_AFTER)} steps"
-        what = f"texts of {_NEIGHBOURS} beside one that breaks a step, as without it, {precision}"
-        rows.append(Row(what, min(same), str(_NEIGHBOURS), is_met, detail))
+        rows.append(Row(what, min(same), str(_NEIGHBOURS), min(same) == _NEIGHBOURS, detail))
     return rows
 
 
 if __name__ == "__main__":
-    folder, precision = sys.argv[1:]
-    undisturbed = _texts(folder, precision, None)
+    folder, how = sys.argv[1:]
+    undisturbed = _HOW[how](folder, None)
     for steps in _COMES_AFTER:
-        disturbed = _texts(folder, precision, steps)
+        disturbed = _HOW[how](folder, steps)
         print(sum(one == other for one, other in zip(undisturbed, disturbed, strict=True)))

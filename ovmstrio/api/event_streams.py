@@ -75,13 +75,16 @@ class EventSink:
         self.has_begun = False
 
     async def send(self, data: bytes) -> None:
-        """Send one event, or several, as they are written.
+        """Send one event, or several, as they are written.  Not a checkpoint if somebody waits for them.
 
         Cancellation: while nobody takes them; then they are not sent.
         """
         self.begin()
         try:
-            await self._send.send(data)
+            try:
+                self._send.send_nowait(data)
+            except trio.WouldBlock:
+                await self._send.send(data)
         except trio.BrokenResourceError:
             # Nobody may read any more before the request's tasks are cancelled; that ends the events in the same way.
             self._scope.cancel()

@@ -71,6 +71,14 @@ class Batch:
         """Whether there is a text in it whose form the library may not take."""
         return any(not text.asked.is_proven for text in self._texts.values())
 
+    @property
+    def is_forming(self) -> bool:
+        """Whether there is a text in it that has a form, and yet to get its first token."""
+        return any(
+            text.asked.request.grammar is not None and (text.handle is None or text.is_reading)
+            for text in self._texts.values()
+        )
+
     def takes(self, asked: AskedTexts) -> bool:
         """Tell whether a request that begins now is in the next step; otherwise it waits for those before it."""
         texts = self._texts.values()

@@ -10,6 +10,7 @@ from ovmstrio.core.errors import Overloaded, ServerError
 from ovmstrio.core.generation import Finish
 from ovmstrio.openvino.engine.admission import BlockAdmission, BlockNeed, BlockRoom
 from ovmstrio.openvino.engine.batch import Batch
+from ovmstrio.openvino.engine.form_trials import FormTrials
 from ovmstrio.openvino.engine.frames import ACCEPTED, REFUSED, decode_request, encode_failure
 from ovmstrio.openvino.engine.prompt_scores import PromptScores
 from ovmstrio.openvino.engine.text_rows import TextRows
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ovmstrio.core.generation import GenerationRequest
+    from ovmstrio.openvino.engine.form_trials import CompilesForms
     from ovmstrio.openvino.engine.pipeline import Pipeline
     from ovmstrio.openvino.engine.prompts import Prompts
 
@@ -54,8 +56,9 @@ class Engine:
         pipeline: makes the texts.
         prompts: makes tokens of prompts.
         limits: what requests may ask for.
-        caches_prefixes: whether the pipeline computes once what prompts have in common.
         answer: is told the number of a message and what it is answered with.
+        forms: compiles those that answers are to have.
+        caches_prefixes: whether the pipeline computes once what prompts have in common.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Engine:
         prompts: Prompts,
         limits: Limits,
         answer: Callable[[int, Any], None],
+        forms: CompilesForms,
         *,
         caches_prefixes: bool = True,
     ) -> None:
@@ -74,6 +78,7 @@ class Engine:
         room = BlockRoom(pipeline.blocks, pipeline.block_tokens, limits.texts, limits.overcommit, caches_prefixes)
         self._admission: BlockAdmission[AskedTexts] = BlockAdmission(room, limits.waiting)
         self._batch = Batch(pipeline)
+        self._trials = FormTrials(forms)
         self._scores = PromptScores(pipeline, limits.tokens)
         self._rows = TextRows(self._decode)
         self._asked: dict[int, AskedTexts] = {}
@@ -93,7 +98,13 @@ class Engine:
     @property
     def is_busy(self) -> bool:
         """Whether a step has something to do."""
-        return self._batch.is_busy or self._scores.is_busy or bool(self._rows_told or self._failures)
+        has_news = self._rows_told or self._failures or self._trials.has_ended
+        return self._batch.is_busy or self._scores.is_busy or bool(has_news)
+
+    @property
+    def descriptor(self) -> int:
+        """What can be read when there is something to do without a message: a trial has ended."""
+        return self._trials.descriptor
 
     # Requests
 
@@ -104,14 +115,25 @@ class Engine:
         """
         try:
             request = decode_request(plain)
-            if self._admission.waiting and self._admission.is_full:
+            waiting = self._admission.waiting if request.grammar is None else self._trials.waiting
+            if waiting and self._waiting >= self._limits.waiting:
                 raise self._overloaded()
-            self._take(self._prepare(message, number, request))
+            asked = self._prepare(message, number, request)
+            if asked.is_proven:
+                self._take(asked)
+            else:
+                self._asked[number] = asked
+                self._trials.wait(asked)
+                self._try_next()
         except ServerError as error:
             self._answer(message, [REFUSED, encode_failure(error)])
 
+    @property
+    def _waiting(self) -> int:
+        return self._admission.waiting + self._trials.waiting
+
     def _overloaded(self) -> Overloaded:
-        waiting = self._admission.waiting
+        waiting = self._waiting
         seconds = min(max(1.0, waiting * self._pace), _LONGEST_RETRY)
         message = f"{waiting} requests wait for room already (max_queue); try again in {seconds:.0f} s"
         return Overloaded(message, retry_after_seconds=seconds)
@@ -151,6 +173,25 @@ class Engine:
         self._asked[asked.id] = asked
         self._admission.wait(asked, need)
         self._admit()
+
+    def _try_next(self) -> None:
+        """Begin the next trial, unless a text of the batch is about to ask for what is compiled of its form."""
+        if not self._batch.is_forming:
+            self._trials.go_on()
+
+    def _take_tried(self) -> None:
+        """Go on with a request whose form has been tried."""
+        tried = self._trials.take()
+        if tried is None:
+            return
+        asked, error = tried
+        try:
+            if error is not None:
+                raise error
+            self._take(asked)
+        except ServerError as failure:
+            self._forget(asked)
+            self._fail(asked, failure)
 
     def _admit(self) -> None:
         """Let in those whose turn it is; of forms that the library may not take only one at a time."""
@@ -197,11 +238,13 @@ class Engine:
         asked = self._asked.get(number)
         if asked is None:
             return
+        self._trials.withdraw(asked)
         self._admission.withdraw(asked)
         reads_on = self._batch.cancel(asked)
         self._scores.cancel(asked)
         self._forget(asked, keeps_room=reads_on)
         self._admit()
+        self._try_next()
 
     def _forget(self, asked: AskedTexts, *, has_ended: bool = False, keeps_room: bool = False) -> None:
         self._asked.pop(asked.id, None)
@@ -234,18 +277,20 @@ class Engine:
             RuntimeError: the model is lost.
         """
         started = time.perf_counter()
+        self._take_tried()
         size = self._batch.running
         if self._batch.is_busy:
             self._step_batch()
         for asked, error in self._scores.step():
             self._take_scored(asked, error)
         self._admit()
+        self._try_next()
         rows, self._rows_told = self._rows_told, []
         failures, self._failures = self._failures, []
         seconds = time.perf_counter() - started
         batch = self._batch
         counts = [batch.rebuilds, batch.suspensions]
-        figures = [seconds, size, batch.running, self._admission.waiting, batch.used, *counts]
+        figures = [seconds, size, batch.running, self._waiting, batch.used, *counts]
         return [rows, failures, figures]
 
     def _step_batch(self) -> None:

@@ -78,6 +78,7 @@ class Pipeline:
 
     def __init__(self, options: PipelineOptions) -> None:
         self._options = options
+        self.tokenizer: Any = None
         self.block_tokens = _GPU_BLOCK_TOKENS if "GPU" in options.device else _BLOCK_TOKENS
         self._batch = self._make()
         self.tokenizer = self._batch.get_tokenizer()
@@ -140,7 +141,10 @@ class Pipeline:
             properties[_LOOKUP] = True
         if options.draft_folder:
             properties[_DRAFT] = genai.draft_model(options.draft_folder, options.draft_device or options.device)
-        return genai.ContinuousBatchingPipeline(options.folder, scheduler, options.device, properties, _TOKENIZER)
+        if self.tokenizer is None:
+            return genai.ContinuousBatchingPipeline(options.folder, scheduler, options.device, properties, _TOKENIZER)
+        # With it goes what has been compiled of forms.
+        return genai.ContinuousBatchingPipeline(options.folder, self.tokenizer, scheduler, options.device, **properties)
 
     def _count_blocks(self) -> int:
         """Tell how many blocks there are, of which the library only gives the part that is used."""

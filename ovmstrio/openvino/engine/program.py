@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ovmstrio.core.errors import ServerError
 from ovmstrio.openvino.engine.chat import choose_renderer
 from ovmstrio.openvino.engine.engine import Engine, Limits
+from ovmstrio.openvino.engine.form_compiler import FormCompiler
 from ovmstrio.openvino.engine.frames import FAILED, LOADED, REFUSED, TOKENS, encode_failure
 from ovmstrio.openvino.engine.library_errors import reason_of
 from ovmstrio.openvino.engine.pipeline import Pipeline, PipelineOptions
@@ -63,6 +64,7 @@ class EngineProgram:
             self._prompts,
             limits,
             self._answer,
+            FormCompiler(pipeline, folder),
             caches_prefixes=options["pipeline"]["caches_prefixes"],
         )
         self.facts = {
@@ -91,14 +93,18 @@ class EngineProgram:
     def _take_messages(self) -> bool:
         """Take what has come, or wait for something where no text is made; False once nothing more will come."""
         started = time.monotonic()
-        while not self._engine.is_busy or self._channel.has_message():
+        while True:
+            if not self._channel.has_message():
+                if self._engine.is_busy:
+                    return True
+                self._channel.wait(self._engine.descriptor)
+                continue
             message = self._channel.receive()
             if message is None:
                 return False
             self._take(*message.value)
-            if time.monotonic() - started > _READS_SECONDS:
-                break
-        return True
+            if self._engine.is_busy and time.monotonic() - started > _READS_SECONDS:
+                return True
 
     def _take(self, number: int, value: list[Any]) -> None:
         kind, *parts = value

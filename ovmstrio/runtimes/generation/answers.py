@@ -110,9 +110,15 @@ class TextAnswer:
         return None
 
     async def _wait(self) -> None:
+        if self._deadline == math.inf:
+            await self._hear()
+            return
         with trio.CancelScope(deadline=self._deadline) as scope:
-            while not self._made and not self.is_over:
-                self._news = trio.Event()
-                await self._news.wait()
+            await self._hear()
         if scope.cancelled_caught:
             raise DeadlineExceeded("the deadline of the request passed before the text was complete")
+
+    async def _hear(self) -> None:
+        while not self._made and not self.is_over:
+            self._news = trio.Event()
+            await self._news.wait()

@@ -120,6 +120,20 @@ class BlockingChannel:
         except OSError as error:
             raise ChannelLost(str(error)) from error
 
+    def wait(self, descriptor: int) -> None:
+        """Wait until :meth:`has_message` would tell so, or another descriptor can be read.
+
+        Raises:
+            ChannelLost: code of users has closed the socket.
+        """
+        self._poll.register(descriptor, select.POLLIN)
+        try:
+            self._poll.poll()
+        except OSError as error:
+            raise ChannelLost(str(error)) from error
+        finally:
+            self._poll.unregister(descriptor)
+
     def disown(self) -> None:
         """Let a process that code of users has forked have no part in this."""
         self._end.close()

@@ -51,10 +51,10 @@ async def test_a_killed_engine_fails_its_streams_at_once_says_why_and_is_there_a
         assert text_of(await made(model, greedy("hello", 40))) == before
 
 
-async def test_seven_neighbours_of_a_form_that_breaks_the_batch_get_the_texts_they_get_alone(
+async def test_seven_neighbours_of_a_form_that_cannot_be_compiled_get_the_texts_they_get_alone(
     serve_tiny: ServeTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A schema that the library cannot compile breaks its step for ever: only its own request fails."""
+    """A schema that the library cannot compile would break its step for ever: it is found out before it comes there."""
     prompts = [f"the {number} inn" for number in range(7)]
     poison = GenerationRequest("hello", grammar=Grammar(GrammarKind.JSON_SCHEMA, '{"type": "nonsense"}'))
     texts: dict[str, str] = {}
@@ -77,6 +77,7 @@ async def test_seven_neighbours_of_a_form_that_breaks_the_batch_get_the_texts_th
                 await made(model, poison)
         assert caught.value.field == "response_format"
         assert texts == alone
+        assert model.facts["engines started again"] == 0
 
 
 async def test_a_model_that_nobody_asks_has_no_process_and_the_next_request_waits_for_one(
