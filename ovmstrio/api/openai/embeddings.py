@@ -69,6 +69,7 @@ def _read(document: Mapping[str, Any]) -> tuple[Sequence[str | TokenIds], bool, 
     if form is not None and form not in _FORMS:
         fields.refuse("encoding_format", _FORM_WANTED, got=shown(form))
     dimensions = fields.unsigned("dimensions", least=1)
+    fields.text("user")
     inputs = _read_inputs(fields)
     wrong.tell()
     return inputs, form == "base64", dimensions

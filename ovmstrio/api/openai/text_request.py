@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ovmstrio.api.openai.passed_over import check_passed_over
 from ovmstrio.api.openai.response_format import read_response_format
 from ovmstrio.api.openai.sampling import read_number_of_texts, read_sampling, read_stop, refuse_unserved
 from ovmstrio.core.generation import GenerationRequest
@@ -72,4 +73,5 @@ def make_request(
         deadline=deadline,
     )
     refuse_unserved(fields)
+    check_passed_over(fields)
     return request

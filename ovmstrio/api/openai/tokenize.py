@@ -73,7 +73,7 @@ def _read(document: Mapping[str, Any]) -> _Asked:
     adds = fields.flag("add_special_tokens")
     max_length = fields.unsigned("max_length", least=1)
     pads = fields.flag("pad_to_max_length")
-    side = fields.get("padding_side")
+    side = fields.text("padding_side")
     if side is not None and side not in {each.value for each in Padding}:
         fields.refuse("padding_side", "padding_side should be either left or right", got=shown(side))
     wrong.tell()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.api.openai.fields import Fields
 from ovmstrio.api.openai.messages import check_length
+from ovmstrio.api.openai.passed_over import check_passed_over_of_responses
 from ovmstrio.api.openai.response_format import read_response_format
 from ovmstrio.api.openai.responses.input_items import read_input
 from ovmstrio.api.openai.responses.response_answers import ResponseEvents, WholeResponse
@@ -65,8 +66,8 @@ class Responses:
         for name, reason in _UNSERVED.items():
             if fields.get(name):
                 fields.refuse(name, f"{name} is not supported: {reason}", code="unsupported_parameter")
-        # They are told again with the answer.
-        fields.mapping("metadata")
+        check_passed_over_of_responses(fields)
+        # It is told again with the answer.
         fields.mapping("text")
         wrong.tell()
         return Asked((replace(request, grammar=grammar or request.grammar),))

@@ -107,6 +107,46 @@ async def test_a_bad_body_is_the_callers_fault(serving: Serving, case: str, path
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
+PASSED_OVER: dict[str, list[Any]] = {
+    "user": [5, ["x"], {}],
+    "safety_identifier": [True],
+    "prompt_cache_key": [{}],
+    "service_tier": [1.5],
+    "verbosity": [["low"]],
+    "metadata": ["x", 1, []],
+    "prediction": ["x", [1]],
+}
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.parametrize("field", PASSED_OVER)
+def test_a_field_that_says_nothing_here_is_of_its_kind_all_the_same(path: str, field: str) -> None:
+    """Whoever sends another has a mistake, and is told its place."""
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "prompt": "a", "input": "a"}
+    for value in PASSED_OVER[field]:
+        with pytest.raises(InvalidRequest, match=field):
+            ENDPOINTS[path].read({**body, field: value}, LIMITS, is_stream=False, deadline=0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stream_options", 1),
+        ("max_tool_calls", "two"),
+        ("include", ["message.output_text.logprobs", 1]),
+        ("truncation", "most"),
+        ("truncation", True),
+        ("top_logprobs", 3),
+    ],
+)
+def test_responses_take_their_own_fields_as_they_should_be(field: str, value: Any) -> None:
+    """Whether they change the answer or not."""
+    responses = ENDPOINTS["/responses"]
+    with pytest.raises(InvalidRequest, match=field):
+        responses.read({"input": "a", field: value}, LIMITS, is_stream=False, deadline=0)
+    responses.read({"input": "a", "truncation": "auto", "include": ["a"]}, LIMITS, is_stream=False, deadline=0)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

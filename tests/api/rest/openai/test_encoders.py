@@ -234,6 +234,7 @@ async def test_options_of_tokens_reach_the_tokenizer(encoders: Serving) -> None:
         ({}, "text", "text field is required"),
         ({"text": ["a", 1]}, "text", "text should be string or array of strings; got a list"),
         ({"text": "a", "max_length": 0}, "max_length", "max_length value should be at least 1; got 0"),
+        ({"text": "a", "padding_side": ["left"]}, "padding_side", "padding_side is not a string; got a list"),
         ({"text": "a", "padding_side": "up"}, "padding_side", "padding_side should be either left or right; got 'up'"),
     ],
 )
