@@ -11,9 +11,12 @@ import select
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.report import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 __all__ = ["poisoned_step"]
 
@@ -96,7 +99,7 @@ def _broken(folder: str, poison_after: int | None) -> list[list[int]]:
     return made[:_NEIGHBOURS]
 
 
-_HOW: Final = {"served": _served, "broken": _broken}
+_HOW: Final[dict[str, Callable[[str, int | None], Sequence[Any]]]] = {"served": _served, "broken": _broken}
 _ROWS: Final = {
     "served": f"texts of {_NEIGHBOURS} beside one whose form cannot be compiled, as without it",
     "broken": f"texts of {_NEIGHBOURS} beside one that breaks a step nevertheless, as without it, exact numbers",
