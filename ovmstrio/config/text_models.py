@@ -91,6 +91,10 @@ class TextModelSpec(ServableSpec):
     reload: Literal["auto", "swap", "retire_first"] = "auto"
     idle_unload_seconds: Annotated[float, Field(ge=0)] = 0
 
+    def loaded_settings(self) -> dict[str, Any]:
+        """Give the settings of what is loaded, the room for those that wait among them: whoever makes texts has it."""
+        return {**super().loaded_settings(), "max_queue": self.max_queue}
+
     @property
     def looks_up(self) -> bool:
         """Whether the prompt proposes tokens for what comes, by which the library calls it."""

@@ -131,6 +131,50 @@ def test_a_wrong_type_makes_the_file_unusable() -> None:
         _only(max_num_seqs="8")
 
 
+_OTHERWISE: dict[str, Any] = {
+    "kind": "other", "name": "other", "base_path": Path("/other"), "path": Path("/other"), "task": Task.RERANK,
+    "device": "GPU", "plugin_config": {"A": 1}, "cache_dir": Path("/cache"), "max_num_batched_tokens": 7,
+    "cache_size": 7, "max_num_seqs": 7, "dynamic_split_fuse": False, "enable_prefix_caching": False, "best_of_limit": 7,
+    "max_tokens_limit": 7, "tool_parser": "none", "reasoning_parser": "none", "enable_tool_guided_generation": True,
+    "chat_template_mode": "MINJA", "pooling": "MEAN", "normalize": False, "truncate": True, "max_allowed_chunks": 7,
+    "enable_word_timestamps": True, "voices": {"a": Path("/a")}, "speed_min": 0.5, "speed_max": 2.0, "max_queue": 7,
+    "kv_overcommit": 2.0, "draft_path": Path("/draft"), "draft_device": "GPU", "reload": "swap",
+    "idle_unload_seconds": 7.0, "load_number": 7,
+}  # fmt: skip
+_NOT_LOADED = {"version_policy", "origin", "place", "problems", "max_concurrency", "placement"}
+"""What the registry, admission and readers look up when they need it."""
+
+
+@pytest.mark.parametrize("field", sorted(TextModelSpec.model_fields.keys() - _NOT_LOADED))
+def test_every_setting_of_a_model_that_changes_has_it_loaded_anew(field: str) -> None:
+    """How many may wait is its engine's to know, too."""
+    spec = _only()
+    other = spec.model_copy(update={field: _OTHERWISE[field]})
+    assert spec.needs_reload(other)
+    assert not spec.needs_reload(spec.model_copy())
+
+
+@pytest.mark.parametrize("field", ["max_concurrency", "origin"])
+def test_what_is_asked_for_at_each_call_has_nothing_loaded_anew(field: str) -> None:
+    """A limit of calls holds at once."""
+    spec = _only()
+    assert not spec.needs_reload(spec.model_copy(update={field: {"max_concurrency": 7, "origin": "x"}[field]}))
+
+
+@pytest.mark.parametrize("where", ["mediapipe_config_list", "text_model_config_list"])
+def test_the_room_for_those_that_wait_is_read_of_each_list(tmp_path: Path, where: str) -> None:
+    """A graph's entry has it as an entry of ours."""
+    options = '{ [type.googleapis.com/mediapipe.LLMCalculatorOptions]: { models_path: "./" } }'
+    streams = 'input_stream: "HTTP_REQUEST_PAYLOAD:input" output_stream: "HTTP_RESPONSE_PAYLOAD:output"'
+    node = f'node {{ calculator: "HttpLLMCalculator" {streams} node_options: {options} }}'
+    (tmp_path / "graph.pbtxt").write_text(f"{streams}\n{node}\n")
+    entry: Any = {"name": "chat", "base_path": str(tmp_path), "max_queue": 3}
+    content = {"model_config_list": [], where: [entry if where.startswith("mediapipe") else {"config": entry}]}
+    spec = parse_config(KINDS.values(), json.dumps(content).encode(), tmp_path / "config.json")
+    (model,) = spec.of(TextModelSpec)
+    assert model.max_queue == 3
+
+
 def test_a_name_of_another_kind_is_taken() -> None:
     """The model of tensors has it, and the text model is not served."""
     content = {

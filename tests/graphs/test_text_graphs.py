@@ -11,8 +11,11 @@ import pytest
 from ovmstrio.config.ovms_json import Examined, examine_config
 from ovmstrio.config.specs import GraphSpec
 from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.config.text_options import TEXT_OPTIONS
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.generation import Task
+from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.runtimes.graphs.calculators.text_models import TEXT_CALCULATORS
 from ovmstrio.runtimes.table import KINDS
 from ovmstrio.server.command_line import read_settings, single_servable
 
@@ -259,6 +262,32 @@ def test_a_node_that_is_wired_otherwise_is_refused(tmp_path: Path, written: str,
     assert written in text
     problems = _only(tmp_path, text.replace(written, instead, 1)).problems
     assert any(words in str(problem) for problem in problems)
+
+
+def _unread_options() -> set[tuple[str, str]]:
+    served = {"target_device": "device", "normalize": "normalize_embeddings"}
+    unread = set()
+    for calculator in TEXT_CALCULATORS.values():
+        known = {served.get(option, option) for option in TEXT_OPTIONS} | {"device", "target_device", "models_path"}
+        fields = message_class(calculator.options).DESCRIPTOR.fields
+        unread |= {(calculator.name, field.name) for field in fields if field.name not in known}
+    return unread
+
+
+@pytest.mark.parametrize(("calculator", "option"), sorted(_unread_options()))
+def test_an_option_that_is_not_served_is_never_passed_over(tmp_path: Path, calculator: str, option: str) -> None:
+    """All that OVMS's messages have and this server has not is refused with the way out, or the whole calculator is."""
+    values = {"cache_eviction_config": "{ start_size: 1 recent_size: 1 max_cache_size: 3 }"}
+    message = message_class(TEXT_CALCULATORS[calculator].options).DESCRIPTOR.fields_by_name[option]
+    kinds = {"bool": "true", "string": '"1"', "message": "{}"}
+    name = "bool" if message.type == message.TYPE_BOOL else "string" if message.type == message.TYPE_STRING else ""
+    value = values.get(option) or kinds.get("message" if message.message_type is not None else name, "1")
+    side = TEXT_CALCULATORS[calculator].resources[0]
+    text = _other(calculator, TEXT_CALCULATORS[calculator].message, side, f"{option}: {value}")
+    (spec,) = _examine(tmp_path, text).spec.services
+    told = [problem for problem in spec.problems if problem.severity == "error"]
+    assert told
+    assert all(problem.suggestion for problem in told)
 
 
 def test_a_node_without_options_is_told_of_them(tmp_path: Path) -> None:
