@@ -51,12 +51,21 @@ class LateCommand(TyperCommand):
 
 
 class ServeCommand(LateCommand):
-    """``serve``, which tells of OVMS's options that are not served what to do in their place."""
+    """``serve``, which tells of OVMS's options that are not served what to do in their place.
+
+    Options that stand for commands of OVMS's are those commands here, too.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse such options, all at once, and take flags with values, as in ``--metrics_enable=true``."""
-        from ovmstrio.server.ovms_options import refused_options
+        from ovmstrio.server.ovms_options import CONFIGURING, refused_options, with_source_in_place
 
+        if {_name(each) for each in args} & CONFIGURING:
+            from ovms_cli.ovms_config import manage_config
+
+            manage_config(args)
+            raise typer.Exit
+        args = with_source_in_place(args)
         refused = refused_options(args)
         if refused:
             fail("\n       ".join(refused), EX_USAGE)
@@ -85,8 +94,8 @@ def _name(option: str) -> str:
 def _begin_like_ovms(arguments: Sequence[str]) -> bool:
     if not arguments or not arguments[0].startswith("--") or arguments[0] in OWN_OPTIONS:
         return False
-    from ovmstrio.server.ovms_options import WAYS_OUT
+    from ovmstrio.server.ovms_options import CONFIGURING, WAYS_OUT
     from ovmstrio.server.settings import ServerSettings
 
     name = _name(arguments[0].partition("=")[0])
-    return name in WAYS_OUT or name in ServerSettings.model_fields
+    return name in WAYS_OUT or name in CONFIGURING or name in ServerSettings.model_fields

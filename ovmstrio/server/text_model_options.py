@@ -14,7 +14,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.server.settings import ServerSettings
 
-__all__ = ["is_text_model", "text_model", "text_problems"]
+__all__ = ["is_text_model", "makes_text", "text_model", "text_problems"]
 
 _GGUF: Final = ".gguf"
 _FILES_OF_GENERATION: Final = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
@@ -29,7 +29,7 @@ def is_text_model(settings: ServerSettings) -> bool:
     if settings.task is not None or path.suffix == _GGUF:
         return True
     whole = path.absolute()
-    return _makes_text(whole) and not is_graph({"base_path": str(whole)}, whole)
+    return makes_text(whole) and not is_graph({"base_path": str(whole)}, whole)
 
 
 def text_problems(settings: ServerSettings, others: Collection[str]) -> list[Problem]:
@@ -64,7 +64,8 @@ def text_model(settings: ServerSettings, cache_dir: Path | None, origin: str) ->
     )
 
 
-def _makes_text(folder: Path) -> bool:
+def makes_text(folder: Path) -> bool:
+    """Tell whether a folder holds what openvino-genai makes text of."""
     return all((folder / name).is_file() for name in _FILES_OF_GENERATION)
 
 

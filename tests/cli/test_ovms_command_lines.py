@@ -81,9 +81,6 @@ REFUSED = {
         "--pipeline_type: models that take"
     ],
     "--model_path /m --model_name m --enable_prefix_caching true": ["--task"],
-    "--add_to_config --config_path /models/config.json --model_name m --model_path m": [_FILE],
-    "--remove_from_config --config_path config.json --model_name m": [_FILE],
-    "--list_models --model_repository_path /models": ["ovms models lists", _HUB],
     "--model_name r --model_path r --trace_path trace.json --port 9178": ["/metrics"],
     "--model_path s3://bucket/model --model_name m --port 9000": [
         "--model_path: remote storage is not served",

@@ -1,0 +1,207 @@
+"""OVMS's commands that are options: models of a repository are listed, and configured or not, without a server.
+
+::
+
+    ovms --list_models --model_repository_path REPO
+    ovms --add_to_config --config_path FILE --model_name NAME (--model_repository_path REPO | --model_path FOLDER) ...
+    ovms --remove_from_config --config_path FILE --model_name NAME
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from ovms_cli.console import EX_USAGE, fail, stdout
+from ovmstrio.server.ovms_options import CONFIGURING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["manage_config"]
+
+_REPOSITORY: Final = "OVMS_MODEL_REPOSITORY_PATH"
+_CONFIG: Final = "config.json"
+_MODELS: Final = "model_config_list"
+_TEXTS: Final = "text_model_config_list"
+_DEEPEST: Final = 3
+"""Folders of organizations are in between."""
+_OF_TENSORS: Final = frozenset({
+    "batch_size", "shape", "layout", "mean", "scale", "color_format", "precision", "model_version_policy", "nireq",
+    "target_device", "plugin_config",
+})  # fmt: skip
+_NUMBERS: Final = frozenset({"batch_size", "nireq"})
+
+
+def manage_config(arguments: Sequence[str]) -> None:
+    """Do what one of ``CONFIGURING`` among the arguments says; what cannot be done ends the program."""
+    given = _read(arguments)
+    repository = given.model_repository_path or os.environ.get(_REPOSITORY)
+    if given.list_models:
+        _list(Path(repository or fail("--list_models: name the folder with --model_repository_path", EX_USAGE)))
+        return
+    path = given.config_path or (Path(repository) / _CONFIG if repository else None)
+    command = "--add_to_config" if given.add_to_config else "--remove_from_config"
+    if path is None or not given.model_name:
+        fail(f"{command}: expected --config_path and --model_name", EX_USAGE)
+    file = Path(path) / _CONFIG if Path(path).is_dir() else Path(path)
+    if given.add_to_config:
+        _add(file, given, repository)
+    else:
+        _remove(file, given.model_name)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Tell a mistake as all commands do."""
+        fail(message, EX_USAGE)
+
+
+def _read(arguments: Sequence[str]) -> argparse.Namespace:
+    from ovmstrio.config.text_options import TEXT_OPTIONS
+
+    parser = _Parser(prog="ovms", add_help=False, allow_abbrev=False)
+    command = parser.add_mutually_exclusive_group(required=True)
+    for name in sorted(CONFIGURING):
+        command.add_argument(f"--{name}", action="store_true")
+    options = _OF_TENSORS | TEXT_OPTIONS | {"model_name", "model_path", "model_repository_path", "config_path"}
+    for name in sorted(options):
+        parser.add_argument(f"--{name}")
+    spelt = [_spelt(each) for each in arguments]
+    return parser.parse_args(spelt)
+
+
+def _spelt(argument: str) -> str:
+    option, is_attached, value = argument.partition("=")
+    return option.replace("-", "_").replace("__", "--", 1) + is_attached + value if argument[:2] == "--" else argument
+
+
+# What there is
+
+
+def _list(repository: Path) -> None:
+    if not repository.is_dir():
+        fail(f"--model_repository_path: there is no folder {repository}", EX_USAGE)
+    for folder in _servable(repository, 1):
+        stdout().print(str(folder.relative_to(repository)), markup=False, highlight=False, soft_wrap=True)
+
+
+def _servable(folder: Path, depth: int) -> Iterator[Path]:
+    """Give the folders below one that can be served, in the order of their names."""
+    for each in sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")):
+        if _is_servable(each):
+            yield each
+        elif depth < _DEEPEST:
+            yield from _servable(each, depth + 1)
+
+
+def _is_servable(folder: Path) -> bool:
+    versions = (each for each in folder.iterdir() if each.name.isdecimal() and each.is_dir())
+    return (folder / "graph.pbtxt").is_file() or _makes_text(folder) or any(any(each.iterdir()) for each in versions)
+
+
+def _makes_text(path: Path) -> bool:
+    from ovmstrio.server.text_model_options import makes_text
+
+    return path.suffix == ".gguf" or makes_text(path) or any(path.glob("*.gguf"))
+
+
+# What is configured
+
+
+def _add(file: Path, given: argparse.Namespace, repository: str | None) -> None:
+    name = given.model_name
+    folder, written = _folder(file, given, repository)
+    content = _content(file) if file.exists() else {_MODELS: []}
+    if name in {_name(entry) for entries in content.values() if isinstance(entries, list) for entry in entries}:
+        fail(
+            f'--model_name: {file} has a model "{name}" already; take it out with --remove_from_config first', EX_USAGE
+        )
+    is_text = _makes_text(folder) and not (folder / "graph.pbtxt").is_file()
+    settings = {"name": name, "base_path": written, **_settings(given)}
+    content.setdefault(_TEXTS if is_text else _MODELS, []).append({"config": settings})
+    _write(file, content, name)
+    stdout().print(f"added {name} to {file}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _folder(file: Path, given: argparse.Namespace, repository: str | None) -> tuple[Path, str]:
+    """Give where the model is, and how the file says that: relative to itself, where that leads into its own folder."""
+    if given.model_path:
+        folder = file.parent / given.model_path
+        written = given.model_path
+    elif repository:
+        folder = Path(repository).absolute() / given.model_name
+        is_below = folder.is_relative_to(file.parent.absolute())
+        written = str(folder.relative_to(file.parent.absolute()) if is_below else folder)
+    else:
+        fail("--add_to_config: expected --model_path or --model_repository_path", EX_USAGE)
+    if not folder.exists():
+        fail(f"there is no {folder}; models are fetched from no hub, so put it there first", EX_USAGE)
+    return folder, written
+
+
+def _settings(given: argparse.Namespace) -> dict[str, Any]:
+    """Give the settings of the model, where those that are JSON are that, and those that are none stay texts."""
+    named = {"model_name", "model_path", "model_repository_path", "config_path", *CONFIGURING}
+    settings: dict[str, Any] = {}
+    for name, value in vars(given).items():
+        if value is None or name in named:
+            continue
+        try:
+            read = json.loads(value)
+        except ValueError:
+            read = value
+        is_text = name in _OF_TENSORS - _NUMBERS and not isinstance(read, dict)
+        settings[name] = value if is_text else read
+    return settings
+
+
+def _remove(file: Path, name: str) -> None:
+    content = _content(file)
+    lists = [entries for entries in content.values() if isinstance(entries, list)]
+    found = next(((each, entry) for each in lists for entry in each if _name(entry) == name), None)
+    if found is None:
+        fail(f'--model_name: {file} has no model "{name}"', EX_USAGE)
+    entries, entry = found
+    entries.remove(entry)
+    _write(file, content, "")
+    stdout().print(f"removed {name} from {file}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _name(entry: Any) -> Any:
+    settings = entry.get("config", entry) if isinstance(entry, dict) else None
+    return settings.get("name") if isinstance(settings, dict) else None
+
+
+def _content(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        fail(f"--config_path: {file} cannot be read: {error}", EX_USAGE)
+    if not isinstance(content, dict) or not isinstance(content.get(_MODELS, []), list):
+        fail(f"--config_path: {file} is no configuration: expected an object with {_MODELS}", EX_USAGE)
+    return content
+
+
+def _write(file: Path, content: dict[str, Any], name: str) -> None:
+    """Put a file in the place of another at once, if it can be used; errors of other models are theirs."""
+    from ovmstrio.config.ovms_json import parse_config
+    from ovmstrio.core.errors import ConfigError
+    from ovmstrio.runtimes.table import KINDS
+
+    text = json.dumps(content, indent=4, ensure_ascii=False) + "\n"
+    try:
+        services = parse_config(KINDS.values(), text.encode(), file.absolute()).services
+    except ConfigError as error:
+        fail(str(error), EX_USAGE)
+    wrong = [problem for each in services if each.name == name for problem in each.errors]
+    if wrong:
+        fail("\n       ".join(map(str, wrong)), EX_USAGE)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=file.name, encoding="utf-8", delete=False) as made:
+        made.write(text)
+    Path(made.name).chmod(file.stat().st_mode if file.exists() else 0o644)
+    Path(made.name).replace(file)

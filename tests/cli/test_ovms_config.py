@@ -1,0 +1,137 @@
+"""OVMS's options that are commands of their own: models of a repository listed, and put into a configuration or out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ovms_cli import serve
+from ovms_cli.all_commands import app
+from ovms_cli.console import EX_USAGE
+from ovmstrio.config.ovms_json import parse_config
+from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.runtimes.table import KINDS
+
+_TEXT = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
+
+
+def _run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "1000"})
+
+
+def _fill(repository: Path, *files: str) -> Path:
+    for name in files:
+        (repository / name).parent.mkdir(parents=True, exist_ok=True)
+        (repository / name).write_text("")
+    return repository
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Give a folder with each sort of model."""
+    texts = [f"org/words/{name}" for name in _TEXT]
+    files = ["meta/llama4/graph.pbtxt", "resnet/1/model.xml", "small/tiny.gguf", *texts, "notes/readme.md", ".git/1/x"]
+    return _fill(tmp_path / "models", *files)
+
+
+def _config(file: Path) -> Any:
+    return json.loads(file.read_text())
+
+
+def test_models_of_a_repository_are_listed_by_their_folders(repository: Path) -> None:
+    """As deep as folders of organizations are."""
+    done = _run("--model_repository_path", str(repository), "--list_models")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.split() == ["meta/llama4", "org/words", "resnet", "small"]
+
+
+def test_a_model_is_added_to_a_file_and_taken_out_again(repository: Path) -> None:
+    """The file is made where there is none; paths in its own folder are relative, and options are settings."""
+    file = repository / "config.json"
+    where = ["--config_path", str(file), "--model_repository_path", str(repository)]
+    options = ["--batch_size", "2", "--plugin_config", '{"NUM_STREAMS": 1}', "--shape=(1,3)", "--target-device", "CPU"]
+    for name, more in (("resnet", options), ("org/words", ["--cache_size", "2"]), ("meta/llama4", [])):
+        done = _run("--add_to_config", *where, "--model_name", name, *more)
+        assert done.exit_code == 0, done.output
+    written = _config(file)
+    settings = {"batch_size": 2, "plugin_config": {"NUM_STREAMS": 1}, "shape": "(1,3)", "target_device": "CPU"}
+    assert written["model_config_list"] == [
+        {"config": {"name": "resnet", "base_path": "resnet", **settings}},
+        {"config": {"name": "meta/llama4", "base_path": "meta/llama4"}},
+    ]
+    assert written["text_model_config_list"] == [
+        {"config": {"name": "org/words", "base_path": "org/words", "cache_size": 2}}
+    ]
+    (text,) = parse_config(KINDS.values(), file.read_bytes(), file).of(TextModelSpec)
+    assert (text.path, text.cache_size) == (repository / "org/words", 2)
+    for name in ("resnet", "org/words"):
+        assert _run("--remove_from_config", "--config_path", str(file), "--model_name", name).exit_code == 0
+    assert _config(file)["text_model_config_list"] == []
+    assert [each["config"]["name"] for each in _config(file)["model_config_list"]] == ["meta/llama4"]
+    assert sorted(each.name for each in repository.iterdir() if each.is_file()) == ["config.json"]
+
+
+def test_the_repository_may_be_in_the_environment(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is the one in it then."""
+    monkeypatch.setenv("OVMS_MODEL_REPOSITORY_PATH", str(repository))
+    assert _run("--list_models").stdout.split()[0] == "meta/llama4"
+    assert _run("--add_to_config", "--model_name", "small").exit_code == 0
+    assert _config(repository / "config.json")["text_model_config_list"][0]["config"]["name"] == "small"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--add_to_config", "--model_name", "resnet", "--model_path", "resnet"], 'has a model "resnet" already'),
+        (["--add_to_config", "--model_name", "other", "--model_path", "nowhere"], "fetched from no hub"),
+        (["--add_to_config", "--model_name", "other"], "expected --model_path or --model_repository_path"),
+        (["--add_to_config", "--model_name", "x", "--model_path", "small", "--max_num_seqs", "0"], "max_num_seqs"),
+        (["--add_to_config", "--model_name", "x", "--model_path", "small", "--batch_size", "2"], "unknown key"),
+        (["--add_to_config", "--model_path", "small"], "--model_name"),
+        (["--add_to_config", "--model_name", "x", "--pull"], "--pull"),
+        (["--remove_from_config", "--model_name", "other"], 'has no model "other"'),
+        (["--remove_from_config", "--add_to_config", "--model_name", "other"], "not allowed with"),
+    ],
+)
+def test_what_cannot_be_done_leaves_the_file_as_it_is(repository: Path, arguments: list[str], words: str) -> None:
+    """And says why."""
+    file = repository / "config.json"
+    file.write_text('{"model_config_list": [{"config": {"name": "resnet", "base_path": "resnet"}}]}')
+    before = file.read_bytes()
+    done = _run(*arguments, "--config_path", str(file))
+    assert done.exit_code == EX_USAGE
+    assert words in done.output
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("source", "file", "path"),
+    [("org/words", "", "org/words"), ("small", "tiny.gguf", "small/tiny.gguf")],
+)
+def test_a_model_of_a_hub_that_is_there_is_served(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, source: str, file: str, path: str
+) -> None:
+    """Under its name, or the one that it is given, with nothing fetched."""
+    taken: list[dict[str, Any]] = []
+    monkeypatch.setattr(serve, "run_server", taken.append)
+    more = ["--gguf_filename", file] if file else []
+    where = [f"--source_model={source}", "--model_repository_path", str(repository), *more]
+    for named in ([], ["--model_name", "mine"]):
+        done = _run(*where, *named, "--task", "text_generation", "--rest_port", "8000")
+        assert done.exit_code == 0, done.output
+    assert [each["model_name"] for each in taken] == [source, "mine"]
+    assert {str(each["model_path"]) for each in taken} == {str(repository / path)}
+    assert taken[0]["task"] == "text_generation"
+
+
+def test_a_model_that_is_not_there_is_refused_with_the_way_out(repository: Path) -> None:
+    """As is one that is to be fetched once more."""
+    where = ["--model_repository_path", str(repository), "--task", "text_generation"]
+    for arguments in (["--source_model", "org/other"], ["--source_model", "org/words", "--pull"]):
+        done = _run(*arguments, *where)
+        assert done.exit_code == EX_USAGE
+        assert "models are fetched from no hub" in done.output
