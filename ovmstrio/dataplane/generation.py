@@ -72,7 +72,8 @@ async def call_generative(
     call = await plane.call(name, door, method, request_id=request_id, received=received, is_stream=is_stream)
     if Takes.GENERATION in call.takes:
         does = cast("GenerativeService", call.service).tasks
-        if task is None or task in does:
+        # What makes no text as it is configured says itself why not.
+        if task is None or task in does or (task is Task.TEXT_GENERATION and not does):
             if task is not None and task not in _UNCHARGED:
                 _check_tokens(plane, call)
             return call

@@ -196,10 +196,14 @@ def test_what_no_graph_can_do_names_the_field(served: tuple[ServedInThread, Path
 
 
 def test_a_graph_that_makes_no_text_is_refused(served: tuple[ServedInThread, Path]) -> None:
-    """It is listed behind those that do."""
+    """With what it would need to make some; it is listed behind those that do."""
     with _client(served[0]) as client:
-        with pytest.raises(openai.BadRequestError, match="does no text_generation"):
-            client.chat.completions.create(model="plain", messages=[{"role": "user", "content": "x"}])
+        for is_stream in (False, True):
+            with pytest.raises(openai.BadRequestError, match="name others by a comment in its file") as caught:
+                client.chat.completions.create(
+                    model="plain", messages=[{"role": "user", "content": "x"}], stream=is_stream
+                )
+            assert caught.value.code == "unsupported"
         assert [each.id for each in client.models.list()] == ["speaker", "answers", "plain"]
 
 
