@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import structlog
 import trio
 
-from ovmstrio.server.workers.journal import NO_SLOT, Journal
+from ovmstrio.server.workers.journal import NO_SLOT, Journal, State
 from ovmstrio.server.workers.passing import ConnectionInbox
+from ovmstrio.wire.direct_stream import DirectStream
 from ovmstrio.work.messages.message_packets import Message
 from ovmstrio.work.processes import WorkRequest, WorkRequests
 from ovmstrio.work.processes.message_channel import MessageChannel
@@ -109,3 +111,29 @@ async def test_a_connection_without_a_descriptor_is_given_up() -> None:
         await passing.inbox.aclose()
     assert ended == ["one"] * 3
     assert [line["event"] for line in logs] == ["connections lost"]
+
+
+async def test_a_connection_whose_bytes_are_not_kept_is_served_in_as_few_steps_as_any() -> None:
+    """Until it is read from it may be another process's; its end is told, and its slot is free."""
+    ended: list[str] = []
+    journal = Journal(memoryview(bytearray(Journal.size())))
+    inbox = ConnectionInbox(lambda: ended.append("one"), journal, keeps=False)
+    client, accepted = await _connected()
+    async with client, accepted:
+        journal.give(3)
+        with _passing() as passing:
+            descriptor = os.dup(accepted.socket.fileno())
+            await inbox.put(WorkRequest(passing.giver, Message([0, ["gRPC", 3]], descriptor)))
+        stream = await inbox.accept()
+        assert isinstance(stream, DirectStream)
+        assert journal.standing(3, accepted.socket).state is State.GIVEN
+        await client.send_all(b"ping")
+        assert await stream.receive_some() == b"ping"
+        assert journal.standing(3, accepted.socket).state is State.UNKNOWN
+        assert not ended
+        # Whoever gave it has a descriptor of it still.
+        await stream.aclose()
+        await stream.aclose()
+        assert await client.receive_some() == b""
+    await inbox.aclose()
+    assert (ended, journal.ended_since(0)) == (["one"], [3])

@@ -19,6 +19,7 @@ from trio.testing import MockClock
 from ovmstrio.core.errors import FailedPrecondition, NotReady, NotSupported, SequenceMissing, ServiceMissing
 from ovmstrio.server.workers.peers import LEFT, Peers
 from ovmstrio.server.workers.steps import answer_step
+from ovmstrio.work.messages.message_packets import Swift
 
 Answer = Callable[[Any], Awaitable[Any]]
 
@@ -70,6 +71,40 @@ async def test_questions_are_answered_side_by_side() -> None:
             nursery.start_soon(ask, number)
         gates[2].set()
     assert results == [2, 1, 0]
+
+
+async def test_what_is_answered_without_waiting_needs_no_task_of_its_own() -> None:
+    """One task hears and answers; one that has to wait leaves the hearing to another one, and keeps nobody waiting."""
+    gate = trio.Event()
+    tasks: list[str | int] = []
+
+    async def answer(value: Any) -> Any:
+        tasks.append(id(trio.lowlevel.current_task()))
+        if value[0] == "wait":
+            await gate.wait()
+        return Swift(["done", value[0]])
+
+    async with _several(_echo, answer) as (first, _), trio.open_nursery() as nursery:
+        order = ["m", 7]
+        with trio.fail_after(60):
+            for number in range(3):
+                assert (await first.ask(1, Swift([number]), order))[:2] == ["done", number]
+            held: list[Any] = []
+
+            async def wait() -> None:
+                held.extend(await first.ask(1, Swift(["wait"]), ["m", 8]))
+
+            nursery.start_soon(wait)
+            while len(tasks) < 4:
+                await trio.lowlevel.checkpoint()
+            for number in range(3):
+                assert (await first.ask(1, Swift([number]), order))[:2] == ["done", number]
+            assert not held
+            gate.set()
+            while not held:
+                await trio.lowlevel.checkpoint()
+            assert held[:2] == ["done", "wait"]
+    assert (len(set(tasks[:4])), len(set(tasks[4:])), len(set(tasks))) == (1, 1, 2)
 
 
 async def test_those_are_left_out_that_do_not_answer_soon(autojump_clock: MockClock) -> None:

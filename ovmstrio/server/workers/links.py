@@ -120,6 +120,18 @@ class PeerLink:
         """Ask; as :meth:`Peers.ask`."""
         return await self.wait(await self.send(value, None))
 
+    def send_now(self, value: Swift, order: Order | None) -> WaitingCaller | None:
+        """Send a question at once, whose answer is to be waited for; None where that cannot be done."""
+        number = next(self._numbers)
+        packet = swift_packet([number, value.head, order], value.buffers)
+        try:
+            if packet is None or not self._channel.send_packet_now(packet):
+                return None
+        except trio.BrokenResourceError:
+            return None
+        waiting = self._waiting[number] = WaitingCaller(number)
+        return waiting
+
     async def send(self, value: Any, order: Order | None, heard: Callable[[Any], None] | None = None) -> WaitingCaller:
         """Send a question, whose answer is to be waited for.
 

@@ -16,6 +16,7 @@ import trio
 
 from ovmstrio.server.workers.journal import NO_SLOT
 from ovmstrio.server.workers.kept_stream import KeptStream
+from ovmstrio.server.workers.passed_stream import PassedStream
 from ovmstrio.wire.accepting import QUIET_SECONDS
 
 if TYPE_CHECKING:
@@ -29,53 +30,17 @@ __all__ = ["ConnectionInbox"]
 log = structlog.get_logger(__name__)
 
 
-class _PassedStream(trio.abc.HalfCloseableStream):
-    """A connection whose end is told."""
-
-    def __init__(self, stream: trio.SocketStream, closed: Callable[[], None]) -> None:
-        self._stream = stream
-        self._tell: Callable[[], None] | None = closed
-
-    @property
-    def socket(self) -> trio.socket.SocketType:
-        """The socket below."""
-        return self._stream.socket
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send everything."""
-        await self._stream.send_all(data)
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Receive what there is."""
-        return await self._stream.receive_some(max_bytes)
-
-    async def wait_send_all_might_not_block(self) -> None:
-        """Wait until there is room."""
-        await self._stream.wait_send_all_might_not_block()
-
-    async def send_eof(self) -> None:
-        """Send no more."""
-        await self._stream.send_eof()
-
-    async def aclose(self) -> None:
-        """Close the connection."""
-        tell, self._tell = self._tell, None
-        try:
-            await self._stream.aclose()
-        finally:
-            if tell is not None:
-                tell()
-
-
 class ConnectionInbox(trio.abc.Listener[trio.abc.HalfCloseableStream]):
     """Listens for connections that another process has accepted.
 
     Args:
         closed: is called for each connection that has ended.
         journal: where it is written what becomes of them.
+        keeps: whether requests are kept for another process, which those of HTTP/1.1 alone can be.
     """
 
-    def __init__(self, closed: Callable[[], None], journal: Journal) -> None:
+    def __init__(self, closed: Callable[[], None], journal: Journal, *, keeps: bool = True) -> None:
+        self._keeps = keeps
         self._closed = closed
         self._journal = journal
         self._quiet_until = float("-inf")
@@ -104,8 +69,8 @@ class ConnectionInbox(trio.abc.Listener[trio.abc.HalfCloseableStream]):
 
     def _stream(self, passed: socket.socket, slot: int) -> trio.abc.HalfCloseableStream:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(passed))
-        if slot == NO_SLOT:
-            return _PassedStream(stream, self._closed)
+        if slot == NO_SLOT or not self._keeps:
+            return PassedStream(stream, self._journal, slot, self._closed)
         return KeptStream(stream, passed, self._journal, slot, self._closed)
 
     async def accept(self) -> trio.abc.HalfCloseableStream:

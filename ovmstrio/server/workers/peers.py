@@ -16,6 +16,8 @@ import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -39,8 +41,9 @@ from ovmstrio.server.workers.links import (
 )
 from ovmstrio.server.workers.own_sockets import noted
 from ovmstrio.wire.accepting import NO_ROOM, PAUSE_SECONDS
+from ovmstrio.wire.direct_stream import told_of_waiting
 from ovmstrio.work.messages.error_codec import encode_error
-from ovmstrio.work.messages.message_packets import NO_MESSAGE
+from ovmstrio.work.messages.message_packets import NO_MESSAGE, Swift
 from ovmstrio.work.processes.message_channel import MessageChannel
 
 __all__ = ["LEFT", "Peers"]
@@ -139,19 +142,37 @@ class Peers:
         channel = MessageChannel(end)
         try:
             async with trio.open_nursery() as nursery:
-                try:
-                    await self._hear(channel, nursery, answer)
-                except trio.BrokenResourceError:
-                    pass
-                except NO_MESSAGE as error:
-                    log.error("another process is not heard any more", reason=repr(error))  # noqa: TRY400 - no fault here
-                # Nobody hears the rest.
-                nursery.cancel_scope.cancel()
+                nursery.start_soon(self._hear, _Heard(channel, nursery, answer))
         finally:
             channel.close()
 
-    async def _hear(self, channel: MessageChannel, nursery: trio.Nursery, answer: Answer) -> None:
-        """Take questions until the other process is gone.
+    async def _hear(self, heard: _Heard) -> None:
+        """Take questions until the other process is gone, or an answer has to wait, and another task hears the rest.
+
+        What is answered without waiting, as most steps of sequences are, needs no task of its own.
+
+        Cancellation: at once.
+        """
+        try:
+            while (asked := await self._next_question(heard)) is not None:
+                task = heard.task
+                await told_of_waiting(self._answer_one(heard, asked), partial(self._hand_over, heard), copy_context())
+                del asked
+                if heard.task is not task:
+                    return
+        except trio.BrokenResourceError:
+            pass
+        except NO_MESSAGE as error:
+            log.error("another process is not heard any more", reason=repr(error))  # noqa: TRY400 - no fault here
+        # Nobody hears the rest.
+        heard.nursery.cancel_scope.cancel()
+
+    def _hand_over(self, heard: _Heard) -> None:
+        heard.task += 1
+        heard.nursery.start_soon(self._hear, heard)
+
+    async def _next_question(self, heard: _Heard) -> _Question | None:
+        """Wait for a question that is to be answered; None once the other process is gone.
 
         Raises:
             BrokenResourceError: it is gone.
@@ -159,33 +180,31 @@ class Peers:
 
         Cancellation: at once.
         """
-        questions: dict[int, _Question] = {}
-        last: dict[str, _Turn] = {}
-        while (message := await channel.receive()) is not None:
+        while (message := await heard.channel.receive()) is not None:
             number, value, order = message.value
             if message.tail is not None:
                 value.append(message.tail)
             if number == CANCEL:
-                if value in questions:
-                    questions[value].scope.cancel()
+                if value in heard.questions:
+                    heard.questions[value].scope.cancel()
             elif order is not None and self._is_closed:
-                await channel.send([number, NOT_BEGUN, None])
+                await heard.channel.send([number, NOT_BEGUN, None])
             else:
-                turn = None if order is None else _Turn(last, repr(order))
-                asked = questions[number] = _Question(number, value, turn)
-                nursery.start_soon(self._answer_one, channel, questions, asked, answer)
+                turn = None if order is None else _Turn(heard.last, repr(order))
+                asked = heard.questions[number] = _Question(number, value, turn)
+                return asked
             del message, value
+        return None
 
-    async def _answer_one(
-        self, channel: MessageChannel, questions: dict[int, _Question], asked: _Question, answer: Answer
-    ) -> None:
+    async def _answer_one(self, heard: _Heard, asked: _Question) -> None:
+        channel = heard.channel
         self._at_work += 1
         try:
             with asked.scope:
                 try:
                     if asked.turn is not None:
                         await asked.turn.wait()
-                    reply = [asked.number, ANSWERED, await self._whole(channel, asked, await answer(asked.value))]
+                    reply = [asked.number, ANSWERED, await self._whole(channel, asked, await heard.answer(asked.value))]
                 except Exception as error:  # noqa: BLE001 - it is raised where the question came from
                     reply = [asked.number, FAILED, encode_error(error)]
                 with suppress(trio.BrokenResourceError):
@@ -194,7 +213,7 @@ class Peers:
                     except (TypeError, ValueError, OSError) as error:
                         await channel.send([asked.number, FAILED, encode_error(error)])
         finally:
-            del questions[asked.number]
+            del heard.questions[asked.number]
             if asked.turn is not None:
                 asked.turn.end()
             self._at_work -= 1
@@ -283,9 +302,14 @@ class Peers:
         if order is None:
             return await (await self._connect(row)).ask(value)
         deadline = trio.current_time() + _REACH_SECONDS
+        sent = self._send_now(row, value, order) if isinstance(value, Swift) else None
         while True:
             changed = self._changed
             try:
+                if sent is not None:
+                    link, asked = sent
+                    sent = None
+                    return await link.wait(asked)
                 # What is answered may take its time.
                 with trio.CancelScope(deadline=deadline) as reaching:
                     link, asked = await self._send_in_turn(row, value, order)
@@ -298,6 +322,14 @@ class Peers:
                     await changed.wait()
             if reaching.cancelled_caught:
                 raise NotReady(BEING_STARTED)
+
+    def _send_now(self, row: int, value: Swift, order: Order) -> tuple[PeerLink, WaitingCaller] | None:
+        """Send a question at once if nothing is in its way."""
+        link = self._links.get(row)
+        if link is None or link.is_gone or self._turns[row].locked():
+            return None
+        asked = link.send_now(value, order)
+        return None if asked is None else (link, asked)
 
     async def _send_in_turn(self, row: int, value: Any, order: Order) -> tuple[PeerLink, WaitingCaller]:
         turn = self._turns[row]
@@ -462,6 +494,29 @@ class _Turn:
             del self._last[self._order]
         else:
             self._last[self._order] = before
+
+
+class _Heard:
+    """A connection that another process asks by.
+
+    Attributes:
+        channel: where its questions come from.
+        nursery: of the tasks that hear and answer.
+        answer: answers a question.
+        questions: those that are being answered, by their numbers.
+        last: the last one of each order.
+        task: the number of the task that hears.
+    """
+
+    __slots__ = ("answer", "channel", "last", "nursery", "questions", "task")
+
+    def __init__(self, channel: MessageChannel, nursery: trio.Nursery, answer: Answer) -> None:
+        self.channel = channel
+        self.nursery = nursery
+        self.answer = answer
+        self.questions: dict[int, _Question] = {}
+        self.last: dict[str, _Turn] = {}
+        self.task = 0
 
 
 class _Question:

@@ -136,7 +136,7 @@ class _Worker:
         addresses = (("gRPC", plan.grpc), ("REST", plan.rest), ("probes", probe_addresses(settings)))
         protocols = [name for name, where in addresses if where]
         closed, journal = partial(board.add_closed_connection, row), board.journal(row)
-        self._inboxes = {name: ConnectionInbox(closed, journal) for name in protocols}
+        self._inboxes = {name: ConnectionInbox(closed, journal, keeps=name != "gRPC") for name in protocols}
 
     def hosting(self, requests: WorkRequests) -> Hosting:
         """Tell how this process takes part."""

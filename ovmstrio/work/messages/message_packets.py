@@ -169,6 +169,11 @@ class MessagePackets:
         if message.region is not None:
             self._released(message.number)
 
+    @property
+    def has_backlog(self) -> bool:
+        """Whether there are packets that are to be sent before the next one."""
+        return bool(self._backlog)
+
     def backlog(self) -> Iterator[bytes]:
         """Take the packets that are to be sent before the next one, because there was no room for them before.
 

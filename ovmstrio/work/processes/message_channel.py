@@ -61,9 +61,18 @@ class MessageChannel:
         Raises:
             BrokenResourceError: the other end is gone, or this end is closed.
 
-        Cancellation: at once; it is sent as a whole or not at all.
+        Cancellation: while waiting for room; it is sent as a whole or not at all.
         """
-        await self._send(packet)
+        if not self.send_packet_now(packet):
+            await self._send(packet)
+
+    def send_packet_now(self, packet: bytes) -> bool:
+        """Send such a packet if there is room for it, and nobody else sends; says whether it was sent.
+
+        Raises:
+            BrokenResourceError: the other end is gone, or this end is closed.
+        """
+        return not (self._sending.locked() or self._packets.has_backlog) and self._socket.try_send(packet)
 
     def send_soon(self, value: Any) -> None:
         """Send a small value if there is room for it, and drop it if there is none.

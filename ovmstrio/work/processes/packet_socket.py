@@ -16,6 +16,9 @@ __all__ = ["PacketSocket", "packet_pair"]
 
 _DESCRIPTOR: Final = "i"
 _DESCRIPTOR_BYTES: Final = array.array(_DESCRIPTOR).itemsize
+_FLAGS: Final = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+_MOST_AT_ONCE: Final = 16
+"""How many packets are received before other tasks have their turn."""
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MOST_FILES * _DESCRIPTOR_BYTES)
 
 
@@ -34,6 +37,7 @@ class PacketSocket:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._socket = trio.socket.from_stdlib_socket(end)
+        self._at_once = 0
 
     async def send(self, packet: bytes | bytearray, files: Sequence[int] = ()) -> None:
         """Send a packet of at least one byte, and copies of descriptors with it; one task at a time may send.
@@ -64,15 +68,40 @@ class PacketSocket:
             return True
         return True
 
+    def try_send(self, packet: bytes) -> bool:
+        """Send a packet if there is room for it, and say whether there was; not while another task sends.
+
+        Raises:
+            BrokenResourceError: the other end is gone, or this one is closed.
+        """
+        try:
+            self._end.send(packet, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise trio.BrokenResourceError("the other end is gone") from error
+        return True
+
     async def receive(self, most: int) -> tuple[bytes, list[int]] | None:
         """Wait for a packet of up to ``most`` bytes, and the files that came with it; None once the other end is gone.
 
+        Not a checkpoint where a packet is there, but for one in so many.
+
         Ownership: the descriptors, which the caller closes.
 
-        Cancellation: at once; nothing is lost.
+        Cancellation: while waiting; nothing is lost.
         """
+        self._at_once += 1
+        if self._at_once > _MOST_AT_ONCE:
+            self._at_once = 0
+            await trio.lowlevel.checkpoint()
         try:
-            packet, ancillary, _, _ = await self._socket.recvmsg(most, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+            while True:
+                with suppress(BlockingIOError):
+                    packet, ancillary, _, _ = self._end.recvmsg(most, _ANCILLARY_BYTES, _FLAGS)
+                    break
+                self._at_once = 0
+                await self._wait_readable()
         except (OSError, trio.ClosedResourceError):
             return None
         if not packet:
@@ -81,6 +110,12 @@ class PacketSocket:
         for _, _, data in ancillary:
             files.frombytes(data)
         return packet, files.tolist()
+
+    async def _wait_readable(self) -> None:
+        number = self._end.fileno()
+        if number < 0:
+            raise trio.ClosedResourceError("this end is closed")
+        await trio.lowlevel.wait_readable(number)
 
     def finish(self) -> None:
         """Tell the other end that nothing more will come; what it still sends can be received."""
