@@ -98,6 +98,9 @@ class Network:
         self._waits_inline = compiled.blocking is Blocking.QUEUED
         self._runs = Runs(may_fail=compiled.may_fail)
         self.weight_bytes = compiled.weight_bytes
+        self._has_small_outputs = (
+            compiled.signature.has_fixed_outputs and compiled.signature.output_bytes <= _COPIED_AT_ONCE
+        )
         self._device = device_facts(compiled.model)
         self._threads = trio.CapacityLimiter(2 * self.pool.size)
         median = compiled.timing.median_seconds if compiled.timing is not None else 0.0
@@ -365,7 +368,7 @@ class Network:
 
     async def _copied(self, slot: Slot, call: _Call) -> list[Array]:
         """Copy the outputs, in a thread where that takes long."""
-        if slot.output_bytes <= _COPIED_AT_ONCE:
+        if self._has_small_outputs or slot.output_bytes <= _COPIED_AT_ONCE:
             return slot.outputs(call.most_bytes, call.cuts)
         return await trio.to_thread.run_sync(slot.outputs, call.most_bytes, call.cuts, limiter=self._threads)
 

@@ -10,7 +10,7 @@ from typing import Any
 import openvino as ov
 
 from ovmstrio.config.mapping import TensorMapping
-from ovmstrio.core.datatypes import BY_OPENVINO_NAME
+from ovmstrio.core.datatypes import BY_OPENVINO_NAME, BYTES
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
 
@@ -42,6 +42,14 @@ class ModelSignature:
     def depends_on_values(self) -> bool:
         """Whether inputs of one shape have outputs of many: how large they are is in the values."""
         return self.has_fixed_inputs and not all(dim.is_fixed for spec in self.outputs for dim in spec.shape)
+
+    @property
+    def has_fixed_outputs(self) -> bool:
+        """Whether every output has so many bytes whatever is inferred: one shape only, and no strings."""
+        is_ranked = not self.unranked_outputs
+        return is_ranked and all(
+            spec.datatype is not BYTES and all(dim.is_fixed for dim in spec.shape) for spec in self.outputs
+        )
 
     @property
     def output_bytes(self) -> int:

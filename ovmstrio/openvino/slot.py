@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import openvino as ov
 import trio
+from openvino._pyopenvino import InferRequest as BareRequest
 
 from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import ModelFailure, PayloadTooLarge
@@ -22,6 +23,10 @@ from ovmstrio.openvino.signature import ModelSignature
 
 __all__ = ["Blocking", "LostFailure", "Slot", "marks_of"]
 
+_NO_INPUTS: Final[dict[int, ov.Tensor]] = {}
+_infer: Final = BareRequest.infer
+_start: Final = BareRequest.start_async
+"""OpenVINO's own methods have a look at what inputs are given, which here are none: they are set before."""
 _UNLIKELY: Final = 7919
 _KEPT_BYTES: Final = 16 * 1024
 """Inputs up to which are copied into memory of a request's own."""
@@ -170,7 +175,7 @@ class Slot:
                 return
             for port, shape in self._marks or ():
                 request.get_output_tensor(port).set_shape(shape)
-            request.infer(share_inputs=True, share_outputs=True, decode_strings=False)
+            _infer(request, _NO_INPUTS, share_outputs=True, decode_strings=False)
         except OPENVINO_ERRORS as error:
             raise ModelFailure(f"Inference failed: {reason(error)}") from error
         if self._marks is not None:
@@ -211,7 +216,7 @@ class Slot:
         """
         done = self._completion.expect()
         try:
-            self.request.start_async()
+            _start(self.request, _NO_INPUTS, None)
         except OPENVINO_ERRORS as error:
             raise ModelFailure(f"Inference failed: {reason(error)}") from error
         return done
