@@ -52,15 +52,6 @@ class Siblings(Protocol):
         """Have metrics that were told be among those of the past when this process ends; in one of two formats."""
         ...
 
-    async def ask_each(self, question: str, *arguments: Any) -> dict[int, Any]:
-        """Ask all of them as :meth:`ask_all`, and give the answers of those that can be reached, by their numbers.
-
-        Raises: as :meth:`ask_all`.
-
-        Cancellation: at once.
-        """
-        ...
-
     def past_changes(self, *, is_open: bool) -> int | None:
         """Count how often a process has ended whose figures are of the past now; None while they become so."""
         ...

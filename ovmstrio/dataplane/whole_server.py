@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["answer_sibling", "leave_last_figures", "metrics_of_all", "sequences_of_all", "statistics_of_all"]
 
 _ATTEMPTS: Final = 3
+_ANSWER_SECONDS: Final = 5.0
+"""How long another process has to tell its metrics; of one that is stuck those count that it told last."""
 _TOTALS: Final = ("success", "fail", "queue", "compute", "rest")
 
 Counted = tuple[str, str, VersionStatistics]
@@ -48,7 +50,8 @@ async def metrics_of_all(
         return own
     for _ in range(_ATTEMPTS):
         begun = plane.siblings.past_changes(is_open=is_open)
-        others = await plane.siblings.ask_each("metrics", list(families), is_open)
+        questions = {row: ["metrics", list(families), is_open] for row in plane.siblings.others}
+        others = await plane.siblings.ask_soon(questions, _ANSWER_SECONDS)
         past = plane.siblings.past_figures(others, is_open=is_open)
         # One that has ended meanwhile would be counted twice, or not at all.
         if begun is not None and plane.siblings.past_changes(is_open=is_open) == begun:

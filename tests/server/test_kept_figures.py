@@ -32,9 +32,10 @@ class _Others:
     def __init__(self, figures: KeptFigures, answers: dict[int, bytes]) -> None:
         self._figures = figures
         self._answers = answers
+        self.others = [1, 2]
         self.ends: int | None = None
 
-    async def ask_each(self, *_: Any) -> dict[int, bytes]:
+    async def ask_soon(self, *_: Any) -> dict[int, bytes]:
         answers = dict(self._answers)
         if self.ends is not None:
             self._figures.add_to_past(self.ends)
@@ -75,6 +76,16 @@ async def test_who_does_not_answer_is_counted_before_anybody_knows_that_it_has_e
     assert await _calls(others) == [b"calls 112.0", b"now 2.0"]
     figures.add_to_past(1)
     assert await _calls(others) == [b"calls 112.0", b"now 2.0"]
+
+
+async def test_of_one_that_is_stuck_counts_what_it_told_last(figures: KeptFigures) -> None:
+    """The others' figures are told all the same, and counters do not fall; once it can go on it tells more."""
+    answers = {1: _text(10), 2: _text(100)}
+    for row, text in answers.items():
+        figures.leave(row, text, is_open=False)
+    assert await _calls(_Others(figures, answers)) == [b"calls 111.0", b"now 3.0"]
+    assert await _calls(_Others(figures, {1: _text(11)})) == [b"calls 112.0", b"now 2.0"]
+    assert await _calls(_Others(figures, {1: _text(11), 2: _text(102)})) == [b"calls 114.0", b"now 3.0"]
 
 
 async def test_who_ends_while_it_is_asked_is_counted_once(figures: KeptFigures) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["WholeProfile", "merged_profiles"]
 
 _QUESTION: Final = "profile"
-_MORE_SECONDS: Final = 5.0
+_MORE_SECONDS: Final = 10.0
 """How much longer than they look others may take to tell."""
 
 _Document = dict[str, Any]

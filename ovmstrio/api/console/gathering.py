@@ -42,9 +42,9 @@ MOST_HISTORY: Final = 300
 _QUESTION: Final = "console"
 _DOCUMENT: Final = "console document"
 _TRACE: Final = "console trace"
-_ANSWER_SECONDS: Final = 0.4
+_ANSWER_SECONDS: Final = 0.8
 """How long other processes have to answer."""
-_SILENT_SECONDS: Final = 5.0
+_SILENT_SECONDS: Final = 3.0
 """How long one that did not is left alone."""
 _MOST_ROUNDS: Final = 60
 """How often more is asked for at once, of what is told in batches."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -24,8 +25,11 @@ __all__ = ["Board", "SharedLimit"]
 _IN_FLIGHT: Final = 0
 _CLOSED: Final = 1
 _READY: Final = 2
-_COLUMNS: Final = 3
+_AWAKE: Final = 3
+_COLUMNS: Final = 4
 _BYTES: Final = 8
+_STUCK_SECONDS: Final = 5.0
+"""A process whose event loop has shown no life for so long is taken for one that is stuck."""
 
 
 class Board:
@@ -121,6 +125,15 @@ class Board:
     def is_ready(self, row: int) -> bool:
         """Tell whether a process can serve."""
         return bool(self._cells[row * _COLUMNS + _READY])
+
+    def show_life(self, row: int) -> None:
+        """Say that the event loop runs; for the row's process, which does so every second once it serves."""
+        self._cells[row * _COLUMNS + _AWAKE] = time.monotonic_ns()
+
+    def is_stuck(self, row: int) -> bool:
+        """Tell whether a process has shown life, and does not any more."""
+        last = self._cells[row * _COLUMNS + _AWAKE]
+        return bool(last) and time.monotonic_ns() - last > _STUCK_SECONDS * 1e9
 
     def set_draining(self) -> None:
         """Say that the server is about to end, which makes it not ready as a whole."""

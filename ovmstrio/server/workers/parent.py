@@ -102,6 +102,7 @@ class _Parent:
         self._accepting = {name: Accepting(self._connections.reap) for name in ("gRPC", "REST", "probes")}
         self._listening: dict[str, list[Listener]] = {}
         self._giving = 0
+        self._stuck: set[int] = set()
         self._draining = trio.Event()
         self._secret = secrets.token_hex(16)
         self._kept = [self._place(row) for row in range(plan.processes)]
@@ -337,7 +338,12 @@ class _Parent:
 
     def _least_busy(self) -> KeptProcess | None:
         ready = [kept for kept in self._kept if kept.is_ready and not kept.is_replaced]
-        return min(ready, key=self._load, default=None)
+        stuck = {kept.row for kept in ready if self._board.is_stuck(kept.row)}
+        for row in stuck - self._stuck:
+            log.warning("a worker process is stuck, and others get its connections", worker=row)
+        self._stuck = stuck
+        # Where all of them are, one is as good as the other.
+        return min(ready, key=lambda kept: (kept.row in stuck, *self._load(kept)), default=None)
 
     def _load(self, kept: KeptProcess) -> tuple[int, int]:
         return kept.given - self._board.closed_connections(kept.row), kept.given

@@ -372,7 +372,7 @@ class Peers:
         return list((await self.ask_each(question, *arguments, limit_seconds=limit_seconds)).values())
 
     async def ask_each(self, question: str, *arguments: Any, limit_seconds: float = 60) -> dict[int, Any]:
-        """Ask all others that can be reached; see :class:`ovmstrio.core.siblings.Siblings`.
+        """Ask all others that can be reached, and give their answers by their numbers.
 
         Raises:
             NotReady: one of them took too long.

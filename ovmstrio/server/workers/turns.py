@@ -59,10 +59,6 @@ class OtherWorkers:
         """Have metrics be among those of the past when this process ends; as ``Siblings.leave_figures``."""
         self._figures.leave(self._peers.row, text, is_open=is_open)
 
-    async def ask_each(self, question: str, *arguments: Any) -> dict[int, Any]:
-        """Ask all of them that can be reached; as ``Siblings.ask_each``."""
-        return await self._peers.ask_each(question, *arguments)
-
     def past_changes(self, *, is_open: bool) -> int | None:
         """Count how often figures have become those of the past; as ``Siblings.past_changes``."""
         return self._figures.changes(is_open=is_open)

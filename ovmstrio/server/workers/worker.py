@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_LIFE_SECONDS: Final = 1.0
 _FAREWELL_SECONDS: Final = 5.0
 """What other processes get at least to say that they need no more answers when all end."""
 
@@ -210,6 +211,17 @@ class _Worker:
         was_ready = plane.registry.readiness.ready
         self._board.set_ready(self._row, ready=was_ready)
         await first.answer(None)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._show_life)
+            await self._tell_readiness(plane, requests, was_ready=was_ready)
+
+    async def _show_life(self) -> None:
+        """Have the parent see that the event loop runs, until cancelled."""
+        while True:
+            self._board.show_life(self._row)
+            await trio.sleep(_LIFE_SECONDS)
+
+    async def _tell_readiness(self, plane: DataPlane, requests: WorkRequests, *, was_ready: bool) -> None:
         while True:
             while (is_ready := plane.registry.readiness.ready) is not was_ready:
                 was_ready = is_ready

@@ -143,7 +143,7 @@ async def test_a_worker_that_does_not_answer_is_named_and_left_alone_for_a_while
         await one.frames.frame()
         other.siblings.is_stuck = True
         other.count(40, 0.001)
-        for _ in range(4):
+        for _ in range(3):
             await trio.sleep(1)
             frame = await one.frames.frame()
             assert frame.totals["silent"] == [1]
