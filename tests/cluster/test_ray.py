@@ -39,6 +39,8 @@ EVERYWHERE = {"num_cpus": 0.1, "replicas": 2, "resources": {"place": 1}}
 HEAD = {"num_cpus": 0.1, "resources": {"head": 1}}
 
 LIMIT = 1_000_000
+STREAMED = 30
+OUTPUT = {"near": ["out"], "far": ["out"], "spread": ["a"], "dag": ["y"], "kept": [], "none": []}
 
 HANDLER = """
 class Handler:
@@ -234,20 +236,30 @@ def test_graphs_and_dags_call_models_of_other_replicas(rest: httpx.Client) -> No
     assert _first(_posted(rest, "near", "in")) == 2.0
 
 
-def test_streams_reach_graphs_in_the_group_with_the_doors_and_are_refused_by_others(grpc: Any) -> None:
-    """The refusal names the way out."""
+def _streamed(client: Any, name: str, tensor: str, count: int) -> list[Any]:
+    """Send requests by one stream, and give what came of each."""
     replies: queue.Queue[Any] = queue.Queue()
-    grpc.start_stream(lambda result, error: replies.put((result, error)))
-    grpc.async_stream_infer("near", [_input("in")])
-    result, error = replies.get(timeout=PATIENCE_SECONDS)
-    assert error is None
-    assert result.as_numpy("out").tolist() == [[2.0] * 10]
-    grpc.stop_stream()
-    grpc.start_stream(lambda result, error: replies.put((result, error)))
-    grpc.async_stream_infer("far", [_input("in")])
-    _, error = replies.get(timeout=PATIENCE_SECONDS)
-    assert 'place it in the group "ingress"' in str(error)
-    grpc.stop_stream()
+    client.start_stream(lambda result, error: replies.put(error or result.as_numpy(*OUTPUT[name]).tolist()))
+    try:
+        for _ in range(count):
+            client.async_stream_infer(name, [_input(tensor)])
+        return [replies.get(timeout=PATIENCE_SECONDS) for _ in range(count)]
+    finally:
+        client.stop_stream()
+
+
+@pytest.mark.parametrize(("name", "tensor"), [("near", "in"), ("far", "in"), ("spread", "b"), ("dag", "x")])
+def test_streams_reach_services_of_all_groups(grpc: Any, name: str, tensor: str) -> None:
+    """All requests of a stream come to the replica that has begun it, in their order, however many there are."""
+    assert _streamed(grpc, name, tensor, STREAMED) == [[[2.0] * 10]] * STREAMED
+
+
+def test_a_stream_that_fails_elsewhere_ends_with_its_status(grpc: Any) -> None:
+    """And one of a service whose replicas have their sequences by ids names the way out."""
+    (refused,) = _streamed(grpc, "kept", "x", 1)
+    assert (refused.status(), "which ModelInfer finds" in str(refused)) == ("StatusCode.UNIMPLEMENTED", True)
+    (missing,) = _streamed(grpc, "none", "x", 1)
+    assert missing.status() == "StatusCode.NOT_FOUND"
 
 
 @contextmanager

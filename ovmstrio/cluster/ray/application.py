@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 
 from ovmstrio.cluster.layout import INGRESS, lay_out, shard_names
 from ovmstrio.cluster.ray.group_server import ReplicaPlan
 from ovmstrio.cluster.ray.ingress import ClusterIngress
 from ovmstrio.cluster.ray.replica import GroupReplica
+from ovmstrio.cluster.ray.stream_router import StreamRouter
 from ovmstrio.config.documents import expected_by
 from ovmstrio.config.findings import shown
 from ovmstrio.config.ovms_json import parse_config
@@ -33,7 +35,7 @@ GRPC_SERVICERS: Final = ["ovmstrio.cluster.ray.grpc_services.add_services"]
 """What Ray's gRPC proxies have to be started with."""
 
 _ON_ONE_LOOP: Final = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
-"""Ray keeps a thread for code that may block its loop; nothing here does, as it has a thread of its own."""
+"""Ray keeps a thread for code that may block its loop; nothing here does, and trio runs in the thread of that loop."""
 _ONGOING: Final = 100
 _DRAIN_SECONDS: Final = 30
 SETTINGS: Final = frozenset(
@@ -169,6 +171,9 @@ def _deployment(name: str, placement: PlacementSpec, replica: type[GroupReplica]
             "runtime_env": {"env_vars": _ON_ONE_LOOP},
         },
     }
+    is_several = placement.autoscaling is not None or (placement.replicas or 1) > 1
+    if is_several and shards == 1 and replica is not ClusterIngress:
+        options["request_router_config"] = RequestRouterConfig(request_router_class=StreamRouter)
     if placement.autoscaling is None:
         options["num_replicas"] = 1 if shards > 1 else placement.replicas or 1
     else:

@@ -11,22 +11,22 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import orjson
 import structlog
-import trio
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from ovmstrio.api.admitted_calls import first_text
 from ovmstrio.api.refusals import inflated_body
-from ovmstrio.cluster.layout import INGRESS, shard_names
+from ovmstrio.cluster.layout import shard_names
 from ovmstrio.cluster.ray.grpc_door import GrpcAnswer
 from ovmstrio.cluster.ray.grpc_paths import CALLS, INDEX, READY, STREAM
 from ovmstrio.cluster.ray.replica import GroupReplica, HttpParts
+from ovmstrio.cluster.ray.request_streams import answer_stream, pass_stream
 from ovmstrio.cluster.ray.shards import grpc_shard, http_shard
 from ovmstrio.cluster.ray.targets import grpc_target, http_target, is_openai, plain_path
 from ovmstrio.core.errors import NotReady, NotSupported, ServerError
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
     from ovmstrio.cluster.ray.links import GroupLink
+    from ovmstrio.cluster.ray.request_streams import StreamReply
     from ovmstrio.core.http import Headers
 
 __all__ = ["ClusterIngress"]
@@ -49,6 +50,7 @@ _READY_SECONDS: Final = 2.0
 _LISTS: Final = frozenset({"/v1/config", "/v2/models", "/v2/repository/index"})
 _READY_PATHS: Final = frozenset({"/health", "/v2/health/ready"})
 _LENGTH: Final = b"content-length"
+_OF_SEQUENCES: Final = "its sequences are shared out among several replicas, which ModelInfer finds, and no stream does"
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -169,59 +171,43 @@ class ClusterIngress(GroupReplica):
     async def ModelStreamInfer(  # noqa: N802 - the call's name
         self, requests: gRPCInputStream[bytes], grpc_context: RayServegRPCContext
     ) -> AsyncIterator[GrpcAnswer]:
-        """Answer a stream of inferences, of services of this group.
+        """Answer a stream of inferences, by the group of the service that its first request names.
 
         Raises:
             StreamFailure: it ended with another status than OK, which Ray takes from the context then.
         """
-        first = await anext(requests, None)
-        name = "" if first is None else first_text(first).decode(errors="replace")
-        if self.plan.owners.get(name, self.plan.group) != self.plan.group:
-            failure: GrpcAnswer | None = _elsewhere(name)
-        else:
-            async with aclosing(self._stream(first, requests)) as replies:
-                failure = None
+        failure = None
+        try:
+            async with aclosing(self._replies(requests)) as replies:
                 async for reply in replies:
                     if isinstance(reply, GrpcAnswer):
                         failure = reply
                     else:
                         yield GrpcAnswer(reply)
+        except ServerError as error:
+            failure = self.server.grpc.refuse(error, STREAM)
         if failure is not None:
             _tell(failure, grpc_context)
             raise StreamFailure(failure.text)
 
-    async def _stream(
-        self, first: bytes | None, requests: gRPCInputStream[bytes]
-    ) -> AsyncGenerator[bytes | GrpcAnswer]:
-        """Give the replies of a stream, and in the end the status that it failed with."""
-        send_request, receive_request = trio.open_memory_channel[bytes](0)
-        send_reply, receive_reply = trio.open_memory_channel[bytes](0)
+    async def _replies(self, requests: gRPCInputStream[bytes]) -> AsyncGenerator[StreamReply]:
+        first = await anext(requests, None)
+        given = [] if first is None else [first]
 
-        async def pass_on() -> None:
-            message = first
-            try:
-                with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                    while message is not None:
-                        await self.trio.call(send_request.send, message)
-                        message = await anext(requests, None)
-            finally:
-                await self.trio.call(send_request.aclose)
+        async def next_request() -> bytes | None:
+            return given.pop() if given else await anext(requests, None)
 
-        answering = asyncio.ensure_future(self.trio.call(self.server.grpc.stream, receive_request, send_reply))
-        passing = asyncio.ensure_future(pass_on())
-        try:
-            with suppress(trio.EndOfChannel):
-                while True:
-                    yield await self.trio.call(receive_reply.receive)
-            failure = await answering
-        except ServerError as error:
-            failure = self.server.grpc.refuse(error, STREAM)
-        finally:
-            answering.cancel()
-            passing.cancel()
-            await asyncio.gather(answering, passing, return_exceptions=True)
-        if failure is not None:
-            yield failure
+        name = "" if first is None else first_text(first).decode(errors="replace")
+        group = self.plan.owners.get(name, self.plan.group)
+        if group == self.plan.group:
+            replies = answer_stream(self.trio, self.server.grpc, next_request)
+        elif group in self.plan.shards:
+            raise NotSupported(f'"{name[:80]}": {_OF_SEQUENCES}')
+        else:
+            replies = pass_stream(self.links[group], next_request)
+        async with aclosing(replies):
+            async for reply in replies:
+                yield reply
 
 
 class StreamFailure(Exception):
@@ -244,14 +230,6 @@ def _answering(path: str) -> Answering:
 
 for _path in CALLS:
     setattr(ClusterIngress, _path.rpartition("/")[2], _answering(_path))
-
-
-def _elsewhere(name: str) -> GrpcAnswer:
-    text = (
-        f'"{name[:80]}" is in another group than the one with the doors, and streams of requests are not passed on: '
-        f'place it in the group "{INGRESS}", or call ModelInfer'
-    )
-    return GrpcAnswer(b"", grpc.StatusCode.UNIMPLEMENTED.value[0], text)
 
 
 def _tell(answer: GrpcAnswer, context: RayServegRPCContext) -> None:

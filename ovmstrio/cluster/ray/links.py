@@ -15,7 +15,7 @@ from ovmstrio.core.errors import NotReady, Overloaded, ServerError
 from ovmstrio.work.messages.error_codec import decode_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from ray.serve.handle import DeploymentHandle
 
@@ -41,7 +41,7 @@ class GroupLink:
         self._handle = handle
         self._attempts = _ATTEMPTS if is_repeatable else 1
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of one of its replicas.
 
         Raises:
@@ -52,7 +52,7 @@ class GroupLink:
         Cancellation: at once, and there, too.
         """
         for attempt in range(1, self._attempts + 1):
-            response = getattr(self._handle, method).remote(*arguments)
+            response = getattr(self._handle, method).remote(*arguments, **options)
             try:
                 return await response
             except asyncio.CancelledError:
@@ -68,7 +68,7 @@ class GroupLink:
                 await asyncio.sleep(_PAUSE_SECONDS)
         raise AssertionError
 
-    async def stream(self, method: str, *arguments: Any) -> AsyncIterator[Any]:
+    async def stream(self, method: str, *arguments: Any) -> AsyncGenerator[Any]:
         """Call a method of one of its replicas that gives one thing after the other.
 
         Raises:

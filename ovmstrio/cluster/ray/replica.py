@@ -8,11 +8,13 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import trio
+from ray.serve import get_replica_context
 
 from ovmstrio.cluster.ray.group_server import GroupServer
 from ovmstrio.cluster.ray.linked_services import answer_linked, describe_linked
 from ovmstrio.cluster.ray.links import GroupLink
-from ovmstrio.cluster.ray.trio_thread import TrioThread
+from ovmstrio.cluster.ray.request_streams import OpenStreams
+from ovmstrio.cluster.ray.trio_guest import TrioGuest
 from ovmstrio.core.errors import NotReady, ServerError
 from ovmstrio.work.messages.error_codec import encode_error
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from ovmstrio.cluster.ray.group_server import ReplicaPlan
     from ovmstrio.cluster.ray.grpc_door import GrpcAnswer
     from ovmstrio.cluster.ray.http_door import HttpHead
+    from ovmstrio.cluster.ray.request_streams import StreamReply
     from ovmstrio.core.http import Headers, HttpRequest
 
 __all__ = ["GroupReplica", "HttpParts"]
@@ -55,7 +58,8 @@ class GroupReplica:
         self.links = {
             name: GroupLink(name, handle, is_repeatable=name in repeatable) for name, handle in handles.items()
         }
-        self.trio = TrioThread()
+        self._streams = OpenStreams(get_replica_context().replica_id.unique_id)
+        self.trio = TrioGuest()
         self.server = GroupServer(plan, self._ask_group)
         await self.trio.start(self.server.run)
 
@@ -100,6 +104,16 @@ class GroupReplica:
     async def answer_grpc(self, path: str, data: bytes, seconds: float = math.inf) -> GrpcAnswer:
         """Answer a call whose service is of this group."""
         return await self.trio.call(self.server.grpc.answer, path, data, seconds)
+
+    async def open_stream(self) -> AsyncIterator[str | StreamReply]:
+        """Answer a stream of inferences whose service is of this group: its key first, and then the replies."""
+        async with aclosing(self._streams.open(self.trio, self.server.grpc)) as replies:
+            async for reply in replies:
+                yield reply
+
+    async def push_to_stream(self, key: str, message: bytes | None, *, is_last: bool) -> bool:
+        """Take a request of a stream, its end, or a sign of life; gives whether it is still open."""
+        return await self._streams.push(key, message, is_last=is_last)
 
     async def answer_http(self, request: HttpRequest) -> HttpParts:
         """Answer a request whose service is of this group, with a whole body."""

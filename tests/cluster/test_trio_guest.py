@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +14,7 @@ import structlog
 import structlog.testing
 import trio
 
-from ovmstrio.cluster.ray.trio_thread import TrioThread
+from ovmstrio.cluster.ray.trio_guest import TrioGuest
 from ovmstrio.core.errors import ConfigError, NotReady, Overloaded, Problem
 
 PATIENCE_SECONDS = 30
@@ -25,14 +26,14 @@ async def _idle(until: Callable[[], Awaitable[None]], *, task_status: trio.TaskS
 
 
 @asynccontextmanager
-async def _bridge(program: Any = _idle) -> AsyncIterator[TrioThread]:
-    thread = TrioThread()
+async def _bridge(program: Any = _idle) -> AsyncIterator[TrioGuest]:
+    guest = TrioGuest()
     async with asyncio.timeout(PATIENCE_SECONDS):
-        assert await thread.start(program) == "begun"
+        assert await guest.start(program) == "begun"
         try:
-            yield thread
+            yield guest
         finally:
-            await thread.aclose()
+            await guest.aclose()
 
 
 async def _twice(value: int) -> int:
@@ -45,8 +46,8 @@ def test_calls_run_on_trio_and_their_results_come_back() -> None:
     """Many side by side, each with its own result."""
 
     async def run() -> list[int]:
-        async with _bridge() as thread:
-            return await asyncio.gather(*(thread.call(_twice, value) for value in range(50)))
+        async with _bridge() as guest:
+            return await asyncio.gather(*(guest.call(_twice, value) for value in range(50)))
 
     assert asyncio.run(run()) == [2 * value for value in range(50)]
 
@@ -59,9 +60,9 @@ def test_an_error_is_raised_where_the_call_came_from() -> None:
         raise Overloaded("full")
 
     async def run() -> None:
-        async with _bridge() as thread:
+        async with _bridge() as guest:
             with pytest.raises(Overloaded, match="full"):
-                await thread.call(fail)
+                await guest.call(fail)
 
     asyncio.run(run())
 
@@ -78,14 +79,14 @@ def test_a_cancelled_call_has_its_work_cancelled() -> None:
             ended.append("cancelled")
 
     async def run() -> int:
-        async with _bridge() as thread:
+        async with _bridge() as guest:
             begun = asyncio.Event()
-            call = asyncio.ensure_future(thread.call(wait, begun, asyncio.get_running_loop()))
+            call = asyncio.ensure_future(guest.call(wait, begun, asyncio.get_running_loop()))
             await begun.wait()
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            return await thread.call(_twice, 4)
+            return await guest.call(_twice, 4)
 
     assert asyncio.run(run()) == 8
     assert ended == ["cancelled"]
@@ -102,14 +103,14 @@ def test_questions_from_trio_are_answered_on_asyncio() -> None:
         return value + 1
 
     async def run() -> int:
-        async with _bridge() as thread:
+        async with _bridge() as guest:
 
             async def ask(value: int) -> int:
-                return await thread.ask(answer, value)
+                return await guest.ask(answer, value)
 
             with pytest.raises(Overloaded, match="negative"):
-                await thread.call(ask, -1)
-            return await thread.call(ask, 1)
+                await guest.call(ask, -1)
+            return await guest.call(ask, 1)
 
     assert asyncio.run(run()) == 2
 
@@ -126,14 +127,14 @@ def test_who_stops_asking_has_the_answer_cancelled() -> None:
             raise
 
     async def run() -> bool:
-        async with _bridge() as thread:
+        async with _bridge() as guest:
 
             async def ask() -> bool:
                 with trio.move_on_after(0.05) as scope:
-                    await thread.ask(answer)
+                    await guest.ask(answer)
                 return scope.cancelled_caught
 
-            is_late = await thread.call(ask)
+            is_late = await guest.call(ask)
             await asyncio.sleep(0)
             return is_late
 
@@ -142,19 +143,19 @@ def test_who_stops_asking_has_the_answer_cancelled() -> None:
 
 
 def test_what_cannot_start_says_so_where_it_was_started() -> None:
-    """Not as a group of groups, and the thread has ended."""
+    """Not as a group of groups, and the loop has ended."""
 
     async def program(until: Any, *, task_status: trio.TaskStatus[str]) -> None:
         async with trio.open_nursery():
             raise ConfigError([Problem("no such model")])
 
     async def run() -> None:
-        thread = TrioThread()
+        guest = TrioGuest()
         async with asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(ConfigError, match="no such model"):
-                await thread.start(program)
-            await thread.aclose()
-        assert thread.has_ended
+                await guest.start(program)
+            await guest.aclose()
+        assert guest.has_ended
 
     asyncio.run(run())
 
@@ -168,9 +169,9 @@ def test_what_fails_later_is_told_in_the_log() -> None:
         raise RuntimeError("a wire was loose")
 
     async def run() -> None:
-        async with _bridge(program) as thread:
-            await asyncio.shield(thread._ended)
-            assert thread.has_ended
+        async with _bridge(program) as guest:
+            await asyncio.shield(guest._ended)
+            assert guest.has_ended
 
     with structlog.testing.capture_logs() as told:
         asyncio.run(run())
@@ -180,18 +181,18 @@ def test_what_fails_later_is_told_in_the_log() -> None:
 
 
 def test_who_leaves_before_the_start_is_done_has_it_ended() -> None:
-    """No thread is left behind, however early that is."""
+    """No loop is left behind, however early that is."""
 
     async def run() -> None:
-        thread = TrioThread()
+        guest = TrioGuest()
         async with asyncio.timeout(PATIENCE_SECONDS):
-            starting = asyncio.ensure_future(thread.start(_idle))
+            starting = asyncio.ensure_future(guest.start(_idle))
             await asyncio.sleep(0)
             starting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await starting
-            await thread.aclose()
-        assert thread.has_ended
+            await guest.aclose()
+        assert guest.has_ended
 
     asyncio.run(run())
 
@@ -200,15 +201,94 @@ def test_calls_that_are_left_at_the_end_are_told_that_it_has_come() -> None:
     """And so are those that come later."""
 
     async def run() -> None:
-        thread = TrioThread()
+        guest = TrioGuest()
         async with asyncio.timeout(PATIENCE_SECONDS):
-            await thread.start(_idle)
-            call = asyncio.ensure_future(thread.call(trio.sleep_forever))
-            assert await thread.call(_twice, 1) == 2
-            await thread.aclose()
+            await guest.start(_idle)
+            call = asyncio.ensure_future(guest.call(trio.sleep_forever))
+            assert await guest.call(_twice, 1) == 2
+            await guest.aclose()
             with pytest.raises(NotReady, match="the replica has ended"):
                 await call
             with pytest.raises(NotReady, match="the replica has ended"):
-                await thread.call(_twice, 1)
+                await guest.call(_twice, 1)
 
     asyncio.run(run())
+
+
+def test_work_that_does_not_wait_is_done_before_the_host_has_another_turn() -> None:
+    """And by no other thread."""
+
+    async def run() -> tuple[list[int], int]:
+        turns: list[int] = []
+
+        async def count() -> None:
+            while True:
+                turns.append(1)
+                await asyncio.sleep(0)
+
+        async def at_once(value: int) -> int:
+            return 2 * value
+
+        async with _bridge() as guest:
+            # A thread waits for the first one still, as it has waited for the start.
+            await guest.call(at_once, 0)
+            counting = asyncio.ensure_future(count())
+            threads = threading.active_count()
+            found = [await guest.call(at_once, value) for value in range(20)]
+            assert threading.active_count() == threads
+            counting.cancel()
+            return found, len(turns)
+
+    assert asyncio.run(run()) == ([2 * value for value in range(20)], 0)
+
+
+def test_deadlines_and_other_threads_are_heard_while_nobody_calls() -> None:
+    """What runs beside the calls needs none of them."""
+
+    async def run() -> list[str]:
+        heard: list[str] = []
+        done = asyncio.Event()
+
+        async def program(until: Any, *, task_status: trio.TaskStatus[str]) -> None:
+            async def listen() -> None:
+                await trio.sleep(0.01)
+                heard.append("deadline")
+                told = trio.Event()
+                token = trio.lowlevel.current_trio_token()
+                worker = threading.Timer(0.01, token.run_sync_soon, [told.set])
+                worker.start()
+                await told.wait()
+                heard.append("thread")
+                await trio.to_thread.run_sync(worker.join)
+                done.set()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(listen)
+                task_status.started("begun")
+                await until()
+
+        async with _bridge(program):
+            await done.wait()
+        return heard
+
+    assert asyncio.run(run()) == ["deadline", "thread"]
+
+
+def test_calls_that_wait_for_threads_and_questions_side_by_side_all_come_back() -> None:
+    """Whatever the loop waits by: a thread that waits for events, or the host's timers."""
+
+    async def double(value: int) -> int:
+        await asyncio.sleep(0)
+        return 2 * value
+
+    async def run() -> list[int]:
+        async with _bridge() as guest:
+
+            async def work(value: int) -> int:
+                threaded = await trio.to_thread.run_sync(lambda: value + 1)
+                await trio.sleep(0.001 * (value % 3))
+                return await guest.ask(double, threaded)
+
+            return await asyncio.gather(*(guest.call(work, value) for value in range(60)))
+
+    assert asyncio.run(run()) == [2 * (value + 1) for value in range(60)]

@@ -1,4 +1,4 @@
-"""A trio loop in a thread beside an asyncio one, and the one bridge between the two.
+"""A trio loop as a guest of an asyncio one, in its thread, and the one bridge between the two.
 
 ::
 
@@ -11,18 +11,20 @@ Whoever is cancelled on one side has what it waits for cancelled on the other.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import structlog
 import trio
 
+from ovmstrio.cluster.ray.guest_turns import GuestTurns
 from ovmstrio.core.errors import NotReady
 from ovmstrio.wire.grpc.replies import single_error
 
-__all__ = ["TrioProgram", "TrioThread"]
+if TYPE_CHECKING:
+    from outcome import Outcome
+
+__all__ = ["TrioGuest", "TrioProgram"]
 
 log = structlog.get_logger(__name__)
 
@@ -39,20 +41,21 @@ class TrioProgram(Protocol):
         ...
 
 
-class TrioThread:
-    """The loop of trio, as the asyncio side sees it; made on a running asyncio loop.
+class TrioGuest:
+    """The loop of trio, as the asyncio side sees it; made on a running asyncio loop, in whose thread it runs.
 
-    Ownership: the thread, which :meth:`aclose` ends, and every call in it.
+    Ownership: the run of trio, which :meth:`aclose` ends, and every call in it.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._token: trio.lowlevel.TrioToken | None = None
+        self._turns = GuestTurns(self._loop)
         self._nursery: trio.Nursery | None = None
         self._ending: trio.Event | None = None
-        self._thread: threading.Thread | None = None
+        self._started: asyncio.Future[Any] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._asked: set[asyncio.Task[None]] = set()
+        self._is_running = False
         self._is_ending = False
 
     @property
@@ -70,58 +73,66 @@ class TrioThread:
 
         Cancellation: the loop is told to end.
         """
-        started: asyncio.Future[Any] = self._loop.create_future()
-        self._thread = threading.Thread(target=self._run, args=(hosted, started), name="trio", daemon=True)
-        self._thread.start()
+        self._is_running = True
+        self._turns.calls += 1
+        trio.lowlevel.start_guest_run(
+            self._main,
+            hosted,
+            run_sync_soon_threadsafe=self._turns.deliver,
+            run_sync_soon_not_threadsafe=self._turns.hold,
+            done_callback=self._note_end,
+            host_uses_signal_set_wakeup_fd=True,
+            clock=self._turns,
+        )
         try:
-            return await started
+            return await self._started
         except asyncio.CancelledError:
             self._end_soon()
             raise
+        finally:
+            self._turns.calls -= 1
 
     async def aclose(self) -> None:
-        """Have what runs end gently, cancel the calls that are left, and wait for the thread.
+        """Have what runs end gently, cancel the calls that are left, and wait for the end.
 
-        Cancellation: the thread ends by itself.
+        Cancellation: it ends by itself.
         """
         self._end_soon()
-        if self._thread is not None:
+        if self._is_running:
             await asyncio.shield(self._ended)
 
     def _end_soon(self) -> None:
+        if self._is_ending:
+            return
         self._is_ending = True
-        token, ending = self._token, self._ending
-        if token is not None and ending is not None:
-            with suppress(trio.RunFinishedError):
-                token.run_sync_soon(ending.set)
+        # From here on nothing may go unnoticed.
+        self._turns.calls += 1
+        if self._ending is not None and not self.has_ended:
+            self._ending.set()
+            self._turns.take_now()
 
-    def _run(self, hosted: TrioProgram, started: asyncio.Future[Any]) -> None:
+    def _note_end(self, outcome: Outcome[None]) -> None:
+        self._turns.stop()
         error: BaseException | None = None
         try:
-            trio.run(self._main, hosted, started)
-        except Exception as raised:  # noqa: BLE001 - it is raised where the thread was started
+            outcome.unwrap()
+        except Exception as raised:  # noqa: BLE001 - it is raised where the loop was started
             error = single_error(raised)
         except BaseException as raised:  # noqa: BLE001 - as above
             error = raised
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._note_end, started, error)
-
-    def _note_end(self, started: asyncio.Future[Any], error: BaseException | None) -> None:
-        if error is not None and started.done():
+        if error is not None and self._started.done():
             log.error("the server of a replica has failed", exc_info=error)
-        _settle(started, None, error or NotReady(_ENDED))
-        if not self._ended.done():
-            self._ended.set_result(None)
+        _settle(self._started, None, error or NotReady(_ENDED))
+        _settle(self._ended, None, None)
 
-    async def _main(self, hosted: TrioProgram, started: asyncio.Future[Any]) -> None:
-        self._token = trio.lowlevel.current_trio_token()
+    async def _main(self, hosted: TrioProgram) -> None:
         self._ending = trio.Event()
         if self._is_ending:
             self._ending.set()
         async with trio.open_nursery() as nursery:
             value = await nursery.start(self._host, hosted, nursery.cancel_scope)
             self._nursery = nursery
-            self._loop.call_soon_threadsafe(_settle, started, value, None)
+            _settle(self._started, value, None)
 
     async def _host(
         self, hosted: TrioProgram, everything: trio.CancelScope, *, task_status: trio.TaskStatus[Any]
@@ -133,7 +144,7 @@ class TrioThread:
     # Calls from asyncio
 
     async def call(self, function: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
-        """Run an async function on the trio side, in a task of its own.
+        """Run an async function on the trio side, in a task of its own; work that does not wait is done at once.
 
         Raises:
             Exception: what it raised.
@@ -141,29 +152,24 @@ class TrioThread:
 
         Cancellation: at once, and of its work.
         """
-        crossing = _Crossing(self._loop, function, arguments)
-        self._soon(self._begin, crossing)
-        try:
-            result: _T = await crossing.done
-        except asyncio.CancelledError:
-            with suppress(NotReady):
-                self._soon(crossing.scope.cancel)
-            raise
-        return result
-
-    def _soon(self, function: Callable[..., Any], *arguments: Any) -> None:
-        if self._token is None:
+        nursery = self._nursery
+        if nursery is None or nursery.cancel_scope.cancel_called or self.has_ended:
             raise NotReady(_ENDED)
-        try:
-            self._token.run_sync_soon(function, *arguments)
-        except trio.RunFinishedError:
-            raise NotReady(_ENDED) from None
-
-    def _begin(self, crossing: _Crossing) -> None:
-        if self._nursery is None or self._nursery.cancel_scope.cancel_called:
-            crossing.settle(None, NotReady(_ENDED))
-        else:
-            self._nursery.start_soon(crossing.run)
+        crossing = _Crossing(function, arguments, self._turns)
+        nursery.start_soon(crossing.run)
+        self._turns.take_now()
+        if not crossing.has_ended:
+            crossing.done = self._loop.create_future()
+            try:
+                await crossing.done
+            except asyncio.CancelledError:
+                crossing.scope.cancel()
+                self._turns.take_now()
+                raise
+        if crossing.error is not None:
+            raise crossing.error
+        result: _T = crossing.result
+        return result
 
     # Questions from trio
 
@@ -175,13 +181,15 @@ class TrioThread:
 
         Cancellation: at once, and of its work.
         """
-        question = _Question(trio.lowlevel.current_task(), trio.lowlevel.current_trio_token())
-        self._loop.call_soon_threadsafe(self._answer, question, function, arguments)
+        question = _Question(trio.lowlevel.current_task(), self._turns)
+        self._turns.asking += 1
+        question.task = self._loop.create_task(question.run(function, arguments))
+        self._asked.add(question.task)
+        question.task.add_done_callback(self._asked.discard)
 
         def leave(_: Any) -> trio.lowlevel.Abort:
-            question.is_waiting = False
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(question.cancel)
+            question.stop_waiting()
+            question.task.cancel()
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(leave)
@@ -190,58 +198,53 @@ class TrioThread:
         result: _T = question.result
         return result
 
-    def _answer(self, question: _Question, function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> None:
-        question.task = self._loop.create_task(question.run(function, arguments))
-        self._asked.add(question.task)
-        question.task.add_done_callback(self._asked.discard)
-
 
 class _Crossing:
-    """A call from asyncio, until its outcome is known there."""
+    """A call from asyncio, until its outcome is known."""
 
-    __slots__ = ("_arguments", "_function", "_loop", "done", "scope")
+    __slots__ = ("_arguments", "_function", "_turns", "done", "error", "has_ended", "result", "scope")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, function: Callable[..., Any], arguments: Any) -> None:
-        self._loop = loop
+    def __init__(self, function: Callable[..., Any], arguments: Any, turns: GuestTurns) -> None:
         self._function = function
         self._arguments = arguments
-        self.done: asyncio.Future[Any] = loop.create_future()
+        self._turns = turns
         self.scope = trio.CancelScope()
+        self.done: asyncio.Future[None] | None = None
+        self.has_ended = False
+        self.result: Any = None
+        self.error: BaseException | None = NotReady(_ENDED)
+        turns.calls += 1
 
     async def run(self) -> None:
         """Make the call, in a task of trio's."""
-        result, error = None, None
         try:
             with self.scope:
                 try:
-                    result = await self._function(*self._arguments)
+                    self.result = await self._function(*self._arguments)
                 except Exception as raised:  # noqa: BLE001 - it is raised where the call came from
-                    error = raised
-            if self.scope.cancelled_caught:
-                return
-        except BaseException:
-            self.settle(None, NotReady(_ENDED))
-            raise
-        self.settle(result, error)
-
-    def settle(self, result: Any, error: BaseException | None) -> None:
-        """Tell the outcome, from the trio side."""
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(_settle, self.done, result, error)
+                    self.error = raised
+                else:
+                    self.error = None
+        finally:
+            self._turns.calls -= 1
+            self.has_ended = True
+            if self.done is not None:
+                _settle(self.done, None, None)
 
 
 class _Question:
     """A call from trio, until its outcome is known there."""
 
-    __slots__ = ("_asker", "_token", "error", "is_waiting", "result", "task")
+    __slots__ = ("_asker", "_is_waiting", "_turns", "error", "result", "task")
 
-    def __init__(self, asker: trio.lowlevel.Task, token: trio.lowlevel.TrioToken) -> None:
+    task: asyncio.Task[None]
+
+    def __init__(self, asker: trio.lowlevel.Task, turns: GuestTurns) -> None:
         self._asker = asker
-        self._token = token
-        self.is_waiting = True
+        self._turns = turns
+        self._is_waiting = True
         self.result: Any = None
         self.error: BaseException | None = None
-        self.task: asyncio.Task[None] | None = None
 
     async def run(self, function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> None:
         """Make the call, in a task of asyncio's."""
@@ -251,18 +254,15 @@ class _Question:
             self.error = NotReady("the call was cancelled")
         except Exception as raised:  # noqa: BLE001 - it is raised where the call came from
             self.error = raised
-        with suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(self._wake)
-
-    def cancel(self) -> None:
-        """Stop the task, from the asyncio side."""
-        if self.task is not None:
-            self.task.cancel()
-
-    def _wake(self) -> None:
-        if self.is_waiting:
-            self.is_waiting = False
+        if self._is_waiting:
+            self.stop_waiting()
             trio.lowlevel.reschedule(self._asker)
+            self._turns.take_now()
+
+    def stop_waiting(self) -> None:
+        """Note that nobody waits for it any more."""
+        self._is_waiting = False
+        self._turns.asking -= 1
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
