@@ -24,11 +24,12 @@ class _Part(BaseModel):
 
 
 class Autoscaling(_Part):
-    """How many replicas there are, by the requests that each has under way and waiting."""
+    """How many replicas there are, by the requests that each has under way, and by those of them that wait there."""
 
     min_replicas: Replicas = 1
     max_replicas: Replicas
     target_ongoing_requests: Annotated[float, Field(gt=0)] = 8.0
+    target_waiting_requests: Annotated[float, Field(gt=0)] | None = None
     upscale_delay_s: Seconds = 30.0
     downscale_delay_s: Seconds = 600.0
 

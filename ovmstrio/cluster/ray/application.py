@@ -10,6 +10,7 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from ovmstrio.cluster.layout import INGRESS, lay_out, shard_names
+from ovmstrio.cluster.ray.autoscaling import wanted_replicas
 from ovmstrio.cluster.ray.group_server import ReplicaPlan
 from ovmstrio.cluster.ray.ingress import ClusterIngress
 from ovmstrio.cluster.ray.replica import GroupReplica
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ray.serve import Application
 
     from ovmstrio.cluster.layout import ClusterLayout
+    from ovmstrio.config.placement import Autoscaling
 
 __all__ = ["GRPC_SERVICERS", "PATHS", "SETTINGS", "ClusterSettings", "application"]
 
@@ -104,7 +106,8 @@ def application(args: Mapping[str, Any]) -> Application:
         placement = given.ingress if is_ingress and not group.services else group.placement
         bound[group.name] = {}
         for name in shard_names(group.name, group.shards):
-            plan = ReplicaPlan(name, group.services, group.called, owners, settings, shards)
+            target = placement.autoscaling.target_waiting_requests if placement.autoscaling else None
+            plan = ReplicaPlan(name, group.services, group.called, owners, settings, shards, target)
             deployment = _deployment(name, placement, ClusterIngress if is_ingress else GroupReplica, group.shards)
             bound[group.name][name] = deployment.bind(plan, handles, repeatable)
     return bound[layout.ingress.name][layout.ingress.name]
@@ -177,5 +180,12 @@ def _deployment(name: str, placement: PlacementSpec, replica: type[GroupReplica]
     if placement.autoscaling is None:
         options["num_replicas"] = 1 if shards > 1 else placement.replicas or 1
     else:
-        options["autoscaling_config"] = placement.autoscaling.model_dump()
+        options["autoscaling_config"] = _autoscaling(placement.autoscaling)
     return serve.deployment(**options)(replica)
+
+
+def _autoscaling(said: Autoscaling) -> dict[str, Any]:
+    config = said.model_dump(exclude={"target_waiting_requests"})
+    if said.target_waiting_requests is not None:
+        config["policy"] = {"policy_function": wanted_replicas}
+    return config

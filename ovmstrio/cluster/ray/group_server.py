@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
+from prometheus_client.parser import text_string_to_metric_families
 
 from ovmstrio.cluster.ray.grpc_door import GrpcDoor
 from ovmstrio.cluster.ray.http_door import HttpDoor
@@ -25,7 +26,15 @@ if TYPE_CHECKING:
     from ovmstrio.cluster.ray.linked_services import AskGroup
     from ovmstrio.dataplane.plane import DataPlane
 
-__all__ = ["GroupServer", "ReplicaPlan"]
+__all__ = ["WAITING", "GroupServer", "ReplicaPlan", "total_of"]
+
+WAITING: Final = (
+    "ovmstrio_queued_requests",
+    "ovmstrio_waiting_calls",
+    "ovmstrio_batch_queued_requests",
+    "ovmstrio_llm_requests_waiting",
+)
+"""The metrics of what waits, of which no request is in two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,7 @@ class ReplicaPlan:
         owners: the group of each service of the configuration, for the group that has the doors; empty for others.
         settings: of the server, by their names.
         shards: how many parts the groups have that have several, by their names.
+        target_waiting: how many requests are to wait in each replica, where their number follows that.
     """
 
     group: str
@@ -47,6 +57,7 @@ class ReplicaPlan:
     owners: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     shards: dict[str, int] = field(default_factory=dict)
+    target_waiting: float | None = None
 
     @property
     def server_settings(self) -> dict[str, Any]:
@@ -109,6 +120,11 @@ class GroupServer:
             self._check()
             task_status.started()
 
+    @property
+    def waiting(self) -> float:
+        """How many requests wait in it: for a place, a thread, a batch or the engine of a model of text."""
+        return total_of(self.plane.render_metrics(WAITING) or b"")
+
     async def _serve(
         self, plan: Plan, until: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[Any]
     ) -> None:
@@ -129,3 +145,9 @@ class GroupServer:
             return
         errors = [each for each in self.plane.registry.findings() if each.severity == "error"]
         raise ConfigError(errors or [Problem(f'the group "{self._plan.group}" is not ready: {readiness.reason}')])
+
+
+def total_of(metrics: bytes) -> float:
+    """Add up all samples of metrics in Prometheus's text format."""
+    families = text_string_to_metric_families(metrics.decode())
+    return sum(sample.value for family in families for sample in family.samples)

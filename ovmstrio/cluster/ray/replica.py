@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 from ray.serve import get_replica_context
 
+from ovmstrio.cluster.ray.autoscaling import WANTED
 from ovmstrio.cluster.ray.group_server import GroupServer
 from ovmstrio.cluster.ray.linked_services import answer_linked, describe_linked
 from ovmstrio.cluster.ray.links import GroupLink
@@ -75,6 +76,11 @@ class GroupReplica:
         """
         if self.trio.has_ended:
             raise NotReady(f'the server of group "{self.plan.group}" has ended')
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell Ray, every few seconds, what the number of replicas is to follow besides requests."""
+        target = self.plan.target_waiting
+        return {} if target is None else {WANTED: self.server.waiting / target}
 
     async def __del__(self) -> None:
         """End gently, when Ray has sent the last request."""
