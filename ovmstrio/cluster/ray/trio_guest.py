@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 import trio
@@ -20,9 +20,6 @@ import trio
 from ovmstrio.cluster.ray.guest_turns import GuestTurns
 from ovmstrio.core.errors import NotReady
 from ovmstrio.wire.grpc.replies import single_error
-
-if TYPE_CHECKING:
-    from outcome import Outcome
 
 __all__ = ["TrioGuest", "TrioProgram"]
 
@@ -111,7 +108,7 @@ class TrioGuest:
             self._ending.set()
             self._turns.take_now()
 
-    def _note_end(self, outcome: Outcome[None]) -> None:
+    def _note_end(self, outcome: Any) -> None:
         self._turns.stop()
         error: BaseException | None = None
         try:
