@@ -33,6 +33,18 @@ log = structlog.get_logger(__name__)
 
 _SUFFIX: Final = ".gguf"
 _FILES: Final = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
+_OF_OTHERS: Final = {
+    "openvino_language_model.xml": (
+        "models that take images or sound beside text are not served by this version",
+        "name a model of text alone",
+    ),
+    "model_index.json": ("models that make images are not served by this version", "name a model of text"),
+    "openvino_encoder_model.xml": (
+        "the model hears or speaks, and its task is to make text",
+        "its task is speech2text or text2speech",
+    ),
+}
+"""What folders are that have a file of some name, and what to do then."""
 _CONVERSION: Final = "ovmstrio.openvino.engine.gguf_conversion"
 _ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
 """Of GGUF files that openvino-genai reads."""
@@ -48,11 +60,13 @@ async def model_folder(spec: TextModelSpec) -> Path:
     """
     source, missing = await run_load(lambda: _find(spec.path.absolute()))
     if missing:
+        message, way_out = await run_load(lambda: _what_it_is(source))
         problem = Problem(
-            "there is no model that openvino-genai could load",
+            message,
             path="path",
             expected=f"a folder with {', '.join(_FILES)}, or a {_SUFFIX} file",
             found=missing,
+            suggestion=way_out,
         )
         raise ConfigError([spec.placed(problem)])
     if source.suffix != _SUFFIX:
@@ -75,6 +89,12 @@ def _find(path: Path) -> tuple[Path, str]:
     if len(files) == 1:
         return files[0], ""
     return path, f"{path} without {', '.join(absent)}" if path.is_dir() else f"{path}, which does not exist"
+
+
+def _what_it_is(path: Path) -> tuple[str, str]:
+    """Say of a folder that makes no text what it is instead, and what to do, as far as its files tell; blocking."""
+    told = (words for file, words in _OF_OTHERS.items() if (path / file).is_file())
+    return next(told, ("there is no model that openvino-genai could load", ""))
 
 
 async def _converted(spec: TextModelSpec, source: Path) -> Path:

@@ -68,6 +68,24 @@ async def test_an_architecture_that_cannot_be_read_is_named(serve_tiny: ServeTin
             pytest.fail("it was loaded")
 
 
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("openvino_language_model.xml", "models that take images or sound beside text are not served"),
+        ("model_index.json", "models that make images are not served"),
+        ("openvino_encoder_model.xml", "its task is speech2text or text2speech"),
+    ],
+)
+async def test_a_folder_of_another_sort_of_model_is_known_for_that(
+    serve_tiny: ServeTiny, tmp_path: Path, file: str, words: str
+) -> None:
+    """By a file that it has; what to do is said."""
+    (tmp_path / file).write_text("")
+    with pytest.raises(ConfigError, match=words):
+        async with serve_tiny(path=tmp_path):
+            pass
+
+
 async def test_a_folder_without_a_model_is_refused_with_what_is_missing(serve_tiny: ServeTiny, tmp_path: Path) -> None:
     """A path that leads nowhere is told as well."""
     with pytest.raises(ConfigError, match=r"without openvino_model\.xml"):
