@@ -14,6 +14,7 @@ from ovmstrio.core.errors import GraphFailure, InvalidField, ModelFailure, NotSu
 from ovmstrio.core.generation import Conversation, Finish, Piece
 from ovmstrio.core.http import HttpRequest
 from ovmstrio.runtimes.graphs.examining import examine_graph
+from ovmstrio.work.isolation.isolated_code import Isolation
 from tests.support.graphs import LOOPBACK, graph_text, loaded, python_node
 from tests.support.graphs_of_texts import BEFORE_AND_BEHIND, INPUTS, OUTPUTS, SHOUTING, text_node
 from tests.support.text_generators import ScriptedGenerator
@@ -68,10 +69,11 @@ def _shouting(folder: Path, loader: Loader, **handlers: str) -> AbstractAsyncCon
     return loaded(folder / "g", BEFORE_AND_BEHIND, load_text=loader, **{**SHOUTING, **handlers})
 
 
-async def test_a_request_goes_through_python_to_the_model_and_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", [None, Isolation()], ids=["threads", "processes"])
+async def test_a_request_goes_through_python_to_the_model_and_back(tmp_path: Path, isolation: Isolation | None) -> None:
     """The model is asked what the first node says, and the client gets what the last one makes of the answer."""
     loader = Loader()
-    async with _shouting(tmp_path, loader) as graph:
+    async with loaded(tmp_path / "g", BEFORE_AND_BEHIND, load_text=loader, isolation=isolation, **SHOUTING) as graph:
         (document,) = await _documents(graph, _asked(words=" three"))
     (asked,) = loader.made.requests
     assert isinstance(asked.prompt, Conversation)
