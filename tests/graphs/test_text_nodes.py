@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 import trio
 import trio.testing
 
-from ovmstrio.core.errors import GraphFailure, InvalidField, ModelFailure, NotSupported, TooManyRequests
+from ovmstrio.core.errors import (
+    ConfigError,
+    GraphFailure,
+    InvalidField,
+    ModelFailure,
+    NotSupported,
+    Problem,
+    TooManyRequests,
+)
 from ovmstrio.core.generation import Conversation, Finish, Piece
 from ovmstrio.core.http import HttpRequest
 from ovmstrio.runtimes.graphs.examining import examine_graph
@@ -202,6 +210,27 @@ async def test_a_node_behind_that_fails_midway_ends_the_text(tmp_path: Path) -> 
         with pytest.raises(GraphFailure, match=r"ZeroDivisionError: division by zero \(.*behind.py:5\)"):
             await _documents(graph, _asked(stream=True))
         assert loader.made.running == 0
+
+
+async def test_a_model_that_cannot_be_loaded_is_told_with_its_node_and_line(tmp_path: Path) -> None:
+    """What else the graph's nodes have is given back."""
+
+    async def refuse(spec: TextModelSpec) -> NoReturn:
+        await trio.lowlevel.checkpoint()
+        raise ConfigError([Problem("there is no model", path="path", found=str(spec.path))])
+
+    text = BEFORE_AND_BEHIND.replace("./", "nowhere")
+    with pytest.RaisesGroup(ConfigError, flatten_subgroups=True) as caught:
+        async with loaded(tmp_path / "g", text, load_text=refuse, **SHOUTING):
+            pytest.fail("it was loaded")
+    failure = caught.value.exceptions[0]
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    assert isinstance(failure, ConfigError)
+    (problem,) = failure.problems
+    line = next(number for number, each in enumerate(text.splitlines(), 1) if "models_path" in each)
+    assert (problem.line, problem.path) == (line, 'node "LLMExecutor"')
+    assert problem.found == str(tmp_path / "g" / "nowhere")
 
 
 async def test_a_second_document_for_one_request_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ Here is only how such a node must be written.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ovmstrio.config.findings import Findings
@@ -96,7 +96,12 @@ class TextModelCalculator:
                 name=name, base_path=scope.directory, cache_dir=scope.cache_dir, task=self.task, **fields
             )
             api = None if scope.text_api is None else scope.text_api()
-            return TextNode(node, scope.graph, await scope.load_text(spec), api, scope.tasks)
+            try:
+                model = await scope.load_text(spec)
+            except ConfigError as error:
+                line, path = node.options_line or node.line, f'node "{node.canonical_name}"'
+                raise ConfigError([replace(each, line=line, path=path) for each in error.problems]) from None
+            return TextNode(node, scope.graph, model, api, scope.tasks)
         message = f"the graph {scope.graph!r} has become one of {self.name} since the configuration was read"
         raise ConfigError([Problem(message, line=node.line, suggestion="have the configuration read again")])
 
