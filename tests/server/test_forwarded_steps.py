@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
+from trio.testing import MockClock
 
-from ovmstrio.core.sequence_owners import ForwardedStep
+from ovmstrio.core.errors import NotReady
+from ovmstrio.core.sequence_owners import ForwardedStep, SequenceElsewhere
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.runtimes.models.sequences.owners import pack, unpack
 from ovmstrio.server.workers.board import Board
@@ -93,3 +96,74 @@ async def test_a_step_is_answered_by_the_process_that_has_its_sequence(
         assert asked[0][1:6] == ["acc", "3", identity, False, True]
         assert (asked[0][0] == SWIFT_STEP) is is_swift
         nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _owners(*answers: Any) -> AsyncIterator[tuple[Board, list[Peers], PeerOwners, BoardDirectory]]:
+    """Two processes, of which those that have an answer are there, and a directory of each."""
+    secret = os.urandom(8).hex()
+    async with AsyncExitStack() as opened:
+        board = Board.create(2)
+        opened.callback(board.close)
+        made = [Peers(secret, 2, row) for row in range(2)]
+        nursery = await opened.enter_async_context(trio.open_nursery())
+        for peers, answer in zip(made, answers, strict=False):
+            await nursery.start(peers.run, answer)
+        here, there = (BoardDirectory(board, row, secret) for row in range(2))
+        yield board, made, PeerOwners(made[0], here), there
+        nursery.cancel_scope.cancel()
+
+
+async def _nothing(_: Any) -> Any:
+    return [[]]
+
+
+def _step(*, start: bool = False) -> ForwardedStep:
+    return ForwardedStep("m", "", 5, start, False, {}, math.inf)
+
+
+async def test_a_step_waits_for_a_process_that_comes_back_and_for_no_other(autojump_clock: MockClock) -> None:
+    """While it has the sequence, with a bound; when it has it no more, whoever asked looks again whose it is."""
+    del autojump_clock
+    async with _owners(_nothing) as (board, made, owners, there):
+        there.begin("m", 1, 5, 500)
+        assert owners.owner("m", 5) == 1
+        with pytest.raises(NotReady, match="is being started"):
+            await owners.run_step(1, _step())
+        refused: list[bool] = []
+
+        async def ask() -> None:
+            with pytest.raises(SequenceElsewhere):
+                await owners.run_step(1, _step())
+            refused.append(owners.owner("m", 5) is None)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not refused
+            board.clear(1)
+            made[0].announce()
+        assert refused[-1]
+
+
+async def test_steps_go_where_those_are_that_came_before_them() -> None:
+    """As long as these are under way, though the sequence may have ended there meanwhile."""
+    gate = trio.Event()
+
+    async def answer(_: Any) -> Any:
+        await gate.wait()
+        return [[]]
+
+    async with _owners(_nothing, answer) as (_, _, owners, there), trio.open_nursery() as nursery:
+        there.begin("m", 1, 5, 500)
+        nursery.start_soon(owners.run_step, 1, _step())
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        there.end("m", 1, 5)
+        assert owners.owner("m", 5) == 1
+        nursery.start_soon(owners.run_step, 1, _step(start=True))
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        gate.set()
+        with trio.fail_after(30):
+            while owners.owner("m", 5) is not None:
+                await trio.lowlevel.checkpoint()

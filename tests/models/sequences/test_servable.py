@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,15 @@ import trio
 import trio.testing
 
 from ovmstrio.core.begun import telling_begin
-from ovmstrio.core.errors import ConfigError, ModelFailure, SequenceMissing
+from ovmstrio.core.errors import ConfigError, ModelFailure, SequenceExists, SequenceMissing
 from ovmstrio.core.request import InferResponse
+from ovmstrio.core.sequence_owners import ForwardedStep, SequenceElsewhere
 from ovmstrio.core.servable import SequenceServable
-from ovmstrio.core.tensor import Array, Tensor
+from ovmstrio.core.tensor import Array, RawTensor, Tensor
 from ovmstrio.runtimes.models.sequences.sequence_requests import Control
 from ovmstrio.runtimes.models.stateful import StatefulServable
+from ovmstrio.server.workers.board import Board
+from ovmstrio.server.workers.sequence_directory import BoardDirectory
 from tests.support import ir
 from tests.support.servables import load, load_stateful, network, raw_request, sequence_request
 
@@ -46,6 +50,50 @@ async def test_steps_are_not_made_again_by_others(tmp_path: Path) -> None:
     with telling_begin(lambda: told.append("begun")):
         await step(servable, 1, control=START)
     assert told == ["begun"]
+
+
+class _Another:
+    """Another process, which has all ids until it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int | str, bool]] = []
+
+    def owner(self, model: str, identity: int | str) -> int | None:
+        """Have it once."""
+        del model, identity
+        return None if self.asked else 1
+
+    async def run_step(self, owner: int, step: ForwardedStep) -> list[Tensor | RawTensor]:
+        """Have it no more."""
+        self.asked.append((owner, step.id, step.start))
+        raise SequenceElsewhere
+
+
+async def test_a_sequence_that_another_process_has_no_more_begins_here(tmp_path: Path) -> None:
+    """Whoever was asked has ended; from then on nobody is asked, as it is here."""
+    servable = await load_stateful(ir.accumulator(), tmp_path)
+    servable._owners = another = _Another()
+    assert await step(servable, 1, number=7, control=START) == 1
+    assert await step(servable, 2, number=7) == 3
+    assert another.asked == [(1, 7, True)]
+
+
+async def test_a_start_that_came_too_late_is_told_that_there_is_such_a_sequence(tmp_path: Path) -> None:
+    """Where it ended while the start was on its way from another process, and a third one was faster."""
+    servable = await load_stateful(ir.accumulator(), tmp_path)
+    board = Board.create(2)
+    try:
+        here, there = (BoardDirectory(board, row, "secret") for row in range(2))
+        servable._manager.directory = here
+        there.begin(servable.name, 1, 7, 500)
+        arrays = {"x": np.ones((1, 2), np.float32)}
+        with pytest.raises(SequenceExists):
+            await servable.run_step(ForwardedStep(servable.name, "", 7, True, False, arrays, math.inf))
+        there.end(servable.name, 1, 7)
+        outputs = await servable.run_step(ForwardedStep(servable.name, "", 7, True, False, arrays, math.inf))
+        assert [each.name for each in outputs] == ["y", "sequence_id"]
+    finally:
+        board.close()
 
 
 async def test_lstm_as_with_explicit_state(tmp_path: Path) -> None:
