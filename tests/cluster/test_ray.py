@@ -21,6 +21,7 @@ import pytest
 from tests.support import ir
 from tests.support.graphs import inference_graph
 from tests.support.ray_cluster import RayCluster, ray_cluster
+from tests.support.tiny_llm import write_tiny_folder
 
 triton = pytest.importorskip("tritonclient.grpc")
 
@@ -32,7 +33,7 @@ pytestmark = [
 ]
 
 PATIENCE_SECONDS = 120
-SERVICES = ["dag", "failing", "failing_near", "far", "kept", "near", "rolled", "spread"]
+SERVICES = ["dag", "failing", "failing_near", "far", "kept", "near", "rolled", "spread", "telling", "tiny"]
 ENOUGH = 60
 SEQUENCES = range(1, 7)
 EVERYWHERE = {"num_cpus": 0.1, "replicas": 2, "resources": {"place": 1}}
@@ -50,6 +51,15 @@ class Handler:
     def parts(self):
         yield "one "
         raise RuntimeError("within its answer")
+"""
+
+TELLER = """
+class Handler:
+    def handle_get(self):
+        return iter(("one ", "two"))
+
+    def handle_post(self, payload):
+        return {"got": payload}
 """
 
 
@@ -84,6 +94,10 @@ def _configuration(root: Path, rolled: str) -> Path:
         "handler_config_list": [
             {"name": "failing", "path": "failing", "placement": {**HEAD, "group": "handlers"}},
             {"name": "failing_near", "path": "failing", "placement": "ingress"},
+            {"name": "telling", "path": "telling", "placement": "handlers"},
+        ],
+        "text_model_config_list": [
+            {"config": {"name": "tiny", "base_path": "tiny", "placement": {**HEAD, "group": "text"}}},
         ],
     }
     path = root / "config.json"
@@ -105,9 +119,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ir.save(ir.passthrough("FP32", (1, 10), input_name="b", output_name="a"), root, "new")
     ir.save(ir.accumulator(), root, "kept")
     (root / "graph.pbtxt").write_text(inference_graph("spread"))
-    (root / "failing").mkdir()
-    (root / "failing" / "handler.py").write_text(HANDLER)
-    (root / "failing" / "nucleus.yaml").write_text("type: python\npath: handler.py\n")
+    for name, code in (("failing", HANDLER), ("telling", TELLER)):
+        (root / name).mkdir()
+        (root / name / "handler.py").write_text(code)
+        (root / name / "nucleus.yaml").write_text("type: python\npath: handler.py\n")
+    write_tiny_folder(root / "tiny")
     return root
 
 
@@ -217,6 +233,30 @@ def test_what_is_too_large_is_refused_by_both_doors(rest: httpx.Client, grpc: An
     with pytest.raises(triton.InferenceServerException, match=f"is larger than the limit of {LIMIT} bytes") as raised:
         grpc.infer(name, [_input("b", LIMIT)], client_timeout=PATIENCE_SECONDS)
     assert raised.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
+
+
+def test_handlers_answer_at_their_paths_whole_and_in_pieces(rest: httpx.Client, grpc: Any) -> None:
+    """From a group of their own."""
+    assert rest.post("/telling", json={"a": 1}).json() == {"got": {"a": 1}}
+    with rest.stream("GET", "/telling") as answer:
+        assert (answer.status_code, answer.read()) == (200, b"one two")
+    assert grpc.is_model_ready("telling")
+
+
+def test_models_of_text_answer_by_openais_api_whole_and_in_events(rest: httpx.Client) -> None:
+    """From a group of their own, whose engine outlives a client that leaves within its answer."""
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "the"}], "max_tokens": 8, "ignore_eos": True}
+    whole = rest.post("/v3/chat/completions", json=asked)
+    assert (whole.status_code, whole.json()["usage"]["completion_tokens"]) == (200, 8), whole.text
+    with rest.stream("POST", "/v3/chat/completions", json={**asked, "stream": True}) as answer:
+        events = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
+    with rest.stream("POST", "/v3/chat/completions", json={**asked, "stream": True, "max_tokens": 1500}) as answer:
+        next(answer.iter_raw())
+    assert rest.post("/v3/completions", json={"model": "tiny", "prompt": "the", "max_tokens": 2}).status_code == 200
+    refused = rest.post("/v3/embeddings", json={"model": "tiny", "input": "a"})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 @pytest.mark.parametrize("name", ["failing", "failing_near"])
