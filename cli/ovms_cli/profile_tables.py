@@ -25,7 +25,8 @@ _MICROSECONDS: Final = 1e6
 
 def named(told: Mapping[str, Any], name: str) -> str:
     """Say whose threads or process it is, of a server of several processes."""
-    return f"worker {told['worker']}: {name}" if "worker" in told else name
+    whose = f"process {told['process']} of {told['service']}: {name}" if "process" in told else name
+    return f"worker {told['worker']}: {whose}" if "worker" in told else whose
 
 
 def profile_tables(told: Mapping[str, Any]) -> Iterator[tuple[str, Table | None]]:
@@ -36,9 +37,11 @@ def profile_tables(told: Mapping[str, Any]) -> Iterator[tuple[str, Table | None]
             yield _functions(told, threads)
     for worker in told.get("silent", ()):
         yield f"Worker {worker} did not answer in time, and is not in it", None
-    if told["processes"]:
-        pid = told["processes"][0]["pid"]
-        yield f"Processes of services are not sampled; py-spy does that: py-spy record --gil --pid {pid} -o FILE", None
+    for process in told["processes"]:
+        if process["problem"]:
+            pid, why = process["pid"], process["problem"]
+            way_out = f"py-spy may do that: py-spy record --gil --pid {pid} -o FILE"
+            yield f"Process {pid} of {safe(process['service'])} was not sampled, as {safe(why)}; {way_out}", None
     for model in told["models"]:
         yield _layers(model)
 
@@ -68,7 +71,7 @@ def _threads(told: Mapping[str, Any]) -> tuple[str, Table]:
         table.add_row(name, f"{process['native_cpu_seconds']:.2f} s", "")
     for process in told["processes"]:
         name = named(process, f"process {process['pid']} of {process['service']}")
-        table.add_row(safe(name), f"{process['cpu_seconds']:.2f} s", "not sampled")
+        table.add_row(safe(name), f"{process['cpu_seconds']:.2f} s", "not sampled" if process["problem"] else "")
     title = f"[bold]{told['seconds']:.2f} s, in which the server took {told['cpu_seconds']:.2f} s of processors[/]"
     return title, table
 

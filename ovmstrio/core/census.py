@@ -16,6 +16,8 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ovmstrio.core.stacks import SampledThreads
+
 __all__ = [
     "Census",
     "CountedBatches",
@@ -64,6 +66,10 @@ class CountedProcess(Protocol):
     @property
     def pid(self) -> int | None:
         """Its number, None before it is started."""
+        ...
+
+    async def sample(self, seconds: float, rate: float) -> list[SampledThreads]:
+        """Look at its threads for so long; see ``WorkerProcess.sample``."""
         ...
 
 

@@ -2,7 +2,8 @@
 
 ::
 
-    Profiler.take ─┬─ stacks of all threads, sampled in a thread of its own      observability/stack_sampling.py
+    Profiler.take ─┬─ stacks of worker processes, sampled by each of them      dataplane/process_samples.py
+                   ├─ stacks of all threads, sampled in a thread of its own      work/stack_sampling.py
                    └─ then layers of the models that were called meanwhile,      openvino/layer_clock.py
                       each on a copy that is compiled for it and gone afterwards
 """
@@ -10,7 +11,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Final
@@ -20,16 +21,17 @@ import trio
 from ovmstrio.core.census import current_census
 from ovmstrio.core.errors import InvalidRequest, Overloaded, ServerError
 from ovmstrio.core.layer_times import LayeredServable
+from ovmstrio.dataplane.process_samples import ProcessSamples
 from ovmstrio.observability.process_figures import processor_seconds
-from ovmstrio.observability.stack_sampling import StackSampler
+from ovmstrio.work.stack_sampling import StackSampler
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from ovmstrio.core.layer_times import LayerTimes
+    from ovmstrio.core.stacks import SampledThreads
     from ovmstrio.dataplane.plane import DataPlane
-    from ovmstrio.observability.stack_sampling import SampledThreads
 
     OfOthers = Callable[[], Awaitable[Iterable["CalledVersion"]]]
 
@@ -76,11 +78,12 @@ class CalledVersion:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledProcess:
-    """A process of its own that works for a service: what it took, for it is not sampled."""
+    """A process that works for a service: what it took, and why its threads were not looked at; empty if they were."""
 
     service: str
     pid: int
     cpu_seconds: float
+    problem: str = ""
 
 
 @dataclass(slots=True)
@@ -144,12 +147,16 @@ class Profiler:
         try:
             before, processes = self._work_of_versions(), _processes()
             elsewhere: list[CalledVersion] = []
+            inside = ProcessSamples()
             async with trio.open_nursery() as nursery:
                 if others is not None:
                     nursery.start_soon(_extend, elsewhere, others)
+                nursery.start_soon(inside.take, seconds, rate)
                 profile = await _sampled(seconds, rate)
-                profile.processes = _worked_since(processes)
+                worked = _worked_since(processes)
                 profile.called = self._called_since(before)
+            profile.threads += inside.threads
+            profile.processes = [replace(each, problem=inside.problem_of(each.pid)) for each in worked]
             found = _models_of([*profile.called, *elsewhere])
             if models is not None:
                 found = [self._asked_for(name, found) for name in models]

@@ -33,7 +33,7 @@ TOLD: dict[str, Any] = {
             "stacks": [{"frames": [0, 1], "samples": 5}, {"frames": [0], "samples": 1}],
         },
     ],
-    "processes": [{"service": "words", "pid": 77, "cpu_seconds": 1.5}],
+    "processes": [{"service": "words", "pid": 77, "cpu_seconds": 1.5, "problem": "it was starting"}],
     "models": [
         {
             "name": "m",

@@ -40,7 +40,8 @@ class _Passing:
 
     async def run(self) -> None:
         """Take connections until none will follow."""
-        await WorkRequests(self._taker).handle_all(self.inbox.put)
+        async with trio.open_nursery() as nursery:
+            await WorkRequests(self._taker, nursery).handle_all(self.inbox.put)
 
     def close(self) -> None:
         """Close both ends."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ovmstrio.core.layer_times import LayerTime
+    from ovmstrio.core.stacks import SampledThreads, StackFrame
     from ovmstrio.dataplane.profiling import ProfiledModel, ServerProfile
-    from ovmstrio.observability.stack_sampling import SampledThreads, StackFrame
 
 __all__ = ["profile_document"]
 
@@ -34,7 +34,9 @@ def _threads(threads: SampledThreads, numbers: dict[StackFrame, int]) -> dict[st
         {"frames": [numbers.setdefault(frame, len(numbers)) for frame in stack], "samples": count}
         for stack, count in threads.stacks.most_common()
     ]
+    whose = {"process": threads.process, "service": threads.service} if threads.process else {}
     return {
+        **whose,
         "name": threads.name,
         "samples": threads.samples,
         "waiting": threads.waiting,

@@ -10,6 +10,7 @@ import threading
 from typing import Any, Final
 
 from ovmstrio.work.messages.message_packets import MOST_FILES, MOST_PACKET, Message, MessagePackets
+from ovmstrio.work.messages.stack_requests import is_for_samples, sample_in_thread
 
 __all__ = ["BlockingChannel", "ChannelLost"]
 
@@ -22,7 +23,7 @@ class ChannelLost(Exception):
 
 
 class BlockingChannel:
-    """One end; any thread may send, one at a time may receive.
+    """One end; any thread may send, one at a time may receive.  Requests for samples of stacks are answered in it.
 
     Args:
         end: a socket of a pair for packets, which belongs to the channel from now on.
@@ -36,6 +37,7 @@ class BlockingChannel:
         self._poll.register(end, select.POLLIN)
         self._identity = os.fstat(end.fileno()).st_ino
         self._packets = MessagePackets(self._send_now)
+        self._ahead: list[Message | None] = []
         self._preparing = threading.Lock()
         self._sending = threading.Lock()
 
@@ -94,31 +96,47 @@ class BlockingChannel:
         Raises:
             ChannelLost: code of users has closed the socket.
         """
-        while True:
-            try:
-                packet, ancillary, _, _ = self._end.recvmsg(MOST_PACKET, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
-            except OSError as error:
-                raise ChannelLost(str(error)) from error
-            if not packet:
-                return None
-            files = array.array(_DESCRIPTOR)
-            for _, _, data in ancillary:
-                files.frombytes(data)
-            with self._preparing:
-                message = self._packets.read(packet, files.tolist())
-            if message is not None:
-                return message
+        while not self._ahead:
+            self._receive_one()
+        return self._ahead.pop()
 
     def has_message(self) -> bool:
-        """Tell whether :meth:`receive` would have something to read now, were it only the end.
+        """Tell whether :meth:`receive` would have something to give now, were it only the end.
 
         Raises:
             ChannelLost: code of users has closed the socket.
         """
         try:
-            return bool(self._poll.poll(0))
+            while not self._ahead and self._poll.poll(0):
+                self._receive_one()
         except OSError as error:
             raise ChannelLost(str(error)) from error
+        return bool(self._ahead)
+
+    def _receive_one(self) -> None:
+        """Read one packet, with which a message may be whole.
+
+        Raises:
+            ChannelLost: code of users has closed the socket.
+        """
+        try:
+            packet, ancillary, _, _ = self._end.recvmsg(MOST_PACKET, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            raise ChannelLost(str(error)) from error
+        if not packet:
+            self._ahead.append(None)
+            return
+        files = array.array(_DESCRIPTOR)
+        for _, _, data in ancillary:
+            files.frombytes(data)
+        with self._preparing:
+            message = self._packets.read(packet, files.tolist())
+        if message is None:
+            return
+        if is_for_samples(message.value):
+            sample_in_thread(message.value, self.send)
+            return
+        self._ahead.append(message)
 
     def wait(self, descriptor: int) -> None:
         """Wait until :meth:`has_message` would tell so, or another descriptor can be read.

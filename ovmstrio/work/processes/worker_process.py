@@ -14,7 +14,9 @@ from typing import Any, Final
 import trio
 
 from ovmstrio.core.census import current_census, current_owner
+from ovmstrio.core.stacks import SampledThreads
 from ovmstrio.work.messages.message_packets import NO_MESSAGE, Message
+from ovmstrio.work.messages.stack_requests import SAMPLES, decode_samples
 from ovmstrio.work.processes.message_channel import MessageChannel
 from ovmstrio.work.processes.packet_socket import packet_pair
 from ovmstrio.work.processes.process_output import output_logged
@@ -26,6 +28,9 @@ _SECONDS_TO_DIE: Final = 2.0
 """How long a process whose end of the channel is gone gets to end by itself, so that its own status is seen."""
 
 _NO_ANSWER_EXPECTED: Final = 0
+
+_SECONDS_TO_TELL: Final = 2.0
+"""How much longer than it was asked to look a process may take to tell what it has seen."""
 
 _SECONDS_BETWEEN_LOOKS: Final = 0.05
 """How often the memory of a process is looked at that has a limit."""
@@ -116,6 +121,7 @@ class WorkerProcess:
         self._limiter = trio.CapacityLimiter(calls_at_once)
         self._numbers = itertools.count(_NO_ANSWER_EXPECTED + 1)
         self._pending: dict[int, _PendingAnswer] = {}
+        self._samples: _PendingAnswer | None = None
         self._process: trio.Process | None = None
         self._channel: MessageChannel | None = None
         self._nursery: trio.Nursery | None = None
@@ -214,6 +220,8 @@ class WorkerProcess:
             channel.close()
             for number in list(self._pending):
                 self._settle(number)
+            if self._samples is not None:
+                self._samples.done.set()
             self.ended.set()
         await buried()
 
@@ -274,6 +282,10 @@ class WorkerProcess:
         number, value = message.value
         if number == _NO_ANSWER_EXPECTED and self._heard is not None:
             self._heard(value)
+            return
+        if number == SAMPLES and self._samples is not None:
+            self._samples.value, self._samples.is_answered = value, True
+            self._samples.done.set()
             return
         pending = self._pending[number]
         if not pending.is_abandoned:
@@ -380,6 +392,31 @@ class WorkerProcess:
         if not pending.is_answered:
             raise WorkerEnded(self.why, was_called=pending.was_sent)
         return pending.value
+
+    async def sample(self, seconds: float, rate: float) -> list[SampledThreads]:
+        """Have the stacks of its threads be sampled, beside what it is asked otherwise; once at a time.
+
+        Raises:
+            WorkerEnded: the process has ended.
+            TimeoutError: it does not answer: it reads no messages, or its code lets no other thread of Python run.
+            ValueError: it sends nonsense.
+
+        Cancellation: at once; the process goes on for as long as it was asked to.
+        """
+        pending = self._samples = _PendingAnswer()
+        try:
+            with trio.move_on_after(seconds + _SECONDS_TO_TELL):
+                await self._send(SAMPLES, [seconds, rate], None)
+                await pending.done.wait()
+        except trio.BrokenResourceError:
+            raise WorkerEnded(self.why, was_called=False) from None
+        finally:
+            self._samples = None
+        if not pending.done.is_set():
+            raise TimeoutError("its threads could not be looked at: its code lets no other run, or it was starting")
+        if not pending.is_answered:
+            raise WorkerEnded(self.why, was_called=False)
+        return decode_samples(pending.value)
 
     async def _ask(self, pending: _PendingAnswer, number: int, value: Any, descriptor: int | None) -> None:
         pending.was_sent = True

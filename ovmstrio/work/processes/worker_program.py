@@ -14,6 +14,7 @@ from typing import Any, Final
 import trio
 
 from ovmstrio.work.messages.message_packets import Message
+from ovmstrio.work.messages.stack_requests import SAMPLES, encode_samples, is_for_samples, sampler_of_process
 from ovmstrio.work.processes.message_channel import MessageChannel
 
 __all__ = ["ServeRequests", "WorkRequest", "WorkRequests", "leave", "run_program"]
@@ -54,8 +55,9 @@ class WorkRequest:
 class WorkRequests:
     """All that the server asks, until it has nothing more to ask or is gone."""
 
-    def __init__(self, channel: MessageChannel) -> None:
+    def __init__(self, channel: MessageChannel, tasks: trio.Nursery) -> None:
         self._channel = channel
+        self._tasks = tasks
 
     async def tell(self, value: Any) -> None:
         """Tell the server something that it has not asked for; one that is gone hears nothing.
@@ -73,8 +75,24 @@ class WorkRequests:
 
         Cancellation: at once; nothing is lost.
         """
-        message = await self._channel.receive()
-        return None if message is None else WorkRequest(self._channel, message)
+        while (message := await self._channel.receive()) is not None:
+            if not is_for_samples(message.value):
+                return WorkRequest(self._channel, message)
+            self._tasks.start_soon(self._sample, *message.value[1])
+        return None
+
+    async def _sample(self, seconds: float, rate: float) -> None:
+        """Answer with the stacks of all threads.
+
+        Cancellation: at once; the thread ends within a sample.
+        """
+        sampler = sampler_of_process(rate)
+        try:
+            sampled = await trio.to_thread.run_sync(sampler.run, seconds, abandon_on_cancel=True)
+        finally:
+            sampler.stop()
+        with suppress(trio.BrokenResourceError):
+            await self._channel.send([SAMPLES, encode_samples(sampled)])
 
     async def handle_all(self, handle: Callable[[WorkRequest], Awaitable[None]], *, grace_seconds: float = 0) -> None:
         """Have each request handled in a task of its own; those that go on at the end get a grace.
@@ -117,10 +135,18 @@ def run_program(serve: ServeRequests) -> None:
 
 
 async def _serve(serve: ServeRequests, end: socket.socket) -> None:
-    requests = WorkRequests(MessageChannel(end))
-    first = await requests.next()
-    if first is not None:
-        await serve(first, requests)
+    failure: Exception | None = None
+    async with trio.open_nursery() as tasks:
+        requests = WorkRequests(MessageChannel(end), tasks)
+        first = await requests.next()
+        if first is not None:
+            try:
+                await serve(first, requests)
+            except Exception as error:  # noqa: BLE001 - told as it is, and not as one of a group
+                failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
 
 
 def leave() -> None:

@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from ovmstrio.work.backoff import Backoff
+from ovmstrio.work.messages.stack_requests import decode_samples
 from ovmstrio.work.processes import KeptProcess, WorkerEnded, WorkerProcess
 from tests.support.obedient_program import PROGRAM
 from tests.support.threads import until
@@ -218,3 +219,50 @@ async def test_what_notices_an_end_may_end_the_keeping() -> None:
         with pytest.raises(LookupError, match="ended with status 0"):
             await kept.keep()
     assert kept.process is None
+
+
+async def test_its_threads_are_sampled_beside_what_it_is_asked() -> None:
+    """It has no more than one request at a time, which this is none of."""
+    async with started() as process, trio.open_nursery() as nursery:
+        nursery.start_soon(process.call, ["late", 0.5, "asked"])
+        await trio.testing.wait_all_tasks_blocked()
+        sampled = {threads.name: threads for threads in await process.sample(0.2, 100)}
+        assert process.is_busy
+        main = sampled["main thread"]
+        assert main.samples == main.waiting + main.stacks.total() > 0
+        assert await process.sample(0.01, 100)
+
+
+async def test_samples_of_a_process_that_ends_are_not_waited_for() -> None:
+    """Nor are they asked for of one that has."""
+    async with started() as process:
+        failures: list[WorkerEnded] = []
+
+        async def sample() -> None:
+            try:
+                await process.sample(60, 1)
+            except WorkerEnded as error:
+                failures.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sample)
+            await trio.testing.wait_all_tasks_blocked()
+            process.kill()
+        assert len(failures) == 1
+        with pytest.raises(WorkerEnded):
+            await process.sample(0.01, 1)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        None,
+        {},
+        {"frames": [["a", "b"]], "threads": []},
+        {"frames": [], "threads": [["a", 1, 1, None, [[[0], 1]]]]},
+    ],
+)
+def test_what_is_no_sample_is_refused(nonsense: Any) -> None:
+    """Code of users can send it in its process."""
+    with pytest.raises(ValueError, match="no samples"):
+        decode_samples(nonsense)

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ovmstrio.observability.stack_sampling import SampledThreads, StackSampler
+from ovmstrio.core.stacks import SampledThreads
+from ovmstrio.work.stack_sampling import StackSampler
 
 SECONDS = 30.0
 """Longer than anything here takes: samplers are told to stop."""

@@ -9,16 +9,16 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from ovmstrio.core.stacks import SampledThreads, StackFrame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType
 
-__all__ = ["SampledThreads", "StackFrame", "StackSampler"]
+__all__ = ["StackSampler"]
 
 _MOST_STACKS: Final = 20_000
 _MOST_FRAMES: Final = 128
@@ -36,37 +36,11 @@ _WAITS: Final = frozenset(
         ("threading.py", "_wait_for_tstate_lock"),
         ("queue.py", "get"),
         ("selectors.py", "select"),
+        ("blocking_channel.py", "_receive_one"),
+        ("code_host.py", "_work"),
     }
 )
 """Files and functions in which threads wait for something to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class StackFrame:
-    """A function and where it begins."""
-
-    name: str
-    file: str
-    line: int
-
-
-@dataclass(slots=True)
-class SampledThreads:
-    """What was seen of threads that do the same.
-
-    Attributes:
-        name: what they do.
-        samples: how often one was seen.
-        waiting: how often one waited for something to do.
-        cpu_seconds: how long they had a processor; None where the system does not tell.
-        stacks: how often each stack was seen in which it did not wait, outermost frame first.
-    """
-
-    name: str
-    samples: int = 0
-    waiting: int = 0
-    cpu_seconds: float | None = None
-    stacks: Counter[tuple[StackFrame, ...]] = field(default_factory=Counter)
 
 
 class StackSampler:
@@ -75,9 +49,13 @@ class StackSampler:
     Args:
         rate: samples a second.
         role: says what a thread does, by its number, its name and the names of the functions in its stack.
+        most_stacks: how many are told apart for each role.
     """
 
-    def __init__(self, rate: float, role: Callable[[int, str, frozenset[str]], str]) -> None:
+    def __init__(
+        self, rate: float, role: Callable[[int, str, frozenset[str]], str], most_stacks: int = _MOST_STACKS
+    ) -> None:
+        self._most_stacks = most_stacks
         self._pause = 1 / rate
         self._role = role
         self._stopped = threading.Event()
@@ -109,7 +87,7 @@ class StackSampler:
             codes = _codes_of(frame)
             thread = known.get(number)
             name = "" if thread is None else thread.name
-            role = self._role(number, name, frozenset(code.co_qualname for code in codes))
+            role = self._role(number, name, frozenset(_name_of(code) for code in codes))
             threads = self._threads.setdefault(role, SampledThreads(role))
             threads.samples += 1
             if (Path(codes[0].co_filename).name, codes[0].co_name) in _WAITS:
@@ -121,14 +99,14 @@ class StackSampler:
 
     def _count(self, threads: SampledThreads, codes: list[CodeType]) -> None:
         stack = tuple(self._frame(code) for code in reversed(codes))
-        if stack not in threads.stacks and len(threads.stacks) >= _MOST_STACKS:
+        if stack not in threads.stacks and len(threads.stacks) >= self._most_stacks:
             stack = (StackFrame(_ELSE, "", 0),)
         threads.stacks[stack] += 1
 
     def _frame(self, code: CodeType) -> StackFrame:
         found = self._frames.get(code)
         if found is None:
-            found = self._frames[code] = StackFrame(code.co_qualname, code.co_filename, code.co_firstlineno)
+            found = self._frames[code] = StackFrame(_name_of(code), code.co_filename, code.co_firstlineno)
         return found
 
     def _look_at_clock(self, native: int, role: str) -> None:
@@ -147,3 +125,8 @@ def _codes_of(frame: FrameType | None) -> list[CodeType]:
         codes.append(frame.f_code)
         frame = frame.f_back
     return codes
+
+
+def _name_of(code: CodeType) -> str:
+    """Name a function; Python 3.10, which environments of users may have, knows no longer name than its own."""
+    return getattr(code, "co_qualname", code.co_name)
