@@ -34,6 +34,8 @@ _ALGORITHMS: Final = (
 )
 """Only such as have public keys: with one that signs and verifies by one secret, whoever verifies could sign."""
 _SYMMETRIC: Final = "oct"
+_LONGEST_SUBJECT: Final = 256
+"""Characters of ``sub``, which is the caller's name in logs and events."""
 _LONGEST_SECONDS: Final = 300.0
 """How long a token is taken for valid without another look at it."""
 
@@ -137,11 +139,13 @@ class Tokens:
         try:
             claims = await self._claims(token)
             self._registry.validate(claims)
-        except (JoseError, ValueError, TypeError) as error:
+            until = float(claims["exp"]) + self._rules.leeway_seconds
+        except (JoseError, ValueError, TypeError, OverflowError, RecursionError) as error:
             reason = getattr(error, "description", "") or getattr(error, "error", "") or type(error).__name__
             raise Unauthenticated(f"the token is not valid: {reason}", is_wrong=True) from None
-        now, until = self._clock(), float(claims["exp"]) + self._rules.leeway_seconds
-        return VerifiedClaims(claims["sub"], _scopes(claims), min(until, now + _LONGEST_SECONDS))
+        if len(claims["sub"]) > _LONGEST_SUBJECT or not claims["sub"].isprintable():
+            raise Unauthenticated("the token is not valid: its subject is no name that a log can have", is_wrong=True)
+        return VerifiedClaims(claims["sub"], _scopes(claims), min(until, self._clock() + _LONGEST_SECONDS))
 
     async def _claims(self, token: str) -> dict[str, Any]:
         keys = await self._keys.current()

@@ -18,7 +18,7 @@ from ovmstrio.core.unrecorded_spans import unrecorded_spans
 from ovmstrio.observability.tracing.call_tracing import CallTracing, WatchedCalls
 from ovmstrio.observability.tracing.recent import RecentTraces
 from ovmstrio.observability.tracing.sampling import ALWAYS
-from ovmstrio.observability.tracing.sampling_variables import sampling_of
+from ovmstrio.observability.tracing.sampling_variables import sampling_of, warn_of_propagators
 from ovmstrio.runtimes.table import KINDS
 from ovmstrio.wire.statuses import status_of
 from ovmstrio.work.late_imports import import_aside
@@ -72,6 +72,7 @@ async def open_traces(*, is_watched: bool = False) -> AsyncIterator[ServerTraces
         tracing = CallTracing(ALWAYS, [recent], is_failure=_is_failure, is_told_of_requests=False)
         yield ServerTraces(recent, (WatchedCalls(tracing, recent),))
         return
+    warn_of_propagators(os.environ)
     export = await trio.to_thread.run_sync(otel.Export, os.environ, recent)
     tracing = CallTracing(
         sampling_of(os.environ),

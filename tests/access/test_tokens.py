@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import trio
-from joserfc import jwt
+from joserfc import jws, jwt
 from joserfc.jwk import ECKey, KeySet, OctKey, OKPKey, RSAKey
 
 from ovmstrio.access.issuer_keys import IssuerKeys
@@ -79,6 +79,10 @@ async def test_scopes_come_in_either_claim_and_clocks_may_differ(claims: dict[st
         {"aud": None},
         {"sub": None},
         {"sub": 3},
+        {"sub": "two\nlines"},
+        {"sub": "a bell \a"},
+        {"sub": "a" * 257},
+        {"exp": 10**400},
     ],
 )
 async def test_a_token_that_does_not_say_what_it_must_is_refused(claims: dict[str, Any]) -> None:
@@ -106,6 +110,13 @@ def _forged() -> list[str]:
         "..",
         "é.ü.x",
     ]
+
+
+async def test_claims_that_nest_too_deep_are_refused() -> None:
+    """Though a known key has signed them."""
+    token = jws.serialize_compact({"alg": "ES256", "kid": "first"}, b"[" * 5000 + b"]" * 5000, KEY)
+    with pytest.raises(Unauthenticated, match="the token is not valid"):
+        await _tokens().verify(token)
 
 
 @pytest.mark.parametrize("token", _forged())

@@ -21,7 +21,7 @@ from ovmstrio.wire.http.router import Router, rule
 from ovmstrio.wire.listeners import open_listeners
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.wire.grpc.stream import Call
@@ -57,11 +57,15 @@ class Collector:
     grpc: str = ""
     http: str = ""
     spans: list[Seen] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
+    resource: dict[str, str] = field(default_factory=dict)
 
-    def take(self, data: bytes) -> None:
+    def take(self, data: bytes, headers: Iterable[tuple[str, str]]) -> None:
         """Read one export."""
+        self.headers.update(headers)
         for resource in ExportTraceServiceRequest.FromString(data).resource_spans:
             named = {each.key: each.value.string_value for each in resource.resource.attributes}
+            self.resource.update(named)
             for scope in resource.scope_spans:
                 self.spans += [_seen(span, named["service.name"]) for span in scope.spans]
 
@@ -94,11 +98,11 @@ async def collecting() -> AsyncIterator[Collector]:
 
     async def export_http(request: HttpRequest) -> HttpAnswer:
         packed = request.header("content-encoding") == "gzip"
-        collector.take(gzip.decompress(request.body) if packed else request.body)
+        collector.take(gzip.decompress(request.body) if packed else request.body, request.headers)
         return HttpAnswer(200, (("content-type", "application/x-protobuf"),))
 
     async def export_grpc(call: Call) -> None:
-        collector.take(await call.recv_message(is_decoded=False))
+        collector.take(await call.recv_message(is_decoded=False), call.state.head.headers)
         await call.send_message(memoryview(b""))
 
     http = HttpFrontEnd(

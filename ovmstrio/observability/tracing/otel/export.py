@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 
 _UNNAMED: Final = "unknown_service"
 _SERVICE: Final = "ovms"
+_PROTOCOLS: Final = ("http/protobuf", "grpc")
 
 
 class Export:
@@ -107,7 +108,10 @@ def _exporters(name: str, environ: Mapping[str, str]) -> list[SpanExporter]:
     if name != "otlp":
         log.warning("OTEL_TRACES_EXPORTER names what is not there", found=name, expected=["otlp", "console", "none"])
         return []
-    if otlp_protocol(environ) == "grpc":
+    protocol = otlp_protocol(environ)
+    if protocol not in _PROTOCOLS:
+        log.warning("OTEL_EXPORTER_OTLP_PROTOCOL is not spoken: http/protobuf is", found=protocol, expected=_PROTOCOLS)
+    if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - brings gRPC
 
         return [OTLPSpanExporter()]
