@@ -14,8 +14,8 @@ from ovmstrio.api.grpc_standard.hosted_services import HostedServices
 from ovmstrio.api.grpc_standard.reflection import ReflectionService
 from ovmstrio.api.kserve.grpc.inference_service import InferenceService
 from ovmstrio.api.tensorflow.grpc.prediction_service import ModelService, PredictionService
+from ovmstrio.wire.at_addresses import AtAddresses
 from ovmstrio.wire.grpc.server import GrpcServer
-from ovmstrio.wire.listeners import open_listeners
 from ovmstrio.wire.statuses import map_error
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["GrpcFrontEnd"]
 
 
-class GrpcFrontEnd:
+class GrpcFrontEnd(AtAddresses):
     """Serves a data plane over gRPC: KServe v2, TensorFlow Serving, health checks, reflection, and what services bring.
 
     Args:
@@ -62,8 +62,7 @@ class GrpcFrontEnd:
         gate: Gate | None = None,
         observer: RequestObserver | None = None,
     ) -> None:
-        self._addresses = addresses
-        self._tls = tls
+        super().__init__(addresses, tls)
         self._endless = EndlessCalls()
         hosted = HostedServices(plane, root)
         services: list[GrpclibService] = [
@@ -91,22 +90,6 @@ class GrpcFrontEnd:
     def open_connections(self) -> int:
         """Count the connections that are open."""
         return len(self._server.connections)
-
-    async def serve(self, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until :meth:`drain` has ended the last connection; may be run once.
-
-        Reports the addresses that are bound once connections are accepted.
-
-        Ownership: listeners, connections and calls.  A failing connection or call ends nothing but itself.
-
-        Raises:
-            ValueError: an address is not understood.
-            OSError: an address cannot be bound.
-
-        Cancellation: closes everything at once.
-        """
-        async with open_listeners(self._addresses, self._tls) as listeners:
-            await self.serve_listeners(listeners, task_status=task_status)
 
     async def serve_listeners(
         self, listeners: list[Listener], *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED

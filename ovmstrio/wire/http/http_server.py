@@ -19,12 +19,13 @@ from ovmstrio.core.events import is_over_tls
 from ovmstrio.core.pending_answers import PendingAnswers, current_share
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.accepting import Accepting
+from ovmstrio.wire.at_addresses import AtAddresses
 from ovmstrio.wire.closing import close_gently, has_unread, transport_of
 from ovmstrio.wire.direct_stream import direct
 from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending, Handshake
 from ovmstrio.wire.http.fast_lane import RECEIVE_SECONDS, FastLane
 from ovmstrio.wire.http.recoverable import recoverable_request
-from ovmstrio.wire.listeners import address_of, open_listeners, peer_of
+from ovmstrio.wire.listeners import address_of, peer_of
 from ovmstrio.work.late_imports import import_aside
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ _APPLICATION: Final = "ovmstrio.wire.http.application"
 """Where the application is made, with frameworks that take long to import."""
 
 
-class HttpFrontEnd:
+class HttpFrontEnd(AtAddresses):
     """Serves what a router finds over HTTP/1.1, by the fast lane and the application behind it.
 
     Args:
@@ -69,10 +70,9 @@ class HttpFrontEnd:
         receive_seconds: float = RECEIVE_SECONDS,
         pending: PendingAnswers | None = None,
     ) -> None:
+        super().__init__(addresses, tls)
         self._pending = pending or PendingAnswers()
-        self._addresses = addresses
         self._router = router
-        self._tls = tls
         self._max_body_bytes = max_body_bytes
         self._receive_seconds = receive_seconds
         self._ending = Ending()
@@ -87,22 +87,6 @@ class HttpFrontEnd:
     def open_connections(self) -> int:
         """Count the connections that are open."""
         return len(self._open)
-
-    async def serve(self, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until :meth:`drain` has ended the last connection; may be run once.
-
-        Reports the addresses that are bound once connections are accepted.
-
-        Ownership: listeners, connections and requests.  A failing connection or request ends nothing but itself.
-
-        Raises:
-            ValueError: an address is not understood.
-            OSError: an address cannot be bound.
-
-        Cancellation: closes everything at once.
-        """
-        async with open_listeners(self._addresses, self._tls) as listeners:
-            await self.serve_listeners(listeners, task_status=task_status)
 
     async def serve_listeners(
         self, listeners: list[Listener], *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
