@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.core.servable import LeasedServable, LeaseServable, Servable
 
-__all__ = ["Admission", "CallPlace", "Turnstile", "Waiter"]
+__all__ = ["Admission", "AdmittedPlace", "Turnstile", "Waiter"]
 
 _WEIGHT: Final = 0.1
 """Of the last call, in the time that calls have taken of late."""
@@ -69,7 +69,7 @@ class Admission:
         """Count the calls of a service that wait."""
         return self._gates[name].queued if name in self._gates else 0
 
-    async def enter(self, name: str, *, is_nested: bool = False) -> CallPlace:
+    async def enter(self, name: str, *, is_nested: bool = False) -> AdmittedPlace:
         """Take a place for a call, which must be released; first come, first served.
 
         Args:
@@ -84,10 +84,10 @@ class Admission:
         gate = self._gate(name)
         waiter = self._grant_or_queue(gate, is_nested=is_nested)
         if waiter is None:
-            return CallPlace(self, gate, is_nested, 0.0)
+            return AdmittedPlace(self, gate, is_nested, 0.0)
         begun = perf_counter()
         await self._wait(gate, waiter, is_nested=is_nested)
-        return CallPlace(self, gate, is_nested, perf_counter() - begun)
+        return AdmittedPlace(self, gate, is_nested, perf_counter() - begun)
 
     async def follow_others(self) -> None:
         """Let calls go on for which there is room because of what other processes do; here there are none.
@@ -197,7 +197,7 @@ class Admission:
             waiter.granted.set()
 
 
-class CallPlace:
+class AdmittedPlace:
     """The place of one call; a context manager that gives it back.
 
     Attributes:

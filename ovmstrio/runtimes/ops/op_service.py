@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import Buffer, InferInput, InferRequest
     from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
 
-__all__ = ["NAMELESS", "OpService", "PipelineExecutor", "PipelineFigures", "wrong_name"]
+__all__ = ["NAMELESS", "OpService", "PipelineExecutor", "PipelineInsight", "wrong_name"]
 
 _VERSION: Final = "1"
 
@@ -191,7 +191,7 @@ class PipelineExecutor(Protocol):
         ...
 
 
-class PipelineFigures(Protocol):
+class PipelineInsight(Protocol):
     """What is known of a running pipeline."""
 
     def snapshot(self) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class OpService(ResidentService):
         self,
         name: str | None,
         executor: PipelineExecutor,
-        figures: PipelineFigures | None,
+        figures: PipelineInsight | None,
         settings: PipelineSettings,
         drawing: Drawing | None = None,
     ) -> None:
