@@ -13,7 +13,6 @@ from ovmstrio.core.census import owned_by
 from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError
 from ovmstrio.core.texts import text_of
 from ovmstrio.observability.resident_memory import GrowthWatch
-from ovmstrio.protocol.descriptors import OWN_SERVICES
 from ovmstrio.registry.instances import Instance
 from ovmstrio.registry.records import Failure
 from ovmstrio.runtimes.kind import Takes
@@ -41,6 +40,8 @@ def check_grpc_names(name: str, kind: Kind[Any], service: Service, records: Iter
     brought = declaration_of(kind, service)
     if brought is None:
         return
+    from ovmstrio.protocol.descriptors import OWN_SERVICES  # noqa: PLC0415 - for the few that bring services
+
     owners = dict.fromkeys(OWN_SERVICES, "the server itself")
     for record in records:
         found = record.serving.get("") if record.name != name and record.spec is not None else None

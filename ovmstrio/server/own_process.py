@@ -13,7 +13,6 @@ from ovmstrio.server.collector import spare_the_collector
 from ovmstrio.server.freed_memory import give_back_freed_memory, keep_freed_memory
 from ovmstrio.server.life import serve_plan
 from ovmstrio.server.systemd import managed
-from ovmstrio.server.workers import choose_workers, serve_with_workers
 
 if TYPE_CHECKING:
     from ovmstrio.server.hosting import Hosting
@@ -68,8 +67,12 @@ async def serve_in_own_process(
     keep_freed_memory()
     sys.setswitchinterval(_SWITCH_SECONDS)
     if hosting is None and not plan.root and not plan.settings.workers:
+        from ovmstrio.server.workers.choosing import choose_workers  # noqa: PLC0415 - where that is left open
+
         plan = await choose_workers(plan)
     if plan.processes > 1 and hosting is None:
+        from ovmstrio.server.workers.parent import serve_with_workers  # noqa: PLC0415 - a server of one needs none of it
+
         return await serve_with_workers(plan, handle_signals=handle_signals)
     async with trio.open_nursery() as nursery:
 

@@ -20,7 +20,6 @@ from ovmstrio.observability.tracing.recent import RecentTraces
 from ovmstrio.observability.tracing.sampling import ALWAYS
 from ovmstrio.observability.tracing.sampling_variables import sampling_of, warn_of_propagators
 from ovmstrio.runtimes.table import KINDS
-from ovmstrio.wire.statuses import status_of
 from ovmstrio.work.late_imports import import_aside
 
 if TYPE_CHECKING:
@@ -107,6 +106,9 @@ async def _opentelemetry() -> Any:
 
 
 def _is_failure(error: BaseException) -> bool:
+    # What speaks gRPC is imported beside the first loads, and not before them.
+    from ovmstrio.wire.statuses import status_of  # noqa: PLC0415 - as said
+
     return not isinstance(error, ServerError) or status_of(error).http >= _SERVERS_FAULT
 
 
