@@ -143,7 +143,7 @@ def test_a_constructor_that_fails_ends_the_server(tmp_path: Path) -> None:
         assert not server.readiness_file.exists()
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@ONE_AND_MORE
 def test_it_is_ready_when_the_constructor_is_done_and_not_any_more_when_it_ends(tmp_path: Path, processes: int) -> None:
     """The file is removed before the listener closes, and requests in flight are answered."""
     started, go = tmp_path / "started", tmp_path / "go"
@@ -207,7 +207,7 @@ def test_processes_and_threads_are_what_runs_at_once(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@ONE_AND_MORE
 def test_one_limit_holds_for_all_processes(tmp_path: Path, processes: int) -> None:
     """What is beyond it is refused at once; ends of every kind make room, that of a process too."""
     until = tmp_path / "until"
@@ -383,7 +383,7 @@ def _is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@ONE_AND_MORE
 def test_a_server_that_is_not_ready_ends_without_delay(tmp_path: Path, processes: int) -> None:
     """Whatever its constructor waits for, and without a word of errors."""
     started = tmp_path / "started"
@@ -399,7 +399,7 @@ def test_a_server_that_is_not_ready_ends_without_delay(tmp_path: Path, processes
         assert not any(line["message"] == "serving" for line in server.log())
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@ONE_AND_MORE
 def test_an_end_that_cuts_calls_is_an_exit_code(tmp_path: Path, processes: int) -> None:
     """When ``--drain_seconds`` are over; the log counts what was cut, and says nothing of a gentle end."""
     waiting, until = tmp_path / "waiting", tmp_path / "until"

@@ -452,7 +452,7 @@ def test_a_reload_that_fails_leaves_the_old_pipeline_serving(tmp_path: Path) -> 
         np.testing.assert_array_equal(y, given + 1)
 
 
-@pytest.mark.parametrize("options", [(), ("--custom_node_isolation", "process")])
+@pytest.mark.parametrize("options", [(), pytest.param(("--custom_node_isolation", "process"), marks=pytest.mark.slow)])
 def test_a_custom_node_that_is_built_again_is_what_is_called_after_a_reload(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
