@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from benchmarks.genai_faults import killed_engine, leaving_clients
+from benchmarks.genai_faults import is_engine, killed_engine, leaving_clients
 from benchmarks.genai_poison import poisoned_step
 from benchmarks.models import trivial, write_repository
 from benchmarks.processes import Server, cpu_of_tree, ovms
@@ -213,7 +213,7 @@ def _warm_prefix(server: Server) -> Row:
 
 def _idle_unload(server: Server) -> Row:
     def engines() -> int:
-        return sum("ovmstrio.openvino.engine" in each.cmdline() for each in server.process.children())
+        return sum(map(is_engine, server.process.children()))
 
     memory = []
     for _ in range(ROUNDS + 1):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from benchmarks.processes import Server
 
-__all__ = ["killed_engine", "leaving_clients"]
+__all__ = ["is_engine", "killed_engine", "leaving_clients"]
 
 LEAVING = 100
 STREAMS = 8
@@ -86,7 +86,7 @@ def leaving_clients(server: Server) -> Row:
 
 def killed_engine(server: Server) -> list[Row]:
     """Kill the engine under 8 streams, and count what fails elsewhere until it is there again."""
-    (engine,) = (each for each in server.process.children() if _is_chat(each))
+    (engine,) = (each for each in server.process.children() if is_engine(each))
     begun, over = threading.Barrier(STREAMS + 1), threading.Event()
 
     def stream(number: int) -> float:
@@ -127,5 +127,9 @@ def killed_engine(server: Server) -> list[Row]:
     ]
 
 
-def _is_chat(process: psutil.Process) -> bool:
-    return _ENGINE in process.cmdline()
+def is_engine(process: psutil.Process) -> bool:
+    """Tell whether a process makes texts; one that has ended does not."""
+    try:
+        return _ENGINE in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False

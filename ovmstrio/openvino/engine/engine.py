@@ -175,16 +175,18 @@ class Engine:
         self._admit()
 
     def _try_next(self) -> None:
-        """Begin the next trial, unless a text of the batch is about to ask for what is compiled of its form."""
-        if not self._batch.is_forming:
-            self._trials.go_on()
+        """Begin the next trial; none compiles while a text of the batch is about to ask for what is of its form."""
+        self._trials.go_on(may_compile=not self._batch.is_forming)
 
     def _take_tried(self) -> None:
-        """Go on with a request whose form has been tried."""
-        tried = self._trials.take()
-        if tried is None:
-            return
-        asked, error = tried
+        """Go on with the requests whose forms have been tried."""
+        while self._trials.has_ended:
+            tried = self._trials.take()
+            if tried is not None:
+                self._begin_tried(*tried)
+            self._try_next()
+
+    def _begin_tried(self, asked: AskedTexts, error: ServerError | None) -> None:
         try:
             if error is not None:
                 raise error

@@ -91,15 +91,20 @@ class FormTrials:
             del self._waiting[place]
         return bool(found)
 
-    def go_on(self) -> None:
-        """Begin the next trial, if there is none."""
+    def go_on(self, *, may_compile: bool) -> None:
+        """Begin the next trial, if there is none; of a form that is known it is over at once."""
         if self._trial is not None or not self._waiting:
             return
-        asked = self._waiting.popleft()
+        asked = self._waiting[0]
         form = _key(asked.request.grammar)
         if form in self._known:
+            self._waiting.popleft()
             self._trial = _Trial(asked, form, None)
-            return
+        elif may_compile:
+            self._waiting.popleft()
+            self._compile_for(asked, form)
+
+    def _compile_for(self, asked: AskedTexts, form: bytes) -> None:
         self._trial = _Trial(asked, form, self._thread.submit(self._compile, self._compiler.ask(asked.request)))
 
     def _compile(self, config: Any) -> None:

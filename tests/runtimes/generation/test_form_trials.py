@@ -46,7 +46,7 @@ def _run(trials: FormTrials) -> list[tuple[int, str]]:
     """Try all; gives who was told what, in their order."""
     told = []
     while trials.waiting:
-        trials.go_on()
+        trials.go_on(may_compile=True)
         asked, error = _ended(trials)
         told.append((asked.id, "" if error is None else str(error)))
     return told
@@ -96,7 +96,7 @@ def test_whoever_leaves_is_told_nothing_and_the_next_one_is_tried(*, runs: bool)
     asked = [_asked(number, form) for number, form in enumerate("abc")]
     for each in asked:
         trials.wait(each)
-    trials.go_on()
+    trials.go_on(may_compile=True)
     leaving = asked[0] if runs else asked[1]
     assert trials.withdraw(leaving)
     assert not trials.withdraw(leaving)
@@ -105,3 +105,22 @@ def test_whoever_leaves_is_told_nothing_and_the_next_one_is_tried(*, runs: bool)
     assert (first is None) is runs
     assert [number for number, _ in _run(trials)] == ([1, 2] if runs else [2])
     assert compiler.compiled == (["a", "b", "c"] if runs else ["a", "c"])
+
+
+def test_while_nothing_may_be_compiled_only_forms_that_are_known_pass() -> None:
+    """A new one waits, and those behind it, until it may be."""
+    compiler = _Compiler()
+    trials = FormTrials(compiler)
+    trials.wait(_asked(0, "a"))
+    assert _run(trials) == [(0, "")]
+    for number, form in enumerate("aab", 1):
+        trials.wait(_asked(number, form))
+    for number in (1, 2):
+        trials.go_on(may_compile=False)
+        assert trials.has_ended
+        passed, _ = _ended(trials)
+        assert passed.id == number
+    trials.go_on(may_compile=False)
+    assert not trials.has_ended
+    assert compiler.compiled == ["a"]
+    assert _run(trials) == [(3, "")]
