@@ -156,7 +156,7 @@ def test_calls_behind_the_one_that_kills_are_answered(tmp_path: Path, way: str, 
         line = server.wait_logged(lambda line: line["message"] == "a worker process has ended")
         assert line["cause"] == cause
         # A connection whose requests nobody had read yet goes on without being counted.
-        assert line["requests_passed_on"] in {1, 2}
+        assert line["requests_passed_on"] in {0, 1, 2}
         # The large one may not have come as a whole, or not have been read.
         assert line["requests_lost"] in {1, 2}
 
