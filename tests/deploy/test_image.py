@@ -1,8 +1,8 @@
 """The image, built by the shipped recipe and run as Kubernetes would: no root, nothing writable, no shell.
 
 No Docker engine is needed: stand-ins for the recipe's bases are made of Debian's packages, buildah runs the recipe, and
-bubblewrap the result.  It loads some 300 MB of packages, so it runs only where ``OVMSTRIO_TRY_IMAGE`` is set, as
-``just image`` does.
+bubblewrap the result.  It loads some 300 MB of packages for each variant, so it runs only where ``OVMSTRIO_TRY_IMAGE``
+is set, as ``just image`` does.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import pytest
 
 from tests.support import ir
 from tests.support.processes import free_ports
+from tests.support.tiny_llm import write_tiny_folder
 
 _PROJECT = Path(__file__).parents[2]
 _RECIPE = _PROJECT / "deploy" / "container" / "Containerfile"
@@ -35,7 +36,8 @@ _BASES = {
         "--include=python3.11-minimal,libpython3.11-stdlib,libstdc++6,libgomp1,zlib1g,libssl3,libffi8,ca-certificates",
     ],
 }
-_MOST_MEGABYTES = 600
+_PLAIN, _LLM, _VISION = "", "[llm]", "[vision]"
+_MOST_MEGABYTES = {_PLAIN: 600, _LLM: 900, _VISION: 700}
 _PIPS_OWN = ("/etc/pip.conf", "/etc/xdg/pip", "/etc/ssl/certs", "/usr/local/share/ca-certificates")
 
 pytestmark = [
@@ -66,8 +68,8 @@ class _Builder:
 
 
 @pytest.fixture(scope="module")
-def root() -> Iterator[Path]:
-    """The files of the built image."""
+def builder() -> Iterator[_Builder]:
+    """A builder that has what stands for the recipe's bases."""
     with tempfile.TemporaryDirectory(prefix="ovmstrio-image-") as made:
         folder = Path(made)
         builder = _Builder(folder)
@@ -76,16 +78,34 @@ def root() -> Iterator[Path]:
             subprocess.run(["mmdebstrap", "--quiet", *options, "bookworm", str(archive)], check=True, timeout=1800)
             builder.base(name, archive)
             archive.unlink()
-        mounts = [text for path in _PIPS_OWN if Path(path).exists() for text in ("-v", f"{path}:{path}:ro")]
-        arguments = ["--build-arg", "BUILD_BASE=localhost/build", "--build-arg", "BASE=localhost/run"]
-        builder("build", "--isolation", "chroot", "-f", str(_RECIPE), *arguments, *mounts, "-t", "localhost/made", ".")
-        container = builder("from", "--pull-never", "localhost/made")
-        mounted = Path(builder("mount", container))
-        # Mount points are made by whoever runs an image.
-        for name in ("proc", "dev", "tmp"):
-            (mounted / name).mkdir(exist_ok=True)
+        yield builder
+
+
+@contextmanager
+def _built(builder: _Builder, extras: str) -> Iterator[Path]:
+    """Build a variant, and give its files."""
+    mounts = [text for path in _PIPS_OWN if Path(path).exists() for text in ("-v", f"{path}:{path}:ro")]
+    given = {"BUILD_BASE": "localhost/build", "BASE": "localhost/run", "EXTRAS": extras}
+    arguments = [text for name, value in given.items() for text in ("--build-arg", f"{name}={value}")]
+    builder("build", "--isolation", "chroot", "-f", str(_RECIPE), *arguments, *mounts, "-t", "localhost/made", ".")
+    container = builder("from", "--pull-never", "localhost/made")
+    mounted = Path(builder("mount", container))
+    # Mount points are made by whoever runs an image.
+    for name in ("proc", "dev", "tmp"):
+        (mounted / name).mkdir(exist_ok=True)
+    try:
         yield mounted
+    finally:
         builder("umount", container)
+        builder("rm", container)
+        builder("rmi", "localhost/made")
+
+
+@pytest.fixture(scope="module", params=[_PLAIN, _LLM, _VISION], ids=["plain", "llm", "vision"])
+def variant(request: pytest.FixtureRequest, builder: _Builder) -> Iterator[tuple[str, Path]]:
+    """What a variant adds, and its files."""
+    with _built(builder, request.param) as root:
+        yield request.param, root
 
 
 @contextmanager
@@ -93,7 +113,7 @@ def _run(root: Path, *arguments: str, binds: tuple[str, ...] = ()) -> Iterator[s
     options = ["--ro-bind", str(root), "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", *binds]
     options += ["--unshare-user", "--uid", "5000", "--gid", "5000", "--die-with-parent", "--clearenv"]
     options += ["--setenv", "HOME", "/tmp", "--setenv", "XDG_CACHE_HOME", "/tmp/cache"]
-    command = ["bwrap", *options, "/opt/ovmstrio/bin/python3.11", "-m", "ovms_cli", *arguments]
+    command = ["bwrap", *options, "/opt/ovmstrio/bin/python3.11", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         yield process
@@ -102,41 +122,61 @@ def _run(root: Path, *arguments: str, binds: tuple[str, ...] = ()) -> Iterator[s
         process.communicate()
 
 
-def test_the_image_is_small_and_has_no_shell(root: Path) -> None:
+@contextmanager
+def _serving(root: Path, folder: Path, *options: str) -> Iterator[httpx.Client]:
+    """Serve what lies in a folder, which is ``/models``, until the end of the block, and then have it end gently."""
+    rpc, rest = free_ports(2)
+    ports = ["--port", str(rpc), "--rest_port", str(rest)]
+    addresses = ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1"]
+    command = ["-m", "ovms_cli", "serve", "--model_path", "/models", *options, *ports, *addresses]
+    transport = httpx.HTTPTransport(retries=8)
+    with (
+        _run(root, *command, binds=("--ro-bind", str(folder), "/models")) as process,
+        httpx.Client(base_url=f"http://127.0.0.1:{rest}", transport=transport, timeout=60) as client,
+    ):
+        for _ in range(600):
+            if client.get("/v2/health/ready").is_success:
+                break
+            threading.Event().wait(0.1)
+        (server,) = psutil.Process(process.pid).children()
+        yield client
+        server.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, output
+
+
+def test_the_image_is_small_and_has_no_shell(variant: tuple[str, Path]) -> None:
     """Nor pip; with the stand-in for its base."""
+    extras, root = variant
     size = sum(path.lstat().st_size for path in root.rglob("*") if path.is_file() and not path.is_symlink())
-    assert size < _MOST_MEGABYTES * 10**6
+    assert size < _MOST_MEGABYTES[extras] * 10**6
     names = {path.name for folder in ("bin", "usr/bin", "opt/ovmstrio/bin") for path in (root / folder).glob("*")}
     assert not names & {"sh", "bash", "dash", "pip", "pip3"}
     assert "python3.11" in names
 
 
-def test_the_server_serves_from_it(root: Path, tmp_path: Path) -> None:
+def test_the_server_serves_from_it(variant: tuple[str, Path], tmp_path: Path) -> None:
     """As a user without rights, on a root that cannot be written, until it is told to end."""
     models = ir.save(ir.dummy(), tmp_path, "dummy")
-    rpc, rest = free_ports(2)
-    arguments = [
-        "serve",
-        "--model_name",
-        "dummy",
-        "--model_path",
-        "/models",
-        "--port",
-        str(rpc),
-        "--rest_port",
-        str(rest),
-    ]
-    arguments += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1"]
-    with _run(root, *arguments, binds=("--ro-bind", str(models), "/models")) as process:
-        with httpx.Client(base_url=f"http://127.0.0.1:{rest}", transport=httpx.HTTPTransport(retries=8)) as client:
-            for _ in range(600):
-                if client.get("/v2/health/ready").is_success:
-                    break
-                threading.Event().wait(0.1)
-            body = {"inputs": [{"name": "b", "datatype": "FP32", "shape": [1, 10], "data": [1] * 10}]}
-            answer = client.post("/v2/models/dummy/infer", json=body)
+    with _serving(variant[1], models, "--model_name", "dummy") as client:
+        body = {"inputs": [{"name": "b", "datatype": "FP32", "shape": [1, 10], "data": [1] * 10}]}
+        answer = client.post("/v2/models/dummy/infer", json=body)
         assert answer.json()["outputs"][0]["data"] == [2.0] * 10
-        (server,) = psutil.Process(process.pid).children()
-        server.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, output
+
+
+@pytest.mark.parametrize("variant", [_LLM], ids=["llm"], indirect=True)
+def test_the_variant_for_language_models_generates_text(variant: tuple[str, Path], tmp_path: Path) -> None:
+    """Its engine is a process of its own, also without a place to write to."""
+    models = write_tiny_folder(tmp_path / "chat")
+    with _serving(variant[1], models, "--model_name", "chat", "--task", "text_generation") as client:
+        asked = {"model": "chat", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+        answer = client.post("/v3/chat/completions", json=asked).json()
+        assert answer["usage"]["completion_tokens"] == 5
+
+
+@pytest.mark.parametrize("variant", [_VISION], ids=["vision"], indirect=True)
+def test_the_variant_for_vision_resizes_pictures(variant: tuple[str, Path]) -> None:
+    """OpenCV finds all libraries that it needs."""
+    program = "import cv2, numpy; print(cv2.resize(numpy.zeros((4, 6, 3), 'u1'), (2, 2)).shape)"
+    with _run(variant[1], "-c", program) as process:
+        assert process.communicate(timeout=60)[0] == "(2, 2, 3)\n"
