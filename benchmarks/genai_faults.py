@@ -28,6 +28,8 @@ __all__ = ["is_engine", "killed_engine", "leaving_clients"]
 LEAVING = 100
 STREAMS = 8
 _ENGINE = "ovmstrio.openvino.engine"
+_PATIENCE = 120
+"""Seconds that a stream may be silent where others have the cores."""
 
 
 def _url(server: Server, path: str) -> str:
@@ -66,7 +68,8 @@ def _events(answer: httpx.Response) -> Iterator[dict[str, Any]]:
 def _left_after(server: Server, tokens: int) -> float:
     """Leave a stream that is alone after some tokens; gives how many steps more were made than tokens had come."""
     before = _settled(server)
-    with httpx.stream("POST", _url(server, "/v3/chat/completions"), json=_body("Tell a story.", 1000)) as answer:
+    url = _url(server, "/v3/chat/completions")
+    with httpx.stream("POST", url, json=_body("Tell a story.", 1000), timeout=_PATIENCE) as answer:
         for event in _events(answer):
             come = event["usage"]["completion_tokens"]
             if come >= tokens:
@@ -90,7 +93,8 @@ def killed_engine(server: Server) -> list[Row]:
     begun, over = threading.Barrier(STREAMS + 1), threading.Event()
 
     def stream(number: int) -> float:
-        with httpx.stream("POST", _url(server, "/v3/chat/completions"), json=_body(f"Story {number}", 2000)) as answer:
+        url = _url(server, "/v3/chat/completions")
+        with httpx.stream("POST", url, json=_body(f"Story {number}", 2000), timeout=_PATIENCE) as answer:
             for place, event in enumerate(_events(answer)):
                 if place == 1:
                     begun.wait()
