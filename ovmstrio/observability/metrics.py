@@ -94,6 +94,7 @@ class Metrics(Meters):
         }
         self._kinds = cache(partial(self.child, "ovmstrio_request_time_us"))
         self._servables: dict[tuple[str, str], CallMetrics] = {}
+        self._shown_of: dict[tuple[str, ...], set[tuple[Gauge, tuple[str, ...]]]] = {}
         self._graphs: dict[str, GraphMetrics] = {}
         self._dropped_lines = 0
         self.child("ovmstrio_dropped_log_lines")
@@ -160,7 +161,11 @@ class Metrics(Meters):
         metric = self._families.get(family)
         if metric is None:
             return _OFF
-        return metric if not labels and isinstance(metric, Gauge) else metric.labels(*labels)
+        if isinstance(metric, Gauge):
+            if not labels:
+                return metric
+            self._shown_of.setdefault(labels[:2], set()).add((metric, labels))
+        return metric.labels(*labels)
 
     def call_started(self, event: CallEvent) -> None:
         """Count a call in."""
@@ -197,14 +202,13 @@ class Metrics(Meters):
         return made
 
     def retired(self, name: str, version: str) -> None:
-        """Show nothing any more that a version has or does now, for it is gone; what was counted of it stays."""
+        """Show nothing any more that a version has or does now, for it is gone; what was counted of it stays.
+
+        A thousand of them may end in one turn of the event loop, and so nothing of others is looked at.
+        """
         self._servables.pop((name, version), None)
-        told = {"name": name, "version": version}.items()
-        for gauge in self._families.values():
-            if isinstance(gauge, Gauge):
-                for sample in [sample for family in gauge.collect() for sample in family.samples]:
-                    if told <= sample.labels.items():
-                        gauge.remove(*sample.labels.values())
+        for gauge, labels in self._shown_of.pop((name, version), ()):
+            gauge.remove(*labels)
 
     def render(self, families: Sequence[str] = (), *, is_open: bool = False) -> bytes:
         """Print every family, or those named; from any thread, but one at a time.

@@ -112,6 +112,19 @@ def test_a_retired_version_leaves_the_gauges_and_its_counts_stay() -> None:
     assert _value(metrics, "ovms_requests_success", **REQUEST, method="ModelInfer") == 2
 
 
+def test_a_version_retires_without_a_look_at_others() -> None:
+    """A thousand may end in one turn of the event loop."""
+    metrics = Metrics(["ovms_current_requests", "ovms_streams"])
+    looked_at: list[str] = []
+    for name in ("m", "other"):
+        metrics.servable(name, "1").set_streams(2)
+        metrics.child("ovms_current_requests", name, "1").set_function(lambda name=name: looked_at.append(name) or 0)
+    metrics.retired("m", "1")
+    assert looked_at == []
+    assert not any(("name", "m") in labels for name, labels in _samples(metrics) if name == "ovms_streams")
+    assert _value(metrics, "ovms_streams", name="other", version="1") == 2
+
+
 def test_counter_names_are_those_of_ovms() -> None:
     """Dashboards written for OVMS ask for names without a suffix."""
     metrics = Metrics()
