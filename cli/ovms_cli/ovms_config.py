@@ -35,6 +35,8 @@ _OF_TENSORS: Final = frozenset({
     "target_device", "plugin_config",
 })  # fmt: skip
 _NUMBERS: Final = frozenset({"batch_size", "nireq"})
+_OF_LIBRARIES: Final = frozenset({"custom_node_library_config_list", "custom_loader_config_list"})
+"""Lists whose names are no models'."""
 
 
 def manage_config(arguments: Sequence[str]) -> None:
@@ -117,7 +119,7 @@ def _add(file: Path, given: argparse.Namespace, repository: str | None) -> None:
     name = given.model_name
     folder, written = _folder(file, given, repository)
     content = _content(file) if file.exists() else {_MODELS: []}
-    if name in {_name(entry) for entries in content.values() if isinstance(entries, list) for entry in entries}:
+    if any(_name(entry) == name for entries in _services(content) for entry in entries):
         fail(
             f'--model_name: {file} has a model "{name}" already; take it out with --remove_from_config first', EX_USAGE
         )
@@ -162,14 +164,17 @@ def _settings(given: argparse.Namespace) -> dict[str, Any]:
 
 def _remove(file: Path, name: str) -> None:
     content = _content(file)
-    lists = [entries for entries in content.values() if isinstance(entries, list)]
-    found = next(((each, entry) for each in lists for entry in each if _name(entry) == name), None)
+    found = next(((each, entry) for each in _services(content) for entry in each if _name(entry) == name), None)
     if found is None:
         fail(f'--model_name: {file} has no model "{name}"', EX_USAGE)
     entries, entry = found
     entries.remove(entry)
     _write(file, content, "")
     stdout().print(f"removed {name} from {file}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _services(content: dict[str, Any]) -> list[list[Any]]:
+    return [each for name, each in content.items() if isinstance(each, list) and name not in _OF_LIBRARIES]
 
 
 def _name(entry: Any) -> Any:
@@ -201,7 +206,14 @@ def _write(file: Path, content: dict[str, Any], name: str) -> None:
     wrong = [problem for each in services if each.name == name for problem in each.errors]
     if wrong:
         fail("\n       ".join(map(str, wrong)), EX_USAGE)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=file.name, encoding="utf-8", delete=False) as made:
-        made.write(text)
-    Path(made.name).chmod(file.stat().st_mode if file.exists() else 0o644)
-    Path(made.name).replace(file)
+    # A link to the file stays one.
+    place = file.resolve()
+    try:
+        mode = place.stat().st_mode if place.exists() else 0o644
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}") as folder:
+            made = Path(folder) / place.name
+            made.write_text(text, encoding="utf-8")
+            made.chmod(mode)
+            made.replace(place)
+    except OSError as error:
+        fail(f"--config_path: {file} cannot be written: {error.strerror}", EX_USAGE)

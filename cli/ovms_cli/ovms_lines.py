@@ -57,7 +57,12 @@ class ServeCommand(LateCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse such options, all at once, and take flags with values, as in ``--metrics_enable=true``."""
+        """Refuse such options, all at once, and take flags with values, as in ``--metrics_enable=true``.
+
+        A line that a shell would complete is not meant yet: nothing of it is done or refused.
+        """
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
         from ovmstrio.server.ovms_options import CONFIGURING, refused_options, with_source_in_place
 
         if {_name(each) for each in args} & CONFIGURING:

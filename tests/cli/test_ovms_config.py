@@ -135,3 +135,59 @@ def test_a_model_that_is_not_there_is_refused_with_the_way_out(repository: Path)
         done = _run(*arguments, *where)
         assert done.exit_code == EX_USAGE
         assert "models are fetched from no hub" in done.output
+
+
+@pytest.mark.parametrize("command", ["ovms", "ovms serve"])
+def test_a_shell_that_completes_a_line_changes_nothing(command: str, repository: Path) -> None:
+    """The line is not meant yet, and what would be refused in it is completed, too."""
+    file = repository / "config.json"
+    where = ["--config_path", str(file), "--model_name", "resnet"]
+    assert _run("--add_to_config", *where, "--model_repository_path", str(repository)).exit_code == 0
+    before = file.read_bytes()
+    for first in ("--remove_from_config", "--pull", "--metrics_enable=true"):
+        words = [*command.split(), first, *where, "--rest_p"]
+        line = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        done = CliRunner().invoke(app, [], prog_name="ovms", env={"_OVMS_COMPLETE": "complete_bash", **line})
+        assert done.exit_code == 0, done.output
+        assert "--rest_port" in done.output.split()
+    assert file.read_bytes() == before
+
+
+def test_a_library_of_a_models_name_is_left_alone(repository: Path) -> None:
+    """Names in lists of libraries are no models'."""
+    file = repository / "config.json"
+    library = {"name": "resnet", "base_path": "/opt/lib.so"}
+    file.write_text(json.dumps({"custom_node_library_config_list": [library], "model_config_list": []}))
+    where = ["--config_path", str(file), "--model_name", "resnet"]
+    assert _run("--remove_from_config", *where).exit_code == EX_USAGE
+    for command in (["--add_to_config", "--model_repository_path", str(repository)], ["--remove_from_config"]):
+        done = _run(*command, *where)
+        assert done.exit_code == 0, done.output
+    assert _config(file) == {"custom_node_library_config_list": [library], "model_config_list": []}
+
+
+def test_a_file_that_cannot_be_written_is_told_of_in_a_sentence(repository: Path) -> None:
+    """As is one that names a model by something else than a text."""
+    where = ["--model_repository_path", str(repository), "--model_name", "resnet"]
+    nowhere = repository / "not" / "there.json"
+    done = _run("--add_to_config", "--config_path", str(nowhere), *where)
+    assert done.exit_code == EX_USAGE, done.output
+    assert f"{nowhere} cannot be written" in done.output
+    odd = repository / "odd.json"
+    odd.write_text(json.dumps({"model_config_list": [{"config": {"name": ["a"], "base_path": "/x"}}]}))
+    assert isinstance(_run("--add_to_config", "--config_path", str(odd), *where).exception, SystemExit | None)
+
+
+def test_a_link_to_a_file_stays_one(repository: Path) -> None:
+    """What it leads to is written, with the rights that it has."""
+    file, link = repository / "real.json", repository / "config.json"
+    file.write_text('{"model_config_list": []}')
+    file.chmod(0o600)
+    link.symlink_to(file)
+    where = ["--model_repository_path", str(repository), "--model_name", "resnet"]
+    done = _run("--add_to_config", "--config_path", str(link), *where)
+    assert done.exit_code == 0, done.output
+    assert link.is_symlink()
+    assert [each["config"]["name"] for each in _config(file)["model_config_list"]] == ["resnet"]
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert sorted(each.name for each in repository.iterdir() if "json" in each.name) == ["config.json", "real.json"]
