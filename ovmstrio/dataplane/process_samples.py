@@ -52,7 +52,7 @@ class ProcessSamples:
             sampled = await process.sample(seconds, rate)
         except WorkerEnded:
             self.problems[pid] = "it ended meanwhile"
-        except (TimeoutError, ValueError) as error:
+        except (OSError, ValueError) as error:
             self.problems[pid] = str(error)
         else:
             self._seen.add(pid)

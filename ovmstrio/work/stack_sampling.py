@@ -37,6 +37,7 @@ _WAITS: Final = frozenset(
         ("queue.py", "get"),
         ("selectors.py", "select"),
         ("blocking_channel.py", "_receive_one"),
+        ("blocking_channel.py", "wait"),
         ("code_host.py", "_work"),
     }
 )

@@ -44,6 +44,8 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     what: Any = first.value
     if what == "leave":
         return
+    if what == "exit":
+        sys.exit(3)
     if first.descriptor is not None:
         os.close(first.descriptor)
     await first.answer([what, os.getpid(), os.getpgid(0)])

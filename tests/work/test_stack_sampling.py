@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ovmstrio.core.stacks import SampledThreads
+from ovmstrio.work.messages.blocking_channel import BlockingChannel
+from ovmstrio.work.processes.packet_socket import packet_pair
 from ovmstrio.work.stack_sampling import StackSampler
 
 SECONDS = 30.0
@@ -76,6 +79,24 @@ def test_a_thread_that_waits_is_told_from_one_that_works() -> None:
     assert idle.waiting == idle.samples > 0
     assert not idle.stacks
     assert sum(busy.stacks.values()) == busy.samples - busy.waiting
+
+
+def test_a_process_that_waits_for_messages_or_for_something_else_waits() -> None:
+    """As the engine of a model that makes text does while nobody asks for any."""
+    reader, writer = os.pipe()
+    ours, theirs = packet_pair()
+
+    def wait(_: threading.Event) -> None:
+        BlockingChannel(theirs).wait(reader)
+
+    with ours, theirs, _running(_busy, wait):
+        try:
+            seen = _sampled(50)
+        finally:
+            os.write(writer, b"x")
+    os.close(reader)
+    os.close(writer)
+    assert seen["wait"].waiting > 0
 
 
 def test_samples_end_in_time_and_leave_out_who_takes_them() -> None:

@@ -3,10 +3,11 @@
 ::
 
     server                                     process
-    [SAMPLES, [seconds, rate]]  ─────────────> a thread looks for so long
-                    <───────────────────────── [SAMPLES, document]
+    [SAMPLES, [number, seconds, rate]]  ─────> a thread looks for so long
+                    <───────────────────────── [SAMPLES, [number, document]], or why there is none in its place
 
-Whoever reads the messages of a process has such a request be answered, and gives it to nobody.
+Whoever reads the messages of a process has such a request be answered, and gives it to nobody.  One that works, or is
+being started, may answer when nobody waits any more, which the number tells.
 """
 
 from __future__ import annotations
@@ -54,12 +55,16 @@ def sample_in_thread(asked: Any, send: Callable[[Any], None]) -> None:
         asked: the message.
         send: sends a message, from any thread.
     """
-    seconds, rate = map(float, asked[1])
+    number, seconds, rate = asked[1]
 
     def run() -> None:
-        send([SAMPLES, encode_samples(sampler_of_process(rate).run(seconds))])
+        send([SAMPLES, [number, encode_samples(sampler_of_process(rate).run(seconds))]])
 
-    threading.Thread(target=run, name="profile", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="profile", daemon=True).start()
+    except RuntimeError as error:
+        # There is no room for another thread, which is no reason to end.
+        send([SAMPLES, [number, str(error)]])
 
 
 def encode_samples(sampled: list[SampledThreads]) -> dict[str, Any]:
@@ -77,8 +82,10 @@ def decode_samples(document: Any) -> list[SampledThreads]:
     """Read what :func:`encode_samples` has made.
 
     Raises:
-        ValueError: it is something else, as of a process whose code has sent it.
+        ValueError: it is something else, as of a process whose code has sent it, or says why there are none.
     """
+    if isinstance(document, str):
+        raise ValueError(f"its threads could not be looked at: {document}")  # noqa: TRY004 - what it says is no sample
     try:
         frames = [StackFrame(str(name), str(file), int(line)) for name, file, line in document["frames"]]
         return [
@@ -91,5 +98,5 @@ def decode_samples(document: Any) -> list[SampledThreads]:
             )
             for name, samples, waiting, cpu, stacks in document["threads"]
         ]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"these are no samples: {error!r}") from None

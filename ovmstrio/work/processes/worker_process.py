@@ -29,7 +29,7 @@ _SECONDS_TO_DIE: Final = 2.0
 
 _NO_ANSWER_EXPECTED: Final = 0
 
-_SECONDS_TO_TELL: Final = 2.0
+_SECONDS_TO_TELL: Final = 5.0
 """How much longer than it was asked to look a process may take to tell what it has seen."""
 
 _SECONDS_BETWEEN_LOOKS: Final = 0.05
@@ -121,7 +121,7 @@ class WorkerProcess:
         self._limiter = trio.CapacityLimiter(calls_at_once)
         self._numbers = itertools.count(_NO_ANSWER_EXPECTED + 1)
         self._pending: dict[int, _PendingAnswer] = {}
-        self._samples: _PendingAnswer | None = None
+        self._samples: dict[int, _PendingAnswer] = {}
         self._process: trio.Process | None = None
         self._channel: MessageChannel | None = None
         self._nursery: trio.Nursery | None = None
@@ -220,8 +220,8 @@ class WorkerProcess:
             channel.close()
             for number in list(self._pending):
                 self._settle(number)
-            if self._samples is not None:
-                self._samples.done.set()
+            for samples in self._samples.values():
+                samples.done.set()
             self.ended.set()
         await buried()
 
@@ -283,15 +283,21 @@ class WorkerProcess:
         if number == _NO_ANSWER_EXPECTED and self._heard is not None:
             self._heard(value)
             return
-        if number == SAMPLES and self._samples is not None:
-            self._samples.value, self._samples.is_answered = value, True
-            self._samples.done.set()
+        if number == SAMPLES:
+            self._take_samples(*value)
             return
         pending = self._pending[number]
         if not pending.is_abandoned:
             pending.value = value
         pending.is_answered = True
         self._settle(number)
+
+    def _take_samples(self, number: int, value: Any) -> None:
+        """Hand samples to whoever still waits for them: a process may tell of them long after it was asked."""
+        pending = self._samples.get(number)
+        if pending is not None:
+            pending.value, pending.is_answered = value, True
+            pending.done.set()
 
     async def _bury(self) -> None:
         if self._process is not None:
@@ -394,24 +400,25 @@ class WorkerProcess:
         return pending.value
 
     async def sample(self, seconds: float, rate: float) -> list[SampledThreads]:
-        """Have the stacks of its threads be sampled, beside what it is asked otherwise; once at a time.
+        """Have the stacks of its threads be sampled, beside what it is asked otherwise.
 
         Raises:
             WorkerEnded: the process has ended.
             TimeoutError: it does not answer: it reads no messages, or its code lets no other thread of Python run.
-            ValueError: it sends nonsense.
+            ValueError: it sends nonsense, or says why it cannot.
 
         Cancellation: at once; the process goes on for as long as it was asked to.
         """
-        pending = self._samples = _PendingAnswer()
+        pending, number = _PendingAnswer(), next(self._numbers)
+        self._samples[number] = pending
         try:
             with trio.move_on_after(seconds + _SECONDS_TO_TELL):
-                await self._send(SAMPLES, [seconds, rate], None)
+                await self._send(SAMPLES, [number, seconds, rate], None)
                 await pending.done.wait()
         except trio.BrokenResourceError:
             raise WorkerEnded(self.why, was_called=False) from None
         finally:
-            self._samples = None
+            del self._samples[number]
         if not pending.done.is_set():
             raise TimeoutError("its threads could not be looked at: its code lets no other run, or it was starting")
         if not pending.is_answered:

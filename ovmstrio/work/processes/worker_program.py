@@ -81,18 +81,21 @@ class WorkRequests:
             self._tasks.start_soon(self._sample, *message.value[1])
         return None
 
-    async def _sample(self, seconds: float, rate: float) -> None:
+    async def _sample(self, number: int, seconds: float, rate: float) -> None:
         """Answer with the stacks of all threads.
 
         Cancellation: at once; the thread ends within a sample.
         """
         sampler = sampler_of_process(rate)
         try:
-            sampled = await trio.to_thread.run_sync(sampler.run, seconds, abandon_on_cancel=True)
+            answer: Any = encode_samples(await trio.to_thread.run_sync(sampler.run, seconds, abandon_on_cancel=True))
+        except RuntimeError as error:
+            # There is no room for another thread, which is no reason to end.
+            answer = str(error)
         finally:
             sampler.stop()
-        with suppress(trio.BrokenResourceError):
-            await self._channel.send([SAMPLES, encode_samples(sampled)])
+        with suppress(trio.BrokenResourceError, OSError):
+            await self._channel.send([SAMPLES, [number, answer]])
 
     async def handle_all(self, handle: Callable[[WorkRequest], Awaitable[None]], *, grace_seconds: float = 0) -> None:
         """Have each request handled in a task of its own; those that go on at the end get a grace.
@@ -121,7 +124,7 @@ def run_program(serve: ServeRequests) -> None:
     that is still serving.
 
     Raises:
-        Exception: as ``serve``.
+        Exception, SystemExit: as ``serve``.
     """
     for meant_for_the_server in (signal.SIGINT, signal.SIGTERM):
         signal.signal(meant_for_the_server, _leave_it_to_the_server)
@@ -135,14 +138,14 @@ def run_program(serve: ServeRequests) -> None:
 
 
 async def _serve(serve: ServeRequests, end: socket.socket) -> None:
-    failure: Exception | None = None
+    failure: Exception | SystemExit | None = None
     async with trio.open_nursery() as tasks:
         requests = WorkRequests(MessageChannel(end), tasks)
         first = await requests.next()
         if first is not None:
             try:
                 await serve(first, requests)
-            except Exception as error:  # noqa: BLE001 - told as it is, and not as one of a group
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - told as it is, and not as one of a group
                 failure = error
         tasks.cancel_scope.cancel()
     if failure is not None:

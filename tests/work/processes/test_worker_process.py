@@ -224,13 +224,50 @@ async def test_what_notices_an_end_may_end_the_keeping() -> None:
 async def test_its_threads_are_sampled_beside_what_it_is_asked() -> None:
     """It has no more than one request at a time, which this is none of."""
     async with started() as process, trio.open_nursery() as nursery:
-        nursery.start_soon(process.call, ["late", 0.5, "asked"])
+        nursery.start_soon(process.call, ["hang"])
         await trio.testing.wait_all_tasks_blocked()
         sampled = {threads.name: threads for threads in await process.sample(0.2, 100)}
         assert process.is_busy
         main = sampled["main thread"]
         assert main.samples == main.waiting + main.stacks.total() > 0
         assert await process.sample(0.01, 100)
+        nursery.cancel_scope.cancel()
+
+
+async def test_samples_that_come_when_nobody_waits_for_them_do_no_harm() -> None:
+    """As of a process that was being started, or whose code let nothing else run, or once the profile was left."""
+    async with started() as process:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(process.sample, 0.1, 100)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        assert await process.call(["late", 0.5, "asked"]) == "asked"
+        assert await process.sample(0.01, 100)
+
+
+async def test_each_gets_the_samples_that_it_has_asked_for() -> None:
+    """Though others are asked for meanwhile, and come before."""
+    async with started() as process:
+        counts: dict[str, int] = {}
+
+        async def sample(name: str, seconds: float, rate: float) -> None:
+            counts[name] = next(each.samples for each in await process.sample(seconds, rate) if "main" in each.name)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sample, "few", 0.5, 1)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(sample, "many", 0.2, 100)
+    assert counts["few"] == 1
+    assert counts["many"] >= 1
+
+
+async def test_the_status_that_a_program_ends_with_is_its_own() -> None:
+    """Rather than that of a failure, with a group of exceptions in the log."""
+    async with trio.open_nursery() as nursery:
+        process = WorkerProcess(PROGRAM)
+        with pytest.raises(WorkerEnded):
+            await process.start(nursery, "exit")
+        assert process.status == 3
 
 
 async def test_samples_of_a_process_that_ends_are_not_waited_for() -> None:
@@ -260,6 +297,7 @@ async def test_samples_of_a_process_that_ends_are_not_waited_for() -> None:
         {},
         {"frames": [["a", "b"]], "threads": []},
         {"frames": [], "threads": [["a", 1, 1, None, [[[0], 1]]]]},
+        {"frames": [["a", "b", float("inf")]], "threads": []},
     ],
 )
 def test_what_is_no_sample_is_refused(nonsense: Any) -> None:
