@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ovmstrio.core.events import CallEvent, Door, WireRequest
+from ovmstrio.core.events import OK, CallEvent, Door, WireRequest
 from ovmstrio.core.tracing import current_span
+from ovmstrio.core.unrecorded_spans import span_of, unrecorded_spans
 from ovmstrio.observability.tracing.call_tracing import CallTracing
 from ovmstrio.observability.tracing.sampling import TraceSampling
 from ovmstrio.wire.grpc.headers import read_request_head
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ovmstrio.core.tracing import Span
+    from ovmstrio.observability.tracing.spans import RecordedSpan
 
 DOOR = Door("KServe", "gRPC", "ModelInfer")
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -90,6 +92,36 @@ def test_a_share_is_recorded_as_the_ratio_says() -> None:
     recorded = sum(bool(_begin(tracing).trace_id) for _ in range(2000))
     assert 350 < recorded < 650
     assert current_span.get() is None
+
+
+class _Kept:
+    """Keeps what has ended."""
+
+    def __init__(self) -> None:
+        self.spans: list[RecordedSpan] = []
+
+    def span_ended(self, span: RecordedSpan) -> None:
+        self.spans.append(span)
+
+
+def test_who_tells_of_a_failed_call_behind_its_end_has_the_ids_of_its_span() -> None:
+    """As the access log does, where nothing was logged before."""
+    kept = _Kept()
+    tracing = CallTracing(TraceSampling("always_off"), [kept], is_failure=bool)
+    request = WireRequest("gRPC", "POST", "/a/b", (), "127.0.0.1")
+    event = request.event = _begin(tracing, request)
+    event.code, request.status = OK, 4
+
+    def end() -> Span | None:
+        unrecorded_spans.set(tracing.unrecorded_span)
+        tracing.call_finished(event)
+        tracing.request_ended(request)
+        return span_of(event)
+
+    told = copy_context().run(end)
+    (span,) = kept.spans
+    assert told is not None
+    assert (told.trace_id, told.span_id) == (span.trace_id, span.span_id)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.01, 0.5, 1.0])

@@ -192,6 +192,20 @@ async def test_without_the_variables_calls_are_recorded_while_somebody_looks(tmp
         assert server.plane.traces is None
 
 
+@pytest.mark.parametrize("others", [{}, {"console_bodies": 100}], ids=["nobody", "the console"])
+async def test_what_is_recorded_while_somebody_looks_is_so_at_both_doors(
+    tmp_path: Path, others: dict[str, Any]
+) -> None:
+    """Whoever else is told of requests."""
+    async with serving(write_all_kinds(tmp_path), **others) as server:
+        traces = server.plane.traces
+        assert traces is not None
+        with traces.watching():
+            await trio.to_thread.run_sync(infer_over_grpc, server.grpc[0], {})
+            await ask(server, "POST", "/v2/models/model/infer", json=infer_body())
+        assert len(traces.traces()) == 2
+
+
 FAILING = """
 class Handler:
     def handle_post(self, payload):

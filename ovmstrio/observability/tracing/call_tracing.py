@@ -91,7 +91,8 @@ class CallTracing:
             parent = read_parent(shown, request.header("tracestate")) if shown else None
             if parent is not None:
                 return parent, self._sampling.records(parent.trace_id, parent)
-            if request.is_sampled is not None:
+            # Who is not told of requests was not asked, and what others have answered says nothing.
+            if request.is_sampled is not None and self._is_told_of_requests:
                 return None, request.is_sampled
         return None, random() < self._share  # noqa: S311 - no secret
 
@@ -178,7 +179,8 @@ class CallTracing:
             if not has_failed or event.method in QUESTIONS:
                 return
             span = span or self.unrecorded_span()
-            span = self._recorded(event, span.trace, span.parent, span.number)
+            # Whoever tells of the call later, such as the access log, has these ids.
+            span = event.span = self._recorded(event, span.trace, span.parent, span.number)
         if not isinstance(span, RecordedSpan):
             return
         describe_end(event, span.set)
