@@ -79,7 +79,7 @@ class IssuerKeys:
                 about = {"url.full": self._issuer + _DISCOVERY}
                 with trio.fail_after(_FETCH_SECONDS), part_of_server("fetch keys of tokens", about):
                     self._keys = await self._fetch()
-            except (httpx.HTTPError, httpx.InvalidURL, trio.TooSlowError, ConfigError, ValueError) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, trio.TooSlowError, ConfigError, ValueError, OSError) as error:
                 log.error("keys of the issuer cannot be had", issuer=self._issuer, error=repr(error))  # noqa: TRY400 - theirs
                 return False
             self._fetched_at = trio.current_time()
@@ -88,8 +88,9 @@ class IssuerKeys:
     async def _fetch(self) -> KeySet:
         async with self._make_client() as client:
             told = await _document(client, f"{self._issuer}{_DISCOVERY}")
-            if told.get("issuer", "").rstrip("/") != self._issuer:
-                raise ValueError(f"the issuer calls itself {told.get('issuer')!r}")
+            name = told.get("issuer")
+            if not isinstance(name, str) or name.rstrip("/") != self._issuer:
+                raise ValueError(f"the issuer calls itself {name!r}")
             address = told.get("jwks_uri")
             if not isinstance(address, str) or urlsplit(address).scheme not in {"https", urlsplit(self._issuer).scheme}:
                 raise ValueError(f"the issuer has its keys at {address!r}")

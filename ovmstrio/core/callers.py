@@ -11,7 +11,7 @@ import re
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from fnmatch import translate
+from fnmatch import fnmatchcase, translate
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from ovmstrio.core.errors import MissingScope, Unauthenticated
@@ -36,6 +36,8 @@ __all__ = [
 _KNOWN: Final = 1024
 """How many names of services a caller's verdicts are remembered for."""
 _INFER: Final = "infer:"
+_WILD: Final = frozenset("*?[")
+_HARD: Final = frozenset("?[")
 
 NO_SCOPE: Final = "scope"
 """What metrics call the refusal of a caller that is known and may not do what it asks for."""
@@ -110,9 +112,17 @@ class Scopes:
     def lacks(self, others: Scopes) -> str:
         """Tell a scope that others have, and these do not; empty where there is none."""
         own = {*self.texts(), *(("read",) if self.admin else ())}
-        covers = "*" in self.infer
-        lost = (text for text in others.texts() if text not in own and not (covers and text.startswith(_INFER)))
+        lost = (text for text in others.texts() if text not in own and not self._covers(text))
         return next(lost, "")
+
+    def _covers(self, scope: str) -> bool:
+        """Tell whether a pattern is wider than that of a scope; where that is hard to tell, it is not."""
+        asked = scope.removeprefix(_INFER)
+        if asked == scope:
+            return False
+        # A star takes in any pattern but for one of brackets, whose text is not of the names that it matches.
+        wider = self.infer if _WILD.isdisjoint(asked) else [each for each in self.infer if _HARD.isdisjoint(each)]
+        return "*" in self.infer or ("[" not in asked and any(fnmatchcase(asked, each) for each in wider))
 
     def texts(self) -> tuple[str, ...]:
         """Write the scopes as :meth:`parse` reads them."""

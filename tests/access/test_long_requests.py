@@ -60,6 +60,7 @@ async def test_nobody_is_asked_again_while_callers_stay_and_no_key_ends() -> Non
     ("before", "after", "lost"),
     [
         ("infer:a", "infer:a infer:b", ""),
+        ("infer:a", "infer:a*", ""),
         ("infer:a read", "infer:a admin", ""),
         ("infer:a read", "infer:a", "read"),
         ("infer:a infer:b", "infer:b", "infer:a"),

@@ -28,6 +28,33 @@ def test_a_caller_may_call_what_one_of_its_patterns_matches_as_a_whole(patterns:
     assert caller.may_infer("") == bool(patterns)
 
 
+@given(PATTERNS, PATTERNS, NAMES)
+def test_what_scopes_do_not_lack_they_allow(own: list[str], others: list[str], name: str) -> None:
+    """Whatever is called by one of the other patterns."""
+    mine, theirs = (_caller(*(f"infer:{pattern}" for pattern in patterns)) for patterns in (own, others))
+    if not mine.scopes.lacks(theirs.scopes) and name:
+        assert mine.may_infer(name) >= theirs.may_infer(name)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "is_lost"),
+    [
+        ("resnet*", "resnet50", False),
+        ("resnet*", "resnet5*", False),
+        ("*net*", "res*net?", False),
+        ("resnet[12]", "resnet1", False),
+        ("resnet5*", "resnet*", True),
+        ("a?", "a*", True),
+        ("*ab*", "[ab]", True),
+        ("[!a]*", "*b", True),
+    ],
+)
+def test_a_wider_pattern_lacks_nothing_of_a_narrower_one(own: str, other: str, *, is_lost: bool) -> None:
+    """So that whoever may do more now than before is not taken for one that may do less."""
+    lost = Scopes.parse([f"infer:{own}"]).lacks(Scopes.parse([f"infer:{other}"]))
+    assert lost == (f"infer:{other}" if is_lost else "")
+
+
 @given(PATTERNS, st.sets(st.sampled_from(["read", "metrics", "admin"])))
 def test_scopes_are_written_as_they_are_read(patterns: list[str], flags: set[str]) -> None:
     """Nothing is lost on the way."""

@@ -141,7 +141,7 @@ class _Issuer:
 
     def __init__(self) -> None:
         self.keys: Any = _public(KEY)
-        self.name = ISSUER
+        self.name: Any = ISSUER
         self.asked: list[str] = []
 
     def client(self) -> httpx.AsyncClient:
@@ -186,8 +186,10 @@ async def test_a_key_that_an_issuer_has_withdrawn_ends_within_an_hour(mock_clock
         await tokens.verify(_token())
 
 
-@pytest.mark.parametrize(("name", "keys"), [(ISSUER, None), (ISSUER, {"keys": 3}), ("https://x", _public(KEY))])
-async def test_an_issuer_that_cannot_be_had_is_told_apart_from_a_wrong_token(name: str, keys: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "keys"), [(ISSUER, None), (ISSUER, {"keys": 3}), ("https://x", _public(KEY)), (None, None), ([], None)]
+)
+async def test_an_issuer_that_cannot_be_had_is_told_apart_from_a_wrong_token(name: Any, keys: Any) -> None:
     """Tokens cannot be verified then, which is logged with the reason."""
     issuer = _Issuer()
     issuer.name, issuer.keys = name, keys

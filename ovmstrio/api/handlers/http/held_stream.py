@@ -55,8 +55,16 @@ class HeldStream:
 
         Cancellation: as the handler's stream.
         """
-        if self._known is not None and self._known[0].error is not None:
-            raise trio.BrokenResourceError(f"an answer breaks off: {self._known[0].error}")
+        if self._known is None:
+            return await self._next()
+        request = self._known[0]
+        if request.error is None:
+            # The handler may be waiting for what comes next when it is not known any more who asks.
+            with trio.CancelScope() as request.scope:
+                return await self._next()
+        raise trio.BrokenResourceError(f"an answer breaks off: {request.error}")
+
+    async def _next(self) -> bytes:
         try:
             with self._in_log():
                 return await anext(self._body)
