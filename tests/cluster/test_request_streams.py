@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from grpclib.const import Status
 
 from ovmstrio.cluster.ray import request_streams
 from ovmstrio.cluster.ray.group_server import GroupServer, ReplicaPlan
-from ovmstrio.cluster.ray.request_streams import OpenStreams, pass_stream
+from ovmstrio.cluster.ray.request_streams import OpenStreams, answer_stream, pass_stream
 from ovmstrio.cluster.ray.stream_keys import replica_of
 from ovmstrio.cluster.ray.trio_guest import TrioGuest
 from ovmstrio.config.specs import ModelSpec
@@ -33,10 +34,10 @@ class _NearLink:
 
     def __init__(self, streams: OpenStreams, guest: TrioGuest, server: GroupServer) -> None:
         self.streams = streams
-        self._guest = guest
-        self._server = server
+        self.guest = guest
+        self.server = server
 
-    async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+    async def call_once(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Push to a stream."""
         assert method == "push_to_stream"
         return await self.streams.push(*arguments, **options)
@@ -44,7 +45,7 @@ class _NearLink:
     async def stream(self, method: str, *arguments: Any) -> AsyncGenerator[Any]:
         """Open one."""
         assert (method, arguments) == ("open_stream", ())
-        async with aclosing(self.streams.open(self._guest, self._server.grpc)) as replies:
+        async with aclosing(self.streams.open(self.guest, self.server.grpc)) as replies:
             async for reply in replies:
                 yield reply
 
@@ -54,7 +55,7 @@ async def _nobody(*_: Any) -> Any:
 
 
 @asynccontextmanager
-async def _linked(root: Path) -> AsyncIterator[_NearLink]:
+async def _linked(root: Path, most: int = 8) -> AsyncIterator[_NearLink]:
     """Serve a model that adds one, as another group's replica."""
     ir.save(ir.dummy(), root, "m")
     settings = {"trial_load": "off", "file_system_poll_wait_seconds": 0}
@@ -64,7 +65,7 @@ async def _linked(root: Path) -> AsyncIterator[_NearLink]:
     async with asyncio.timeout(PATIENCE_SECONDS):
         await guest.start(server.run)
         try:
-            yield _NearLink(OpenStreams("r1"), guest, server)
+            yield _NearLink(OpenStreams("r1", most), guest, server)
         finally:
             await guest.aclose()
 
@@ -116,22 +117,24 @@ def test_who_closes_the_replies_has_the_stream_ended_there(tmp_path: Path) -> No
                 (key,) = link.streams._inboxes
             assert link.streams._inboxes == {}
             assert replica_of(key) == "r1"
-            is_open: bool = await link.call("push_to_stream", key, _request(1), is_last=False)
+            is_open: bool = await link.call_once("push_to_stream", key, _request(1), is_last=False)
             return is_open
 
     assert not asyncio.run(run())
 
 
 def test_a_stream_of_which_nothing_is_heard_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the group that has passed it on may be gone."""
+    """As the group that has passed it on may be gone; one that is not must not take what has come for all."""
     monkeypatch.setattr(request_streams, "_SILENCE_SECONDS", 0.01)
 
-    async def run() -> int:
+    async def run() -> list[Any]:
         async with _linked(tmp_path) as link, aclosing(link.stream("open_stream")) as replies:
-            assert await link.call("push_to_stream", await anext(replies), _request(0), is_last=False)
-            return len([reply async for reply in replies])
+            assert await link.call_once("push_to_stream", await anext(replies), _request(0), is_last=False)
+            return [reply async for reply in replies]
 
-    assert asyncio.run(run()) == 1
+    reply, end = asyncio.run(run())
+    assert Reply.FromString(reply).infer_response.id == "0"
+    assert (end.status, "nothing was heard for 0.01 s" in end.text) == (Status.UNAVAILABLE.value, True)
 
 
 def test_who_passes_a_stream_on_says_that_it_is_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,3 +166,100 @@ def test_who_passes_a_stream_on_says_that_it_is_still_there(tmp_path: Path, monk
     assert len(asyncio.run(run())) == 1
     assert beats[:3] == [(None, False)] * 3
     assert beats[-1] == (None, True)
+
+
+def test_what_keeps_a_request_from_its_replica_ends_the_stream_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came before it is answered; no more replies would come, and nobody is to wait for them."""
+
+    async def run() -> list[bytes]:
+        found: list[bytes] = []
+        async with _linked(tmp_path) as link:
+            push = link.streams.push
+            answered = asyncio.Event()
+            numbers = iter(range(3))
+
+            async def broken(key: str, message: bytes | None, *, is_last: bool) -> bool:
+                if message == _request(1):
+                    await answered.wait()
+                    raise NotReady("the way is broken")
+                return await push(key, message, is_last=is_last)
+
+            async def next_request() -> bytes | None:
+                return _request(next(numbers))
+
+            async def receive() -> None:
+                async for reply in pass_stream(link, next_request):
+                    assert isinstance(reply, bytes)
+                    found.append(reply)
+                    answered.set()
+
+            monkeypatch.setattr(link.streams, "push", broken)
+            with pytest.raises(NotReady, match="the way is broken"):
+                await receive()
+            assert link.streams._inboxes == {}
+        return found
+
+    assert [Reply.FromString(reply).infer_response.id for reply in asyncio.run(run())] == ["0"]
+
+
+def test_a_request_that_reaches_another_replica_tells_that_the_stream_is_lost(tmp_path: Path) -> None:
+    """Ray gives no more calls to one that is being replaced, though its streams are still open."""
+
+    async def run() -> None:
+        async with _linked(tmp_path) as link:
+            other = OpenStreams("r2", 8)
+
+            async def next_request() -> bytes | None:
+                link.streams = other
+                return _request(0)
+
+            with pytest.raises(NotReady, match="begin the stream anew"):
+                async with aclosing(pass_stream(link, next_request)) as replies:
+                    await anext(replies)
+
+    asyncio.run(run())
+
+
+def test_requests_that_break_off_are_not_taken_for_all(tmp_path: Path) -> None:
+    """The stream ends with why they did, behind the replies to those that came."""
+
+    async def run() -> list[Any]:
+        given = [_request(0)]
+
+        async def next_request() -> bytes | None:
+            if not given:
+                raise NotReady("the client's door has ended")
+            return given.pop()
+
+        async with _linked(tmp_path) as link:
+            return [reply async for reply in answer_stream(link.guest, link.server.grpc, next_request)]
+
+    reply, end = asyncio.run(run())
+    assert Reply.FromString(reply).infer_response.id == "0"
+    assert end == (b"", Status.UNAVAILABLE.value, "the client's door has ended", ())
+
+
+def test_more_streams_than_may_be_are_refused(tmp_path: Path) -> None:
+    """Whose requests would have no place at the replica; one that ends makes room."""
+
+    async def run() -> list[list[Any]]:
+        async def answers(link: _NearLink) -> list[Any]:
+            given = [_request(0)]
+
+            async def next_request() -> bytes | None:
+                return given.pop() if given else None
+
+            return [reply async for reply in pass_stream(link, next_request)]
+
+        async with _linked(tmp_path, 1) as link:
+            async with aclosing(link.stream("open_stream")) as first:
+                assert isinstance(await anext(first), str)
+                refused = await answers(link)
+            return [refused, await answers(link)]
+
+    (refused,), (reply,) = asyncio.run(run())
+    assert refused.status == Status.RESOURCE_EXHAUSTED.value
+    assert "half of the max_ongoing_requests" in refused.text
+    assert Reply.FromString(reply).infer_response.id == "0"

@@ -107,7 +107,9 @@ def application(args: Mapping[str, Any]) -> Application:
         bound[group.name] = {}
         for name in shard_names(group.name, group.shards):
             target = placement.autoscaling.target_waiting_requests if placement.autoscaling else None
-            plan = ReplicaPlan(name, group.services, group.called, owners, settings, shards, target)
+            # Each request of a stream is given to its replica beside the stream, and must not wait for others to end.
+            streams = (placement.max_ongoing_requests or _ONGOING) // 2
+            plan = ReplicaPlan(name, group.services, group.called, owners, settings, shards, target, streams)
             deployment = _deployment(name, placement, ClusterIngress if is_ingress else GroupReplica, group.shards)
             bound[group.name][name] = deployment.bind(plan, handles, repeatable)
     return bound[layout.ingress.name][layout.ingress.name]

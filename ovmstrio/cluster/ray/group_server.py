@@ -49,6 +49,7 @@ class ReplicaPlan:
         settings: of the server, by their names.
         shards: how many parts the groups have that have several, by their names.
         target_waiting: how many requests are to wait in each replica, where their number follows that.
+        most_streams: how many streams of requests other groups may have open at a replica.
     """
 
     group: str
@@ -58,6 +59,7 @@ class ReplicaPlan:
     settings: dict[str, Any] = field(default_factory=dict)
     shards: dict[str, int] = field(default_factory=dict)
     target_waiting: float | None = None
+    most_streams: int = 50
 
     @property
     def server_settings(self) -> dict[str, Any]:

@@ -52,21 +52,39 @@ class GroupLink:
         Cancellation: at once, and there, too.
         """
         for attempt in range(1, self._attempts + 1):
-            response = getattr(self._handle, method).remote(*arguments, **options)
             try:
-                return await response
-            except asyncio.CancelledError:
-                response.cancel()
-                raise
-            except serve_errors.BackPressureError as error:
-                raise Overloaded(f'the group "{self._group}" is called too often: {error.message}') from None
+                return await self._ask(method, *arguments, **options)
             except _GONE as error:
                 if attempt == self._attempts:
-                    raise NotReady(
-                        f'the group "{self._group}" has lost the replica of this call: {_line(error)}'
-                    ) from None
+                    raise self._lost(error) from None
                 await asyncio.sleep(_PAUSE_SECONDS)
         raise AssertionError
+
+    async def call_once(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of one of its replicas that must not be called twice, whoever's code it has to do with.
+
+        Raises:
+            Exception: as :meth:`call`.
+
+        Cancellation: as :meth:`call`.
+        """
+        try:
+            return await self._ask(method, *arguments, **options)
+        except _GONE as error:
+            raise self._lost(error) from None
+
+    async def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+        response = getattr(self._handle, method).remote(*arguments, **options)
+        try:
+            return await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+        except serve_errors.BackPressureError as error:
+            raise Overloaded(f'the group "{self._group}" is called too often: {error.message}') from None
+
+    def _lost(self, error: Exception) -> NotReady:
+        return NotReady(f'the group "{self._group}" has lost the replica of this call: {_line(error)}')
 
     async def stream(self, method: str, *arguments: Any) -> AsyncGenerator[Any]:
         """Call a method of one of its replicas that gives one thing after the other.
@@ -82,7 +100,7 @@ class GroupLink:
             async for each in response:
                 yield each
         except _GONE as error:
-            raise NotReady(f'the group "{self._group}" has lost the replica of this call: {_line(error)}') from None
+            raise self._lost(error) from None
         finally:
             response.cancel()
 

@@ -59,7 +59,7 @@ class GroupReplica:
         self.links = {
             name: GroupLink(name, handle, is_repeatable=name in repeatable) for name, handle in handles.items()
         }
-        self._streams = OpenStreams(get_replica_context().replica_id.unique_id)
+        self._streams = OpenStreams(get_replica_context().replica_id.unique_id, plan.most_streams)
         self.trio = TrioGuest()
         self.server = GroupServer(plan, self._ask_group)
         await self.trio.start(self.server.run)
