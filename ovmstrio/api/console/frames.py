@@ -113,7 +113,8 @@ class FrameMaker:
     async def _make(self, now: float) -> Frame:
         is_first = now - self._made_at > _STALE_SECONDS
         told = await self._gathering.look(wants_history=is_first)
-        rows = self._changed_rows(told) if told.changed else {}
+        # Somebody else may have looked since, whom changes were told.
+        rows = {} if told.rows is self._rows else self._changed_rows(told)
         services, totals = self._count(told, now, is_first=is_first)
         readiness = self._plane.readiness()
         totals |= {

@@ -21,7 +21,7 @@ import trio
 
 from ovmstrio.api.console.merged_past import MergedPast, merged_trace
 from ovmstrio.api.console.merged_services import merged_document, merged_figures, merged_rows
-from ovmstrio.api.console.own_part import Known, OwnPart
+from ovmstrio.api.console.own_part import NO_ROWS, Known, OwnPart
 from ovmstrio.core.errors import NotFound
 from ovmstrio.wire.http.answers import json_answer
 
@@ -57,14 +57,12 @@ class Told:
     Attributes:
         parts: of the processes that have answered, by their numbers.
         silent: the numbers of the others.
-        rows: of all services, by name.
-        changed: whether the rows may be others than the last time.
+        rows: of all services, by name; another dictionary than the last time if they may have changed since.
     """
 
     parts: dict[int, Part]
     silent: list[int] = field(default_factory=list)
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    changed: bool = False
 
 
 class Gathering:
@@ -130,12 +128,20 @@ class Gathering:
         return self._nodes.get(service, {})
 
     async def look(self, *, wants_history: bool = False) -> Told:
-        """Gather what is wanted now.
+        """Gather what is wanted now, and what has been counted since this was done last; for whoever counts, alone.
 
         Cancellation: at once; what was not told is told the next time.
         """
         async with self._asking:
-            return await self._look(wants_history=wants_history)
+            return await self._look(is_counting=True, wants_history=wants_history)
+
+    async def rows(self) -> dict[str, dict[str, Any]]:
+        """Give the rows of all services as they are now, be it that nothing told of a change.
+
+        Cancellation: as :meth:`look`.
+        """
+        async with self._asking:
+            return (await self._look(wants_rows=True)).rows
 
     async def look_back(self, what: str) -> None:
         """Gather all that processes have kept of the past; those are left out that take their time.
@@ -149,9 +155,11 @@ class Gathering:
                     if not any(part.get(f"more_{what}") for part in told.parts.values()):
                         return
 
-    async def _look(self, *, wants_history: bool = False) -> Told:
+    async def _look(self, *, is_counting: bool = False, wants_rows: bool = False, wants_history: bool = False) -> Told:
         now = time.time()
         asked = {row: self._known_of(row, now, wants_history=wants_history) for row in self._asked()}
+        for known in asked.values():
+            known.counts, known.rows = is_counting, NO_ROWS if wants_rows else known.rows
         parts: dict[int, Part] = {self.row: self._own.tell(asked[self.row])}
         silent: list[int] = []
         if self.siblings is not None:
@@ -159,8 +167,8 @@ class Gathering:
             found = await self._ask(questions)
             parts |= {row: orjson.loads(each) for row, each in found.items()}
             silent = [row for row in self.siblings.others if row not in parts]
-        changed = self._take(parts)
-        return Told(dict(sorted(parts.items())), silent, self._rows, changed)
+        self._take(parts, is_counting=is_counting)
+        return Told(dict(sorted(parts.items())), silent, self._rows)
 
     def _asked(self) -> list[int]:
         now = trio.current_time()
@@ -193,13 +201,16 @@ class Gathering:
                 self._silent_until[row] = until
         return found
 
-    def _take(self, parts: Mapping[int, Part]) -> bool:
+    def _take(self, parts: Mapping[int, Part], *, is_counting: bool) -> None:
         for row, part in parts.items():
-            self._known[row] = Known(born=part["born"], at=part["at"], rows=part["rows_number"])
+            # What nobody has counted is to be told again.
+            last = self._known.get(row, Known())
+            at = part["at"] if is_counting else last.at if last.born == part["born"] else 0.0
+            self._known[row] = Known(born=part["born"], at=at, rows=part["rows_number"])
         self.past.add(parts)
         new = {row: part["rows"] for row, part in parts.items() if "rows" in part}
         self._rows_of |= new
-        if changed := bool(new) or sorted(parts) != self._told_by:
+        if new or sorted(parts) != self._told_by:
             self._told_by = sorted(parts)
             self._rows = merged_rows({row: self._rows_of[row] for row in self._told_by})
         for name in self._services:
@@ -207,7 +218,6 @@ class Gathering:
             if told:
                 self._nodes[name] = merged_figures(told)
         self._nodes = {name: self._nodes[name] for name in self._services if name in self._nodes}
-        return changed
 
     # What is asked for once
 

@@ -50,9 +50,11 @@ class _Merged:
                     until = min(until, entries[-1]["at"])
                 more = {} if self._keeps_numbers else {"worker": row}
                 self._waiting += ({**each, **more} for each in entries)
-        self._waiting.sort(key=lambda each: each["at"])
-        # What others have told of a later time stands behind what is still to come.
-        ready = [each for each in self._waiting if each["at"] <= until]
+        # What others have told of a later time stands behind what is still to come.  Numbers that are kept are an order
+        # already, of which times of several threads, or of a clock that was set, may be another.
+        if not self._keeps_numbers:
+            self._waiting.sort(key=lambda each: each["at"])
+        ready = [each for each in self._waiting if self._keeps_numbers or each["at"] <= until]
         self._waiting = self._waiting[len(ready) :]
         for each in ready:
             self._count = each["number"] if self._keeps_numbers else self._count + 1

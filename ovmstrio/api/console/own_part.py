@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.observability.recent_past import RecentPast
 
-__all__ = ["MOST_TRACES", "Known", "OwnPart", "Part"]
+__all__ = ["MOST_TRACES", "NO_ROWS", "Known", "OwnPart", "Part"]
 
 MOST_TRACES: Final = 60
+NO_ROWS: Final = -1
+"""The number of the rows that somebody knows who wants them as they are now."""
 _BATCH_BYTES: Final = 256 * 1024
 """How much text of lines, and of failures, is told at once; the rest is told when it is asked for again."""
 _HELD_BACK_SECONDS: Final = 2.0
@@ -46,6 +48,7 @@ class Known:
     Attributes:
         born: which process that was; of another one nothing is known.
         at: when it told its counts last, by its own clock.
+        counts: whether they are wanted.
         rows: the number of the rows that it told.
         failure: the number of the last failure that it told; None if they are not wanted.
         line: that of the last line, likewise.
@@ -57,6 +60,7 @@ class Known:
 
     born: str = ""
     at: float = 0.0
+    counts: bool = True
     rows: int = 0
     failure: int | None = None
     line: int | None = None
@@ -91,6 +95,8 @@ class OwnPart:
 
     def tell(self, known: Known, *, is_for_another: bool = False) -> Part:
         """Tell what is new to an asker, which may be another process."""
+        if known.rows == NO_ROWS:
+            self._rows = None
         if known.born != self._born:
             # What is wanted is wanted from the beginning.
             known.at, known.rows = 0.0, 0
@@ -108,7 +114,7 @@ class OwnPart:
             "ready": readiness.ready,
             "reason": readiness.reason,
             "in_flight": self._plane.registry.in_flight(),
-            "counts": self._counts(known.at if known.at <= now else 0.0),
+            "counts": self._counts(known.at if known.at <= now else 0.0) if known.counts else [],
             "rows_number": self._rows_number,
         }
         if known.rows != self._rows_number:

@@ -99,7 +99,7 @@ def _reading_rules(plane: DataPlane, changes: Changes, gathering: Gathering, gua
         return json_answer({"failures": told}).with_headers(_NOT_KEPT)
 
     async def services() -> dict[str, Any]:
-        return {"services": list((await gathering.look()).rows.values())}
+        return {"services": list((await gathering.rows()).values())}
 
     async def service(model: str) -> dict[str, Any]:
         return await gathering.document(model)

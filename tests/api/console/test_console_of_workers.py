@@ -183,6 +183,25 @@ async def test_an_idle_server_tells_no_counts_and_no_rows_again(
         assert (told.parts[1]["counts"], "rows" in told.parts[1], "lines" in told.parts[1]) == ([], False, False)
 
 
+async def test_who_looks_aside_takes_nothing_from_those_who_watch(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Counts and changes that the list of services, or the log, was told of meanwhile are in the next frame as well."""
+    async with _workers(tmp_path) as (one, other):
+        await one.frames.frame()
+        for worker in (one, other):
+            worker.count(3, 0.001)
+            await worker.plane.registry.apply(())
+        assert (await one.gathering.rows())["echo"]["state"] == "unloaded"
+        await one.gathering.look_back(LINES)
+        await trio.sleep(1)
+        frame = await one.frames.frame()
+        assert (frame.services["echo"]["requests"], frame.services["echo"]["rate"]) == (6, 6)
+        assert (frame.rows["echo"] or {})["state"] == "unloaded"
+        await trio.sleep(1)
+        assert (await one.frames.frame()).rows == {}
+
+
 def _log(worker: _Worker, at: float, text: str) -> None:
     record = logging.makeLogRecord({"levelno": logging.INFO, "msg": text, "created": at})
     worker.past.log.handle(record)
@@ -204,6 +223,20 @@ async def test_lines_of_all_workers_are_one_log_in_the_order_of_time(tmp_path: P
         _log(other, 200.0, "later")
         await one.gathering.look_back(LINES)
         assert [each["event"] for each in one.gathering.past.lines.since(6)] == ["later"]
+
+
+async def test_lines_of_one_process_keep_their_numbers_and_their_order(tmp_path: Path) -> None:
+    """Also those whose times are another order, as several threads log, and clocks are set; each is told once."""
+    async with stack(tmp_path, loader=load_pass_through) as (plane, _, _):
+        alone = _Worker(plane, RecentPast(), _Siblings(0, {}))
+        assert plane.siblings is None
+        for at in (100.5, 100.0, 200.0, 50.0):
+            _log(alone, at, f"at {at}")
+        await alone.gathering.look_back(LINES)
+        lines = alone.gathering.past.lines
+        told = [(each["number"], each["at"], "worker" in each) for each in lines.since(0)]
+        assert told == [(1, 100.5, False), (2, 100.0, False), (3, 200.0, False), (4, 50.0, False)]
+        assert lines.since(4) == []
 
 
 async def test_long_logs_come_in_batches_and_stay_in_order(tmp_path: Path) -> None:
