@@ -12,6 +12,8 @@ import trio
 from ovmstrio.server.collector import spare_the_collector
 from ovmstrio.server.freed_memory import give_back_freed_memory, keep_freed_memory
 from ovmstrio.server.life import serve_plan
+from ovmstrio.server.readiness_file import ReadinessFile
+from ovmstrio.server.signals import obey_signals
 from ovmstrio.server.systemd import managed
 
 if TYPE_CHECKING:
@@ -67,9 +69,10 @@ async def serve_in_own_process(
     keep_freed_memory()
     sys.setswitchinterval(_SWITCH_SECONDS)
     if hosting is None and not plan.root and not plan.settings.workers:
-        from ovmstrio.server.workers.choosing import choose_workers  # noqa: PLC0415 - where that is left open
-
-        plan = await choose_workers(plan)
+        chosen = await _with_workers(plan, handle_signals=handle_signals)
+        if chosen is None:
+            return True
+        plan = chosen
     if plan.processes > 1 and hosting is None:
         from ovmstrio.server.workers.parent import serve_with_workers  # noqa: PLC0415 - a server of one needs none of it
 
@@ -85,3 +88,30 @@ async def serve_in_own_process(
         gently = await serve_plan(plan, hosting, handle_signals=handle_signals, task_status=_Report(begin))
         nursery.cancel_scope.cancel()
     return gently
+
+
+async def _with_workers(plan: Plan, *, handle_signals: bool) -> Plan | None:
+    """Decide how many processes serve a plan that leaves it open; None if the server was told to end meanwhile.
+
+    Raises:
+        ExceptionGroup: of ``OSError``, the folder of sequences cannot be read.
+
+    Cancellation: at once; what measures is killed.
+    """
+    from ovmstrio.server.workers.choosing import choose_workers  # noqa: PLC0415 - where that is left open
+
+    # One that a server has left that was killed would say all the while that this one is ready.
+    ReadinessFile(plan.readiness_file)
+    told, chosen = trio.Event(), None
+    async with trio.open_nursery() as nursery:
+
+        async def end() -> None:
+            told.set()
+            plan.notifier.stop()
+            nursery.cancel_scope.cancel()
+
+        if handle_signals:
+            await nursery.start(obey_signals, end, nursery.cancel_scope)
+        chosen = await choose_workers(plan)
+        nursery.cancel_scope.cancel()
+    return None if told.is_set() else chosen

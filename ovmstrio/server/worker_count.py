@@ -72,7 +72,7 @@ def worth_measuring(services: Sequence[ServableSpec], cores: int) -> list[ModelS
     """List the models by whose times the number is decided: none where it is known already."""
     if cores == 1 or loop_bound(services) is not None:
         return []
-    return [each for each in services if isinstance(each, ModelSpec)]
+    return [each for each in services if isinstance(each, ModelSpec) and not each.stateful]
 
 
 def choose_count(

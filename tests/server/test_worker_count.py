@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -14,16 +16,22 @@ from ovmstrio.config.remote_entries import RemoteSpec
 from ovmstrio.config.specs import HandlerSpec, ModelSpec, ServerSpec
 from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.models.sequences.store import STORE_FILE
 from ovmstrio.server.command_line import UsageProblems, read_settings
 from ovmstrio.server.life import serve
+from ovmstrio.server.own_process import serve_in_own_process
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.project_plan import plan_project
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.worker_count import MeasuredCall, choose_count, count_workers, worth_measuring
 from ovmstrio.server.workers.choosing import choose_workers
+from ovmstrio.server.workers.stores import check_store, part_of_store
 from ovmstrio.work.cores import usable_cores
 from tests.support import ir
 from tests.support.projects import make_project
+
+if TYPE_CHECKING:
+    from ovmstrio.server.plan import Plan
 
 HERE = Path("/nowhere")
 MODEL = ModelSpec(name="m", base_path=HERE)
@@ -107,7 +115,8 @@ def test_there_are_no_more_copies_of_models_than_half_of_the_memory_holds() -> N
 def test_only_models_whose_times_decide_are_measured() -> None:
     """Beside what decides by its kind, and on one core, nothing is loaded for that."""
     assert worth_measuring([MODEL, TEXT], 2) == [MODEL]
-    assert worth_measuring([MODEL, HANDLER], 2) == worth_measuring([MODEL], 1) == []
+    stateful = ModelSpec(name="s", base_path=HERE, stateful=True)
+    assert worth_measuring([MODEL, HANDLER], 2) == worth_measuring([MODEL], 1) == worth_measuring([stateful], 2) == []
 
 
 async def test_a_trivial_model_is_measured_to_be_the_loops_and_a_long_one_to_be_computing(
@@ -146,6 +155,70 @@ async def test_measuring_that_takes_too_long_decides_for_one_process(
         (line,) = [line for line in lines if line["event"] == "calls not measured"]
         assert reason in line["reason"]
         monkeypatch.setattr("ovmstrio.server.workers.choosing._MOST_SECONDS", 60.0)
+
+
+async def test_kept_sequences_say_how_many_processes_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another number, which measuring may give from one start to the next, would not find them, and would not start."""
+    monkeypatch.setattr("ovmstrio.server.workers.choosing.usable_cores", lambda: 2)
+    ir.save(ir.dummy(), tmp_path, "m")
+    store = tmp_path / "store"
+    for row in range(3):
+        part = part_of_store(store, row, 3)
+        part.mkdir(parents=True)
+        (part / STORE_FILE).touch()
+    settings = ServerSettings(model_name="m", model_path=tmp_path / "m", workers=0, sequence_store=store)
+    with trio.fail_after(PATIENCE_SECONDS):
+        plan = await choose_workers(await read_plan(settings))
+    assert (plan.processes, plan.workers_reason) == (3, "--sequence_store has the sequences of so many")
+    check_store(store, plan.processes)
+
+
+async def test_what_cannot_be_looked_at_is_told_by_who_loads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A path that is none, a model that is none, and a configuration that is gone keep no server from starting.
+
+    What measures prints nothing of it, for the server's processes do.
+    """
+    monkeypatch.setattr("ovmstrio.server.workers.choosing.usable_cores", lambda: 2)
+    (tmp_path / "broken" / "1").mkdir(parents=True)
+    (tmp_path / "broken" / "1" / "model.xml").write_text("<none/>")
+    entries = [{"config": {"name": "broken", "base_path": str(tmp_path / "broken")}}]
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_config_list": entries}), encoding="utf-8")
+    plan = await read_plan(ServerSettings(config_path=file, workers=0, trial_load="off"))
+    no_path = ModelSpec(name="no_path", base_path=tmp_path / ("x" * 300))
+    plan = replace(plan, spec=ServerSpec(services=(*plan.spec.services, no_path)))
+    with capture_logs() as lines, trio.fail_after(2 * PATIENCE_SECONDS):
+        assert (await choose_workers(plan)).processes == 1
+        file.unlink()
+        assert (await choose_workers(plan)).processes == 1
+    (line,) = [line for line in lines if line["event"] == "calls not measured"]
+    assert "the file cannot be read" in line["reason"]
+    assert "".join(capfd.readouterr()) == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_server_that_is_told_to_end_while_it_measures_ends_gently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """As at any other time; meanwhile nothing says that it is ready."""
+    ready = tmp_path / "ready"
+    ready.touch()
+
+    async def measure(_: Plan) -> None:
+        assert not ready.exists()
+        signal.raise_signal(number)
+        await trio.sleep_forever()
+
+    monkeypatch.setattr("ovmstrio.server.workers.choosing.choose_workers", measure)
+    # This process is not the server's own.
+    monkeypatch.setattr("ovmstrio.server.own_process.keep_freed_memory", lambda: None)
+    monkeypatch.setattr("sys.setswitchinterval", lambda _: None)
+    settings = ServerSettings(model_name="m", model_path=tmp_path / "m", workers=0, readiness_file=ready)
+    plan = await read_plan(settings)
+    with trio.fail_after(PATIENCE_SECONDS):
+        assert await serve_in_own_process(plan) is True
 
 
 @pytest.mark.parametrize("value", ["-1", "many", "257", "1.5"])

@@ -9,9 +9,9 @@ import structlog
 import trio
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.errors import ServerError
 from ovmstrio.server.memory_limit import memory_limit
-from ovmstrio.server.worker_count import MeasuredCall, choose_count, worth_measuring
+from ovmstrio.server.worker_count import MeasuredCall, WorkerChoice, choose_count, worth_measuring
+from ovmstrio.server.workers.stores import kept_counts
 from ovmstrio.work.cores import usable_cores
 from ovmstrio.work.processes import WorkerEnded, WorkerProcess
 
@@ -37,14 +37,25 @@ async def choose_workers(plan: Plan) -> Plan:
 
     Cancellation: at once; what measures is killed.
     """
+    choice = await trio.to_thread.run_sync(_kept, plan, abandon_on_cancel=True) or await _choose(plan)
+    log.info("workers chosen", workers=choice.count, cores=usable_cores(), reason=choice.reason)
+    return replace(plan, processes=choice.count, workers_reason=choice.reason)
+
+
+def _kept(plan: Plan) -> WorkerChoice | None:
+    """Choose those whose sequences are kept, which a server of another number would not find; None if none are."""
+    folder = plan.settings.sequence_store
+    counts = () if folder is None else kept_counts(folder)
+    return WorkerChoice(counts[0], "--sequence_store has the sequences of so many") if len(counts) == 1 else None
+
+
+async def _choose(plan: Plan) -> WorkerChoice:
     spec, cores = plan.spec, usable_cores()
-    sizes = await trio.to_thread.run_sync(_sizes, spec.of(ModelSpec))
+    sizes = await trio.to_thread.run_sync(_sizes, spec.of(ModelSpec), abandon_on_cancel=True)
     # Where models are loaded when somebody asks for them, none is loaded without that.
     models = () if plan.settings.model_control == "explicit" else worth_measuring(spec.services, cores)
     measured = await _measured(plan, [each.name for each in models if sizes[each.name] <= _MOST_BYTES])
-    choice = choose_count(spec.services, cores, measured, model_bytes=sum(sizes.values()), memory_bytes=memory_limit())
-    log.info("workers chosen", workers=choice.count, cores=cores, reason=choice.reason)
-    return replace(plan, processes=choice.count, workers_reason=choice.reason)
+    return choose_count(spec.services, cores, measured, model_bytes=sum(sizes.values()), memory_bytes=memory_limit())
 
 
 async def _measured(plan: Plan, names: Sequence[str]) -> dict[str, MeasuredCall]:
@@ -53,15 +64,19 @@ async def _measured(plan: Plan, names: Sequence[str]) -> dict[str, MeasuredCall]
         return {}
     options = plan.settings.model_dump(mode="json", exclude_unset=True)
     found: dict[str, Any] = {}
+    problem = ""
     with trio.move_on_after(_MOST_SECONDS) as scope:
         async with trio.open_nursery() as nursery:
             try:
-                found = await WorkerProcess(_PROGRAM).start(nursery, {"options": options, "names": list(names)})
-            except (OSError, WorkerEnded, ServerError) as error:
-                log.warning("calls not measured", reason=str(error))
+                asked = {"options": options, "names": list(names)}
+                found, problem = await WorkerProcess(_PROGRAM).start(nursery, asked)
+            except (OSError, WorkerEnded) as error:
+                problem = str(error)
             nursery.cancel_scope.cancel()
     if scope.cancelled_caught:
-        log.warning("calls not measured", reason=f"the models were not loaded in {_MOST_SECONDS:g} s")
+        problem = f"the models were not loaded in {_MOST_SECONDS:g} s"
+    if problem:
+        log.warning("calls not measured", reason=problem)
     return {name: MeasuredCall(*seconds) for name, seconds in found.items()}
 
 
@@ -71,10 +86,14 @@ def _sizes(models: Sequence[ModelSpec]) -> dict[str, int]:
 
 
 def _size(folder: Path) -> int:
-    if folder.is_file():
-        return folder.stat().st_size
-    versions = [each for each in folder.glob("*") if each.is_dir()] or [folder]
-    return max(sum(map(_length, each.rglob("*"))) for each in versions)
+    """Tell how large the largest version is; 0 of what cannot be looked at, which loading it will tell."""
+    try:
+        if folder.is_file():
+            return folder.stat().st_size
+        versions = [each for each in folder.glob("*") if each.is_dir()] or [folder]
+        return max(sum(map(_length, each.rglob("*"))) for each in versions)
+    except OSError:
+        return 0
 
 
 def _length(file: Path) -> int:

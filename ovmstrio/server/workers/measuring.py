@@ -1,11 +1,14 @@
 """The program of a process that loads models for a moment, and tells what a call of each of them takes.
 
-Its first request has the options of the server and the names of the models; the answer has the seconds of the event
-loop and those of other threads for each model that could be called on ones.  Code of users is not run.
+Its first request has the options of the server and the names of the models.  The answer has the seconds of the event
+loop and those of other threads for each model that could be called on ones, and why there are none, if nothing could be
+measured.  Code of users is not run.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 from contextlib import suppress
 from functools import partial
@@ -24,6 +27,8 @@ from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.server.command_line import cache_directory
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
+from ovmstrio.server.start_failures import leaves, reason_of
+from ovmstrio.work.messages.lifeline import watch_lifeline
 from ovmstrio.work.processes import leave, run_program
 
 if TYPE_CHECKING:
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _FIRST_CALLS: Final = 5
+_FIRST_SECONDS: Final = 1.0
 _CALLS: Final = 100
 _SECONDS: Final = 0.2
 """How long one model is called at most."""
@@ -44,6 +50,21 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     Cancellation: at once; models are unloaded.
     """
     del requests
+    try:
+        answer = [await _measured(first), ""]
+    except Exception as error:  # noqa: BLE001 - the border of the process
+        answer = [{}, "; ".join(reason_of(each) or repr(each) for each in leaves(error))]
+    await first.answer(answer)
+
+
+async def _measured(first: WorkRequest) -> dict[str, list[float]]:
+    """Load the models that are asked for, and measure those that can be measured.
+
+    Raises:
+        Exception: what is configured cannot be read any more.
+
+    Cancellation: at once; models are unloaded.
+    """
     settings = ServerSettings.model_validate(first.value["options"])
     plan = await read_plan(settings.model_copy(update={"workers": 1}))
     models = [spec for spec in plan.spec.services if spec.name in first.value["names"]]
@@ -60,11 +81,13 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
                 with suppress(Exception):
                     measured[spec.name] = await _measure(registry.peek(spec.name))
             nursery.cancel_scope.cancel()
-    await first.answer(measured)
+    return measured
 
 
 async def _measure(servable: Servable) -> list[float]:
     """Call a model on ones for a while, and give the processor time of the loop, and of others, that a call took.
+
+    The first calls, which take longer, do not count; but of a model that takes its time one of them is all there is.
 
     Raises:
         Exception: it cannot be called so.
@@ -72,17 +95,30 @@ async def _measure(servable: Servable) -> list[float]:
     metadata = servable.metadata
     if metadata.has_sequences or any(spec.datatype is BYTES for spec in metadata.inputs):
         raise ValueError("a call would be more than ones")
+    ends = time.perf_counter() + _FIRST_SECONDS
     for _ in range(_FIRST_CALLS):
-        await servable.infer(_request(servable))
+        took = await _call(servable)
+        if time.perf_counter() > ends:
+            return took
     on_loop = beside = 0.0
     ends, calls = time.perf_counter() + _SECONDS, 0
     while calls < _CALLS and time.perf_counter() < ends:
-        request = _request(servable)
-        loop, whole = time.thread_time(), time.process_time()
-        await servable.infer(request)
-        loop, whole = time.thread_time() - loop, time.process_time() - whole
-        on_loop, beside, calls = on_loop + loop, beside + max(0.0, whole - loop), calls + 1
+        loop, other = await _call(servable)
+        on_loop, beside, calls = on_loop + loop, beside + other, calls + 1
     return [on_loop / calls, beside / calls]
+
+
+async def _call(servable: Servable) -> list[float]:
+    """Call a model once; gives what :func:`_measure` does.
+
+    Raises:
+        Exception: as there.
+    """
+    request = _request(servable)
+    loop, whole = time.thread_time(), time.process_time()
+    await servable.infer(request)
+    loop, whole = time.thread_time() - loop, time.process_time() - whole
+    return [loop, max(0.0, whole - loop)]
 
 
 def _request(servable: Servable) -> InferRequest:
@@ -95,8 +131,11 @@ def _request(servable: Servable) -> InferRequest:
 
 
 def main() -> None:
-    """Measure for the process whose socket's descriptor is the first argument."""
+    """Measure for the process whose socket's descriptor is the first argument, and its lifeline's the second."""
+    watch_lifeline(int(sys.argv[2]))
     configure_logs(level="ERROR")
+    # What is wrong with a model is told by the process that serves it.
+    logging.disable(logging.ERROR)
     run_program(_serve)
     leave()
 

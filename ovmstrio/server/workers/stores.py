@@ -11,7 +11,7 @@ from ovmstrio.runtimes.models.sequences.store import STORE_FILE
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["check_store", "part_of_store"]
+__all__ = ["check_store", "kept_counts", "part_of_store"]
 
 _PART: Final = re.compile(r"worker-[0-9]+-of-([0-9]+)")
 
@@ -21,17 +21,22 @@ def part_of_store(folder: Path, row: int, rows: int) -> Path:
     return folder / f"worker-{row}-of-{rows}"
 
 
+def kept_counts(folder: Path) -> list[int]:
+    """Tell of how many processes the sequences are that a folder keeps; of several numbers, where that was changed."""
+    kept = {1} if (folder / STORE_FILE).exists() else set()
+    for file in folder.glob(f"worker-*/{STORE_FILE}"):
+        if match := _PART.fullmatch(file.parent.name):
+            kept.add(int(match[1]))
+    return sorted(kept)
+
+
 def check_store(folder: Path, rows: int) -> None:
     """See that sequences which are kept in a folder are found again by so many processes.
 
     Raises:
         ConfigError: they are another number's, and would be lost.
     """
-    kept = {1} if (folder / STORE_FILE).exists() else set()
-    for file in folder.glob(f"worker-*/{STORE_FILE}"):
-        if match := _PART.fullmatch(file.parent.name):
-            kept.add(int(match[1]))
-    others = sorted(kept - {rows})
+    others = [count for count in kept_counts(folder) if count != rows]
     if others:
         counts = " and ".join(map(str, others))
         problem = Problem(
