@@ -414,7 +414,7 @@ def test_an_end_that_cuts_calls_is_an_exit_code(tmp_path: Path, processes: int) 
         assert server.wait_end() == 1
         (cut,) = [line for line in server.log() if line["message"] == "requests cut"]
         assert (cut["count"], cut["levelname"]) == (1, "WARNING")
-        assert not any(line["message"] == "drained" or line["levelname"] == "ERROR" for line in server.log())
+        assert [line for line in server.log() if line["message"] == "drained" or line["levelname"] == "ERROR"] == []
 
 
 @ONE_AND_MORE
