@@ -47,9 +47,10 @@ def _files(path: str) -> Iterator[tuple[str, os.stat_result]]:
         with os.scandir(path) as found:
             entries = list(found)
     except NotADirectoryError:
-        yield path, os.stat(path)  # noqa: PTH116 - paths are plain texts here, as `scandir` gives them
+        with contextlib.suppress(OSError):
+            yield path, os.stat(path)  # noqa: PTH116 - paths are plain texts here, as `scandir` gives them
         return
-    except OSError:
+    except (OSError, ValueError):
         return
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):

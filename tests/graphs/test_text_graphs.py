@@ -326,6 +326,18 @@ def test_a_graph_is_another_one_when_the_model_of_a_node_is(tmp_path: Path) -> N
     assert kind.files_mark(spec, folder) == marks[-1]
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "a\\000b", "file"])
+def test_a_model_that_cannot_be_looked_at_is_a_state_like_any_other(tmp_path: Path, name: str) -> None:
+    """Whoever looks for changes goes on; the graph says why it cannot be loaded."""
+    other = 'node { calculator: "PassThroughCalculator" input_stream: "output" output_stream: "more" }\n'
+    (spec,) = _examine(tmp_path, _llm(f'draft_models_path: "{name}"') + other).spec.services
+    (tmp_path / "chat" / "file").write_text("no folder")
+    marks = KINDS[spec.kind].list_versions(spec)
+    assert list(marks.versions) == [1]
+    (tmp_path / "chat" / "file").unlink()
+    assert (KINDS[spec.kind].list_versions(spec).mark == marks.mark) is (name != "file")
+
+
 def test_a_change_of_the_graph_is_a_change_of_the_configuration(tmp_path: Path) -> None:
     """It is known what was read, and so the configuration is read again when that has changed."""
     examined = _examine(tmp_path, _llm())

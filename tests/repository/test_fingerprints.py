@@ -46,3 +46,9 @@ def test_circles_of_links_and_dangling_ones_do_no_harm(tmp_path: Path) -> None:
     (tmp_path / "circle").symlink_to(tmp_path, target_is_directory=True)
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     assert tree_mark(tmp_path) == tree_mark(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_a_name_that_no_file_can_have_is_a_state_like_any_other(tmp_path: Path, name: str) -> None:
+    """Whoever writes it into a graph has that graph fail alone."""
+    assert tree_mark(tmp_path / name) == tree_mark(tmp_path / "nowhere")

@@ -136,11 +136,16 @@ def _models(spec: GraphSpec) -> tuple[Path, ...]:
 
 
 def _files_of_model(path: Path) -> Iterator[Path]:
-    """Give the file of a model, or what engines read of its folder, where code of users may keep files of its own."""
-    if path.is_dir():
-        yield from (file for file in path.iterdir() if file.suffix in _READ_BY_ENGINES)
-    else:
+    """Give the file of a model, or what engines read of its folder, where code of users may keep files of its own.
+
+    A folder that cannot be read is a state like any other.
+    """
+    try:
+        entries = list(path.iterdir())
+    except (OSError, ValueError):
         yield path
+        return
+    yield from (file for file in entries if file.suffix in _READ_BY_ENGINES)
 
 
 def text_graph_of(spec: GraphSpec, cache_dir: Path | None) -> TextGraph | None:
