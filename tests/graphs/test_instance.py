@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import trio
 
-from ovmstrio.runtimes.graphs.calculator import InstanceContext
-from ovmstrio.runtimes.graphs.graph_instance import GraphInstance, running
+from ovmstrio.runtimes.graphs.calculator import InstanceContext, NodeContext
+from ovmstrio.runtimes.graphs.graph_instance import CLOSE_SECONDS, GraphInstance, running
 from ovmstrio.runtimes.graphs.packets import Packet
 from tests.graphs.random_graphs import Case, Recorders, make_recorders, plan_of
 from tests.graphs.reference import Feed, Handler, ModelNode
-from tests.support.calculators import Delivery, Emission, Gather, in_port, out_port
+from tests.support.calculators import Delivery, Emission, Gather, Recorder, in_port, out_port
 
 PACKETS = tuple(Feed("in", number, number) for number in range(1, 31))
 
@@ -201,3 +201,22 @@ async def test_a_packet_out_of_order_fails_the_run() -> None:
             await instance.push("in", 3, 6)
     assert "Current minimum expected timestamp is 6 but received 5." in str(instance.failure)
     assert recorders["a"].closed == 1
+
+
+class _NeverCloses(Recorder):
+    async def close(self, context: NodeContext) -> None:
+        """Count, and wait for what does not come."""
+        await super().close(context)
+        await trio.sleep_forever()
+
+
+async def test_a_node_that_does_not_close_keeps_no_other_from_it(autojump_clock: Any) -> None:
+    """Each lets go of what it holds, as far as it need not wait for that."""
+    case = Case(("in",), ("c_out",), (gather("a", "in"), gather("b", "a_out"), gather("c", "b_out")), (), 4)
+    recorders = make_recorders(case)
+    recorders["a"] = _NeverCloses(recorders["a"].rule)
+    instance = GraphInstance(plan_of(case, recorders), InstanceContext("graph", {}, "", float("inf")), Outlet())
+    async with running(instance):
+        await trio.lowlevel.checkpoint()
+    assert {name: each.closed for name, each in recorders.items()} == {"a": 1, "b": 1, "c": 1}
+    assert trio.current_time() < 2 * CLOSE_SECONDS

@@ -124,12 +124,17 @@ class GraphInstance:
             return
         left = [node for node in self._nodes if node.calculator is not None and not node.is_closed]
         self.context.is_cancelled = True
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_SECONDS) as scope:
-            for node in left:
-                node.is_closed = True
+        deadline = trio.current_time() + CLOSE_SECONDS
+        late: list[str] = []
+        for node in left:
+            node.is_closed = True
+            # Each has a scope: those behind one that takes all the time are closed, too, as far as they need not wait.
+            with trio.CancelScope(shield=True, deadline=deadline) as scope:
                 await self._close_quietly(node)
-        if scope.cancelled_caught:
-            log.error("graph nodes did not close in time", graph=self.context.graph, seconds=CLOSE_SECONDS)
+            if scope.cancelled_caught:
+                late.append(node.name)
+        if late:
+            log.error("graph nodes did not close in time", graph=self.context.graph, nodes=late, seconds=CLOSE_SECONDS)
 
     def fail(self, error: ServerError) -> None:
         """End the run with this error, unless it has one; everything that runs is cancelled."""
