@@ -64,7 +64,7 @@ class OvmsPythonModel:
             for number in range(asked.json.get("count", 1)):
                 yield {"number": number, "path": asked.uri}
             if asked.json.get("stream"):
-                yield "[DONE]"
+                yield b"data: [DONE]\\n\\n" if asked.json.get("writes") else "[DONE]"
 """
 
 TEXTS = {"inputs": ["OVMS_PY_TENSOR:prompt"], "outputs": ["OVMS_PY_TENSOR:text", "OVMS_PY_TENSOR_END:end"]}
@@ -131,7 +131,11 @@ def test_a_graph_of_whole_requests_answers_where_text_is_asked_for(served: tuple
         raw = client.chat.completions.with_raw_response
         answered = raw.create(model="answers", messages=messages)
         assert json.loads(answered.text) == {"number": 0, "path": "/v3/chat/completions"}
-        for more in ({"extra_body": {"stream": True}}, {"extra_headers": {"accept": "text/event-stream"}}):
+        for more in (
+            {"extra_body": {"stream": True}},
+            {"extra_body": {"stream": True, "writes": True}},
+            {"extra_headers": {"accept": "text/event-stream"}},
+        ):
             streamed = raw.create(model="answers", messages=messages, **more)
             lines = [line for line in streamed.text.splitlines() if line]
             assert lines == ['data: {"number": 0, "path": "/v3/chat/completions"}', "data: [DONE]"]

@@ -40,7 +40,8 @@ _JSON: Final = "application/json"
 _TEXTS: Final = ("/chat/completions", "/completions")
 _NAMED: Final = "/responses"
 """Whose events have names."""
-_DONE: Final = b"[DONE]"
+_DONE: Final = frozenset({b"[DONE]", b"data: [DONE]", b"data:[DONE]"})
+"""The last line of an answer that has its end already, as a document or as a written event."""
 _CHANGED: Final = frozenset({"content-encoding", "content-length"})
 
 
@@ -165,7 +166,7 @@ class _Answering:
                     data = _event(document, has_name=has_names)
                     call.event.sent += len(data)
                     await events.send(data)
-            if is_text and last != _DONE:
+            if is_text and last.rstrip().rpartition(b"\n")[2] not in _DONE:
                 await events.send(DONE)
 
 
