@@ -12,6 +12,7 @@ import openvino_genai as genai
 from openvino import opset13
 
 from ovmstrio.core.generation import Sampling
+from ovmstrio.openvino.engine.library_errors import reason_of
 from ovmstrio.openvino.engine.sampling import configure
 
 if TYPE_CHECKING:
@@ -59,7 +60,11 @@ class FormCompiler:
             OSError, LookupError: no form can be tried with this model.
         """
         if self._pipeline is None:
-            self._pipeline = self._make()
+            try:
+                self._pipeline = self._make()
+            except RuntimeError as error:
+                # That says nothing of the form, as where a disk is full.
+                raise LookupError(f"no form can be tried: {reason_of(error)}") from error
         pipeline, self._pipeline = self._pipeline, None
         pipeline.generate(ov.Tensor(np.zeros((1, 1), np.int64)), config)
         # One that has failed may be in any state.

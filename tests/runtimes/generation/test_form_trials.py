@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import select
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import pytest
 
 from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind
+from ovmstrio.openvino.engine.form_compiler import FormCompiler
 from ovmstrio.openvino.engine.form_trials import FormTrials
 from ovmstrio.openvino.engine.texts import AskedTexts
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _SECONDS: Final = 30
 
@@ -124,3 +128,15 @@ def test_while_nothing_may_be_compiled_only_forms_that_are_known_pass() -> None:
     assert not trials.has_ended
     assert compiler.compiled == ["a"]
     assert _run(trials) == [(3, "")]
+
+
+class _Unmade(FormCompiler):
+    def _make(self) -> NoReturn:
+        raise RuntimeError("there is no room on the disk")
+
+
+def test_a_form_is_not_to_blame_where_none_can_be_tried(tmp_path: Path) -> None:
+    """It is left to the batch, as where there is no file of the model."""
+    none: Any = None
+    with pytest.raises(LookupError, match="no form can be tried: there is no room on the disk"):
+        _Unmade(none, tmp_path).compile(none)
