@@ -10,9 +10,13 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import fcntl
 import json
 import os
+import stat
 import tempfile
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -37,6 +41,8 @@ _OF_TENSORS: Final = frozenset({
 _NUMBERS: Final = frozenset({"batch_size", "nireq"})
 _OF_LIBRARIES: Final = frozenset({"custom_node_library_config_list", "custom_loader_config_list"})
 """Lists whose names are no models'."""
+_IN_PLACE: Final = frozenset({errno.EBUSY, errno.EACCES, errno.EPERM})
+"""Why no file can be put in the place of one that can be written: it is a mount of its own, or its folder another's."""
 
 
 def manage_config(arguments: Sequence[str]) -> None:
@@ -51,10 +57,11 @@ def manage_config(arguments: Sequence[str]) -> None:
     if path is None or not given.model_name:
         fail(f"{command}: expected --config_path and --model_name", EX_USAGE)
     file = Path(path) / _CONFIG if Path(path).is_dir() else Path(path)
-    if given.add_to_config:
-        _add(file, given, repository)
-    else:
-        _remove(file, given.model_name)
+    with _alone(file):
+        if given.add_to_config:
+            _add(file, given, repository)
+        else:
+            _remove(file, given.model_name)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -86,15 +93,15 @@ def _spelt(argument: str) -> str:
 
 
 def _list(repository: Path) -> None:
-    if not repository.is_dir():
-        fail(f"--model_repository_path: there is no folder {repository}", EX_USAGE)
+    if not (repository.is_dir() and os.access(repository, os.R_OK | os.X_OK)):
+        fail(f"--model_repository_path: there is no folder {repository} that can be read", EX_USAGE)
     for folder in _servable(repository, 1):
         stdout().print(str(folder.relative_to(repository)), markup=False, highlight=False, soft_wrap=True)
 
 
 def _servable(folder: Path, depth: int) -> Iterator[Path]:
     """Give the folders below one that can be served, in the order of their names."""
-    for each in sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")):
+    for each in (each for each in _inside(folder) if each.is_dir() and not each.name.startswith(".")):
         if _is_servable(each):
             yield each
         elif depth < _DEEPEST:
@@ -102,8 +109,19 @@ def _servable(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _is_servable(folder: Path) -> bool:
-    versions = (each for each in folder.iterdir() if each.name.isdecimal() and each.is_dir())
-    return (folder / "graph.pbtxt").is_file() or _makes_text(folder) or any(any(each.iterdir()) for each in versions)
+    within = _inside(folder)
+    versions = (each for each in within if each.name.isdecimal() and each.is_dir())
+    return bool(within) and (
+        (folder / "graph.pbtxt").is_file() or _makes_text(folder) or any(_inside(each) for each in versions)
+    )
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Give what is in a folder, by names; nothing of one that cannot be read, such as ``lost+found``."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _makes_text(path: Path) -> bool:
@@ -187,8 +205,8 @@ def _content(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
         fail(f"--config_path: {file} cannot be read: {error}", EX_USAGE)
-    if not isinstance(content, dict) or not isinstance(content.get(_MODELS, []), list):
-        fail(f"--config_path: {file} is no configuration: expected an object with {_MODELS}", EX_USAGE)
+    if not isinstance(content, dict) or not all(isinstance(content.get(each, []), list) for each in (_MODELS, _TEXTS)):
+        fail(f"--config_path: {file} is no configuration: expected an object with lists {_MODELS}, {_TEXTS}", EX_USAGE)
     return content
 
 
@@ -209,11 +227,51 @@ def _write(file: Path, content: dict[str, Any], name: str) -> None:
     # A link to the file stays one.
     place = file.resolve()
     try:
-        mode = place.stat().st_mode if place.exists() else 0o644
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}") as folder:
-            made = Path(folder) / place.name
-            made.write_text(text, encoding="utf-8")
-            made.chmod(mode)
-            made.replace(place)
+        try:
+            _replace(place, text)
+        except OSError as error:
+            if error.errno not in _IN_PLACE or not place.exists():
+                raise
+            place.write_text(text, encoding="utf-8")
     except OSError as error:
         fail(f"--config_path: {file} cannot be written: {error.strerror}", EX_USAGE)
+
+
+def _replace(file: Path, text: str) -> None:
+    """Put a file of a text in the place of one, whose owner and rights it has.
+
+    Raises:
+        OSError: that cannot be done; the one that was there is as it was.
+    """
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}") as folder:
+        made = Path(folder) / file.name
+        made.write_text(text, encoding="utf-8")
+        _take_after(file, made)
+        made.replace(file)
+
+
+def _take_after(file: Path, made: Path) -> None:
+    try:
+        was = file.stat()
+    except FileNotFoundError:
+        made.chmod(0o644)
+        return
+    with suppress(PermissionError):
+        os.chown(made, was.st_uid, was.st_gid)
+    made.chmod(stat.S_IMODE(was.st_mode))
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Have others that configure models in the folder of a file wait meanwhile: they would undo each other's work."""
+    try:
+        folder = os.open(file.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        fail(f"--config_path: {file} cannot be written: {error.strerror}", EX_USAGE)
+    try:
+        # File systems of networks may have no such locks.
+        with suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +195,66 @@ def test_a_link_to_a_file_stays_one(repository: Path) -> None:
     assert [each["config"]["name"] for each in _config(file)["model_config_list"]] == ["resnet"]
     assert file.stat().st_mode & 0o777 == 0o600
     assert sorted(each.name for each in repository.iterdir() if "json" in each.name) == ["config.json", "real.json"]
+
+
+def test_what_others_write_meanwhile_is_not_lost(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is read once nobody else has its folder."""
+    file = repository / "config.json"
+    others = {"config": {"name": "other", "base_path": "resnet"}}
+    file.write_text('{"model_config_list": []}')
+
+    def wait(descriptor: int, operation: int) -> None:
+        assert Path(f"/proc/self/fd/{descriptor}").resolve() == repository
+        assert operation == fcntl.LOCK_EX
+        file.write_text(json.dumps({"model_config_list": [others]}))
+
+    monkeypatch.setattr(fcntl, "flock", wait)
+    done = _run("--add_to_config", "--config_path", str(file), "--model_name", "resnet", "--model_path", "resnet")
+    assert done.exit_code == 0, done.output
+    assert [each["config"]["name"] for each in _config(file)["model_config_list"]] == ["other", "resnet"]
+
+
+@pytest.mark.parametrize(("code", "is_written"), [(errno.EBUSY, True), (errno.ENOSPC, False)])
+def test_a_file_that_cannot_be_replaced_is_written_in_its_place_or_left(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, code: int, *, is_written: bool
+) -> None:
+    """Containers mount single files; nothing else is left in the folder, and nobody sees a traceback."""
+    file = repository / "config.json"
+    file.write_text('{"model_config_list": []}')
+
+    def refuse(path: Path, target: Path) -> None:
+        raise OSError(code, os.strerror(code), str(path), None, str(target))
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    done = _run("--add_to_config", "--config_path", str(file), "--model_name", "resnet", "--model_path", "resnet")
+    assert (done.exit_code == 0) is is_written, done.output
+    assert ("cannot be written: No space left" in done.output) is not is_written
+    assert bool(_config(file)["model_config_list"]) is is_written
+    assert [each.name for each in repository.iterdir() if each.is_file()] == ["config.json"]
+
+
+@pytest.mark.parametrize("content", ['{"text_model_config_list": null}', '{"model_config_list": {}}', "[]", ""])
+def test_a_file_that_is_no_configuration_is_left_alone(repository: Path, content: str) -> None:
+    """Whichever list a model would go to."""
+    file = repository / "config.json"
+    file.write_text(content)
+    done = _run("--add_to_config", "--config_path", str(file), "--model_name", "small", "--model_path", "small")
+    assert done.exit_code == EX_USAGE
+    assert f"--config_path: {file}" in done.output
+    assert file.read_text() == content
+
+
+def test_folders_that_cannot_be_read_are_passed_over(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the one that a file system of its own has."""
+    (repository / "lost+found").mkdir()
+    read = Path.iterdir
+
+    def iterdir(folder: Path) -> Iterator[Path]:
+        if folder.name == "lost+found":
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return read(folder)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    done = _run("--list_models", "--model_repository_path", str(repository))
+    assert done.exit_code == 0, done.output
+    assert done.stdout.split() == ["meta/llama4", "org/words", "resnet", "small"]
