@@ -11,6 +11,7 @@ from ray.serve.config import RequestRouterConfig
 
 from ovmstrio.cluster.layout import INGRESS, lay_out, shard_names
 from ovmstrio.cluster.ray.autoscaling import wanted_replicas
+from ovmstrio.cluster.ray.draining import drain_seconds
 from ovmstrio.cluster.ray.group_server import ReplicaPlan
 from ovmstrio.cluster.ray.ingress import ClusterIngress
 from ovmstrio.cluster.ray.replica import GroupReplica
@@ -39,7 +40,6 @@ GRPC_SERVICERS: Final = ["ovmstrio.cluster.ray.grpc_services.add_services"]
 _ON_ONE_LOOP: Final = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 """Ray keeps a thread for code that may block its loop; nothing here does, and trio runs in the thread of that loop."""
 _ONGOING: Final = 100
-_DRAIN_SECONDS: Final = 30
 SETTINGS: Final = frozenset(
     {
         "cache_dir",
@@ -98,6 +98,7 @@ def application(args: Mapping[str, Any]) -> Application:
     repeatable = [group.name for group in layout.groups if group.is_repeatable(KINDS)]
     shards = {group.name: group.shards for group in layout.groups if group.shards > 1}
     bound: dict[str, dict[str, Application]] = {}
+    drains: dict[str, int] = {}
     for group in layout.groups:
         is_ingress = group is layout.ingress
         callees = [other for other in bound if is_ingress or other in group.called.values()]
@@ -105,12 +106,14 @@ def application(args: Mapping[str, Any]) -> Application:
         owners = layout.owners if is_ingress and len(layout.groups) > 1 else {}
         placement = given.ingress if is_ingress and not group.services else group.placement
         bound[group.name] = {}
+        drain = drains[group.name] = drain_seconds(drains[each] for each in callees)
+        kind = ClusterIngress if is_ingress else GroupReplica
         for name in shard_names(group.name, group.shards):
             target = placement.autoscaling.target_waiting_requests if placement.autoscaling else None
             # Each request of a stream is given to its replica beside the stream, and must not wait for others to end.
             streams = (placement.max_ongoing_requests or _ONGOING) // 2
             plan = ReplicaPlan(name, group.services, group.called, owners, settings, shards, target, streams)
-            deployment = _deployment(name, placement, ClusterIngress if is_ingress else GroupReplica, group.shards)
+            deployment = _deployment(name, placement, kind, group.shards, drain)
             bound[group.name][name] = deployment.bind(plan, handles, repeatable)
     return bound[layout.ingress.name][layout.ingress.name]
 
@@ -165,11 +168,11 @@ def _check_ingress(placement: PlacementSpec, layout: ClusterLayout) -> None:
         raise ConfigError([Problem(text, path=INGRESS, suggestion=suggestion)])
 
 
-def _deployment(name: str, placement: PlacementSpec, replica: type[GroupReplica], shards: int) -> Any:
+def _deployment(name: str, placement: PlacementSpec, replica: type[GroupReplica], shards: int, drain: int) -> Any:
     options: dict[str, Any] = {
         "name": name,
         "max_ongoing_requests": placement.max_ongoing_requests or _ONGOING,
-        "graceful_shutdown_timeout_s": _DRAIN_SECONDS,
+        "graceful_shutdown_timeout_s": drain,
         "ray_actor_options": {
             "num_cpus": 1 if placement.num_cpus is None else placement.num_cpus,
             "resources": placement.resources or {},
