@@ -59,7 +59,7 @@ class RepeatedFaults:
             level: of its lines.
             facts: of the first line.
         """
-        host = peer.rpartition(":")[0] or peer
+        host = _host_of(peer)
         window = self._windows.get((host, event, kind))
         if window is None and len(self._windows) >= self._most:
             host = _OTHERS
@@ -95,3 +95,9 @@ class RepeatedFaults:
             if window.repeated:
                 facts = {"fault": event, "peer": host, "times": window.repeated, "seconds": self._window_seconds}
                 self._log.log(window.level, "fault repeated", **facts, **({"kind": kind} if kind else {}))
+
+
+def _host_of(peer: str) -> str:
+    host = peer.rpartition(":")[0]
+    # The colons of a bare IPv6 address are no port's.
+    return host if host and (":" not in host or host.endswith("]")) else peer

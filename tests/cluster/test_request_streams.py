@@ -123,6 +123,20 @@ def test_who_closes_the_replies_has_the_stream_ended_there(tmp_path: Path) -> No
     assert not asyncio.run(run())
 
 
+def test_a_stream_that_is_closed_before_its_first_request_leaves_nothing(tmp_path: Path) -> None:
+    """Whoever has opened it was gone before it could use its key."""
+
+    async def run() -> dict[str, Any]:
+        async with _linked(tmp_path) as link:
+            opened = link.stream("open_stream")
+            key = await anext(opened)
+            assert key in link.streams._inboxes
+            await opened.aclose()
+            return link.streams._inboxes
+
+    assert asyncio.run(run()) == {}
+
+
 def test_a_stream_of_which_nothing_is_heard_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the group that has passed it on may be gone; one that is not must not take what has come for all."""
     monkeypatch.setattr(request_streams, "_SILENCE_SECONDS", 0.01)

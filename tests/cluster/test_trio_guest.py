@@ -235,7 +235,8 @@ def test_work_that_does_not_wait_is_done_before_the_host_has_another_turn() -> N
             counting = asyncio.ensure_future(count())
             threads = threading.active_count()
             found = [await guest.call(at_once, value) for value in range(20)]
-            assert threading.active_count() == threads
+            # Idle ones of others may end meanwhile.
+            assert threading.active_count() <= threads
             counting.cancel()
             return found, len(turns)
 

@@ -56,6 +56,19 @@ async def test_peers_and_kinds_are_told_apart_and_a_later_fault_is_news_again(
     assert all(line["log_level"] == "info" for line in lines)
 
 
+async def test_hosts_without_ports_are_told_apart_whatever_their_addresses_are_like() -> None:
+    """The colons of IPv6 are no port's."""
+    hosts = ["10.0.0.1", "::1", "2001:db8::5", "2001:db8::6", "[2001:db8::7]"]
+    with capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            faults = await _told(nursery)
+            for host in (*hosts, *hosts):
+                faults.tell("change refused", peer=host)
+            nursery.cancel_scope.cancel()
+    told = [(line["event"], line["peer"]) for line in lines]
+    assert told == [(event, host) for event in ("change refused", "fault repeated") for host in hosts]
+
+
 async def test_more_peers_than_are_told_apart_are_counted_together() -> None:
     """Neither memory nor the log grows with the number of addresses; what is counted is told at the end."""
     with capture_logs() as lines:
