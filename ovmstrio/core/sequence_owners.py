@@ -67,8 +67,12 @@ class SequenceDirectory(Protocol):
         """Give a number, not below ``least``, that no process has been given before."""
         ...
 
-    def settle(self) -> None:
-        """Say that all is noted that this process has from its predecessor; what else that had is over."""
+    def settle(self, next_id: int) -> None:
+        """Say that all is noted that this process has from its predecessor; what else that had is over.
+
+        Args:
+            next_id: numbers below it were given in an earlier run, and no process is given one of them again.
+        """
         ...
 
 

@@ -321,7 +321,13 @@ def test_steps_that_are_sent_ahead_keep_their_order(tmp_path: Path) -> None:
     with (
         serving("--config_path", str(_configure_stateful(tmp_path)), "--workers", "2", log=tmp_path / "log") as server,
         tritonclient.grpc.InferenceServerClient(server.grpc) as client,
+        ExitStack() as stack,
     ):
+        # Half of them are another process's than the one that has the stream.
+        starters = list({_pid(each): each for each in _connections(server, stack, 4)}.values())
+        assert len(starters) == 2
+        for identity in range(1, 7):
+            _sums(_step(starters[identity % 2], sequence_id=identity, sequence_start=True))
         sums: dict[int, list[float]] = {}
         ended = threading.Semaphore(0)
 
@@ -337,13 +343,11 @@ def test_steps_that_are_sent_ahead_keep_their_order(tmp_path: Path) -> None:
         client.start_stream(callback=note)
         for number in range(30):
             for identity in range(1, 7):
-                client.async_stream_infer(
-                    "acc", [given], sequence_id=identity, sequence_start=number == 0, sequence_end=number == 29
-                )
+                client.async_stream_infer("acc", [given], sequence_id=identity, sequence_end=number == 29)
         for _ in range(180):
             assert ended.acquire(timeout=SECONDS)
         client.stop_stream()
-    assert sums == {identity: [float(each) for each in range(1, 31)] for identity in range(1, 7)}
+    assert sums == {identity: [float(each) for each in range(2, 32)] for identity in range(1, 7)}
 
 
 @pytest.mark.slow
@@ -354,10 +358,11 @@ def test_sequences_come_back_with_their_processes(tmp_path: Path) -> None:
     options = ("--config_path", str(file), "--sequence_store", str(store), "--sequence_store_seconds", "0.2")
     with serving(*options, "--workers", "2", log=tmp_path / "log") as server:
         with ExitStack() as stack:
-            clients = _connections(server, stack, 2)
+            by_pid = {_pid(client): client for client in _connections(server, stack, 4)}
+            pids, clients = list(by_pid), list(by_pid.values())
+            assert len(pids) == 2
             for identity in range(1, 7):
-                _sums(_step(clients[0], sequence_id=identity, sequence_start=True))
-            pids = [_pid(client) for client in clients]
+                _sums(_step(clients[identity % 2], sequence_id=identity, sequence_start=True))
             _until(lambda: all(path.stat().st_size > 100 for path in store.glob("worker-*/sequences.bin")))
             threading.Event().wait(0.5)
             os.kill(pids[1], signal.SIGKILL)

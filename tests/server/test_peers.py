@@ -289,6 +289,76 @@ async def test_questions_of_an_order_wait_for_the_successor_of_a_process_that_le
     assert results == [["old", 1], ["new", 2]]
 
 
+@pytest.mark.parametrize("size", [0, 100_000])
+async def test_questions_of_an_order_that_wait_for_a_process_are_sent_in_their_order(size: int) -> None:
+    """Small ones and large ones, and those that come later behind them; one that leaves lets others go."""
+    secret = os.urandom(8).hex()
+    first = Peers(secret, 2, 0)
+    heard: list[Any] = []
+
+    async def new(value: Any) -> Any:
+        heard.append([value[0], sum(map(len, value[1:]))])
+        return None
+
+    async with trio.open_nursery() as nursery, _running(first):
+        scopes = [trio.CancelScope() for _ in range(10)]
+
+        async def ask(number: int) -> None:
+            with scopes[number]:
+                await first.ask(1, Swift([number], [bytes(size)]), ["m", 7])
+
+        for number in range(8):
+            nursery.start_soon(ask, number)
+            await trio.testing.wait_all_tasks_blocked()
+        scopes[0].cancel()
+        scopes[4].cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        async with _running(Peers(secret, 2, 1), new):
+            nursery.start_soon(ask, 8)
+            await trio.testing.wait_all_tasks_blocked()
+            first.announce()
+            nursery.start_soon(ask, 9)
+            with trio.fail_after(60):
+                while len(heard) < 8:
+                    await trio.lowlevel.checkpoint()
+    assert heard == [[number, size] for number in (1, 2, 3, 5, 6, 7, 8, 9)]
+
+
+@pytest.mark.parametrize("size", [0, 100_000])
+async def test_questions_that_a_process_does_not_begin_are_sent_to_its_successor_as_they_were(size: int) -> None:
+    """In their order, and with the same bytes, once."""
+    secret = os.urandom(8).hex()
+    first, second = (Peers(secret, 2, row) for row in range(2))
+    begun, gate = trio.Event(), trio.Event()
+    heard: list[Any] = []
+
+    async def old(_: Any) -> Any:
+        begun.set()
+        await gate.wait()
+
+    async def new(value: Any) -> Any:
+        heard.append([value[0], sum(map(len, value[1:]))])
+        return None
+
+    async with trio.open_nursery() as nursery, _running(first):
+        async with _running(second, old):
+            nursery.start_soon(first.ask, 1, Swift([0]), ["m", 8])
+            await begun.wait()
+            nursery.start_soon(second.leave, None)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            for number in range(6):
+                nursery.start_soon(first.ask, 1, Swift([number], [bytes(size)]), ["m", 7])
+                await trio.testing.wait_all_tasks_blocked(0.05)
+            gate.set()
+            await trio.testing.wait_all_tasks_blocked(0.05)
+        async with _running(Peers(secret, 2, 1), new):
+            first.announce()
+            with trio.fail_after(60):
+                while len(heard) < 6:
+                    await trio.lowlevel.checkpoint()
+    assert heard == [[number, size] for number in range(6)]
+
+
 async def test_a_process_that_waits_for_none_tells_those_that_may_wait_for_it() -> None:
     """As when it holds another one for not ready while all end; one that ends alone tells nobody."""
     told: list[Any] = []

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -285,6 +286,54 @@ async def test_ids_that_are_given_are_nobody_elses(two: _Processes) -> None:
     assert _start(two.load(1)).id == 7
     two.die(1)
     assert _start(two.load(1)).id == 8
+
+
+async def test_ids_that_were_given_before_the_server_was_started_are_not_given_again(tmp_path: Path) -> None:
+    """Though it was another process that had given them, and their sequences have ended."""
+    folders = [tmp_path / str(row) for row in range(2)]
+    for folder in folders:
+        folder.mkdir()
+    given: list[list[int | str]] = []
+    for _ in range(2):
+        processes = _Processes()
+        stores = [SequenceStore(processes.managers[row], folder, 5) for row, folder in enumerate(folders)]
+        for store, managers in zip(stores, processes.managers, strict=True):
+            await store.restore()
+            managers.settle()
+        loaded = [processes.load(row) for row in range(2)]
+        sequences = [_start(loaded[row]) for row in (0, 1, 1, 0)]
+        given.append([each.id for each in sequences])
+        for each in sequences:
+            each.owner.remove(each)
+        _start(loaded[1]).advance({})
+        for store in stores:
+            assert await store.save_at_end()
+        processes.close()
+    assert given == [[1, 2, 3, 4], [6, 7, 8, 9]]
+
+
+async def test_what_there_is_no_room_for_keeps_no_server_from_starting(tmp_path: Path) -> None:
+    """As where fewer sequences are configured now than are kept; it is told how many are lost."""
+    before = _Processes()
+    store = SequenceStore(before.managers[0], tmp_path, 5)
+    await store.restore()
+    manager = before.load(0)
+    for identity in (1, 2, 3):
+        _start(manager, identity).advance({})
+    assert await store.save_at_end()
+    before.close()
+    after = _Processes()
+    sequences = after.directories[0]._board.sequences
+    put = sequences.put
+    try:
+        with pytest.MonkeyPatch.context() as patched, structlog.testing.capture_logs() as logs:
+            patched.setattr(sequences, "put", lambda key, row: after.owners(1) == {None} and put(key, row))
+            await SequenceStore(after.managers[0], tmp_path, 5).restore()
+        assert [each.id for each in after.load(0)] == [1]
+        assert (after.owners(1), after.owners(2), after.directories[1].count("m", 1)) == ({0}, {None}, 1)
+        assert [line["sequences"] for line in logs if line["event"] == "sequences not restored"] == [2]
+    finally:
+        after.close()
 
 
 async def test_there_is_room_for_what_is_configured() -> None:

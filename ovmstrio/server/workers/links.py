@@ -201,6 +201,6 @@ async def send_message(channel: MessageChannel, message: list[Any]) -> None:
                 await channel.send_packet(packet)
                 return
             # It is too large: its bytes go as any others.
-            each.head.append(b"".join(each.buffers))
+            message[place] = [*each.head, b"".join(each.buffers)]
             break
     await channel.send(message)

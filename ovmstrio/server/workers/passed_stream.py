@@ -56,6 +56,8 @@ class PassedStream(DirectStream):
         """Close the connection, though the parent may have it, too."""
         tell, self._tell = self._tell, None
         is_kept = tell is not None and self._slot != NO_SLOT
+        # From here on the slot may be another connection's.
+        self._is_unread = False
         try:
             if is_kept:
                 with suppress(OSError):

@@ -5,7 +5,8 @@
     ask(row, value) ──> one connection a pair of processes ──> answer(value), a task each
          the answer, or the error that it raised  <──────────┘
 
-What has an order is sent in the order in which it is asked, and each of it is answered when the one before has been.
+What has an order is sent in the order in which it is asked, also where it has to be sent again, and each of it is
+answered when the one before has been.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import trio
 
 from ovmstrio.core.engine_sharing import PartedAnswer
 from ovmstrio.core.errors import NotReady, ServerError
+from ovmstrio.server.workers.late_questions import LatePlace, LateQuestions
 from ovmstrio.server.workers.links import (
     ANSWERED,
     BEING_STARTED,
@@ -78,6 +80,7 @@ class Peers:
         self._nursery: trio.Nursery | None = None
         self._links: dict[int, PeerLink] = {}
         self._turns = {other: trio.StrictFIFOLock() for other in self._others}
+        self._late = LateQuestions()
         self._changed = trio.Event()
         self._left: set[int] = set()
         self._door = trio.CancelScope()
@@ -301,22 +304,32 @@ class Peers:
         """
         if order is None:
             return await (await self._connect(row)).ask(value)
+        place = self._late.place(row, order)
+        try:
+            return await self._ask_in_order(row, value, order, place, is_its)
+        finally:
+            place.leave()
+
+    async def _ask_in_order(
+        self, row: int, value: Any, order: Order, place: LatePlace, is_its: Callable[[], bool]
+    ) -> Any:
         deadline = trio.current_time() + _REACH_SECONDS
-        sent = self._send_now(row, value, order) if isinstance(value, Swift) else None
+        sent = self._send_now(row, value, order) if isinstance(value, Swift) and place.may_go() else None
         while True:
             changed = self._changed
             try:
+                if sent is None:
+                    # What is answered may take its time.
+                    with trio.CancelScope(deadline=deadline) as reaching:
+                        sent = await self._send_in_turn(row, value, order, place)
                 if sent is not None:
-                    link, asked = sent
-                    sent = None
-                    return await link.wait(asked)
-                # What is answered may take its time.
-                with trio.CancelScope(deadline=deadline) as reaching:
-                    link, asked = await self._send_in_turn(row, value, order)
-                if not reaching.cancelled_caught:
+                    (link, asked), sent = sent, None
+                    place.leave()
                     return await link.wait(asked)
             except NotBegun:
+                place.join()
                 with trio.CancelScope(deadline=deadline) as reaching:
+                    await place.wait()
                     if not is_its():
                         raise
                     await changed.wait()
@@ -331,17 +344,22 @@ class Peers:
         asked = link.send_now(value, order)
         return None if asked is None else (link, asked)
 
-    async def _send_in_turn(self, row: int, value: Any, order: Order) -> tuple[PeerLink, WaitingCaller]:
+    async def _send_in_turn(
+        self, row: int, value: Any, order: Order, place: LatePlace
+    ) -> tuple[PeerLink, WaitingCaller]:
         turn = self._turns[row]
-        try:
-            turn.acquire_nowait()
-        except trio.WouldBlock:
-            await turn.acquire()
-        try:
-            link = await self._connect(row)
-            return link, await link.send(value, order)
-        finally:
-            turn.release()
+        while True:
+            try:
+                turn.acquire_nowait()
+            except trio.WouldBlock:
+                await turn.acquire()
+            try:
+                if place.may_go():
+                    link = await self._connect(row)
+                    return link, await link.send(value, order)
+            finally:
+                turn.release()
+            await place.wait()
 
     async def listen(self, row: int, value: Any, heard: Callable[[Any], None]) -> Any:
         """Ask one of the others for an answer that comes in parts, and give what comes after the last one.

@@ -101,9 +101,10 @@ class BoardDirectory:
         with self._board.locked():
             return self._board.sequences.next_id(least)
 
-    def settle(self) -> None:
+    def settle(self, next_id: int) -> None:
         """Say that all is noted that this process has from its predecessor; what else that had is over."""
         with self._board.locked():
+            self._board.sequences.skip_ids(next_id)
             for key in self._board.sequences.keys(self._row):
                 if key not in self._held:
                     self._board.sequences.remove(key)

@@ -26,6 +26,8 @@ _MOST_SLOTS: Final = 2**24
 _SPARE: Final = 4
 _MOST_STEPS: Final = 4096
 """How far from its place a slot is looked for; one that is a quarter full has a free one within a few."""
+_AT_ONCE: Final = 2**16
+"""Slots that are taken out at once to be looked through; all of them together may be much memory."""
 _IDS: Final = 2**64
 
 
@@ -103,12 +105,20 @@ class SequenceMemory:
 
     def keys(self, row: int) -> list[int]:
         """List what a process has; under the lock."""
-        return [word >> _ROW_BITS for word in self._slots.tolist() if word & _ROW == row + 1]
+        found = []
+        for start in range(0, len(self._slots), _AT_ONCE):
+            words = self._slots[start : start + _AT_ONCE].tolist()
+            found += [word >> _ROW_BITS for word in words if word & _ROW == row + 1]
+        return found
 
     def clear(self, row: int) -> None:
         """Have a process have nothing; under the lock."""
         for key in self.keys(row):
             self.remove(key)
+
+    def skip_ids(self, least: int) -> None:
+        """Give no number below ``least`` from now on; under the lock."""
+        self._cells[0] = max(self._cells[0], least)
 
     def next_id(self, least: int) -> int:
         """Give a number, not below ``least``, that was not given before; under the lock."""

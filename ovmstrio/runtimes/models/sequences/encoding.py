@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import orjson
+import structlog
 import trio
 
 from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import TooManySequences
 from ovmstrio.core.sequence_owners import SequenceElsewhere
 from ovmstrio.core.tensor import Dim, TensorSpec
 from ovmstrio.runtimes.models.buffers import buffer_of
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from ovmstrio.runtimes.models.sequences.managers import SequenceManagers
 
 __all__ = ["DamagedStore", "Segment", "StoredSegments", "fill", "read_segments"]
+
+log = structlog.get_logger(__name__)
 
 _MAGIC: Final = b"OVMTRSEQ"
 _VERSION: Final = 2
@@ -201,7 +205,7 @@ def fill(managers: SequenceManagers, stored: StoredSegments, *, now: float) -> i
 
     ``now`` is the time on the wall: what passed since a sequence was written counts as idle.
     """
-    count = 0
+    count = without_room = 0
     for (name, version), found in _replayed(stored).items():
         manager = managers.add(name, version, found.variables)
         manager.next_id = found.next_id
@@ -212,10 +216,15 @@ def fill(managers: SequenceManagers, stored: StoredSegments, *, now: float) -> i
             sequence.requests, sequence.idle = entry["requests"], entry["idle"]
             sequence.lost_seconds = stored.lost_seconds
             sequence.state = _state(found.variables, entry["shapes"], values)
-            # One that was ended just before its server was killed may be another process's now.
-            with suppress(SequenceElsewhere):
-                manager.take(sequence)
-                count += 1
+            try:
+                # One that was ended just before its server was killed may be another process's now.
+                with suppress(SequenceElsewhere):
+                    manager.take(sequence)
+                    count += 1
+            except TooManySequences:
+                without_room += 1
+    if without_room:
+        log.error("sequences not restored", reason="max_sequence_number was larger before", sequences=without_room)
     return count
 
 

@@ -76,7 +76,7 @@ class SequenceManagers:
     def settle(self) -> None:
         """Say that the sequences of an earlier run are there, and those that are not are over."""
         if self.directory is not None:
-            self.directory.settle()
+            self.directory.settle(max((manager.next_id for manager in self), default=1))
 
     def hand_over(self) -> None:
         """Say that all sequences go on in the next run, though their models are closed in this one."""
