@@ -301,7 +301,7 @@ async def test_ids_that_were_given_before_the_server_was_started_are_not_given_a
             await store.restore()
             managers.settle()
         loaded = [processes.load(row) for row in range(2)]
-        sequences = [_start(loaded[row]) for row in (0, 1, 1, 0)]
+        sequences = [_start(loaded[row]) for row in (0, 1, 1, 1)]
         given.append([each.id for each in sequences])
         for each in sequences:
             each.owner.remove(each)
