@@ -21,7 +21,7 @@ import trio
 
 from ovmstrio.api.console.merged_past import MergedPast, merged_trace
 from ovmstrio.api.console.merged_services import merged_document, merged_figures, merged_rows
-from ovmstrio.api.console.own_part import NO_ROWS, Known, OwnPart
+from ovmstrio.api.console.own_part import NO_ROWS, KnownPast, OwnPart
 from ovmstrio.core.errors import NotFound
 from ovmstrio.wire.http.answers import json_answer
 
@@ -85,7 +85,7 @@ class Gathering:
         self._own = OwnPart(plane, past, self.history)
         self._wanted: Counter[str] = Counter()
         self._services: Counter[str] = Counter()
-        self._known: dict[int, Known] = {}
+        self._known: dict[int, KnownPast] = {}
         self._rows_of: dict[int, dict[str, dict[str, Any]]] = {}
         self._rows: dict[str, dict[str, Any]] = {}
         self._told_by: list[int] = []
@@ -100,7 +100,7 @@ class Gathering:
     # What others ask
 
     async def _answer(self, asked: dict[str, Any]) -> bytes:
-        return json_answer(self._own.tell(Known(**asked), is_for_another=True)).content
+        return json_answer(self._own.tell(KnownPast(**asked), is_for_another=True)).content
 
     async def _answer_document(self, name: str) -> bytes:
         return json_answer(self._own.document(name)).content
@@ -175,9 +175,9 @@ class Gathering:
         others = () if self.siblings is None else self.siblings.others
         return [self.row, *(row for row in others if self._silent_until.get(row, now) <= now)]
 
-    def _known_of(self, row: int, now: float, *, wants_history: bool) -> Known:
-        last = self._known.get(row, Known())
-        known = Known(
+    def _known_of(self, row: int, now: float, *, wants_history: bool) -> KnownPast:
+        last = self._known.get(row, KnownPast())
+        known = KnownPast(
             born=last.born,
             at=last.at,
             rows=last.rows,
@@ -204,9 +204,9 @@ class Gathering:
     def _take(self, parts: Mapping[int, Part], *, is_counting: bool) -> None:
         for row, part in parts.items():
             # What nobody has counted is to be told again.
-            last = self._known.get(row, Known())
+            last = self._known.get(row, KnownPast())
             at = part["at"] if is_counting else last.at if last.born == part["born"] else 0.0
-            self._known[row] = Known(born=part["born"], at=at, rows=part["rows_number"])
+            self._known[row] = KnownPast(born=part["born"], at=at, rows=part["rows_number"])
         self.past.add(parts)
         new = {row: part["rows"] for row, part in parts.items() if "rows" in part}
         self._rows_of |= new

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.api.console.own_part import MOST_TRACES, Known
+from ovmstrio.api.console.own_part import MOST_TRACES, KnownPast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -85,7 +85,7 @@ class MergedPast:
         self.traces_number = 0
         self._traces_of: dict[int, list[dict[str, Any]]] = {}
 
-    def know(self, known: Known, row: int, *, failures: bool, lines: bool, traces: bool) -> None:
+    def know(self, known: KnownPast, row: int, *, failures: bool, lines: bool, traces: bool) -> None:
         """Note for a question what has been told, of what is wanted."""
         known.failure = self.failures.seen(row, known.born) if failures else None
         known.line = self.lines.seen(row, known.born) if lines else None

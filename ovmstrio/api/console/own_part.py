@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.observability.recent_past import RecentPast
 
-__all__ = ["MOST_TRACES", "NO_ROWS", "Known", "OwnPart", "Part"]
+__all__ = ["MOST_TRACES", "NO_ROWS", "KnownPast", "OwnPart", "Part"]
 
 MOST_TRACES: Final = 60
 NO_ROWS: Final = -1
@@ -42,7 +42,7 @@ Part = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Known:
+class KnownPast:
     """What an asker knows of a process, and wants to know besides its figures.
 
     Attributes:
@@ -93,7 +93,7 @@ class OwnPart:
         self._rows_number += 1
         self._rows = None
 
-    def tell(self, known: Known, *, is_for_another: bool = False) -> Part:
+    def tell(self, known: KnownPast, *, is_for_another: bool = False) -> Part:
         """Tell what is new to an asker, which may be another process."""
         if known.rows == NO_ROWS:
             self._rows = None

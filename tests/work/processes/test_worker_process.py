@@ -263,11 +263,12 @@ async def test_each_gets_the_samples_that_it_has_asked_for() -> None:
 
 async def test_the_status_that_a_program_ends_with_is_its_own() -> None:
     """Rather than that of a failure, with a group of exceptions in the log."""
-    async with trio.open_nursery() as nursery:
-        process = WorkerProcess(PROGRAM)
-        with pytest.raises(WorkerEnded):
-            await process.start(nursery, "exit")
-        assert process.status == 3
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            process = WorkerProcess(PROGRAM)
+            with pytest.raises(WorkerEnded):
+                await process.start(nursery, "exit")
+            assert process.status == 3
 
 
 async def test_samples_of_a_process_that_ends_are_not_waited_for() -> None:
