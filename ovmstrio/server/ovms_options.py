@@ -20,7 +20,7 @@ _IMAGES: Final = "models that take or make images are not served: leave it out"
 _ENGINE: Final = 'it is no option here; what is one of OpenVINO goes into --plugin_config, such as {"NUM_STREAMS": "1"}'
 _CONFIGURING: Final = (
     "no files are written for models: --task and its options serve a folder as it is, and --add_to_config puts it into "
-    "the file of --config_path"
+    "model_config_list or text_model_config_list of the file of --config_path"
 )
 
 CONFIGURING: Final = frozenset({"list_models", "add_to_config", "remove_from_config"})
