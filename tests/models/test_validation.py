@@ -352,3 +352,36 @@ def test_a_wrong_number_of_inputs_is_told_with_all_else_that_is_wrong() -> None:
         "Missing input with specific name - Required input: right",
         "Unexpected input - rihgt; did you mean 'right'?",
     ]
+
+
+LISTS: dict[str, list[Any]] = {
+    "INT8": [[-128, 127], [128, 0], [1.0, 1], [True, 1]],
+    "INT16": [[-(2**15), 2**15 - 1], [2**15, 0]],
+    "INT32": [[-(2**31), 2**31 - 1], [-(2**31) - 1, 0]],
+    "INT64": [[-(2**63), 2**63 - 1], [2**63, 0]],
+    "UINT8": [[0, 255], [-1, 0], [256, 0]],
+    "UINT16": [[0, 2**16 - 1], [2**16, 0]],
+    "UINT32": [[0, 2**32 - 1], [2**32, 0]],
+    "UINT64": [[0, 2**64 - 1], [2**64, 0]],
+    "FP16": [[0.1, 1e6], [10**400, 0]],
+    "BF16": [[0.1, 1e39]],
+    "FP32": [[0.1, 2**24 + 1], [1e39, -1e300], [math.inf, -math.inf], [10**39, 2**64], [10**400, 0], [True, 0]],
+    "FP64": [[0.1, 2**53 + 1], [1e308, 10**308], [10**309, 0], ["1", 0]],
+    "BOOL": [[True, False], [1, 0]],
+}
+
+
+@pytest.mark.parametrize(("datatype", "values"), [(name, values) for name, rows in LISTS.items() for values in rows])
+def test_a_list_of_python_says_what_other_sequences_say(datatype: str, values: list[Any]) -> None:
+    """Short ones are read another way, and are the same numbers, or refused in the same words."""
+    specs, field = [tensor(datatype=datatype, shape=(1, 2))], BY_NAME[datatype].contents_field
+    told: list[Any] = []
+    for given_values in (values, tuple(values)):
+        request = InferRequest("m", inputs=[asked((1, 2), datatype, contents=Contents(field, given_values))])
+        try:
+            array = validate(request, specs)["b"]
+        except InvalidRequest as error:
+            told.append(error.message)
+        else:
+            told.append((array.dtype, array.shape, array.tobytes()))
+    assert told[0] == told[1]

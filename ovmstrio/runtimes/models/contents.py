@@ -5,7 +5,8 @@ OVMS narrows integers silently; here a value out of range is refused, because th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import array as arrays
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +16,7 @@ from ovmstrio.core.request import Contents
 from ovmstrio.core.tensor import Array, TensorSpec
 from ovmstrio.runtimes.models.rejections import mismatch, refused
 
-__all__ = ["count_values", "to_array"]
+__all__ = ["count_values", "listed_numbers", "to_array"]
 
 _PYTHON_TYPES: Final[dict[str, frozenset[type]]] = {
     "b": frozenset({bool}),
@@ -26,6 +27,20 @@ _PYTHON_TYPES: Final[dict[str, frozenset[type]]] = {
 MAX_FILLED_BYTES: Final = 2**26
 """The largest array that fewer values than elements may stand for: a small message must not ask for a large one."""
 
+_MOST_LISTED: Final = 1024
+"""Elements up to which the standard library's arrays take less time than numpy's, which have more to look at first."""
+_CODES: Final = {
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+    "FP32": "f",
+    "FP64": "d",
+}
 _BF16: Final = BY_NAME["BF16"]
 _ARRAY_KINDS: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
@@ -35,6 +50,35 @@ def count_values(contents: Contents | None, spec: TensorSpec) -> int:
     if contents is None or contents.field != spec.datatype.contents_field:
         return 0
     return len(contents.values)
+
+
+def listed_numbers(spec: TensorSpec, count: int) -> Callable[[Contents | None], Array | None]:
+    """Make what gives the ``count`` numbers of an input that come as a list of Python's, as a flat array.
+
+    It gives None where they are no such list, too many, or not right, for :func:`to_array` to judge.
+    """
+    code = _CODES.get(spec.datatype.name)
+    if code is None or not 0 < count <= _MOST_LISTED:
+        return _no_numbers
+    dtype, field = spec.datatype.numpy, spec.datatype.contents_field
+    allowed = _PYTHON_TYPES[dtype.kind]
+
+    def numbers(contents: Contents | None) -> Array | None:
+        if contents is None or contents.field != field:
+            return None
+        values = contents.values
+        if type(values) is not list or len(values) != count or not allowed.issuperset(map(type, values)):
+            return None
+        try:
+            return np.frombuffer(arrays.array(code, values), dtype)
+        except OverflowError:
+            return None
+
+    return numbers
+
+
+def _no_numbers(_: Contents | None) -> None:
+    return None
 
 
 def to_array(contents: Contents | None, shape: tuple[int, ...], count: int, spec: TensorSpec) -> Array:

@@ -19,7 +19,7 @@ from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.request import Buffer, InferInput, InferRequest
 from ovmstrio.core.tensor import Array, TensorSpec
 from ovmstrio.runtimes.models.buffers import wrapped
-from ovmstrio.runtimes.models.contents import to_array
+from ovmstrio.runtimes.models.contents import listed_numbers, to_array
 from ovmstrio.runtimes.models.images import IMAGE_RANK, image_batch
 from ovmstrio.runtimes.models.rejections import BOTH_STYLES, mismatch, refused, show_shape
 from ovmstrio.runtimes.models.strings import is_string_matrix, native_strings, string_matrix
@@ -33,7 +33,7 @@ _MAX_BYTES: Final = 2**63 - 1
 class InputValidator:
     """Checks one input, about which everything that can be known beforehand is."""
 
-    __slots__ = ("_datatype", "_dtype", "_exact_bytes", "_exact_shape", "spec")
+    __slots__ = ("_datatype", "_dtype", "_exact_bytes", "_exact_shape", "_listed", "spec")
 
     def __init__(self, spec: TensorSpec) -> None:
         self.spec = spec
@@ -41,7 +41,9 @@ class InputValidator:
         self._dtype = spec.datatype.numpy
         fixed = spec.datatype is not BYTES and all(dim.is_fixed for dim in spec.shape)
         self._exact_shape = tuple(dim.low for dim in spec.shape) if fixed else None
-        self._exact_bytes = prod(dim.low for dim in spec.shape) * spec.datatype.itemsize
+        count = prod(dim.low for dim in spec.shape)
+        self._exact_bytes = count * spec.datatype.itemsize
+        self._listed = listed_numbers(spec, count)
 
     def __call__(self, given: InferInput, raw: Buffer | None) -> Array:
         """Check one input and give its array.
@@ -50,13 +52,17 @@ class InputValidator:
             InvalidRequest: it does not fit.
         """
         shape = given.shape
-        if (
-            raw is not None
-            and shape == self._exact_shape
-            and given.datatype == self._datatype
-            and len(raw) == self._exact_bytes
-        ):
-            return wrapped(raw, shape, self._dtype)
+        if shape == self._exact_shape and given.datatype == self._datatype:
+            if raw is None:
+                array = self._listed(given.contents)
+                if array is not None:
+                    return array.reshape(shape)
+            elif len(raw) == self._exact_bytes:
+                return wrapped(raw, shape, self._dtype)
+        return self._careful(given, raw)
+
+    def _careful(self, given: InferInput, raw: Buffer | None) -> Array:
+        shape = given.shape
         spec = self.spec
         if any(size < 0 for size in shape):
             raise mismatch("Invalid input shape", show_shape(spec.shape), show_shape(shape), spec)

@@ -247,3 +247,24 @@ def test_large_outputs_as_bytes_are_sent_from_where_they_lie() -> None:
     assert (private.content, private.size, private.headers) == (joined.body, len(joined.body), joined.headers)
     large = [view for _, view in private.body.pieces if len(view)]
     assert [np.shares_memory(view, array) for view, array in zip(large, arrays[::2], strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        [_tensor("FP32", [[1, 2.5]])],
+        [_tensor("FP64", [0.1, float("inf"), float("nan")])],
+        [_tensor("FP16", [[0.5]], "null"), _tensor("UINT8", 7)],
+        [_tensor("INT64", np.arange(12).reshape(3, 4).T), _tensor("BOOL", [True])],
+        [_tensor("FP32", np.empty((0, 3)))],
+        [_tensor("BF16", [16256])],
+        [_tensor("BYTES", [b"a"])],
+        [RawTensor("y", "FP32", (1,), bytes(4))],
+        [],
+    ],
+)
+@pytest.mark.parametrize("id_", ["", "null", "7"])
+def test_small_answers_are_printed_as_all_others(tensors: list[Tensor | RawTensor], id_: str) -> None:
+    """A parameter of the request, be it one that changes nothing, has each number looked at."""
+    careful = InferRequest("m", parameters={"binary_data_output": False})
+    assert _render(*tensors, id=id_) == _render(*tensors, request=careful, id=id_)

@@ -25,7 +25,7 @@ from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.wire.http.answers import JSON_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Coroutine, Iterator
 
     from ovmstrio.core.request import Buffer, InferRequest, InferResponse
     from ovmstrio.dataplane.plane import DataPlane
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["HEAD_LENGTH", "answer_infer", "check_version", "json_values", "read_raw", "render_infer_answer"]
 
 _NUMBERS: Final = {name: row for name, row in BY_NAME.items() if row.contents_field and row is not BYTES}
+_PRINTABLE: Final = frozenset(_NUMBERS) - {"BF16"}
 _PRINTED_AT_ONCE: Final = 64 * 1024
 """Bytes of outputs that are printed in about a millisecond."""
 _JOINED: Final = 256 * 1024
@@ -84,6 +85,9 @@ def render_infer_answer(request: InferRequest, response: InferResponse) -> HttpA
     Raises:
         InvalidRequest: an output that goes as JSON has elements that JSON cannot carry.
     """
+    plain = None if request.parameters or response.parameters else _plain_body(request, response)
+    if plain is not None:
+        return HttpAnswer(200, JSON_TYPE, plain)
     wants_binary = _binary_outputs(request)
     if response.nbytes > _PRINTED_AT_ONCE:
         return _render_in_pieces(wants_binary, response)
@@ -102,6 +106,32 @@ def render_infer_answer(request: InferRequest, response: InferResponse) -> HttpA
         outputs.append(head)
     body = orjson.dumps({**_facts_of(response), "outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
     return _answer(body, buffers, response)
+
+
+def _plain_body(request: InferRequest, response: InferResponse) -> bytes | None:
+    """Print an answer whose outputs are all small, and numbers that JSON has; None for any other.
+
+    Keys and values are those of the careful way, which it saves the look at each number.
+    """
+    for wanted in request.outputs:
+        if wanted.parameters:
+            return None
+    outputs, size = [], 0
+    for tensor in response.outputs:
+        if type(tensor) is not Tensor or tensor.datatype.name not in _PRINTABLE:
+            return None
+        array = tensor.array
+        size += array.nbytes
+        if size > _PRINTED_AT_ONCE:
+            return None
+        datatype, data = tensor.datatype.name, array.reshape(-1)
+        outputs.append({"name": tensor.name, "shape": array.shape, "datatype": datatype, "data": data})
+    facts = {"model_name": response.model_name}
+    if response.id:
+        facts["id"] = response.id
+    body = orjson.dumps({**facts, "model_version": response.model_version, "outputs": outputs}, option=_NUMPY)
+    # So orjson prints numbers that are not finite; of a name with that word nothing is lost but time.
+    return None if b"null" in body else body
 
 
 def _head_of(tensor: Tensor | RawTensor) -> dict[str, Any]:
@@ -229,13 +259,15 @@ def check_version(version: str) -> str:
     return version
 
 
-async def answer_infer(plane: DataPlane, model: str, version: str, body: Buffer, head_length: str | None) -> HttpAnswer:
-    """Read the body, infer, and render the answer.
+def answer_infer(
+    plane: DataPlane, model: str, version: str, body: Buffer, head_length: str | None
+) -> Coroutine[Any, Any, HttpAnswer]:
+    """Read the body, at once; what is given infers, and renders the answer.
 
     Raises:
         ServerError: the refusal.
 
-    Ownership: ``body`` must stay unchanged until this returns.
+    Ownership: ``body`` must stay unchanged until there is an answer.
     Cancellation: at any checkpoint of the servable.
     """
     try:
@@ -243,11 +275,13 @@ async def answer_infer(plane: DataPlane, model: str, version: str, body: Buffer,
     except ServerError as error:
         plane.count_unparsed(model, version, error, KSERVE_REST, len(body))
         raise
-    check_version(version)
+    if version:
+        check_version(version)
     request.received = len(body)
 
     def render(response: InferResponse) -> tuple[HttpAnswer, int]:
         answer = render_infer_answer(request, response)
-        return answer, answer.size
+        body = answer.body
+        return answer, len(body) if type(body) is bytes else answer.size
 
-    return await plane.infer(request, KSERVE_REST, render)
+    return plane.infer(request, KSERVE_REST, render)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from ovmstrio.api.kserve.rest.large_document import LARGE_BYTES, LargeData, read_large_document
+from ovmstrio.api.kserve.rest.plain_request import ELEMENT_TYPES, MOST_SIZE, NUMBER, read_plain_request
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import InvalidRequest, MalformedJson
 from ovmstrio.core.gathered import Gathered, noted
@@ -50,7 +51,6 @@ HEADER_INVALID: Final = "Invalid value of the Inference-Header-Content-Length he
 TOO_DEEP: Final = "JSON nesting depth exceeded"
 HEADER_EXCEEDED: Final = "Value of the Inference-Header-Content-Length header is larger than the request body"
 
-_INT32: Final = 2**31
 _MAX_DEPTH: Final = 100
 _DATA_DEPTH: Final = 4
 """Depth of a list ``data``: it lies in an object, in a list, in an object."""
@@ -59,19 +59,9 @@ _DATA_LEVELS: Final = _MAX_DEPTH - _DATA_DEPTH + 2
 _PARSER_GAVE_UP: Final = ("depth limit", "recursion limit")
 """What orjson says, in its newer and its older versions, of a document that is too deep for it."""
 _MAX_BYTES: Final = 2**63 - 1
-_NUMBER: Final = frozenset({int, float})
+_NO_TAIL: Final = memoryview(b"")
 _NOT_FINITE: Final = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 """What JSON has no numbers for, as answers have it and protobuf's JSON."""
-_ELEMENT_TYPES: Final = {
-    "bool_contents": frozenset({bool}),
-    "int_contents": frozenset({int}),
-    "int64_contents": frozenset({int}),
-    "uint_contents": frozenset({int}),
-    "uint64_contents": frozenset({int}),
-    "fp32_contents": _NUMBER,
-    "fp64_contents": _NUMBER,
-    "bytes_contents": frozenset({str}),
-}
 NUMBER_KINDS: Final[dict[str, NumberKind]] = {
     "int_contents": "i",
     "int64_contents": "i",
@@ -95,11 +85,16 @@ def read_infer_request(model: str, version: str, body: Buffer, head_length: str 
         MalformedJson: the JSON part is not JSON.
         InvalidRequest: anything else that the body should not be, all of it at once.
     """
+    if head_length is None and len(body) < LARGE_BYTES:
+        document = parse_document(body)
+        plain = read_plain_request(model, version, document)
+        return _read_carefully(InferRequest(model, version), document, _NO_TAIL) if plain is None else plain
     head, tail = _split(memoryview(body), head_length)
-    document = read_large_document(head, _DATA_LEVELS) if len(head) >= LARGE_BYTES else None
-    if document is None:
-        document = parse_document(head)
-    request = InferRequest(model, version)
+    large = read_large_document(head, _DATA_LEVELS) if len(head) >= LARGE_BYTES else None
+    return _read_carefully(InferRequest(model, version), parse_document(head) if large is None else large, tail)
+
+
+def _read_carefully(request: InferRequest, document: dict[str, Any], tail: memoryview) -> InferRequest:
     wrong: Gathered | None = None
     try:
         request.id = read_id(document)
@@ -150,7 +145,7 @@ def parse_document(head: Buffer) -> dict[str, Any]:
         if any(text in str(error).lower() for text in _PARSER_GAVE_UP):
             raise _refuse(TOO_DEEP, f"at most {_MAX_DEPTH} lists and objects may lie in each other") from None
         document = _parse_bare_names(bytes(head), f"{NOT_JSON} - {error}")
-    return as_object(document)
+    return document if type(document) is dict else as_object(document)
 
 
 def _parse_bare_names(head: bytes, refusal: str) -> Any:
@@ -251,7 +246,7 @@ def _input(given: Any) -> InferInput:
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
         raise _refuse(INPUT_UNREADABLE, "expected an object with a name for each input")
     name, shape, datatype = given["name"], given.get("shape"), given.get("datatype")
-    if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < _INT32 for size in shape):
+    if not isinstance(shape, list) or not all(type(size) is int and 0 <= size <= MOST_SIZE for size in shape):
         raise _refuse(INPUT_UNREADABLE, f"input {name}: shape must be a list of whole numbers, 0 or more")
     if not isinstance(datatype, str):
         raise _refuse(INPUT_UNREADABLE, f"input {name}: datatype must be a text such as FP32")
@@ -281,8 +276,8 @@ def read_contents(read: InferInput, data: Any) -> Contents | None:
     datatype = BY_NAME.get(read.datatype)
     if datatype is None:
         raise _refuse(UNSUPPORTED_PRECISION, f"input {read.name}: {read.datatype!r} is none of {', '.join(BY_NAME)}")
-    allowed = _ELEMENT_TYPES[datatype.contents_field]
-    if allowed is _NUMBER and str in (kinds := set(map(type, values))) and kinds <= _NUMBER | {str}:
+    allowed = ELEMENT_TYPES[datatype.contents_field]
+    if allowed is NUMBER and str in (kinds := set(map(type, values))) and kinds <= NUMBER | {str}:
         values = [_NOT_FINITE.get(value, value) for value in values]
     strangers = set(map(type, values)) - allowed
     if strangers:

@@ -19,10 +19,9 @@ from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Sequence
 
-    from ovmstrio.core.http import HttpRequest
-    from ovmstrio.core.request import Buffer
+    from ovmstrio.core.http import Headers, HttpRequest
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.http.router import Rule
@@ -33,11 +32,16 @@ __all__ = ["health_rules", "kserve_rules", "model_paths"]
 def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
     """Make the rules over one data plane."""
 
-    async def infer(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
-        body: Buffer | None = request.view
-        if body is None:
-            body = await body_of_call(plane, request, model, version, limit=max_body_bytes)
-        return await answer_infer(plane, model, version, body, _combined(request, HEAD_LENGTH))
+    def infer(request: HttpRequest, model: str, version: str = "") -> Awaitable[HttpAnswer]:
+        is_encoded, head_length = _about_body(request.headers)
+        if is_encoded and request.view is None:
+            return infer_encoded(request, model, version, head_length)
+        body = request.body if request.view is None else request.view
+        return answer_infer(plane, model, version, body, head_length)
+
+    async def infer_encoded(request: HttpRequest, model: str, version: str, head_length: str | None) -> HttpAnswer:
+        body = await body_of_call(plane, request, model, version, limit=max_body_bytes)
+        return await answer_infer(plane, model, version, body, head_length)
 
     admit = admits(plane, KSERVE_REST)
     options: dict[str, Any] = {"is_hot": True, "takes_views": True, "admit": admit, "need": Need.INFER}
@@ -45,13 +49,18 @@ def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
     return [*calls, *_server_rules(plane), *_model_rules(plane)]
 
 
-def _combined(request: HttpRequest, name: str) -> str | None:
-    """Give the value of a header that may be repeated; values that differ become one that is no number."""
-    found: str | None = None
-    for key, value in request.headers:
-        if key == name and value != found:
+def _about_body(headers: Headers) -> tuple[bool, str | None]:
+    """Tell whether a body is encoded, and how long its JSON is.
+
+    A length that is said again counts once; lengths that differ become a text that is no number.
+    """
+    is_encoded, found = False, None
+    for key, value in headers:
+        if key == "content-encoding":
+            is_encoded = True
+        elif key == HEAD_LENGTH and value != found:
             found = value if found is None else f"{found}, {value}"
-    return found
+    return is_encoded, found
 
 
 def model_paths(suffix: str) -> tuple[str, str]:
