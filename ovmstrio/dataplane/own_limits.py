@@ -24,18 +24,17 @@ class OwnLimits:
 
     Args:
         registry: has them.
+
+    Attributes:
+        limited: the names of those whose limit says a number.
     """
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._limited: set[str] = set()
+        self.limited: set[str] = set()
         for name in registry.statuses():
             self._look(name)
         registry.subscribe(self._follow)
-
-    def __bool__(self) -> bool:
-        """Whether any service has one that says a number."""
-        return bool(self._limited)
 
     def hold(self, name: str, place: CallPlace) -> None:
         """Have a place count among those that a service allows itself, if it is loaded.
@@ -43,7 +42,7 @@ class OwnLimits:
         Raises:
             TooManyRequests: there are as many as may be.
         """
-        if name in self._limited and (limit := self._registry.concurrency_limit(name)) is not None:
+        if name in self.limited and (limit := self._registry.concurrency_limit(name)) is not None:
             place.hold(limit)
 
     def _follow(self, status: VersionStatus) -> None:
@@ -52,9 +51,9 @@ class OwnLimits:
     def _look(self, name: str) -> None:
         limit = self._registry.concurrency_limit(name)
         if limit is not None and limit.maximum:
-            self._limited.add(name)
+            self.limited.add(name)
         else:
-            self._limited.discard(name)
+            self.limited.discard(name)
 
 
 def give_place(lease: Lease, place: CallPlace | None) -> None:

@@ -40,8 +40,8 @@ from ovmstrio.dataplane.open_stream import OpenStream
 from ovmstrio.dataplane.own_limits import OwnLimits, count_call, give_place
 from ovmstrio.dataplane.rendering import Renderer
 from ovmstrio.dataplane.shared_memory.client_regions import ClientRegions
-from ovmstrio.dataplane.shared_memory.placed_tensors import names_regions, place_tensors, write_outputs
-from ovmstrio.dataplane.wanted_outputs import StreamedOutputs, check_outputs, keep_outputs
+from ovmstrio.dataplane.shared_memory.placed_tensors import place_tensors, write_outputs
+from ovmstrio.dataplane.wanted_outputs import StreamedOutputs, asks_plainly, check_outputs, keep_outputs
 from ovmstrio.registry import Readiness, parse_version
 from ovmstrio.runtimes.kind import Takes
 
@@ -260,7 +260,7 @@ class DataPlane:
 
     def has_limits(self) -> bool:
         """Whether calls may have to wait, or be refused, for their number."""
-        return self._has_limit or self.registry.has_limits or bool(self._own_limits)
+        return self._has_limit or self.registry.has_limits or bool(self._own_limits.limited)
 
     async def admit(
         self, name: str, version: str, door: Door, method: str = "", arrival: Arrival | None = None
@@ -324,15 +324,13 @@ class DataPlane:
         """
         method, arrival = door.infer, request.arrival
         now = None if self.has_limits() else self.registry.lease_now(request.model_name, request.model_version)
-        with now or await self._lease_later(request, door) as lease:
+        lease = now or await self._lease_later(request, door)
+        # A block of the lease's own would cost each call two more calls of functions.
+        try:
             if Takes.TENSORS not in lease.takes:
                 raise NotSupported(otherwise(lease, "tensors"))
             if arrival is not None:
-                if lease.has_order:
-                    arrival.call(request.model_name)
-                    await arrival.take_turn()
-                else:
-                    arrival.settle()
+                await self._take_turn(arrival, request.model_name, lease)
             share, room, key = current_share.get(), self._room, lease.name
             size = 0 if share is None else room.take(share, key) or await room.wait(share, key, lease.servable)
             event = CallEvent(lease.name, lease.version, lease.kind, door, method, request.id, request.received)
@@ -342,14 +340,15 @@ class DataPlane:
                 if arrival is not None and lease.has_order:
                     await arrival.take_turn()
                     arrival.settle()
-                places = self._look_ahead(request, lease) if request.outputs or names_regions(request) else {}
-                answer: Any = await lease.servable.infer(request)
-                if request.outputs:
+                is_plain = asks_plainly(request, lease.servable.metadata.outputs if request.outputs else ())
+                computing = lease.servable.infer(request) if is_plain else self._compute_as_said(request, lease)
+                answer: Any = await computing
+                if is_plain and request.outputs:
                     keep_outputs(answer, request.outputs)
-                    keep_classes(answer, request.outputs, lease.servable.metadata.labels)
-                    await write_outputs(answer, places)
                 if render is not None:
-                    answer, event.sent = await self._renderer.render(render, answer, door)
+                    renderer = self._renderer
+                    at_once = renderer.may_at_once(answer, door)
+                    answer, event.sent = render(answer) if at_once else await renderer.render(render, answer, door)
                     if event.sent != size:
                         self._room.learn(lease.name, event.sent)
             except BaseException as error:
@@ -360,6 +359,26 @@ class DataPlane:
                     share.give_back(size)
             self._end(event, None)
             return answer
+        finally:
+            lease.release()
+
+    async def _take_turn(self, arrival: Arrival, name: str, lease: Lease) -> None:
+        """Wait for the turn of a request where order matters; no later one waits for this where it does not."""
+        if lease.has_order:
+            arrival.call(name)
+            await arrival.take_turn()
+        else:
+            arrival.settle()
+
+    async def _compute_as_said(self, request: InferRequest, lease: Lease) -> InferResponse:
+        """Have the service answer, and do what is said of the tensors."""
+        places = self._look_ahead(request, lease)
+        answer = await lease.servable.infer(request)
+        if request.outputs:
+            keep_outputs(answer, request.outputs)
+            keep_classes(answer, request.outputs, lease.servable.metadata.labels)
+            await write_outputs(answer, places)
+        return answer
 
     def _look_ahead(self, request: InferRequest, lease: Lease) -> OutputPlaces:
         """Refuse what could not be answered, and tell where outputs are to go."""

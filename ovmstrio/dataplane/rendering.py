@@ -36,6 +36,17 @@ class Renderer:
         # More would only take the interpreter's lock from the event loop in turn.
         self._threads = trio.CapacityLimiter(_THREADS)
 
+    def may_at_once(self, response: InferResponse, door: Door) -> bool:
+        """Tell whether a response is small enough to be written on the event loop, without :meth:`render`.
+
+        Raises:
+            PayloadTooLarge: the outputs are too large.
+        """
+        size = response.nbytes
+        if size > self.most_bytes:
+            raise PayloadTooLarge.of_outputs(size, self.most_bytes)
+        return size <= _AT_ONCE[door.interface] or (door.interface == "gRPC" and response.lies_as_sent)
+
     async def render(self, write: Callable[[InferResponse], _T], response: InferResponse, door: Door) -> _T:
         """Give what ``write`` makes of a response.
 
@@ -45,9 +56,6 @@ class Renderer:
 
         Cancellation: not while it is written; one that waits to be written leaves at once.
         """
-        size = response.nbytes
-        if size > self.most_bytes:
-            raise PayloadTooLarge.of_outputs(size, self.most_bytes)
-        if size <= _AT_ONCE[door.interface] or (door.interface == "gRPC" and response.lies_as_sent):
+        if self.may_at_once(response, door):
             return write(response)
         return await trio.to_thread.run_sync(write, response, limiter=self._threads)

@@ -14,7 +14,26 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput, ServableMetadata
     from ovmstrio.core.tensor import TensorSpec
 
-__all__ = ["StreamedOutputs", "check_outputs", "keep_outputs"]
+__all__ = ["StreamedOutputs", "asks_plainly", "check_outputs", "keep_outputs"]
+
+
+def asks_plainly(request: InferRequest, known: Sequence[TensorSpec]) -> bool:
+    """Tell whether nothing is said of any tensor of a call, and all outputs that it names are known.
+
+    Of such a call there is nothing to look at before it is made.
+    """
+    for given in request.inputs:
+        if given.parameters:
+            return False
+    for wanted in request.outputs:
+        if wanted.parameters:
+            return False
+        for spec in known:
+            if spec.name == wanted.name:
+                break
+        else:
+            return False
+    return True
 
 
 def check_outputs(wanted: Sequence[RequestedOutput], known: Sequence[TensorSpec]) -> None:
@@ -36,6 +55,8 @@ def keep_outputs(response: InferResponse, wanted: Sequence[RequestedOutput]) -> 
     Raises:
         InvalidRequest: something that was asked for is not in the answer.
     """
+    if len(wanted) == len(response.outputs) == 1 and wanted[0].name == response.outputs[0].name:
+        return
     given = {tensor.name: tensor for tensor in response.outputs}
     _refuse_strangers(wanted, given)
     names = dict.fromkeys(output.name for output in wanted)
