@@ -43,7 +43,8 @@ class DirectStream(trio.abc.HalfCloseableStream):
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
         self.socket = stream.socket
-        self._fileno = stream.socket.fileno
+        # Trio's own does nothing but ask the socket below.
+        self._fileno: Callable[[], int] = getattr(stream.socket, "_sock", stream.socket).fileno
         self._may_have_more = False
         self._is_sending = False
 
@@ -58,7 +59,10 @@ class DirectStream(trio.abc.HalfCloseableStream):
         """
         size = max_bytes or READ_BYTES
         while True:
-            await self._wait_readable()
+            if self._may_have_more:
+                await trio.lowlevel.checkpoint()
+            elif (number := self._fileno()) >= 0:
+                await trio.lowlevel.wait_readable(number)
             try:
                 data = os.read(self._fileno(), size)
             except BlockingIOError:

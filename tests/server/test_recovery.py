@@ -21,7 +21,7 @@ from ovmstrio.server.workers.journal import NO_SLOT, SLOTS, Journal, Standing, S
 from ovmstrio.server.workers.kept_stream import KeptStream
 from ovmstrio.server.workers.recovery import go_on_with
 from ovmstrio.server.workers.socket_counts import written_bytes
-from ovmstrio.wire.http.fast_lane import FastLane
+from ovmstrio.wire.http.fast_lane import Asked, FastLane
 from ovmstrio.wire.http.router import Route, Router
 
 
@@ -256,6 +256,9 @@ async def _admit(*_: object) -> None:
 
 class _LimitedRouter:
     """Refuses what is posted to ``/limited`` before its body is read."""
+
+    def __init__(self) -> None:
+        self.heads: dict[bytes, Asked] = {}
 
     def find(self, _method: str, path: str) -> Route:
         """Find what answers."""

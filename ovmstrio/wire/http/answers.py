@@ -36,6 +36,7 @@ __all__ = [
     "error_answer",
     "has_bare_line_feed",
     "json_answer",
+    "plain_answer",
     "retry_after",
     "size_refusal",
     "slowness_refusal",
@@ -76,7 +77,10 @@ JSON_TYPE: Final[Headers] = (("content-type", JSON),)
 _MAX_TEXT: Final = 4096
 """Characters of an error that are told: it may quote what the caller sent."""
 _FAILURE: Final = "internal error; the server's log has the details"
+_MOST_PLAIN_BYTES: Final = 2**16
+"""Of a body that is copied behind its head."""
 _BLANKS: Final = " \t"
+_OK: Final = 200
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -154,6 +158,24 @@ def answer_head(
         lines.append("connection: close")
     lines.append("\r\n")
     return "\r\n".join(lines).encode("latin-1")
+
+
+def plain_answer(answer: HttpAnswer) -> bytes | None:
+    """Write an answer that is a small document of JSON and nothing else, head and body, as one that others follow.
+
+    None for any other.
+    """
+    body = answer.body
+    if answer.headers is not JSON_TYPE or answer.status != _OK:
+        return None
+    if type(body) is not bytes or len(body) > _MOST_PLAIN_BYTES:
+        return None
+    return b"%b%d\r\n\r\n%b" % (_plain_head(int(time.time())), len(body), body)
+
+
+@lru_cache(maxsize=1)
+def _plain_head(second: int) -> bytes:
+    return f"HTTP/1.1 200 OK\r\n{_date(second)}\r\ncontent-type: {JSON}\r\ncontent-length: ".encode()
 
 
 @lru_cache(maxsize=1)

@@ -22,8 +22,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum, auto
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
 
@@ -33,22 +32,27 @@ from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.core.limits import leave_place
 from ovmstrio.wire.closing import has_unread
 from ovmstrio.wire.direct_stream import DirectStream, told_of_waiting
-from ovmstrio.wire.http.answers import error_answer, has_bare_line_feed, slowness_refusal
+from ovmstrio.wire.http.answers import error_answer, has_bare_line_feed, plain_answer, slowness_refusal
+from ovmstrio.wire.http.bounded_sending import send_bounded
 from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending
 from ovmstrio.wire.http.prefixed_stream import send_answer
 from ovmstrio.wire.http.recoverable import RecoverableStream, recoverable_request
 from ovmstrio.wire.listeners import client_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from ovmstrio.wire.http.router import Route, Router
 
-__all__ = ["FastLane", "read_head"]
+__all__ = ["Asked", "FastLane", "read_head"]
 
 METHODS: Final = ("POST", "GET", "PUT", "PATCH", "DELETE")
 
 MAX_HEAD_BYTES: Final = 16 * 1024
 
-_CACHED_HEAD_BYTES: Final = 1024
+_KNOWN_HEAD_BYTES: Final = 1024
+"""A client sends the same head again and again, so small ones are remembered with what answers them."""
+_MOST_KNOWN_HEADS: Final = 1024
 _HEAD: Final = re.compile(
     rb"(%b) (/[^#\x00-\x20\x7f-\xff]*) HTTP/1\.1\r\n"
     rb"((?:[!#$%%&'*+\-.^_`|~0-9A-Za-z]+:[^\r\n\x00\x0b\x0c\x7f]*\r\n)+)\r\n" % "|".join(METHODS).encode()
@@ -71,7 +75,8 @@ class Head(NamedTuple):
     keep_alive: bool
 
 
-def _read_head(head: bytes) -> Head | None:
+def read_head(head: bytes) -> Head | None:
+    """Read a head, blank line included; None for one that is not plain."""
     match = _HEAD.fullmatch(head)
     if match is None:
         return None
@@ -93,17 +98,6 @@ def _read_head(head: bytes) -> Head | None:
 def _repeated(headers: tuple[tuple[str, str], ...]) -> set[str]:
     names = [name for name, _ in headers]
     return {name for name in names if names.count(name) > 1}
-
-
-_read_small_head = lru_cache(maxsize=1024)(_read_head)
-
-
-def read_head(head: bytes) -> Head | None:
-    """Read a head, blank line included; None for one that is not plain.
-
-    A client sends the same head again and again, so small ones are remembered.
-    """
-    return _read_small_head(head) if len(head) <= _CACHED_HEAD_BYTES else _read_head(head)
 
 
 _BEGINNINGS: Final = tuple(f"{method} /".encode() for method in METHODS)
@@ -129,8 +123,8 @@ class _Phase(Enum):
     OVER = auto()
 
 
-class _Asked(NamedTuple):
-    """A request that is the lane's, before its body has come."""
+class Asked(NamedTuple):
+    """A request that is the lane's, before its body has come; ``size`` is that of all of it."""
 
     head: Head
     query: str
@@ -163,7 +157,10 @@ class FastLane:
         receive_seconds: float = RECEIVE_SECONDS,
     ) -> None:
         self._router = router
+        self._heads = router.heads
         self._stream = stream
+        self._direct = stream if isinstance(stream, DirectStream) else None
+        self._now: Callable[[], float] = trio.current_time
         self._recovered = stream if isinstance(stream, RecoverableStream) else None
         self._client = client_of(stream)
         self._max_body_bytes = max_body_bytes
@@ -174,11 +171,12 @@ class FastLane:
         self._ended = False
         self._phase = _Phase.IDLE
         self._grace_until = 0.0
-        self._asked: _Asked | None = None
+        self._asked: Asked | None = None
         self._arrived = trio.Event()
         self._room = trio.Event()
         self._tasks: trio.Nursery | None = None
         self._lane: trio.CancelScope | None = None
+        self._deadline = float("inf")
         self._is_calling = False
         self._is_reading = False
         self._has_waited = False
@@ -200,12 +198,15 @@ class FastLane:
         """
         if self._recovered is not None:
             self._recovered.begin_lane()
+        # What trio's own function asks, by way of two more.
+        self._now = trio.lowlevel.current_clock().current_time
         self._grant_time()
         while True:
             leaves = False
             async with trio.open_nursery() as nursery:
                 self._tasks = nursery
                 self._lane = nursery.cancel_scope
+                self._deadline = self._lane.deadline
                 leaves = await self._serve()
                 nursery.cancel_scope.cancel()
             self._is_reading = False
@@ -225,12 +226,12 @@ class FastLane:
 
     def _grant_time(self) -> None:
         """Let the next request come, whatever the ending says."""
-        self._grace_until = trio.current_time() + IDLE_GRACE_SECONDS
+        self._grace_until = self._now() + IDLE_GRACE_SECONDS
 
     def hurry(self) -> None:
         """Close the connection at the time that the ending says, if it has no request by then."""
         if self._phase is _Phase.IDLE and self._lane is not None:
-            self._lane.deadline = min(self._lane.deadline, max(self._ending.idle_until, self._grace_until))
+            self._set_deadline(min(self._deadline, max(self._ending.idle_until, self._grace_until)))
 
     async def _refuse_slowness(self) -> None:
         error = slowness_refusal(self._receive_seconds)
@@ -273,13 +274,13 @@ class FastLane:
         self._buffer += data
         self._ended = not data
 
-    async def _more(self, deadline: float, early_seconds: float = 0.0) -> bool:
-        """Wait for bytes until a deadline, or so much less; False when there will be none."""
+    async def _more(self, deadline: float) -> bool:
+        """Wait for bytes until a deadline; False when there will be none."""
         if self._ended:
             return False
         known = len(self._buffer)
-        if self._lane is not None and not deadline - early_seconds <= self._lane.deadline <= deadline:
-            self._lane.deadline = deadline
+        if deadline != self._deadline:
+            self._set_deadline(deadline)
         if self._is_reading:
             self._arrived = trio.Event()
             self._room.set()
@@ -295,12 +296,10 @@ class FastLane:
         while True:
             if not self._buffer:
                 self._phase = _Phase.IDLE
-                if not await self._more(self._idle_deadline(), _IDLE_EARLY_SECONDS):
+                if not await self._next():
                     return False
             self._phase = _Phase.RECEIVING
-            self._asked = None
-            self.receive_until = trio.current_time() + self._receive_seconds
-            asked = self._asked = await self._head()
+            asked = self._asked = self._known() or await self._head()
             if asked is None:
                 return True
             if not self._router.lets_in(asked.route):
@@ -321,22 +320,52 @@ class FastLane:
                 self._set_deadline(float("inf"))
                 await trio.lowlevel.checkpoint()
 
-    async def _answer_at_once(self, asked: _Asked) -> bool:
+    async def _next(self) -> bool:
+        """Wait for the first bytes of a request; False when there will be none."""
+        deadline = self._idle_deadline()
+        # To move it takes as long as a fiftieth of a request.
+        if not deadline - _IDLE_EARLY_SECONDS <= self._deadline <= deadline:
+            self._set_deadline(deadline)
+        if self._is_reading or self._ended:
+            return await self._more(self._deadline)
+        try:
+            data = await self._stream.receive_some()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            data = b""
+        self._buffer += data
+        self._ended = not data
+        return not self._ended
+
+    def _known(self) -> Asked | None:
+        """Take a head off the buffer that has come before; None, with the buffer as it is, for any other."""
+        buffer = self._buffer
+        end = buffer.find(b"\r\n\r\n", 0, _KNOWN_HEAD_BYTES) + 4
+        asked = self._heads.get(bytes(buffer[:end]))
+        if asked is None or asked.head.body_length > self._max_body_bytes:
+            return None
+        del buffer[:end]
+        if len(buffer) < asked.head.body_length:
+            self.receive_until = self._now() + self._receive_seconds
+        return asked
+
+    async def _answer_at_once(self, asked: Asked) -> bool:
         """Read the body of a request and answer it; False if the connection ends with it."""
-        body = await self._body(asked.head.body_length)
+        body = self._whole_body(asked.head.body_length) or await self._body(asked.head.body_length)
         if body is None:
             return False
         self._phase = _Phase.ANSWERING
         if self._recovered is None:
-            return await told_of_waiting(self._answer(asked, body), self._watch)
+            answer = self._answer if asked.route.has_tasks else self._answer_alone
+            return await told_of_waiting(answer(asked, body), self._watch)
         with recoverable_request(self._recovered, asked.size):
             return await told_of_waiting(self._answer(asked, body), self._watch)
 
     def _idle_deadline(self) -> float:
         """Tell when the connection is closed if nothing comes."""
-        return min(trio.current_time() + IDLE_SECONDS, max(self._ending.idle_until, self._grace_until))
+        deadline, limit = self._now() + IDLE_SECONDS, self._ending.idle_until
+        return deadline if limit >= deadline else min(deadline, max(limit, self._grace_until))
 
-    async def _answer_admitted(self, asked: _Asked) -> bool:
+    async def _answer_admitted(self, asked: Asked) -> bool:
         """Answer a request, or refuse it before its body is read, once it is let in; False as :meth:`_answer`."""
         self._phase = _Phase.ANSWERING
         head, query, route, _ = asked
@@ -350,7 +379,7 @@ class FastLane:
                     return await self._refuse(head, refusal)
             self._phase = _Phase.RECEIVING
             # What it has waited is no fault of the client's.
-            self.receive_until = trio.current_time() + self._receive_seconds
+            self.receive_until = self._now() + self._receive_seconds
             body = await self._body(head.body_length)
             if body is None:
                 return False
@@ -368,9 +397,10 @@ class FastLane:
         await send_answer(self._stream, refusal, keep_alive=keep_alive)
         return keep_alive and await self._body(head.body_length) is not None
 
-    async def _head(self) -> _Asked | None:
+    async def _head(self) -> Asked | None:
         """Take the head off the buffer; None, with the buffer as it is, for a request that is not for the lane."""
-        buffer = self._buffer
+        buffer, self._asked = self._buffer, None
+        self.receive_until = self._now() + self._receive_seconds
         while True:
             if not self._begins_plainly():
                 return None
@@ -388,14 +418,29 @@ class FastLane:
         route = self._router.find(head.method, target)
         if isinstance(route, HttpAnswer) or not route.is_hot:
             return None
+        asked = Asked(head, query, route, end + 4 + head.body_length)
+        if end + 4 <= _KNOWN_HEAD_BYTES:
+            if len(self._heads) >= _MOST_KNOWN_HEADS:
+                self._heads.clear()
+            self._heads[bytes(buffer[: end + 4])] = asked
         del buffer[: end + 4]
-        return _Asked(head, query, route, end + 4 + head.body_length)
+        return asked
 
     def _begins_plainly(self) -> bool:
         buffer = self._buffer
         if len(buffer) >= _LONGEST:
             return buffer.startswith(_BEGINNINGS)
         return any(buffer.startswith(beginning[: len(buffer)]) for beginning in _BEGINNINGS)
+
+    def _whole_body(self, length: int) -> bytes | None:
+        """Take a small body that is all that has come; None for any other."""
+        buffer = self._buffer
+        if len(buffer) != length or length > _LARGE_BODY_BYTES:
+            return None
+        body = bytes(buffer)
+        buffer.clear()
+        self._room.set()
+        return body
 
     async def _body(self, length: int) -> bytes | memoryview | None:
         """Take a body off what has come and comes; a large one is read into memory of its own."""
@@ -435,13 +480,13 @@ class FastLane:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return 0
 
-    async def _answer(self, asked: _Asked, body: bytes | memoryview) -> bool:
+    async def _answer(self, asked: Asked, body: bytes | memoryview) -> bool:
         """Answer a request; False if the connection ends with it.
 
         A stream of an answer ends with its client, as the call does that has not been answered.
         """
         if not asked.route.has_tasks:
-            return await self._answer_within(None, asked, body)
+            return await self._answer_alone(asked, body)
         broken = None
         async with trio.open_nursery() as tasks:
             try:
@@ -453,7 +498,10 @@ class FastLane:
             raise broken
         return keeps
 
-    async def _answer_within(self, tasks: trio.Nursery | None, asked: _Asked, body: bytes | memoryview) -> bool:
+    def _answer_alone(self, asked: Asked, body: bytes | memoryview) -> Coroutine[Any, Any, bool]:
+        return self._answer_within(None, asked, body)
+
+    async def _answer_within(self, tasks: trio.Nursery | None, asked: Asked, body: bytes | memoryview) -> bool:
         (method, target, headers, _, keep_alive), query, route, _ = asked
         self.is_finished = not keep_alive
         view = body if route.takes_views and isinstance(body, memoryview) else None
@@ -466,8 +514,12 @@ class FastLane:
             # One that was whole when its client left is sent; a stream ends with its client.
             self._is_calling = answer.stream is not None
             if keep_alive and self._ending.is_near:
-                keep_alive = not self._ending.is_last(trio.current_time(), has_more=bool(self._buffer))
-            await send_answer(self._stream, answer, keep_alive=keep_alive)
+                keep_alive = not self._ending.is_last(self._now(), has_more=bool(self._buffer))
+            plain = plain_answer(answer) if keep_alive and self._direct is not None else None
+            if plain is None:
+                await send_answer(self._stream, answer, keep_alive=keep_alive)
+            elif self._direct is not None and (sent := self._direct.send_now(plain)) < len(plain):
+                await send_bounded(self._direct, memoryview(plain)[sent:])
         finally:
             self._is_calling = False
             if answer is not None:
@@ -476,5 +528,6 @@ class FastLane:
         return keep_alive
 
     def _set_deadline(self, deadline: float) -> None:
+        self._deadline = deadline
         if self._lane is not None:
             self._lane.deadline = deadline

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.events import RequestObserver
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.wire.http.answers import Cors
+    from ovmstrio.wire.http.fast_lane import Asked
 
 __all__ = ["Mounts", "Refusals", "Route", "Router", "Rule", "rule"]
 
@@ -161,6 +162,9 @@ class Router:
         has_limits: tells whether requests may have to be let in, as routes say.
         gate: asks who calls; None where nobody has to be known.
         observer: is told of every request; None for nobody.
+
+    Attributes:
+        heads: what fast lanes have found of requests by their heads, for as long as it holds.
     """
 
     def __init__(
@@ -183,10 +187,12 @@ class Router:
         self._has_limits = has_limits
         self._gate = gate
         self._known: dict[tuple[str, str], Route | HttpAnswer] = {}
+        self.heads: dict[bytes, Asked] = {}
 
     def forget(self) -> None:
         """Look at the mounts anew."""
         self._known.clear()
+        self.heads.clear()
 
     def find(self, method: str, target: str) -> Route | HttpAnswer:
         """Find what answers requests for a target, which is given without its query; or the refusal of them all."""

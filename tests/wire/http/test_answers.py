@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 
 import orjson
 import pytest
 
 from ovmstrio.core.errors import InvalidRequest, NotFound, Overloaded
-from ovmstrio.wire.http.answers import JSON_TYPE, error_answer, json_answer
+from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.pieced_message import PiecedMessage
+from ovmstrio.wire.http.answers import JSON_TYPE, answer_head, error_answer, json_answer, plain_answer
 
 TEXT = "internal error; the server's log has the details"
 
@@ -42,3 +45,28 @@ def test_a_long_text_is_cut() -> None:
 def test_a_text_that_is_not_unicode_is_still_told() -> None:
     """File names may hold any bytes, and end up in reasons."""
     assert json.loads(json_answer({"reason": "broken \udcff name"}).content) == {"reason": "broken \udcff name"}
+
+
+def test_a_plain_answer_is_what_the_general_way_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its head is remembered, for a second."""
+    for now in (1.0, 1.9, 2.0, 86_400.0):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        for body in (b"", b"{}", b"x" * 2**16):
+            answer = HttpAnswer(200, JSON_TYPE, body)
+            head = answer_head(200, JSON_TYPE, length=len(body), is_chunked=False, keep_alive=True)
+            assert plain_answer(answer) == head + body
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        HttpAnswer(400, JSON_TYPE, b"{}"),
+        HttpAnswer(200, (), b"{}"),
+        HttpAnswer(200, (*JSON_TYPE, ("vary", "Origin")), b"{}"),
+        HttpAnswer(200, JSON_TYPE, b"x" * (2**16 + 1)),
+        HttpAnswer(200, JSON_TYPE, PiecedMessage([b"{}"])),
+    ],
+)
+def test_other_answers_are_not_plain(answer: HttpAnswer) -> None:
+    """They are written with all that there is to say."""
+    assert plain_answer(answer) is None

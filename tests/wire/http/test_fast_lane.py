@@ -98,6 +98,29 @@ async def test_the_limit_is_the_same(tmp_path: Path, make: Callable[[bytes], byt
         assert "--max_message_size" in answer.json["error"]
 
 
+async def _note_left(lane: FastLane, left: list[bytes | None]) -> None:
+    left.append(await lane.run())
+
+
+async def test_a_head_that_has_come_before_is_no_way_past_the_limit(tmp_path: Path) -> None:
+    """What is known of it is forgotten with the paths."""
+    async with stack(tmp_path) as (plane, _, _):
+        router = make_router(plane)
+        for limit, status in ((MEBIBYTE, b"200"), (len(BODY) - 1, b""), (MEBIBYTE, b"200")):
+            ours, theirs = trio.testing.memory_stream_pair()
+            left: list[bytes | None] = []
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_note_left, FastLane(router, theirs, limit), left)
+                await ours.send_all(infer_post(BODY))
+                if status:
+                    assert (await ours.receive_some(65536)).split()[1] == status
+                await ours.send_eof()
+            assert left == [None if status else infer_post(BODY)]
+        assert len(router.heads) == 1
+        router.forget()
+        assert not router.heads
+
+
 async def test_one_connection_serves_many_requests(serving: Serving) -> None:
     """Until the client asks for its end."""
     async with serving.connect() as peer:
