@@ -15,7 +15,6 @@ import typer
 
 from ovms_cli.console import EX_INTERRUPTED, EX_USAGE
 from ovms_cli.ovms_lines import OWN_OPTIONS, Commands
-from ovmstrio.server.collector import collect_rarely
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -70,7 +69,6 @@ def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
 
 def main() -> None:
     """Run the command line; usage errors exit with 64, as OVMS's do, other failures with 1."""
-    collect_rarely()
     # The class is in a package that typer keeps to itself, and so it is found through one that it shows.
     usage_error: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "UsageError")
     usage_error.exit_code = EX_USAGE
