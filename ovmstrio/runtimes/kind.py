@@ -142,6 +142,8 @@ class Kind(ABC, Generic[SpecT]):
         spec: what its configuration becomes.
         takes: the calls that its services take.
         has_versions: false where one version answers whatever version is asked for.
+        loads_with: the module that loading imports when it is first needed, which servers import before whatever is
+            left when they start; empty if there is none, or a light one.
         imports: whether loading runs a program of the user's, which a check does in another process or not at all.
         section: the key of ``config.json`` that lists services of this kind, empty if there is none.
         further_sections: the keys of other lists that it reads.
@@ -157,6 +159,7 @@ class Kind(ABC, Generic[SpecT]):
     spec: type[SpecT]
     takes: ClassVar[frozenset[Takes]]
     has_versions: ClassVar[bool] = False
+    loads_with: ClassVar[str] = ""
     imports: ClassVar[bool] = False
     section: ClassVar[str] = ""
     further_sections: ClassVar[tuple[str, ...]] = ()

@@ -21,7 +21,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -302,8 +302,18 @@ class _Server:
         """What takes over a configuration."""
         return self._registry.apply if self._control is None else self._control.apply
 
+    async def _import_for_loads(self) -> None:
+        """Import what loading needs before anything else, so that OpenVINO compiles while the rest is imported.
+
+        What cannot be imported is told by the load that needs it.
+        """
+        for module in {self._plan.kinds[spec.kind].loads_with for spec in self._plan.spec.services} - {""}:
+            with suppress(Exception):
+                await import_aside(module)
+
     async def _make_front_ends(self) -> dict[str, FrontEnd]:
         """Make the front end of each protocol that has an address, which needs much that loading does without."""
+        await self._import_for_loads()
         made = await import_aside("ovmstrio.server.front_ends")
         plan, plane, gate = self._plan, self._plane, None if self._access is None else self._access.gate
         front_ends: dict[str, FrontEnd] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 _HEAVY = ("quart", "hypercorn", "PIL", "grpc", "openvino", "ovmstrio.runtimes.ops.executor", "pyovms")
 _FOR_FRONT_ENDS = ("ovmstrio.wire.grpc.server", "ovmstrio.protocol.descriptors", "grpclib", "hpack", "h2")
@@ -25,3 +26,27 @@ def test_what_no_service_needs_is_not_imported_before_something_is_served() -> N
 def test_what_front_ends_and_other_processes_need_is_not_imported_before_models_begin_to_load() -> None:
     """What speaks gRPC is imported while they do; what starts workers is not at all."""
     assert _imported("import ovmstrio.server.own_process", (*_HEAVY, *_FOR_FRONT_ENDS, *_FOR_WORKERS)) == []
+
+
+_SERVED = """
+import trio
+from functools import partial
+from ovmstrio import ServerSettings, serve
+
+async def main():
+    async with trio.open_nursery() as nursery:
+        settings = ServerSettings(model_name="none", model_path="{folder}", port=0, rest_bind_address="unix:{folder}/s")
+        running = await nursery.start(partial(serve, settings, handle_signals=False))
+        nursery.cancel_scope.cancel()
+
+trio.run(main)
+"""
+
+
+def test_what_models_are_loaded_with_is_imported_before_front_ends(tmp_path: Path) -> None:
+    """Else both would share an interpreter that runs one at a time, and OpenVINO would begin later to compile."""
+    code = f"{_SERVED.format(folder=tmp_path)}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    order = done.stdout.split()
+    loading = [order.index(name) for name in ("ovmstrio.runtimes.models.load_model", "openvino")]
+    assert max(loading) < order.index("ovmstrio.server.front_ends")

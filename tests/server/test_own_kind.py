@@ -34,6 +34,9 @@ from ovmstrio.kinds import (
 from ovmstrio.registry import Registry
 from ovmstrio.registry.source import ConfigSource
 from ovmstrio.server.checking import LoadedVersion, check_config
+from ovmstrio.server.plan import read_plan
+from ovmstrio.server.settings import ServerSettings
+from tests.support.served_plans import serving_plan
 from tests.support.stub_registry import running
 
 
@@ -158,6 +161,22 @@ async def test_it_is_checked(tmp_path: Path) -> None:
         ("echo_config_list[2].name", "there is an echo 'a' already, so this one is left out", "warning"),
         ("handler_config_list[0].path", "the project does not exist", "error"),
     ]
+
+
+async def test_a_server_starts_whatever_is_wrong_with_what_it_loads_with(tmp_path: Path) -> None:
+    """The load that needs a module tells what is wrong with it; that which needs none goes on."""
+
+    class Broken(EchoKind):
+        loads_with: ClassVar[str] = "broken"
+
+    (tmp_path / "a.txt").write_text("a")
+    settings = ServerSettings(
+        config_path=_write(tmp_path, {"name": "a", "file": "a.txt"}), port=0, rest_bind_address=f"unix:{tmp_path}/rest"
+    )
+    plan = await read_plan(settings, {**KINDS, **table_of(Broken())})
+    async with serving_plan(plan) as served:
+        await served.plane.registry.wait_loaded()
+        assert served.plane.readiness().ready
 
 
 async def test_it_says_that_it_is_not_loaded(tmp_path: Path) -> None:

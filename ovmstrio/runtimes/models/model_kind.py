@@ -15,6 +15,7 @@ from ovmstrio.core.inspection import NOTHING_INSIDE, Inside
 from ovmstrio.repository.fingerprints import tree_mark
 from ovmstrio.repository.versions import scan
 from ovmstrio.runtimes.kind import Kind, Takes
+from ovmstrio.work.late_imports import import_aside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +37,7 @@ class ModelKind(Kind[ModelSpec]):
     name = ModelSpec.kind
     spec = ModelSpec
     takes = frozenset({Takes.TENSORS})
+    loads_with: ClassVar[str] = "ovmstrio.runtimes.models.load_model"
     runs_user_code = False
     fills_cores = True
     has_versions = True
@@ -97,7 +99,8 @@ class ModelKind(Kind[ModelSpec]):
 
     async def load(self, spec: ModelSpec, version: int, directory: Path, context: LoadContext) -> Service:
         """Read, compile and warm up a version."""
-        # OpenVINO is left alone by those who have no models.
+        # OpenVINO is left alone by those who have no models, and the event loop goes on while it is imported.
+        await import_aside(self.loads_with)
         from ovmstrio.runtimes.models.load_model import load_model  # noqa: PLC0415 - for who loads only
         from ovmstrio.runtimes.models.sequences import SequenceManagers  # noqa: PLC0415 - for who loads only
 
