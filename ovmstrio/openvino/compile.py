@@ -33,7 +33,7 @@ from ovmstrio.openvino.shaping import reshape
 from ovmstrio.openvino.signature import ModelSignature, read_signature
 from ovmstrio.openvino.slot import Blocking, Slot, marks_of
 from ovmstrio.work.cores import CORES
-from ovmstrio.work.placement import Placement
+from ovmstrio.work.placement import FILLING_THRESHOLD_SECONDS, Placement
 
 __all__ = ["Compiled", "ModelFile", "Timing", "compile_model", "compile_read", "warm_up"]
 
@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 
 SMALL_WEIGHT_BYTES: Final = 8 * 2**20
 SMALL_OPERATIONS: Final = 2_000
-"""Models within both bounds are first compiled for one thread and timed; larger ones can never run inline."""
+"""Models within both bounds are first compiled for one thread and timed."""
 
 _MANY_OPERATIONS: Final = 100
 """Models of fewer are compiled in the time that reading the result takes (docs/compiled_files.md)."""
@@ -286,9 +286,10 @@ def _build(
         compiled = compile_again()
     placement = Placement.away()
     grows = any(not dim.is_fixed for variable in variables for dim in variable.shape) or signature.depends_on_values
-    if timing is not None and _is_small(model) and not grows:
+    limit = FILLING_THRESHOLD_SECONDS if _fills_few_cores(compiled, streams, threads) else None
+    if timing is not None and (limit is not None or _is_small(model)) and not grows:
         fixed = signature.has_fixed_inputs
-        placement = Placement.measured(timing.median_seconds, timing.input_bytes, fixed_shape=fixed)
+        placement = Placement.measured(timing.median_seconds, timing.input_bytes, fixed_shape=fixed, limit=limit)
     side_by_side = source.spec.nireq or _property(compiled, "OPTIMAL_NUMBER_OF_INFER_REQUESTS", 1)
     return Compiled(
         model=compiled,
@@ -308,6 +309,14 @@ def _build(
         weight_bytes=_weight_bytes(model.get_ops()),
         is_pinned=_is_pinned(compiled, model, source, config, was_shared=was_shared),
     )
+
+
+def _fills_few_cores(compiled: ov.CompiledModel, streams: int, threads: int) -> bool:
+    """Tell whether one inference takes all cores of a machine that has few, so that none runs beside another.
+
+    One whose threads are bound would bind the event loop as well.
+    """
+    return CORES.are_few and streams == 1 and threads >= CORES.count and not _property(compiled, PINNING, 1)
 
 
 def _choose_anew(

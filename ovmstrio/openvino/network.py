@@ -81,6 +81,8 @@ class Network:
         self._buckets = compiled.buckets
         self._timing = compiled.timing
         self._placement = compiled.placement
+        self._holds_loop_up = compiled.placement.limit is not None
+        self._may_wait = compiled.may_fail or self._holds_loop_up
         self._away_until = 0.0
         self._hooks = hooks
         self._compile_again = compiled.compile_again
@@ -165,7 +167,8 @@ class Network:
             ModelFailure: OpenVINO failed on these inputs.
 
         Cancellation: while waiting for a request of the pool, which is then not taken; while inferring, which OpenVINO
-        is asked to stop, and this returns when it has.  A short inference on the event loop has no checkpoint.
+        is asked to stop, and this returns when it has.  A short inference on the event loop has no
+        checkpoint, one of some hundred µs waits for the loop's next turn where this one has lasted long.
         """
         begin, cuts = time.perf_counter(), NO_CUTS
         if self._buckets is not None:
@@ -175,9 +178,7 @@ class Network:
             size += array.nbytes
         call = _Call(begin, arrays, size, change, event, most_bytes, cuts)
         inline = self._placement.is_inline(size)
-        while inline and self._may_fail and self._is_worth_waiting():
-            await self._idle.wait()
-        if inline and self._loop_may_run():
+        if inline and (await self._loop_is_free() if self._may_wait else self._loop_may_run()):
             try:
                 return self._infer_inline(call)
             except ModelFailure as error:
@@ -257,6 +258,14 @@ class Network:
             self._idle.set()
             self._idle = trio.Event()
 
+    async def _loop_is_free(self) -> bool:
+        """Wait while the loop may infer soon, or others should have their turn; gives whether it may infer now."""
+        if self._holds_loop_up and self._loop_load.is_overdue:
+            await trio.lowlevel.checkpoint()
+        while self._may_fail and self._is_worth_waiting():
+            await self._idle.wait()
+        return self._loop_may_run()
+
     def _loop_may_run(self) -> bool:
         """Tell whether the event loop may infer now.
 
@@ -283,9 +292,11 @@ class Network:
             slot.unbind()
         taken = time.perf_counter() - begin
         self._learn(call, self._worked(begin, taken, worked_before), on_loop=True)
-        self._hooks.wait_time(0.0)
+        waited = begin - call.begin if self._holds_loop_up else 0.0
+        self._hooks.wait_time(waited)
         self._hooks.inference_time(taken)
         if call.event is not None:
+            call.event.queue_seconds += waited
             call.event.compute_seconds += taken
         if (span := current_span.get()) is not None and span.is_recorded:
             span.add("inference", taken, {"ovmstrio.inference.on": "loop"})

@@ -199,14 +199,14 @@ def told_of_waiting(
 
     Cancellation: as the coroutine's.
     """
-    send: Callable[[Any], Any] = running.send
-    throw: Callable[[BaseException], Any] = running.throw
-    if context is not None:
-        within: Any = context.run
-        send, throw = partial(within, send), partial(within, throw)
     try:
-        trap = send(None)
+        trap = running.send(None) if context is None else context.run(running.send, None)
         tell()
+        send: Callable[[Any], Any] = running.send
+        throw: Callable[[BaseException], Any] = running.throw
+        if context is not None:
+            within: Any = context.run
+            send, throw = partial(within, send), partial(within, throw)
         while True:
             try:
                 outcome = yield trap

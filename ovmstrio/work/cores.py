@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CORES", "CoreShare", "CoreUser", "usable_cores"]
 
+_FEW: Final = 2
+
 
 def usable_cores(groups: Path = ROOT, own: Path = OWN_GROUPS) -> int:
     """Tell how many cores this process may run on at once, as many as the limit of its container is worth at most.
@@ -63,14 +65,19 @@ class CoreUser(Protocol):
 class CoreShare:
     """This process's share of the cores that it may run on, and who fills them.
 
+    Args:
+        cores: how many those are.
+
     Attributes:
+        are_few: whether they are so few that what computes has each with the event loop and with clients.
         processes: how many processes share them.
         services: how many services are configured that fill them, loaded or not.
         chooses: whether anything is chosen by how many there are.
         users: what computes at the moment.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cores: float = math.inf) -> None:
+        self.are_few = cores <= _FEW
         self.processes = 1
         self.services = 0
         self.chooses = True
@@ -78,8 +85,11 @@ class CoreShare:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several compute here, so that threads bound to cores would meet on the same ones."""
-        several = self.chooses and max(self.services, len(self.users)) > 1
+        """Whether several compute here, so that threads bound to cores would meet on the same ones.
+
+        On few cores the event loop is one that does.
+        """
+        several = self.chooses and (self.are_few or max(self.services, len(self.users)) > 1)
         return self.processes > 1 or several
 
     @property
@@ -88,5 +98,5 @@ class CoreShare:
         return max(1, usable_cores() // self.processes)
 
 
-CORES: Final = CoreShare()
+CORES: Final = CoreShare(usable_cores())
 """The one of this process."""

@@ -15,6 +15,8 @@ __all__ = ["LoopLoad", "current_loop_load"]
 
 _WINDOW_SECONDS: Final = 0.1
 _BUSY: Final = 0.9
+_LONG_TURN_SECONDS: Final = 0.002
+_OVERDUE_SECONDS: Final = 4 * _LONG_TURN_SECONDS
 _BUSY_LIMIT_SECONDS: Final = INLINE_THRESHOLD_SECONDS / 2
 
 
@@ -36,6 +38,16 @@ class LoopLoad(trio.abc.Instrument):
         self.turn_seconds = 0.0
         self._begun = self._waits_since = self._goes_on_since = perf_counter()
         self._waited = 0.0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether this turn has lasted so long that whatever else is ready should have its own before more is begun."""
+        return perf_counter() - self._goes_on_since > _LONG_TURN_SECONDS
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether it has lasted several times as long, by work for which nobody has asked :attr:`is_late`."""
+        return perf_counter() - self._goes_on_since > _OVERDUE_SECONDS
 
     def before_io_wait(self, timeout: float) -> None:
         """Be told by trio that the loop has nothing to do, or looks for more."""

@@ -21,6 +21,11 @@ _T = TypeVar("_T")
 
 INLINE_THRESHOLD_SECONDS: Final = 200e-6
 """Inferences expected to be shorter run on the event loop."""
+FILLING_THRESHOLD_SECONDS: Final = 1e-3
+"""The same of inferences that fill all of few cores, so that one runs after the other wherever they are.
+
+One that leaves takes some 300 µs of processors more there, from the inferences as well (benchmarks/RESULTS.md).
+"""
 
 _STEP: Final = 1.03
 _RANGE: Final = 8
@@ -62,11 +67,18 @@ class Placement:
             -1 sends all away.
         one_size: all inputs have the same size.
         learns: whether times change anything.
+        limit: what is short enough, in seconds, however busy the loop is; the loop's load says that without it.
+
+    Attributes:
+        limit: as given.
     """
 
-    __slots__ = ("_learns", "_one_size", "_sizes", "inline_bytes")
+    __slots__ = ("_learns", "_one_size", "_sizes", "inline_bytes", "limit")
 
-    def __init__(self, inline_bytes: float, *, one_size: bool = False, learns: bool = False) -> None:
+    def __init__(
+        self, inline_bytes: float, *, one_size: bool = False, learns: bool = False, limit: float | None = None
+    ) -> None:
+        self.limit = limit
         self.inline_bytes = inline_bytes
         self._one_size = one_size
         self._learns = learns
@@ -78,15 +90,15 @@ class Placement:
         return cls(-1)
 
     @classmethod
-    def measured(cls, seconds: float, input_bytes: int, *, fixed_shape: bool) -> Placement:
+    def measured(cls, seconds: float, input_bytes: int, *, fixed_shape: bool, limit: float | None = None) -> Placement:
         """Begin with one measured time of an inference on ``input_bytes``.
 
         Where shapes may grow, time is taken to grow with the bytes of input.
         """
-        inline_bytes = -1.0
-        if seconds < INLINE_THRESHOLD_SECONDS:
-            inline_bytes = math.inf if fixed_shape else max(input_bytes, 1) * INLINE_THRESHOLD_SECONDS / seconds
-        return cls(inline_bytes, one_size=fixed_shape, learns=True)
+        inline_bytes, most = -1.0, limit or INLINE_THRESHOLD_SECONDS
+        if seconds < most:
+            inline_bytes = math.inf if fixed_shape else max(input_bytes, 1) * most / seconds
+        return cls(inline_bytes, one_size=fixed_shape, learns=True, limit=limit)
 
     def is_inline(self, input_bytes: int) -> bool:
         """Tell whether a request with so many bytes of input runs on the event loop.
@@ -96,7 +108,7 @@ class Placement:
         known = self._sizes.get(0 if self._one_size else input_bytes.bit_length())
         if known is None:
             return input_bytes <= self.inline_bytes
-        if known.inline or known.seconds > _NEARLY * INLINE_THRESHOLD_SECONDS:
+        if known.inline or known.seconds > _NEARLY * (self.limit or INLINE_THRESHOLD_SECONDS):
             return known.inline
         known.asked += 1
         return known.asked % _PROBE_EVERY == 0
@@ -106,11 +118,12 @@ class Placement:
     ) -> bool:
         """Take in how long an inference took; gives whether requests of its size change places.
 
-        ``limit`` is what is short enough now.  One short run on the loop brings a size back there; else only times
-        that stay well beyond it, or well below, change anything.
+        ``limit`` is what is short enough now, unless it is always the same.  One short run on the loop brings a size
+        back there; else only times that stay well beyond it, or well below, change anything.
         """
         if not self._learns:
             return False
+        limit = self.limit or limit
         size = 0 if self._one_size else input_bytes.bit_length()
         known = self._sizes.get(size)
         if known is None:

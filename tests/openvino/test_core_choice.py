@@ -20,8 +20,9 @@ from ovmstrio.openvino.compile import PINNING, ModelFile, compile_model
 from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.runtime import core
 from ovmstrio.openvino.slot import Slot
+from ovmstrio.work import cores as cores_module
 from ovmstrio.work.cores import CoreShare
-from ovmstrio.work.placement import Placement
+from ovmstrio.work.placement import FILLING_THRESHOLD_SECONDS, Placement
 from tests.support import ir
 from tests.support.servables import RecordingHooks, network
 
@@ -239,3 +240,46 @@ async def test_a_request_that_cannot_be_made_anew_is_not_lost(
         running.pool.release(slot)
     (found,) = await running.infer([ONES])
     np.testing.assert_array_equal(found, expected)
+
+
+def _short(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(compile_module, "warm_up", lambda *_: compile_module.Timing(seconds, 40))
+
+
+async def test_on_few_cores_what_fills_them_runs_on_the_loop(
+    cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its weights are, bound to no core, and with the results of any other way."""
+    cores.are_few = True
+    monkeypatch.setattr(cores_module, "usable_cores", lambda: 2)
+    monkeypatch.setattr(compile_module, "_is_small", lambda _: False)
+    _short(monkeypatch, FILLING_THRESHOLD_SECONDS / 2)
+    filling = network(ir.dummy(), tmp_path, plugin_config={"INFERENCE_NUM_THREADS": "2"})
+    assert filling.runs_inline
+    assert not filling._model.get_property(PINNING)
+    (given,) = await filling.infer([ONES])
+    np.testing.assert_array_equal(given, ONES + 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "are_few", "seconds"),
+    [
+        ({"INFERENCE_NUM_THREADS": "1"}, True, FILLING_THRESHOLD_SECONDS / 2),
+        ({"INFERENCE_NUM_THREADS": "2", "NUM_STREAMS": "2"}, True, FILLING_THRESHOLD_SECONDS / 2),
+        ({"INFERENCE_NUM_THREADS": "2"}, True, FILLING_THRESHOLD_SECONDS),
+        ({"INFERENCE_NUM_THREADS": "2"}, False, FILLING_THRESHOLD_SECONDS / 2),
+    ],
+)
+def test_what_does_not_fill_few_cores_or_takes_longer_leaves_the_loop(
+    cores: CoreShare,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, str],
+    are_few: bool,
+    seconds: float,
+) -> None:
+    """One of several streams or threads, a long one, and any where cores are many."""
+    cores.are_few = are_few
+    monkeypatch.setattr(cores_module, "usable_cores", lambda: 2)
+    _short(monkeypatch, seconds)
+    assert not network(ir.dummy(), tmp_path, plugin_config=settings).runs_inline

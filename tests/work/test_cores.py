@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.work.cores import usable_cores
+from ovmstrio.work.cores import CoreShare, usable_cores
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +42,12 @@ def test_the_limit_of_a_container_counts(tmp_path: Path, files: dict[str, str], 
         file.write_text(text, encoding="ascii")
     (tmp_path / "own").write_text(own, encoding="ascii")
     assert usable_cores(groups, tmp_path / "own") == count
+
+
+def test_on_few_cores_nothing_is_bound_to_them() -> None:
+    """The event loop computes there, too, unless nothing is to be chosen by that."""
+    few, many = CoreShare(2), CoreShare(3)
+    assert few.is_shared
+    assert not many.is_shared
+    few.chooses = False
+    assert not few.is_shared

@@ -30,6 +30,21 @@ def test_a_busy_loop_takes_shorter_inferences_only(monkeypatch: pytest.MonkeyPat
         assert load.limit == limit
 
 
+def test_a_turn_that_lasts_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Late first, overdue when nobody has cared for that; the next one is young again."""
+    now = 100.0
+    monkeypatch.setattr(loop_load, "perf_counter", lambda: now)
+    load = LoopLoad()
+    seen = []
+    for passed in (0.001, 0.002, 0.006):
+        now += passed
+        seen.append((load.is_late, load.is_overdue))
+    assert seen == [(False, False), (True, False), (True, True)]
+    load.before_io_wait(0)
+    load.after_io_wait(0)
+    assert not load.is_late
+
+
 async def test_each_run_of_the_loop_has_one_watcher() -> None:
     """It is the same for all models, and is told of waits."""
     load = current_loop_load()

@@ -5,7 +5,13 @@ import threading
 import pytest
 import trio
 
-from ovmstrio.work.placement import INLINE_THRESHOLD_SECONDS, LOADS_AT_ONCE, Placement, run_load
+from ovmstrio.work.placement import (
+    FILLING_THRESHOLD_SECONDS,
+    INLINE_THRESHOLD_SECONDS,
+    LOADS_AT_ONCE,
+    Placement,
+    run_load,
+)
 
 
 def test_short_inferences_of_fixed_shape_run_inline() -> None:
@@ -17,6 +23,18 @@ def test_long_inferences_run_elsewhere() -> None:
     """At the threshold nothing is inline, not even an empty request."""
     assert not Placement.measured(INLINE_THRESHOLD_SECONDS, 40, fixed_shape=True).is_inline(0)
     assert not Placement.away().is_inline(0)
+
+
+def test_inferences_that_fill_the_cores_have_a_limit_of_their_own() -> None:
+    """However busy the loop is: it is the same work there, and less beside it."""
+    short, limit = 2 * INLINE_THRESHOLD_SECONDS, FILLING_THRESHOLD_SECONDS
+    placement = Placement.measured(short, 40, fixed_shape=True, limit=limit)
+    assert placement.is_inline(40)
+    assert not any(placement.learn(40, short, INLINE_THRESHOLD_SECONDS / 2, on_loop=True) for _ in range(200))
+    assert placement.is_inline(40)
+    assert sum([placement.learn(40, 2 * limit, on_loop=True) for _ in range(200)]) == 1
+    assert not placement.is_inline(40)
+    assert not Placement.measured(limit, 40, fixed_shape=True, limit=limit).is_inline(40)
 
 
 def test_growing_requests_leave_the_event_loop() -> None:

@@ -10,6 +10,7 @@ system call.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
@@ -42,12 +43,14 @@ from ovmstrio.wire.grpc.events import (
 )
 from ovmstrio.wire.grpc.frames import ConnectionFault, ErrorCode
 from ovmstrio.wire.grpc.inflation import Inflater
+from ovmstrio.wire.grpc.lent_scope import LentScope
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.grpc.replies import FailureTranslator, Wakeup, trailers_only_block
 from ovmstrio.wire.grpc.senders import Senders
 from ovmstrio.wire.grpc.stall_watch import StallWatch
 from ovmstrio.wire.grpc.stream import Call
 from ovmstrio.wire.listeners import Peer
+from ovmstrio.work.loop_load import current_loop_load
 
 __all__ = ["NO_ROUTES", "Connection", "Routes", "close_stream"]
 
@@ -123,7 +126,9 @@ class Connection:
         self._read_to_end = trio.Event()
         self._stops_reading = False
         self._fresh: list[Call] = []
-        self._whole: list[Call] = []
+        self._whole: deque[Call] = deque()
+        self._lent = LentScope()
+        self._loop = current_loop_load()
         self._is_answering = False
         self._is_flushing = False
         self._unsent = Wakeup()
@@ -178,7 +183,7 @@ class Connection:
         """Feed the core and answer, until there is no more to read, or another task has taken that over."""
         core, reading, receive_some = self.core, self._reading, self._stream.receive_some
         try:
-            with reading:
+            with reading, LentScope() as self._lent:
                 while reading is self._reading and not self._stops_reading:
                     if core.more:
                         await trio.lowlevel.checkpoint()
@@ -224,21 +229,32 @@ class Connection:
         reading = self._reading
         self._is_answering = True
         while self._whole:
+            if self._loop.is_late:
+                await self._send_answered()
+                if reading is not self._reading:
+                    return
+                await trio.lowlevel.checkpoint()
             # Each has context variables of its own, as it would have in a task of its own.
-            await told_of_waiting(self._serve(self._whole.pop(0)), self._hand_over, copy_context())
+            call = self._whole.popleft()
+            await told_of_waiting(self._serve(call, self._lent), self._hand_over, copy_context())
             if reading is not self._reading:
                 return
-        if isinstance(self._stream, DirectStream) and not self._broken:
-            await told_of_waiting(self._flush_or_abandon(), self._hand_over)
-            if reading is not self._reading:
-                return
+        await self._send_answered()
+        if reading is not self._reading:
+            return
         self._is_answering = False
         if self.core.waiting_bytes:
             self._unsent.wake()
 
+    async def _send_answered(self) -> None:
+        """Send what has been answered so far; another task reads from then on if that has to wait."""
+        if isinstance(self._stream, DirectStream) and not self._broken:
+            await told_of_waiting(self._flush_or_abandon(), self._hand_over)
+
     def _hand_over(self) -> None:
         """Have another task read, and others answer what was read, as this one is about to wait."""
         self._is_answering = False
+        self._lent.is_kept = True
         self._reading = trio.CancelScope()
         self._start_whole()
         self._nursery.start_soon(self._read)
@@ -318,9 +334,9 @@ class Connection:
         else:
             await self._stream.send_all(b"".join(data))
 
-    async def _serve(self, call: Call) -> None:
+    async def _serve(self, call: Call, lent: LentScope | None = None) -> None:
         try:
-            await call.run()
+            await call.run(lent)
         finally:
             del self.calls[call.state.stream_id]
             self.core.release(call.state)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.pending_answers import PendingShare
     from ovmstrio.observability.repeated_faults import RepeatedFaults
     from ovmstrio.wire.grpc.inflation import Inflater
+    from ovmstrio.wire.grpc.lent_scope import LentScope
     from ovmstrio.wire.grpc.replies import FailureTranslator
     from ovmstrio.wire.grpc.senders import Senders
 
@@ -110,7 +111,6 @@ class Call:
         handler: what answers; it may put another one in its place before anything is received.
         received: bytes of the messages that were received.
         sent: bytes of the messages that were sent.
-        scope: the cancel scope around the handler.
         event: the last call that it became; None before, and once it has ended.
         told: the request as observers are told of it; None where none of them has to know of it before its end.
     """
@@ -124,6 +124,7 @@ class Call:
         "_replies",
         "_requests",
         "_said_status",
+        "_scope",
         "_sending",
         "_status",
         "_trailing_metadata",
@@ -135,7 +136,6 @@ class Call:
         "handler",
         "path",
         "received",
-        "scope",
         "sent",
         "state",
         "told",
@@ -153,7 +153,7 @@ class Call:
         self.deadline = math.inf
         if head.timeout_seconds != math.inf:
             self.deadline = trio.current_time() + head.timeout_seconds
-        self.scope = trio.CancelScope(deadline=self.deadline)
+        self._scope: trio.CancelScope | None = None
         self.failure: GRPCError | None = None
         self.event: CallEvent | None = None
         self.told: WireRequest | None = None
@@ -169,6 +169,13 @@ class Call:
         self._status = -1
 
     # -- about the call ------------------------------------------------------------------------------------------
+
+    @property
+    def scope(self) -> trio.CancelScope:
+        """Give the cancel scope around the handler, which may be another one before it runs."""
+        if self._scope is None:
+            self._scope = trio.CancelScope(deadline=self.deadline)
+        return self._scope
 
     @property
     def peer(self) -> Peer:
@@ -453,8 +460,8 @@ class Call:
 
     # -- the connection's side -----------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Run the handler and answer the client, whatever happens.
+    async def run(self, lent: LentScope | None = None) -> None:
+        """Run the handler and answer the client, whatever happens; in the scope that is lent, or one of its own.
 
         Cancellation: ``scope`` ends in trailers; a cancellation from outside passes through.
         """
@@ -468,13 +475,11 @@ class Call:
         try:
             # One that is reset before it began has no message any more, and nobody whom an answer would reach.
             if not self.state.reset:
-                with self.scope:
-                    deadline = self.scope.deadline
-                    if deadline != math.inf and deadline <= trio.current_time():
-                        self.scope.cancel()
-                        await trio.lowlevel.checkpoint()
-                    self._refuse_unknown_encoding()
-                    await self.handler.func(self)
+                if lent is None or self.failure is not None:
+                    with self.scope:
+                        await self._handle()
+                else:
+                    await self._handle_in(lent)
         except Exception as error:  # noqa: BLE001  # the border of one call: no other call may suffer
             failure = self._host.failures.translate(error, self.path)
         finally:
@@ -490,6 +495,25 @@ class Call:
             if observer is not None:
                 self._tell_end(observer)
             self.event = None
+
+    async def _handle(self) -> None:
+        deadline = self.deadline
+        if deadline != math.inf and deadline <= trio.current_time():
+            self.scope.cancel()
+            await trio.lowlevel.checkpoint()
+        if self.state.head.encoding != "identity":
+            self._refuse_unknown_encoding()
+        await self.handler.func(self)
+
+    async def _handle_in(self, lent: LentScope) -> None:
+        self._scope = lent.lend(self.deadline)
+        try:
+            await self._handle()
+        except BaseException as error:
+            if not lent.take_back(error):
+                raise
+        else:
+            lent.take_back(None)
 
     def _begin_told(self, *, is_sampled: bool | None) -> WireRequest:
         """Make the request that observers are told of."""
@@ -516,7 +540,8 @@ class Call:
         """Say how the call ended, if nothing has been said yet."""
         if self.state.local_closed:
             return
-        if self.scope.cancelled_caught or (failure is not None and self.scope.cancel_called):
+        scope = self._scope
+        if scope is not None and (scope.cancelled_caught or (failure is not None and scope.cancel_called)):
             # An error on the way out of a cancelled handler is not what ended the call.
             failure = self.failure or GRPCError(Status.DEADLINE_EXCEEDED, "the deadline of the call has passed")
         elif failure is None and not (

@@ -22,6 +22,7 @@ from ovmstrio.runtimes.models.sequences.sequence_requests import Control
 from ovmstrio.runtimes.models.stateful import StatefulServable
 from ovmstrio.server.workers.board import Board
 from ovmstrio.server.workers.sequence_directory import BoardDirectory
+from ovmstrio.work.placement import Placement
 from tests.support import ir
 from tests.support.servables import load, load_stateful, network, raw_request, sequence_request
 
@@ -254,7 +255,7 @@ async def test_slow_sequences_side_by_side(tmp_path: Path) -> None:
     """Sequences share the infer requests of the pool, and each gets its own sums."""
     servable = await load_stateful(ir.slow_accumulator(128, 40), tmp_path, nireq=2)
     assert servable._network is not None
-    assert not servable._network.runs_inline
+    servable._network._placement = Placement.away()
 
     async def run(number: int) -> None:
         for count in range(1, 6):

@@ -15,6 +15,7 @@ from grpclib.exceptions import GRPCError
 
 from ovmstrio.wire.grpc import (
     Call,
+    GrpclibService,
     GrpcServer,
     TransportLimits,
     TrioService,
@@ -22,7 +23,7 @@ from ovmstrio.wire.grpc import (
 )
 from ovmstrio.wire.listeners import open_listeners
 
-__all__ = ["BytesCodec", "Echo", "echo_server"]
+__all__ = ["BytesCodec", "Echo", "echo_server", "serving"]
 
 _remembered: Final[ContextVar[str]] = ContextVar("remembered", default="nothing")
 
@@ -193,9 +194,18 @@ async def echo_server(
 ) -> AsyncIterator[tuple[GrpcServer, Echo, str]]:
     """Serve ``Echo`` on a real socket."""
     service = Echo()
+    async with serving(service, limits, address, **options) as (server, bound):
+        yield server, service, bound
+
+
+@asynccontextmanager
+async def serving(
+    service: GrpclibService, limits: TransportLimits | None = None, address: str = "127.0.0.1:0", **options: Any
+) -> AsyncIterator[tuple[GrpcServer, str]]:
+    """Serve a service whose messages are bytes on a real socket."""
     tls = options.pop("tls", None)
     server = GrpcServer([service], BytesCodec(), limits=limits, **options)
     async with open_listeners([address], tls) as listeners, trio.open_nursery() as nursery:
         addresses = await nursery.start(server.serve, listeners)
-        yield server, service, addresses[0]
+        yield server, addresses[0]
         nursery.cancel_scope.cancel()
