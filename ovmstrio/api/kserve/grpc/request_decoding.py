@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from ovmstrio.api.kserve.grpc.plain_requests import PlainRequests
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Contents, InferInput, InferRequest, RequestedOutput
@@ -85,6 +86,7 @@ _REGION: Final = "shared_memory_region"
 
 _MESSAGE: Final = "inference.ModelInferRequest"
 _RAW_INPUT_TAG: Final = 0x3A
+_plain: Final = PlainRequests(_RAW_INPUT_TAG, _MESSAGE)
 
 
 def decode_request(data: bytes | memoryview) -> InferRequest:
@@ -95,6 +97,16 @@ def decode_request(data: bytes | memoryview) -> InferRequest:
     Raises:
         InvalidRequest: the bytes are not such a message, or have more fields than any honest one.
     """
+    if len(data) >= _VIEWED_FROM_BYTES or not isinstance(data, bytes):
+        return _parse(data)
+    request = _plain.read(data)
+    if request is None:
+        request = _parse(data)
+        _plain.note(data, request)
+    return request
+
+
+def _parse(data: bytes | memoryview) -> InferRequest:
     try:
         head, views = (
             split_raw_contents(data, _RAW_INPUT_TAG, _MESSAGE) if len(data) >= _VIEWED_FROM_BYTES else (data, None)

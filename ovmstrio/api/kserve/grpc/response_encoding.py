@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.api.raw_contents import gather_buffers, raw_contents
-from ovmstrio.core.tensor import RawTensor
+from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.parameters import UNSIGNED_FROM, set_parameters
 from ovmstrio.protocol.split_messages import delimited, encode_varint, write_varint
@@ -75,12 +75,19 @@ def encode_stream_response(message: StreamInferResponse) -> WrittenMessage:
 
 def _response_parts(response: InferResponse) -> list[Buffer]:
     """Give the pieces of a ``ModelInferResponse``; each is of bytes, so that its length is its size."""
+    outputs = response.outputs
+    if len(outputs) == 1 and not response.id and not response.parameters:
+        (only,) = outputs
+        if isinstance(only, Tensor):
+            data = raw_contents(only)
+            model, version = response.model_name, response.model_version
+            head = _encode_up_to_raw(model, version, only.name, only.datatype_name, only.shape)
+            return [head, encode_varint(len(data)), data]
     parts: list[Buffer] = [_encode_model(response.model_name, response.model_version)]
     if response.id:
         parts += delimited(_ID_TAG, response.id.encode())
     if response.parameters:
         parts.append(_encode_parameters(response.parameters))
-    outputs = response.outputs
     for tensor in outputs:
         if isinstance(tensor, RawTensor) and tensor.place is not None:
             parts.append(_encode_placed(tensor, tensor.place))
@@ -90,6 +97,12 @@ def _response_parts(response: InferResponse) -> list[Buffer]:
         data = raw_contents(tensor)
         parts += (_RAW_OUTPUT_TAG, encode_varint(len(data)), data)
     return parts
+
+
+@lru_cache(maxsize=1024)
+def _encode_up_to_raw(model: str, version: str, name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    """Write an answer of one output up to the size of that one's elements."""
+    return _encode_model(model, version) + _encode_output(name, datatype, shape) + _RAW_OUTPUT_TAG
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,97 @@
+"""Requests known by their beginning are what the parser makes of them, whatever came before."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ovmstrio.api.kserve.grpc import request_decoding
+from ovmstrio.api.kserve.grpc.plain_requests import PlainRequests
+from ovmstrio.api.kserve.grpc.request_decoding import decode_request
+from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.protocol.descriptors import message_class
+
+_REQUEST: Final = message_class("inference.ModelInferRequest")
+_TAG: Final = 0x3A
+
+
+def _message(raw: bytes, model: str = "m", request_id: str = "", **more: Any) -> bytes:
+    message = _REQUEST(model_name=model, id=request_id, raw_input_contents=[raw])
+    message.inputs.add(name="x", datatype="FP32", shape=[1, len(raw) // 4])
+    for name in more.get("outputs", ()):
+        message.outputs.add(name=name)
+    return bytes(message.SerializeToString())
+
+
+def _read(known: PlainRequests, data: bytes) -> Any:
+    found = known.read(data)
+    if found is None:
+        known.note(data, request_decoding._parse(data))
+    return found
+
+
+def test_the_second_of_two_alike_is_known() -> None:
+    """With its own values, and as the parser reads it."""
+    known = PlainRequests(_TAG, "m")
+    assert _read(known, _message(bytes(8), outputs=["y"])) is None
+    data = _message(b"12345678", outputs=["y"])
+    assert _read(known, data) == request_decoding._parse(data)
+
+
+def test_what_is_given_is_nobody_elses() -> None:
+    """Whoever changes a request changes no later one."""
+    known = PlainRequests(_TAG, "m")
+    data = _message(bytes(8), outputs=["y"])
+    _read(known, data)
+    first = _read(known, data)
+    first.inputs[0].parameters["a"] = 1
+    first.outputs[0].parameters["a"] = 1
+    first.parameters["a"] = 1
+    first.inputs.clear()
+    assert _read(known, data) == request_decoding._parse(data)
+
+
+def test_requests_that_are_all_different_are_looked_at_ever_less() -> None:
+    """Ids of one length, each sent once."""
+    known = PlainRequests(_TAG, "m")
+    noted = []
+    for number in range(100):
+        data = _message(bytes(8), request_id=f"{number:03}")
+        assert known.read(data) is None
+        before = known._by_size.get(len(data))
+        known.note(data, request_decoding._parse(data))
+        noted.append(known._by_size[len(data)] is not before)
+    assert [number for number, is_noted in enumerate(noted) if is_noted] == [0, 1, 2, 4, 8, 16, 32, 64]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "id", "other"]), st.sampled_from(["m", "n"]), st.binary(max_size=12))))
+def test_every_request_is_what_the_parser_makes_of_it(asked: list[tuple[str, str, bytes]]) -> None:
+    """In any order, of any sizes, plain or not."""
+    known = PlainRequests(_TAG, "m")
+    for request_id, model, raw in asked:
+        data = _message(raw, model, request_id)
+        found = _read(known, data)
+        assert found is None or found == request_decoding._parse(data)
+
+
+@given(st.lists(st.binary(max_size=24), max_size=20), st.binary(max_size=6), st.integers(0, 40))
+def test_bytes_that_are_nearly_a_request_are_read_as_without_memory(
+    noise: list[bytes], end: bytes, changed: int
+) -> None:
+    """Also when they have the size, and most of the beginning, of one that is known."""
+    data = bytearray(_message(b"12345678"))
+    decode_request(bytes(data))
+    data[changed % len(data)] ^= 1
+    for each in (bytes(data), bytes(data) + end, *noise):
+        try:
+            expected: Any = request_decoding._parse(each)
+        except InvalidRequest as error:
+            expected = str(error)
+        for _ in range(2):
+            try:
+                found: Any = decode_request(each)
+            except InvalidRequest as error:
+                found = str(error)
+            assert found == expected
