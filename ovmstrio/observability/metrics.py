@@ -302,6 +302,7 @@ class ServableMetrics(CallMetrics, ServableHooks):
 
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:
         super().__init__(metrics, name, version)
+        self._pool: tuple[int, int] | None = None
         for (method, api), interface in product(_METHODS, _INTERFACES):
             for code in (OK, "InvalidRequest"):
                 self._outcome(method, api, interface, code)
@@ -314,11 +315,6 @@ class ServableMetrics(CallMetrics, ServableHooks):
     @cached_property
     def _wait(self) -> Any:
         return self._metrics.child("ovms_wait_for_infer_req_time_us", *self._labels)
-
-    @cached_property
-    def _pool(self) -> tuple[Any, Any]:
-        child = self._metrics.child
-        return child("ovms_infer_req_queue_size", *self._labels), child("ovms_infer_req_active", *self._labels)
 
     def inference_time(self, seconds: float) -> None:
         """Record how long the runtime took for one inference."""
@@ -334,9 +330,14 @@ class ServableMetrics(CallMetrics, ServableHooks):
 
     def set_pool(self, size: int, active: int) -> None:
         """Say how large the pool is and how much of it is at work."""
-        pool_size, pool_active = self._pool
-        pool_size.set(size)
-        pool_active.set(active)
+        if self._pool is None:
+            child = self._metrics.child
+            child("ovms_infer_req_queue_size", *self._labels).set_function(lambda: self._in_pool(0))
+            child("ovms_infer_req_active", *self._labels).set_function(lambda: self._in_pool(1))
+        self._pool = (size, active)
+
+    def _in_pool(self, which: int) -> int:
+        return (self._pool or (0, 0))[which]
 
     def placed(self, *, inline: bool, moved: bool) -> None:
         """Say where inferences run, and count that they changed their place."""

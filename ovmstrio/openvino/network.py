@@ -254,7 +254,7 @@ class Network:
 
     def _look_for_idle(self) -> None:
         """Wake those who wait for the pool, if they need not any more."""
-        if not self._is_worth_waiting():
+        if self._may_fail and not self._is_worth_waiting():
             self._idle.set()
             self._idle = trio.Event()
 

@@ -121,7 +121,6 @@ class Connection:
         self._stream = stream
         self._routes = routes
         self._further = further
-        self._reading = trio.CancelScope()
         self._read_bytes = _READ_BYTES
         self._read_to_end = trio.Event()
         self._stops_reading = False
@@ -181,10 +180,10 @@ class Connection:
 
     async def _read(self) -> None:
         """Feed the core and answer, until there is no more to read, or another task has taken that over."""
-        core, reading, receive_some = self.core, self._reading, self._stream.receive_some
+        core, lent, receive_some = self.core, self._lent, self._stream.receive_some
         try:
-            with reading, LentScope() as self._lent:
-                while reading is self._reading and not self._stops_reading:
+            with lent:
+                while lent is self._lent and not self._stops_reading:
                     if core.more:
                         await trio.lowlevel.checkpoint()
                         self._handle(core.go_on())
@@ -207,7 +206,7 @@ class Connection:
             self.mark_dirty()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._broken = True
-        if reading is self._reading:
+        if lent is self._lent:
             self._read_to_end.set()
 
     def _handle(self, events: list[Event]) -> None:
@@ -226,21 +225,21 @@ class Connection:
 
     async def _answer_whole(self) -> None:
         """Answer requests that have come whole, as long as none of them waits, and send the answers together."""
-        reading = self._reading
+        lent = self._lent
         self._is_answering = True
         while self._whole:
             if self._loop.is_late:
                 await self._send_answered()
-                if reading is not self._reading:
+                if lent is not self._lent:
                     return
                 await trio.lowlevel.checkpoint()
             # Each has context variables of its own, as it would have in a task of its own.
             call = self._whole.popleft()
-            await told_of_waiting(self._serve(call, self._lent), self._hand_over, copy_context())
-            if reading is not self._reading:
+            await told_of_waiting(self._serve(call, lent), self._hand_over, copy_context())
+            if lent is not self._lent:
                 return
         await self._send_answered()
-        if reading is not self._reading:
+        if lent is not self._lent:
             return
         self._is_answering = False
         if self.core.waiting_bytes:
@@ -255,7 +254,7 @@ class Connection:
         """Have another task read, and others answer what was read, as this one is about to wait."""
         self._is_answering = False
         self._lent.is_kept = True
-        self._reading = trio.CancelScope()
+        self._lent = LentScope()
         self._start_whole()
         self._nursery.start_soon(self._read)
         if self.core.waiting_bytes:
@@ -270,7 +269,7 @@ class Connection:
         """Have the reader end, once it has sent what it answers at the moment."""
         self._stops_reading = True
         if not self._is_answering:
-            self._reading.cancel()
+            self._lent.scope.cancel()
 
     def mark_dirty(self) -> None:
         """Let the writer send what waits in the core, unless the reader does so in a moment."""

@@ -20,6 +20,8 @@ class LentScope:
     A call that never waits cannot be cancelled meanwhile, and gives the scope back as it was.  The first one that
     waits keeps it, and the task with it: it leaves the scope when it ends.
 
+    Between calls the scope is the task's own, which ends when it is cancelled.
+
     Ownership: of the scope, until the ``with`` block ends or the call that keeps it.
 
     Attributes:
