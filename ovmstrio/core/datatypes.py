@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["BYTES", "BY_NAME", "BY_OPENVINO_NAME", "INVALID", "Datatype", "from_bf16", "to_bf16"]
+__all__ = ["BYTES", "BY_NAME", "BY_OPENVINO_NAME", "INVALID", "UINT8", "Datatype", "from_bf16", "to_bf16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ def _row(name: str, numpy: str, openvino: str, contents_field: str) -> Datatype:
 
 
 BYTES: Final = _row("BYTES", "O", "string", "bytes_contents")
+UINT8: Final = _row("UINT8", "u1", "u8", "uint_contents")
 INVALID: Final = _row("INVALID", "O", "dynamic", "")
 """What metadata says of a tensor about whose type nothing is known: the inputs and outputs of graphs."""
 
@@ -52,7 +53,7 @@ _ALL: Final = (
     _row("INT16", "<i2", "i16", "int_contents"),
     _row("INT32", "<i4", "i32", "int_contents"),
     _row("INT64", "<i8", "i64", "int64_contents"),
-    _row("UINT8", "u1", "u8", "uint_contents"),
+    UINT8,
     _row("UINT16", "<u2", "u16", "uint_contents"),
     _row("UINT32", "<u4", "u32", "uint_contents"),
     _row("UINT64", "<u8", "u64", "uint64_contents"),

@@ -6,6 +6,7 @@ inputs (``ovmstrio.runtimes.models.validation``), so that every protocol rejects
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -47,12 +48,14 @@ class Contents:
     """Values that came one by one: protobuf's ``InferTensorContents`` or a JSON ``data`` list, flattened.
 
     ``field`` names the one field that was filled (``fp32_contents``, ...); ``values`` are its elements.  With
-    ``repeat_last`` the last of them stands for all that are missing, as in TensorFlow's tensors.
+    ``repeat_last`` the last of them stands for all that are missing, as in TensorFlow's tensors.  ``is_checked`` says
+    that each is of a type that the field may have, which need not be looked at again.
     """
 
     field: str
     values: Sequence[Any] | Array
     repeat_last: bool = False
+    is_checked: bool = dataclasses.field(default=False, compare=False)
 
 
 @dataclass(slots=True)

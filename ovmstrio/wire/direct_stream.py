@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
     from contextvars import Context
 
     from ovmstrio.core.request import Buffer
 
-__all__ = ["MOST_BUFFERS", "DirectStream", "direct", "told_of_waiting"]
+__all__ = ["MOST_BUFFERS", "DirectStream", "carry_on", "direct", "told_of_waiting"]
 
 _T = TypeVar("_T")
 
@@ -201,12 +201,33 @@ def told_of_waiting(
     """
     try:
         trap = running.send(None) if context is None else context.run(running.send, None)
-        tell()
-        send: Callable[[Any], Any] = running.send
-        throw: Callable[[BaseException], Any] = running.throw
-        if context is not None:
-            within: Any = context.run
-            send, throw = partial(within, send), partial(within, throw)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    tell()
+    send: Callable[[Any], Any] = running.send
+    throw: Callable[[BaseException], Any] = running.throw
+    if context is not None:
+        within: Any = context.run
+        send, throw = partial(within, send), partial(within, throw)
+    outcome: _T = yield from _carry_on(send, throw, trap)
+    return outcome
+
+
+def carry_on(running: Coroutine[Any, Any, _T], trap: Any) -> Awaitable[_T]:
+    """Run a coroutine to its end that was begun by its ``send``, which gave a trap of trio's, as it waits.
+
+    Cancellation: as the coroutine's.
+    """
+    return _awaited(running.send, running.throw, trap)
+
+
+@coroutine
+def _awaited(send: Callable[[Any], Any], throw: Callable[[BaseException], Any], trap: Any) -> Generator[Any, Any, Any]:
+    return (yield from _carry_on(send, throw, trap))
+
+
+def _carry_on(send: Callable[[Any], Any], throw: Callable[[BaseException], Any], trap: Any) -> Generator[Any, Any, Any]:
+    try:
         while True:
             try:
                 outcome = yield trap
@@ -215,4 +236,4 @@ def told_of_waiting(
             else:
                 trap = send(outcome)
     except StopIteration as done:
-        return done.value  # type: ignore[no-any-return]
+        return done.value

@@ -67,7 +67,9 @@ def listed_numbers(spec: TensorSpec, count: int) -> Callable[[Contents | None], 
         if contents is None or contents.field != field:
             return None
         values = contents.values
-        if type(values) is not list or len(values) != count or not allowed.issuperset(map(type, values)):
+        if type(values) is not list or len(values) != count:
+            return None
+        if not contents.is_checked and not allowed.issuperset(map(type, values)):
             return None
         try:
             return np.frombuffer(arrays.array(code, values), dtype)

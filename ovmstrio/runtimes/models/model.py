@@ -8,6 +8,7 @@ from typing import Any
 import trio
 
 from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.datatypes import UINT8
 from ovmstrio.core.layer_times import LayerTimes
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.core.tensor import Array, RawTensor, Tensor
@@ -100,5 +101,8 @@ def named_outputs(
     signature: ModelSignature, arrays: Sequence[Array], *, keeps_rows: bool = False
 ) -> list[Tensor | RawTensor]:
     """Name the outputs of one inference, and give strings where the name asks for them, unless rows are to be kept."""
-    tensors = [Tensor(spec.name, spec.datatype, array) for spec, array in zip(signature.outputs, arrays, strict=True)]
-    return [*tensors] if keeps_rows else [strings_of_rows(tensor) for tensor in tensors]
+    outputs: list[Tensor | RawTensor] = []
+    for spec, array in zip(signature.outputs, arrays, strict=True):
+        tensor = Tensor(spec.name, spec.datatype, array)
+        outputs.append(tensor if keeps_rows or spec.datatype is not UINT8 else strings_of_rows(tensor))
+    return outputs

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
@@ -31,7 +31,7 @@ from ovmstrio.core.callers import leave_caller
 from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.core.limits import leave_place
 from ovmstrio.wire.closing import has_unread
-from ovmstrio.wire.direct_stream import DirectStream, told_of_waiting
+from ovmstrio.wire.direct_stream import DirectStream, carry_on, told_of_waiting
 from ovmstrio.wire.http.answers import error_answer, has_bare_line_feed, plain_answer, slowness_refusal
 from ovmstrio.wire.http.bounded_sending import send_bounded
 from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending
@@ -40,7 +40,7 @@ from ovmstrio.wire.http.recoverable import RecoverableStream, recoverable_reques
 from ovmstrio.wire.listeners import client_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable
 
     from ovmstrio.wire.http.router import Route, Router
 
@@ -58,6 +58,7 @@ _HEAD: Final = re.compile(
     rb"((?:[!#$%%&'*+\-.^_`|~0-9A-Za-z]+:[^\r\n\x00\x0b\x0c\x7f]*\r\n)+)\r\n" % "|".join(METHODS).encode()
 )
 """What is taken is a part of what the application's parser takes."""
+_END_OF_HEAD: Final = b"\r\n\r\n"
 _LENGTH: Final = re.compile(r"[0-9]{1,15}")
 _UNUSUAL: Final = frozenset({"transfer-encoding", "content-encoding", "expect", "upgrade", "trailer", "te"})
 _SINGLE: Final = frozenset({"host", "content-length", "connection", "content-type", "inference-header-content-length"})
@@ -167,6 +168,8 @@ class FastLane:
         self._ending = ending or Ending()
         self._receive_seconds = receive_seconds
         self._buffer = bytearray()
+        self._come: bytes | bytearray = b""
+        self._whole_body = b""
         self._wanted = 0
         self._ended = False
         self._phase = _Phase.IDLE
@@ -303,10 +306,12 @@ class FastLane:
             if asked is None:
                 return True
             if not self._router.lets_in(asked.route):
-                keeps = await self._answer_at_once(asked)
+                answering = self._answer_at_once(asked)
+                keeps = answering if isinstance(answering, bool) else await answering
             elif self._router.admit_now(asked.route, asked.head.headers):
                 try:
-                    keeps = await self._answer_at_once(asked)
+                    answering = self._answer_at_once(asked)
+                    keeps = answering if isinstance(answering, bool) else await answering
                 finally:
                     leave_caller()
             else:
@@ -329,17 +334,27 @@ class FastLane:
         if self._is_reading or self._ended:
             return await self._more(self._deadline)
         try:
-            data = await self._stream.receive_some()
+            self._come = await self._stream.receive_some()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            data = b""
-        self._buffer += data
-        self._ended = not data
+            self._come = b""
+        self._ended = not self._come
         return not self._ended
 
     def _known(self) -> Asked | None:
-        """Take a head off the buffer that has come before; None, with the buffer as it is, for any other."""
-        buffer = self._buffer
-        end = buffer.find(b"\r\n\r\n", 0, _KNOWN_HEAD_BYTES) + 4
+        """Take a head that has come before off what has come; None, with all of that in the buffer, for any other.
+
+        The body of a request that has come as a whole, as most do, never goes through the buffer.
+        """
+        come, buffer = self._come, self._buffer
+        if come:
+            self._come = b""
+            end = come.find(_END_OF_HEAD, 0, _KNOWN_HEAD_BYTES) + 4
+            asked = self._heads.get(bytes(come[:end]))
+            if asked is not None and len(come) == asked.size and asked.head.body_length <= self._max_body_bytes:
+                self._whole_body = bytes(come[end:])
+                return asked
+            buffer += come
+        end = buffer.find(_END_OF_HEAD, 0, _KNOWN_HEAD_BYTES) + 4
         asked = self._heads.get(bytes(buffer[:end]))
         if asked is None or asked.head.body_length > self._max_body_bytes:
             return None
@@ -348,16 +363,28 @@ class FastLane:
             self.receive_until = self._now() + self._receive_seconds
         return asked
 
-    async def _answer_at_once(self, asked: Asked) -> bool:
+    def _answer_at_once(self, asked: Asked) -> bool | Awaitable[bool]:
+        """Answer a request, or give what does where something has to be waited for; False if the connection ends."""
+        body = self._whole_body
+        if not body or self._recovered is not None or asked.route.has_tasks:
+            return self._answer_read(asked)
+        self._whole_body = b""
+        self._phase = _Phase.ANSWERING
+        running = self._answer_within(None, asked, body)
+        try:
+            trap = running.send(None)
+        except StopIteration as done:
+            return bool(done.value)
+        self._watch()
+        return carry_on(running, trap)
+
+    async def _answer_read(self, asked: Asked) -> bool:
         """Read the body of a request and answer it; False if the connection ends with it."""
-        body = self._whole_body(asked.head.body_length) or await self._body(asked.head.body_length)
+        body = await self._body(asked.head.body_length)
         if body is None:
             return False
         self._phase = _Phase.ANSWERING
-        if self._recovered is None:
-            answer = self._answer if asked.route.has_tasks else self._answer_alone
-            return await told_of_waiting(answer(asked, body), self._watch)
-        with recoverable_request(self._recovered, asked.size):
+        with recoverable_request(self._stream, asked.size):
             return await told_of_waiting(self._answer(asked, body), self._watch)
 
     def _idle_deadline(self) -> float:
@@ -404,7 +431,7 @@ class FastLane:
         while True:
             if not self._begins_plainly():
                 return None
-            end = buffer.find(b"\r\n\r\n")
+            end = buffer.find(_END_OF_HEAD)
             if end >= 0:
                 break
             if len(buffer) > MAX_HEAD_BYTES or has_bare_line_feed(buffer):
@@ -432,18 +459,11 @@ class FastLane:
             return buffer.startswith(_BEGINNINGS)
         return any(buffer.startswith(beginning[: len(buffer)]) for beginning in _BEGINNINGS)
 
-    def _whole_body(self, length: int) -> bytes | None:
-        """Take a small body that is all that has come; None for any other."""
-        buffer = self._buffer
-        if len(buffer) != length or length > _LARGE_BODY_BYTES:
-            return None
-        body = bytes(buffer)
-        buffer.clear()
-        self._room.set()
-        return body
-
     async def _body(self, length: int) -> bytes | memoryview | None:
         """Take a body off what has come and comes; a large one is read into memory of its own."""
+        whole, self._whole_body = self._whole_body, b""
+        if whole:
+            return whole
         if length > _LARGE_BODY_BYTES:
             return await self._large_body(length)
         self._wanted = length
@@ -486,7 +506,7 @@ class FastLane:
         A stream of an answer ends with its client, as the call does that has not been answered.
         """
         if not asked.route.has_tasks:
-            return await self._answer_alone(asked, body)
+            return await self._answer_within(None, asked, body)
         broken = None
         async with trio.open_nursery() as tasks:
             try:
@@ -498,13 +518,10 @@ class FastLane:
             raise broken
         return keeps
 
-    def _answer_alone(self, asked: Asked, body: bytes | memoryview) -> Coroutine[Any, Any, bool]:
-        return self._answer_within(None, asked, body)
-
     async def _answer_within(self, tasks: trio.Nursery | None, asked: Asked, body: bytes | memoryview) -> bool:
         (method, target, headers, _, keep_alive), query, route, _ = asked
         self.is_finished = not keep_alive
-        view = body if route.takes_views and isinstance(body, memoryview) else None
+        view = body if type(body) is memoryview and route.takes_views else None
         whole = b"" if view is not None else bytes(body)
         request = HttpRequest(method, route.path, query, headers, whole, self._client, target, route.mount, tasks, view)
         answer = None
@@ -512,7 +529,7 @@ class FastLane:
             self._is_calling = True
             answer = await self._router.answer(route, request)
             # One that was whole when its client left is sent; a stream ends with its client.
-            self._is_calling = answer.stream is not None
+            self._is_calling = type(answer.body) is not bytes and answer.stream is not None
             if keep_alive and self._ending.is_near:
                 keep_alive = not self._ending.is_last(self._now(), has_more=bool(self._buffer))
             plain = plain_answer(answer) if keep_alive and self._direct is not None else None

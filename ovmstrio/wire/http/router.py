@@ -13,7 +13,7 @@ is asked first, and then the one at the root, whose paths they all are.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -30,7 +30,7 @@ from ovmstrio.wire.http.answers import challenge, error_answer
 from ovmstrio.wire.http.told_requests import ToldRequests
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Sequence
 
     from ovmstrio.access.gate import Gate
     from ovmstrio.core.events import RequestObserver
@@ -54,6 +54,8 @@ _KNOWN: Final = 1024
 View = Callable[..., Awaitable[HttpAnswer]]
 Admit = Callable[..., Awaitable[CallPlace | None]]
 """Takes a place for a request of a method, before its body is read."""
+
+Answering = Callable[["Route", "HttpRequest"], Coroutine[Any, Any, HttpAnswer]]
 
 
 class Rule(NamedTuple):
@@ -164,6 +166,8 @@ class Router:
         observer: is told of every request; None for nobody.
 
     Attributes:
+        answer: answers a request; every failure but cancellation, which is that of what answers, becomes an answer.  A
+            stream in the answer is the caller's to close.
         heads: what fast lanes have found of requests by their heads, for as long as it holds.
     """
 
@@ -179,6 +183,8 @@ class Router:
         observer: RequestObserver | None = None,
     ) -> None:
         self._told = None if observer is None else ToldRequests(observer)
+        # Without anybody who is told there is nothing between who asks for an answer and what answers.
+        self.answer: Answering = self._answer if self._told is None else partial(self._answer_told, self._told)
         self._rules = rules
         self._own = frozenset(each.first for each in rules)
         self._refusals = refusals
@@ -257,17 +263,6 @@ class Router:
             return answer
         finally:
             leave_caller()
-
-    def answer(self, route: Route, request: HttpRequest) -> Coroutine[Any, Any, HttpAnswer]:
-        """Answer a request.
-
-        Raises: nothing but cancellation; every failure becomes an answer.
-
-        Ownership: a stream in the answer is the caller's to close.
-        Cancellation: as that of what answers.
-        """
-        # Without anybody who is told there is no coroutine between this one's caller and what answers.
-        return self._answer(route, request) if self._told is None else self._answer_told(self._told, route, request)
 
     async def _answer_told(self, observer: ToldRequests, route: Route, request: HttpRequest) -> HttpAnswer:
         told = observer.begin(request)

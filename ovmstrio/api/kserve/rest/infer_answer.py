@@ -7,6 +7,7 @@ shortest text that reads back as the same number; NaN and infinities, which JSON
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
@@ -85,9 +86,10 @@ def render_infer_answer(request: InferRequest, response: InferResponse) -> HttpA
     Raises:
         InvalidRequest: an output that goes as JSON has elements that JSON cannot carry.
     """
-    plain = None if request.parameters or response.parameters else _plain_body(request, response)
-    if plain is not None:
-        return HttpAnswer(200, JSON_TYPE, plain)
+    return _render_sized(request, response)[0]
+
+
+def _render_carefully(request: InferRequest, response: InferResponse) -> HttpAnswer:
     wants_binary = _binary_outputs(request)
     if response.nbytes > _PRINTED_AT_ONCE:
         return _render_in_pieces(wants_binary, response)
@@ -279,9 +281,12 @@ def answer_infer(
         check_version(version)
     request.received = len(body)
 
-    def render(response: InferResponse) -> tuple[HttpAnswer, int]:
-        answer = render_infer_answer(request, response)
-        body = answer.body
-        return answer, len(body) if type(body) is bytes else answer.size
+    return plane.infer(request, KSERVE_REST, partial(_render_sized, request))
 
-    return plane.infer(request, KSERVE_REST, render)
+
+def _render_sized(request: InferRequest, response: InferResponse) -> tuple[HttpAnswer, int]:
+    plain = None if request.parameters or response.parameters else _plain_body(request, response)
+    if plain is not None:
+        return HttpAnswer(200, JSON_TYPE, plain), len(plain)
+    answer = _render_carefully(request, response)
+    return answer, answer.size

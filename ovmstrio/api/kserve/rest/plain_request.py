@@ -76,4 +76,4 @@ def _plain_input(given: Any) -> InferInput | None:
     field = _FIELDS.get(datatype)
     if field is None or not field[1].issuperset(map(type, data)):
         return None
-    return InferInput(name, datatype, tuple(shape), Contents(field[0], data))
+    return InferInput(name, datatype, tuple(shape), Contents(field[0], data, is_checked=True))
