@@ -170,12 +170,13 @@ def plain_answer(answer: HttpAnswer) -> bytes | None:
         return None
     if type(body) is not bytes or len(body) > _MOST_PLAIN_BYTES:
         return None
-    return b"%b%d\r\n\r\n%b" % (_plain_head(int(time.time())), len(body), body)
+    return _plain_head(int(time.time()), len(body)) + body
 
 
-@lru_cache(maxsize=1)
-def _plain_head(second: int) -> bytes:
-    return f"HTTP/1.1 200 OK\r\n{_date(second)}\r\ncontent-type: {JSON}\r\ncontent-length: ".encode()
+@lru_cache(maxsize=64)
+def _plain_head(second: int, length: int) -> bytes:
+    head = f"HTTP/1.1 200 OK\r\n{_date(second)}\r\ncontent-type: {JSON}\r\ncontent-length: {length}\r\n\r\n"
+    return head.encode()
 
 
 @lru_cache(maxsize=1)

@@ -343,20 +343,20 @@ class FastLane:
     def _known(self) -> Asked | None:
         """Take a head that has come before off what has come; None, with all of that in the buffer, for any other.
 
-        The body of a request that has come as a whole, as most do, never goes through the buffer.
+        The body of a request that has come as a whole, as most do, is taken with it.
         """
-        come, buffer = self._come, self._buffer
-        if come:
-            self._come = b""
-            end = come.find(_END_OF_HEAD, 0, _KNOWN_HEAD_BYTES) + 4
-            asked = self._heads.get(bytes(come[:end]))
-            if asked is not None and len(come) == asked.size and asked.head.body_length <= self._max_body_bytes:
-                self._whole_body = bytes(come[end:])
-                return asked
+        buffer = self._buffer
+        come, self._come = self._come or buffer, b""
+        end = come.find(_END_OF_HEAD, 0, _KNOWN_HEAD_BYTES) + 4
+        asked = self._heads.get(bytes(come[:end]))
+        is_known = asked is not None and asked.head.body_length <= self._max_body_bytes
+        if asked is not None and is_known and len(come) == asked.size <= _LARGE_BODY_BYTES:
+            self._whole_body = bytes(come[end:])
+            buffer.clear()
+            return asked
+        if come is not buffer:
             buffer += come
-        end = buffer.find(_END_OF_HEAD, 0, _KNOWN_HEAD_BYTES) + 4
-        asked = self._heads.get(bytes(buffer[:end]))
-        if asked is None or asked.head.body_length > self._max_body_bytes:
+        if asked is None or not is_known:
             return None
         del buffer[:end]
         if len(buffer) < asked.head.body_length:
@@ -369,6 +369,7 @@ class FastLane:
         if not body or self._recovered is not None or asked.route.has_tasks:
             return self._answer_read(asked)
         self._whole_body = b""
+        self._room.set()
         self._phase = _Phase.ANSWERING
         running = self._answer_within(None, asked, body)
         try:
@@ -463,6 +464,7 @@ class FastLane:
         """Take a body off what has come and comes; a large one is read into memory of its own."""
         whole, self._whole_body = self._whole_body, b""
         if whole:
+            self._room.set()
             return whole
         if length > _LARGE_BODY_BYTES:
             return await self._large_body(length)
