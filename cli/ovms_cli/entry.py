@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ovms_cli.exits import EX_INTERRUPTED
-from ovmstrio.server.collector import collect_rarely
+from ovmstrio.server.collector import spare_imports
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the command line; one that is interrupted ends with 130 and without a word."""
-    collect_rarely()
+    spare_imports()
     try:
         from ovms_cli.main import main as run
 

@@ -15,6 +15,7 @@ import typer
 
 from ovms_cli.console import EX_INTERRUPTED, EX_USAGE
 from ovms_cli.ovms_lines import OWN_OPTIONS, Commands
+from ovmstrio.server.collector import collect_rarely
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,6 +48,8 @@ COMMANDS: Final = (
 )
 """The commands in the order in which help lists them; each is a module of this package."""
 
+_SERVE: Final = ("serve",)
+
 _COMPLETION: Final = "_OVMS_COMPLETE"
 """Is in the environment where a shell asks what a line may go on with."""
 
@@ -72,8 +75,12 @@ def main() -> None:
     # The class is in a package that typer keeps to itself, and so it is found through one that it shows.
     usage_error: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "UsageError")
     usage_error.exit_code = EX_USAGE
+    names = _meant(sys.argv[1:])
+    if names != _SERVE:
+        # A server does once it has loaded.
+        collect_rarely()
     try:
-        command_line(_meant(sys.argv[1:]))()
+        command_line(names)()
     except KeyboardInterrupt:
         raise SystemExit(EX_INTERRUPTED) from None
 
@@ -85,7 +92,7 @@ def _meant(arguments: Sequence[str]) -> Sequence[str]:
         if first in COMMANDS:
             return (first,)
         if first.startswith("--") and first not in OWN_OPTIONS:
-            return ("serve",)
+            return _SERVE
     return COMMANDS
 
 

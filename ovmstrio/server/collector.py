@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from ovmstrio.registry import Registry
 
-__all__ = ["collect_rarely", "keep_imports", "spare_the_collector"]
+__all__ = ["collect_rarely", "keep_imports", "spare_imports", "spare_the_collector"]
 
 _OBJECTS_A_COLLECTION: Final = 20_000
 """How many objects may come before the youngest are looked at; a call makes a few dozen, few of them in cycles."""
+_OBJECTS_OF_IMPORTS: Final = 200_000
+"""How many may come before a process that begins looks at them: those that imports make, of which nearly all stay."""
+
+
+def spare_imports() -> None:
+    """Keep the collector from what imports make, until :func:`collect_rarely`."""
+    gc.set_threshold(_OBJECTS_OF_IMPORTS, 20, 20)
 
 
 def collect_rarely() -> None:
-    """Have the collector look at new objects less often: imports make hundreds of thousands, and nearly all stay."""
+    """Have the collector look at new objects less often than by default."""
     gc.set_threshold(_OBJECTS_A_COLLECTION, 20, 20)
 
 

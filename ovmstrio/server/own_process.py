@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from ovmstrio.server.collector import spare_the_collector
+from ovmstrio.server.collector import collect_rarely, spare_the_collector
 from ovmstrio.server.freed_memory import give_back_freed_memory, keep_freed_memory
 from ovmstrio.server.life import serve_plan
 from ovmstrio.server.readiness_file import ReadinessFile
@@ -76,6 +76,7 @@ async def serve_in_own_process(
     if plan.processes > 1 and hosting is None:
         from ovmstrio.server.workers.parent import serve_with_workers  # noqa: PLC0415 - a server of one needs none of it
 
+        collect_rarely()
         return await serve_with_workers(plan, handle_signals=handle_signals)
     async with trio.open_nursery() as nursery:
 

@@ -36,3 +36,11 @@ def test_a_command_imports_nothing_that_others_need(arguments: tuple[str, ...], 
     imported = done.stderr.partition("imported: ")[2].split()
     assert "ovms_cli.main" in imported, done.stderr
     assert [name for name in without if name in imported] == []
+
+
+def test_a_command_that_serves_nothing_has_the_collector_look_again() -> None:
+    """What imports are spared is over when a command is to run that may go on for hours."""
+    code = _SHOW.replace('" ".join(sys.modules)', 'str(__import__("gc").get_threshold()[0])')
+    command = [sys.executable, "-c", code, "health", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert int(done.stderr.partition("imported: ")[2]) <= 20_000
