@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -96,3 +97,40 @@ async def test_calls_of_one_read_end_each_by_itself() -> None:
             port = int(address.rpartition(":")[2])
             await trio.to_thread.run_sync(work, port, abandon_on_cancel=True)
         assert server.active_calls == 0
+
+
+class _Busy:
+    """Calls that keep the event loop for two milliseconds each; remembers in which order they came."""
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+
+    def __mapping__(self) -> dict[str, Handler]:
+        return {"/test.Busy/Ask": Handler(self._ask, Cardinality.UNARY_UNARY, bytes, bytes)}
+
+    async def _ask(self, call: Call) -> None:
+        asked = await call.recv_message()
+        self.asked.append(asked)
+        until = time.perf_counter() + 0.002
+        while time.perf_counter() < until:
+            pass
+        await call.send_message(asked)
+
+
+async def test_many_calls_of_one_read_let_others_have_their_turn() -> None:
+    """A connection that has sent two hundred of them keeps the loop from nobody for as long as they take."""
+    busy = _Busy()
+
+    def work(port: int) -> None:
+        with BareConnection(port) as peer, BareConnection(port) as other:
+            other.ask("/test.Busy/Ask", b"first")
+            begun = [peer.begin("/test.Busy/Ask", framed(b"many")) for _ in range(200)]
+            peer.send(b"".join(data for _, data in begun))
+            assert other.ask("/test.Busy/Ask", b"between").message == b"between"
+            assert {peer.wait(stream).message for stream, _ in begun} == {b"many"}
+
+    async with serving(busy) as (_, address):
+        with trio.fail_after(20):
+            port = int(address.rpartition(":")[2])
+            await trio.to_thread.run_sync(work, port, abandon_on_cancel=True)
+    assert busy.asked.index(b"between") < len(busy.asked) - 50
