@@ -243,7 +243,7 @@ async def test_a_request_that_cannot_be_made_anew_is_not_lost(
 
 
 def _short(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(compile_module, "warm_up", lambda *_: compile_module.Timing(seconds, 40))
+    monkeypatch.setattr(compile_module, "warm_up", lambda *_: compile_module.Timing(2 * seconds, seconds, 40))
 
 
 async def test_on_few_cores_what_fills_them_runs_on_the_loop(
