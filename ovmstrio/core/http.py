@@ -84,9 +84,9 @@ class ByteStream(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HttpAnswer:
-    """One answer.
+    """One answer; nobody changes one, though nothing keeps them from it, for that would take as long again to make.
 
     Attributes:
         status: of HTTP.

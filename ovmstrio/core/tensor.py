@@ -76,9 +76,9 @@ class TensorSpec:
         return f"{self.datatype.name} [{','.join(map(str, self.shape))}]"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tensor:
-    """A named array with the element type it has on the wire.
+    """A named array with the element type it has on the wire; nobody changes one.
 
     ``array`` has the dtype ``datatype.numpy`` and the tensor's shape: ``uint16`` bits for ``BF16``, an object array
     of ``bytes`` for ``BYTES``.

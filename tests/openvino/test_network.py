@@ -16,6 +16,7 @@ import pytest
 import trio
 import trio.testing
 
+from ovmstrio.core.datatypes import BY_NAME, to_bf16
 from ovmstrio.core.errors import ConfigError, ModelFailure, PayloadTooLarge, Problem
 from ovmstrio.openvino import compile as compile_module
 from ovmstrio.openvino import network as network_module
@@ -48,6 +49,21 @@ async def test_inline_and_pooled_runs_agree(model: object, tmp_path: Path) -> No
     pooled = await send_away(running).infer(arrays)
     for one, other in zip(inline, pooled, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("datatype", [name for name in BY_NAME if name != "BYTES"])
+async def test_outputs_of_each_datatype_are_the_same_wherever_it_runs(datatype: str, tmp_path: Path) -> None:
+    """On the event loop they are taken from what OpenVINO gives with the end of an inference, else from its tensors."""
+    running = network(ir.passthrough(datatype), tmp_path)
+    dtype = BY_NAME[datatype].numpy
+    given = np.arange(6).reshape(2, 3).astype(np.float32)
+    array = to_bf16(given) if datatype == "BF16" else given.astype(dtype)
+    (inline,) = await running.infer([array])
+    (bounded,) = await running.infer([array], most_bytes=array.nbytes)
+    (pooled,) = await send_away(running).infer([array])
+    for each in (inline, bounded, pooled):
+        assert each.dtype == dtype
+        np.testing.assert_array_equal(each, array)
 
 
 async def test_python_knows_the_thread_that_calls_back_from_one_inference_to_the_next(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array as arrays
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -52,12 +53,12 @@ def count_values(contents: Contents | None, spec: TensorSpec) -> int:
     return len(contents.values)
 
 
-def listed_numbers(spec: TensorSpec, count: int) -> Callable[[Contents | None], Array | None]:
-    """Make what gives the ``count`` numbers of an input that come as a list of Python's, as a flat array.
+def listed_numbers(spec: TensorSpec, shape: tuple[int, ...]) -> Callable[[Contents | None], Array | None]:
+    """Make what gives the numbers of an input of one shape that come as a list of Python's, as an array.
 
     It gives None where they are no such list, too many, or not right, for :func:`to_array` to judge.
     """
-    code = _CODES.get(spec.datatype.name)
+    code, count = _CODES.get(spec.datatype.name), prod(shape)
     if code is None or not 0 < count <= _MOST_LISTED:
         return _no_numbers
     dtype, field = spec.datatype.numpy, spec.datatype.contents_field
@@ -72,7 +73,7 @@ def listed_numbers(spec: TensorSpec, count: int) -> Callable[[Contents | None], 
         if not contents.is_checked and not allowed.issuperset(map(type, values)):
             return None
         try:
-            return np.frombuffer(arrays.array(code, values), dtype)
+            return np.ndarray(shape, dtype, arrays.array(code, values))
         except OverflowError:
             return None
 

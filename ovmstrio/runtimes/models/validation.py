@@ -40,10 +40,10 @@ class InputValidator:
         self._datatype = spec.datatype.name
         self._dtype = spec.datatype.numpy
         fixed = spec.datatype is not BYTES and all(dim.is_fixed for dim in spec.shape)
-        self._exact_shape = tuple(dim.low for dim in spec.shape) if fixed else None
-        count = prod(dim.low for dim in spec.shape)
-        self._exact_bytes = count * spec.datatype.itemsize
-        self._listed = listed_numbers(spec, count)
+        least = tuple(dim.low for dim in spec.shape)
+        self._exact_shape = least if fixed else None
+        self._exact_bytes = prod(least) * spec.datatype.itemsize
+        self._listed = listed_numbers(spec, least)
 
     def __call__(self, given: InferInput, raw: Buffer | None) -> Array:
         """Check one input and give its array.
@@ -56,7 +56,7 @@ class InputValidator:
             if raw is None:
                 array = self._listed(given.contents)
                 if array is not None:
-                    return array.reshape(shape)
+                    return array
             elif len(raw) == self._exact_bytes:
                 return wrapped(raw, shape, self._dtype)
         return self._careful(given, raw)

@@ -128,10 +128,12 @@ def _plain_body(request: InferRequest, response: InferResponse) -> bytes | None:
             return None
         datatype, data = tensor.datatype.name, array.reshape(-1)
         outputs.append({"name": tensor.name, "shape": array.shape, "datatype": datatype, "data": data})
-    facts = {"model_name": response.model_name}
+    document: dict[str, Any] = {"model_name": response.model_name}
     if response.id:
-        facts["id"] = response.id
-    body = orjson.dumps({**facts, "model_version": response.model_version, "outputs": outputs}, option=_NUMPY)
+        document["id"] = response.id
+    document["model_version"] = response.model_version
+    document["outputs"] = outputs
+    body = orjson.dumps(document, option=_NUMPY)
     # So orjson prints numbers that are not finite; of a name with that word nothing is lost but time.
     return None if b"null" in body else body
 
