@@ -22,6 +22,29 @@ PLAIN: list[Any] = [
     {"inputs": [INPUT | {"data": [1, 2, 3]}]},
     {"inputs": []},
 ]
+CHANGES: list[dict[str, Any]] = [
+    {"name": 1},
+    {"shape": None},
+    {"shape": [1, -1]},
+    {"shape": [True]},
+    {"shape": [1.0]},
+    {"shape": [2**31]},
+    {"datatype": None},
+    {"datatype": ["FP32"]},
+    {"datatype": "FP31"},
+    {"data": None},
+    {"data": []},
+    {"data": [], "shape": [0]},
+    {"data": [[1, 2]]},
+    {"data": [1, True]},
+    {"data": [1, "NaN"]},
+    {"data": [1, "x"]},
+    {"data": [1, None]},
+    {"datatype": "INT8", "data": [1, 1.0]},
+    {"datatype": "BYTES", "data": [1]},
+    {"parameters": {"binary_data_size": 8}},
+    {"other": 1},
+]
 ODD: list[Any] = [
     {},
     [],
@@ -38,32 +61,7 @@ ODD: list[Any] = [
     {"inputs": [INPUT], "id": 3},
     {"inputs": [INPUT], "parameters": {}},
     {"inputs": [INPUT], "parameters": {"p": 1.5}},
-    *(
-        {"inputs": [INPUT | change]}
-        for change in (
-            {"name": 1},
-            {"shape": None},
-            {"shape": [1, -1]},
-            {"shape": [True]},
-            {"shape": [1.0]},
-            {"shape": [2**31]},
-            {"datatype": None},
-            {"datatype": ["FP32"]},
-            {"datatype": "FP31"},
-            {"data": None},
-            {"data": []},
-            {"data": [], "shape": [0]},
-            {"data": [[1, 2]]},
-            {"data": [1, True]},
-            {"data": [1, "NaN"]},
-            {"data": [1, "x"]},
-            {"data": [1, None]},
-            {"datatype": "INT8", "data": [1, 1.0]},
-            {"datatype": "BYTES", "data": [1]},
-            {"parameters": {"binary_data_size": 8}},
-            {"other": 1},
-        )
-    ),
+    *({"inputs": [INPUT | change]} for change in CHANGES),
     {"inputs": [{key: value for key, value in INPUT.items() if key != "data"} | {"parameters": {}}]},
 ]
 
