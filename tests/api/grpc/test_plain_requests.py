@@ -18,8 +18,9 @@ _TAG: Final = 0x3A
 
 
 def _message(raw: bytes, model: str = "m", request_id: str = "", **more: Any) -> bytes:
-    message = _REQUEST(model_name=model, id=request_id, raw_input_contents=[raw])
-    message.inputs.add(name="x", datatype="FP32", shape=[1, len(raw) // 4])
+    message = _REQUEST(model_name=model, id=request_id, raw_input_contents=[raw, *more.get("further", ())])
+    for number, each in enumerate(message.raw_input_contents):
+        message.inputs.add(name=f"x{number}", datatype="FP32", shape=[1, len(each) // 4])
     for name in more.get("outputs", ()):
         message.outputs.add(name=name)
     return bytes(message.SerializeToString())
@@ -38,6 +39,15 @@ def test_the_second_of_two_alike_is_known() -> None:
     assert _read(known, _message(bytes(8), outputs=["y"])) is None
     data = _message(b"12345678", outputs=["y"])
     assert _read(known, data) == request_decoding._parse(data)
+
+
+def test_several_tensors_are_known_each() -> None:
+    """Where they have the same sizes; other sizes that come to the same sum are another request."""
+    known = PlainRequests(_TAG, "m")
+    assert _read(known, _message(bytes(4), further=[bytes(8), b""])) is None
+    data = _message(b"1234", further=[b"56789012", b""])
+    assert _read(known, data) == request_decoding._parse(data)
+    assert _read(known, _message(bytes(8), further=[bytes(4), b""])) is None
 
 
 def test_what_is_given_is_nobody_elses() -> None:
@@ -66,22 +76,25 @@ def test_requests_that_are_all_different_are_looked_at_ever_less() -> None:
     assert [number for number, is_noted in enumerate(noted) if is_noted] == [0, 1, 2, 4, 8, 16, 32, 64]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["", "id", "other"]), st.sampled_from(["m", "n"]), st.binary(max_size=12))))
-def test_every_request_is_what_the_parser_makes_of_it(asked: list[tuple[str, str, bytes]]) -> None:
+_RAW: Final = st.binary(max_size=12)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "id"]), st.sampled_from(["m", "n"]), _RAW, st.lists(_RAW, max_size=2))))
+def test_every_request_is_what_the_parser_makes_of_it(asked: list[tuple[str, str, bytes, list[bytes]]]) -> None:
     """In any order, of any sizes, plain or not."""
     known = PlainRequests(_TAG, "m")
-    for request_id, model, raw in asked:
-        data = _message(raw, model, request_id)
+    for request_id, model, raw, further in asked:
+        data = _message(raw, model, request_id, further=further)
         found = _read(known, data)
         assert found is None or found == request_decoding._parse(data)
 
 
-@given(st.lists(st.binary(max_size=24), max_size=20), st.binary(max_size=6), st.integers(0, 40))
+@given(st.lists(st.binary(max_size=24), max_size=20), st.binary(max_size=6), st.integers(0, 80))
 def test_bytes_that_are_nearly_a_request_are_read_as_without_memory(
     noise: list[bytes], end: bytes, changed: int
 ) -> None:
     """Also when they have the size, and most of the beginning, of one that is known."""
-    data = bytearray(_message(b"12345678"))
+    data = bytearray(_message(b"12345678", further=[b"1234"]))
     decode_request(bytes(data))
     data[changed % len(data)] ^= 1
     for each in (bytes(data), bytes(data) + end, *noise):

@@ -1,8 +1,11 @@
-"""Requests that differ from an earlier one in the values of their tensor alone, read without parsing them again.
+"""Requests that differ from an earlier one in the values of their tensors alone, read without parsing them again.
 
-A client asks for the same model again and again: all that it sends but the tensor's elements stays the same, byte by
-byte.  Of two messages of one size that begin alike, up to and with the size of their last field, a parser makes the
-same but for that field.
+A client asks for the same model again and again: all that it sends but the tensors' elements stays the same, byte by
+byte.  Of two messages of one size that begin alike, up to and with the size of their last fields, a parser makes the
+same but for what is in those::
+
+    other fields | tag, size | raw contents | tag, size | raw contents
+    └─────── begin ────────┘                └─ between ─┘
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from ovmstrio.core.request import InferInput, InferRequest, RequestedOutput
 from ovmstrio.protocol.split_messages import encode_varint, split_raw_contents
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ovmstrio.core.request import Buffer
 
 __all__ = ["PlainRequests"]
@@ -24,15 +29,33 @@ _MOST_HEAD_BYTES: Final = 1_024
 
 @dataclass(slots=True)
 class _Known:
-    """A request of some size: how it begins, and what that means; ``missed`` counts others of that size."""
+    """A request of some size: how it begins, and what that means.
+
+    ``raws`` has the size of each of its raw contents, and what stands behind it; ``missed`` counts others of that size.
+    """
 
     begin: bytes
+    raws: Sequence[tuple[int, bytes]]
     request: InferRequest
     missed: int = 0
 
+    def tensors(self, data: bytes) -> list[Buffer | None] | None:
+        """Give the raw contents of another message of this size; None if it is not such a one."""
+        if not data.startswith(self.begin):
+            return None
+        found: list[Buffer | None] = []
+        at = len(self.begin)
+        for size, behind in self.raws:
+            end = at + size
+            found.append(data[at:end])
+            if behind and not data.startswith(behind, end):
+                return None
+            at = end + len(behind)
+        return found
+
 
 class PlainRequests:
-    """Remembers one request of each size, of those with one raw tensor and no parameters.
+    """Remembers one request of each size, of those with raw tensors alone and no parameters.
 
     Args:
         raw_tag: what stands before raw contents.
@@ -51,20 +74,19 @@ class PlainRequests:
         known = self._by_size.get(len(data))
         if known is None:
             return None
-        begin = known.begin
-        if not data.startswith(begin):
+        raws = known.tensors(data)
+        if raws is None:
             known.missed += 1
             return None
         same = known.request
-        given = same.inputs[0]
         return InferRequest(
             same.model_name,
             same.model_version,
             same.id,
             {},
-            [InferInput(given.name, given.datatype, given.shape)],
+            [InferInput(given.name, given.datatype, given.shape) for given in same.inputs],
             [RequestedOutput(output.name) for output in same.outputs] if same.outputs else [],
-            [data[len(begin) :]],
+            raws,
             received=len(data),
         )
 
@@ -78,28 +100,34 @@ class PlainRequests:
             return
         if not _is_plain(request):
             return
-        begin = self._begin_of(data, request.raw_inputs[0] or b"")
+        begin, raws = self._parts(data)
         if begin and len(begin) <= _MOST_HEAD_BYTES:
             if known is None and len(self._by_size) >= _MOST_SIZES:
                 self._by_size.clear()
             kept = InferRequest(request.model_name, request.model_version, request.id)
             kept.inputs, kept.outputs = [*request.inputs], [*request.outputs]
-            self._by_size[len(data)] = _Known(begin, kept, 0 if known is None else known.missed)
+            self._by_size[len(data)] = _Known(begin, raws, kept, 0 if known is None else known.missed)
 
-    def _begin_of(self, data: bytes, raw: Buffer) -> bytes:
-        """Give all that stands before the raw contents if these come last, else nothing."""
-        head, _ = split_raw_contents(data, self._raw_tag, self._message)
-        begin = head + bytes((self._raw_tag,)) + encode_varint(len(raw))
-        return begin if len(begin) + len(raw) == len(data) and data.startswith(begin) else b""
+    def _parts(self, data: bytes) -> tuple[bytes, Sequence[tuple[int, bytes]]]:
+        """Give all that stands before the raw contents, and between them; nothing unless these come last."""
+        head, found = split_raw_contents(data, self._raw_tag, self._message)
+        sizes = [len(raw) for raw in found if raw is not None]
+        before = [bytes((self._raw_tag,)) + encode_varint(size) for size in sizes]
+        begin = head + before[0]
+        pieces = [
+            begin,
+            *(piece for raw, behind in zip(found, [*before[1:], b""], strict=True) for piece in (raw, behind)),
+        ]
+        if b"".join(piece for piece in pieces if piece) != data:
+            return b"", ()
+        return begin, tuple(zip(sizes, [*before[1:], b""], strict=True))
 
 
 def _is_plain(request: InferRequest) -> bool:
-    if len(request.inputs) != 1 or len(request.raw_inputs) != 1 or request.parameters:
+    if not request.inputs or len(request.raw_inputs) != len(request.inputs) or request.parameters:
         return False
-    (given,) = request.inputs
-    return (
-        given.contents is None
-        and not given.parameters
-        and not any(output.parameters for output in request.outputs)
-        and request.raw_inputs[0] is not None
+    return not (
+        any(given.parameters or given.contents is not None for given in request.inputs)
+        or any(output.parameters for output in request.outputs)
+        or any(raw is None for raw in request.raw_inputs)
     )
