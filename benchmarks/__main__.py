@@ -26,6 +26,7 @@ from benchmarks import (
     handlers_http,
     handlers_models,
     isolated_nodes,
+    neighbours,
     observed_calls,
     ocr_pipeline,
     ops_calls,
@@ -47,6 +48,7 @@ from benchmarks.report import machine, render, write_section
 
 MEASUREMENTS = {
     "ratios": ratios,
+    "neighbours": neighbours,
     "grpc_unary": grpc_unary,
     "rest_json": rest_json,
     "observed_calls": observed_calls,
