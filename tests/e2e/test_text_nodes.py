@@ -61,12 +61,15 @@ def test_a_graph_answers_as_its_model_does_but_for_what_its_nodes_change(server:
     """Whole and as a stream, whichever process answers."""
     with _client(server) as client:
         expected = _ask(client, "alone").choices[0].message.content.upper()
+        counts = []
         for _ in range(3):
             whole = _ask(client, "shouting")
             assert (whole.model, whole.choices[0].message.content) == ("shouting", expected)
             chunks = list(_ask(client, "shouting", stream=True))
-            assert len(chunks) > 3
+            counts.append(len(chunks))
             assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
+        # What comes while the machine is busy may come together.
+        assert max(counts) > 3
         asked_more = _ask(client, "shouting", extra_headers={"x-words": "more"})
         assert asked_more.usage.prompt_tokens > whole.usage.prompt_tokens
 

@@ -21,8 +21,8 @@ from ovmstrio.server.workers.journal import NO_SLOT, SLOTS, Journal, Standing, S
 from ovmstrio.server.workers.kept_stream import KeptStream
 from ovmstrio.server.workers.recovery import go_on_with
 from ovmstrio.server.workers.socket_counts import written_bytes
-from ovmstrio.wire.http.fast_lane import Asked, FastLane
-from ovmstrio.wire.http.router import Route, Router
+from ovmstrio.wire.http.fast_lane import FastLane
+from ovmstrio.wire.http.router import Asked, Route, Router
 
 
 @pytest.fixture

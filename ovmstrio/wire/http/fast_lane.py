@@ -20,9 +20,8 @@ A connection is closed for want of a request only if no byte of one has come, to
 
 from __future__ import annotations
 
-import re
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -35,72 +34,25 @@ from ovmstrio.wire.direct_stream import DirectStream, carry_on, told_of_waiting
 from ovmstrio.wire.http.answers import error_answer, has_bare_line_feed, plain_answer, slowness_refusal
 from ovmstrio.wire.http.bounded_sending import send_bounded
 from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending
+from ovmstrio.wire.http.heads import METHODS, Head, read_head
 from ovmstrio.wire.http.prefixed_stream import send_answer
 from ovmstrio.wire.http.recoverable import RecoverableStream, recoverable_request
+from ovmstrio.wire.http.router import Asked
 from ovmstrio.wire.listeners import client_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ovmstrio.wire.http.router import Route, Router
+    from ovmstrio.wire.http.router import Router
 
-__all__ = ["Asked", "FastLane", "read_head"]
-
-METHODS: Final = ("POST", "GET", "PUT", "PATCH", "DELETE")
+__all__ = ["FastLane"]
 
 MAX_HEAD_BYTES: Final = 16 * 1024
 
 _KNOWN_HEAD_BYTES: Final = 1024
 """A client sends the same head again and again, so small ones are remembered with what answers them."""
 _MOST_KNOWN_HEADS: Final = 1024
-_HEAD: Final = re.compile(
-    rb"(%b) (/[^#\x00-\x20\x7f-\xff]*) HTTP/1\.1\r\n"
-    rb"((?:[!#$%%&'*+\-.^_`|~0-9A-Za-z]+:[^\r\n\x00\x0b\x0c\x7f]*\r\n)+)\r\n" % "|".join(METHODS).encode()
-)
-"""What is taken is a part of what the application's parser takes."""
 _END_OF_HEAD: Final = b"\r\n\r\n"
-_LENGTH: Final = re.compile(r"[0-9]{1,15}")
-_UNUSUAL: Final = frozenset({"transfer-encoding", "content-encoding", "expect", "upgrade", "trailer", "te"})
-_SINGLE: Final = frozenset({"host", "content-length", "connection", "content-type", "inference-header-content-length"})
-_WITHOUT_BODY: Final = frozenset({"GET", "DELETE"})
-"""Verbs that need not say the length of a body, having none as a rule."""
-
-
-class Head(NamedTuple):
-    """A request without its body; the names of ``headers`` are in small letters, ``target`` is as it was sent."""
-
-    method: str
-    target: str
-    headers: tuple[tuple[str, str], ...]
-    body_length: int
-    keep_alive: bool
-
-
-def read_head(head: bytes) -> Head | None:
-    """Read a head, blank line included; None for one that is not plain."""
-    match = _HEAD.fullmatch(head)
-    if match is None:
-        return None
-    lines = (line.partition(":") for line in match[3].decode("latin-1").split("\r\n")[:-1])
-    headers = tuple((name.lower(), value.strip(" \t")) for name, _, value in lines)
-    found = dict(headers)
-    if not _UNUSUAL.isdisjoint(found) or "host" not in found:
-        return None
-    if len(found) < len(headers) and any(name in _SINGLE for name in _repeated(headers)):
-        return None
-    method, target = match[1].decode(), match[2].decode("latin-1")
-    length = found.get("content-length", "0" if method in _WITHOUT_BODY else "")
-    connection = found.get("connection", "keep-alive").lower()
-    if not _LENGTH.fullmatch(length) or connection not in {"keep-alive", "close"}:
-        return None
-    return Head(method, target, headers, int(length), connection == "keep-alive")
-
-
-def _repeated(headers: tuple[tuple[str, str], ...]) -> set[str]:
-    names = [name for name, _ in headers]
-    return {name for name in names if names.count(name) > 1}
-
-
 _BEGINNINGS: Final = tuple(f"{method} /".encode() for method in METHODS)
 _LONGEST: Final = max(map(len, _BEGINNINGS))
 
@@ -122,15 +74,6 @@ class _Phase(Enum):
     RECEIVING = auto()
     ANSWERING = auto()
     OVER = auto()
-
-
-class Asked(NamedTuple):
-    """A request that is the lane's, before its body has come; ``size`` is that of all of it."""
-
-    head: Head
-    query: str
-    route: Route
-    size: int
 
 
 class FastLane:

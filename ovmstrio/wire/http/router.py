@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from ovmstrio.core.events import RequestObserver
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.wire.http.answers import Cors
-    from ovmstrio.wire.http.fast_lane import Asked
+    from ovmstrio.wire.http.heads import Head
 
-__all__ = ["Mounts", "Refusals", "Route", "Router", "Rule", "rule"]
+__all__ = ["Asked", "Mounts", "Refusals", "Route", "Router", "Rule", "rule"]
 
 log = structlog.get_logger(__name__)
 
@@ -151,6 +151,15 @@ def rule(
     return Rule(
         re.compile(pattern), template.split("/")[1], methods, view, is_hot, has_tasks, takes_views, admit, refuse, need
     )
+
+
+class Asked(NamedTuple):
+    """A request that is the lane's, before its body has come; ``size`` is that of all of it."""
+
+    head: Head
+    query: str
+    route: Route
+    size: int
 
 
 class Router:

@@ -14,7 +14,8 @@ import trio
 import trio.testing
 
 from ovmstrio.server.rest_front_end import make_router
-from ovmstrio.wire.http.fast_lane import IDLE_SECONDS, RECEIVE_SECONDS, FastLane, read_head
+from ovmstrio.wire.http.fast_lane import IDLE_SECONDS, RECEIVE_SECONDS, FastLane
+from ovmstrio.wire.http.heads import read_head
 from tests.api.rest.servers import BODY, HttpAnswer, Peer, Serving, infer_head, infer_post, serving_rest, stack
 
 GET_METADATA = b"GET /v2/models/echo HTTP/1.1\r\nHost: h\r\n\r\n"
