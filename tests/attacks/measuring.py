@@ -84,6 +84,11 @@ class Measured:
         """Memory afterwards, in multiples of what was there before."""
         return self.after_mb / self.before_mb
 
+    @property
+    def kept(self) -> float:
+        """What is still there afterwards of all that the attack has made the server take, as a part of that."""
+        return (self.after_mb - self.before_mb) / max(1.0, self.peak_mb - self.before_mb)
+
 
 class Watch:
     """Looks at the memory and the CPU time of a server and its children."""
