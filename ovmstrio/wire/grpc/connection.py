@@ -226,13 +226,15 @@ class Connection:
     async def _answer_whole(self) -> None:
         """Answer requests that have come whole, as long as none of them waits, and send the answers together."""
         lent = self._lent
-        self._is_answering = True
+        self._is_answering, has_answered = True, False
         while self._whole:
-            if self._loop.is_late:
+            # One in each turn at least, lest those with few calls wait for those with many.
+            if has_answered and self._loop.is_late:
                 await self._send_answered()
                 if lent is not self._lent:
                     return
                 await trio.lowlevel.checkpoint()
+            has_answered = True
             # Each has context variables of its own, as it would have in a task of its own.
             call = self._whole.popleft()
             await told_of_waiting(self._serve(call, lent), self._hand_over, copy_context())
