@@ -416,6 +416,19 @@ def test_processes_are_renewed_one_after_the_other_and_nothing_is_lost(tmp_path:
     assert not failures
 
 
+def test_a_stop_amid_a_renewal_is_a_stop_like_any_other(tmp_path: Path) -> None:
+    """With all that the renewal has begun."""
+    options = ("--workers", "2", "--config_path", str(_configure(tmp_path)))
+    with serving(*options, log=tmp_path / "log") as server:
+        before = _pids(server)
+        server.process.send_signal(signal.SIGHUP)
+        _until(lambda: _pids(server) != before)
+        code, printed = server.stop()
+    assert code == 0
+    assert "Traceback" not in printed
+    assert "drained" in printed
+
+
 @pytest.mark.slow
 def test_a_process_that_is_stuck_is_renewed_too(tmp_path: Path) -> None:
     """It is killed when it has not ended in its time, and the others follow."""

@@ -10,7 +10,7 @@ import resource
 import secrets
 import signal
 import socket
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
@@ -77,7 +77,13 @@ async def serve_with_workers(plan: Plan, *, handle_signals: bool = True) -> bool
     # The parent has a descriptor of every connection, as its processes have.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    parent = _Parent(plan)
+    # Behind the nursery: a renewal that a stop overtakes says on the board that it is over.
+    with closing(_Parent(plan)) as parent:
+        await _serve_with(parent, plan, handle_signals=handle_signals)
+    return parent.ended_gently
+
+
+async def _serve_with(parent: _Parent, plan: Plan, *, handle_signals: bool) -> None:
     async with WRITER.in_thread(), trio.open_nursery() as nursery:
         if handle_signals:
             end = partial(parent.drain, nursery.cancel_scope)
@@ -86,7 +92,6 @@ async def serve_with_workers(plan: Plan, *, handle_signals: bool = True) -> bool
         nursery.start_soon(plan.notifier.show_life)
         await parent.run()
         nursery.cancel_scope.cancel()
-    return parent.ended_gently
 
 
 class _Parent:
@@ -132,7 +137,10 @@ class _Parent:
             self._nursery = None
             self._readiness.show(ready=False)
             self._connections.close()
-            self._board.close()
+
+    def close(self) -> None:
+        """Give the board back, once nothing of this one runs any more."""
+        self._board.close()
 
     def _lock_store(self, opened: AsyncExitStack) -> None:
         """Keep other servers out of the folder of sequences, of which each process has a part.
