@@ -465,6 +465,22 @@ def test_a_thousand_services_are_listed_filtered_and_live(tmp_path: Path, open_p
 
 
 @pytest.mark.slow
+def test_a_chat_tells_of_an_answer_without_a_word(tmp_path: Path, open_page: OpenPage) -> None:
+    """A text may end with its first token."""
+    folder = write_tiny_folder(tmp_path / "tiny")
+    event = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    with (
+        serving_in_thread(model_name="tiny", model_path=folder, task="text_generation") as server,
+        open_page(_url(server, "services/tiny")) as page,
+    ):
+        events = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
+        page.route("**/v3/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=events))
+        page.get_by_label("Message").fill("Hello")
+        page.keyboard.press("Enter")
+        expect(page.locator(".said.assistant")).to_have_text("ended without a word (stop)")
+
+
+@pytest.mark.slow
 def test_a_model_of_text_has_a_chat_and_tells_of_its_batch(tmp_path: Path, open_page: OpenPage) -> None:
     """The answer grows, the tokens are counted, and the call stands there for OpenAI's client."""
     folder = write_tiny_folder(tmp_path / "tiny")
@@ -473,6 +489,7 @@ def test_a_model_of_text_has_a_chat_and_tells_of_its_batch(tmp_path: Path, open_
         open_page(_url(server, "services/tiny")) as page,
     ):
         page.get_by_label("Tokens at most").fill("8")
+        page.get_by_label("Temperature").fill("0")
         page.get_by_label("Message").fill("Hello <b>you</b>")
         page.keyboard.press("Enter")
         expect(page.locator(".said.user")).to_have_text("Hello <b>you</b>")

@@ -91,10 +91,12 @@ class Served:
 async def serving_chat(folder: Path | None, *, drains: bool = False, **settings: Any) -> AsyncIterator[Served]:
     """Serve the model of a folder, or what the settings name.
 
-    There is no cache of prefixes: what is found in it need not be what would be computed to the last bit.
+    There is no cache of prefixes, and nothing is computed in bfloat16: which of two tokens that are all but
+    equally likely comes next must not depend on what else is in the batch.
     """
     loopback: dict[str, Any] = {"grpc_bind_address": "127.0.0.1", "rest_bind_address": "127.0.0.1"}
-    task = {"task": "text_generation", "enable_prefix_caching": False}
+    exact = '{"INFERENCE_PRECISION_HINT": "f32"}'
+    task = {"task": "text_generation", "enable_prefix_caching": False, "plugin_config": exact}
     given = {"model_name": "chat", "model_path": folder, **task} if folder else {}
     plan = await read_plan(ServerSettings(**{**loopback, "trial_load": "off", **given, **settings}))
     plan = replace(plan, grpc=("127.0.0.1:0",), rest=("127.0.0.1:0",))

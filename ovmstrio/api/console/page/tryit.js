@@ -200,6 +200,7 @@ function chatForm(document_) {
     let first = 0;
     let count = 0;
     let whole = "";
+    let ended = "";
     try {
       const answer = await ask("/v3/chat/completions", {
         method: "POST", headers: { "content-type": "application/json" }, signal,
@@ -210,7 +211,9 @@ function chatForm(document_) {
         if (data === "[DONE]") return;
         const piece = JSON.parse(data);
         if (piece.error) throw new Error(piece.error.message || String(piece.error));
-        const delta = piece.choices && piece.choices[0] && piece.choices[0].delta;
+        const choice = piece.choices && piece.choices[0];
+        const delta = choice && choice.delta;
+        ended = (choice && choice.finish_reason) || ended;
         const words = delta && (delta.content || delta.reasoning_content);
         if (!words) return;
         first = first || performance.now();
@@ -222,6 +225,7 @@ function chatForm(document_) {
       });
     } finally {
       if (whole) messages.push({ role: "assistant", content: whole });
+      else grown.append(h("span.quiet", {}, ended ? "ended without a word (" + ended + ")" : "no answer"));
       replace(result, facts);
     }
   });
