@@ -33,15 +33,15 @@ from ovmstrio.core.servable import SequenceServable
 from ovmstrio.dataplane.admission import Admission
 from ovmstrio.dataplane.answer_room import AnswerRoom
 from ovmstrio.dataplane.call_observers import CallObservers
-from ovmstrio.dataplane.classification import keep_classes
 from ovmstrio.dataplane.descriptions import DEFAULT_NAME, Description, ModelMetadata, no_streams, otherwise
 from ovmstrio.dataplane.observed_call import ObservedCall
 from ovmstrio.dataplane.open_stream import OpenStream
 from ovmstrio.dataplane.own_limits import OwnLimits, count_call, give_place
 from ovmstrio.dataplane.rendering import Renderer
 from ovmstrio.dataplane.shared_memory.client_regions import ClientRegions
-from ovmstrio.dataplane.shared_memory.placed_tensors import place_tensors, write_outputs
-from ovmstrio.dataplane.wanted_outputs import StreamedOutputs, asks_plainly, check_outputs, keep_outputs
+from ovmstrio.dataplane.shared_memory.placed_tensors import place_tensors
+from ovmstrio.dataplane.tensors_as_said import compute_as_said
+from ovmstrio.dataplane.wanted_outputs import StreamedOutputs, asks_plainly, keep_outputs
 from ovmstrio.registry import Readiness, parse_version
 from ovmstrio.runtimes.kind import Takes
 
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.core.servable import SequenceInfo, StreamingServable
     from ovmstrio.core.siblings import Siblings
-    from ovmstrio.dataplane.shared_memory.placed_tensors import OutputPlaces
     from ovmstrio.observability.call_statistics import VersionStatistics
     from ovmstrio.observability.metrics import Metrics
     from ovmstrio.observability.tracing.recent import RecentTraces
@@ -341,7 +340,7 @@ class DataPlane:
                     await arrival.take_turn()
                     arrival.settle()
                 is_plain = asks_plainly(request, lease.servable.metadata.outputs if request.outputs else ())
-                computing = lease.servable.infer(request) if is_plain else self._compute_as_said(request, lease)
+                computing = lease.servable.infer(request) if is_plain else compute_as_said(request, lease, self.regions)
                 answer: Any = await computing
                 if is_plain and request.outputs:
                     keep_outputs(answer, request.outputs)
@@ -369,22 +368,6 @@ class DataPlane:
             await arrival.take_turn()
         else:
             arrival.settle()
-
-    async def _compute_as_said(self, request: InferRequest, lease: Lease) -> InferResponse:
-        """Have the service answer, and do what is said of the tensors."""
-        places = self._look_ahead(request, lease)
-        answer = await lease.servable.infer(request)
-        if request.outputs:
-            keep_outputs(answer, request.outputs)
-            keep_classes(answer, request.outputs, lease.servable.metadata.labels)
-            await write_outputs(answer, places)
-        return answer
-
-    def _look_ahead(self, request: InferRequest, lease: Lease) -> OutputPlaces:
-        """Refuse what could not be answered, and tell where outputs are to go."""
-        if request.outputs:
-            check_outputs(request.outputs, lease.servable.metadata.outputs)
-        return place_tensors(request, self.regions)
 
     async def _lease_later(self, request: InferRequest, door: Door) -> Lease:
         """Lease what a request calls where that may have to wait; no later request for others waits for this one."""

@@ -43,8 +43,7 @@ class DirectStream(trio.abc.HalfCloseableStream):
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
         self.socket = stream.socket
-        # Trio's own does nothing but ask the socket below.
-        self._fileno: Callable[[], int] = getattr(stream.socket, "_sock", stream.socket).fileno
+        self._fileno: Callable[[], int] = stream.socket.fileno
         self._may_have_more = False
         self._is_sending = False
 

@@ -22,7 +22,7 @@ from ovmstrio.server.workers.kept_stream import KeptStream
 from ovmstrio.server.workers.recovery import go_on_with
 from ovmstrio.server.workers.socket_counts import written_bytes
 from ovmstrio.wire.http.fast_lane import FastLane
-from ovmstrio.wire.http.router import Asked, Route, Router
+from ovmstrio.wire.http.router import Route, RoutedRequest, Router
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ class _LimitedRouter:
     """Refuses what is posted to ``/limited`` before its body is read."""
 
     def __init__(self) -> None:
-        self.heads: dict[bytes, Asked] = {}
+        self.heads: dict[bytes, RoutedRequest] = {}
 
     def find(self, _method: str, path: str) -> Route:
         """Find what answers."""

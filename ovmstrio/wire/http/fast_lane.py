@@ -37,7 +37,7 @@ from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending
 from ovmstrio.wire.http.heads import METHODS, Head, read_head
 from ovmstrio.wire.http.prefixed_stream import send_answer
 from ovmstrio.wire.http.recoverable import RecoverableStream, recoverable_request
-from ovmstrio.wire.http.router import Asked
+from ovmstrio.wire.http.router import RoutedRequest
 from ovmstrio.wire.listeners import client_of
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class FastLane:
         self._ended = False
         self._phase = _Phase.IDLE
         self._grace_until = 0.0
-        self._asked: Asked | None = None
+        self._asked: RoutedRequest | None = None
         self._arrived = trio.Event()
         self._room = trio.Event()
         self._tasks: trio.Nursery | None = None
@@ -283,7 +283,7 @@ class FastLane:
         self._ended = not self._come
         return not self._ended
 
-    def _known(self) -> Asked | None:
+    def _known(self) -> RoutedRequest | None:
         """Take a head that has come before off what has come; None, with all of that in the buffer, for any other.
 
         The body of a request that has come as a whole, as most do, is taken with it.
@@ -306,7 +306,7 @@ class FastLane:
             self.receive_until = self._now() + self._receive_seconds
         return asked
 
-    def _answer_at_once(self, asked: Asked) -> bool | Awaitable[bool]:
+    def _answer_at_once(self, asked: RoutedRequest) -> bool | Awaitable[bool]:
         """Answer a request, or give what does where something has to be waited for; False if the connection ends."""
         body = self._whole_body
         if not body or self._recovered is not None or asked.route.has_tasks:
@@ -322,7 +322,7 @@ class FastLane:
         self._watch()
         return carry_on(running, trap)
 
-    async def _answer_read(self, asked: Asked) -> bool:
+    async def _answer_read(self, asked: RoutedRequest) -> bool:
         """Read the body of a request and answer it; False if the connection ends with it."""
         body = await self._body(asked.head.body_length)
         if body is None:
@@ -336,7 +336,7 @@ class FastLane:
         deadline, limit = self._now() + IDLE_SECONDS, self._ending.idle_until
         return deadline if limit >= deadline else min(deadline, max(limit, self._grace_until))
 
-    async def _answer_admitted(self, asked: Asked) -> bool:
+    async def _answer_admitted(self, asked: RoutedRequest) -> bool:
         """Answer a request, or refuse it before its body is read, once it is let in; False as :meth:`_answer`."""
         self._phase = _Phase.ANSWERING
         head, query, route, _ = asked
@@ -368,7 +368,7 @@ class FastLane:
         await send_answer(self._stream, refusal, keep_alive=keep_alive)
         return keep_alive and await self._body(head.body_length) is not None
 
-    async def _head(self) -> Asked | None:
+    async def _head(self) -> RoutedRequest | None:
         """Take the head off the buffer; None, with the buffer as it is, for a request that is not for the lane."""
         buffer, self._asked = self._buffer, None
         self.receive_until = self._now() + self._receive_seconds
@@ -389,7 +389,7 @@ class FastLane:
         route = self._router.find(head.method, target)
         if isinstance(route, HttpAnswer) or not route.is_hot:
             return None
-        asked = Asked(head, query, route, end + 4 + head.body_length)
+        asked = RoutedRequest(head, query, route, end + 4 + head.body_length)
         if end + 4 <= _KNOWN_HEAD_BYTES:
             if len(self._heads) >= _MOST_KNOWN_HEADS:
                 self._heads.clear()
@@ -445,7 +445,7 @@ class FastLane:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return 0
 
-    async def _answer(self, asked: Asked, body: bytes | memoryview) -> bool:
+    async def _answer(self, asked: RoutedRequest, body: bytes | memoryview) -> bool:
         """Answer a request; False if the connection ends with it.
 
         A stream of an answer ends with its client, as the call does that has not been answered.
@@ -463,7 +463,7 @@ class FastLane:
             raise broken
         return keeps
 
-    async def _answer_within(self, tasks: trio.Nursery | None, asked: Asked, body: bytes | memoryview) -> bool:
+    async def _answer_within(self, tasks: trio.Nursery | None, asked: RoutedRequest, body: bytes | memoryview) -> bool:
         (method, target, headers, _, keep_alive), query, route, _ = asked
         self.is_finished = not keep_alive
         view = body if type(body) is memoryview and route.takes_views else None

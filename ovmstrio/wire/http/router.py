@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ovmstrio.wire.http.answers import Cors
     from ovmstrio.wire.http.heads import Head
 
-__all__ = ["Asked", "Mounts", "Refusals", "Route", "Router", "Rule", "rule"]
+__all__ = ["Mounts", "Refusals", "Route", "RoutedRequest", "Router", "Rule", "rule"]
 
 log = structlog.get_logger(__name__)
 
@@ -153,7 +153,7 @@ def rule(
     )
 
 
-class Asked(NamedTuple):
+class RoutedRequest(NamedTuple):
     """A request that is the lane's, before its body has come; ``size`` is that of all of it."""
 
     head: Head
@@ -202,7 +202,7 @@ class Router:
         self._has_limits = has_limits
         self._gate = gate
         self._known: dict[tuple[str, str], Route | HttpAnswer] = {}
-        self.heads: dict[bytes, Asked] = {}
+        self.heads: dict[bytes, RoutedRequest] = {}
 
     def forget(self) -> None:
         """Look at the mounts anew."""
