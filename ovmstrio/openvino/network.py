@@ -33,6 +33,7 @@ from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 from ovmstrio.openvino.slot import Blocking, LostFailure, Slot
 from ovmstrio.work.cores import CORES
 from ovmstrio.work.loop_load import LoopLoad, current_loop_load
+from ovmstrio.work.overdue import wait_within
 from ovmstrio.work.placement import INLINE_THRESHOLD_SECONDS, load_limiter
 
 __all__ = ["Network"]
@@ -406,8 +407,7 @@ class Network:
             self._runs.end(run)
 
     async def _wait(self, run: Run) -> None:
-        with trio.move_on_after(max(_PATIENCE_FACTOR * self._usual_seconds, _LEAST_PATIENCE_SECONDS)):
-            await run.done.wait()
+        await wait_within(run.done, max(_PATIENCE_FACTOR * self._usual_seconds, _LEAST_PATIENCE_SECONDS))
         if not run.slot.ended_at:
             await self._wait_in_thread(run.slot)
 

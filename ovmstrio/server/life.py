@@ -77,6 +77,7 @@ from ovmstrio.server.workers.peer_answers import PeerAnswers
 from ovmstrio.server.workers.stores import check_store
 from ovmstrio.work.late_imports import import_aside
 from ovmstrio.work.loop_load import LoopLoad, current_loop_load
+from ovmstrio.work.overdue import watch_overdue
 from ovmstrio.work.user_code.printing import prints_logged
 
 if TYPE_CHECKING:
@@ -394,6 +395,7 @@ class _Server:
             with trying_models(nursery, self._settings.trial_load, trials_folder(self._settings.cache_dir)):
                 await nursery.start(self._registry.run)
             await nursery.start(share_cores, self._settings.core_sharing)
+            await nursery.start(watch_overdue)
             if self._plan.root:
                 await self._load_root()
             nursery.start_soon(self._pending.watch)
