@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -22,9 +23,10 @@ _PARTS: Final = {
     "quick": (QUICK, "what a change costs, in less than five minutes"),
     "brief": (BRIEF, "every size and shape over gRPC with eight callers, in less than ten minutes"),
 }
-_HOW: Final = """Each cell is the median of {rounds} rounds: calls a second as a part of the better of OpenVINO's
-`AsyncInferQueue` and a synchronous loop with the same model and settings, which ran for itself just before. The spread
-is that of the ratios of the rounds. Load is h2load's, on the same cores; what OpenVINO alone does needs no load.
+_HOW: Final = """Each cell is the median of {rounds} rounds of {seconds:g} s or more: calls a second as a part of the
+better of OpenVINO's `AsyncInferQueue` and a synchronous loop with the same model and settings, which ran for itself
+just before. The spread is that of the ratios of the rounds. Load is h2load's, on the same cores; what OpenVINO alone
+does needs no load.
 `{file}` has the run, for `python -m benchmarks compare`.
 
 Machine: {machine}. Programs that wanted to run in the minute before: {load:.1f}.
@@ -41,8 +43,10 @@ def measure_matrix(arguments: list[str]) -> None:
         parts.add_argument(f"--{part}", dest="part", action="store_const", const=part, help=help_text)
     parser.add_argument("--record", action="store_true", help="write RESULTS.md and docs/matrix.svg")
     parser.add_argument("--save", type=Path, help="the run's file")
+    parser.add_argument("--seconds", type=float, help="how long each cell is asked in a round, at least")
     options = parser.parse_args(arguments)
     grid = _PARTS[options.part][0] if options.part else FULL
+    grid = replace(grid, seconds=options.seconds or grid.seconds)
     path: Path = options.save or _RUNS / f"{options.part or 'matrix'}.json"
     load, _, _ = os.getloadavg()
     cells = measure(grid)
@@ -52,7 +56,7 @@ def measure_matrix(arguments: list[str]) -> None:
     if options.record:
         _CHART.write_text(chart(cells))
         shown = path.resolve().relative_to(Path.cwd()) if path.resolve().is_relative_to(Path.cwd()) else path.name
-        how = _HOW.format(rounds=grid.rounds, file=shown, machine=machine(), load=load)
+        how = _HOW.format(rounds=grid.rounds, seconds=grid.seconds, file=shown, machine=machine(), load=load)
         write_section("matrix", f"{how}\n{render_run(cells)}")
 
 
