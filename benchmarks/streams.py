@@ -8,14 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from benchmarks.graph_files import GENERATIVE, add_graphs
 from benchmarks.grpc_unary import request_bytes
 from benchmarks.models import trivial, write_repository
+from benchmarks.peers.servers import peer
 from benchmarks.processes import cpu_seconds, h2load, ovms
 from benchmarks.report import Row
-from benchmarks.requests import framed_bytes_request
+from benchmarks.requests import framed_bytes_request, framed_infer_request
 
 if TYPE_CHECKING:
+    from benchmarks.peers.servers import Peer
     from benchmarks.processes import Server
 
 __all__ = ["run"]
@@ -23,6 +27,7 @@ __all__ = ["run"]
 OUTPUTS: Final = 500
 STREAMS: Final = 8
 ROUNDS: Final = 5
+_ONE_THREAD: Final = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": "1"}
 _GRAPHS: Final = {"count": ("counting.py", GENERATIVE), "inferences": ("inferring.py", GENERATIVE)}
 _KINDS: Final = {
     "count": "a generator of a few bytes",
@@ -31,7 +36,10 @@ _KINDS: Final = {
 }
 
 
-def _ask(server: Server, body: Path, at_once: int) -> tuple[float, float]:
+_LEAST_OF_MLSERVER: Final = 4.0
+
+
+def _ask(server: Server | Peer, body: Path, at_once: int) -> tuple[float, float]:
     """Give microseconds of CPU an output, and outputs a second."""
     before = cpu_seconds(server.process)
     rate = h2load(server.grpc, "ModelStreamInfer", body, calls=STREAMS, streams=at_once)
@@ -49,8 +57,28 @@ def _row(server: Server, body: Path) -> Row:
     return Row(what, ratio, "<= 1", ratio <= 1, detail)
 
 
+def _against_mlserver(server: Server, folder: Path, config: Path) -> list[Row]:
+    """Compare outputs a second with MLServer's, of a generator of inferences in the server's process on either side."""
+    asked = folder / "mlserver.bin"
+    asked.write_bytes(framed_infer_request("trivial", "b", np.full((1, 10), OUTPUTS, np.float32)))
+    with peer("mlserver", config, {"trivial": folder / "trivial" / "1" / "model.xml"}, _ONE_THREAD) as other:
+        sides: list[tuple[Server | Peer, Path]] = [(server, folder / "inferences.bin"), (other, asked)]
+        taken = {
+            number: [[_ask(each, body, number)[1] for each, body in sides] for _ in range(ROUNDS + 1)][1:]
+            for number in (1, STREAMS)
+        }
+    return [_row_beside(number, rounds) for number, rounds in taken.items()]
+
+
+def _row_beside(number: int, rounds: list[list[float]]) -> Row:
+    ratio = statistics.median(ours / theirs for ours, theirs in rounds)
+    ours, theirs = (statistics.median(column) for column in zip(*rounds, strict=True))
+    what = f"outputs/s of {'one stream' if number == 1 else f'{number} streams'} of inferences, against MLServer"
+    return Row(what, ratio, f">= {_LEAST_OF_MLSERVER:g}", ratio >= _LEAST_OF_MLSERVER, f"{ours:.0f}/s, {theirs:.0f}/s")
+
+
 def run() -> list[Row]:
-    """Measure one server."""
+    """Measure one server, and MLServer beside it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         config = write_repository(folder, {"trivial": trivial()}, {})
@@ -60,4 +88,5 @@ def run() -> list[Row]:
         for kind, body in bodies.items():
             (folder / f"{kind}.bin").write_bytes(body)
         with ovms(config) as server:
-            return [_row(server, folder / f"{kind}.bin") for kind in _KINDS]
+            rows = [_row(server, folder / f"{kind}.bin") for kind in _KINDS]
+            return [*rows, *_against_mlserver(server, folder, config)]

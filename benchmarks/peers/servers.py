@@ -115,7 +115,9 @@ def _command(name: str, config: Path, folder: Path, told: dict[str, Any]) -> lis
 
 def _write_mlserver(folder: Path, told: dict[str, Any]) -> None:
     ports = {"http_port": told["rest"], "grpc_port": told["grpc"], "metrics_port": told["metrics"]}
-    (folder / "settings.json").write_text(json.dumps({**ports, "host": "127.0.0.1", "parallel_workers": 0}))
+    # Neither its workers nor its compression go with streams.
+    chosen = {"host": "127.0.0.1", "parallel_workers": 0, "gzip_enabled": False}
+    (folder / "settings.json").write_text(json.dumps({**ports, **chosen}))
     for name in told["models"]:
         (folder / name).mkdir()
         about = {"name": name, "implementation": "mlserver_program.Served"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from mlserver import MLModel
 from mlserver.codecs import NumpyCodec
 from mlserver.types import InferenceRequest, InferenceResponse
@@ -24,3 +26,10 @@ class Served(MLModel):  # type: ignore[misc] # it has no types
         result = _MODELS[0].infer(self.name, NumpyCodec.decode_input(payload.inputs[0]))
         output = NumpyCodec.encode_output("output", result)
         return InferenceResponse(model_name=self.name, outputs=[output])
+
+    async def predict_stream(self, payloads: AsyncIterator[InferenceRequest]) -> AsyncIterator[InferenceResponse]:
+        """Give as many outputs as the first number of each input says, an inference each."""
+        async for payload in payloads:
+            array = NumpyCodec.decode_input(payload.inputs[0])
+            for _ in range(int(array.flat[0])):
+                yield await self.predict(payload)
