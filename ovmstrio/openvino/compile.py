@@ -49,6 +49,7 @@ _MANY_OPERATIONS: Final = 100
 _USER_DECIDES: Final = {"INFERENCE_NUM_THREADS", "NUM_STREAMS"}
 LATENCY: Final = "LATENCY"
 PINNING: Final = "ENABLE_CPU_PINNING"
+_CALLS_AT_ONCE: Final = "PERFORMANCE_HINT_NUM_REQUESTS"
 _ON_LOOP: Final = {"INFERENCE_NUM_THREADS": "1", "PERFORMANCE_HINT": LATENCY}
 _UNBOUND: Final = {PINNING: "NO"}
 """OpenVINO binds the thread that infers, which is the event loop's here, to one core for the time of each inference:
@@ -58,6 +59,10 @@ _CACHED_SHAPES: Final = {"CPU_RUNTIME_CACHE_CAPACITY": "256"}
 without end for requests of ever other shapes, and save nothing that can be measured (docs/memory.md)."""
 _SPARE: Final = 2
 """Requests for each that OpenVINO can run at once: one more waits in its queue, so that the device never does."""
+_MANY: Final = 8
+"""The same of short inferences with small tensors, whose ends the event loop hears of several at a time."""
+_SHORT_SECONDS: Final = 3e-3
+_SMALL_TENSORS_BYTES: Final = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +92,14 @@ class Compiled:
     ``blocking`` is how the event loop infers, ``variables`` what a stateful model remembers, empty for others.
     ``weight_bytes`` are those of the constants that the file has.  ``buckets`` are what inputs are to be padded up
     to.  ``is_pinned`` tells whether its threads are bound to cores, None where that is not for the server to choose;
-    ``chosen_anew`` makes one like it that is bound or not as :data:`CORES` says by then, and has run.
+    ``chosen_anew`` makes one like it for so many calls at once that is bound or not as :data:`CORES` says by then, and
+    has run.  ``may_share_out`` tells whether the server may choose how many inferences share the cores.
     """
 
     model: ov.CompiledModel
     compile_again: Callable[[], ov.CompiledModel]
     compile_timed: Callable[[], ov.CompiledModel]
-    chosen_anew: Callable[[], ov.CompiledModel]
+    chosen_anew: Callable[[int], Compiled]
     isolated: Callable[[], tuple[ov.CompiledModel, ...]]
     signature: ModelSignature
     placement: Placement
@@ -106,6 +112,7 @@ class Compiled:
     variables: tuple[TensorSpec, ...] = ()
     weight_bytes: int = 0
     is_pinned: bool | None = None
+    may_share_out: bool = False
     buckets: ShapeBuckets | None = None
 
     def make_slot(self) -> Slot:
@@ -232,11 +239,9 @@ def _is_pinned(
 ) -> bool | None:
     """Tell whether its threads are bound to cores; None where nothing is to be chosen.
 
-    That is where the user has chosen, where OpenVINO binds nothing by itself, and where requests remember what was
-    before without the server, which those of another compiled model would not.
+    That is where the user has chosen, where OpenVINO binds nothing by itself, and where requests remember.
     """
-    remembers = bool(model.get_variables()) and not source.spec.stateful
-    if PINNING in config or source.spec.target_device != "CPU" or remembers:
+    if PINNING in config or source.spec.target_device != "CPU" or _remembers(model, source):
         return None
     is_bound = bool(_property(compiled, PINNING, 0))
     return is_bound if is_bound or was_shared or CORES.is_shared else None
@@ -297,12 +302,12 @@ def _build(
         model=compiled,
         compile_again=compile_again,
         compile_timed=partial(_compile, model, source, {**config, **WITH_TIMES}),
-        chosen_anew=partial(_choose_anew, partial(_compile, model, source, config), signature, runs=timing is not None),
+        chosen_anew=partial(_choose_anew, partial(_build, model, source, signature, variables), config),
         isolated=isolated,
         signature=signature,
         placement=placement,
         timing=timing,
-        nireq=source.spec.nireq or _SPARE * side_by_side,
+        nireq=source.spec.nireq or side_by_side * _requests_each(signature, timing, placement),
         side_by_side=side_by_side,
         streams=streams,
         may_fail=may_fail,
@@ -310,7 +315,17 @@ def _build(
         variables=variables,
         weight_bytes=_weight_bytes(model.get_ops()),
         is_pinned=_is_pinned(compiled, model, source, config, was_shared=was_shared),
+        may_share_out=timing is not None and _may_share_out(model, source, config, threads),
     )
+
+
+def _requests_each(signature: ModelSignature, timing: Timing | None, placement: Placement) -> int:
+    """Tell how many requests a model should have for each that OpenVINO runs at once."""
+    if timing is None or timing.least_seconds > _SHORT_SECONDS:
+        return _SPARE
+    is_inline = placement.limit is None and placement.is_inline(timing.input_bytes)
+    is_small = timing.input_bytes + signature.output_bytes <= _SMALL_TENSORS_BYTES
+    return _MANY if is_small and not is_inline else _SPARE
 
 
 def _fills_few_cores(compiled: ov.CompiledModel, streams: int, threads: int) -> bool:
@@ -321,14 +336,30 @@ def _fills_few_cores(compiled: ov.CompiledModel, streams: int, threads: int) -> 
     return CORES.are_few and streams == 1 and threads >= CORES.count and not _property(compiled, PINNING, 1)
 
 
-def _choose_anew(
-    compile_alike: Callable[[], ov.CompiledModel], signature: ModelSignature, *, runs: bool
-) -> ov.CompiledModel:
-    """Compile again, and run it once if it runs on ones: what a first run makes, no request waits for."""
-    compiled = compile_alike()
-    if runs and warm_up(compiled, signature, Blocking.QUEUED) is None:
-        return compile_alike()
-    return compiled
+def _choose_anew(build: Callable[[dict[str, str]], Compiled], config: dict[str, str], at_once: int) -> Compiled:
+    """Build a model again; what a first run makes, no request waits for.
+
+    Args:
+        build: compiles it with settings, and runs it.
+        config: its settings.
+        at_once: for how many calls at a time, where the settings leave that to the server.
+    """
+    if at_once == 1:
+        return build(config)
+    compiled = build({**config, "PERFORMANCE_HINT": "THROUGHPUT", _CALLS_AT_ONCE: str(at_once)})
+    # It is one of the model as it is configured, and may become another one again.
+    return replace(compiled, chosen_anew=partial(_choose_anew, build, config), may_share_out=True)
+
+
+def _may_share_out(model: ov.Model, source: ModelFile, config: Mapping[str, str], threads: int) -> bool:
+    """Tell whether the server may choose how many inferences share the cores out, where the user has not."""
+    is_left = not (_USER_DECIDES | {"PERFORMANCE_HINT", _CALLS_AT_ONCE}) & config.keys()
+    return is_left and threads > 1 and source.spec.target_device == "CPU" and not _remembers(model, source)
+
+
+def _remembers(model: ov.Model, source: ModelFile) -> bool:
+    """Tell whether requests remember what was before without the server, so that they can be no other model's."""
+    return bool(model.get_variables()) and not source.spec.stateful
 
 
 def _one_stream(config: dict[str, str], threads: int) -> dict[str, str]:

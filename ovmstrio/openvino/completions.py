@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import trio
 
-__all__ = ["Completion", "CompletionQueue", "current_completions"]
+__all__ = ["Completion", "CompletionQueue"]
 
 _take_state: Final = ctypes.pythonapi.PyGILState_Ensure
 
@@ -34,49 +34,74 @@ _calling_thread: Final = _CallingThread()
 
 
 class CompletionQueue:
-    """The ends that the event loop has yet to hear of; made on the loop.
+    """The ends of one model's inferences that the event loop has yet to hear of.
 
     OpenVINO's threads only append, and the first one behind an empty queue wakes the loop: who waits for Python's lock
     holds up the device's next callback.
+
+    While the device has inferences enough, some ends wait for each other: behind an inference the loop finds other
+    things in the processor's caches than its own, and the first of several calls pays for all of them.
+
+    Args:
+        side_by_side: how many inferences the device runs at once.
+
+    Attributes:
+        has_begun: whether it belongs to a loop.
+        most_waiting: how many ends may wait for another one before the loop hears of them; 0 for none.
+        running: how many inferences were begun whose ends the loop has not heard of.
     """
 
-    __slots__ = ("_ended", "_token", "_woken")
+    __slots__ = ("_ended", "_token", "_woken", "has_begun", "most_waiting", "running", "side_by_side")
 
-    def __init__(self) -> None:
-        self._token = trio.lowlevel.current_trio_token()
+    def __init__(self, side_by_side: int) -> None:
+        self._token: trio.lowlevel.TrioToken | None = None
         self._ended: deque[trio.Event] = deque()
         self._woken = False
+        self.side_by_side = side_by_side
+        self.has_begun = False
+        self.most_waiting = 0
+        self.running = 0
+
+    def begin(self) -> None:
+        """Belong to the loop that runs; before anything is expected."""
+        self._token = trio.lowlevel.current_trio_token()
+        self.has_begun = True
+
+    def miss(self) -> None:
+        """Know of an inference that has ended without a word, and set what waited for its word; on the loop."""
+        self.running -= 1
+        self.hear()
 
     def add(self, done: trio.Event) -> None:
-        """Have an event set on the loop; called by any thread."""
+        """Have an event set on the loop, now or with later ones; called by any thread."""
         self._ended.append(done)
-        if self._woken:
+        waiting = len(self._ended)
+        # More than the device can run are left with it, so that another end is near.
+        if (
+            self._token is None
+            or self._woken
+            or (waiting <= self.most_waiting and self.running - waiting > self.side_by_side)
+        ):
             return
         self._woken = True
         try:
-            self._token.run_sync_soon(self._set)
+            self._token.run_sync_soon(self.hear)
         except trio.RunFinishedError:
             return
 
-    def _set(self) -> None:
+    def _may_wait(self, waiting: int) -> bool:
+        """Tell whether so many ends may wait: the device has more than it can run, so that another end is near."""
+        return waiting <= self.most_waiting and self.running - waiting > self.side_by_side
+
+    def hear(self) -> None:
+        """Set all events that wait; on the loop."""
         # In this order: what is appended from here on wakes the loop again, or is still found.
         self._woken = False
         ended = self._ended
         while ended:
+            # Too few for a moment at the most, at which the loop is woken once in vain.
+            self.running -= 1
             ended.popleft().set()
-
-
-_current: Final = trio.lowlevel.RunVar[CompletionQueue]("completions")
-
-
-def current_completions() -> CompletionQueue:
-    """Give the one of this run of the loop."""
-    try:
-        return _current.get()
-    except LookupError:
-        made = CompletionQueue()
-        _current.set(made)
-        return made
 
 
 class Completion:
@@ -97,9 +122,12 @@ class Completion:
         self.at = 0.0
         self._to: CompletionQueue | None = None
 
-    def expect(self) -> trio.Event:
-        """Begin to wait for the next inference."""
-        self._to = current_completions()
+    def expect(self, queue: CompletionQueue) -> trio.Event:
+        """Begin to wait for the next inference, whose end is told to a queue."""
+        self._to = queue
+        if not queue.has_begun:
+            queue.begin()
+        queue.running += 1
         self.at = 0.0
         self.done = trio.Event()
         return self.done
@@ -109,5 +137,7 @@ class Completion:
         self.at = perf_counter()
         if not _calling_thread.is_kept:
             _calling_thread.keep()
-        if self._to is not None:
-            self._to.add(self.done)
+        to, self._to = self._to, None
+        if to is not None:
+            # Runs that nobody waits for, as those that mend a model, are told to nobody.
+            to.add(self.done)

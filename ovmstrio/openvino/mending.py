@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.openvino.completions import CompletionQueue
 from ovmstrio.openvino.slot import Slot
 
 __all__ = ["Run", "Runs", "SuspectRunError", "replace_model"]
@@ -40,9 +41,15 @@ class Run:
 
 
 class Runs:
-    """The inferences on the device, in the order in which they were started; belongs to the event loop."""
+    """The inferences on the device, in the order in which they were started; belongs to the event loop.
 
-    def __init__(self, *, may_fail: bool) -> None:
+    Args:
+        ends: hears of their ends.
+        may_fail: whether a valid request may fail.
+    """
+
+    def __init__(self, ends: CompletionQueue, *, may_fail: bool) -> None:
+        self._ends = ends
         self._may_fail = may_fail
         self._running: dict[Run, None] = {}
         self._generation = 0
@@ -72,13 +79,16 @@ class Runs:
         Raises:
             ModelFailure: OpenVINO refuses to.
         """
-        run = Run(slot, slot.start(), self._generation)
+        run = Run(slot, slot.start(self._ends), self._generation)
         self._running[run] = None
         return run
 
     def end(self, run: Run) -> None:
         """Forget an inference that has ended."""
         self._running.pop(run, None)
+        if not run.slot.ended_at:
+            # It has failed, or was cancelled, and OpenVINO will say nothing of it to those who wait for its end.
+            self._ends.miss()
 
     def check(self, run: Run) -> None:
         """Hold that a run that has ended may be believed.

@@ -10,6 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +25,7 @@ from ovmstrio.core.tensor import Array
 from ovmstrio.core.tracing import current_span
 from ovmstrio.openvino.buckets import NO_CUTS, Cuts, Fitted
 from ovmstrio.openvino.compile import Compiled
+from ovmstrio.openvino.completions import CompletionQueue
 from ovmstrio.openvino.device_facts import BOUND, device_facts
 from ovmstrio.openvino.layer_clock import clock_layers
 from ovmstrio.openvino.mending import Run, Runs, SuspectRunError, replace_model
@@ -32,6 +34,8 @@ from ovmstrio.openvino.pool import RequestPool
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 from ovmstrio.openvino.slot import Blocking, LostFailure, Slot
 from ovmstrio.work.cores import CORES
+from ovmstrio.work.crowd import Crowd
+from ovmstrio.work.demand import Demand
 from ovmstrio.work.loop_load import LoopLoad, current_loop_load
 from ovmstrio.work.overdue import wait_within
 from ovmstrio.work.placement import INLINE_THRESHOLD_SECONDS, load_limiter
@@ -48,6 +52,11 @@ _SURELY_SHORT_SECONDS: Final = INLINE_THRESHOLD_SECONDS / 4
 """Short enough for the loop however busy that is."""
 _AWAY_FACTOR: Final = 500
 """An inference that held the event loop up keeps others from it for so many times as long."""
+_LATE_SECONDS: Final = 0.0005
+"""How much later the loop may hear of an end, for it to hear of several at once."""
+_LATE_SECONDS_OF_MANY: Final = 0.008
+"""The same where there are more calls than requests, each of which waits for many others anyway."""
+_LEAST_SECONDS: Final = 1e-5
 _COPIED_AT_ONCE: Final = 2 * 2**20
 """Bytes whose copy takes about a millisecond, page faults included."""
 
@@ -83,6 +92,7 @@ class Network:
         self._timing = compiled.timing
         self._placement = compiled.placement
         self._holds_loop_up = compiled.placement.limit is not None
+        self._crowd = Crowd()
         self._may_wait = compiled.may_fail or self._holds_loop_up
         self._away_until = 0.0
         self._hooks = hooks
@@ -93,13 +103,14 @@ class Network:
         self._model = compiled.model
         self._chosen_anew = compiled.chosen_anew
         self.is_pinned = compiled.is_pinned
-        self._slots = [compiled.make_slot() for _ in range(compiled.nireq)]
+        self._slots: list[Slot] = [compiled.make_slot() for _ in range(compiled.nireq)]
         self.pool = RequestPool(self._slots)
         self._inline_slot = compiled.make_inline_slot()
         self._long = 0
         self._idle = trio.Event()
         self._waits_inline = compiled.blocking is Blocking.QUEUED
-        self._runs = Runs(may_fail=compiled.may_fail)
+        self._completions = CompletionQueue(compiled.side_by_side)
+        self._runs = Runs(self._completions, may_fail=compiled.may_fail)
         self.weight_bytes = compiled.weight_bytes
         self._has_small_outputs = (
             compiled.signature.has_fixed_outputs and compiled.signature.output_bytes <= _COPIED_AT_ONCE
@@ -109,7 +120,10 @@ class Network:
         median = compiled.timing.median_seconds if compiled.timing is not None else 0.0
         # Requests that run side by side share the device, and each takes so much longer.
         self._usual_seconds = median * self.pool.size
+        self._device_seconds = median
         self._ends = deque([0.0] * max(1, compiled.streams), maxlen=max(1, compiled.streams))
+        self._demand = Demand(CORES.count) if compiled.may_share_out else None
+        self._at_once = 1
         hooks.set_streams(compiled.streams)
         hooks.set_pool(self.pool.size, 0)
         hooks.set_memory("weights", compiled.weight_bytes)
@@ -179,6 +193,8 @@ class Network:
             size += array.nbytes
         call = _Call(begin, arrays, size, change, event, most_bytes, cuts)
         inline = self._placement.is_inline(size)
+        if inline and self._holds_loop_up and self._leaves_loop_to_others():
+            return await self._infer_in_pool(call, short=False)
         if inline and (await self._loop_is_free() if self._may_wait else self._loop_may_run()):
             try:
                 return self._infer_inline(call)
@@ -189,39 +205,87 @@ class Network:
                     raise
         return await self._infer_in_pool(call, short=inline)
 
+    def wants_others(self) -> bool:
+        """Tell whether its calls since this was last asked want more inferences side by side, or one at a time again.
+
+        Never where the user has chosen, or a failure of one of several streams would harm others.
+        """
+        if self._demand is None:
+            return False
+        self._at_once = self._demand.look()
+        return self._at_once != self._demand.chosen
+
     async def choose_cores(self) -> None:
         """Compile the model again, bound to cores or not as :data:`CORES` says now, and run requests on that from then.
+
+        It is compiled for as many inferences side by side as :meth:`wants_others` has found of use.
 
         Those that run end on the model that they were begun on.  Nothing changes if it cannot be compiled, or was
         mended meanwhile.
 
         Cancellation: at once; what is being compiled is dropped.
         """
-        if self.is_pinned is None:
+        if self.is_pinned is None and self._demand is None:
             return
-        before, streams, was_shared = self._model, self._streams, CORES.is_shared
+        before, streams, was_shared, at_once = self._model, self._streams, CORES.is_shared, self._at_once
+        build = partial(self._chosen_anew, at_once)
         try:
-            model = await trio.to_thread.run_sync(self._chosen_anew, abandon_on_cancel=True, limiter=load_limiter())
+            compiled = await trio.to_thread.run_sync(build, abandon_on_cancel=True, limiter=load_limiter())
             while not self._runs.is_sound:
                 await self._runs.wait_sound()
             if self._model is not before or self._streams != streams:
                 return
-            self._inline_slot.attach(model)
+            self._take_over(compiled)
         except (ConfigError, MemoryError, *OPENVINO_ERRORS) as error:
             log.warning("model keeps its cores: it cannot be compiled again", reason=reason(error))
+            self._demand = None
             return
-        self._model = model
-        self._device = device_facts(model)
+        if self._demand is not None:
+            self._demand.chosen = at_once
+        if self.is_pinned is not None:
+            self._tell_bound(was_shared=was_shared)
+        await self._renew_all(compiled)
+
+    def _take_over(self, compiled: Compiled) -> None:
+        """Be another compiled model with the same inputs and outputs; nobody waits, and requests come over later."""
+        self._inline_slot = compiled.make_inline_slot()
+        self._model = compiled.model
+        self._device = device_facts(compiled.model)
+        self._compile_again, self._compile_timed = compiled.compile_again, compiled.compile_timed
+        self._chosen_anew = compiled.chosen_anew
+        if compiled.streams != self._streams:
+            # Otherwise what was learned of it while it served holds as before.
+            self._timing, self._placement = compiled.timing, compiled.placement
+            self._holds_loop_up = compiled.placement.limit is not None
+            self._may_wait = compiled.may_fail or self._holds_loop_up
+        self._streams, self.side_by_side = compiled.streams, compiled.side_by_side
+        self._completions.side_by_side = compiled.side_by_side
+        self._ends = deque([0.0] * max(1, compiled.streams), maxlen=max(1, compiled.streams))
+        self._hooks.set_streams(compiled.streams)
+        self._hooks.placed(inline=self.runs_inline, moved=True)
+
+    def _tell_bound(self, *, was_shared: bool) -> None:
         is_bound = self._device.get(BOUND) == "yes"
         self._hooks.bound(to_cores=is_bound, again=True)
         # What OpenVINO binds to no core by itself there is nothing to choose for.
         self.is_pinned = None if not (is_bound or was_shared or CORES.is_shared) else is_bound
+
+    async def _renew_all(self, compiled: Compiled) -> None:
+        """Have as many requests as it needs, and those that nobody uses be of what is compiled now, too."""
         try:
-            for _ in range(self.pool.size):
-                # Requests that nobody uses would keep what was compiled before.
+            while self.pool.size > compiled.nireq:
+                self._slots.remove(await self._acquire())
+                self.pool.drop()
+            for _ in range(self.pool.size - self.pool.active):
                 self.pool.release(await self._acquire())
-        except ModelFailure as error:
-            log.warning("requests take over what was compiled when they are used", reason=error.message)
+            while self.pool.size < compiled.nireq:
+                self._slots.append(compiled.make_slot())
+                self.pool.add(self._slots[-1])
+        except (MemoryError, ModelFailure, *OPENVINO_ERRORS) as error:
+            log.warning("requests take over what was compiled when they are used", reason=reason(error))
+        self._threads.total_tokens = 2 * self.pool.size
+        self._hooks.set_pool(self.pool.size, self.pool.active)
+        self._hooks.set_memory("outputs", self.signature.output_bytes * (self.pool.size + 1))
 
     async def _padded(self, fitted: Fitted) -> tuple[Sequence[Array], Cuts]:
         """Pad inputs, in a thread where that takes long."""
@@ -243,7 +307,7 @@ class Network:
                     continue
                 finally:
                     slot.unbind()
-                    self.pool.release(slot)
+                    self._give_back(slot)
                     self._look_for_idle()
                     self._hooks.set_pool(self.pool.size, self.pool.active)
         finally:
@@ -266,6 +330,10 @@ class Network:
         while self._may_fail and self._is_worth_waiting():
             await self._idle.wait()
         return self._loop_may_run()
+
+    def _leaves_loop_to_others(self) -> bool:
+        others = self.pool.active + self.pool.waiting
+        return self._crowd.leaves(others, loop_is_full=self._loop_load.is_full)
 
     def _loop_may_run(self) -> bool:
         """Tell whether the event loop may infer now.
@@ -293,6 +361,8 @@ class Network:
             slot.unbind()
         taken = time.perf_counter() - begin
         self._learn(call, self._worked(begin, taken, worked_before), on_loop=True)
+        if self._demand is not None:
+            self._demand.note(1, taken)
         waited = begin - call.begin if self._holds_loop_up else 0.0
         self._hooks.wait_time(waited)
         self._hooks.inference_time(taken)
@@ -345,6 +415,16 @@ class Network:
             self.pool.release(slot)
             raise ModelFailure(f"OpenVINO makes no request of the model: {reason(error)}") from error
 
+    def _give_back(self, slot: Slot) -> None:
+        """Give a request back to the pool, as one of what is compiled now; one that cannot be made is when it is used.
+
+        Nobody might use it for long, and it would keep what was compiled before.
+        """
+        if slot.model is not self._model and self._runs.is_sound:
+            with suppress(MemoryError, *OPENVINO_ERRORS):
+                slot.attach(self._model)
+        self.pool.release(slot)
+
     async def _infer_away(self, slot: Slot, call: _Call) -> list[Array]:
         self._hooks.set_pool(self.pool.size, self.pool.active)
         start = time.perf_counter()
@@ -367,6 +447,10 @@ class Network:
             call.change.leave(slot.request)
         # Inputs of open shapes may take far longer than the ones that the model was first run on.
         self._usual_seconds += _WEIGHT_OF_LAST * (ended - start - self._usual_seconds)
+        self._device_seconds += _WEIGHT_OF_LAST * (ended - started - self._device_seconds)
+        self._completions.most_waiting = self._ends_that_may_wait()
+        if self._demand is not None:
+            self._demand.note(min(self.pool.active + self.pool.waiting, self.pool.size), ended - started)
         self._hooks.wait_time(started - call.begin)
         self._hooks.inference_time(ended - started)
         if call.event is not None:
@@ -377,6 +461,11 @@ class Network:
             span.add("queue", started - call.begin, {"ovmstrio.queue.of": "device"}, ended_ago=now - started)
             span.add("inference", ended - started, {"ovmstrio.inference.on": "device"}, ended_ago=now - ended)
         return outputs
+
+    def _ends_that_may_wait(self) -> int:
+        """Tell how many ends the loop may hear of late: longer where calls wait for a request, and longer for that."""
+        seconds = _LATE_SECONDS_OF_MANY if self.pool.waiting else _LATE_SECONDS
+        return min(self.pool.size - 1, int(seconds * self.side_by_side / max(self._device_seconds, _LEAST_SECONDS)))
 
     async def _copied(self, slot: Slot, call: _Call) -> list[Array]:
         """Copy the outputs, in a thread where that takes long."""
@@ -449,10 +538,12 @@ class Network:
                     await trio.to_thread.run_sync(replace_model, every, self._compile_again, limiter=self._threads)
                     self._model = self._inline_slot.model
                     self._device = device_facts(self._model)
-                    if self._streams > 1 and self.is_pinned is not None:
+                    if self._streams > 1:
                         # One stream in the place of several is bound to no core; another choice would bring them back.
-                        self.is_pinned = None
-                        self._hooks.bound(to_cores=False, again=False)
+                        self._demand = None
+                        if self.is_pinned is not None:
+                            self.is_pinned = None
+                            self._hooks.bound(to_cores=False, again=False)
                     self._streams = 1
                     self._hooks.set_streams(1)
             finally:

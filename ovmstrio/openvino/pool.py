@@ -59,6 +59,17 @@ class RequestPool:
         await trio.lowlevel.wait_task_rescheduled(give_up)
         return turn.slot
 
+    def add(self, slot: Slot) -> None:
+        """Have one slot more."""
+        self.size += 1
+        self.active += 1
+        self.release(slot)
+
+    def drop(self) -> None:
+        """Have one slot less: one that the caller has taken, and does not give back."""
+        self.size -= 1
+        self.active -= 1
+
     def release(self, slot: Slot) -> None:
         """Give a slot back, to the caller that has waited longest if there is one."""
         self.active -= 1

@@ -16,7 +16,7 @@ from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import ModelFailure, PayloadTooLarge
 from ovmstrio.core.tensor import Array
 from ovmstrio.openvino.buckets import NO_CUTS, Cuts, cut_view
-from ovmstrio.openvino.completions import Completion
+from ovmstrio.openvino.completions import Completion, CompletionQueue
 from ovmstrio.openvino.ov_tensors import from_tensor, idle_tensor, placeholder, set_inputs, to_tensor, view_of
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 from ovmstrio.openvino.signature import ModelSignature
@@ -214,16 +214,20 @@ class Slot:
             return False
         return True
 
-    def start(self) -> trio.Event:
+    def start(self, ends: CompletionQueue) -> trio.Event:
         """Start an inference on OpenVINO's threads; the event is set when it has succeeded, and only then.
+
+        Args:
+            ends: where the end is told; it does not hear of others than successes.
 
         Raises:
             ModelFailure: it could not be started.
         """
-        done, self._results = self._completion.expect(), ()
+        done, self._results = self._completion.expect(ends), ()
         try:
             _start(self.request, _NO_INPUTS, None)
         except OPENVINO_ERRORS as error:
+            ends.miss()
             raise ModelFailure(f"Inference failed: {reason(error)}") from error
         return done
 

@@ -4,7 +4,8 @@
 
     registry: how many are configured ─┐
     models: who computes now ──────────┴─> CORES.is_shared ─> what is compiled from then on
-                                                └─ has changed for some time ─> CoreUser.choose_cores, one by one
+                                                └─ has changed for some time ─┐
+    models: their calls since the last look ─> CoreUser.wants_others ─────────┴─> CoreUser.choose_cores, one by one
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ async def share_cores(
     room: Callable[[], float] = _room,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Have models choose their cores again when others have come or gone for good, for as long as the server lives.
+    """Have models choose their cores again when others have come or gone for good, or their calls want them shared out.
 
-    One is compiled at a time, and each once for a change; one for which there is no ``room``, in bytes, stays as it is.
-    With ``off`` nothing is chosen, now or later.
+    This takes as long as the server lives.  One is compiled at a time, and for others that come or go each once for a
+    change; one for which there is no ``room``, in bytes, stays as it is.  With ``off`` nothing is chosen, now or later.
 
     Cancellation: at once; the model that is being compiled stays as it is.
     """
@@ -63,21 +64,30 @@ async def share_cores(
     task_status.started()
     is_shared, since = cores.is_shared, trio.current_time()
     asked: WeakSet[CoreUser] = WeakSet()
+    cramped: WeakSet[CoreUser] = WeakSet()
     while cores.chooses:
         await trio.sleep(_LOOK_SECONDS)
         if cores.is_shared != is_shared:
             is_shared, since = cores.is_shared, trio.current_time()
             asked.clear()
-        if trio.current_time() - since < (_SHARED_SECONDS if is_shared else _ALONE_SECONDS):
-            continue
-        while (user := _next_user(cores, asked)) is not None and cores.is_shared is is_shared:
-            asked.add(user)
-            if _COPIES * user.weight_bytes <= room():
-                await user.choose_cores()
-            else:
-                log.info("a model keeps its cores: there is no memory for it twice", weights=user.weight_bytes)
-        # A model that is retired meanwhile must neither stay in memory nor count as one that computes.
-        del user
+        # Models that are retired meanwhile must neither stay in memory nor count as ones that compute.
+        wanting = WeakSet([each for each in cores.users if each.wants_others()])
+        wanting -= cramped
+        while wanting:
+            await _choose_cores(wanting.pop(), room, cramped)
+        if trio.current_time() - since >= (_SHARED_SECONDS if is_shared else _ALONE_SECONDS):
+            while (user := _next_user(cores, asked)) is not None and cores.is_shared is is_shared:
+                asked.add(user)
+                await _choose_cores(user, room, cramped)
+            del user
+
+
+async def _choose_cores(user: CoreUser, room: Callable[[], float], cramped: WeakSet[CoreUser]) -> None:
+    if _COPIES * user.weight_bytes <= room():
+        await user.choose_cores()
+    else:
+        cramped.add(user)
+        log.info("a model keeps its cores: there is no memory for it twice", weights=user.weight_bytes)
 
 
 def _next_user(cores: CoreShare, asked: WeakSet[CoreUser]) -> CoreUser | None:

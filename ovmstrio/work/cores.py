@@ -58,8 +58,11 @@ class CoreUser(Protocol):
     def weight_bytes(self) -> int:
         """What its weights have, which are in memory once more while it chooses."""
 
+    def wants_others(self) -> bool:
+        """Tell whether its calls since this was last asked want more of its work side by side, or less."""
+
     async def choose_cores(self) -> None:
-        """Choose again whether they are, by what :attr:`CoreShare.is_shared` says now; calls go on meanwhile."""
+        """Choose again, by what :attr:`CoreShare.is_shared` and its calls say now; calls go on meanwhile."""
 
 
 class CoreShare:

@@ -15,6 +15,7 @@ __all__ = ["LoopLoad", "current_loop_load"]
 
 _WINDOW_SECONDS: Final = 0.1
 _BUSY: Final = 0.9
+_FULL: Final = 0.97
 _LONG_TURN_SECONDS: Final = 0.001
 _OVERDUE_SECONDS: Final = 4 * _LONG_TURN_SECONDS
 _BUSY_LIMIT_SECONDS: Final = INLINE_THRESHOLD_SECONDS / 2
@@ -38,6 +39,11 @@ class LoopLoad(trio.abc.Instrument):
         self.turn_seconds = 0.0
         self._begun = self._waits_since = self._goes_on_since = perf_counter()
         self._waited = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it had next to nothing to wait for lately, as where several callers wait for it all the time."""
+        return self.busy > _FULL
 
     @property
     def is_late(self) -> bool:

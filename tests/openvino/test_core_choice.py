@@ -16,7 +16,7 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
 from ovmstrio.openvino import compile as compile_module
 from ovmstrio.openvino import network as network_module
-from ovmstrio.openvino.compile import PINNING, ModelFile, compile_model
+from ovmstrio.openvino.compile import PINNING, Compiled, ModelFile, compile_model
 from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.runtime import core
 from ovmstrio.openvino.slot import Slot
@@ -200,7 +200,7 @@ async def test_a_model_that_cannot_be_compiled_again_stays_as_it_is(
     running = _away(network(ir.dummy(), tmp_path, plugin_config=ONE_THREAD))
     pinned, (expected,) = running.is_pinned, await running.infer([ONES])
 
-    def refuse() -> ov.CompiledModel:
+    def refuse(_at_once: int) -> Compiled:
         raise error
 
     running._chosen_anew = refuse
@@ -283,3 +283,117 @@ def test_what_does_not_fill_few_cores_or_takes_longer_leaves_the_loop(
     monkeypatch.setattr(cores_module, "usable_cores", lambda: 2)
     _short(monkeypatch, seconds)
     assert not network(ir.dummy(), tmp_path, plugin_config=settings).runs_inline
+
+
+def _shared_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: ov.Model, hooks: RecordingHooks, **options: Any
+) -> Network:
+    """A network on two cores whose model is too large to be made for the event loop."""
+    monkeypatch.setattr(cores_module, "usable_cores", lambda: 2)
+    monkeypatch.setattr(compile_module, "_is_small", lambda _: False)
+    return _away(network(model, tmp_path, hooks=hooks, **options))
+
+
+def _ask_side_by_side(running: Network, at_once: int) -> bool:
+    """Have it look at as many calls at once, which keep the device busy; gives whether it wants to change."""
+    assert running._demand is not None
+    running._demand.look()
+    running._demand._few_since -= 1000
+    running._demand.note(at_once, 1000.0)
+    return running.wants_others()
+
+
+@pytest.mark.parametrize("model", [ir.dummy(), ir.dynamic()], ids=["fixed", "dynamic"])
+async def test_a_model_whose_calls_come_side_by_side_shares_the_cores_out_among_them(
+    model: Any, cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And has them for one call at a time again once they come one by one; calls meanwhile are answered."""
+    cores.are_few = True
+    hooks = RecordingHooks()
+    running = _shared_out(monkeypatch, tmp_path, model, hooks)
+    before, size = weakref.ref(running._model), running.pool.size
+    (expected,) = await running.infer([ONES])
+    answered = 0
+
+    async def call(until: trio.Event) -> None:
+        nonlocal answered
+        while not until.is_set():
+            (found,) = await running.infer([ONES])
+            np.testing.assert_array_equal(found, expected)
+            answered += 1
+            await trio.lowlevel.checkpoint()
+
+    assert not _ask_side_by_side(running, 1)
+    for at_once in (2, 1):
+        assert _ask_side_by_side(running, at_once)
+        chosen = trio.Event()
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for _ in range(20):
+                    nursery.start_soon(call, chosen)
+                await running.choose_cores()
+                chosen.set()
+        assert running.facts["streams"] == running._model.get_property("NUM_STREAMS") == at_once
+        assert hooks.streams == running.side_by_side == running._completions.side_by_side == at_once
+        assert running.pool.size == len(running._slots) == at_once * size
+        assert {id(slot.model) for slot in [*running._slots, running._inline_slot]} == {id(running._model)}
+        assert (running.pool.active, running._completions.running) == (0, 0)
+        _away(running)
+
+    assert answered
+    gc.collect()
+    assert before() is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"PERFORMANCE_HINT": "LATENCY"}, {"NUM_STREAMS": "1"}, {"INFERENCE_NUM_THREADS": "2"}],
+    ids=lambda settings: next(iter(settings)),
+)
+async def test_what_the_user_says_of_streams_stands(
+    settings: dict[str, str], cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However its calls come."""
+    cores.are_few = True
+    running = _shared_out(monkeypatch, tmp_path, ir.dummy(), RecordingHooks(), plugin_config=settings)
+    assert running._demand is None
+    assert not running.wants_others()
+
+
+async def test_a_model_that_failed_on_one_of_several_streams_has_one_from_then_on(
+    cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows which of them it has spoiled, and it may fail again."""
+    cores.are_few = True
+    hooks = RecordingHooks()
+    running = _shared_out(monkeypatch, tmp_path, ir.matmul(), hooks)
+    assert _ask_side_by_side(running, 2)
+    await running.choose_cores()
+    assert hooks.streams == 2
+    fits = [np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)]
+    with pytest.raises(ModelFailure):
+        await _away(running).infer([fits[0], fits[0]])
+    (found,) = await running.infer(fits)
+
+    np.testing.assert_array_equal(found, np.full((2, 2), 3, np.float32))
+    assert (hooks.streams, running.wants_others()) == (1, False)
+
+
+async def test_a_model_that_cannot_be_compiled_for_its_calls_is_not_asked_again(
+    cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be tried at every look; it answers as before."""
+    cores.are_few = True
+    running = _shared_out(monkeypatch, tmp_path, ir.dummy(), RecordingHooks())
+    (expected,) = await running.infer([ONES])
+
+    def refuse(_at_once: int) -> Compiled:
+        raise MemoryError
+
+    running._chosen_anew = refuse
+    assert _ask_side_by_side(running, 2)
+    await running.choose_cores()
+    (found,) = await running.infer([ONES])
+
+    np.testing.assert_array_equal(found, expected)
+    assert not running.wants_others()

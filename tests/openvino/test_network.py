@@ -21,6 +21,7 @@ from ovmstrio.core.errors import ConfigError, ModelFailure, PayloadTooLarge, Pro
 from ovmstrio.openvino import compile as compile_module
 from ovmstrio.openvino import network as network_module
 from ovmstrio.openvino import slot as slot_module
+from ovmstrio.openvino.completions import CompletionQueue
 from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.ov_tensors import from_tensor
 from ovmstrio.openvino.slot import Slot
@@ -79,7 +80,7 @@ async def test_python_knows_the_thread_that_calls_back_from_one_inference_to_the
     slot.request.set_callback(call_back, None)
     for _ in range(4):
         slot.bind([ONES])
-        done = slot.start()
+        done = slot.start(CompletionQueue(1))
         with trio.fail_after(20):
             await done.wait()
         slot.unbind()

@@ -18,12 +18,17 @@ class _User:
         self.is_pinned = is_pinned
         self.weight_bytes = weight_bytes
         self.asked_at: list[float] = []
+        self.wants = False
         self._cores = cores
         self._obeys = obeys
         self._begin = trio.current_time()
         cores.users.add(self)
 
+    def wants_others(self) -> bool:
+        return self.wants
+
     async def choose_cores(self) -> None:
+        self.wants = False
         self.asked_at.append(trio.current_time() - self._begin)
         await trio.sleep(1)
         if self._obeys:
@@ -150,3 +155,43 @@ async def test_nothing_is_chosen_where_that_is_turned_off(autojump_clock: trio.t
     assert not cores.is_shared
     cores.processes = 2
     assert cores.is_shared
+
+
+async def test_a_model_whose_calls_want_it_is_compiled_again_at_the_next_look(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Whether its threads are bound or not, and once for each time that they want it."""
+    cores = CoreShare()
+    async with trio.open_nursery() as nursery:
+        await _share(nursery, cores)
+        busy, other = _User(cores, is_pinned=None), _User(cores, is_pinned=None)
+        await trio.sleep(21)
+        busy.wants = True
+        await trio.sleep(60)
+        nursery.cancel_scope.cancel()
+
+    (asked,) = busy.asked_at
+    assert 21 <= asked <= 26
+    assert other.asked_at == []
+
+
+async def test_calls_change_nothing_where_memory_has_no_room_for_the_model_twice(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Nor is that looked at again and again, or told."""
+    cores = CoreShare()
+    asked = 0
+
+    def room() -> float:
+        nonlocal asked
+        asked += 1
+        return 10.0
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(share_cores, "auto", cores, room=room))
+        large = _User(cores, is_pinned=None, weight_bytes=6)
+        large.wants = True
+        await trio.sleep(60)
+        nursery.cancel_scope.cancel()
+
+    assert (large.asked_at, asked) == ([], 1)
