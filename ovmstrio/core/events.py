@@ -56,12 +56,13 @@ def say_nothing_else(error: ServerError, _method: str) -> ServerError:
     return error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Door:
     """A way in: whose API is spoken, and over what.
 
     ``infer``, ``stream``, ``metadata``, ``ready`` and ``status`` are what the API calls these methods.  ``words`` puts
-    the refusal of a look-up into the words that its clients know; it gets the error and the method.
+    the refusal of a look-up into the words that its clients know; it gets the error and the method.  Each is equal to
+    itself alone: every call is counted by its door.
     """
 
     api: str
@@ -211,19 +212,22 @@ current_event: Final[ContextVar[CallEvent | None]] = ContextVar("current_event",
 
 
 class CallObserver(Protocol):
-    """Someone who is told of every call; its methods must neither block nor raise."""
+    """Someone who is told of every call; its methods must neither block nor raise.
+
+    Who derives from it is told of nothing but what it has methods of its own for.
+    """
 
     def call_started(self, event: CallEvent) -> None:
         """A call has found its service."""
-        ...
+        del event
 
     def call_moved(self, event: CallEvent, step: Step) -> None:
         """A request of a stream was taken in or refused, or a reply given."""
-        ...
+        del event, step
 
     def call_finished(self, event: CallEvent) -> None:
         """A call has ended, as its ``code``, ``error`` and ``seconds`` say."""
-        ...
+        del event
 
 
 class RequestInHand(Protocol):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ovmstrio.core.events import OK, CallEvent, Step, current_event, current_request
+from ovmstrio.core.events import OK, CallEvent, CallObserver, Step, current_event, current_request
 from ovmstrio.dataplane.observed_call import code_of
 from ovmstrio.observability.call_statistics import CallStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from ovmstrio.core.events import CallObserver
     from ovmstrio.registry import Lease
 
 __all__ = ["CallObservers"]
@@ -29,7 +28,9 @@ class CallObservers:
     """
 
     def __init__(self, observers: Sequence[CallObserver]) -> None:
-        self._observers = tuple(observers)
+        self._started: tuple[Callable[[CallEvent], None], ...] = _methods(observers, "call_started")
+        self._moved: tuple[Callable[[CallEvent, Step], None], ...] = _methods(observers, "call_moved")
+        self._finished: tuple[Callable[[CallEvent], None], ...] = _methods(observers, "call_finished")
         self.statistics = CallStatistics()
 
     def start(self, event: CallEvent, lease: Lease | None = None) -> None:
@@ -41,13 +42,13 @@ class CallObservers:
         request = current_request.get()
         if request is not None:
             event.request, request.event = request.told, event
-        for observer in self._observers:
-            observer.call_started(event)
+        for tell in self._started:
+            tell(event)
 
     def move(self, event: CallEvent, step: Step) -> None:
         """Tell what moves in a call."""
-        for observer in self._observers:
-            observer.call_moved(event, step)
+        for tell in self._moved:
+            tell(event, step)
 
     def end(self, event: CallEvent, error: BaseException | None) -> None:
         """Tell that a call has ended, and with what."""
@@ -57,6 +58,12 @@ class CallObservers:
         if not event.compute_seconds:
             event.compute_seconds = event.seconds - event.queue_seconds
         self.statistics.call_finished(event)
-        for observer in self._observers:
-            observer.call_finished(event)
+        for tell in self._finished:
+            tell(event)
         current_event.set(None)
+
+
+def _methods(observers: Sequence[CallObserver], name: str) -> tuple[Any, ...]:
+    """Give the observers' methods of a name, but for those that do nothing."""
+    nothing = getattr(CallObserver, name)
+    return tuple(getattr(each, name) for each in observers if getattr(type(each), name, None) is not nothing)

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from ovmstrio.core.callers import NO_SCOPE, Need, current_caller, demand_of_caller
 from ovmstrio.core.errors import MissingScope
+from ovmstrio.core.events import CallObserver
 from ovmstrio.dataplane.plane import DataPlane
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
     from ovmstrio.core.arrivals import Arrival
-    from ovmstrio.core.events import CallEvent, Door, Step
+    from ovmstrio.core.events import CallEvent, Door
     from ovmstrio.core.limits import CallPlace
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.core.servable import SequenceInfo
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["CallerNames", "GuardedPlane"]
 
 
-class CallerNames:
+class CallerNames(CallObserver):
     """Observes calls first, and notes in each whose it is."""
 
     def call_started(self, event: CallEvent) -> None:
@@ -39,9 +40,6 @@ class CallerNames:
         caller = current_caller.get()
         if caller is not None:
             event.caller = caller.name
-
-    def call_moved(self, event: CallEvent, step: Step) -> None:
-        """Nothing changes."""
 
     def call_finished(self, event: CallEvent) -> None:
         """Note the caller of a question, whose end is all that is told of it."""

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.errors import ServerError
-from ovmstrio.core.events import CANCELLED, OK, kept_body_bytes
+from ovmstrio.core.events import CANCELLED, OK, CallObserver, kept_body_bytes
 from ovmstrio.core.texts import cut, text_of
 from ovmstrio.observability.blanked_secrets import blanked
 
 if TYPE_CHECKING:
-    from ovmstrio.core.events import CallEvent, Step, WireRequest
+    from ovmstrio.core.events import CallEvent, WireRequest
 
 __all__ = ["FailedCall", "FailedCalls"]
 
@@ -66,7 +66,7 @@ class FailedCall:
     body_bytes: int = 0
 
 
-class FailedCalls:
+class FailedCalls(CallObserver):
     """Observes calls, and keeps the last hundred that failed; those that their clients left are none.
 
     Of what was sent it keeps what :data:`ovmstrio.core.events.kept_body_bytes` has its requests have, where there are
@@ -80,12 +80,6 @@ class FailedCalls:
     def since(self, number: int) -> list[FailedCall]:
         """Give those that are kept and came behind a number, oldest first."""
         return [each for each in self._kept if each.number > number]
-
-    def call_started(self, event: CallEvent) -> None:
-        """Nothing has failed yet."""
-
-    def call_moved(self, event: CallEvent, step: Step) -> None:
-        """What fails in a stream is told at its end."""
 
     def call_finished(self, event: CallEvent) -> None:
         """Keep a call that failed."""

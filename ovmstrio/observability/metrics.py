@@ -11,7 +11,7 @@ import re
 from contextlib import AbstractContextManager
 from functools import cache, cached_property, partial
 from itertools import chain, product
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ovmstrio.core.census import Census
-    from ovmstrio.core.events import CallEvent, Step
+    from ovmstrio.core.events import CallEvent, Door, Step
     from ovmstrio.core.metric_families import Family
 
 __all__ = [
@@ -68,6 +68,14 @@ _OPEN_TOTAL: Final = re.compile(rb"^(?:# TYPE (ovms_[a-z_]+) counter$|(ovms_[a-z
 """In OpenMetrics's format the name of a counter must end so; a family of an unknown type may have any."""
 
 CallsT = TypeVar("CallsT", bound="CallMetrics")
+
+
+class _CallEnd(NamedTuple):
+    """What counts calls of one version that end alike; ``times`` is empty for questions, which are not timed."""
+
+    counters: tuple[Any, ...]
+    times: tuple[Any, ...]
+
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -180,15 +188,18 @@ class Metrics(Meters):
 
     def call_finished(self, event: CallEvent) -> None:
         """Count a call out, by its outcome."""
-        if event.method not in QUESTIONS:
-            spread = self._kinds(event.kind, event.door.interface)
-            spread.observe(event.seconds * _MICROSECONDS, event.trace_id)
         if event.kind == _GRAPH:
+            if event.method not in QUESTIONS:
+                self.of_kind(event).observe(event.seconds * _MICROSECONDS, event.trace_id)
             self.graph(event.name).ended(event)
         else:
             key = (event.name, event.version)
             # Of a version that was retired meanwhile, or only asked about, calls are counted and no gauge is made.
             (self._servables.get(key) or CallMetrics(self, *key)).ended(event)
+
+    def of_kind(self, event: CallEvent) -> Any:
+        """Give the times of all calls of services of a kind that come over one interface."""
+        return self._kinds(event.kind, event.door.interface)
 
     def _make_calls(self, event: CallEvent) -> CallMetrics:
         """Make the metrics of the calls of one version, on first sight."""
@@ -277,19 +288,33 @@ class CallMetrics(BatchMetrics):
 
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:
         super().__init__(metrics, name, version)
-        self._outcome = cache(self._bind_outcome)
-        self._time = cache(lambda interface: metrics.child("ovms_request_time_us", name, version, interface))
+        self._ends: dict[tuple[str, Door, str, str], _CallEnd] = {}
         self.in_flight = 0
 
     def ended(self, event: CallEvent) -> None:
         """Count a call that has ended."""
-        for counter in self._outcome(event.method, event.door.api, event.door.interface, event.code):
+        key = (event.kind, event.door, event.method, event.code)
+        end = self._ends.get(key)
+        if end is None:
+            end = self._ends[key] = self._bind_end(event)
+        for counter in end.counters:
             counter.inc()
-        if event.method not in QUESTIONS:
+        if end.times:
             self.in_flight -= 1
-            self._time(event.door.interface).observe(event.seconds * _MICROSECONDS, event.trace_id)
+            taken = event.seconds * _MICROSECONDS
+            for times in end.times:
+                times.observe(taken, event.trace_id)
 
-    def _bind_outcome(self, method: str, api: str, interface: str, code: str) -> tuple[Any, Any]:
+    def _bind_end(self, event: CallEvent) -> _CallEnd:
+        """Look up, on first sight, all that counts calls that end alike."""
+        interface = event.door.interface
+        counters = self._outcome(event.method, event.door.api, interface, event.code)
+        if event.method in QUESTIONS:
+            return _CallEnd(counters, ())
+        own = self._metrics.child("ovms_request_time_us", *self._labels, interface)
+        return _CallEnd(counters, (self._metrics.of_kind(event), own))
+
+    def _outcome(self, method: str, api: str, interface: str, code: str) -> tuple[Any, Any]:
         name, version = self._labels
         labels = (name, "" if method in _OF_NO_VERSION else version, api, method, interface)
         family = "ovms_requests_success" if code == OK else "ovms_requests_fail"

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from ovmstrio.core.errors import ModelFailure, ServerError
-from ovmstrio.core.events import OK
+from ovmstrio.core.events import OK, CallObserver
 from ovmstrio.core.texts import text_of
 
 if TYPE_CHECKING:
-    from ovmstrio.core.events import CallEvent, Step
+    from ovmstrio.core.events import CallEvent
 
 __all__ = ["RequestLog"]
 
@@ -21,14 +21,8 @@ _LEVEL: Final = logging.getLogger(__name__)
 """Tells what is logged at the time, without making a line of it."""
 
 
-class RequestLog:
+class RequestLog(CallObserver):
     """Observes calls and logs their ends."""
-
-    def call_started(self, event: CallEvent) -> None:
-        """Nothing is known yet that is worth a line."""
-
-    def call_moved(self, event: CallEvent, step: Step) -> None:
-        """The end of the call is worth a line, not each step of it."""
 
     def call_finished(self, event: CallEvent) -> None:
         """Log success and the caller's mistakes at debug level, failures of services or the server at error level."""

@@ -8,7 +8,7 @@ from random import random
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.core.events import CANCELLED, OK, QUESTIONS, current_request
+from ovmstrio.core.events import CANCELLED, OK, QUESTIONS, CallObserver, current_request
 from ovmstrio.core.tracing import current_span
 from ovmstrio.observability.tracing.conventions import describe_call, describe_end, is_failing_status, span_name
 from ovmstrio.observability.tracing.spans import QuietSpan, RecordedSpan
@@ -17,7 +17,7 @@ from ovmstrio.observability.tracing.trace_context import read_parent
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ovmstrio.core.events import CallEvent, Step, WireRequest
+    from ovmstrio.core.events import CallEvent, WireRequest
     from ovmstrio.core.tracing import Attributes
     from ovmstrio.observability.tracing.recent import RecentTraces
     from ovmstrio.observability.tracing.sampling import TraceSampling
@@ -31,7 +31,7 @@ _FINE: Final = frozenset({0, 200})
 _SPANS: Final = (QuietSpan, RecordedSpan)
 
 
-class CallTracing:
+class CallTracing(CallObserver):
     """Observes calls and requests, and makes a span of each call.
 
     A call that is not recorded is recorded at its end if it has failed.  It has ids all the same, which are made when
@@ -109,9 +109,6 @@ class CallTracing:
         current_span.set(span)
         if span.user is not None:
             span.user.enter(span)
-
-    def call_moved(self, event: CallEvent, step: Step) -> None:
-        """Leave the steps of streams out: there may be any number of them."""
 
     def call_finished(self, event: CallEvent) -> None:
         """End the span of a call, unless its request has yet to be answered."""
@@ -222,7 +219,7 @@ class CallTracing:
         return event.code != CANCELLED and self._is_failure(error)
 
 
-class WatchedCalls:
+class WatchedCalls(CallObserver):
     """Has calls be recorded only while somebody looks at recent traces, and otherwise costs a test.
 
     Args:
@@ -248,9 +245,6 @@ class WatchedCalls:
         self._count += 1
         if self._count <= self._most:
             self._tracing.call_started(event)
-
-    def call_moved(self, event: CallEvent, step: Step) -> None:
-        """Do nothing, as steps are left out."""
 
     def call_finished(self, event: CallEvent) -> None:
         """End the span of a call that has one."""

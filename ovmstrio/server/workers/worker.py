@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from ovmstrio.core.events import CallObserver
 from ovmstrio.dataplane.whole_server import leave_last_figures
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_trees import read_log_levels
@@ -46,7 +47,7 @@ from ovmstrio.work.processes import WorkRequest, WorkRequests, run_program
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from ovmstrio.core.events import CallEvent, Step
+    from ovmstrio.core.events import CallEvent
     from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.core.servable import LeaseServable
     from ovmstrio.dataplane.plane import DataPlane
@@ -249,19 +250,13 @@ class _Worker:
         return "" if self._board.all_ready() else "not all worker processes are ready"
 
 
-class _FollowLogLevel:
+class _FollowLogLevel(CallObserver):
     """Observes calls, and logs them at the level that another process may have been told."""
 
     def call_started(self, event: CallEvent) -> None:
         """Take the level over."""
         del event
         LOG_LEVEL.follow()
-
-    def call_moved(self, event: CallEvent, step: Step) -> None:
-        """Leave it as it is."""
-
-    def call_finished(self, event: CallEvent) -> None:
-        """Leave it as it is."""
 
 
 def main() -> int:
