@@ -22,6 +22,7 @@ from ovmstrio.server.workers.kept_stream import KeptStream
 from ovmstrio.server.workers.recovery import go_on_with
 from ovmstrio.server.workers.socket_counts import written_bytes
 from ovmstrio.wire.http.fast_lane import FastLane
+from ovmstrio.wire.http.heads import Head
 from ovmstrio.wire.http.router import Route, RoutedRequest, Router
 
 
@@ -264,6 +265,10 @@ class _LimitedRouter:
         """Find what answers."""
         admit = _admit if path == "/limited" else None
         return Route(_echo, lambda _: HttpAnswer(500), path, is_hot=True, admit=admit)
+
+    def routed(self, head: Head, query: str, route: Route, size: int) -> RoutedRequest:
+        """Ask for all of a request."""
+        return RoutedRequest(head, query, route, size)
 
     def lets_in(self, route: Route) -> bool:
         """Say that some have to be let in."""

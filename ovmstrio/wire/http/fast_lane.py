@@ -37,13 +37,12 @@ from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending
 from ovmstrio.wire.http.heads import METHODS, Head, read_head
 from ovmstrio.wire.http.prefixed_stream import send_answer
 from ovmstrio.wire.http.recoverable import RecoverableStream, recoverable_request
-from ovmstrio.wire.http.router import RoutedRequest
 from ovmstrio.wire.listeners import client_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ovmstrio.wire.http.router import Router
+    from ovmstrio.wire.http.router import RoutedRequest, Router
 
 __all__ = ["FastLane"]
 
@@ -312,7 +311,8 @@ class FastLane:
         if not body or self._recovered is not None or asked.route.has_tasks:
             return self._answer_read(asked)
         self._whole_body = b""
-        self._room.set()
+        if self._is_reading:
+            self._room.set()
         self._phase = _Phase.ANSWERING
         running = self._answer_within(None, asked, body)
         try:
@@ -339,7 +339,7 @@ class FastLane:
     async def _answer_admitted(self, asked: RoutedRequest) -> bool:
         """Answer a request, or refuse it before its body is read, once it is let in; False as :meth:`_answer`."""
         self._phase = _Phase.ANSWERING
-        head, query, route, _ = asked
+        head, query, route, _, _ = asked
         request = HttpRequest(head.method, route.path, query, head.headers, b"", self._client, head.target, route.mount)
         try:
             self._is_calling = True
@@ -389,7 +389,7 @@ class FastLane:
         route = self._router.find(head.method, target)
         if isinstance(route, HttpAnswer) or not route.is_hot:
             return None
-        asked = RoutedRequest(head, query, route, end + 4 + head.body_length)
+        asked = self._router.routed(head, query, route, end + 4 + head.body_length)
         if end + 4 <= _KNOWN_HEAD_BYTES:
             if len(self._heads) >= _MOST_KNOWN_HEADS:
                 self._heads.clear()
@@ -464,15 +464,14 @@ class FastLane:
         return keeps
 
     async def _answer_within(self, tasks: trio.Nursery | None, asked: RoutedRequest, body: bytes | memoryview) -> bool:
-        (method, target, headers, _, keep_alive), query, route, _ = asked
+        keep_alive, answers_body, answer = asked.head.keep_alive, asked.answer, None
         self.is_finished = not keep_alive
-        view = body if type(body) is memoryview and route.takes_views else None
-        whole = b"" if view is not None else bytes(body)
-        request = HttpRequest(method, route.path, query, headers, whole, self._client, target, route.mount, tasks, view)
-        answer = None
         try:
             self._is_calling = True
-            answer = await self._router.answer(route, request)
+            if answers_body is not None:
+                answer = await answers_body(body)
+            else:
+                answer = await self._router.answer(asked.route, self._whole(asked, body, tasks))
             # One that was whole when its client left is sent; a stream ends with its client.
             self._is_calling = type(answer.body) is not bytes and answer.stream is not None
             if keep_alive and self._ending.is_near:
@@ -488,6 +487,13 @@ class FastLane:
                 for callback in answer.after:
                     callback()
         return keep_alive
+
+    def _whole(self, asked: RoutedRequest, body: bytes | memoryview, tasks: trio.Nursery | None) -> HttpRequest:
+        """Make the request that a head and a body are."""
+        (method, target, headers, _, _), query, route, _, _ = asked
+        view = body if type(body) is memoryview and route.takes_views else None
+        whole = b"" if view is not None else bytes(body)
+        return HttpRequest(method, route.path, query, headers, whole, self._client, target, route.mount, tasks, view)
 
     def _set_deadline(self, deadline: float) -> None:
         self._deadline = deadline

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
     from ovmstrio.access.gate import Gate
     from ovmstrio.core.events import RequestObserver
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http import Headers, HttpRequest
     from ovmstrio.wire.http.answers import Cors
     from ovmstrio.wire.http.heads import Head
 
-__all__ = ["Mounts", "Refusals", "Route", "RoutedRequest", "Router", "Rule", "rule"]
+__all__ = ["BodyView", "Mounts", "Refusals", "Route", "RoutedRequest", "Router", "Rule", "rule"]
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +52,9 @@ _KNOWN: Final = 1024
 """How many requests' routes are remembered; clients ask for the same few again and again."""
 
 View = Callable[..., Awaitable[HttpAnswer]]
+BodyView = Callable[[Any], Awaitable[HttpAnswer]]
+"""Answers requests that have the same head by their bodies, which are bytes or, where large, views of such."""
+
 Admit = Callable[..., Awaitable[CallPlace | None]]
 """Takes a place for a request of a method, before its body is read."""
 
@@ -71,6 +74,7 @@ class Rule(NamedTuple):
     admit: Admit | None
     refuse: Callable[[Exception], HttpAnswer]
     need: Need
+    of_bodies: Callable[..., BodyView | None] | None = None
 
 
 class Route(NamedTuple):
@@ -88,6 +92,8 @@ class Route(NamedTuple):
         admit: takes a place for a request, before its body is read; None where there is no need.
         need: what a request needs of its caller.
         service: which one a request is about; empty where only its body tells.
+        of_bodies: makes of headers what answers requests that have them by their bodies alone; None, as by itself,
+            where more of a request is asked for.
     """
 
     view: Callable[[HttpRequest], Awaitable[HttpAnswer]]
@@ -101,6 +107,7 @@ class Route(NamedTuple):
     admit: Admit | None = None
     need: Need = Need.ADMIN
     service: str = ""
+    of_bodies: Callable[[Headers], BodyView | None] | None = None
 
 
 class Mounts(Protocol):
@@ -134,12 +141,13 @@ def rule(
     admit: Admit | None = None,
     need: Need = Need.ADMIN,
     refuse: Callable[[Exception], HttpAnswer] = error_answer,
+    of_bodies: Callable[..., BodyView | None] | None = None,
 ) -> Rule:
     """Make a rule of a path such as ``/v2/models/<model>``; a final slash does not matter, but behind a verb.
 
     ``<number:name>`` stands for digits, and ``<path:name>`` for all that follows; a verb is ``:`` and a word.  A rule
     that does not say what its requests need of their callers is for administrators, where callers have to be known.
-    ``refuse`` answers for errors, in the form of whose path it is.
+    ``refuse`` answers for errors, in the form of whose path it is, and ``of_bodies`` is as :class:`Route` has it.
     """
     parts = _PLACE.split(template)
     pattern = "".join(
@@ -148,18 +156,23 @@ def rule(
     )
     methods = frozenset({method, "HEAD"} if method == "GET" else {method})
     pattern += "" if _VERB.search(template) else "/?"
-    return Rule(
-        re.compile(pattern), template.split("/")[1], methods, view, is_hot, has_tasks, takes_views, admit, refuse, need
-    )
+    first, options = template.split("/")[1], (is_hot, has_tasks, takes_views, admit, refuse, need, of_bodies)
+    return Rule(re.compile(pattern), first, methods, view, *options)
 
 
 class RoutedRequest(NamedTuple):
-    """A request that is the lane's, before its body has come; ``size`` is that of all of it."""
+    """A request that is the lane's, before its body has come.
+
+    Attributes:
+        size: that of all of it.
+        answer: answers it by its body, as :attr:`Router.answer` does; None where all of the request is needed.
+    """
 
     head: Head
     query: str
     route: Route
     size: int
+    answer: Callable[[Any], Coroutine[Any, Any, HttpAnswer]] | None = None
 
 
 class Router:
@@ -236,7 +249,7 @@ class Router:
             if route.need is Need.ADMIN and isinstance(error, Unauthenticated | MissingScope):
                 asked = f"{request.method} {request.path}"
                 tell_refused(_pattern(route, request), error, client=request.client, about=asked)
-            refusal = self.shared(challenge(route.refuse(error), error), request.header("origin") or "")
+            refusal = self.shared(challenge(route.refuse(error), error), _origin(request.headers))
             if self._told is not None:
                 self._told.refused(request, refusal)
             return refusal
@@ -266,7 +279,7 @@ class Router:
         try:
             if told is not None:
                 return told
-            answer = self.shared(refusal, request.header("origin") or "")
+            answer = self.shared(refusal, _origin(request.headers))
             if self._told is not None:
                 self._told.refused(request, answer)
             return answer
@@ -282,12 +295,23 @@ class Router:
             raise
         return observer.answered(told, answer)
 
-    async def _answer(self, route: Route, request: HttpRequest) -> HttpAnswer:
+    def _answer(self, route: Route, request: HttpRequest) -> Coroutine[Any, Any, HttpAnswer]:
+        return self._answer_by(route.view, route, request.path, request.headers, request)
+
+    async def _answer_by(
+        self, view: Callable[[Any], Awaitable[HttpAnswer]], route: Route, path: str, headers: Headers, given: Any
+    ) -> HttpAnswer:
         try:
-            answer = await route.view(request)
+            answer = await view(given)
         except Exception as error:  # noqa: BLE001 - the border of one request
-            answer = route.refuse(_told(error, request, route.places))
-        return answer if self._cors is None else self.shared(answer, request.header("origin") or "")
+            answer = route.refuse(_told(error, path, route.places))
+        return answer if self._cors is None else self.shared(answer, _origin(headers))
+
+    def routed(self, head: Head, query: str, route: Route, size: int) -> RoutedRequest:
+        """Put together what is known of a request by its head, and of all others that have the same."""
+        view = None if self._told is not None or route.of_bodies is None else route.of_bodies(head.headers)
+        answer = None if view is None else partial(self._answer_by, view, route, route.path, head.headers)
+        return RoutedRequest(head, query, route, size, answer)
 
     def shared(self, answer: HttpAnswer, origin: str) -> HttpAnswer:
         """Give an answer with what a browser must know to show it to a page of another origin.
@@ -327,10 +351,12 @@ class Router:
                 continue
             places = match.groupdict()
             view = partial(each.view, **places) if places else each.view
-            options = {"is_hot": each.is_hot, "has_tasks": each.has_tasks, "takes_views": each.takes_views}
-            admit = partial(each.admit, **places) if each.admit is not None else None
+            options: dict[str, Any] = {"is_hot": each.is_hot, "has_tasks": each.has_tasks}
+            options |= {"takes_views": each.takes_views}
+            options |= {"admit": partial(each.admit, **places) if each.admit is not None else None}
+            options |= {"of_bodies": partial(each.of_bodies, **places) if each.of_bodies is not None else None}
             about = places.get("model") or ""
-            return Route(view, each.refuse, path, "", places, **options, admit=admit, need=each.need, service=about)
+            return Route(view, each.refuse, path, "", places, **options, need=each.need, service=about)
         return self._refusals.no_method(method, path) if is_known else self._refusals.no_path(method, path)
 
 
@@ -338,15 +364,19 @@ async def _unanswered(_: HttpRequest) -> HttpAnswer:
     raise NotImplementedError
 
 
-def _told(error: Exception, request: HttpRequest, places: Mapping[str, Any]) -> Exception:
+def _origin(headers: Headers) -> str:
+    return next((value for name, value in headers if name == "origin"), "")
+
+
+def _told(error: Exception, path: str, places: Mapping[str, Any]) -> Exception:
     """Choose what is told of an error, and log what nobody foresaw."""
     leaves = _leaves(error)
     if len(leaves) > 1:
-        log.error("request failed in several ways", path=request.path, exc_info=error, **places)
+        log.error("request failed in several ways", path=path, exc_info=error, **places)
         return next((leaf for leaf in leaves if isinstance(leaf, ServerError)), error)
     (leaf,) = leaves
     if not isinstance(leaf, ServerError):
-        log.error("request failed", path=request.path, exc_info=leaf, **places)
+        log.error("request failed", path=path, exc_info=leaf, **places)
     return leaf
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import orjson
@@ -28,10 +28,19 @@ from ovmstrio.wire.http.answers import JSON_TYPE
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Iterator
 
+    from ovmstrio.api.kserve.rest.known_documents import KnownDocuments
     from ovmstrio.core.request import Buffer, InferRequest, InferResponse
     from ovmstrio.dataplane.plane import DataPlane
 
-__all__ = ["HEAD_LENGTH", "answer_infer", "check_version", "json_values", "read_raw", "render_infer_answer"]
+__all__ = [
+    "HEAD_LENGTH",
+    "InferHead",
+    "answer_infer",
+    "check_version",
+    "json_values",
+    "read_raw",
+    "render_infer_answer",
+]
 
 _NUMBERS: Final = {name: row for name, row in BY_NAME.items() if row.contents_field and row is not BYTES}
 _PRINTABLE: Final = frozenset(_NUMBERS) - {"BF16"}
@@ -263,8 +272,16 @@ def check_version(version: str) -> str:
     return version
 
 
+class InferHead(NamedTuple):
+    """What is said of an inference before its body: by its path, and in its headers of where the JSON ends."""
+
+    model: str
+    version: str
+    json_length: str | None
+
+
 def answer_infer(
-    plane: DataPlane, model: str, version: str, body: Buffer, head_length: str | None
+    plane: DataPlane, known: KnownDocuments, head: InferHead, body: Buffer
 ) -> Coroutine[Any, Any, HttpAnswer]:
     """Read the body, at once; what is given infers, and renders the answer.
 
@@ -274,8 +291,9 @@ def answer_infer(
     Ownership: ``body`` must stay unchanged until there is an answer.
     Cancellation: at any checkpoint of the servable.
     """
+    model, version, json_length = head
     try:
-        request = read_infer_request(model, version, body, head_length)
+        request = read_infer_request(model, version, body, json_length, known)
     except ServerError as error:
         plane.count_unparsed(model, version, error, KSERVE_REST, len(body))
         raise

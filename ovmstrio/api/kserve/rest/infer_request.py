@@ -22,6 +22,7 @@ from ovmstrio.core.gathered import Gathered, noted
 from ovmstrio.core.request import Contents, InferInput, InferRequest, ParameterValue, RequestedOutput
 
 if TYPE_CHECKING:
+    from ovmstrio.api.kserve.rest.known_documents import KnownDocuments
     from ovmstrio.api.kserve.rest.large_document import NumberKind
     from ovmstrio.core.request import Buffer
 
@@ -72,7 +73,9 @@ NUMBER_KINDS: Final[dict[str, NumberKind]] = {
 }
 
 
-def read_infer_request(model: str, version: str, body: Buffer, head_length: str | None = None) -> InferRequest:
+def read_infer_request(
+    model: str, version: str, body: Buffer, head_length: str | None = None, known: KnownDocuments | None = None
+) -> InferRequest:
     """Read a whole body.
 
     Args:
@@ -80,18 +83,29 @@ def read_infer_request(model: str, version: str, body: Buffer, head_length: str 
         version: the version in the path, or empty.
         body: JSON, and behind it the tensors of the binary extension.
         head_length: the header ``Inference-Header-Content-Length``, None where the body is all JSON.
+        known: knows documents that have come before.
 
     Raises:
         MalformedJson: the JSON part is not JSON.
         InvalidRequest: anything else that the body should not be, all of it at once.
     """
     if head_length is None and len(body) < LARGE_BYTES:
-        document = parse_document(body)
-        plain = read_plain_request(model, version, document)
-        return _read_carefully(InferRequest(model, version), document, _NO_TAIL) if plain is None else plain
+        if known is None or type(body) is not bytes:
+            return _read_small(model, version, body)
+        same = known.read(model, version, body)
+        if same is None:
+            same = _read_small(model, version, body)
+            known.note(body, same)
+        return same
     head, tail = _split(memoryview(body), head_length)
     large = read_large_document(head, _DATA_LEVELS) if len(head) >= LARGE_BYTES else None
     return _read_carefully(InferRequest(model, version), parse_document(head) if large is None else large, tail)
+
+
+def _read_small(model: str, version: str, body: Buffer) -> InferRequest:
+    document = parse_document(body)
+    plain = read_plain_request(model, version, document)
+    return _read_carefully(InferRequest(model, version), document, _NO_TAIL) if plain is None else plain
 
 
 def _read_carefully(request: InferRequest, document: dict[str, Any], tail: memoryview) -> InferRequest:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ovmstrio.api.doors import KSERVE_REST, NOT_LOADED
 from ovmstrio.api.kserve.model_config import config_document
 from ovmstrio.api.kserve.model_statistics import statistics_document
 from ovmstrio.api.kserve.repository_index import extensions_of, server_version
-from ovmstrio.api.kserve.rest.infer_answer import HEAD_LENGTH, answer_infer, check_version
+from ovmstrio.api.kserve.rest.infer_answer import HEAD_LENGTH, InferHead, answer_infer, check_version
+from ovmstrio.api.kserve.rest.known_documents import KnownDocuments
 from ovmstrio.api.refusals import admits, body_of_call
 from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import NotReady, VersionLoading
@@ -24,27 +26,33 @@ if TYPE_CHECKING:
     from ovmstrio.core.http import Headers, HttpRequest
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.dataplane.plane import DataPlane
-    from ovmstrio.wire.http.router import Rule
+    from ovmstrio.wire.http.router import BodyView, Rule
 
 __all__ = ["health_rules", "kserve_rules", "model_paths"]
 
 
 def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
     """Make the rules over one data plane."""
+    known = KnownDocuments()
+
+    def infer_bodies(headers: Headers, model: str, version: str = "") -> BodyView | None:
+        is_encoded, head_length = _about_body(headers)
+        return None if is_encoded else partial(answer_infer, plane, known, InferHead(model, version, head_length))
 
     def infer(request: HttpRequest, model: str, version: str = "") -> Awaitable[HttpAnswer]:
         is_encoded, head_length = _about_body(request.headers)
         if is_encoded and request.view is None:
             return infer_encoded(request, model, version, head_length)
         body = request.body if request.view is None else request.view
-        return answer_infer(plane, model, version, body, head_length)
+        return answer_infer(plane, known, InferHead(model, version, head_length), body)
 
     async def infer_encoded(request: HttpRequest, model: str, version: str, head_length: str | None) -> HttpAnswer:
         body = await body_of_call(plane, request, model, version, limit=max_body_bytes)
-        return await answer_infer(plane, model, version, body, head_length)
+        return await answer_infer(plane, known, InferHead(model, version, head_length), body)
 
     admit = admits(plane, KSERVE_REST)
     options: dict[str, Any] = {"is_hot": True, "takes_views": True, "admit": admit, "need": Need.INFER}
+    options["of_bodies"] = infer_bodies
     calls = [rule(path, "POST", infer, **options) for path in model_paths("/infer")]
     return [*calls, *_server_rules(plane), *_model_rules(plane)]
 
