@@ -229,6 +229,10 @@ class CallObserver(Protocol):
         """A call has ended, as its ``code``, ``error`` and ``seconds`` say."""
         del event
 
+    def call_failed(self, event: CallEvent) -> None:
+        """A call has ended with another code than :data:`OK`, of which everybody has been told as of any other."""
+        del event
+
 
 class RequestInHand(Protocol):
     """What a task answers.

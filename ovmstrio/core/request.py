@@ -71,7 +71,7 @@ class InferInput:
 
 @dataclass(slots=True)
 class RequestedOutput:
-    """An output that the caller named, with what it said about it."""
+    """An output that the caller named, with what it said about it; nobody changes one, as requests may share it."""
 
     name: str
     parameters: dict[str, ParameterValue] = field(default_factory=dict)

@@ -31,6 +31,7 @@ class CallObservers:
         self._started: tuple[Callable[[CallEvent], None], ...] = _methods(observers, "call_started")
         self._moved: tuple[Callable[[CallEvent, Step], None], ...] = _methods(observers, "call_moved")
         self._finished: tuple[Callable[[CallEvent], None], ...] = _methods(observers, "call_finished")
+        self._failed: tuple[Callable[[CallEvent], None], ...] = _methods(observers, "call_failed")
         self.statistics = CallStatistics()
 
     def start(self, event: CallEvent, lease: Lease | None = None) -> None:
@@ -60,10 +61,13 @@ class CallObservers:
         self.statistics.call_finished(event)
         for tell in self._finished:
             tell(event)
+        if event.code != OK:
+            for tell in self._failed:
+                tell(event)
         current_event.set(None)
 
 
 def _methods(observers: Sequence[CallObserver], name: str) -> tuple[Any, ...]:
     """Give the observers' methods of a name, but for those that do nothing."""
     nothing = getattr(CallObserver, name)
-    return tuple(getattr(each, name) for each in observers if getattr(type(each), name, None) is not nothing)
+    return tuple(getattr(each, name) for each in observers if getattr(type(each), name, nothing) is not nothing)

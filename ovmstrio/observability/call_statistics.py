@@ -47,21 +47,6 @@ class VersionStatistics:
     times: list[int] = field(default_factory=no_times)
     last_call: float = 0.0
 
-    def count(self, event: CallEvent) -> None:
-        """Count a call that has ended; written out, as this is done for every call."""
-        self.last_call = time.time()
-        seconds, queued, computed = event.seconds, event.queue_seconds, event.compute_seconds
-        total = self.success if event.code == OK else self.fail
-        total.count += 1
-        total.seconds += seconds
-        self.times[bisect_left(TIME_BOUNDS, seconds)] += 1
-        if total is self.success:
-            self.queue.count = self.compute.count = self.rest.count = total.count
-            self.queue.seconds += queued
-            self.compute.seconds += computed
-            rest = seconds - queued - computed
-            self.rest.seconds += rest if rest > 0 else 0.0
-
 
 class CallStatistics:
     """Keeps the statistics of every version that was called."""
@@ -79,11 +64,22 @@ class CallStatistics:
         return self._versions
 
     def call_finished(self, event: CallEvent) -> None:
-        """Count a call, but no question."""
+        """Count a call, but no question; written out, as this is done for every call."""
         if event.method in QUESTIONS:
             return
         key = (event.name, event.version)
         found = self._versions.get(key)
         if found is None:
             found = self._versions[key] = VersionStatistics()
-        found.count(event)
+        found.last_call = time.time()
+        seconds, queued, computed = event.seconds, event.queue_seconds, event.compute_seconds
+        total = found.success if event.code == OK else found.fail
+        total.count += 1
+        total.seconds += seconds
+        found.times[bisect_left(TIME_BOUNDS, seconds)] += 1
+        if total is found.success:
+            found.queue.count = found.compute.count = found.rest.count = total.count
+            found.queue.seconds += queued
+            found.compute.seconds += computed
+            rest = seconds - queued - computed
+            found.rest.seconds += rest if rest > 0 else 0.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.errors import ServerError
-from ovmstrio.core.events import CANCELLED, OK, CallObserver, kept_body_bytes
+from ovmstrio.core.events import CANCELLED, CallObserver, kept_body_bytes
 from ovmstrio.core.texts import cut, text_of
 from ovmstrio.observability.blanked_secrets import blanked
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FailedCall", "FailedCalls"]
 
-_NO_FAILURES: Final = frozenset({OK, CANCELLED})
 _KEPT: Final = 100
 _LONGEST: Final = 600
 _ZLIB_OR_GZIP: Final = 47
@@ -81,10 +80,10 @@ class FailedCalls(CallObserver):
         """Give those that are kept and came behind a number, oldest first."""
         return [each for each in self._kept if each.number > number]
 
-    def call_finished(self, event: CallEvent) -> None:
-        """Keep a call that failed."""
+    def call_failed(self, event: CallEvent) -> None:
+        """Keep a call that failed, unless its client has left."""
         error = event.error
-        if event.code in _NO_FAILURES:
+        if event.code == CANCELLED:
             return
         self.count += 1
         body, size = _sent(event.request)

@@ -25,7 +25,7 @@ from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.process_figures import PROCESS_FIGURES, work_figures
 from ovmstrio.observability.read_figures import ReadFigures, ReadSpread
 from ovmstrio.observability.service_metrics import ServiceMetrics
-from ovmstrio.observability.tallies import Counts, Spreads
+from ovmstrio.observability.tallies import Count, Counts, Spreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -73,7 +73,7 @@ CallsT = TypeVar("CallsT", bound="CallMetrics")
 class _CallEnd(NamedTuple):
     """What counts calls of one version that end alike; ``times`` is empty for questions, which are not timed."""
 
-    counters: tuple[Any, ...]
+    counters: tuple[Count, ...]
     times: tuple[Any, ...]
 
 
@@ -298,7 +298,7 @@ class CallMetrics(BatchMetrics):
         if end is None:
             end = self._ends[key] = self._bind_end(event)
         for counter in end.counters:
-            counter.inc()
+            counter.number += 1
         if end.times:
             self.in_flight -= 1
             taken = event.seconds * _MICROSECONDS
@@ -308,7 +308,8 @@ class CallMetrics(BatchMetrics):
     def _bind_end(self, event: CallEvent) -> _CallEnd:
         """Look up, on first sight, all that counts calls that end alike."""
         interface = event.door.interface
-        counters = self._outcome(event.method, event.door.api, interface, event.code)
+        counted = self._outcome(event.method, event.door.api, interface, event.code)
+        counters = tuple(each for each in counted if isinstance(each, Count))
         if event.method in QUESTIONS:
             return _CallEnd(counters, ())
         own = self._metrics.child("ovms_request_time_us", *self._labels, interface)
@@ -328,26 +329,26 @@ class ServableMetrics(CallMetrics, ServableHooks):
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:
         super().__init__(metrics, name, version)
         self._pool: tuple[int, int] | None = None
+        # Histograms have dozens of lines, and are there once there is something in them.
+        self._inference: Any = None
+        self._wait: Any = None
         for (method, api), interface in product(_METHODS, _INTERFACES):
             for code in (OK, "InvalidRequest"):
                 self._outcome(method, api, interface, code)
 
-    @cached_property
-    def _inference(self) -> Any:
-        """Histograms have dozens of lines, and are there once there is something in them."""
-        return self._metrics.child("ovms_inference_time_us", *self._labels)
-
-    @cached_property
-    def _wait(self) -> Any:
-        return self._metrics.child("ovms_wait_for_infer_req_time_us", *self._labels)
-
     def inference_time(self, seconds: float) -> None:
         """Record how long the runtime took for one inference."""
-        self._inference.observe(seconds * _MICROSECONDS)
+        times = self._inference
+        if times is None:
+            times = self._inference = self._metrics.child("ovms_inference_time_us", *self._labels)
+        times.observe(seconds * _MICROSECONDS)
 
     def wait_time(self, seconds: float) -> None:
         """Record how long a request waited for its place in the pool."""
-        self._wait.observe(seconds * _MICROSECONDS)
+        times = self._wait
+        if times is None:
+            times = self._wait = self._metrics.child("ovms_wait_for_infer_req_time_us", *self._labels)
+        times.observe(seconds * _MICROSECONDS)
 
     def set_streams(self, streams: int) -> None:
         """Say how many streams the model was compiled with."""

@@ -31,7 +31,8 @@ class Instance:
     A version that is loaded again has a new instance; the old one lives until its last lease is given back.
     ``files`` is the mark of what it was loaded from, ``calls`` are the names that it calls, ``takes`` the calls that
     it takes, and ``remarks`` are what is odd with it; ``has_order`` is true where the order of requests matters, and
-    ``concurrency_limit`` counts calls for a service that limits them itself.
+    ``concurrency_limit`` counts calls for a service that limits them itself.  ``drained`` is there once somebody waits
+    to close it, and is set with the end of the last call in flight.
     """
 
     spec: ServableSpec
@@ -42,23 +43,18 @@ class Instance:
     takes: frozenset[Takes]
     remarks: tuple[Problem, ...] = ()
     name: str = field(init=False)
+    kind: str = field(init=False)
     has_order: bool = field(init=False)
     concurrency_limit: ConcurrencyLimit | None = field(init=False)
     in_flight: int = 0
-    _drained: trio.Event | None = None
+    drained: trio.Event | None = None
 
     def __post_init__(self) -> None:
-        self.name = self.spec.name
+        self.name, self.kind = self.spec.name, self.spec.kind
         service: object = self.servable
         keeps_order = isinstance(service, OrderedService) and service.keeps_order
         self.has_order = keeps_order or isinstance(self.servable, SequenceServable)
         self.concurrency_limit = service.concurrency_limit if isinstance(service, CountedService) else None
-
-    def release(self) -> None:
-        """Give back one lease; the last one wakes who waits to close the servable."""
-        self.in_flight -= 1
-        if self.in_flight == 0 and self._drained is not None:
-            self._drained.set()
 
     async def wait_drained(self) -> None:
         """Return once no call is in flight; whoever waits has seen to it that no new lease is given.
@@ -66,8 +62,8 @@ class Instance:
         Cancellation: at once; nothing is held.
         """
         if self.in_flight:
-            self._drained = self._drained or trio.Event()
-            await self._drained.wait()
+            self.drained = self.drained or trio.Event()
+            await self.drained.wait()
 
 
 class Lease:
@@ -96,7 +92,7 @@ class Lease:
         self._instance = instance
         self.name = instance.name
         self.version = instance.version
-        self.kind = instance.spec.kind
+        self.kind = instance.kind
         self.takes = instance.takes
         self.has_order = instance.has_order
         self.concurrency_limit = instance.concurrency_limit
@@ -118,7 +114,10 @@ class Lease:
 
     def release(self) -> None:
         """Give the lease back, and the place that was taken with it, where no block does."""
-        self._instance.release()
+        instance = self._instance
+        instance.in_flight -= 1
+        if instance.drained is not None and not instance.in_flight:
+            instance.drained.set()
         if self.counted is not None:
             self.counted.give_back()
         if self.place is not None:

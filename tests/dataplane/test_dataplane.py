@@ -11,7 +11,7 @@ import trio.testing
 from ovmstrio.api.doors import KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC, TENSORFLOW_REST
 from ovmstrio.config.specs import GraphSpec, ModelSpec
 from ovmstrio.core.errors import FailedPrecondition, GraphFailure, InvalidRequest, NotFound, NotSupported
-from ovmstrio.core.events import CANCELLED, OK, CallEvent, Door, Step
+from ovmstrio.core.events import CANCELLED, OK, CallEvent, CallObserver, Door, Step
 from ovmstrio.core.request import InferRequest, InferResponse, StreamProblem
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.metrics import Metrics
@@ -19,7 +19,7 @@ from tests.support.streaming_servables import GRAPH, ScriptedServable, load_scri
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of
 
 
-class Recorder:
+class Recorder(CallObserver):
     """Remembers what it was told of requests."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ def kept() -> Iterator[None]:
 def _failed(body: bytes, *headers: tuple[str, str]) -> tuple[str, int]:
     failures, request = FailedCalls(), WireRequest("HTTP", "POST", "/", headers, "127.0.0.1")
     request.body, request.received = body[:1000], len(body)
-    failures.call_finished(CallEvent("m", "1", "model", DOOR, "infer", code="InvalidRequest", request=request))
+    failures.call_failed(CallEvent("m", "1", "model", DOOR, "infer", code="InvalidRequest", request=request))
     (kept,) = failures.since(0)
     return kept.body, kept.body_bytes
 

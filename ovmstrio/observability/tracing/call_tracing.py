@@ -237,7 +237,7 @@ class WatchedCalls(CallObserver):
 
     def call_started(self, event: CallEvent) -> None:
         """Record a call that is watched."""
-        if not self._recent.is_watched:
+        if not (self._recent.was_watched and self._recent.is_watched):
             return
         second = int(perf_counter())
         if second != self._second:

@@ -116,6 +116,9 @@ class RecentTraces:
     Args:
         most: how many are kept.
         most_spans: how many spans of each, beside its last call.
+
+    Attributes:
+        was_watched: whether somebody may look, for those who ask too often to find out whether that is still so.
     """
 
     def __init__(self, most: int = _MOST_TRACES, most_spans: int = _MOST_SPANS) -> None:
@@ -125,26 +128,24 @@ class RecentTraces:
         self._lock = threading.Lock()
         self._viewers = 0
         self._watched_until = 0.0
+        self.was_watched = False
 
     @property
     def is_watched(self) -> bool:
         """Whether somebody looks, so that calls are recorded for them even where nobody else wants any."""
-        return self._viewers > 0 or (self._watched_until > 0.0 and self._is_still_watched())
-
-    def _is_still_watched(self) -> bool:
-        if monotonic() < self._watched_until:
-            return True
-        self._watched_until = 0.0
-        return False
+        self.was_watched = self._viewers > 0 or monotonic() < self._watched_until
+        return self.was_watched
 
     def watch_for(self, seconds: float) -> None:
         """Have calls be recorded for so long, for somebody who may not be able to tell that it looks no more."""
         self._watched_until = monotonic() + seconds
+        self.was_watched = True
 
     @contextmanager
     def watching(self) -> Iterator[RecentTraces]:
         """Have calls be recorded within the block."""
         self._viewers += 1
+        self.was_watched = True
         try:
             yield self
         finally:

@@ -60,8 +60,8 @@ MAX_WAITING_BYTES: Final = 64 * 1024
 
 _LARGE_BODY_BYTES: Final = 64 * 1024
 IDLE_SECONDS: Final = 75.0
-_IDLE_EARLY_SECONDS: Final = 1.0
-"""How much earlier an idle connection may be closed: to move a deadline takes as long as a fiftieth of a request."""
+_IDLE_SECONDS_AT_LEAST: Final = IDLE_SECONDS - 1
+"""After which an idle connection may be closed: to move a deadline takes as long as a fiftieth of a request."""
 RECEIVE_SECONDS: Final = 120.0
 """Time that a request may take from its first byte to its last, unless said otherwise."""
 
@@ -269,10 +269,9 @@ class FastLane:
 
     async def _next(self) -> bool:
         """Wait for the first bytes of a request; False when there will be none."""
-        deadline = self._idle_deadline()
-        # To move it takes as long as a fiftieth of a request.
-        if not deadline - _IDLE_EARLY_SECONDS <= self._deadline <= deadline:
-            self._set_deadline(deadline)
+        left = self._deadline - self._now()
+        if not _IDLE_SECONDS_AT_LEAST <= left <= IDLE_SECONDS or self._ending.idle_until < self._deadline:
+            self._set_deadline(self._idle_deadline())
         if self._is_reading or self._ended:
             return await self._more(self._deadline)
         try:
@@ -294,7 +293,8 @@ class FastLane:
         is_known = asked is not None and asked.head.body_length <= self._max_body_bytes
         if asked is not None and is_known and len(come) == asked.size <= _LARGE_BODY_BYTES:
             self._whole_body = bytes(come[end:])
-            buffer.clear()
+            if buffer:
+                buffer.clear()
             return asked
         if come is not buffer:
             buffer += come

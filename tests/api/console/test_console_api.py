@@ -388,7 +388,7 @@ async def test_where_nobody_is_known_other_machines_see_nothing_that_others_have
 
 def _fail(past: RecentPast) -> None:
     door = Door("KServe", "REST")
-    past.failures.call_finished(
+    past.failures.call_failed(
         CallEvent("echo", "1", "model", door, "ModelInfer", code="InvalidRequest", request=_sent())
     )
 

@@ -258,7 +258,7 @@ async def test_failures_are_told_by_all_workers_and_as_they_are_kept(tmp_path: P
     """With what was sent, which whoever asked may not be shown."""
     async with _workers(tmp_path) as (one, other):
         for worker in (other, one):
-            worker.past.failures.call_finished(_failed())
+            worker.past.failures.call_failed(_failed())
         await one.gathering.look_back(FAILURES)
         told = one.gathering.past.failures.since(0)
         assert [(each["worker"], each["message"]) for each in told] == [(1, "it is broken"), (0, "it is broken")]

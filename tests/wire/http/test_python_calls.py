@@ -15,7 +15,7 @@ from tests.support.python_calls import calls_of_one
 
 HANDLER = "class Handler:\n    def handle_post(self, payload):\n        return payload\n"
 MOST_OF_A_HANDLER = 341 * 1.1
-MOST_OF_AN_INFERENCE = 200 * 1.1
+MOST_OF_AN_INFERENCE = 196 * 1.1
 MOST_OF_A_KEY = 20
 """With room for a busy machine, on which the event loop takes more turns for the same requests."""
 

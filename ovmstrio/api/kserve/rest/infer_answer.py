@@ -129,14 +129,13 @@ def _plain_body(request: InferRequest, response: InferResponse) -> bytes | None:
             return None
     outputs, size = [], 0
     for tensor in response.outputs:
-        if type(tensor) is not Tensor or tensor.datatype.name not in _PRINTABLE:
+        if type(tensor) is not Tensor or (datatype := tensor.datatype.name) not in _PRINTABLE:
             return None
         array = tensor.array
         size += array.nbytes
         if size > _PRINTED_AT_ONCE:
             return None
-        datatype, data = tensor.datatype.name, array.reshape(-1)
-        outputs.append({"name": tensor.name, "shape": array.shape, "datatype": datatype, "data": data})
+        outputs.append({"name": tensor.name, "shape": array.shape, "datatype": datatype, "data": array.reshape(-1)})
     document: dict[str, Any] = {"model_name": response.model_name}
     if response.id:
         document["id"] = response.id

@@ -14,10 +14,12 @@ import orjson
 
 from ovmstrio.api.kserve.rest.plain_request import ELEMENT_TYPES, read_plain_request
 from ovmstrio.core.datatypes import BY_NAME
-from ovmstrio.core.request import Contents, InferInput, InferRequest, RequestedOutput
+from ovmstrio.core.request import Contents, InferInput, InferRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ovmstrio.core.request import RequestedOutput
 
 __all__ = ["KnownDocuments"]
 
@@ -38,7 +40,7 @@ class _Known(NamedTuple):
     shape: tuple[int, ...]
     field: str
     types: frozenset[type]
-    outputs: Sequence[str]
+    outputs: Sequence[RequestedOutput]
 
 
 class KnownDocuments:
@@ -71,7 +73,7 @@ class KnownDocuments:
             return None
         self.missed = 0
         given = InferInput(name, datatype, shape, Contents(field, values, is_checked=True), {})
-        return InferRequest(model, version, id_, {}, [given], [RequestedOutput(output, {}) for output in outputs], [])
+        return InferRequest(model, version, id_, {}, [given], [*outputs], [])
 
     def note(self, body: bytes, request: InferRequest) -> None:
         """Remember a document by what it was read as, if nothing but the numbers changes where other ones stand."""
@@ -93,8 +95,8 @@ class KnownDocuments:
 def _known(key: bytes, end: bytes, request: InferRequest) -> _Known:
     (given,) = request.inputs
     field = BY_NAME[given.datatype].contents_field
-    outputs = [output.name for output in request.outputs]
-    return _Known(key, end, request.id, given.name, given.datatype, given.shape, field, ELEMENT_TYPES[field], outputs)
+    about = given.name, given.datatype, given.shape, field, ELEMENT_TYPES[field]
+    return _Known(key, end, request.id, *about, tuple(request.outputs))
 
 
 def _changes_alone(begin: bytes, numbers: bytes, end: bytes, request: InferRequest) -> bool:

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import OpPipelineSpec, ServableSpec
-from ovmstrio.core.events import CallEvent, Step
+from ovmstrio.core.events import CallEvent, CallObserver
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
@@ -47,16 +47,10 @@ class NamedPipeline:
 
 
 @dataclass
-class Ends:
+class Ends(CallObserver):
     """Notes calls that have ended."""
 
     events: list[CallEvent] = field(default_factory=list)
-
-    def call_started(self, event: CallEvent) -> None:
-        """Wait for its end."""
-
-    def call_moved(self, event: CallEvent, step: Step) -> None:
-        """Wait for its end."""
 
     def call_finished(self, event: CallEvent) -> None:
         """Note it."""
