@@ -114,6 +114,21 @@ async def test_lstm_as_with_explicit_state(tmp_path: Path) -> None:
             np.testing.assert_array_equal(array_of(response), array_of(expected))
 
 
+@pytest.mark.parametrize("width", [2, 2 * 4096], ids=["small", "large"])
+async def test_sequences_that_share_a_request_do_not_share_a_state(tmp_path: Path, width: int) -> None:
+    """Steps of three sequences in turn each go on from where their own has ended, however large the state is."""
+    servable = await load_stateful(ir.accumulator(width), tmp_path)
+    sums: dict[int, list[float]] = {1: [], 2: [], 3: []}
+    for round_ in range(4):
+        for number, found in sums.items():
+            x = {"x": np.full((1, width), 10**number, np.float32)}
+            control = START if round_ == 0 else None
+            y = array_of(await servable.infer(sequence_request(x, number=number, control=control)))
+            assert (y == y[0, 0]).all()
+            found.append(float(y[0, 0]))
+    assert sums == {number: [10**number * count for count in (1, 2, 3, 4)] for number in sums}
+
+
 async def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     """Start without an id, go on with the one that came back, end with it; then it is gone."""
     servable = await load_stateful(ir.accumulator(), tmp_path)
