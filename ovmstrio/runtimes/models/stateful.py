@@ -99,9 +99,11 @@ class StatefulServable:
         """Give the outputs of a request, from whichever process has its sequence, or will."""
         by_default = not request.model_version.strip("0")
         owners, identity = self._owners, control.id
+        if owners is None:
+            return await self._run(control, arrays, request, by_default=by_default)
         while True:
             with suppress(SequenceElsewhere):
-                if owners is None or not identity or identity in self._manager:
+                if not identity or identity in self._manager:
                     return await self._run(control, arrays, request, by_default=by_default)
                 owner = owners.owner(self.name, identity)
                 if owner is None:

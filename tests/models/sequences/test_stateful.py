@@ -130,7 +130,7 @@ class SequenceHistory(RuleBasedStateMachine):
         for sent in self.sent.values():
             self.loop.call(sent.scope.cancel)
         self.loop.close()
-        assert all(not sequence.turn.locked() for sequence in self.servable._manager)
+        assert all(not sequence.is_busy for sequence in self.servable._manager)
         shutil.rmtree(self.base)
 
     async def _infer(self, sent: Sent, number: int) -> None:

@@ -44,7 +44,7 @@ def _portions(managers: Iterable[SequenceManager]) -> Iterator[int]:
 
 def _is_over(sequence: Sequence) -> bool:
     """End a sequence that was idle at the last scan already, and mark one that is now; a busy one is passed over."""
-    if sequence.turn.locked() or not sequence.alive:
+    if sequence.is_busy or not sequence.alive:
         return False
     over = sequence.idle
     if over:

@@ -99,8 +99,13 @@ class SequenceManager:
             TooManySequences: there is no room for another one.
             SequenceElsewhere: it is to be started, and another process has its id.
         """
-        admitted = self._start if control.start else self._find
-        sequence = admitted(control.id, by_default=by_default)
+        if control.start:
+            sequence = self._start(control.id, by_default=by_default)
+        else:
+            found = self._sequences.get(control.id) or self._look_up(control.id, by_default=by_default)
+            if found is None or found.ending:
+                raise SequenceMissing(_MISSING)
+            sequence = found
         sequence.ending = control.end
         return sequence
 
@@ -145,12 +150,6 @@ class SequenceManager:
             candidates = (other._sequences.get(number) for other in older)  # noqa: SLF001 - others of this class
             found = next((each for each in candidates if each is not None and each.by_default), None)
         return found
-
-    def _find(self, number: int | str, *, by_default: bool) -> Sequence:
-        sequence = self._look_up(number, by_default=by_default)
-        if sequence is None or sequence.ending:
-            raise SequenceMissing(_MISSING)
-        return sequence
 
     def _look_up(self, number: int | str, *, by_default: bool) -> Sequence | None:
         found = self._sequences.get(number)
@@ -224,19 +223,18 @@ class Turn:
         Cancellation: while waiting, and only if the turn is another's; the place in the queue is given up.
         """
         sequence = self._sequence = self._manager.admit(self._control, by_default=self._by_default)
-        try:
-            sequence.turn.acquire_nowait()
-        except trio.WouldBlock:
+        if sequence.is_busy:
             await self._wait(sequence)
+        sequence.is_busy = True
         return sequence
 
     async def _wait(self, sequence: Sequence) -> None:
         admitted = False
         try:
-            await sequence.turn.acquire()
+            await sequence.wait_turn()
             admitted = sequence.alive
             if not admitted:
-                sequence.turn.release()
+                sequence.end_turn()
                 raise SequenceMissing(_MISSING)
         finally:
             if self._control.end:
@@ -249,7 +247,7 @@ class Turn:
             sequence.owner.remove(sequence)
         elif control.end:
             sequence.ending = False
-        sequence.turn.release()
+        sequence.end_turn()
 
 
 @dataclass(slots=True, eq=False)
@@ -260,7 +258,8 @@ class Sequence:
         id: what requests call it: a number, or a text that only requests choose.
         owner: the manager that has it; another one's after it has moved to another version of the model.
         by_default: whether it was started by a request for the default version, which it follows then.
-        turn: held by the request that runs; others wait in the order of their arrival.
+        is_busy: whether it is the turn of a request; it passes to the next one that waits without a moment in between.
+        waiting: the requests whose turn comes later, in the order of their arrival; None before there are any.
         state: what the model remembers; None before the first request has succeeded.
         requests: how many have succeeded.
         alive: False once it is over; a request that waited for its turn meanwhile must not run.
@@ -274,7 +273,8 @@ class Sequence:
     id: int | str
     owner: SequenceManager
     by_default: bool = field(kw_only=True)
-    turn: trio.StrictFIFOLock = field(default_factory=trio.StrictFIFOLock)
+    is_busy: bool = False
+    waiting: trio.lowlevel.ParkingLot | None = None
     state: State | None = None
     requests: int = 0
     alive: bool = True
@@ -290,7 +290,22 @@ class Sequence:
         self.requests += 1
         self.idle = False
         self.used_at = trio.current_time()
-        self.note()
+        if self.owner.changes is not None:
+            self.note()
+
+    async def wait_turn(self) -> None:
+        """Stand behind the requests that came before.
+
+        Cancellation: at once; the place is given up.
+        """
+        if self.waiting is None:
+            self.waiting = trio.lowlevel.ParkingLot()
+        await self.waiting.park()
+
+    def end_turn(self) -> None:
+        """Let the next request have its turn."""
+        waiting = self.waiting
+        self.is_busy = waiting is not None and bool(waiting.unpark())
 
     def note(self) -> None:
         """Have a store write the sequence down, if there is one."""
