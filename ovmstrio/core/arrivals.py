@@ -61,12 +61,18 @@ class Arrivals:
 
     def put(self, arrival: Arrival) -> None:
         """Put a request into its next queue, where all that came before it are already, or have been."""
-        heapq.heappush(self._named.setdefault(arrival.queue, []), (arrival.number, arrival))
+        queue = arrival.name, arrival.turns
+        named = self._named.get(queue)
+        if named is None:
+            self._named[queue] = [(arrival.number, arrival)]
+        else:
+            heapq.heappush(named, (arrival.number, arrival))
 
     def first(self, queue: _Queue) -> Arrival | None:
         """Give the request of a queue whose turn it is; None while one before it may be for the same service."""
-        self._forget_named()
         unnamed, named = self._unnamed, self._named.get(queue)
+        if unnamed and (unnamed[0][1].name or unnamed[0][1].turns):
+            self._forget_named()
         while named and named[0][1].turns != queue[1]:
             heapq.heappop(named)
         if not named:
@@ -89,7 +95,8 @@ class Arrivals:
 
     def left(self, queue: _Queue) -> None:
         """Look whose turn it is, as a request has left a queue, or is known not to be in it."""
-        self.first(queue)
+        if queue in self._named or self._waiting:
+            self.first(queue)
         for each in tuple(self._waiting) if self._waiting else ():
             first = self.first(each)
             if first is not None and first.turn is not None:
@@ -125,7 +132,8 @@ class Arrival:
         if not self.name and name:
             self.name = name
             self._all.put(self)
-            self._all.left(("", 0))
+            if self._all.is_waited_in:
+                self._all.left(("", 0))
 
     async def take_turn(self) -> None:
         """Wait until every request for the same service that came before has taken as many turns, or is settled.
@@ -135,7 +143,7 @@ class Arrival:
         Cancellation: while it waits; a request that is not settled holds up later ones.  Not a checkpoint if none is
         before it.
         """
-        before = self.queue
+        before = self.name, self.turns
         if self._all.first(before) is not self:
             await self._all.wait(self)
         self.turns += 1
