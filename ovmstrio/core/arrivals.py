@@ -81,9 +81,24 @@ class Arrivals:
         number, first = named[0]
         return None if unnamed and unnamed[0][0] < number else first
 
+    def pass_on(self, arrival: Arrival) -> bool:
+        """Put a request into its next queue if it is its turn; tells whether it was."""
+        before = arrival.name, arrival.turns
+        if self.first(before) is not arrival:
+            return False
+        named = self._named[before]
+        heapq.heappop(named)
+        if not named:
+            del self._named[before]
+        arrival.turns += 1
+        self.put(arrival)
+        if self._waiting:
+            self.left(before)
+        return True
+
     async def wait(self, arrival: Arrival) -> None:
         """Wait until a request is the first of its queue."""
-        queue = arrival.queue
+        queue = arrival.name, arrival.turns
         arrival.turn = trio.Event()
         self._waiting[queue] = self._waiting.get(queue, 0) + 1
         try:
@@ -122,11 +137,6 @@ class Arrival:
         self.turns = 0
         self.turn: trio.Event | None = None
 
-    @property
-    def queue(self) -> _Queue:
-        """Those that it takes its next turn among."""
-        return self.name, self.turns
-
     def call(self, name: str) -> None:
         """Say which service it is for, so that nobody who calls another one waits for it."""
         if not self.name and name:
@@ -143,12 +153,8 @@ class Arrival:
         Cancellation: while it waits; a request that is not settled holds up later ones.  Not a checkpoint if none is
         before it.
         """
-        before = self.name, self.turns
-        if self._all.first(before) is not self:
+        while not self._all.pass_on(self):
             await self._all.wait(self)
-        self.turns += 1
-        self._all.put(self)
-        self._all.left(before)
 
     def settle(self) -> None:
         """Let nobody wait for it any more; may be called again."""
