@@ -86,7 +86,7 @@ class StallDetector:
         self._tell()
 
     def _tell(self) -> None:
-        if self.is_stalled:
+        if self._remedies and self.is_stalled:
             self._stalled.set()
 
 

@@ -79,14 +79,10 @@ class RequestRun:
         """
         try:
             if self._graph.is_chain:
-                try:
-                    await self._follow(await self._begin(first))
-                finally:
-                    self._stall_detector.stop()
+                await self._follow(await self._begin(first))
             else:
                 await self._run_beside(first)
         finally:
-            self._stall_detector.go()
             for ticket in list(self._tickets):
                 ticket.leave()
         if self._failure is not None:
@@ -97,11 +93,14 @@ class RequestRun:
         return self._output
 
     async def _run_beside(self, first: dict[str, Any]) -> None:
-        async with trio.open_nursery() as self._nursery:
-            try:
-                await self._follow(await self._begin(first))
-            finally:
-                self._stall_detector.stop()
+        try:
+            async with trio.open_nursery() as self._nursery:
+                try:
+                    await self._follow(await self._begin(first))
+                finally:
+                    self._stall_detector.stop()
+        finally:
+            self._stall_detector.go()
 
     async def _begin(self, first: dict[str, Any]) -> list[tuple[str, Ticket]]:
         try:

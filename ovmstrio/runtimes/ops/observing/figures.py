@@ -194,8 +194,9 @@ class PipelineFigures(OpHooks):
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:  # noqa: ARG002 - the hook has it
         """Count one stage of an Op; those of RequestOp and ResponseOp are in the requests' times."""
         seconds = span[1] - span[0]
-        is_op = op in self.totals
-        counting = [self.totals[op] if is_op else self._package_hooks.setdefault(op, OpFigures())]
+        of_op = self.totals.get(op)
+        is_op = of_op is not None
+        counting = [of_op or self._of_package_hooks(op)]
         if is_op and self._keeps_window:
             counting.append(self._window.ops.setdefault(op, OpFigures()))
         for figures in counting:
@@ -209,6 +210,13 @@ class PipelineFigures(OpHooks):
         if key not in self.newest:
             self.newest[key] = deque(maxlen=_NEWEST)
         self.newest[key].append(seconds)
+
+    def _of_package_hooks(self, op: str) -> OpFigures:
+        # Not `setdefault`: figures that nobody wants cost more than all of this.
+        found = self._package_hooks.get(op)
+        if found is None:
+            found = self._package_hooks[op] = OpFigures()
+        return found
 
     def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:  # noqa: ARG002 - the hook has it
         """Count one batch."""
