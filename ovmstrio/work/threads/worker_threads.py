@@ -22,9 +22,8 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeVar, TypeVarTuple, cast
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 import structlog
 import trio
@@ -306,7 +305,8 @@ class WorkerThreads:
             finally:
                 # The error's traceback has this frame, which must not have the error.
                 del job
-        return cast("_T", job.value)
+        value: _T = job.value
+        return value
 
     def start(
         self,
@@ -352,9 +352,14 @@ class WorkerThreads:
         self._finished.append(callback)
         if not self._is_waking:
             self._is_waking = True
-            # A thread that was given up may outlive the event loop.
-            with suppress(trio.RunFinishedError):
-                cast("trio.lowlevel.TrioToken", self._loop).run_sync_soon(self._run_finished)
+            loop = self._loop
+            if loop is None:
+                raise AssertionError("a thread of a pool that has never run")
+            try:
+                loop.run_sync_soon(self._run_finished)
+            except trio.RunFinishedError:
+                # A thread that was given up may outlive the event loop.
+                return
 
     # On the event loop
 

@@ -124,6 +124,8 @@ def call_here(
 ) -> Any:
     """Call a plain function in a thread of its own; what it raises is given back as a ``UserCodeRaisedError``."""
     try:
+        if around is nullcontext:
+            return method(*args, **keywords)
         with around():
             return method(*args, **keywords)
     except BaseException as error:  # noqa: BLE001 - the border of user code

@@ -74,7 +74,8 @@ class StallDetector:
         """Note that a request that moves has gone."""
         self._room += 1
         self._moving -= 1
-        self._tell()
+        if self._remedies:
+            self._tell()
 
     def go(self) -> None:
         """Note that one more part of a request moves."""
@@ -83,10 +84,11 @@ class StallDetector:
     def stop(self) -> None:
         """Note that a part waits for a batch, or has ended."""
         self._moving -= 1
-        self._tell()
+        if self._remedies:
+            self._tell()
 
     def _tell(self) -> None:
-        if self._remedies and self.is_stalled:
+        if self.is_stalled:
             self._stalled.set()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from inspect import Parameter
 from typing import Any, Final
@@ -166,7 +166,7 @@ class OpInstance:
         for place in self._places:
             await place.idle()
 
-    async def in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+    def in_thread(self, function: Callable[..., Any], *args: Any) -> Coroutine[Any, Any, Any]:
         """Run code of the Op that may block, and that nobody else waits for.
 
         Raises:
@@ -174,7 +174,7 @@ class OpInstance:
 
         Cancellation: at once; the thread goes on, and the instance is busy until it has ended.
         """
-        return await call_in_thread(self._threads, function, *args)
+        return call_in_thread(self._threads, function, *args)
 
     async def on_loop(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run code of the Op on the loop.

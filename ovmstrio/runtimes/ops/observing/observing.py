@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -124,6 +125,8 @@ class OpLog(OpHooks):
         """Log a request's end; one that failed is a warning."""
         self._log_ids.pop(data_id, None)
         caller = self._callers.pop(data_id, "")
+        if code == 0 and self._files is None and not _LEVEL.isEnabledFor(logging.DEBUG):
+            return
         milliseconds = round((span[1] - span[0]) * 1e3, 3)
         with working_on((data_id, log_id)):
             if code is None:
@@ -141,6 +144,8 @@ BENCHMARK_VARIABLE: Final = "FLAGS_profile_pipeline"
 
 _BENCHMARK_FILE: Final = Path("benchmark.log")
 _log = structlog.get_logger(__name__)
+_LEVEL: Final = logging.getLogger(__name__)
+"""Knows what is written; to ask the log itself takes as long as to write into it."""
 
 
 @dataclass(frozen=True, slots=True)
