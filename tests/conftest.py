@@ -6,7 +6,6 @@ import compileall
 import gc
 import logging
 import os
-import shlex
 import signal
 import ssl
 import sys
@@ -17,6 +16,7 @@ from importlib import import_module
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import psutil
@@ -26,6 +26,7 @@ from httpx._transports import default as transports
 from hypothesis import settings
 
 from tests.support.processes import SHARED_CACHE
+from tests.support.whole_ends import killed
 
 # A machine that is busy with something else must not fail a property; many examples of one are for slow runs.
 settings.register_profile("thorough", deadline=None)
@@ -37,6 +38,8 @@ STARTING_SERVERS = ("attacks", "chaos", "cli", "clients", "console", "deploy", "
 """Folders whose tests mostly wait for processes: few tests, which take long."""
 
 SECONDS_FOR_PROCESSES_TO_END = 10
+RUN = ("OVMSTRIO_TESTS_RUN", uuid4().hex)
+"""A variable that tells what one process of tests has started from what others have."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -106,23 +109,41 @@ def _no_process_left_running() -> Iterator[None]:
     before = _processes()
     yield
     left = psutil.wait_procs(_processes() - before, timeout=SECONDS_FOR_PROCESSES_TO_END)[1]
-    told = [_killed(process) for process in left]
+    told = [killed(process) for process in left if not _has_ended(process)]
     assert not told, f"still running after the last test of this file: {told}"
 
 
 def _processes() -> set[psutil.Process]:
-    """Give what this process has started and what that started, but for the process of Python's shared memory."""
+    """Give what this process has started and what that started, but for the process of Python's shared memory.
+
+    Also what has outlived whoever had started it.
+    """
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
-    return {each for each in psutil.Process().children(recursive=True) if each.pid != tracker}
+    found = {*psutil.Process().children(recursive=True), *filter(_is_of_this_run, psutil.process_iter())}
+    return {each for each in found if each.pid != tracker}
 
 
-def _killed(process: psutil.Process) -> str:
+def _is_of_this_run(process: psutil.Process) -> bool:
     try:
-        command = shlex.join(process.cmdline())
-        process.kill()
+        return process.environ().get(RUN[0]) == RUN[1]
+    except psutil.Error:
+        return False
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    """Tell whether a process has ended, also one that nobody has taken out of the table yet."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
-        return "one that has just ended"
-    return command
+        return True
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _processes_know_their_run() -> Iterator[None]:
+    """Have the environment of whatever is started here say so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*RUN)
+        yield
 
 
 @pytest.fixture(autouse=True)

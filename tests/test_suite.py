@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support.examples import examples
+from tests.support.whole_ends import end_of_output
 
 PROJECT = Path(__file__).parents[1]
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
@@ -41,6 +42,39 @@ def test_a_test_that_waits_for_ever_ends_the_run_and_shows_where(tmp_path: Path)
     )
     assert done.returncode != 0
     assert "test_hanging.py" in done.stderr
+
+
+_LEAVING = """
+import subprocess, sys
+left = [sys.executable, "-c", "import threading; threading.Event().wait()"]
+"""
+
+
+def test_what_a_process_leaves_behind_is_told_and_ended() -> None:
+    """Whoever wants the rest of its output waits no longer than it says, though something else can still write."""
+    code = f"{_LEAVING}\nprint(subprocess.Popen(left).pid)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    with pytest.raises(AssertionError, match=r"still running 2 s .*threading\.Event") as told:
+        end_of_output(process, 2)
+    # What was printed before is told, too; and since it is whole, nothing can write any more.
+    number = str(told.value).split()[-1]
+    assert f"{number} {sys.executable}" in str(told.value)
+
+
+def test_a_process_that_outlives_who_started_it_fails_its_file(tmp_path: Path) -> None:
+    """Though it is nobody's child any more, and none of the output of the tests."""
+    leaving = tmp_path / "test_leaving.py"
+    quiet = "subprocess.Popen(left, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
+    code = f"{_LEAVING}\n{quiet}"
+    leaving.write_text(
+        f"import subprocess, sys\n\ndef test_leave():\n    subprocess.run([sys.executable, '-c', {code!r}])\n"
+    )
+    settings = ["-c", str(PROJECT / "pyproject.toml"), f"--rootdir={PROJECT}", "-p", "tests.conftest"]
+    done = subprocess.run(
+        [*PYTEST, *settings, str(leaving)], cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "still running after the last test of this file" in done.stdout
+    assert "1 passed, 1 error" in done.stdout
 
 
 def test_processes_that_tests_start_keep_nothing_in_the_users_own_folder() -> None:

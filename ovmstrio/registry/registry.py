@@ -468,6 +468,8 @@ def parse_version(version: str) -> int:
 
 
 async def _run_services(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
+    # Whoever was cancelled before this started gets no nursery, and could not end what is shielded.
+    await trio.lowlevel.checkpoint_if_cancelled()
     with trio.CancelScope(shield=True):
         async with trio.open_nursery() as nursery:
             task_status.started(nursery)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.support.project_processes import ProjectProcess, serving_project
@@ -112,8 +114,12 @@ def _project(tmp_path: Path) -> Path:
 
 
 def _wait_for(file: Path) -> None:
+    _wait_until(file.exists)
+
+
+def _wait_until(done: Callable[[], bool]) -> None:
     ends = time.monotonic() + 20
-    while not file.exists():
+    while not done():
         assert time.monotonic() < ends
         time.sleep(0.005)
 
@@ -192,6 +198,37 @@ def test_a_call_may_be_passed_on_twice(tmp_path: Path) -> None:
         status, body = mine[1].receive()
         assert (status, body["twice"]) == (200, "waits waits ")
         assert body["pid"] not in {mine[0].pid, others[0].pid}
+
+
+def test_a_process_that_is_being_started_ends_with_its_parent(tmp_path: Path) -> None:
+    """Though it is told so before it serves: nothing is left behind that has the server's output."""
+    with serving_project(_project(tmp_path)) as server:
+        victim, other = psutil.Process(server.process.pid).children()
+        victim.kill()
+        started = _started_beside({victim, other}, server)
+        _wait_until(lambda: any("board" in each for each in _open_files(started)))
+        server.process.kill()
+        assert server.wait_end() == -signal.SIGKILL
+
+
+def _started_beside(known: set[psutil.Process], server: ProjectProcess) -> psutil.Process:
+    """Wait for a process to have started another one."""
+    found: list[psutil.Process] = []
+
+    def look() -> bool:
+        found[:] = set(psutil.Process(server.process.pid).children()) - known
+        return bool(found)
+
+    _wait_until(look)
+    return found[0]
+
+
+def _open_files(process: psutil.Process) -> list[str]:
+    files = []
+    for each in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(OSError):
+            files.append(str(each.readlink()))
+    return files
 
 
 def test_connections_end_where_they_did(tmp_path: Path) -> None:

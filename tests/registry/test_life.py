@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -193,6 +194,27 @@ async def test_the_end_closes_everything_once(tmp_path: Path) -> None:
     assert [servable.closed for servable in loader.opened] == [1, 1]
     assert {status.state for (status,) in registry.statuses().values()} == {VersionState.END}
     assert registry.readiness == Readiness(ready=False, reason="the server is shutting down")
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_one_that_is_told_to_end_while_it_starts_ends(steps: int) -> None:
+    """Whatever step of its start that meets, though what services run is shielded."""
+
+    async def start() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end, nursery.cancel_scope)
+            await nursery.start(registry_of(StubLoader(), poll_seconds=0).run)
+
+    async def end(starting: trio.CancelScope) -> None:
+        for _ in range(steps):
+            await trio.lowlevel.checkpoint()
+        starting.cancel()
+
+    # Nothing within could end a test that hangs because of what is shielded.
+    running_it = threading.Thread(target=trio.run, args=(start,), daemon=True)
+    running_it.start()
+    running_it.join(30)
+    assert not running_it.is_alive()
 
 
 async def test_a_load_is_cancelled_by_the_end(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from tests.support.whole_ends import end_of_output
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -128,7 +130,7 @@ def running(
         finally:
             if process.poll() is None:
                 process.kill()
-            process.communicate()
+            end_of_output(process)
 
 
 @contextlib.contextmanager

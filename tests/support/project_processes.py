@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from tests.support.processes import START_TIMEOUT_SECONDS, STOP_TIMEOUT_SECONDS, free_ports
+from tests.support.whole_ends import SECONDS_TO_END, kill_and_tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -76,10 +77,17 @@ class ProjectProcess:
 
     def wait_end(self) -> int:
         """Return the exit code."""
-        code = self.process.wait(STOP_TIMEOUT_SECONDS)
-        self._reader.join(STOP_TIMEOUT_SECONDS)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        left: list[str] = []
+        try:
+            code = self.process.wait(STOP_TIMEOUT_SECONDS)
+            self._reader.join(SECONDS_TO_END)
+        finally:
+            if self._reader.is_alive():
+                left = kill_and_tell(self.process)
+                self._reader.join()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+        assert not left, f"still running behind a server that has ended: {left}\n{''.join(self.lines)}"
         return code
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
