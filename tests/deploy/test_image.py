@@ -24,6 +24,7 @@ import pytest
 from tests.support import ir
 from tests.support.processes import free_ports
 from tests.support.tiny_llm import write_tiny_folder
+from tests.support.whole_ends import end_of_output
 
 _PROJECT = Path(__file__).parents[2]
 _RECIPE = _PROJECT / "deploy" / "container" / "Containerfile"
@@ -119,7 +120,7 @@ def _run(root: Path, *arguments: str, binds: tuple[str, ...] = ()) -> Iterator[s
         yield process
     finally:
         process.kill()
-        process.communicate()
+        end_of_output(process)
 
 
 @contextmanager

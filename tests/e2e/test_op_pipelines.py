@@ -22,6 +22,7 @@ from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.runtimes.ops.process_info import list_processes
 from paddle_serving_server.pipeline import PipelineClient
 from tests.support.processes import START_TIMEOUT_SECONDS, OvmsProcess, free_ports, run_ovms, running, serving
+from tests.support.whole_ends import end_of_output
 
 pytestmark = pytest.mark.e2e
 
@@ -183,7 +184,7 @@ def test_a_script_runs_by_python_itself(project: Path) -> None:
         assert server.stop()[0] == 0
     finally:
         process.kill()
-        process.communicate()
+        end_of_output(process)
 
 
 def test_the_end_waits_for_what_runs(project: Path) -> None:

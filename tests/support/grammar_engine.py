@@ -8,10 +8,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Timer
 from typing import Any, Final
 
 from ovmstrio.core.generation import Grammar, GrammarKind
+from tests.support.whole_ends import killed_if_late
 
 __all__ = ["GrammarEngine", "grammar_engine"]
 
@@ -37,15 +37,10 @@ class GrammarEngine:
         asked: dict[str, Any] = {"kind": _KINDS[grammar.kind], "text": grammar.text, "tokens": tokens, "seed": seed}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        late = Timer(seconds, self._process.kill)
-        late.start()
-        try:
+        with killed_if_late(self._process, seconds):
             self._process.stdin.write(json.dumps(asked) + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
-        finally:
-            late.cancel()
-            late.join()
         assert line, f"the engine ended over {grammar.text[:200]}"
         answer = json.loads(line)
         return answer["error"], answer["text"]

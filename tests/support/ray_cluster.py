@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from tests.support.processes import free_ports
+from tests.support.whole_ends import killed_if_late
 
 __all__ = ["RayCluster", "ray_cluster"]
 
@@ -30,14 +31,16 @@ class RayCluster:
     address: str
     http: int
     grpc: int
+    process: subprocess.Popen[str]
     commands: IO[str]
     answers: IO[str]
 
     def tell(self, *words: str) -> str:
         """Have the cluster's process do something, and give its answer."""
-        self.commands.write(" ".join(words) + "\n")
-        self.commands.flush()
-        return self.answers.readline().strip()
+        with killed_if_late(self.process, _START_SECONDS):
+            self.commands.write(" ".join(words) + "\n")
+            self.commands.flush()
+            return self.answers.readline().strip()
 
     def deploy(self, config: Path, *options: str) -> subprocess.CompletedProcess[str]:
         """Run the command that deploys a configuration."""
@@ -81,10 +84,11 @@ def ray_cluster(nodes: int = 1) -> Iterator[RayCluster]:
     assert process.stdout is not None
     try:
         with process.stdin as commands, process.stdout as answers:
-            line = answers.readline().split()
+            with killed_if_late(process, _START_SECONDS):
+                line = answers.readline().split()
             assert line[:1] == ["address"], line
             http, grpc = free_ports(2)
-            yield RayCluster(line[1], http, grpc, commands, answers)
+            yield RayCluster(line[1], http, grpc, process, commands, answers)
     finally:
         try:
             process.wait(_START_SECONDS)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tests.support.whole_ends import killed_if_late
+
 __all__ = ["Bucket", "s3_server"]
 
 _SERVER: Final = """
@@ -23,6 +25,7 @@ print("port", server.server_port, flush=True)
 Thread(target=server.serve_forever, daemon=True).start()
 sys.stdin.read()
 """
+_START_SECONDS: Final = 120
 _CREDENTIALS: Final = {
     "AWS_ACCESS_KEY_ID": "someone",
     "AWS_SECRET_ACCESS_KEY": "secret",
@@ -68,7 +71,8 @@ def s3_server(bucket: str, port: int = 0) -> Iterator[Bucket]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            found = re.match(r"port (\d+)", process.stdout.readline())
+            with killed_if_late(process, _START_SECONDS):
+                found = re.match(r"port (\d+)", process.stdout.readline())
             assert found is not None
             endpoint = f"http://127.0.0.1:{found[1]}"
             client = boto3.client(
@@ -79,4 +83,8 @@ def s3_server(bucket: str, port: int = 0) -> Iterator[Bucket]:
             client.close()
         finally:
             process.stdin.close()
-            process.wait(10)
+            try:
+                process.wait(10)
+            finally:
+                # The block waits for its end without a bound.
+                process.kill()

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Timer
 
 import psutil
 
-__all__ = ["SECONDS_TO_END", "end_of_output", "kill_and_tell", "killed"]
+__all__ = ["SECONDS_TO_END", "end_of_output", "kill_and_tell", "killed", "killed_if_late"]
 
 SECONDS_TO_END = 30
 """How long what a server has started may take to end behind it on a busy machine."""
@@ -32,6 +34,18 @@ def end_of_output(process: subprocess.Popen[str], seconds: float = SECONDS_TO_EN
         left = kill_and_tell(process)
         printed = process.communicate(timeout=seconds)[0] or ""
     raise AssertionError(f"still running {seconds} s after the end of a process: {left}\n{printed}")
+
+
+@contextmanager
+def killed_if_late(process: subprocess.Popen[str], seconds: float) -> Iterator[None]:
+    """Kill a process, and everything else that can write to its output, if the block takes longer; so reads end."""
+    late = Timer(seconds, kill_and_tell, (process,))
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
+        late.join()
 
 
 def kill_and_tell(process: subprocess.Popen[str]) -> list[str]:
