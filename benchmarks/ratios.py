@@ -13,6 +13,7 @@ from benchmarks.matrix.alone import openvino_alone
 from benchmarks.matrix.cells import ModelCase
 from benchmarks.matrix.doors import MeasuredModel, asked_over, check_answer
 from benchmarks.matrix.load import load
+from benchmarks.matrix.measuring import SETTLING_SECONDS
 from benchmarks.matrix.networks import input_of, network
 from benchmarks.models import write_repository
 from benchmarks.peers.environments import python_of
@@ -70,6 +71,7 @@ def _beside_openvino(size: str, *, is_dynamic: bool) -> Row:
         served = _serve(case, stack)
         alone = stack.enter_context(openvino_alone(served.folder / "measured" / "1" / "model.xml", case.settings))
         asked = served.asked("gRPC")
+        load(asked, callers, SETTLING_SECONDS, served.server.process)
         rounds = [
             (alone.rate(seconds / 2), load(asked, callers, seconds, served.server.process)) for _ in range(_ROUNDS + 1)
         ][1:]

@@ -9,6 +9,7 @@ from typing import Final
 import trio
 
 from ovmstrio.core.metric_families import BUCKETS_SECONDS
+from ovmstrio.work.cores import CORES
 from ovmstrio.work.placement import INLINE_THRESHOLD_SECONDS
 
 __all__ = ["LoopLoad", "current_loop_load"]
@@ -24,6 +25,10 @@ _BUSY_LIMIT_SECONDS: Final = INLINE_THRESHOLD_SECONDS / 2
 class LoopLoad(trio.abc.Instrument):
     """Watches one run of the event loop.
 
+    Args:
+        cores_are_few: whether an inference that leaves a busy loop has no core of its own to go to: it would take the
+            loop's, and more of it than it saves.
+
     Attributes:
         limit: inferences that take less are to run on the loop, in seconds.
         busy: the share of the last tenth of a second in which the loop did not wait.
@@ -32,8 +37,9 @@ class LoopLoad(trio.abc.Instrument):
         turn_seconds: how long all of them took.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, cores_are_few: bool = False) -> None:
         self.limit = INLINE_THRESHOLD_SECONDS
+        self._limit_when_busy = INLINE_THRESHOLD_SECONDS if cores_are_few else _BUSY_LIMIT_SECONDS
         self.busy = 0.0
         self.turns = [0] * (len(BUCKETS_SECONDS) + 1)
         self.turn_seconds = 0.0
@@ -71,7 +77,7 @@ class LoopLoad(trio.abc.Instrument):
         passed = now - self._begun
         if passed >= _WINDOW_SECONDS:
             self.busy = 1 - self._waited / passed
-            self.limit = _BUSY_LIMIT_SECONDS if self.busy > _BUSY else INLINE_THRESHOLD_SECONDS
+            self.limit = self._limit_when_busy if self.busy > _BUSY else INLINE_THRESHOLD_SECONDS
             self._begun, self._waited = now, 0.0
 
 
@@ -83,7 +89,7 @@ def current_loop_load() -> LoopLoad:
     try:
         return _current.get()
     except LookupError:
-        made = LoopLoad()
+        made = LoopLoad(cores_are_few=CORES.are_few)
         _current.set(made)
         trio.lowlevel.add_instrument(made)
         return made

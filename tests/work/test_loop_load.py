@@ -30,6 +30,19 @@ def test_a_busy_loop_takes_shorter_inferences_only(monkeypatch: pytest.MonkeyPat
         assert load.limit == limit
 
 
+def test_on_few_cores_a_busy_loop_keeps_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An inference that left it would come to the same core."""
+    now = 100.0
+    monkeypatch.setattr(loop_load, "perf_counter", lambda: now)
+    load = LoopLoad(cores_are_few=True)
+    load.before_io_wait(0)
+    now += 0.2
+    load.before_io_wait(0)
+    load.after_io_wait(0)
+    assert load.is_full
+    assert load.limit == INLINE_THRESHOLD_SECONDS
+
+
 def test_a_turn_that_lasts_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Late first, overdue when nobody has cared for that; the next one is young again."""
     now = 100.0
