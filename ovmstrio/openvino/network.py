@@ -93,7 +93,6 @@ class Network:
         self._placement = compiled.placement
         self._holds_loop_up = compiled.placement.limit is not None
         self._crowd = Crowd()
-        self._may_wait = compiled.may_fail or self._holds_loop_up
         self._away_until = 0.0
         self._hooks = hooks
         self._compile_again = compiled.compile_again
@@ -195,7 +194,8 @@ class Network:
         inline = self._placement.is_inline(size)
         if inline and self._holds_loop_up and self._leaves_loop_to_others():
             return await self._infer_in_pool(call, short=False)
-        if inline and (await self._loop_is_free() if self._may_wait else self._loop_may_run()):
+        may_wait = self._holds_loop_up or self.pool.active
+        if inline and (await self._loop_is_free() if may_wait else self._loop_may_run()):
             try:
                 return self._infer_inline(call)
             except ModelFailure as error:
@@ -257,7 +257,6 @@ class Network:
             # Otherwise what was learned of it while it served holds as before.
             self._timing, self._placement = compiled.timing, compiled.placement
             self._holds_loop_up = compiled.placement.limit is not None
-            self._may_wait = compiled.may_fail or self._holds_loop_up
         self._streams, self.side_by_side = compiled.streams, compiled.side_by_side
         self._completions.side_by_side = compiled.side_by_side
         self._ends = deque([0.0] * max(1, compiled.streams), maxlen=max(1, compiled.streams))
@@ -360,7 +359,8 @@ class Network:
         finally:
             slot.unbind()
         taken = time.perf_counter() - begin
-        self._learn(call, self._worked(begin, taken, worked_before), on_loop=True)
+        worked = taken if taken < _SURELY_SHORT_SECONDS else self._worked(begin, taken, worked_before)
+        self._learn(call, worked, on_loop=True)
         if self._demand is not None:
             self._demand.note(1, taken)
         waited = begin - call.begin if self._holds_loop_up else 0.0
@@ -378,8 +378,6 @@ class Network:
 
         ``before`` is how long its thread had worked when it began.
         """
-        if taken < _SURELY_SHORT_SECONDS:
-            return taken
         # A thread that others keep from the processor has not worked.
         worked = min(taken, time.thread_time() - before)
         if worked > _LONG_INLINE_SECONDS:

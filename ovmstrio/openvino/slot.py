@@ -49,7 +49,7 @@ class LostFailure(ModelFailure):
     """The inference failed, and OpenVINO does not tell why; it does when it is asked the other way."""
 
 
-def marks_of(signature: ModelSignature) -> list[tuple[int, list[int]]] | None:
+def marks_of(signature: ModelSignature) -> list[tuple[int, ov.Shape]] | None:
     """Give shapes without elements that no output has behind a success, by port; None if that cannot be told.
 
     OpenVINO sets the shapes of open outputs after all operations have run.  An output that has the shape all the same
@@ -60,7 +60,7 @@ def marks_of(signature: ModelSignature) -> list[tuple[int, list[int]]] | None:
         if spec.datatype is BYTES or port in signature.unranked_outputs:
             return None
         if not all(dim.is_fixed for dim in spec.shape):
-            marks.append((port, [0] + [0 if dim.is_fixed else _UNLIKELY for dim in spec.shape[1:]]))
+            marks.append((port, ov.Shape([0] + [0 if dim.is_fixed else _UNLIKELY for dim in spec.shape[1:]])))
     return marks or None
 
 
@@ -86,6 +86,7 @@ class Slot:
         "_completion",
         "_has_views",
         "_idle",
+        "_marked",
         "_marks",
         "_may_keep",
         "_own",
@@ -120,6 +121,8 @@ class Slot:
     def _create(self, model: ov.CompiledModel) -> None:
         request: ov.InferRequest = model.create_infer_request()
         request.set_callback(self._completion, None)
+        # To have a tensor given anew for each inference costs as much as to mark it.
+        self._marked = [(request.get_output_tensor(port), mark) for port, mark in self._marks or ()]
         self._own = None
         self.model = model
         self.request = request
@@ -177,20 +180,19 @@ class Slot:
                 request.start_async()
                 request.wait()
                 return
-            for port, shape in self._marks or ():
-                request.get_output_tensor(port).set_shape(shape)
+            for tensor, mark in self._marked:
+                tensor.set_shape(mark)
             results = _infer(request, _NO_INPUTS, share_outputs=True, decode_strings=False)
             if self._has_views and len(results) == len(self._signature.outputs):
                 self._results = [*results.values()]
         except OPENVINO_ERRORS as error:
             raise ModelFailure(f"Inference failed: {reason(error)}") from error
-        if self._marks is not None:
-            given = self._results
-            for port, mark in self._marks:
-                if list(given[port].shape if given else request.get_output_tensor(port).get_shape()) == mark:
-                    self._stuck = True
-                    raise LostFailure("Inference failed")
-            self._stuck = False
+        for tensor, mark in self._marked:
+            # Looked at where it was set: were it another tensor than OpenVINO fills, nothing would pass for a success.
+            if not tensor.get_size() and tensor.get_shape() == mark:
+                self._stuck = True
+                raise LostFailure("Inference failed")
+        self._stuck = False
 
     def mends(self) -> bool:
         """Run twice on small inputs, of different shapes; gives whether the stream that ran them is sound again.

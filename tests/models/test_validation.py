@@ -385,3 +385,19 @@ def test_a_list_of_python_says_what_other_sequences_say(datatype: str, values: l
         else:
             told.append((array.dtype, array.shape, array.tobytes()))
     assert told[0] == told[1]
+
+
+def test_a_shape_that_was_accepted_lets_nothing_else_pass() -> None:
+    check = Validator([tensor(shape=(Dim(1, 4), 10))])
+    good = InferRequest("m", inputs=[asked((2, 10))], raw_inputs=[bytes(80)])
+    for _ in range(2):
+        assert check(good)["b"].shape == (2, 10)
+    for inputs, raw in (
+        (asked((2, 10)), bytes(40)),
+        (asked((1, 10)), bytes(80)),
+        (asked((5, 10)), bytes(200)),
+        (asked((2, 10), "INT32"), bytes(80)),
+    ):
+        with pytest.raises(InvalidRequest):
+            check(InferRequest("m", inputs=[inputs], raw_inputs=[raw]))
+    assert check(InferRequest("m", inputs=[asked((3, 10))], raw_inputs=[bytes(120)]))["b"].shape == (3, 10)

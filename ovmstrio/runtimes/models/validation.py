@@ -33,7 +33,7 @@ _MAX_BYTES: Final = 2**63 - 1
 class InputValidator:
     """Checks one input, about which everything that can be known beforehand is."""
 
-    __slots__ = ("_datatype", "_dtype", "_exact_bytes", "_exact_shape", "_listed", "spec")
+    __slots__ = ("_datatype", "_dtype", "_exact_shape", "_last_bytes", "_last_shape", "_listed", "spec")
 
     def __init__(self, spec: TensorSpec) -> None:
         self.spec = spec
@@ -41,8 +41,8 @@ class InputValidator:
         self._dtype = spec.datatype.numpy
         fixed = spec.datatype is not BYTES and all(dim.is_fixed for dim in spec.shape)
         least = tuple(dim.low for dim in spec.shape)
-        self._exact_shape = least if fixed else None
-        self._exact_bytes = prod(least) * spec.datatype.itemsize
+        self._exact_shape = self._last_shape = least if fixed else None
+        self._last_bytes = prod(least) * spec.datatype.itemsize
         self._listed = listed_numbers(spec, least)
 
     def __call__(self, given: InferInput, raw: Buffer | None) -> Array:
@@ -52,13 +52,15 @@ class InputValidator:
             InvalidRequest: it does not fit.
         """
         shape = given.shape
-        if shape == self._exact_shape and given.datatype == self._datatype:
-            if raw is None:
+        if given.datatype == self._datatype:
+            if raw is not None:
+                # Of open shapes the last one is tried first: it has been checked.
+                if shape == self._last_shape and len(raw) == self._last_bytes:
+                    return wrapped(raw, shape, self._dtype)
+            elif shape == self._exact_shape:
                 array = self._listed(given.contents)
                 if array is not None:
                     return array
-            elif len(raw) == self._exact_bytes:
-                return wrapped(raw, shape, self._dtype)
         return self._careful(given, raw)
 
     def _careful(self, given: InferInput, raw: Buffer | None) -> Array:
@@ -80,6 +82,7 @@ class InputValidator:
         if len(raw) != expected:
             fixed = "Invalid content size of tensor proto"
             raise mismatch(fixed, f"{expected} bytes", f"{len(raw)} bytes", spec)
+        self._last_shape, self._last_bytes = shape, expected
         return wrapped(raw, shape, self._dtype)
 
     def _bytes(self, given: InferInput, raw: Buffer | None) -> Array:
