@@ -213,7 +213,7 @@ class Connection:
         for event in events:
             self._dispatch[type(event)](self, event)
         for call in self._fresh:
-            if call.half_closed:
+            if call.state.remote_closed:
                 self._whole.append(call)
             else:
                 self._nursery.start_soon(self._serve, call, name=call.path)
@@ -341,9 +341,10 @@ class Connection:
         finally:
             del self.calls[call.state.stream_id]
             self.core.release(call.state)
-            if self.core.waiting_bytes:
-                self.mark_dirty()
-            self._end_if_drained()
+            if not self._is_answering and self.core.waiting_bytes:
+                self._unsent.wake()
+            if self.core.draining:
+                self._end_if_drained()
 
     # -- events --------------------------------------------------------------------------------------------------
 

@@ -497,7 +497,7 @@ class Http2Core:
         stream.credit -= size
         self.windows.connection -= size
         out = self.outbound
-        out += frames.data_header(stream.stream_id, size, 0)
+        out += FRAME_HEADER.pack(size >> 16, size & 0xFFFF, FrameType.DATA, 0, stream.stream_id)
         out += prefix
         if len(payload) < _VIEWED_FROM_BYTES:
             out += payload

@@ -21,7 +21,6 @@ __all__ = [
     "FrameType",
     "Setting",
     "check_size",
-    "data_header",
     "goaway",
     "header_frames",
     "ping",
@@ -115,11 +114,6 @@ class ConnectionFault(Exception):
         super().__init__(f"{code.name}: {reason}")
         self.code = code
         self.reason = reason
-
-
-def data_header(stream_id: int, length: int, flags: int) -> bytes:
-    """Serialise the header of a DATA frame."""
-    return _pack_header(length >> 16, length & 0xFFFF, FrameType.DATA, flags, stream_id)
 
 
 def header_frames(stream_id: int, block: bytes, max_frame: int, *, end_stream: bool) -> bytes:

@@ -29,11 +29,11 @@ class LentScope:
         is_kept: whether the call that has it waits, or has waited.
     """
 
-    __slots__ = ("_is_left", "is_kept", "scope")
+    __slots__ = ("_has_deadline", "_is_left", "is_kept", "scope")
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
-        self.is_kept = self._is_left = False
+        self.is_kept = self._is_left = self._has_deadline = False
 
     def __enter__(self) -> Self:
         self.scope.__enter__()
@@ -42,7 +42,7 @@ class LentScope:
     def lend(self, deadline: float) -> trio.CancelScope:
         """Give the scope to a call with this deadline, in trio's time; ``math.inf`` for none."""
         if deadline != math.inf:
-            self.scope.deadline = deadline
+            self._has_deadline, self.scope.deadline = True, deadline
         return self.scope
 
     def take_back(self, error: BaseException | None) -> bool:
@@ -55,8 +55,9 @@ class LentScope:
             scope.__exit__(None, None, None)
             self.scope = trio.CancelScope()
             self.scope.__enter__()
-        elif scope.deadline != math.inf:
+        elif self._has_deadline:
             scope.deadline = math.inf
+        self._has_deadline = False
         return False
 
     def __exit__(

@@ -5,6 +5,8 @@ flag (1 byte: compressed or not) | length (4 bytes, big endian) | message
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from struct import Struct
 from typing import Final
@@ -29,14 +31,11 @@ _MANY_CHUNKS: Final = 1_024
 _ALIGNED_FROM_BYTES: Final = 64 * 1024
 _SMALL_CHUNK_BYTES: Final = 512
 """Chunks that are smaller on average are joined when there are many: each is an object of some fifty bytes."""
-_pack_prefix = _PREFIX.pack
 _unpack_prefix = _PREFIX.unpack_from
 _first_messages = count(1)
 
-
-def message_prefix(length: int) -> bytes:
-    """Serialise the prefix of a message that is not compressed."""
-    return _pack_prefix(0, length)
+message_prefix: Final[Callable[[int], bytes]] = partial(_PREFIX.pack, 0)
+"""Serialise the prefix of a message that is not compressed, of its length."""
 
 
 class MessageBuffer:
@@ -104,7 +103,14 @@ class MessageBuffer:
         if found is None:
             return None
         flag, length = found
-        return flag, self._cut(length) if length < _ALIGNED_FROM_BYTES else self._cut_aligned(length)
+        if length >= _ALIGNED_FROM_BYTES:
+            return flag, self._cut_aligned(length)
+        first = self._first
+        if self.size or type(first) is not bytes or len(first) - length != PREFIX_BYTES:
+            return flag, self._cut(length)
+        # The one message of a small request, which has come in one piece.
+        self._first = b""
+        return flag, first[PREFIX_BYTES:]
 
     def _next(self, max_bytes: int) -> tuple[int, int] | None:
         """Give the flag and the length of the next message, which is no part of ``size`` any more.

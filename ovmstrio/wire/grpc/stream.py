@@ -53,8 +53,9 @@ MetadataLike = Mapping[str, MetadataValue] | Collection[tuple[str, MetadataValue
 
 _HIDDEN_HEADERS: Final = frozenset({"te", "content-type", "user-agent"})
 _MESSAGES_PER_CHECKPOINT: Final = 16
-_SERIALISED: Final = (memoryview, PiecedMessage)
 """Messages that a call may send before others get their turn."""
+_SERIALISED: Final = (bytes, memoryview, PiecedMessage)
+_OK: Final[int] = Status.OK.value
 
 
 def current_call() -> Call:
@@ -120,6 +121,7 @@ class Call:
         "_headers_sent",
         "_host",
         "_inflated",
+        "_lent",
         "_readable",
         "_replies",
         "_requests",
@@ -154,10 +156,11 @@ class Call:
         if head.timeout_seconds != math.inf:
             self.deadline = trio.current_time() + head.timeout_seconds
         self._scope: trio.CancelScope | None = None
+        self._lent: LentScope | None = None
         self.failure: GRPCError | None = None
         self.event: CallEvent | None = None
         self.told: WireRequest | None = None
-        self._readable = Wakeup()
+        self._readable: Wakeup | None = None
         self._requests = 0
         self._inflated = 0
         self._replies = 0
@@ -165,7 +168,7 @@ class Call:
         self._sending = False
         self._trailing_metadata = b""
         self._trailing_status = b""
-        self._said_status = Status.OK.value
+        self._said_status = _OK
         self._status = -1
 
     # -- about the call ------------------------------------------------------------------------------------------
@@ -174,7 +177,7 @@ class Call:
     def scope(self) -> trio.CancelScope:
         """Give the cancel scope around the handler, which may be another one before it runs."""
         if self._scope is None:
-            self._scope = trio.CancelScope(deadline=self.deadline)
+            self._scope = self._lent.lend(self.deadline) if self._lent else trio.CancelScope(deadline=self.deadline)
         return self._scope
 
     @property
@@ -295,6 +298,8 @@ class Call:
             # A reader that waits has room for all of its message, else halves of messages fill the window.
             self._host.core.consume(self.state, self.state.uncredited)
             self._host.mark_dirty()
+        if self._readable is None:
+            self._readable = Wakeup()
         await self._readable.wait()
 
     def _credit_taken(self) -> None:
@@ -325,7 +330,7 @@ class Call:
         self._inflated = 0
 
     def _decode(self, data: bytes | memoryview) -> Any:
-        if isinstance(data, memoryview):
+        if self.handler.request_type is memoryview or isinstance(data, memoryview):
             return data
         try:
             return self._host.codec.decode(data, self.handler.request_type)
@@ -477,13 +482,14 @@ class Call:
             if not self.state.reset:
                 if lent is None or self.failure is not None:
                     with self.scope:
-                        await self._handle()
+                        await self._check_begin()
+                        await self.handler.func(self)
                 else:
                     await self._handle_in(lent)
         except Exception as error:  # noqa: BLE001  # the border of one call: no other call may suffer
             failure = self._host.failures.translate(error, self.path)
         finally:
-            if self.arrival is not None:
+            if self.arrival is not None and self.arrival.turns >= 0:
                 self.arrival.settle()
             if self._inflated:
                 self._release_inflated()
@@ -496,24 +502,30 @@ class Call:
                 self._tell_end(observer)
             self.event = None
 
-    async def _handle(self) -> None:
-        deadline = self.deadline
+    async def _check_begin(self) -> None:
+        """Refuse a call that is too late, or whose messages nobody here could read."""
+        scope, deadline = self.scope, self.deadline
         if deadline != math.inf and deadline <= trio.current_time():
-            self.scope.cancel()
+            scope.cancel()
             await trio.lowlevel.checkpoint()
         if self.state.head.encoding != "identity":
             self._refuse_unknown_encoding()
-        await self.handler.func(self)
 
     async def _handle_in(self, lent: LentScope) -> None:
-        self._scope = lent.lend(self.deadline)
+        """Run the handler in a scope that is taken only by who needs it: most calls end before anybody does."""
+        self._lent, self._scope = lent, None
         try:
-            await self._handle()
+            if self.deadline != math.inf or self.state.head.encoding != "identity":
+                await self._check_begin()
+            await self.handler.func(self)
         except BaseException as error:
             if not lent.take_back(error):
                 raise
         else:
-            lent.take_back(None)
+            if lent.is_kept or self._scope is not None:
+                lent.take_back(None)
+        finally:
+            self._lent = None
 
     def _begin_told(self, *, is_sampled: bool | None) -> WireRequest:
         """Make the request that observers are told of."""
@@ -528,7 +540,7 @@ class Call:
         """Tell of the end, also of what nobody had to know of before it has failed."""
         told, event = self.told, self.event
         if told is None:
-            if event is None or (self._status == Status.OK.value and event.code == OK):
+            if event is None or (self._status == _OK and event.code == OK):
                 return
             told = self._begin_told(is_sampled=False)
         told.event = event
@@ -580,7 +592,7 @@ class Call:
         """Let a waiting receiver go on, unless its message is still incomplete."""
         if self._has_order and self.arrival is None and self.state.buffer.whole_at:
             self.arrival = self._host.arrivals.note(self.state.buffer.whole_at)
-        if not self._readable.waiting:
+        if self._readable is None or not self._readable.waiting:
             return
         if self.state.buffer.size < self.state.buffer.wanted and not self.state.remote_closed:
             self._host.core.consume(self.state, self.state.uncredited)

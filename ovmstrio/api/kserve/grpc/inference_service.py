@@ -145,16 +145,14 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
         data: bytes | memoryview = await call.recv_message()
         if self._plane.has_limits():
             name = first_text(data)
-            answer = partial(self._answer, call, data, name)
+            answer = partial(self._answer_admitted, call, data, name)
             await answer_admitted(self._plane, KSERVE_GRPC, name, answer, arrival=call.arrival)
         else:
-            await self._answer(call, data)
+            await call.send_message(await self._plane.infer(_request_of(call, data), KSERVE_GRPC, _render))
 
-    async def _answer(self, call: Call, data: bytes | memoryview, name: bytes | None = None) -> None:
-        request = decode_request(data)
-        if name is not None:
-            keep_place(request.model_name, name)
-        request.deadline, request.arrival = call.deadline, call.arrival
+    async def _answer_admitted(self, call: Call, data: bytes | memoryview, name: bytes) -> None:
+        request = _request_of(call, data)
+        keep_place(request.model_name, name)
         await call.send_message(await self._plane.infer(request, KSERVE_GRPC, _render))
 
     async def _model_stream_infer(self, call: Call) -> None:
@@ -273,6 +271,12 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
         """
         counted = await statistics_of_all(self._plane, message.name, message.version, KSERVE_GRPC)
         return pb.ModelStatisticsResponse([statistics_message(*each) for each in counted])
+
+
+def _request_of(call: Call, data: bytes | memoryview) -> InferRequest:
+    request = decode_request(data)
+    request.deadline, request.arrival = call.deadline, call.arrival
+    return request
 
 
 def _render(response: InferResponse) -> tuple[WrittenMessage, int]:
