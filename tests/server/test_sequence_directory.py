@@ -221,6 +221,15 @@ async def test_all_processes_know_the_same_whatever_is_begun_ended_or_dies() -> 
     run_state_machine_as_test(_ServerMachine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None))
 
 
+async def test_an_id_that_was_given_behind_a_taken_one_is_given_nowhere_again(two: _Processes) -> None:
+    """Though its sequence is over by then."""
+    first, second = two.load(0), two.load(1)
+    _start(first, 1)
+    given = _start(first).id
+    first.remove(first.admit(Control(given, end=True), by_default=False))
+    assert (given, _start(second).id) == (2, 3)
+
+
 async def test_an_id_that_is_free_again_may_begin_elsewhere(two: _Processes) -> None:
     """Whoever was its owner; a start that fails leaves nothing either."""
     first, second = two.load(0), two.load(1)

@@ -135,12 +135,16 @@ class SequenceManager:
 
     def _free_id(self) -> int:
         family = (self, *self.relatives())
-        number = self.next_id if self.directory is None else self.directory.next_id(self.next_id)
+        number = self._candidate(self.next_id)
         while not number or any(number in manager for manager in family):
-            number = (number + 1) % _IDS
+            number = self._candidate((number + 1) % _IDS)
         for manager in family:
             manager.next_id = (number + 1) % _IDS
         return number
+
+    def _candidate(self, least: int) -> int:
+        # Each that is passed over is asked for, so that no other process gives what this one ends with.
+        return least if self.directory is None else self.directory.next_id(least)
 
     def _taken(self, number: int | str, *, by_default: bool) -> Sequence | None:
         found = self._look_up(number, by_default=by_default)
