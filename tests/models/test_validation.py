@@ -388,6 +388,7 @@ def test_a_list_of_python_says_what_other_sequences_say(datatype: str, values: l
 
 
 def test_a_shape_that_was_accepted_lets_nothing_else_pass() -> None:
+    """Another number of bytes, another shape that does not fit and another type are refused behind it, too."""
     check = Validator([tensor(shape=(Dim(1, 4), 10))])
     good = InferRequest("m", inputs=[asked((2, 10))], raw_inputs=[bytes(80)])
     for _ in range(2):
