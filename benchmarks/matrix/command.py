@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.matrix.cells import BRIEF, FULL, QUICK
 from benchmarks.matrix.chart import chart
@@ -23,7 +24,7 @@ _PARTS: Final = {
     "quick": (QUICK, "what a change costs, in less than five minutes"),
     "brief": (BRIEF, "every size and shape over gRPC with eight callers, in less than ten minutes"),
 }
-_HOW: Final = """Each cell is the median of {rounds} rounds of {seconds:g} s or more: calls a second as a part of the
+_HOW: Final = """Each cell is the median of {rounds} round(s) of {seconds:g} s or more: calls a second as a part of the
 better of OpenVINO's `AsyncInferQueue` and a synchronous loop with the same model and settings, which ran for itself
 just before. The spread is that of the ratios of the rounds. Load is h2load's, on the same cores; what OpenVINO alone
 does needs no load.
@@ -36,7 +37,10 @@ Machine: {machine}. Programs that wanted to run in the minute before: {load:.1f}
 
 
 def measure_matrix(arguments: list[str]) -> None:
-    """Measure the matrix or a part of it, print it, and save it; ``--record`` also writes results and chart."""
+    """Measure the matrix or a part of it, print it, and save it; ``--record`` also writes results and chart.
+
+    Ctrl-C ends it with what has been measured so far.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks matrix", description=measure_matrix.__doc__)
     parts = parser.add_mutually_exclusive_group()
     for part, (_, help_text) in _PARTS.items():
@@ -44,13 +48,17 @@ def measure_matrix(arguments: list[str]) -> None:
     parser.add_argument("--record", action="store_true", help="write RESULTS.md and docs/matrix.svg")
     parser.add_argument("--save", type=Path, help="the run's file")
     parser.add_argument("--seconds", type=float, help="how long each cell is asked in a round, at least")
+    parser.add_argument("--rounds", type=int, help="in how many rounds")
     options = parser.parse_args(arguments)
     grid = _PARTS[options.part][0] if options.part else FULL
-    grid = replace(grid, seconds=options.seconds or grid.seconds)
+    grid = replace(grid, seconds=options.seconds or grid.seconds, rounds=options.rounds or grid.rounds)
     path: Path = options.save or _RUNS / f"{options.part or 'matrix'}.json"
     load, _, _ = os.getloadavg()
-    cells = measure(grid)
-    save_run(path, cells)
+    cells: dict[str, dict[str, Any]] = {}
+    with suppress(KeyboardInterrupt):
+        for of_model in measure(grid):
+            cells |= of_model
+            save_run(path, cells)
     print(render_run(cells))
     print(f"\nsaved as {path}")
     if options.record:

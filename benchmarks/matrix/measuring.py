@@ -19,7 +19,7 @@ from benchmarks.models import trivial, write_repository
 from benchmarks.processes import ovms
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from benchmarks.matrix.alone import OpenVinoAlone
     from benchmarks.matrix.cells import Grid, ModelCase
@@ -66,14 +66,11 @@ def _apart(figures: Sequence[float]) -> float:
     return (inner[-1] - inner[0]) / (statistics.median(ordered) or 1.0)
 
 
-def measure(grid: Grid) -> dict[str, dict[str, Any]]:
-    """Measure a grid; gives the summary of each cell by its name, and tells how far it is on standard error."""
-    results: dict[str, dict[str, Any]] = {}
+def measure(grid: Grid) -> Iterator[dict[str, dict[str, Any]]]:
+    """Measure a grid, model by model; gives summaries of cells by name, and tells how far it is on standard error."""
     for number, case in enumerate(grid.models, 1):
         print(f"{number}/{len(grid.models)} {case}", file=sys.stderr)
-        for cell, measured in _of_model(case, grid).items():
-            results[str(cell)] = measured.summary()
-    return results
+        yield {str(cell): measured.summary() for cell, measured in _of_model(case, grid).items()}
 
 
 def _of_model(case: ModelCase, grid: Grid) -> dict[Cell, Measured]:
