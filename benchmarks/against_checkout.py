@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.requests import framed_infer_request
 from tests.support import ir
 from tests.support.bare_http2 import BareConnection
-from tests.support.processes import free_ports
+from tests.support.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,7 +20,7 @@ from typing import Final
 import psutil
 
 from benchmarks.models import resnet50, trivial, write_repository
-from tests.support.processes import free_ports
+from tests.support.ports import free_ports
 
 __all__: list[str] = []
 

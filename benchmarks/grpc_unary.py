@@ -13,9 +13,10 @@ import httpx
 import numpy as np
 
 from benchmarks.models import trivial, write_repository
-from benchmarks.processes import Server, cpu_seconds, free_ports, h2load, ovms, script
+from benchmarks.processes import Server, cpu_seconds, h2load, ovms, script
 from benchmarks.report import Row
 from benchmarks.requests import framed_infer_request
+from tests.support.ports import free_ports
 
 ROUNDS = 5
 CALLS = 20_000

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.against_quart import compare
-from benchmarks.processes import free_ports, script
+from benchmarks.processes import script
+from tests.support.ports import free_ports
 
 if TYPE_CHECKING:
     from benchmarks.report import Row

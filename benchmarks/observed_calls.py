@@ -25,7 +25,7 @@ from benchmarks.requests import framed_infer_request
 from tests.support import ir
 from tests.support.bare_http2 import BareConnection
 from tests.support.plain_http import QuietHandler, answering_http
-from tests.support.processes import free_ports
+from tests.support.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

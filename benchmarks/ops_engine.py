@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from benchmarks.processes import free_ports, h2load, median_ms, script
+from benchmarks.processes import h2load, median_ms, script
 from benchmarks.report import Row
 from ovmstrio.protocol.pipeline_messages import REQUEST, RESPONSE
+from tests.support.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import httpx
 import psutil
 
+from tests.support.ports import free_ports
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -26,7 +28,6 @@ __all__ = [
     "cpu_of_tree",
     "cpu_seconds",
     "ended",
-    "free_ports",
     "h2load",
     "median_ms",
     "need",
@@ -45,13 +46,6 @@ def need(tool: str, package: str) -> str:
     if found is None:
         sys.exit(f"{tool} is not installed; Debian's package {package} has it")
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    """Find ports that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [s.getsockname()[1] for s in held]
 
 
 def h2load(

@@ -17,8 +17,9 @@ from benchmarks.matrix.measuring import SETTLING_SECONDS
 from benchmarks.matrix.networks import input_of, network
 from benchmarks.models import write_repository
 from benchmarks.peers.environments import python_of
-from benchmarks.processes import free_ports, ovms, script
+from benchmarks.processes import ovms, script
 from benchmarks.report import Row
+from tests.support.ports import free_ports
 
 if TYPE_CHECKING:
     from benchmarks.matrix.cells import Door

@@ -20,9 +20,10 @@ import httpx
 import psutil
 
 from benchmarks.against_quart import BODY
-from benchmarks.processes import cpu_seconds, ended, free_ports
+from benchmarks.processes import cpu_seconds, ended
 from benchmarks.report import Row
 from tests.support import ir
+from tests.support.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.against_quart import compare
 from benchmarks.models import trivial, write_repository
-from benchmarks.processes import free_ports, ovms, script
+from benchmarks.processes import ovms, script
+from tests.support.ports import free_ports
 
 if TYPE_CHECKING:
     from benchmarks.report import Row

@@ -20,7 +20,8 @@ import psutil
 
 from benchmarks.matrix.networks import network
 from benchmarks.models import F32, write_repository
-from benchmarks.processes import cpu_seconds, free_ports
+from benchmarks.processes import cpu_seconds
+from tests.support.ports import free_ports
 
 __all__: list[str] = []
 

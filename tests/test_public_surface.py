@@ -19,7 +19,7 @@ import trio
 
 import ovmstrio
 from ovmstrio_samples.add_one.prepare import write as write_add_one
-from tests.support.processes import free_ports
+from tests.support.ports import free_ports
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "python.md"

@@ -18,7 +18,8 @@ import httpx
 import psutil
 
 from benchmarks.peers.environments import python_of
-from benchmarks.processes import ended, free_ports
+from benchmarks.processes import ended
+from tests.support.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,8 @@ from tests.attacks.served import write_attacked
 from tests.fuzz.campaign import tracebacks
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
-from tests.support.processes import OvmsProcess, free_ports, running
+from tests.support.ports import free_ports
+from tests.support.processes import OvmsProcess, running
 from tests.support.projects import write_project
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from ovms_cli.all_commands import app
 from tests.support.chat_server import ChatServer, chat_server
-from tests.support.processes import environment, free_ports
+from tests.support.ports import free_ports
+from tests.support.processes import environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import STOP_TIMEOUT_SECONDS, free_ports, run_ovms
+from tests.support.ports import free_ports
+from tests.support.processes import STOP_TIMEOUT_SECONDS, run_ovms
 
 pytestmark = pytest.mark.e2e
 

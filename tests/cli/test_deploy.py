@@ -13,7 +13,8 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from ovms_cli import deploy
-from tests.support.processes import free_ports, run_ovms
+from tests.support.ports import free_ports
+from tests.support.processes import run_ovms
 
 PATIENCE_SECONDS = 300
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")

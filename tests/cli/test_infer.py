@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from tests.support import ir
-from tests.support.processes import OvmsProcess, free_ports, run_ovms, serving
+from tests.support.ports import free_ports
+from tests.support.processes import OvmsProcess, run_ovms, serving
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from tests.support import ir
-from tests.support.processes import OvmsProcess, free_ports, run_ovms, serving
+from tests.support.ports import free_ports
+from tests.support.processes import OvmsProcess, run_ovms, serving
 
 pytestmark = pytest.mark.e2e
 

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from tests.support.graphs import LOOPBACK, graph_text, python_node
-from tests.support.processes import OvmsProcess, free_ports, run_ovms, serving
+from tests.support.ports import free_ports
+from tests.support.processes import OvmsProcess, run_ovms, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,7 +26,8 @@ from ovms_cli.exits import EXIT_CODES
 from ovms_cli.tables import Output, print_table, show_data
 from ovms_cli.tensor_output import write_outputs
 from tests.support import ir
-from tests.support.processes import environment, free_ports, run_ovms, serving
+from tests.support.ports import free_ports
+from tests.support.processes import environment, run_ovms, serving
 
 ROOT = Path(__file__).parents[2]
 LONG = "a_model_with_quite_a_long_name_that_must_be_found"

@@ -31,7 +31,8 @@ from ovmstrio.observability.metrics import Metrics
 from ovmstrio.runtimes.generation.text_metrics import TextMetrics
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
-from tests.support.processes import environment, free_ports, run_ovms, serving
+from tests.support.ports import free_ports
+from tests.support.processes import environment, run_ovms, serving
 
 ENOUGH_SECONDS = 60
 

@@ -19,7 +19,7 @@ from ovmstrio.runtimes.ops.observing.figures import PipelineFigures
 from ovmstrio.runtimes.ops.observing.hooks import ChannelState
 from ovmstrio.runtimes.ops.observing.observing import snapshot
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
-from tests.support.processes import free_ports
+from tests.support.ports import free_ports
 
 
 def _figures() -> dict[str, Any]:

@@ -14,7 +14,8 @@ from ovmstrio.client import Client, Unreachable, open_client
 from ovmstrio.core import errors
 from ovmstrio.protocol.wire_tensors import datatype_of, from_raw, to_raw
 from tests.support import ir
-from tests.support.processes import OvmsProcess, free_ports, serving
+from tests.support.ports import free_ports
+from tests.support.processes import OvmsProcess, serving
 
 EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
 MODELS: dict[str, ov.Model] = {

@@ -22,7 +22,7 @@ from ovmstrio.core import errors
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.status_errors import status_of
 from tests.support.plain_http import QuietHandler, answering_http
-from tests.support.processes import free_ports
+from tests.support.ports import free_ports
 
 WAIT_SECONDS = 10
 Behaviour = Callable[[Iterator[Any], grpc.ServicerContext], Iterator[Any]]

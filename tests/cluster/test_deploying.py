@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ir
-from tests.support.processes import free_ports
+from tests.support.ports import free_ports
 from tests.support.ray_cluster import ray_cluster
 
 pytestmark = [

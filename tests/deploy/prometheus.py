@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
-from tests.support.processes import free_ports
+from tests.support.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

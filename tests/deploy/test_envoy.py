@@ -20,7 +20,8 @@ import tritonclient.grpc as triton
 from tests.support import ir
 from tests.support.envoy import EnvoyProcess, envoy_before
 from tests.support.graphs import LOOPBACK, graph_text, python_node
-from tests.support.processes import OvmsProcess, free_ports, running
+from tests.support.ports import free_ports
+from tests.support.processes import OvmsProcess, running
 
 pytestmark = pytest.mark.e2e
 

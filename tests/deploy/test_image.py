@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from tests.support import ir
-from tests.support.processes import free_ports
+from tests.support.ports import free_ports
 from tests.support.tiny_llm import write_tiny_folder
 from tests.support.whole_ends import end_of_output
 

@@ -17,7 +17,8 @@ import pytest
 import yaml
 
 from tests.support import ir
-from tests.support.processes import OvmsProcess, free_ports, running
+from tests.support.ports import free_ports
+from tests.support.processes import OvmsProcess, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -21,7 +21,8 @@ import pytest
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.runtimes.ops.process_info import list_processes
 from paddle_serving_server.pipeline import PipelineClient
-from tests.support.processes import START_TIMEOUT_SECONDS, OvmsProcess, free_ports, run_ovms, running, serving
+from tests.support.ports import free_ports
+from tests.support.processes import START_TIMEOUT_SECONDS, OvmsProcess, run_ovms, running, serving
 from tests.support.whole_ends import end_of_output
 
 pytestmark = pytest.mark.e2e

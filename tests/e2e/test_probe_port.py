@@ -12,7 +12,8 @@ import pytest
 import trustme
 
 from tests.support import ir
-from tests.support.processes import free_ports, serving
+from tests.support.ports import free_ports
+from tests.support.processes import serving
 
 pytestmark = pytest.mark.e2e
 

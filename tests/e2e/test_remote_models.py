@@ -22,7 +22,8 @@ import trustme
 from ovmstrio.protocol.descriptors import message_class
 from tests.support import ir
 from tests.support.graphs import graph_text, inference_graph, python_node
-from tests.support.processes import OvmsProcess, free_ports, running, serving
+from tests.support.ports import free_ports
+from tests.support.processes import OvmsProcess, running, serving
 
 _WAIT = """
 import trio

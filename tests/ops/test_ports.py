@@ -6,7 +6,7 @@ import pytest
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.runtimes.ops.config.pipeline_file import Ports, choose_ports, is_free
-from tests.support.processes import free_ports
+from tests.support.ports import free_ports
 
 
 def test_ports_that_are_given_are_taken() -> None:

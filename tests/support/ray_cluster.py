@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tests.support.processes import free_ports
+from tests.support.ports import free_ports
 from tests.support.whole_ends import killed_if_late
 
 __all__ = ["RayCluster", "ray_cluster"]

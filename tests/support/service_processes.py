@@ -6,7 +6,8 @@ import contextlib
 import re
 from typing import TYPE_CHECKING
 
-from tests.support.processes import free_ports, running
+from tests.support.ports import free_ports
+from tests.support.processes import running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from paddle_serving_server.pipeline.channel import ChannelStopError, ThreadChann
 from paddle_serving_server.pipeline.operator import VirtualOp
 from paddle_serving_server.pipeline.util import AvailablePortGenerator, GetAvailablePortGenerator, NameGenerator
 from paddle_serving_server.web_service import WebService
-from tests.support.processes import free_ports
+from tests.support.ports import free_ports
 
 NAMES = {
     "paddle_serving_server.web_service": "WebService Op",

@@ -13,7 +13,7 @@ from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibra
 from ovmstrio.runtimes.handlers.models.storage import open_storage
 from ovmstrio.runtimes.handlers.models.watching import WatchOptions
 from tests.support.model_projects import Loads, library_over, models_in, next_look, one_model
-from tests.support.processes import free_ports
+from tests.support.ports import free_ports
 from tests.support.s3 import Bucket, s3_server
 
 pytest.importorskip("s3fs")

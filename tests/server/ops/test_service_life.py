@@ -35,7 +35,7 @@ from ovmstrio.server.service_plan import plan_service, service_settings
 from ovmstrio.server.start_failures import leaves
 from tests.support.grpc_clients import call
 from tests.support.op_pipelines import EchoExecutor, executor_plan
-from tests.support.processes import free_ports
+from tests.support.ports import free_ports
 from tests.support.served_plans import ServedPlan, serving_plan
 
 RESPONSE_NAME = RESPONSE.DESCRIPTOR.full_name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import socket
 import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ import trio
 from ovmstrio.runtimes.ops.values import PipelineResponse, PipelineTensor
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.original_package import unpack_original
+from tests.support.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -106,8 +106,7 @@ async def test_answers_are_those_of_the_original_gateway(
 async def original_gateway(running: ServedPlan, home: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Start the original's gateway before our gRPC port."""
     library = home / "paddle_serving_server" / "pipeline" / "gateway" / "libproxy_server.so"
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     rpc = running.grpc[0].rpartition(":")[2]
     code = f"import ctypes; ctypes.CDLL({str(library)!r}).run_proxy_server({rpc}, {port})"
     async with trio.open_nursery() as nursery:
