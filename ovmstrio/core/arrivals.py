@@ -30,34 +30,29 @@ class Arrivals:
     """The requests of one connection that have come whole and are not where order matters yet.
 
     Noting, naming and settling cost the same however many there are.
+
+    Attributes:
+        waiting: how many requests wait for their turns, by queue; no queue without one.
     """
 
-    __slots__ = ("_named", "_unnamed", "_waiting")
+    __slots__ = ("_named", "_unnamed", "waiting")
 
     def __init__(self) -> None:
         self._unnamed: list[tuple[int, Arrival]] = []
         self._named: dict[_Queue, list[tuple[int, Arrival]]] = {}
-        self._waiting: dict[_Queue, int] = {}
+        self.waiting: dict[_Queue, int] = {}
 
     def note(self, number: int) -> Arrival:
         """Note a request that has come whole, as that number; whoever serves it must settle it in the end.
 
         Numbers grow with time.  Those of one read may be noted in any order, before any task runs.
         """
-        arrival = Arrival(self, number)
-        self._forget_named()
-        heapq.heappush(self._unnamed, (number, arrival))
-        return arrival
-
-    def _forget_named(self) -> None:
-        unnamed = self._unnamed
+        arrival, unnamed = Arrival(self, number), self._unnamed
+        # Written out, as are others here: this is done for every request.
         while unnamed and (unnamed[0][1].name or unnamed[0][1].turns):
             heapq.heappop(unnamed)
-
-    @property
-    def is_waited_in(self) -> bool:
-        """Whether any request waits for its turn."""
-        return bool(self._waiting)
+        heapq.heappush(unnamed, (number, arrival))
+        return arrival
 
     def put(self, arrival: Arrival) -> None:
         """Put a request into its next queue, where all that came before it are already, or have been."""
@@ -71,8 +66,8 @@ class Arrivals:
     def first(self, queue: _Queue) -> Arrival | None:
         """Give the request of a queue whose turn it is; None while one before it may be for the same service."""
         unnamed, named = self._unnamed, self._named.get(queue)
-        if unnamed and (unnamed[0][1].name or unnamed[0][1].turns):
-            self._forget_named()
+        while unnamed and (unnamed[0][1].name or unnamed[0][1].turns):
+            heapq.heappop(unnamed)
         while named and named[0][1].turns != queue[1]:
             heapq.heappop(named)
         if not named:
@@ -92,7 +87,7 @@ class Arrivals:
             del self._named[before]
         arrival.turns += 1
         self.put(arrival)
-        if self._waiting:
+        if self.waiting:
             self.left(before)
         return True
 
@@ -100,19 +95,19 @@ class Arrivals:
         """Wait until a request is the first of its queue."""
         queue = arrival.name, arrival.turns
         arrival.turn = trio.Event()
-        self._waiting[queue] = self._waiting.get(queue, 0) + 1
+        self.waiting[queue] = self.waiting.get(queue, 0) + 1
         try:
             await arrival.turn.wait()
         finally:
-            self._waiting[queue] -= 1
-            if not self._waiting[queue]:
-                del self._waiting[queue]
+            self.waiting[queue] -= 1
+            if not self.waiting[queue]:
+                del self.waiting[queue]
 
     def left(self, queue: _Queue) -> None:
         """Look whose turn it is, as a request has left a queue, or is known not to be in it."""
-        if queue in self._named or self._waiting:
+        if queue in self._named or self.waiting:
             self.first(queue)
-        for each in tuple(self._waiting) if self._waiting else ():
+        for each in tuple(self.waiting) if self.waiting else ():
             first = self.first(each)
             if first is not None and first.turn is not None:
                 first.turn.set()
@@ -142,7 +137,7 @@ class Arrival:
         if not self.name and name:
             self.name = name
             self._all.put(self)
-            if self._all.is_waited_in:
+            if self._all.waiting:
                 self._all.left(("", 0))
 
     async def take_turn(self) -> None:
@@ -160,5 +155,5 @@ class Arrival:
         """Let nobody wait for it any more; may be called again."""
         if self.turns != _SETTLED:
             queue, self.turns = (self.name, self.turns), _SETTLED
-            if self.name or self._all.is_waited_in:
+            if self.name or self._all.waiting:
                 self._all.left(queue)

@@ -50,11 +50,11 @@ NULL_BATCH_HOOKS: Final = BatchHooks()
 class ServableHooks(BatchHooks):
     """Observes one loaded model version.  Every method is called on the event loop and must not wait."""
 
-    def inference_time(self, seconds: float) -> None:
-        """One inference took this long in the runtime."""
+    def inferred(self, waited: float, seconds: float) -> None:
+        """One inference took so many seconds in the runtime.
 
-    def wait_time(self, seconds: float) -> None:
-        """One request waited this long for a free infer request (0 where it ran on the event loop)."""
+        Before, its request ``waited`` for a free infer request so long (0 where it ran on the event loop).
+        """
 
     def set_streams(self, count: int) -> None:
         """The compiled model has this many streams."""

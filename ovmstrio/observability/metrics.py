@@ -336,19 +336,14 @@ class ServableMetrics(CallMetrics, ServableHooks):
             for code in (OK, "InvalidRequest"):
                 self._outcome(method, api, interface, code)
 
-    def inference_time(self, seconds: float) -> None:
-        """Record how long the runtime took for one inference."""
-        times = self._inference
-        if times is None:
-            times = self._inference = self._metrics.child("ovms_inference_time_us", *self._labels)
-        times.observe(seconds * _MICROSECONDS)
-
-    def wait_time(self, seconds: float) -> None:
-        """Record how long a request waited for its place in the pool."""
-        times = self._wait
-        if times is None:
-            times = self._wait = self._metrics.child("ovms_wait_for_infer_req_time_us", *self._labels)
-        times.observe(seconds * _MICROSECONDS)
+    def inferred(self, waited: float, seconds: float) -> None:
+        """Record how long the runtime took for one inference, and how long its request waited for its place there."""
+        if self._inference is None:
+            child = self._metrics.child
+            self._inference = child("ovms_inference_time_us", *self._labels)
+            self._wait = child("ovms_wait_for_infer_req_time_us", *self._labels)
+        self._inference.observe(seconds * _MICROSECONDS)
+        self._wait.observe(waited * _MICROSECONDS)
 
     def set_streams(self, streams: int) -> None:
         """Say how many streams the model was compiled with."""

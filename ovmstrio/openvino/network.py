@@ -364,8 +364,7 @@ class Network:
         if self._demand is not None:
             self._demand.note(1, taken)
         waited = begin - call.begin if self._holds_loop_up else 0.0
-        self._hooks.wait_time(waited)
-        self._hooks.inference_time(taken)
+        self._hooks.inferred(waited, taken)
         if call.event is not None:
             call.event.queue_seconds += waited
             call.event.compute_seconds += taken
@@ -449,8 +448,7 @@ class Network:
         self._completions.most_waiting = self._ends_that_may_wait()
         if self._demand is not None:
             self._demand.note(min(self.pool.active + self.pool.waiting, self.pool.size), ended - started)
-        self._hooks.wait_time(started - call.begin)
-        self._hooks.inference_time(ended - started)
+        self._hooks.inferred(started - call.begin, ended - started)
         if call.event is not None:
             call.event.queue_seconds += started - call.begin
             call.event.compute_seconds += ended - started

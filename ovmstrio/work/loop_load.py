@@ -17,8 +17,8 @@ __all__ = ["LoopLoad", "current_loop_load"]
 _WINDOW_SECONDS: Final = 0.1
 _BUSY: Final = 0.9
 _FULL: Final = 0.97
-_LONG_TURN_SECONDS: Final = 0.001
-_OVERDUE_SECONDS: Final = 4 * _LONG_TURN_SECONDS
+_LONG_TURN_SECONDS: Final = 0.002
+_OVERDUE_SECONDS: Final = 2 * _LONG_TURN_SECONDS
 _BUSY_LIMIT_SECONDS: Final = INLINE_THRESHOLD_SECONDS / 2
 
 

@@ -47,7 +47,7 @@ def test_turns_come_in_order_and_always_come(calls: list[tuple[str, str, int]]) 
             async with trio.open_nursery() as nursery:
                 for number, (name, deed, steps) in enumerate(calls, 1):
                     nursery.start_soon(serve, arrivals.note(number), name, deed, steps)
-        assert not arrivals._waiting
+        assert not arrivals.waiting
         assert all(each.turns < 0 for queue in arrivals._named.values() for _, each in queue)
 
     trio.run(run)

@@ -145,7 +145,7 @@ def test_histograms_have_the_bounds_of_ovms() -> None:
     assert BUCKETS_US[:6] == (10, 18, 32, 58, 104, 188)
     assert BUCKETS_US[-1] == 1474755971
     metrics = Metrics()
-    metrics.servable("m", "1").inference_time(20e-6)
+    metrics.servable("m", "1").inferred(0, 20e-6)
     assert _value(metrics, "ovms_inference_time_us_bucket", name="m", version="1", le="18.0") == 0
     assert _value(metrics, "ovms_inference_time_us_bucket", name="m", version="1", le="32.0") == 1
 

@@ -53,13 +53,10 @@ class RecordingHooks(ServableHooks):
         self.memory: dict[str, int] = {}
         self.fits: list[tuple[str, int, int]] = []
 
-    def inference_time(self, seconds: float) -> None:
-        """Remember a time."""
+    def inferred(self, waited: float, seconds: float) -> None:
+        """Remember both times."""
         self.inferences.append(seconds)
-
-    def wait_time(self, seconds: float) -> None:
-        """Remember a time."""
-        self.waits.append(seconds)
+        self.waits.append(waited)
 
     def batch_size(self, size: int) -> None:
         """Remember a size."""

@@ -49,7 +49,7 @@ def test_a_turn_that_lasts_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(loop_load, "perf_counter", lambda: now)
     load = LoopLoad()
     seen = []
-    for passed in (0.0005, 0.001, 0.003):
+    for passed in (0.0015, 0.001, 0.002):
         now += passed
         seen.append((load.is_late, load.is_overdue))
     assert seen == [(False, False), (True, False), (True, True)]

@@ -316,7 +316,8 @@ class Connection:
                 data, share = self.core.take_outbound(), self.share
                 share.add(size - self.senders.counted)
                 self.senders.counted = 0
-                self.senders.let_next()
+                if self.senders:
+                    self.senders.let_next()
                 self._stall.is_writing = True
                 await self._send(data)
                 self._stall.is_writing = False

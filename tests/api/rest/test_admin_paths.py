@@ -159,7 +159,7 @@ def test_histograms_are_there_once_there_is_something_in_them() -> None:
     metrics.servable("idle", "1")
     assert b'name="idle"' in metrics.render(["ovms_requests_success"])
     assert b'name="idle"' not in metrics.render(["ovms_request_time_us", "ovms_inference_time_us"])
-    metrics.servable("idle", "1").inference_time(0.5)
+    metrics.servable("idle", "1").inferred(0, 0.5)
     assert b'name="idle"' in metrics.render(["ovms_inference_time_us"])
 
 
