@@ -48,7 +48,7 @@ _LEAST_PATIENCE_SECONDS: Final = 0.02
 _PATIENCE_FACTOR: Final = 3
 _WEIGHT_OF_LAST: Final = 0.125
 _LONG_INLINE_SECONDS: Final = 0.02
-_SURELY_SHORT_SECONDS: Final = INLINE_THRESHOLD_SECONDS / 4
+_SURELY_SHORT_SECONDS: Final = INLINE_THRESHOLD_SECONDS / 2
 """Short enough for the loop however busy that is."""
 _AWAY_FACTOR: Final = 500
 """An inference that held the event loop up keeps others from it for so many times as long."""
@@ -94,6 +94,7 @@ class Network:
         self._holds_loop_up = compiled.placement.limit is not None
         self._crowd = Crowd()
         self._away_until = 0.0
+        self._is_timed = True
         self._hooks = hooks
         self._compile_again = compiled.compile_again
         self._compile_timed = compiled.compile_timed
@@ -347,7 +348,7 @@ class Network:
 
     def _infer_inline(self, call: _Call) -> list[Array]:
         slot, change = self._inline_slot, call.change
-        begin, worked_before = time.perf_counter(), time.thread_time()
+        begin, worked_before = time.perf_counter(), time.thread_time() if self._is_timed else -1.0
         try:
             slot.bind(call.arrays)
             if change is not None:
@@ -359,8 +360,11 @@ class Network:
         finally:
             slot.unbind()
         taken = time.perf_counter() - begin
-        worked = taken if taken < _SURELY_SHORT_SECONDS else self._worked(begin, taken, worked_before)
-        self._learn(call, worked, on_loop=True)
+        if taken < _SURELY_SHORT_SECONDS:
+            self._is_timed = False
+            self._learn(call, taken, on_loop=True)
+        else:
+            self._learn_long(call, begin, taken, worked_before)
         if self._demand is not None:
             self._demand.note(1, taken)
         waited = begin - call.begin if self._holds_loop_up else 0.0
@@ -372,16 +376,20 @@ class Network:
             span.add("inference", taken, {"ovmstrio.inference.on": "loop"})
         return outputs
 
-    def _worked(self, begin: float, taken: float, before: float) -> float:
-        """Tell how long an inference on the loop has worked that took so long, and keep others off if that is long.
+    def _learn_long(self, call: _Call, begin: float, taken: float, before: float) -> None:
+        """Learn of an inference on the loop that was not short, and keep others off if it was long.
 
-        ``before`` is how long its thread had worked when it began.
+        ``before`` is how long its thread had worked when it began; below 0 behind a short one, as to ask the system
+        for that takes longer than what else is noted of an inference.
         """
         # A thread that others keep from the processor has not worked.
-        worked = min(taken, time.thread_time() - before)
-        if worked > _LONG_INLINE_SECONDS:
+        worked = min(taken, time.thread_time() - before) if self._is_timed else taken
+        is_long = worked > _LONG_INLINE_SECONDS
+        if is_long:
             self._away_until = begin + _AWAY_FACTOR * taken
-        return taken if self._waits_inline else worked
+        if self._is_timed or is_long:
+            self._learn(call, taken if self._waits_inline else worked, on_loop=True)
+        self._is_timed = True
 
     def _learn(self, call: _Call, seconds: float, *, on_loop: bool) -> None:
         """Let the placement know how long an inference took."""

@@ -34,21 +34,20 @@ from ovmstrio.wire.grpc.frames import (
     ErrorCode,
     Flag,
     FrameType,
-    Setting,
 )
 from ovmstrio.wire.grpc.greeting import greeting
 from ovmstrio.wire.grpc.headers import HeaderDecoder, MalformedRequest, RequestHead, read_trailers
 from ovmstrio.wire.grpc.limits import RateLimit, TransportLimits
-from ovmstrio.wire.grpc.replies import TABLE_SIZE_ZERO
+from ovmstrio.wire.grpc.peer_settings import SETTING_BYTES, PeerSettings
 from ovmstrio.wire.grpc.windows import SendWindows, window_error
 
 __all__ = ["Http2Core"]
 
-_DEFAULT_TABLE_BYTES: Final = 4_096
 _PRIORITY_BYTES: Final = 5
-_LARGEST_FRAME_SETTING: Final = 2**24 - 1
 _RESET_CODES: Final = 4
-_SETTING_BYTES: Final = 6
+_HEADERS: Final = int(FrameType.HEADERS)
+_BLOCK: Final = Flag.END_HEADERS
+_LAST_BLOCK: Final = Flag.END_HEADERS | Flag.END_STREAM
 _LENGTH_BYTES: Final = 3
 _TURN: Final = 1_024
 """Frames that are handled before others get their turn.  A header block counts as many as it has bytes: its fields may
@@ -85,11 +84,9 @@ class Http2Core:
         self._preface_seen = False
         self._events: list[Event] = []
         self._last_stream_id = 0
-        self._max_send_frame = MAX_FRAME_BYTES
+        self._peer = PeerSettings()
         self._receive_window = limits.connection_window_bytes
         self._credit = 0
-        self._table_update: bytes | None = None
-        self._table_given_up = False
         self._queued, self._queued_bytes = list[Buffer](), 0
         self._continued: ContinuedBlock | None = None
         self._reset_ids: OrderedDict[int, None] = OrderedDict()
@@ -410,36 +407,15 @@ class Http2Core:
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
-        if len(payload) % _SETTING_BYTES or (flags & Flag.ACK and payload):
+        if len(payload) % SETTING_BYTES or (flags & Flag.ACK and payload):
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of an impossible length")
-        if self._settings.exceeded(max(1, len(payload) // _SETTING_BYTES)):
+        if self._settings.exceeded(max(1, len(payload) // SETTING_BYTES)):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_settings")
         if flags & Flag.ACK:
             return
-        initial_window = None
-        for start in range(0, len(payload), _SETTING_BYTES):
-            key, value = frames.setting(payload, start)
-            if key == Setting.INITIAL_WINDOW_SIZE:
-                initial_window = value
-                if value > MAX_WINDOW:
-                    break
-            else:
-                self._apply_setting(key, value)
-        if initial_window is not None:
+        if (initial_window := self._peer.apply(payload)) is not None:
             self.windows.set_initial(initial_window)
         self.outbound += frames.settings_ack()
-
-    def _apply_setting(self, key: int, value: int) -> None:
-        if key == Setting.MAX_FRAME_SIZE:
-            if not MAX_FRAME_BYTES <= value <= _LARGEST_FRAME_SETTING:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE {value}")
-            self._max_send_frame = min(value, frames.LARGEST_SENT_BYTES)
-        elif key == Setting.ENABLE_PUSH:
-            if value > 1:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}")
-        elif key == Setting.HEADER_TABLE_SIZE and value < _DEFAULT_TABLE_BYTES and not self._table_given_up:
-            self._table_given_up = True
-            self._table_update = TABLE_SIZE_ZERO
 
     def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
@@ -481,15 +457,37 @@ class Http2Core:
     def sendable(self, stream: StreamState) -> int:
         """Say how many bytes of DATA may go out in one frame now; zero or less when none may."""
         windows = self.windows
-        return min(stream.credit + windows.initial, windows.connection, self._max_send_frame)
+        return min(stream.credit + windows.initial, windows.connection, self._peer.max_frame_bytes)
 
     def send_headers(self, stream: StreamState, block: bytes, *, end_stream: bool = False) -> None:
         """Send a header block: the response's headers, or its trailers when it ends the stream."""
-        if self._table_update is not None:
-            block, self._table_update = self._table_update + block, None
-        self.outbound += frames.header_frames(stream.stream_id, block, self._max_send_frame, end_stream=end_stream)
+        peer = self._peer
+        if peer.table_update is not None:
+            block, peer.table_update = peer.table_update + block, None
+        if (size := len(block)) <= MAX_FRAME_BYTES:
+            out = self.outbound
+            out += FRAME_HEADER.pack(0, size, _HEADERS, _LAST_BLOCK if end_stream else _BLOCK, stream.stream_id)
+            out += block
+        else:
+            self.outbound += frames.header_frames(stream.stream_id, block, peer.max_frame_bytes, end_stream=end_stream)
         if end_stream:
             stream.local_closed = True
+
+    def send_answer(
+        self, stream: StreamState, headers: bytes, prefix: bytes, payload: bytes | memoryview, most_waiting: int
+    ) -> bool:
+        """Send a message at once, behind the response's headers unless these are empty; False if it has to wait.
+
+        Nothing is sent then.  It waits while more than ``most_waiting`` bytes do, or a window has no room for it.
+        """
+        windows = self.windows
+        room = min(stream.credit + windows.initial, windows.connection, self._peer.max_frame_bytes)
+        if len(prefix) + len(payload) > room or self._queued_bytes + len(self.outbound) >= most_waiting:
+            return False
+        if headers:
+            self.send_headers(stream, headers)
+        self.send_data(stream, prefix, payload)
+        return True
 
     def send_data(self, stream: StreamState, prefix: bytes, payload: bytes | memoryview) -> None:
         """Send one DATA frame of at most ``sendable(stream)`` bytes; a large payload must stay as it is until then."""

@@ -21,7 +21,6 @@ from ovmstrio.wire.grpc.events import StreamState
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.grpc.messages import (
     ACCEPTED_ENCODINGS,
-    PREFIX_BYTES,
     message_prefix,
 )
 from ovmstrio.wire.grpc.replies import (
@@ -399,21 +398,15 @@ class Call:
             raise trio.BusyResourceError("another message is being sent, or was cut short")
         self._replies += 1
         self.sent += len(data)
-        core = self._host.core
-        if not self._headers_sent:
-            self._headers_sent = True
-            core.send_headers(self.state, RESPONSE_HEADERS)
-        self._host.mark_dirty()
-        prefix, size = message_prefix(len(data)), len(data) + PREFIX_BYTES
-        if (
-            not isinstance(data, PiecedMessage)
-            and size <= core.sendable(self.state)
-            and core.waiting_bytes < self._host.limits.write_high_water_bytes
-        ):
-            core.send_data(self.state, prefix, data)
-        else:
+        host, prefix = self._host, message_prefix(len(data))
+        headers, self._headers_sent = b"" if self._headers_sent else RESPONSE_HEADERS, True
+        host.mark_dirty()
+        most = host.limits.write_high_water_bytes
+        if isinstance(data, PiecedMessage) or not host.core.send_answer(self.state, headers, prefix, data, most):
+            if headers:
+                host.core.send_headers(self.state, headers)
             self._sending = True
-            await self._host.senders.send(self.state, prefix, data)
+            await host.senders.send(self.state, prefix, data)
             self._check_open()
             self._sending = False
 

@@ -21,8 +21,8 @@ from tests.support.bare_http2 import BareConnection
 from tests.support.python_calls import calls_of_one
 from tests.support.stub_registry import registry_of
 
-MOST = 160
-"""Of 137 to 147: with room for a busy machine, and none for another habit of every call."""
+MOST = 125
+"""Of 111 to 114: with room for a busy machine, and none for another habit of every call."""
 TOGETHER = 10
 """So that steps of the event loop, of which there are as many as the machine likes, are shared."""
 PATH = "/inference.GRPCInferenceService/ModelInfer"
