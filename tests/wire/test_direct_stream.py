@@ -78,6 +78,45 @@ async def test_what_comes_is_received_to_the_end() -> None:
         assert await stream.receive_into(target) == 0
 
 
+async def test_what_is_expected_is_looked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others have their turn, and nothing is waited for that has come by then."""
+    async with _pair() as (stream, peer):
+        await peer.send_all(b"soon")
+        monkeypatch.setattr(trio.lowlevel, "wait_readable", None)
+        stream.expect()
+        with trio.testing.assert_checkpoints():
+            assert await stream.receive_some() == b"soon"
+
+
+async def test_what_is_expected_in_vain_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked for ever less often before, until it has come early again."""
+    looks = 0
+
+    async def look() -> None:
+        nonlocal looks
+        looks += 1
+
+    monkeypatch.setattr(trio.lowlevel, "checkpoint", look)
+    async with _pair() as (stream, peer), trio.open_nursery() as nursery:
+
+        async def send_late() -> None:
+            await trio.testing.wait_all_tasks_blocked()
+            await peer.send_all(b"late")
+
+        for _ in range(100):
+            nursery.start_soon(send_late)
+            stream.expect()
+            assert await stream.receive_some() == b"late"
+        assert looks == len((0, 2, 6, 14, 30, 62, 94))
+        await trio.testing.wait_all_tasks_blocked()
+        looks = 0
+        for _ in range(40):
+            await peer.send_all(b"early")
+            stream.expect()
+            assert await stream.receive_some() == b"early"
+        assert looks == len(range(126, 140))
+
+
 async def test_a_second_sender_is_refused() -> None:
     """Bytes of two never mix."""
     async with _pair() as (stream, peer), trio.open_nursery() as nursery:
@@ -106,6 +145,13 @@ async def test_broken_and_closed_connections_are_told_apart() -> None:
             await stream.send_all(b"a")
         with pytest.raises(trio.ClosedResourceError):
             stream.send_now(b"a")
+    async with _pair() as (stream, peer), trio.open_nursery() as nursery:
+        nursery.start_soon(stream.send_all, MUCH)
+        await trio.testing.wait_all_tasks_blocked()
+        stream.socket.shutdown(trio.socket.SHUT_WR)
+        with pytest.raises(trio.ClosedResourceError):
+            stream.send_now(b"a")
+        nursery.cancel_scope.cancel()
 
 
 async def test_cancellation_loses_no_bytes() -> None:

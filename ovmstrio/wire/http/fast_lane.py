@@ -274,6 +274,8 @@ class FastLane:
             self._set_deadline(self._idle_deadline())
         if self._is_reading or self._ended:
             return await self._more(self._deadline)
+        if self._direct is not None:
+            self._direct.expect()
         try:
             self._come = await self._stream.receive_some()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
