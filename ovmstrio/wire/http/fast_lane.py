@@ -75,6 +75,10 @@ class _Phase(Enum):
     OVER = auto()
 
 
+_IDLE, _RECEIVING, _ANSWERING, _OVER = _Phase
+"""By name: to ask the class for one takes as long as a call of a function."""
+
+
 class FastLane:
     """One connection for as long as it stays in the lane.
 
@@ -114,7 +118,7 @@ class FastLane:
         self._whole_body = b""
         self._wanted = 0
         self._ended = False
-        self._phase = _Phase.IDLE
+        self._phase = _IDLE
         self._grace_until = 0.0
         self._asked: RoutedRequest | None = None
         self._arrived = trio.Event()
@@ -131,7 +135,7 @@ class FastLane:
     @property
     def has_request(self) -> bool:
         """Whether a request has come, if only in part, that is not answered."""
-        return self._phase in {_Phase.RECEIVING, _Phase.ANSWERING}
+        return self._phase in {_RECEIVING, _ANSWERING}
 
     async def run(self) -> bytes | None:
         """Answer requests until the connection is over; the bytes of a request that is not for the lane are given.
@@ -158,15 +162,15 @@ class FastLane:
             # Only now: the reader may have held bytes when it was told to end, and has put them into the buffer since.
             if leaves:
                 return bytes(self._buffer)
-            if self._phase is _Phase.RECEIVING and not self._ended:
+            if self._phase is _RECEIVING and not self._ended:
                 await self._refuse_slowness()
-            elif self._phase is _Phase.IDLE and not self._ended and (self._buffer or has_unread(self._stream)):
+            elif self._phase is _IDLE and not self._ended and (self._buffer or has_unread(self._stream)):
                 # A request was on its way when the connection's time was over.
                 self._grant_time()
                 continue
             # One that nothing has come on can be closed at once: there is no answer that might be lost.
-            self.is_finished = self.is_finished or self._ended or self._phase is _Phase.IDLE
-            self._phase = _Phase.OVER
+            self.is_finished = self.is_finished or self._ended or self._phase is _IDLE
+            self._phase = _OVER
             return None
 
     def _grant_time(self) -> None:
@@ -175,7 +179,7 @@ class FastLane:
 
     def hurry(self) -> None:
         """Close the connection at the time that the ending says, if it has no request by then."""
-        if self._phase is _Phase.IDLE and self._lane is not None:
+        if self._phase is _IDLE and self._lane is not None:
             self._set_deadline(min(self._deadline, max(self._ending.idle_until, self._grace_until)))
 
     async def _refuse_slowness(self) -> None:
@@ -240,10 +244,10 @@ class FastLane:
         """Answer until the connection is over (False) or leaves the lane (True)."""
         while True:
             if not self._buffer:
-                self._phase = _Phase.IDLE
+                self._phase = _IDLE
                 if not await self._next():
                     return False
-            self._phase = _Phase.RECEIVING
+            self._phase = _RECEIVING
             asked = self._asked = self._known() or await self._head()
             if asked is None:
                 return True
@@ -315,7 +319,7 @@ class FastLane:
         self._whole_body = b""
         if self._is_reading:
             self._room.set()
-        self._phase = _Phase.ANSWERING
+        self._phase = _ANSWERING
         running = self._answer_within(None, asked, body)
         try:
             trap = running.send(None)
@@ -329,7 +333,7 @@ class FastLane:
         body = await self._body(asked.head.body_length)
         if body is None:
             return False
-        self._phase = _Phase.ANSWERING
+        self._phase = _ANSWERING
         with recoverable_request(self._stream, asked.size):
             return await told_of_waiting(self._answer(asked, body), self._watch)
 
@@ -340,7 +344,7 @@ class FastLane:
 
     async def _answer_admitted(self, asked: RoutedRequest) -> bool:
         """Answer a request, or refuse it before its body is read, once it is let in; False as :meth:`_answer`."""
-        self._phase = _Phase.ANSWERING
+        self._phase = _ANSWERING
         head, query, route, _, _ = asked
         request = HttpRequest(head.method, route.path, query, head.headers, b"", self._client, head.target, route.mount)
         try:
@@ -350,13 +354,13 @@ class FastLane:
             if refusal is not None:
                 with recoverable_request(self._stream, asked.size):
                     return await self._refuse(head, refusal)
-            self._phase = _Phase.RECEIVING
+            self._phase = _RECEIVING
             # What it has waited is no fault of the client's.
             self.receive_until = self._now() + self._receive_seconds
             body = await self._body(head.body_length)
             if body is None:
                 return False
-            self._phase = _Phase.ANSWERING
+            self._phase = _ANSWERING
             with recoverable_request(self._stream, asked.size):
                 return await told_of_waiting(self._answer(asked, body), self._watch)
         finally:
@@ -466,14 +470,18 @@ class FastLane:
         return keeps
 
     async def _answer_within(self, tasks: trio.Nursery | None, asked: RoutedRequest, body: bytes | memoryview) -> bool:
-        keep_alive, answers_body, answer = asked.head.keep_alive, asked.answer, None
+        (_, _, headers, _, keep_alive), _, route, _, view = asked
+        answer = None
         self.is_finished = not keep_alive
         try:
             self._is_calling = True
-            if answers_body is not None:
-                answer = await answers_body(body)
+            if view is None:
+                answer = await self._router.answer(route, self._whole(asked, body, tasks))
             else:
-                answer = await self._router.answer(asked.route, self._whole(asked, body, tasks))
+                try:
+                    answer = await view(body)
+                except Exception as error:  # noqa: BLE001 - the border of one request
+                    answer = self._router.failed(route, headers, error)
             # One that was whole when its client left is sent; a stream ends with its client.
             self._is_calling = type(answer.body) is not bytes and answer.stream is not None
             if keep_alive and self._ending.is_near:

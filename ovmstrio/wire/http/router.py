@@ -165,14 +165,14 @@ class RoutedRequest(NamedTuple):
 
     Attributes:
         size: that of all of it.
-        answer: answers it by its body, as :attr:`Router.answer` does; None where all of the request is needed.
+        view: answers it by its body, and raises what is for :meth:`Router.failed`; None where all of it is needed.
     """
 
     head: Head
     query: str
     route: Route
     size: int
-    answer: Callable[[Any], Coroutine[Any, Any, HttpAnswer]] | None = None
+    view: BodyView | None = None
 
 
 class Router:
@@ -295,23 +295,26 @@ class Router:
             raise
         return observer.answered(told, answer)
 
-    def _answer(self, route: Route, request: HttpRequest) -> Coroutine[Any, Any, HttpAnswer]:
-        return self._answer_by(route.view, route, request.path, request.headers, request)
-
-    async def _answer_by(
-        self, view: Callable[[Any], Awaitable[HttpAnswer]], route: Route, path: str, headers: Headers, given: Any
-    ) -> HttpAnswer:
+    async def _answer(self, route: Route, request: HttpRequest) -> HttpAnswer:
         try:
-            answer = await view(given)
+            answer = await route.view(request)
         except Exception as error:  # noqa: BLE001 - the border of one request
-            answer = route.refuse(_told(error, path, route.places))
-        return answer if self._cors is None else self.shared(answer, _origin(headers))
+            return self.failed(route, request.headers, error)
+        return answer if self._cors is None else self.shared(answer, _origin(request.headers))
+
+    def failed(self, route: Route, headers: Headers, error: Exception) -> HttpAnswer:
+        """Give the answer to a request that fails; the log has what nobody foresaw."""
+        return self.shared(route.refuse(_told(error, route.path, route.places)), _origin(headers))
 
     def routed(self, head: Head, query: str, route: Route, size: int) -> RoutedRequest:
         """Put together what is known of a request by its head, and of all others that have the same."""
         view = None if self._told is not None or route.of_bodies is None else route.of_bodies(head.headers)
-        answer = None if view is None else partial(self._answer_by, view, route, route.path, head.headers)
-        return RoutedRequest(head, query, route, size, answer)
+        if view is not None and self._cors is not None:
+            view = partial(self._shared_by, view, _origin(head.headers))
+        return RoutedRequest(head, query, route, size, view)
+
+    async def _shared_by(self, view: BodyView, origin: str, body: Any) -> HttpAnswer:
+        return self.shared(await view(body), origin)
 
     def shared(self, answer: HttpAnswer, origin: str) -> HttpAnswer:
         """Give an answer with what a browser must know to show it to a page of another origin.

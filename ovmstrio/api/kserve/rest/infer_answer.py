@@ -135,7 +135,7 @@ def _plain_body(request: InferRequest, response: InferResponse) -> bytes | None:
         size += array.nbytes
         if size > _PRINTED_AT_ONCE:
             return None
-        outputs.append({"name": tensor.name, "shape": array.shape, "datatype": datatype, "data": array.reshape(-1)})
+        outputs.append({"name": tensor.name, "shape": array.shape, "datatype": datatype, "data": array.ravel()})
     document: dict[str, Any] = {"model_name": response.model_name}
     if response.id:
         document["id"] = response.id
