@@ -6,7 +6,7 @@ import itertools
 import os
 import random
 import socket
-from functools import cache
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,11 @@ __all__ = ["free_ports"]
 
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _COUNT = 12_000
+_WORKERS = 8
+
+_candidates: dict[int, Iterator[int]] = {}
+"""By process, as a child that was forked would go on where its parent does."""
+_looking = threading.Lock()
 
 
 def free_ports(count: int) -> list[int]:
@@ -25,15 +30,19 @@ def free_ports(count: int) -> list[int]:
     They lie below those that the kernel gives to clients: a port of these may be the near end of anybody's
     connection by the time that a server listens, which then fails.
     """
-    return list(itertools.islice(filter(_is_free, _candidates()), count))
+    process = os.getpid()
+    with _looking:
+        if process not in _candidates:
+            _candidates[process] = _shuffled(process)
+        return list(itertools.islice(filter(_is_free, _candidates[process]), count))
 
 
-@cache
-def _candidates() -> Iterator[int]:
+def _shuffled(process: int) -> Iterator[int]:
     first_of_clients = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
-    ports = list(range(max(1_024, first_of_clients - _COUNT), first_of_clients))
-    # Processes of one run of the tests that begin at one place would find the same ports.
-    random.Random(os.getpid()).shuffle(ports)
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
+    ports = list(range(max(1_024, first_of_clients - _COUNT), first_of_clients))[worker::_WORKERS]
+    # Processes that begin at one place would find the same ports.
+    random.Random(process).shuffle(ports)
     return itertools.cycle(ports)
 
 
