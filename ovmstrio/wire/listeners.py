@@ -15,6 +15,7 @@ from typing import Any, Final
 import trio
 
 from ovmstrio.wire.reloaded_tls import ReloadedTls, TlsListener
+from ovmstrio.wire.socket_listeners import InheritedListener, PlainListener
 
 __all__ = [
     "Listener",
@@ -75,21 +76,6 @@ def tls_context(certificate: Path, key: Path, client_ca: Path | None = None, *, 
     return context
 
 
-class InheritedListener(trio.abc.Listener[trio.SocketStream]):
-    """A listener at a socket that others have, too: it goes on to take connections when this process does not."""
-
-    def __init__(self, transport_listener: trio.SocketListener) -> None:
-        self.transport_listener = transport_listener
-
-    async def accept(self) -> trio.SocketStream:
-        """Accept one connection."""
-        return await self.transport_listener.accept()
-
-    async def aclose(self) -> None:
-        """Close this process's descriptor."""
-        await self.transport_listener.aclose()
-
-
 @asynccontextmanager
 async def open_listeners(
     addresses: Sequence[str], tls: ssl.SSLContext | ReloadedTls | None = None
@@ -104,19 +90,19 @@ async def open_listeners(
         ValueError: an address is not understood, or a descriptor is no socket that listens.
         OSError: an address is in use or not this machine's.
     """
-    opened: list[trio.SocketListener | InheritedListener] = []
+    opened: list[PlainListener] = []
     paths: list[Path] = []
     try:
         for address in addresses:
             if address.startswith(_UNIX_PREFIX):
                 path = Path(address.removeprefix(_UNIX_PREFIX))
-                opened.append(await _listen_unix(path))
+                opened.append(PlainListener(await _listen_unix(path)))
                 paths.append(path)
             elif address.startswith(_DESCRIPTOR_PREFIX):
                 opened.append(_take_over(address))
             else:
                 host, port = _split_host_port(address)
-                opened.extend(await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG))
+                opened.extend(map(PlainListener, await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)))
         yield [_with_tls(each, tls) for each in opened]
     finally:
         with trio.CancelScope(shield=True):
@@ -126,7 +112,7 @@ async def open_listeners(
             path.unlink(missing_ok=True)
 
 
-def _with_tls(listener: trio.SocketListener | InheritedListener, tls: ssl.SSLContext | ReloadedTls | None) -> Listener:
+def _with_tls(listener: PlainListener, tls: ssl.SSLContext | ReloadedTls | None) -> Listener:
     if isinstance(tls, ReloadedTls):
         return TlsListener(listener, tls)
     return listener if tls is None else trio.SSLListener(listener, tls, https_compatible=True)
@@ -199,9 +185,7 @@ def _without_tls(listener: Listener) -> Listener:
 def socket_of(listener: Listener) -> trio.socket.SocketType | None:
     """Give the socket of a listener; None for one that has its connections from elsewhere."""
     listener = _without_tls(listener)
-    if isinstance(listener, InheritedListener):
-        listener = listener.transport_listener
-    return listener.socket if isinstance(listener, trio.SocketListener) else None
+    return listener.socket if isinstance(listener, trio.SocketListener | PlainListener) else None
 
 
 def peer_of(stream: trio.abc.Stream) -> Peer:

@@ -13,6 +13,7 @@ import trustme
 
 from ovmstrio.wire.grpc import TransportLimits
 from ovmstrio.wire.listeners import open_listeners, tls_context
+from ovmstrio.wire.socket_listeners import PlainListener
 from tests.wire.grpc.bytes_client import HELLO, headers, request_headers
 from tests.wire.grpc.echo import echo_server
 
@@ -146,7 +147,7 @@ async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
 async def test_ports_in_use_are_errors() -> None:
     """A port that another server has is refused at once, and nothing else stays open."""
     async with open_listeners(["127.0.0.1:0"]) as (taken,):
-        assert isinstance(taken, trio.SocketListener)
+        assert isinstance(taken, PlainListener)
         port = taken.socket.getsockname()[1]
         with pytest.raises(OSError, match="in use"):
             async with open_listeners(["127.0.0.1:0", f"127.0.0.1:{port}"]):
