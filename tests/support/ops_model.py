@@ -14,7 +14,7 @@ import trio
 from ovmstrio.ops import Op, RequestOp, ResponseOp
 from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.graph import OpGraph, build
-from ovmstrio.runtimes.ops.observing.hooks import ChannelState, OpHooks, Span, Stage
+from ovmstrio.runtimes.ops.observing.hooks import NOBODY, Asker, ChannelState, OpHooks, Span, Stage
 from ovmstrio.runtimes.ops.op import EXECUTOR_NAME
 
 __all__ = ["EPSILON", "LIMIT", "Fault", "ModelOp", "OpPlan", "Plan", "RequestPlan", "Watcher", "graph_of", "outcomes"]
@@ -146,7 +146,7 @@ class Watcher(OpHooks):
     def opened(self, ops: Sequence[str], channels: Callable[[], Sequence[ChannelState]]) -> None:
         """Take no note of it."""
 
-    def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:
+    def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:
         """Count it."""
         self.started[data_id] += 1
 

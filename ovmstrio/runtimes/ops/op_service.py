@@ -9,7 +9,7 @@ import numpy as np
 import structlog
 
 from ovmstrio.core.begun import user_code_begins
-from ovmstrio.core.datatypes import BY_NAME, BYTES
+from ovmstrio.core.datatypes import BY_NAME, BYTES, Datatype
 from ovmstrio.core.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -19,13 +19,12 @@ from ovmstrio.core.errors import (
     Overloaded,
     ServerError,
 )
-from ovmstrio.core.gathered import Gathered
+from ovmstrio.core.gathered import Gathered, noted
 from ovmstrio.core.inspection import NOTHING_INSIDE, Inside
 from ovmstrio.core.request import InferResponse, ServableMetadata
 from ovmstrio.core.tensor import Dim, Tensor, TensorSpec
 from ovmstrio.runtimes.models.contents import to_array
 from ovmstrio.runtimes.models.strings import elements_of
-from ovmstrio.runtimes.ops.observing.figures import PIPELINE
 from ovmstrio.runtimes.ops.tensors import STRINGS, ArrayTensor
 from ovmstrio.runtimes.ops.tensors import to_array as array_of
 from ovmstrio.runtimes.ops.values import CustomExceptionCode, PipelineRequest, PipelineResponse, PipelineTensor
@@ -61,11 +60,14 @@ def pipeline_request(request: InferRequest) -> PipelineRequest:
         InvalidRequest: inputs are not what they say they are, all of which are told.
     """
     made = PipelineRequest(name=request.model_name, method="infer", logid=_log_id(request), keeps_arrays=True)
-    wrong = Gathered()
+    wrong: Gathered | None = None
     for index, given in enumerate(request.inputs):
-        with wrong:
+        try:
             _add_input(made, given, request.raw_inputs[index] if index < len(request.raw_inputs) else None)
-    wrong.tell()
+        except InvalidRequest as error:
+            wrong = noted(wrong, error)
+    if wrong is not None:
+        wrong.tell()
     return made
 
 
@@ -105,14 +107,14 @@ def _log_id(request: InferRequest) -> int:
 
 
 def _texts(given: InferInput, raw: Buffer | None) -> list[str]:
-    elements = elements_of(given, raw, _spec(given))
+    elements = elements_of(given, raw, TensorSpec(given.name, _datatype(given), ()))
     if len(elements) != prod(given.shape):
         shape = list(given.shape)
         raise InvalidRequest(
             f"input {given.name}: expected {prod(shape)} elements of shape {shape}, got {len(elements)}"
         )
     try:
-        return [element.decode() for element in elements]
+        return [*map(bytes.decode, elements)]
     except UnicodeDecodeError:
         raise InvalidRequest(f"input {given.name}: its BYTES are not UTF-8; send base64, or a UINT8 tensor") from None
 
@@ -129,19 +131,24 @@ def _array(given: InferInput, raw: Buffer | None) -> np.ndarray[Any, Any]:
 
 
 def _spec(given: InferInput) -> TensorSpec:
+    return TensorSpec(given.name, _datatype(given), tuple(map(Dim.fixed, given.shape)))
+
+
+def _datatype(given: InferInput) -> Datatype:
     datatype = BY_NAME.get(given.datatype)
     if datatype is None or min(given.shape, default=0) < 0:
         raise InvalidRequest(
             f"input {given.name}: expected one of {', '.join(BY_NAME)} and sizes of at least 0, "
             f"got {given.datatype} {list(given.shape)}"
         )
-    return TensorSpec(given.name, datatype, tuple(map(Dim.fixed, given.shape)))
+    return datatype
 
 
 def _outputs(response: PipelineResponse) -> dict[str, Tensor]:
     """Give the outputs by name, in the order in which they are shown."""
-    texts = zip(response.keys, response.values, strict=False)
-    outputs = {name: _bytes_tensor(name, [value]) for name, value in texts}
+    outputs: dict[str, Tensor] = {}
+    for name, value in zip(response.keys, response.values, strict=False):
+        outputs[name] = _bytes_tensor(name, [value])
     for tensor in response.tensors:
         outputs[tensor.name] = _tensor(tensor)
         if tensor.lod:
@@ -161,7 +168,7 @@ def _tensor(tensor: PipelineTensor) -> Tensor:
 
 def _bytes_tensor(name: str, texts: list[str]) -> Tensor:
     array = np.empty(len(texts), object)
-    array[:] = [text.encode() for text in texts]
+    array[:] = [*map(str.encode, texts)]
     return Tensor(name, BYTES, array)
 
 
@@ -272,7 +279,9 @@ class OpService(ResidentService):
 
         Cancellation: at any checkpoint; the pipeline gives back what the call held.
         """
-        return infer_response(self.name, request, await self._run(pipeline_request(request), request.deadline))
+        asked = pipeline_request(request)
+        user_code_begins()
+        return infer_response(self.name, request, await self._executor.infer(asked, request.deadline))
 
     async def answer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
         """Answer one request, whatever comes of it.
@@ -285,15 +294,8 @@ class OpService(ResidentService):
             return wrong_name(request, name=self.own_name)
         if self._is_closed:
             return PipelineResponse(CustomExceptionCode.CLOSED_ERROR.value, _CLOSED)
-        return await self._run(request, deadline)
-
-    async def _run(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
         user_code_begins()
-        pipeline = PIPELINE.set(self.name)
-        try:
-            return await self._executor.infer(request, deadline)
-        finally:
-            PIPELINE.reset(pipeline)
+        return await self._executor.infer(request, deadline)
 
     # End
 

@@ -22,8 +22,8 @@ from ovmstrio.runtimes.ops.executor.request import RequestRun
 from ovmstrio.runtimes.ops.executor.runner import OpRunner
 from ovmstrio.runtimes.ops.executor.stages import channel_data
 from ovmstrio.runtimes.ops.graph import OpGraph
-from ovmstrio.runtimes.ops.observing.figures import working_on
-from ovmstrio.runtimes.ops.observing.hooks import ChannelState, OpHooks, Stage
+from ovmstrio.runtimes.ops.observing.figures import PIPELINE, SAMPLES
+from ovmstrio.runtimes.ops.observing.hooks import ChannelState, OpHooks
 from ovmstrio.runtimes.ops.op import EXECUTOR_NAME
 from ovmstrio.runtimes.ops.values import ChannelData, CustomExceptionCode, PipelineRequest, PipelineResponse
 
@@ -139,6 +139,8 @@ class Executor:
         stall_detector: knows what moves.
         numbers: the numbers that requests get.
         nursery: hosts hooks of the graph's ends, and copies.
+
+    What it does is logged in the name of the pipeline that it was made for, as :data:`PIPELINE` said then.
     """
 
     def __init__(
@@ -163,6 +165,7 @@ class Executor:
         self._package_hooks = PackageHooks(graph, 2 * settings.worker_num, nursery)
         self._copier = Copier(2 * settings.worker_num)
         self._nursery = nursery
+        self._pipeline = PIPELINE.get()
         self._running: set[trio.CancelScope] = set()
         self._asked = 0
         self._is_cut = False
@@ -219,6 +222,7 @@ class Executor:
         """
         limit = min(deadline, trio.current_time() + self._longest_seconds)
         self._asked += 1
+        pipeline = PIPELINE.set(self._pipeline)
         try:
             if not self._admission.enter_now():
                 try:
@@ -230,8 +234,9 @@ class Executor:
             finally:
                 self._admission.leave()
         finally:
+            PIPELINE.reset(pipeline)
             self._asked -= 1
-            if not self._asked:
+            if self._admission.is_closed and not self._asked:
                 self._idle.set()
 
     async def _refused(self, request: PipelineRequest, failure: OpFailure, limit: float) -> PipelineResponse:
@@ -246,26 +251,24 @@ class Executor:
         if PROFILE_KEY in request.keys:
             request, wants_profile = without_profile(request)
         self._stall_detector.enter()
-        self._hooks.request_started(data_id, request.logid, profile=wants_profile)
-        self._hooks.caller(data_id, request.clientip, request.method)
+        caller = request.clientip, request.method
+        self._hooks.request_started(data_id, request.logid, profile=wants_profile, caller=caller)
+        samples = SAMPLES.set(((data_id, request.logid),))
         try:
-            with working_on((data_id, request.logid)):
-                data = await self._evaluate(request, data_id, limit)
-                data.keeps_arrays = request.keeps_arrays
-                packing = time.perf_counter()
-                response = self._package_hooks.pack_here(data) or await self._package_hooks.pack(data, limit)
-                self._tell("postpack", data_id, packing)
+            data = await self._evaluate(request, data_id, limit)
+            data.keeps_arrays = request.keeps_arrays
+            packing = time.perf_counter()
+            response = self._package_hooks.pack_here(data) or await self._package_hooks.pack(data, limit)
+            self._hooks.stage(EXECUTOR_NAME, 0, "postpack", [data_id], (packing, time.perf_counter()))
             if wants_profile:
                 response.keys.append(PROFILE_KEY)
                 response.values.append(self._hooks.timeline(data_id))
             code, message = response.err_no, response.err_msg
             return response
         finally:
+            SAMPLES.reset(samples)
             self._stall_detector.leave()
             self._hooks.request_finished(data_id, request.logid, code, (begin, time.perf_counter()), message)
-
-    def _tell(self, stage: Stage, data_id: int, begin: float) -> None:
-        self._hooks.stage(EXECUTOR_NAME, 0, stage, [data_id], (begin, time.perf_counter()))
 
     async def _evaluate(self, request: PipelineRequest, data_id: int, limit: float) -> ChannelData:
         """Give the last Op's output, or why there is none."""
@@ -275,7 +278,7 @@ class Executor:
         try:
             with scope:
                 first, log_id = self._package_hooks.unpack_here(request) or await self._package_hooks.unpack(request)
-                self._tell("prepack", data_id, begin)
+                self._hooks.stage(EXECUTOR_NAME, 0, "prepack", [data_id], (begin, time.perf_counter()))
                 if self._dag.retry > 1:
                     return channel_data(data_id, log_id, await self._attempts(first, data_id, log_id))
                 return channel_data(data_id, log_id, await self._run(data_id, log_id).run(first))

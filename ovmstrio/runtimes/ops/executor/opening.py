@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, repeat
 from typing import Any, Protocol
 
 import structlog
@@ -114,9 +115,10 @@ class _Opening:
         for runner in runners.values():
             await self.nursery.start(runner.serve)
         self.nursery.start_soon(self.stall_detector.watch)
+        in_turn = chain.from_iterable(repeat(numbers))
         executor = Executor(
             self.graph, self.settings, runners,
-            hooks=self.hooks, stall_detector=self.stall_detector, numbers=_in_turn(numbers), nursery=self.nursery,
+            hooks=self.hooks, stall_detector=self.stall_detector, numbers=in_turn, nursery=self.nursery,
         )  # fmt: skip
         await executor.start()
         self.hooks.opened(list(self.graph.ops), executor.channels)
@@ -228,11 +230,6 @@ async def open_executor(
             nursery.cancel_scope.cancel()
     if problems:
         raise ConfigError(problems)
-
-
-def _in_turn(numbers: Iterable[int]) -> Iterator[int]:
-    while True:
-        yield from numbers
 
 
 async def _close_all(workers: Sequence[_Startable]) -> None:

@@ -14,10 +14,11 @@ from typing import Final
 
 from ovmstrio.core.hooks import NULL_NODE_HOOKS, NodeHooks
 from ovmstrio.core.inspection import NodeTally
-from ovmstrio.runtimes.ops.observing.hooks import STAGES, ChannelState, OpHooks, Span, Stage
+from ovmstrio.runtimes.ops.observing.hooks import NOBODY, STAGES, Asker, ChannelState, OpHooks, Span, Stage
 
 __all__ = [
     "PIPELINE",
+    "SAMPLES",
     "OpFigures",
     "PipelineFigures",
     "RequestFigures",
@@ -30,7 +31,8 @@ __all__ = [
     "working_on",
 ]
 
-_IDS: ContextVar[tuple[tuple[int, int], ...]] = ContextVar("samples", default=())
+SAMPLES: Final[ContextVar[tuple[tuple[int, int], ...]]] = ContextVar("samples", default=())
+"""Data id and log id of each sample that the current task or thread works on, for all that is logged meanwhile."""
 
 PIPELINE: Final[ContextVar[str]] = ContextVar("pipeline", default="")
 """The name of the pipeline that the current task or thread works for; empty for none."""
@@ -51,20 +53,20 @@ class working_on:  # noqa: N801 - it is called as a function, and a class is ent
         self._samples = samples
 
     def __enter__(self) -> None:
-        self._token: Token[tuple[tuple[int, int], ...]] = _IDS.set(self._samples)
+        self._token: Token[tuple[tuple[int, int], ...]] = SAMPLES.set(self._samples)
 
     def __exit__(self, *_: object) -> None:
-        _IDS.reset(self._token)
+        SAMPLES.reset(self._token)
 
 
 def is_working_on(sample: tuple[int, int]) -> bool:
     """Tell whether the current task or thread works on one sample, and says so already."""
-    return _IDS.get() == (sample,)
+    return SAMPLES.get() == (sample,)
 
 
 def current_ids() -> str:
     """Give the ids as a log line has them, such as ``(data_id=1 log_id=0)``; empty outside requests."""
-    return " ".join(f"(data_id={data_id} log_id={log_id})" for data_id, log_id in _IDS.get())
+    return " ".join(f"(data_id={data_id} log_id={log_id})" for data_id, log_id in SAMPLES.get())
 
 
 _NEWEST: Final = 1024
@@ -187,16 +189,19 @@ class PipelineFigures(OpHooks):
         self.tallies = {op: NodeTally(self._hooks_of(op)) for op in ops}
         self._channels = channels
 
-    def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:  # noqa: ARG002 - the hook has it
+    def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:
         """Count a request in."""
+        del data_id, log_id, profile, caller
         self.running += 1
 
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:  # noqa: ARG002 - the hook has it
         """Count one stage of an Op; those of RequestOp and ResponseOp are in the requests' times."""
         seconds = span[1] - span[0]
-        of_op = self.totals.get(op)
-        is_op = of_op is not None
-        counting = [of_op or self._of_package_hooks(op)]
+        is_op = op in self.totals
+        of_all = self.totals if is_op else self._package_hooks
+        if op not in of_all:
+            of_all[op] = OpFigures()
+        counting = [of_all[op]]
         if is_op and self._keeps_window:
             counting.append(self._window.ops.setdefault(op, OpFigures()))
         for figures in counting:
@@ -210,13 +215,6 @@ class PipelineFigures(OpHooks):
         if key not in self.newest:
             self.newest[key] = deque(maxlen=_NEWEST)
         self.newest[key].append(seconds)
-
-    def _of_package_hooks(self, op: str) -> OpFigures:
-        # Not `setdefault`: figures that nobody wants cost more than all of this.
-        found = self._package_hooks.get(op)
-        if found is None:
-            found = self._package_hooks[op] = OpFigures()
-        return found
 
     def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:  # noqa: ARG002 - the hook has it
         """Count one batch."""

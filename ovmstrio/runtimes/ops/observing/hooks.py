@@ -10,7 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-__all__ = ["NULL", "STAGES", "ChannelState", "OpHooks", "Several", "Span", "Stage"]
+__all__ = ["NOBODY", "NULL", "STAGES", "Asker", "ChannelState", "OpHooks", "Several", "Span", "Stage"]
+
+Asker = tuple[str, str]
+"""Whose request it is, and which method it names; empty where that is not known."""
+
+NOBODY: Final[Asker] = ("", "")
 
 Span = tuple[float, float]
 """When something began and ended."""
@@ -45,11 +50,8 @@ class OpHooks:
     def opened(self, ops: Sequence[str], channels: Callable[[], Sequence[ChannelState]]) -> None:
         """Take note that Ops run; ``channels`` tells at any time what waits between them."""
 
-    def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:
+    def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:
         """Take note that a request is worked on; with ``profile`` its timeline will be asked for."""
-
-    def caller(self, data_id: int, client: str, method: str) -> None:
-        """Take note of whose request it is, and which method it names."""
 
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:
         """Take note of one stage of one worker, which concerned these samples."""
@@ -86,7 +88,6 @@ class Several(OpHooks):
 
         self._opened = listeners("opened")
         self._request_started = listeners("request_started")
-        self._caller = listeners("caller")
         self._of_stages = [one for one in observers if type(one).stage is not OpHooks.stage]
         self._batch = listeners("batch")
         self._batch_ended = listeners("batch_ended")
@@ -99,15 +100,10 @@ class Several(OpHooks):
         for each in self._opened:
             each(ops, channels)
 
-    def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:
+    def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:
         """Tell that a request is worked on."""
         for each in self._request_started:
-            each(data_id, log_id, profile=profile)
-
-    def caller(self, data_id: int, client: str, method: str) -> None:
-        """Tell whose request it is."""
-        for each in self._caller:
-            each(data_id, client, method)
+            each(data_id, log_id, profile=profile, caller=caller)
 
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:
         """Tell of one stage."""

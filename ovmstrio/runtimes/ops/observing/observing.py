@@ -16,7 +16,7 @@ import trio
 import yaml
 
 from ovmstrio.runtimes.ops.observing.figures import PipelineFigures, no_hooks, percentile, working_on
-from ovmstrio.runtimes.ops.observing.hooks import STAGES, OpHooks, Several, Span
+from ovmstrio.runtimes.ops.observing.hooks import NOBODY, STAGES, Asker, OpHooks, Several, Span
 from ovmstrio.runtimes.ops.observing.log_files import open_log_files
 from ovmstrio.runtimes.ops.observing.looking import look_inside
 from ovmstrio.runtimes.ops.observing.metrics import OpMetrics
@@ -102,13 +102,11 @@ class OpLog(OpHooks):
         self._log_ids: dict[int, int] = {}
         self._callers: dict[int, str] = {}
 
-    def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:  # noqa: ARG002 - the hook has it
-        """Remember the ids that belong together."""
+    def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:  # noqa: ARG002 - the hook has it
+        """Remember the ids that belong together, and whose request it is."""
         self._log_ids[data_id] = log_id
-
-    def caller(self, data_id: int, client: str, method: str) -> None:
-        """Remember whose request it is."""
         if self._files is not None:
+            client, method = caller
             self._callers[data_id] = f"client={client or '-'} method={method or '-'}"
 
     def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Final, TextIO
 
 from ovmstrio.runtimes.ops.observing.figures import OpFigures, RequestFigures, Window, percentile
-from ovmstrio.runtimes.ops.observing.hooks import STAGES, ChannelState, OpHooks, Span, Stage
+from ovmstrio.runtimes.ops.observing.hooks import NOBODY, STAGES, Asker, ChannelState, OpHooks, Span, Stage
 
 __all__ = ["PERCENTS", "Timelines", "benchmark_document", "tracer_lines"]
 
@@ -35,8 +35,9 @@ class Timelines(OpHooks):
         self._began: dict[int, float] = {}
         self._offset = time.time() - time.perf_counter()
 
-    def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:  # noqa: ARG002 - the hook has it
+    def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:
         """Keep what happens to the request, if it is asked for."""
+        del log_id, caller
         if (profile or self._everything) and len(self._kept) < _MAX_KEPT:
             self._kept[data_id] = []
             self._began[data_id] = time.perf_counter()
