@@ -141,7 +141,7 @@ def test_hooks_are_looked_at_once() -> None:
     ):
         Hook("op", op.preprocess, 1, Op.preprocess)
     hook = Hook("op", op.postprocess, 2, Op.postprocess)
-    assert hook({}, {}, data_id=1, log_id=2) == (2, "a")
+    assert hook.call({}, {}, 1, 2) == (2, "a")
     assert (hook.is_default, hook.is_async) == (False, False)
     assert Hook("op", op.process, 1, Op.process).is_default
 

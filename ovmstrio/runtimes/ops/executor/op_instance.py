@@ -39,6 +39,7 @@ class Hook:
         default: the hook that the Op would have if it did not override it.
 
     Attributes:
+        call: calls it with its values, the data id and the log id, or gives its coroutine.
         is_async: whether it runs on the loop.
         is_default: whether it is the one of the base class.
 
@@ -46,20 +47,18 @@ class Hook:
         ConfigError: it cannot be called with what hooks of its kind are called with.
     """
 
-    __slots__ = ("_by_name", "_by_position", "_method", "is_async", "is_default")
+    __slots__ = ("_by_name", "_by_position", "_method", "call", "is_async", "is_default")
 
     def __init__(self, owner: str, method: Callable[..., Any], values: int, default: Callable[..., Any]) -> None:
         self._method = method
         self.is_async = is_async(method)
         self.is_default = getattr(method, "__func__", None) is default
-        by_position, self._by_name = _numbers_taken(owner, method, values, default)
-        self._by_position = _IDS if by_position == _IDS else by_position
+        self._by_position, self._by_name = _numbers_taken(owner, method, values, default)
+        takes_as_given = self._by_position == _IDS and not self._by_name
+        self.call: Callable[..., Any] = method if takes_as_given else self._call_otherwise
 
-    def __call__(self, *values: Any, data_id: int, log_id: int) -> Any:
-        """Call it, or give its coroutine."""
-        if self._by_position is _IDS and not self._by_name:
-            return self._method(*values, data_id, log_id)
-        numbers = {"data_id": data_id, "log_id": log_id}
+    def _call_otherwise(self, *given: Any) -> Any:
+        values, numbers = given[: -len(_IDS)], dict(zip(_IDS, given[-len(_IDS) :], strict=True))
         by_name = {name: numbers[_OTHER_NAMES.get(name, name)] for name in self._by_name}
         return self._method(*values, *[numbers[name] for name in self._by_position], **by_name)
 
@@ -201,7 +200,7 @@ class OpInstance:
         if self.process.is_default:
             return await self.on_loop(self.op.infer, feed)
         # An attempt that goes on may change its feed, which is not what the next one begins with.
-        call = partial(self.process, [dict(feed)], data_id=data_id, log_id=data_id)
+        call = partial(self.process.call, [dict(feed)], data_id, data_id)
         if self.process.is_async:
             return await self.on_loop(call)
         return await call_in_thread(self._attempts, call)

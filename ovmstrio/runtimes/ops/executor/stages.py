@@ -52,7 +52,7 @@ def run_batch(
     """
     batch = _Batch(instance, samples, report_stage)
     # A sample that is alone is worked on in the name of its request already.
-    if len(samples) == 1 and is_working_on(_ids(samples[0])):
+    if len(samples) == 1 and is_working_on((samples[0].data_id, samples[0].log_id)):
         return batch.run()
     return batch.run_named()
 
@@ -79,9 +79,9 @@ class _Batch:
     async def run(self) -> list[Result]:
         before, after = self.instance.preprocess, self.instance.postprocess
         if before.is_async or after.is_async or self.instance.is_processing:
-            await self._stage("preprocess")
+            await self._stage("preprocess", range(len(self.samples)))
             await self._process()
-            await self._stage("postprocess")
+            await self._stage("postprocess", list(self.feeds))
         elif before.is_default and after.is_default:
             self._pre_and_post()
             # Ops that wait for nothing must not keep others from the loop.
@@ -95,21 +95,21 @@ class _Batch:
         return [*map(self.results.__getitem__, range(len(self.samples)))]
 
     def _pre_and_post(self) -> None:
-        self._all("preprocess")
-        self._all("postprocess")
+        self._each("preprocess", range(len(self.samples)))
+        self._each("postprocess", list(self.feeds))
 
-    async def _stage(self, name: str) -> None:
+    async def _stage(self, name: str, positions: Sequence[int]) -> None:
         hook = getattr(self.instance, name)
         if hook.is_async:
-            await self._all_on_loop(name)
+            await self._each_on_loop(name, positions)
         elif hook.is_default:
-            self._all(name)
+            self._each(name, positions)
         else:
-            await self.instance.in_thread(self._all, name)
+            await self.instance.in_thread(self._each, name, positions)
 
-    def _all(self, name: str) -> None:
+    def _each(self, name: str, positions: Sequence[int]) -> None:
         """Run one stage of every sample that is left, here."""
-        begin, positions = time.perf_counter(), self._left(name)
+        begin = time.perf_counter()
         for position in positions:
             if len(self.samples) == 1:
                 self._one(name, position)
@@ -126,8 +126,8 @@ class _Batch:
         else:
             self._take(name, position, returned)
 
-    async def _all_on_loop(self, name: str) -> None:
-        begin, positions = time.perf_counter(), self._left(name)
+    async def _each_on_loop(self, name: str, positions: Sequence[int]) -> None:
+        begin = time.perf_counter()
         for position in positions:
             with working_on(_ids(self.samples[position])):
                 try:
@@ -138,15 +138,12 @@ class _Batch:
                     self._take(name, position, returned)
         self._tell("prep" if name == "preprocess" else "postp", positions, begin)
 
-    def _left(self, name: str) -> list[int]:
-        return list(range(len(self.samples)) if name == "preprocess" else self.feeds)
-
     def _hook(self, name: str, position: int) -> Any:
         sample = self.samples[position]
         data_id, log_id = sample.data_id, sample.log_id
         if name == "preprocess":
-            return self.instance.preprocess(sample.inputs, data_id=data_id, log_id=log_id)
-        return self.instance.postprocess(sample.inputs, self.feeds[position].data, data_id=data_id, log_id=log_id)
+            return self.instance.preprocess.call(sample.inputs, data_id, log_id)
+        return self.instance.postprocess.call(sample.inputs, self.feeds[position].data, data_id, log_id)
 
     def _take(self, name: str, position: int, returned: Any) -> None:
         log_id = self.samples[position].log_id
