@@ -160,10 +160,10 @@ class Ticket:
 
     __slots__ = ("_channel", "changed", "data_id", "state")
 
-    def __init__(self, channel: Channel, data_id: int) -> None:
+    def __init__(self, channel: Channel, data_id: int, state: _State = _State.BLOCKED) -> None:
         self._channel = channel
         self.data_id = data_id
-        self.state = _State.BLOCKED
+        self.state = state
         self.changed: trio.Event | None = None
 
     @property
@@ -247,9 +247,8 @@ class Channel:
         """Give a sample a seat if nobody waits for one; the ticket is the caller's, who has to leave it."""
         if not self._free or self._waiting.count or self._blocked.count:
             return None
-        ticket = Ticket(self, data_id)
-        self._seat(ticket)
-        return ticket
+        self._free -= 1
+        return Ticket(self, data_id, _State.SEATED)
 
     async def enter(self, data_id: int, *, is_forced: bool = False) -> Ticket:
         """Wait until the channel has taken a sample in; one that is forced is taken in even if it is full.

@@ -79,7 +79,9 @@ class RequestRun:
         """
         try:
             if self._graph.is_chain:
-                await self._follow(await self._begin(first))
+                ready = await self._hand_on(EXECUTOR_NAME, first)
+                while ready:
+                    ready = await self._work(*ready[0])
             else:
                 await self._run_beside(first)
         finally:
@@ -139,7 +141,7 @@ class RequestRun:
                 return self._op_failed(name, result.failure)
             begin = time.perf_counter()
             ready = await self._deliver(name, result)
-            runner.handed_on(self._data_id, begin)
+            runner.report_stage("out", [self._data_id], (begin, time.perf_counter()))
         except OpFailure as failure:
             return self._op_failed(name, failure)
         except Exception as error:  # the border of the Op: an error of another kind must not get among cancellations
@@ -150,7 +152,7 @@ class RequestRun:
         else:
             return ready
         finally:
-            ticket.leave()
+            runner.channel.leave(ticket)
             self._tickets.discard(ticket)
 
     def _op_failed(self, name: str, failure: OpFailure) -> list[tuple[str, Ticket]]:

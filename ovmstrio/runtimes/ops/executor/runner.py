@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -32,10 +31,11 @@ class OpRunner:
         capacity: how many samples its channel holds; 0 for any number.
         pool: its workers.
         stall_detector: knows whether anything in the pipeline moves.
-        report_stage: is told how long outputs wait for room behind the Op.
+        report_stage: is to be told how long outputs, which are there already, wait for room behind the Op.
 
     Attributes:
         channel: where samples wait.
+        report_stage: as above.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class OpRunner:
         report_stage: ReportStage,
     ) -> None:
         self.name = name
-        self._report_stage = report_stage
+        self.report_stage = report_stage
         self._pool = pool
         self._stall_detector = stall_detector
         self._begun: set[Sample] = set()
@@ -98,10 +98,6 @@ class OpRunner:
         Cancellation: at once; what a worker still does is waited for elsewhere.
         """
         return self._pool.run([sample]) if self._batcher is None else self._submit(self._batcher, sample)
-
-    def handed_on(self, data_id: int, begin: float) -> None:
-        """Note that a sample's output, which was there at ``begin``, is in the next channels."""
-        self._report_stage("out", [data_id], (begin, time.perf_counter()))
 
     async def _submit(self, batcher: Batcher[Sample, Result], sample: Sample) -> list[Result]:
         try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 import structlog
@@ -39,6 +40,8 @@ PATIENCE_SECONDS: Final = 60.0
 
 _FIRST_DELAY: Final = 0.1
 _LONGEST_DELAY: Final = 30.0
+
+_FAILURE: Final[Callable[[Result], OpFailure | None]] = attrgetter("failure")
 
 log = structlog.get_logger(__name__)
 
@@ -185,8 +188,18 @@ class WorkerPool:
         begun = self._tell(worker, samples)
         failed: bool | None = None
         try:
-            results = await self._run(worker, samples)
-            failed = any(result.failure is not None for result in results)
+            with part_of_call(f"op {self._name}") as span:
+                try:
+                    results = await worker.run(samples)
+                except OpFailure as error:
+                    results = [Result(failure=error)] * len(samples)
+                except Exception as error:  # the last border of whatever users make hooks and values of
+                    log.exception("batch failed", op=self._name, data_ids=[sample.data_id for sample in samples])
+                    results = [Result(failure=failures.unforeseen(self._name, error))] * len(samples)
+                failure = next(filter(None, map(_FAILURE, results)), None)
+                if span is not None and failure is not None:
+                    span.end(failure)
+            failed = failure is not None
             return results
         finally:
             self._hooks.batch_ended(self._name, worker.index, begun, failed=failed)
@@ -194,19 +207,6 @@ class WorkerPool:
                 self._nursery.start_soon(self._recover, worker)
             else:
                 self._release(worker)
-
-    async def _run(self, worker: Worker, samples: Sequence[Sample]) -> list[Result]:
-        with part_of_call(f"op {self._name}") as span:
-            try:
-                results = await worker.run(samples)
-            except OpFailure as failure:
-                results = [Result(failure=failure)] * len(samples)
-            except Exception as error:  # the last border of whatever users make hooks and values of
-                log.exception("batch failed", op=self._name, data_ids=[sample.data_id for sample in samples])
-                results = [Result(failure=failures.unforeseen(self._name, error))] * len(samples)
-            if span is not None and (failed := next((each.failure for each in results if each.failure), None)):
-                span.end(failed)
-            return results
 
     def _tell(self, worker: Worker, samples: Sequence[Sample]) -> float:
         """Tell of a batch that begins now, and give the time."""
