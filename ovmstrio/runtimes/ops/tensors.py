@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ovmstrio.runtimes.ops.values import (
+    ARRAYS,
     ChannelData,
-    ChannelDataType,
     CustomExceptionCode,
     PipelineRequest,
     PipelineResponse,
@@ -187,7 +187,7 @@ def pack(data: ChannelData, *, as_tensors: bool = False) -> PipelineResponse:
     if response.err_no:
         return response
     output = data.parse()
-    if data.datatype == ChannelDataType.CHANNEL_NPDATA.value:
+    if data.datatype == ARRAYS:
         if as_tensors:
             _pack_tensors(response, output, stays_array=data.keeps_arrays)
         else:

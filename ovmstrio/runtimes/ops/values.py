@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, Final
 
 __all__ = [
+    "ARRAYS",
     "ChannelData",
     "ChannelDataType",
     "CustomException",
@@ -160,7 +161,8 @@ class ChannelDataType(Enum):
 
 # An enumeration's values take calls to look up.
 _ANYTHING: Final = ChannelDataType.DICT.value
-_ARRAYS: Final = ChannelDataType.CHANNEL_NPDATA.value
+ARRAYS: Final = ChannelDataType.CHANNEL_NPDATA.value
+"""The type of data that are arrays alone."""
 
 
 @dataclass(slots=True)
@@ -190,7 +192,7 @@ class ChannelData:
 
     def parse(self) -> dict[str, Any]:
         """Give the output as a dict, an empty one for an error."""
-        if self.datatype == _ARRAYS:
+        if self.datatype == ARRAYS:
             return dict(self.npdata or {})
         if self.datatype == _ANYTHING:
             return dict(self.dictdata or {})

@@ -18,7 +18,7 @@ from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.observing.figures import names_of_code
 from ovmstrio.runtimes.ops.op import RequestOp, ResponseOp
-from ovmstrio.runtimes.ops.tensors import ArrayTensor, as_response
+from ovmstrio.runtimes.ops.tensors import ArrayTensor, as_response, unpack
 from ovmstrio.runtimes.ops.values import (
     ChannelData,
     ChannelDataType,
@@ -106,10 +106,9 @@ class PackageHooks:
         try:
             if request.tensors and not _is_little(request):
                 return None
-            data, log_id, _, _ = self._request.unpack_request_package(request)
+            return unpack(request), request.logid
         except Exception as error:  # whatever the request holds
             raise _unreadable(error) from error
-        return data, log_id
 
     async def unpack(self, request: PipelineRequest) -> tuple[dict[str, Any], int]:
         """Give the first Ops' input, and the client's number of the request.
