@@ -59,7 +59,8 @@ def pipeline_request(request: InferRequest) -> PipelineRequest:
     Raises:
         InvalidRequest: inputs are not what they say they are, all of which are told.
     """
-    made = PipelineRequest(name=request.model_name, method="infer", logid=_log_id(request), keeps_arrays=True)
+    log_id = _log_id(request) if request.parameters else 0
+    made = PipelineRequest(name=request.model_name, method="infer", logid=log_id, keeps_arrays=True)
     wrong: Gathered | None = None
     for index, given in enumerate(request.inputs):
         try:

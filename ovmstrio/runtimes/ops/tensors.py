@@ -232,7 +232,8 @@ def as_response(packed: Any) -> PipelineResponse:
     else:
         response = PipelineResponse(packed.err_no, packed.err_msg, list(packed.key), list(packed.value))
         response.tensors = list(packed.tensors)
-    response.err_no = product_number(response.err_no)
+    if type(response.err_no) is not int:
+        response.err_no = product_number(response.err_no)
     for text in (response.err_msg, *response.keys, *response.values):
         if not isinstance(text, str):
             raise TypeError(f"keys, values and err_msg of an answer must be str, got {type(text).__name__}")

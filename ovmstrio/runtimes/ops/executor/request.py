@@ -179,13 +179,11 @@ class RequestRun:
 
     def _end(self, output: dict[str, Any]) -> None:
         self._output = output
-        self._cancel()
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
 
     def _fail(self, failure: OpFailure) -> None:
         self._failure = self._failure or failure
-        self._cancel()
-
-    def _cancel(self) -> None:
         if self._nursery is not None:
             self._nursery.cancel_scope.cancel()
 

@@ -16,7 +16,7 @@ from ovmstrio.runtimes.ops.executor.channel import ReportStage, Result, Sample
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.executor.op_instance import OpInstance
 from ovmstrio.runtimes.ops.executor.processing import Feed, process_all
-from ovmstrio.runtimes.ops.observing.figures import is_working_on, working_on
+from ovmstrio.runtimes.ops.observing.figures import SAMPLES, working_on
 from ovmstrio.runtimes.ops.observing.hooks import Span, Stage
 from ovmstrio.runtimes.ops.tensors import holds_arrays
 from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, CustomExceptionCode
@@ -52,7 +52,7 @@ def run_batch(
     """
     batch = _Batch(instance, samples, report_stage)
     # A sample that is alone is worked on in the name of its request already.
-    if len(samples) == 1 and is_working_on((samples[0].data_id, samples[0].log_id)):
+    if len(samples) == 1 and SAMPLES.get() == ((samples[0].data_id, samples[0].log_id),):
         return batch.run()
     return batch.run_named()
 

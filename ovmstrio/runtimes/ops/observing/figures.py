@@ -24,7 +24,6 @@ __all__ = [
     "RequestFigures",
     "Window",
     "current_ids",
-    "is_working_on",
     "names_of_code",
     "no_hooks",
     "percentile",
@@ -57,11 +56,6 @@ class working_on:  # noqa: N801 - it is called as a function, and a class is ent
 
     def __exit__(self, *_: object) -> None:
         SAMPLES.reset(self._token)
-
-
-def is_working_on(sample: tuple[int, int]) -> bool:
-    """Tell whether the current task or thread works on one sample, and says so already."""
-    return SAMPLES.get() == (sample,)
 
 
 def current_ids() -> str:
