@@ -166,6 +166,7 @@ class Executor:
         self._copier = Copier(2 * settings.worker_num)
         self._nursery = nursery
         self._pipeline = PIPELINE.get()
+        self._now = trio.lowlevel.current_clock().current_time
         self._running: set[trio.CancelScope] = set()
         self._asked = 0
         self._is_cut = False
@@ -220,7 +221,7 @@ class Executor:
 
         Cancellation: at once, which is how a caller leaves; what workers still do is waited for elsewhere.
         """
-        limit = min(deadline, trio.current_time() + self._longest_seconds)
+        limit = min(deadline, self._now() + self._longest_seconds)
         self._asked += 1
         pipeline = PIPELINE.set(self._pipeline)
         try:

@@ -196,10 +196,10 @@ class WorkerPool:
                 except Exception as error:  # the last border of whatever users make hooks and values of
                     log.exception("batch failed", op=self._name, data_ids=[sample.data_id for sample in samples])
                     results = [Result(failure=failures.unforeseen(self._name, error))] * len(samples)
-                failure = next(filter(None, map(_FAILURE, results)), None)
-                if span is not None and failure is not None:
-                    span.end(failure)
-            failed = failure is not None
+                first = next(filter(None, map(_FAILURE, results)), None)
+                if span is not None and first is not None:
+                    span.end(first)
+            failed = first is not None
             return results
         finally:
             self._hooks.batch_ended(self._name, worker.index, begun, failed=failed)
