@@ -288,7 +288,8 @@ def _build(
     alone = threads <= 1 and blocking is not Blocking.QUEUED
     timing = warm_up(compiled, signature, blocking, time.thread_time if alone else time.perf_counter)
     if timing is None:
-        compiled = compile_again()
+        # A stream that has failed may not be believed any more; those of a new model have not.
+        compiled = _compile(model, source, config)
     placement = Placement.away()
     grows = any(not dim.is_fixed for variable in variables for dim in variable.shape) or signature.depends_on_values
     limit = FILLING_THRESHOLD_SECONDS if _fills_few_cores(compiled, streams, threads) else None

@@ -283,6 +283,20 @@ async def test_models_that_fail_on_ones_recover_by_loading_again(tmp_path: Path)
         np.testing.assert_array_equal(result, numbers.reshape(2, 2))
 
 
+async def test_a_model_that_fails_on_ones_has_the_streams_that_it_was_told(tmp_path: Path) -> None:
+    """As long as no request fails; what is told of them is what OpenVINO has."""
+    hooks = RecordingHooks()
+    settings = {"NUM_STREAMS": "2", "INFERENCE_NUM_THREADS": "2"}
+    running = network(ir.reshape_by_data(), tmp_path, plugin_config=settings, hooks=hooks)
+    numbers = np.arange(4, dtype=np.float32)
+    result = (await running.infer([numbers, np.array([2, 2], np.int64)]))[0]
+    np.testing.assert_array_equal(result, numbers.reshape(2, 2))
+    assert (hooks.streams, running._model.get_property("NUM_STREAMS")) == (2, 2)
+    with pytest.raises(ModelFailure):
+        await running.infer([numbers, np.array([3, 3], np.int64)])
+    assert (hooks.streams, running._model.get_property("NUM_STREAMS")) == (1, 1)
+
+
 async def test_model_that_cannot_be_mended_refuses_until_it_can(tmp_path: Path) -> None:
     """While a failed model cannot be loaded again, nothing runs on it; once it can, it serves again."""
     running = network(ir.reshape_by_data(), tmp_path)
