@@ -251,6 +251,8 @@ class Connection:
         """Send what has been answered so far; another task reads from then on if that has to wait."""
         if isinstance(self._stream, DirectStream) and not self._broken:
             await told_of_waiting(self._flush_or_abandon(), self._hand_over)
+            # Who has its answers asks again, more often than not.
+            self._stream.expect()
 
     def _hand_over(self) -> None:
         """Have another task read, and others answer what was read, as this one is about to wait."""
