@@ -50,6 +50,8 @@ _WEIGHT_OF_LAST: Final = 0.125
 _LONG_INLINE_SECONDS: Final = 0.02
 _SURELY_SHORT_SECONDS: Final = INLINE_THRESHOLD_SECONDS / 2
 """Short enough for the loop however busy that is."""
+_TIMED_BEHIND_LONG: Final = 64
+"""Of so many inferences behind one that was not short it is asked how long they have worked: one may be longer."""
 _AWAY_FACTOR: Final = 500
 """An inference that held the event loop up keeps others from it for so many times as long."""
 _LATE_SECONDS: Final = 0.0005
@@ -94,7 +96,7 @@ class Network:
         self._holds_loop_up = compiled.placement.limit is not None
         self._crowd = Crowd()
         self._away_until = 0.0
-        self._is_timed = True
+        self._timed = _TIMED_BEHIND_LONG
         self._hooks = hooks
         self._compile_again = compiled.compile_again
         self._compile_timed = compiled.compile_timed
@@ -348,7 +350,7 @@ class Network:
 
     def _infer_inline(self, call: _Call) -> list[Array]:
         slot, change = self._inline_slot, call.change
-        begin, worked_before = time.perf_counter(), time.thread_time() if self._is_timed else -1.0
+        begin, worked_before = time.perf_counter(), time.thread_time() if self._timed else None
         try:
             slot.bind(call.arrays)
             if change is not None:
@@ -361,7 +363,7 @@ class Network:
             slot.unbind()
         taken = time.perf_counter() - begin
         if taken < _SURELY_SHORT_SECONDS:
-            self._is_timed = False
+            self._timed -= self._timed > 0
             self._learn(call, taken, on_loop=True)
         else:
             self._learn_long(call, begin, taken, worked_before)
@@ -376,20 +378,18 @@ class Network:
             span.add("inference", taken, {"ovmstrio.inference.on": "loop"})
         return outputs
 
-    def _learn_long(self, call: _Call, begin: float, taken: float, before: float) -> None:
+    def _learn_long(self, call: _Call, begin: float, taken: float, before: float | None) -> None:
         """Learn of an inference on the loop that was not short, and keep others off if it was long.
 
-        ``before`` is how long its thread had worked when it began; below 0 behind a short one, as to ask the system
-        for that takes longer than what else is noted of an inference.
+        ``before`` is how long its thread had worked when it began; None behind many short ones, as to ask the system
+        for that takes longer than what else is noted of an inference.  Such a one keeps nobody off.
         """
         # A thread that others keep from the processor has not worked.
-        worked = min(taken, time.thread_time() - before) if self._is_timed else taken
-        is_long = worked > _LONG_INLINE_SECONDS
-        if is_long:
+        worked = taken if before is None else min(taken, time.thread_time() - before)
+        self._timed = _TIMED_BEHIND_LONG
+        if before is not None and worked > _LONG_INLINE_SECONDS:
             self._away_until = begin + _AWAY_FACTOR * taken
-        if self._is_timed or is_long:
-            self._learn(call, taken if self._waits_inline else worked, on_loop=True)
-        self._is_timed = True
+        self._learn(call, taken if self._waits_inline else worked, on_loop=True)
 
     def _learn(self, call: _Call, seconds: float, *, on_loop: bool) -> None:
         """Let the placement know how long an inference took."""

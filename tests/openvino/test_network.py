@@ -343,6 +343,31 @@ async def test_short_models_that_may_fail_run_on_the_loop(
     assert len(away) == (1 if threads == "1" else 0)
 
 
+@pytest.mark.parametrize("short_ones", [1, 100])
+async def test_long_inferences_between_short_ones_are_learned_of(
+    short_ones: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A size that takes long leaves the loop, also where most requests are of one that does not."""
+    running = network(ir.dummy((-1, 10)), tmp_path)
+    running._placement = Placement(float("inf"), learns=True)
+    small, large = np.zeros((1, 10), np.float32), np.zeros((100, 10), np.float32)
+    infer, now, rows = Slot.infer, 100.0, 0
+
+    def infer_for_as_long_as_it_is_large(slot: Slot) -> None:
+        nonlocal now
+        infer(slot)
+        now += 3e-3 if rows > 1 else 10e-6
+
+    clock = SimpleNamespace(perf_counter=lambda: now, thread_time=lambda: now)
+    monkeypatch.setattr(network_module, "time", clock)
+    monkeypatch.setattr(Slot, "infer", infer_for_as_long_as_it_is_large)
+    for given in [*[small] * 100, *[*[small] * short_ones, large] * 60]:
+        rows = len(given)
+        await running.infer([given])
+    assert running._placement.is_inline(small.nbytes)
+    assert not running._placement.is_inline(large.nbytes)
+
+
 async def test_an_inference_that_waited_for_the_processor_is_not_a_long_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -480,9 +480,7 @@ class Http2Core:
 
         Nothing is sent then.  It waits while more than ``most_waiting`` bytes do, or a window has no room for it.
         """
-        windows = self.windows
-        room = min(stream.credit + windows.initial, windows.connection, self._peer.max_frame_bytes)
-        if len(prefix) + len(payload) > room or self._queued_bytes + len(self.outbound) >= most_waiting:
+        if len(prefix) + len(payload) > self.sendable(stream) or self.waiting_bytes >= most_waiting:
             return False
         if headers:
             self.send_headers(stream, headers)
