@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ __all__ = [
     "models_in",
     "next_look",
     "one_model",
+    "paths_below",
     "several_models",
     "wait_gone",
     "write_model",
@@ -137,7 +139,12 @@ async def next_look(library: ModelLibrary, clock: MockClock, seconds: float = 10
         clock.jump(seconds)
 
 
+def paths_below(root: Path, pattern: str) -> set[Path]:
+    """List what is below a folder while others remove it, for which ``Path.glob`` fails."""
+    return {root / path for path in glob(pattern, root_dir=root)}  # noqa: PTH207 - see above
+
+
 async def wait_gone(root: Path, pattern: str) -> None:
     """Wait until nothing below a folder has such a path; whoever removes files may still be about it."""
-    while await trio.to_thread.run_sync(lambda: list(root.glob(pattern))):
+    while await trio.to_thread.run_sync(paths_below, root, pattern):
         await trio.lowlevel.checkpoint()

@@ -13,7 +13,7 @@ from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.runtimes.handlers.models.leases import lease_models
 from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibrary, open_library
 from ovmstrio.runtimes.handlers.models.watching import WatchOptions
-from tests.support.model_projects import Loads, models_in
+from tests.support.model_projects import Loads, models_in, paths_below
 from tests.support.s3 import Bucket, s3_server
 
 pytest.importorskip("s3fs")
@@ -69,10 +69,6 @@ async def _change(bucket: Bucket, round_: int) -> None:
     await trio.to_thread.run_sync(work)
 
 
-def _folders(root: Path) -> set[Path]:
-    return set(root.glob("*/*/*/*"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(), (2, 3)])
 async def test_a_bucket_that_changes_all_the_time(
@@ -108,5 +104,5 @@ async def test_a_bucket_that_changes_all_the_time(
             # Models that nobody has asked for since they changed keep the files that they were loaded from.
             wanted = set(library.shelf.copies().values()) | {each.copy for each in library.shelf._loaded.values()}
             kept = {copy.folder for copy in wanted}
-            while await trio.to_thread.run_sync(_folders, tmp_path) != kept:
+            while await trio.to_thread.run_sync(paths_below, tmp_path, "*/*/*/*") != kept:
                 await trio.lowlevel.checkpoint()
