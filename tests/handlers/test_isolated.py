@@ -8,10 +8,11 @@ import sys
 import sysconfig
 import venv
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import trio
 import trio.testing
@@ -249,10 +250,12 @@ async def test_descriptors_and_children_hurt_nobody(tmp_path: Path, way: str) ->
         assert json.loads((await _ask(handler, 2)).content)["payload"] == 2
 
 
-def _living_children(pid: int) -> list[str]:
-    children = Path("/proc").glob("[0-9]*/stat")
-    stats = [each.read_text().rpartition(")")[2].split() for each in children if each.exists()]
-    return [state for state, parent, *_ in stats if parent == str(pid) and state != "Z"]
+def _living_children(pid: int) -> list[psutil.Process]:
+    living = []
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.NoSuchProcess):
+            living += [child] if child.status() != psutil.STATUS_ZOMBIE else []
+    return living
 
 
 async def test_callbacks_run_in_the_process(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.support.model_projects import (
     library_over,
     models_in,
     next_look,
+    paths_below,
     wait_gone,
     write_model,
 )
@@ -52,7 +53,7 @@ async def test_limits_hold_after_every_call(tmp_path: Path) -> None:
             memory, disk = library.shelf.counts()
             assert memory == 1
             assert disk <= 2
-            assert len(list((tmp_path / "down").glob("*/*/*/1"))) >= disk
+            assert len(paths_below(tmp_path / "down", "*/*/*/1")) >= disk
         assert loads.versions == ["a/1", "b/1", "a/1", "c/1", "d/1", "a/1"]
         assert [Path(location).parts[-2] for location in storage.fetched] == ["a", "b", "c", "d", "a"]
         assert sorted(library.client.metadata) == ["a", "b", "c", "d"]

@@ -16,7 +16,7 @@ from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.models.library import LibraryOptions
 from ovmstrio.runtimes.handlers.models.opening import ProjectModels, open_models
 from ovmstrio.runtimes.handlers.project import open_handler
-from tests.support.model_projects import wait_gone, write_model
+from tests.support.model_projects import paths_below, wait_gone, write_model
 from tests.support.projects import make_project
 
 _CODE = """
@@ -109,4 +109,4 @@ async def test_a_model_in_use_keeps_its_place_until_the_call_ends(tmp_path: Path
 
 
 def _folders(root: Path) -> set[str]:
-    return {path.name for path in root.glob("down/*/*/*")}
+    return {path.name for path in paths_below(root, "down/*/*/*")}
