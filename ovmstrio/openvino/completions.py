@@ -44,21 +44,23 @@ class CompletionQueue:
 
     Args:
         side_by_side: how many inferences the device runs at once.
+        streams: of the model.
 
     Attributes:
+        side_by_side: as given.
         has_begun: whether it belongs to a loop.
         most_waiting: how many ends may wait for another one before the loop hears of them; 0 for none.
         running: how many inferences were begun whose ends the loop has not heard of.
     """
 
-    __slots__ = ("_ended", "_token", "_woken", "has_begun", "most_waiting", "running", "side_by_side")
+    __slots__ = ("_ended", "_last", "_token", "_woken", "has_begun", "most_waiting", "running", "side_by_side")
 
-    def __init__(self, side_by_side: int) -> None:
+    def __init__(self, side_by_side: int, streams: int = 1) -> None:
         self._token: trio.lowlevel.TrioToken | None = None
         self._ended: deque[trio.Event] = deque()
         self._woken = False
-        self.side_by_side = side_by_side
         self.has_begun = False
+        self.be_of(side_by_side, streams)
         self.most_waiting = 0
         self.running = 0
 
@@ -66,6 +68,21 @@ class CompletionQueue:
         """Belong to the loop that runs; before anything is expected."""
         self._token = trio.lowlevel.current_trio_token()
         self.has_begun = True
+
+    def be_of(self, side_by_side: int, streams: int) -> None:
+        """Be of a model that runs so many at once in so many streams from now on."""
+        self.side_by_side = side_by_side
+        self._last = deque([0.0] * max(1, streams), maxlen=max(1, streams))
+
+    def ends(self, now: float) -> float:
+        """Note that an inference ends; gives when its stream was done with the one before, by ``perf_counter``.
+
+        Called by OpenVINO's threads, in the order of the ends: the loop's tasks, which hear of several at once, go on
+        in no order.
+        """
+        before = self._last[0]
+        self._last.append(now)
+        return before
 
     def miss(self) -> None:
         """Know of an inference that has ended without a word, and set what waited for its word; on the loop."""
@@ -89,10 +106,6 @@ class CompletionQueue:
         except trio.RunFinishedError:
             return
 
-    def _may_wait(self, waiting: int) -> bool:
-        """Tell whether so many ends may wait: the device has more than it can run, so that another end is near."""
-        return waiting <= self.most_waiting and self.running - waiting > self.side_by_side
-
     def hear(self) -> None:
         """Set all events that wait; on the loop."""
         # In this order: what is appended from here on wakes the loop again, or is still found.
@@ -113,13 +126,14 @@ class Completion:
     Attributes:
         done: is set on the loop when the inference has succeeded, and only then by OpenVINO.
         at: when it succeeded, by ``perf_counter``; 0 until then.
+        free_at: when its stream was done with the one before.
     """
 
-    __slots__ = ("_to", "at", "done")
+    __slots__ = ("_to", "at", "done", "free_at")
 
     def __init__(self) -> None:
         self.done = trio.Event()
-        self.at = 0.0
+        self.at = self.free_at = 0.0
         self._to: CompletionQueue | None = None
 
     def expect(self, queue: CompletionQueue) -> trio.Event:
@@ -128,7 +142,7 @@ class Completion:
         if not queue.has_begun:
             queue.begin()
         queue.running += 1
-        self.at = 0.0
+        self.at = self.free_at = 0.0
         self.done = trio.Event()
         return self.done
 
@@ -139,5 +153,6 @@ class Completion:
             _calling_thread.keep()
         to, self._to = self._to, None
         if to is not None:
+            self.free_at = to.ends(self.at)
             # Runs that nobody waits for, as those that mend a model, are told to nobody.
             to.add(self.done)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -32,7 +31,7 @@ from ovmstrio.openvino.mending import Run, Runs, SuspectRunError, replace_model
 from ovmstrio.openvino.model_state import StateChange
 from ovmstrio.openvino.pool import RequestPool
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
-from ovmstrio.openvino.slot import Blocking, LostFailure, Slot
+from ovmstrio.openvino.slot import LostFailure, Slot
 from ovmstrio.work.cores import CORES
 from ovmstrio.work.crowd import Crowd
 from ovmstrio.work.demand import Demand
@@ -110,8 +109,7 @@ class Network:
         self._inline_slot = compiled.make_inline_slot()
         self._long = 0
         self._idle = trio.Event()
-        self._waits_inline = compiled.blocking is Blocking.QUEUED
-        self._completions = CompletionQueue(compiled.side_by_side)
+        self._completions = CompletionQueue(compiled.side_by_side, compiled.streams)
         self._runs = Runs(self._completions, may_fail=compiled.may_fail)
         self.weight_bytes = compiled.weight_bytes
         self._has_small_outputs = (
@@ -123,7 +121,6 @@ class Network:
         # Requests that run side by side share the device, and each takes so much longer.
         self._usual_seconds = median * self.pool.size
         self._device_seconds = median
-        self._ends = deque([0.0] * max(1, compiled.streams), maxlen=max(1, compiled.streams))
         self._demand = Demand(CORES.count) if compiled.may_share_out else None
         self._at_once = 1
         hooks.set_streams(compiled.streams)
@@ -157,6 +154,11 @@ class Network:
         """Whether requests of the size that was measured run on the event loop."""
         timing = self._timing
         return timing is not None and self._placement.is_inline(timing.input_bytes)
+
+    @property
+    def _works_inline(self) -> bool:
+        """Whether the event loop infers itself, rather than wait for a thread of OpenVINO's."""
+        return self._streams == 1 and not self._inline_slot.is_queued
 
     async def layer_times(self, seconds: float) -> LayerTimes:
         """Time the layers; see ``LayeredServable``."""
@@ -261,8 +263,7 @@ class Network:
             self._timing, self._placement = compiled.timing, compiled.placement
             self._holds_loop_up = compiled.placement.limit is not None
         self._streams, self.side_by_side = compiled.streams, compiled.side_by_side
-        self._completions.side_by_side = compiled.side_by_side
-        self._ends = deque([0.0] * max(1, compiled.streams), maxlen=max(1, compiled.streams))
+        self._completions.be_of(compiled.side_by_side, compiled.streams)
         self._hooks.set_streams(compiled.streams)
         self._hooks.placed(inline=self.runs_inline, moved=True)
 
@@ -384,12 +385,12 @@ class Network:
         ``before`` is how long its thread had worked when it began; None behind many short ones, as to ask the system
         for that takes longer than what else is noted of an inference.  Such a one keeps nobody off.
         """
-        # A thread that others keep from the processor has not worked.
-        worked = taken if before is None else min(taken, time.thread_time() - before)
+        # A thread that others keep from the processor has not worked; one that waits for OpenVINO's has not, either.
+        worked = min(taken, time.thread_time() - before) if before is not None and self._works_inline else taken
         self._timed = _TIMED_BEHIND_LONG
         if before is not None and worked > _LONG_INLINE_SECONDS:
             self._away_until = begin + _AWAY_FACTOR * taken
-        self._learn(call, taken if self._waits_inline else worked, on_loop=True)
+        self._learn(call, worked, on_loop=True)
 
     def _learn(self, call: _Call, seconds: float, *, on_loop: bool) -> None:
         """Let the placement know how long an inference took."""
@@ -442,10 +443,9 @@ class Network:
         if call.change is not None:
             call.change.enter(slot.request)
         await self._run(slot)
-        # It ran from when it was started, or the device was done with an earlier one.
+        # It ran from when it was started, or its stream was done with an earlier one.
         ended = slot.ended_at or time.perf_counter()
-        started = max(start, min(self._ends[0], ended))
-        self._ends.append(ended)
+        started = max(start, slot.free_at)
         self._learn(call, ended - started, on_loop=False)
         outputs = await self._copied(slot, call)
         if call.change is not None:
@@ -512,7 +512,8 @@ class Network:
 
     async def _abandon(self, run: Run) -> None:
         """Wait until OpenVINO has let go of a run that nobody wants, and stop it if that costs nobody else a run."""
-        if not self._may_fail or self._runs.alone:
+        # What is stopped has failed, after which several streams would be given up for one.
+        if not self._may_fail or (self._runs.alone and self._streams == 1):
             run.slot.request.cancel()
         with trio.CancelScope(shield=True):
             try:

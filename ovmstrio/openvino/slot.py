@@ -113,6 +113,11 @@ class Slot:
         self._completion = Completion()
         self._create(model)
 
+    @property
+    def is_queued(self) -> bool:
+        """Whether :meth:`infer` has a thread of OpenVINO's infer, however many streams there are."""
+        return self._blocking is Blocking.QUEUED
+
     def attach(self, model: ov.CompiledModel) -> None:
         """Become a request of this model; nothing may run."""
         self.keep_if_stuck()
@@ -237,6 +242,11 @@ class Slot:
     def ended_at(self) -> float:
         """When the inference that was started last succeeded, by ``perf_counter``; 0 if it has not."""
         return self._completion.at
+
+    @property
+    def free_at(self) -> float:
+        """When the stream that ran it was done with the one before, by ``perf_counter``; 0 if it has not succeeded."""
+        return self._completion.free_at
 
     def has_failed(self) -> bool:
         """Tell whether the inference that was started last has failed; at once."""

@@ -55,6 +55,20 @@ async def test_ends_wait_for_each_other_while_the_device_has_more_than_it_can_ru
     assert queue.running == 2
 
 
+async def test_an_inference_began_when_its_stream_was_done_with_the_one_before() -> None:
+    """Of two streams that is the end before the last, in whichever order tasks go on that hear of several at once."""
+    queue = CompletionQueue(2, streams=2)
+    runs = _begun(queue, 5)
+    _end(runs)
+    ends = [completion.at for completion, _ in runs]
+    assert ends == sorted(ends)
+    assert [completion.free_at for completion, _ in runs] == [0.0, 0.0, *ends[:3]]
+    queue.be_of(1, 1)
+    again = _begun(queue, 2)
+    _end(again)
+    assert [completion.free_at for completion, _ in again] == [0.0, again[0][0].at]
+
+
 async def test_no_more_ends_wait_than_may() -> None:
     """Who has waited longest for an answer waits for so many others at the most."""
     queue = CompletionQueue(1)

@@ -457,6 +457,44 @@ async def test_who_leaves_does_not_make_others_run_again(tmp_path: Path, monkeyp
     await multiplies(running, 2, 3, 2)
 
 
+async def test_who_leaves_costs_the_model_no_stream(tmp_path: Path) -> None:
+    """A request of several streams that may fail is left to end: a stopped one would have them be given up for one."""
+    hooks = RecordingHooks()
+    running = send_away(network(ir.matmul(), tmp_path, plugin_config={"NUM_STREAMS": "2"}, hooks=hooks))
+    large = [np.ones((700, 700), np.float32), np.ones((700, 700), np.float32)]
+    for _ in range(3):
+        with trio.move_on_after(0.001) as scope:
+            async with trio.open_nursery() as nursery:
+                for _ in range(4):
+                    nursery.start_soon(running.infer, large)
+        assert scope.cancelled_caught
+    assert (running.pool.active, running.facts["streams"]) == (0, 2)
+    assert hooks.streams == 2
+    await multiplies(running, 2, 3, 2)
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+async def test_an_inference_for_which_the_loop_only_waits_is_as_long_as_that(
+    streams: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several streams each has a thread of its own, so that the loop's works next to nothing, and still waits."""
+    running = network(ir.dummy(), tmp_path, plugin_config={"NUM_STREAMS": str(streams)})
+    running._placement = Placement(float("inf"), learns=True)
+    infer, now = Slot.infer, 100.0
+
+    def infer_elsewhere(slot: Slot) -> None:
+        nonlocal now
+        infer(slot)
+        now += 1e-3
+
+    clock = SimpleNamespace(perf_counter=lambda: now, thread_time=lambda: 100.0)
+    monkeypatch.setattr(network_module, "time", clock)
+    monkeypatch.setattr(Slot, "infer", infer_elsewhere)
+    for _ in range(100):
+        await running.infer([ONES])
+    assert running.runs_inline is (streams == 1)
+
+
 async def test_cancelled_inference_gives_its_request_back(tmp_path: Path) -> None:
     """Cancelling stops the inference; the pool is full again and the next answer is right."""
     running = network(ir.slow(size=512, layers=60), tmp_path, nireq=2)
