@@ -33,7 +33,12 @@ from ovmstrio.openvino.shaping import reshape
 from ovmstrio.openvino.signature import ModelSignature, read_signature
 from ovmstrio.openvino.slot import Blocking, Slot, marks_of
 from ovmstrio.work.cores import CORES
-from ovmstrio.work.placement import FILLING_THRESHOLD_SECONDS, Placement
+from ovmstrio.work.placement import (
+    FEW_CORES_THRESHOLD_SECONDS,
+    FILLING_THRESHOLD_SECONDS,
+    INLINE_THRESHOLD_SECONDS,
+    Placement,
+)
 
 __all__ = ["Compiled", "ModelFile", "Timing", "compile_model", "compile_read", "warm_up"]
 
@@ -42,6 +47,12 @@ log = structlog.get_logger(__name__)
 SMALL_WEIGHT_BYTES: Final = 8 * 2**20
 SMALL_OPERATIONS: Final = 2_000
 """Models within both bounds are first compiled for one thread and timed."""
+
+_MOST_ON_FEW_CORES_SECONDS: Final = 350e-6
+"""What a run of a model of one thread may take while it loads on few cores, for it to stay one.
+
+A lone call is answered sooner by several threads from there on (benchmarks/RESULTS.md).
+"""
 
 _MANY_OPERATIONS: Final = 100
 """Models of fewer are compiled in the time that reading the result takes (docs/compiled_files.md)."""
@@ -93,7 +104,8 @@ class Compiled:
     ``weight_bytes`` are those of the constants that the file has.  ``buckets`` are what inputs are to be padded up
     to.  ``is_pinned`` tells whether its threads are bound to cores, None where that is not for the server to choose;
     ``chosen_anew`` makes one like it for so many calls at once that is bound or not as :data:`CORES` says by then, and
-    has run.  ``may_share_out`` tells whether the server may choose how many inferences share the cores.
+    has run; for 0 of them, one of one thread, where the model ``is_for_loop``.  ``may_share_out`` tells whether the
+    server may choose how many inferences share the cores.
     """
 
     model: ov.CompiledModel
@@ -113,11 +125,14 @@ class Compiled:
     weight_bytes: int = 0
     is_pinned: bool | None = None
     may_share_out: bool = False
+    is_for_loop: bool = False
     buckets: ShapeBuckets | None = None
 
     def make_slot(self) -> Slot:
         """Make an infer request that any thread may use."""
-        return Slot(self.model, self.signature, for_threads(self.blocking))
+        # Which can be one of any number of threads later.
+        is_queued = self.is_for_loop and self.may_fail
+        return Slot(self.model, self.signature, Blocking.QUEUED if is_queued else for_threads(self.blocking))
 
     def make_inline_slot(self) -> Slot:
         """Make the one infer request that the event loop runs itself."""
@@ -172,10 +187,42 @@ def _compile_shaped(model: ov.Model, source: ModelFile) -> Compiled:
     build = partial(_build, model, source, signature, variables)
     if _is_small(model) and not _USER_DECIDES & config.keys() and config.get("PERFORMANCE_HINT", LATENCY) == LATENCY:
         unbound = _UNBOUND if spec.target_device == "CPU" else {}
-        compiled = build({**unbound, **config, **_ON_LOOP})
-        if compiled.placement.is_inline(0):
-            return compiled
+        on_loop = {**unbound, **config, **_ON_LOOP}
+        compiled = build(on_loop)
+        if _is_for_loop(compiled):
+            return _that_may_leave_loop(compiled, model, source, partial(_build_anew, build, config, on_loop))
     return build(config)
+
+
+def _is_for_loop(compiled: Compiled) -> bool:
+    """Tell whether a model of one thread is short enough to stay one, by its shortest run.
+
+    All others that load, and the server that starts, can only make it longer: on few cores up to three times.
+    """
+    most = _MOST_ON_FEW_CORES_SECONDS if CORES.are_few else INLINE_THRESHOLD_SECONDS
+    timing = compiled.timing
+    return timing is not None and timing.least_seconds < most and compiled.placement.is_inline(timing.input_bytes)
+
+
+def _that_may_leave_loop(
+    compiled: Compiled, model: ov.Model, source: ModelFile, build_anew: Callable[[int], Compiled]
+) -> Compiled:
+    """Have a model that is made for the event loop become one for all cores if it is asked for what takes long."""
+    if CORES.count == 1 or source.spec.target_device != "CPU" or _remembers(model, source):
+        return compiled
+    may_share_out = _may_share_out(model, source, source.spec.plugin_config, CORES.count)
+
+    def chosen_anew(at_once: int) -> Compiled:
+        made = build_anew(at_once)
+        return replace(made, chosen_anew=chosen_anew, may_share_out=may_share_out, is_for_loop=True)
+
+    return replace(compiled, chosen_anew=chosen_anew, may_share_out=may_share_out, is_for_loop=True)
+
+
+def _build_anew(
+    build: Callable[[dict[str, str]], Compiled], config: dict[str, str], on_loop: dict[str, str], at_once: int
+) -> Compiled:
+    return _choose_anew(build, config, at_once) if at_once else build(on_loop)
 
 
 def _keep_loop_state(model: ov.Model, file: str) -> None:
@@ -294,10 +341,10 @@ def _build(
     grows = any(not dim.is_fixed for variable in variables for dim in variable.shape) or signature.depends_on_values
     limit = FILLING_THRESHOLD_SECONDS if _fills_few_cores(compiled, streams, threads) else None
     if timing is not None and (limit is not None or _is_small(model)) and not grows:
-        fixed = signature.has_fixed_inputs
-        # The clock of one thread knows nothing of others that compute, and that of the wall all that held them up.
-        seconds = timing.median_seconds if alone else timing.least_seconds
-        placement = Placement.measured(seconds, timing.input_bytes, fixed_shape=fixed, limit=limit)
+        most = FEW_CORES_THRESHOLD_SECONDS if alone and streams == 1 and CORES.are_few else INLINE_THRESHOLD_SECONDS
+        placement = Placement.measured(
+            timing.least_seconds, timing.input_bytes, fixed_shape=signature.has_fixed_inputs, most=most, limit=limit
+        )
     side_by_side = source.spec.nireq or _property(compiled, "OPTIMAL_NUMBER_OF_INFER_REQUESTS", 1)
     return Compiled(
         model=compiled,

@@ -100,7 +100,6 @@ class Network:
         self._compile_again = compiled.compile_again
         self._compile_timed = compiled.compile_timed
         self._may_fail = compiled.may_fail
-        self._streams = compiled.streams
         self._model = compiled.model
         self._chosen_anew = compiled.chosen_anew
         self.is_pinned = compiled.is_pinned
@@ -121,9 +120,9 @@ class Network:
         # Requests that run side by side share the device, and each takes so much longer.
         self._usual_seconds = median * self.pool.size
         self._device_seconds = median
-        self._demand = Demand(CORES.count) if compiled.may_share_out else None
-        self._at_once = 1
-        hooks.set_streams(compiled.streams)
+        self._demand = _demand_of(compiled)
+        self._at_once = self._demand.chosen if self._demand is not None else 1
+        self._be_of_streams(compiled.streams)
         hooks.set_pool(self.pool.size, 0)
         hooks.set_memory("weights", compiled.weight_bytes)
         hooks.set_memory("outputs", self.signature.output_bytes * (self.pool.size + 1))
@@ -132,6 +131,12 @@ class Network:
             hooks.bound(to_cores=self.is_pinned, again=False)
         if fills_cores:
             CORES.users.add(self)
+
+    def _be_of_streams(self, streams: int) -> None:
+        """Have so many streams; of several the event loop waits for another thread even where it infers."""
+        self._streams = streams
+        self._works_inline = streams == 1 and not self._inline_slot.is_queued
+        self._hooks.set_streams(streams)
 
     @cached_property
     def _loop_load(self) -> LoopLoad:
@@ -154,11 +159,6 @@ class Network:
         """Whether requests of the size that was measured run on the event loop."""
         timing = self._timing
         return timing is not None and self._placement.is_inline(timing.input_bytes)
-
-    @property
-    def _works_inline(self) -> bool:
-        """Whether the event loop infers itself, rather than wait for a thread of OpenVINO's."""
-        return self._streams == 1 and not self._inline_slot.is_queued
 
     async def layer_times(self, seconds: float) -> LayerTimes:
         """Time the layers; see ``LayeredServable``."""
@@ -240,7 +240,7 @@ class Network:
                 await self._runs.wait_sound()
             if self._model is not before or self._streams != streams:
                 return
-            self._take_over(compiled)
+            self._take_over(compiled, is_other=self._demand is not None and self._demand.chosen != at_once)
         except (ConfigError, MemoryError, *OPENVINO_ERRORS) as error:
             log.warning("model keeps its cores: it cannot be compiled again", reason=reason(error))
             self._demand = None
@@ -251,20 +251,22 @@ class Network:
             self._tell_bound(was_shared=was_shared)
         await self._renew_all(compiled)
 
-    def _take_over(self, compiled: Compiled) -> None:
-        """Be another compiled model with the same inputs and outputs; nobody waits, and requests come over later."""
+    def _take_over(self, compiled: Compiled, *, is_other: bool) -> None:
+        """Be another compiled model with the same inputs and outputs; nobody waits, and requests come over later.
+
+        What was learned of it while it served holds as before, unless it ``is_other`` in its threads or streams.
+        """
         self._inline_slot = compiled.make_inline_slot()
         self._model = compiled.model
         self._device = device_facts(compiled.model)
         self._compile_again, self._compile_timed = compiled.compile_again, compiled.compile_timed
         self._chosen_anew = compiled.chosen_anew
-        if compiled.streams != self._streams:
-            # Otherwise what was learned of it while it served holds as before.
+        if is_other:
             self._timing, self._placement = compiled.timing, compiled.placement
             self._holds_loop_up = compiled.placement.limit is not None
-        self._streams, self.side_by_side = compiled.streams, compiled.side_by_side
+        self._be_of_streams(compiled.streams)
+        self.side_by_side = compiled.side_by_side
         self._completions.be_of(compiled.side_by_side, compiled.streams)
-        self._hooks.set_streams(compiled.streams)
         self._hooks.placed(inline=self.runs_inline, moved=True)
 
     def _tell_bound(self, *, was_shared: bool) -> None:
@@ -368,8 +370,8 @@ class Network:
             self._learn(call, taken, on_loop=True)
         else:
             self._learn_long(call, begin, taken, worked_before)
-        if self._demand is not None:
-            self._demand.note(1, taken)
+            if self._demand is not None:
+                self._demand.note(1, taken)
         waited = begin - call.begin if self._holds_loop_up else 0.0
         self._hooks.inferred(waited, taken)
         if call.event is not None:
@@ -394,7 +396,9 @@ class Network:
 
     def _learn(self, call: _Call, seconds: float, *, on_loop: bool) -> None:
         """Let the placement know how long an inference took."""
-        if self._placement.learn(call.nbytes, seconds, self._loop_load.limit, on_loop=on_loop):
+        load = self._loop_load
+        limit = load.limit_of_work if self._works_inline else load.limit
+        if self._placement.learn(call.nbytes, seconds, limit, on_loop=on_loop):
             self._hooks.placed(inline=self._placement.is_inline(call.nbytes), moved=True)
 
     async def _acquire(self) -> Slot:
@@ -444,8 +448,9 @@ class Network:
             call.change.enter(slot.request)
         await self._run(slot)
         # It ran from when it was started, or its stream was done with an earlier one.
-        ended = slot.ended_at or time.perf_counter()
-        started = max(start, slot.free_at)
+        free_at, ended = slot.ran
+        ended = ended or time.perf_counter()
+        started = max(start, free_at)
         self._learn(call, ended - started, on_loop=False)
         outputs = await self._copied(slot, call)
         if call.change is not None:
@@ -453,9 +458,10 @@ class Network:
         # Inputs of open shapes may take far longer than the ones that the model was first run on.
         self._usual_seconds += _WEIGHT_OF_LAST * (ended - start - self._usual_seconds)
         self._device_seconds += _WEIGHT_OF_LAST * (ended - started - self._device_seconds)
-        self._completions.most_waiting = self._ends_that_may_wait()
+        waiting = self.pool.waiting
+        self._completions.most_waiting = self._ends_that_may_wait(waiting)
         if self._demand is not None:
-            self._demand.note(min(self.pool.active + self.pool.waiting, self.pool.size), ended - started)
+            self._demand.note(min(self.pool.active + waiting, self.pool.size), ended - started)
         self._hooks.inferred(started - call.begin, ended - started)
         if call.event is not None:
             call.event.queue_seconds += started - call.begin
@@ -466,9 +472,9 @@ class Network:
             span.add("inference", ended - started, {"ovmstrio.inference.on": "device"}, ended_ago=now - ended)
         return outputs
 
-    def _ends_that_may_wait(self) -> int:
+    def _ends_that_may_wait(self, waiting: int) -> int:
         """Tell how many ends the loop may hear of late: longer where calls wait for a request, and longer for that."""
-        seconds = _LATE_SECONDS_OF_MANY if self.pool.waiting else _LATE_SECONDS
+        seconds = _LATE_SECONDS_OF_MANY if waiting else _LATE_SECONDS
         return min(self.pool.size - 1, int(seconds * self.side_by_side / max(self._device_seconds, _LEAST_SECONDS)))
 
     async def _copied(self, slot: Slot, call: _Call) -> list[Array]:
@@ -549,8 +555,7 @@ class Network:
                         if self.is_pinned is not None:
                             self.is_pinned = None
                             self._hooks.bound(to_cores=False, again=False)
-                    self._streams = 1
-                    self._hooks.set_streams(1)
+                    self._be_of_streams(1)
             finally:
                 for each in held:
                     self.pool.release(each)
@@ -565,3 +570,10 @@ class Network:
         if self._streams > 1 or slot.broken:
             return False
         return await trio.to_thread.run_sync(slot.mends, limiter=self._threads)
+
+
+def _demand_of(compiled: Compiled) -> Demand | None:
+    """Give what watches a model's calls, where the server may choose for how many at once it is compiled."""
+    if not (compiled.may_share_out or compiled.is_for_loop):
+        return None
+    return Demand(CORES.count if compiled.may_share_out else 1, is_for_loop=compiled.is_for_loop)

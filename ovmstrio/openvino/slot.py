@@ -244,9 +244,9 @@ class Slot:
         return self._completion.at
 
     @property
-    def free_at(self) -> float:
-        """When the stream that ran it was done with the one before, by ``perf_counter``; 0 if it has not succeeded."""
-        return self._completion.free_at
+    def ran(self) -> tuple[float, float]:
+        """When its stream was done with the inference before, and when it succeeded; 0 if it has not."""
+        return self._completion.free_at, self._completion.at
 
     def has_failed(self) -> bool:
         """Tell whether the inference that was started last has failed; at once."""

@@ -3,6 +3,9 @@
 One inference on all cores gives a lone call its answer soonest.  Calls that come all the time get theirs sooner where
 several inferences share the cores out: threads of one inference wait for each other, and for whoever has taken a core
 from one of them, which those of several do not.
+
+A model whose inferences are short is compiled for one thread, the event loop's, until most of what it is asked for
+takes long, as large batches do.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ _MANY: Final = 1.8
 _FEW: Final = 1.3
 _FEW_SECONDS: Final = 60.0
 _GROWS_BY: Final = 2
+_LONG_SECONDS: Final = 1e-3
+_LONG_CALLS: Final = 8
+"""So many calls between two looks are no chance."""
 
 
 class Demand:
@@ -28,41 +34,63 @@ class Demand:
     Args:
         most: how many inferences can be of use side by side: the cores.
         clock: gives seconds.
+        is_for_loop: whether the model is compiled for one thread at first, as its inferences are short.
 
     Attributes:
-        chosen: for how many at once the model is compiled.
+        chosen: for how many at once the model is compiled; 0 for one thread.
     """
 
-    __slots__ = ("_at_once", "_calls", "_clock", "_few_since", "_looked", "_most", "_seconds", "chosen")
+    __slots__ = (
+        "_at_once",
+        "_clock",
+        "_few_since",
+        "_is_for_loop",
+        "_long_at",
+        "_long_calls",
+        "_long_seconds",
+        "_looked",
+        "_most",
+        "_seconds",
+        "chosen",
+    )
 
-    def __init__(self, most: int, clock: Callable[[], float] = perf_counter) -> None:
-        self.chosen = 1
+    def __init__(self, most: int, clock: Callable[[], float] = perf_counter, *, is_for_loop: bool = False) -> None:
+        self.chosen = 0 if is_for_loop else 1
+        self._is_for_loop = is_for_loop
         self._most = most
         self._clock = clock
-        self._looked = self._few_since = clock()
-        self._calls = 0
-        self._at_once = self._seconds = 0.0
+        self._looked = self._few_since = self._long_at = clock()
+        self._long_calls = 0
+        self._at_once = self._seconds = self._long_seconds = 0.0
 
     def note(self, at_once: float, seconds: float) -> None:
         """Know of a call that was one of so many, and took the device so long."""
-        self._calls += 1
-        self._at_once += at_once
+        self._at_once += at_once * seconds
         self._seconds += seconds
+        if seconds >= _LONG_SECONDS:
+            self._long_calls += 1
+            self._long_seconds += seconds
 
     def look(self) -> int:
         """Tell how many inferences should run side by side by the calls since the last look.
 
         More than one only where the device had little time to spare; one again when calls were alone for a minute, or
-        there were none.
+        there were none.  0 while most of the time is that of short calls, and again when it was so for a minute.
         """
         now = self._clock()
         passed, self._looked = now - self._looked, now
-        average = self._at_once / self._calls if self._calls else 0.0
+        average = self._at_once / self._seconds if self._seconds else 0.0
         busy = self._seconds / passed if passed > 0 else 0.0
-        self._calls, self._at_once, self._seconds = 0, 0.0, 0.0
+        is_long = self._long_calls >= _LONG_CALLS and self._long_seconds > self._seconds / 2
+        self._long_calls = 0
+        self._at_once = self._seconds = self._long_seconds = 0.0
         if average >= _FEW:
             self._few_since = now
+        if is_long or not self._is_for_loop:
+            self._long_at = now
+        if (self.chosen == 0 and not is_long) or now - self._long_at >= _FEW_SECONDS:
+            return 0
         wanted = min(round(average), self._most)
-        if average >= _MANY and busy >= _BUSY and (self.chosen == 1 or wanted >= _GROWS_BY * self.chosen):
-            return max(wanted, self.chosen)
-        return 1 if now - self._few_since >= _FEW_SECONDS else self.chosen
+        if average >= _MANY and busy >= _BUSY and (self.chosen <= 1 or wanted >= _GROWS_BY * self.chosen):
+            return max(wanted, self.chosen, 1)
+        return 1 if self.chosen == 0 or now - self._few_since >= _FEW_SECONDS else self.chosen

@@ -10,7 +10,7 @@ import trio
 
 from ovmstrio.core.metric_families import BUCKETS_SECONDS
 from ovmstrio.work.cores import CORES
-from ovmstrio.work.placement import INLINE_THRESHOLD_SECONDS
+from ovmstrio.work.placement import FEW_CORES_THRESHOLD_SECONDS, INLINE_THRESHOLD_SECONDS
 
 __all__ = ["LoopLoad", "current_loop_load"]
 
@@ -31,6 +31,7 @@ class LoopLoad(trio.abc.Instrument):
 
     Attributes:
         limit: inferences that take less are to run on the loop, in seconds.
+        limit_of_work: the same of those that are the work of the loop's own thread, rather than of one it waits for.
         busy: the share of the last tenth of a second in which the loop did not wait.
         turns: how many turns of the loop took up to each of ``BUCKETS_SECONDS``, and longer than the last of them; one
             goes from a wait, or a look for what is new, to the next.
@@ -40,6 +41,8 @@ class LoopLoad(trio.abc.Instrument):
     def __init__(self, *, cores_are_few: bool = False) -> None:
         self.limit = INLINE_THRESHOLD_SECONDS
         self._limit_when_busy = INLINE_THRESHOLD_SECONDS if cores_are_few else _BUSY_LIMIT_SECONDS
+        self._cores_are_few = cores_are_few
+        self.limit_of_work = FEW_CORES_THRESHOLD_SECONDS if cores_are_few else self.limit
         self.busy = 0.0
         self.turns = [0] * (len(BUCKETS_SECONDS) + 1)
         self.turn_seconds = 0.0
@@ -78,6 +81,8 @@ class LoopLoad(trio.abc.Instrument):
         if passed >= _WINDOW_SECONDS:
             self.busy = 1 - self._waited / passed
             self.limit = self._limit_when_busy if self.busy > _BUSY else INLINE_THRESHOLD_SECONDS
+            if not self._cores_are_few:
+                self.limit_of_work = self.limit
             self._begun, self._waited = now, 0.0
 
 

@@ -15,12 +15,24 @@ from typing import Final, TypeVar
 
 import trio
 
-__all__ = ["INLINE_THRESHOLD_SECONDS", "LOADS_AT_ONCE", "Placement", "load_limiter", "run_load"]
+__all__ = [
+    "FEW_CORES_THRESHOLD_SECONDS",
+    "INLINE_THRESHOLD_SECONDS",
+    "LOADS_AT_ONCE",
+    "Placement",
+    "load_limiter",
+    "run_load",
+]
 
 _T = TypeVar("_T")
 
 INLINE_THRESHOLD_SECONDS: Final = 200e-6
 """Inferences expected to be shorter run on the event loop."""
+FEW_CORES_THRESHOLD_SECONDS: Final = 500e-6
+"""The same on few cores, of inferences that are the work of the thread that asks for them.
+
+Leaving takes as much there as it saves, up to about such a time.
+"""
 FILLING_THRESHOLD_SECONDS: Final = 1e-3
 """The same of inferences that fill all of few cores, so that one runs after the other wherever they are.
 
@@ -90,12 +102,20 @@ class Placement:
         return cls(-1)
 
     @classmethod
-    def measured(cls, seconds: float, input_bytes: int, *, fixed_shape: bool, limit: float | None = None) -> Placement:
-        """Begin with one measured time of an inference on ``input_bytes``.
+    def measured(
+        cls,
+        seconds: float,
+        input_bytes: int,
+        *,
+        fixed_shape: bool,
+        most: float = INLINE_THRESHOLD_SECONDS,
+        limit: float | None = None,
+    ) -> Placement:
+        """Begin with one measured time of an inference on ``input_bytes``, ``limit`` or ``most`` being short enough.
 
         Where shapes may grow, time is taken to grow with the bytes of input.
         """
-        inline_bytes, most = -1.0, limit or INLINE_THRESHOLD_SECONDS
+        inline_bytes, most = -1.0, limit or most
         if seconds < most:
             inline_bytes = math.inf if fixed_shape else max(input_bytes, 1) * most / seconds
         return cls(inline_bytes, one_size=fixed_shape, learns=True, limit=limit)

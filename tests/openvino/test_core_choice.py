@@ -22,7 +22,7 @@ from ovmstrio.openvino.runtime import core
 from ovmstrio.openvino.slot import Slot
 from ovmstrio.work import cores as cores_module
 from ovmstrio.work.cores import CoreShare
-from ovmstrio.work.placement import FILLING_THRESHOLD_SECONDS, Placement
+from ovmstrio.work.placement import FEW_CORES_THRESHOLD_SECONDS, FILLING_THRESHOLD_SECONDS, Placement
 from tests.support import ir
 from tests.support.servables import RecordingHooks, network
 
@@ -264,7 +264,8 @@ async def test_on_few_cores_what_fills_them_runs_on_the_loop(
 @pytest.mark.parametrize(
     ("settings", "are_few", "seconds"),
     [
-        ({"INFERENCE_NUM_THREADS": "1"}, True, FILLING_THRESHOLD_SECONDS / 2),
+        ({"INFERENCE_NUM_THREADS": "1"}, True, FEW_CORES_THRESHOLD_SECONDS),
+        ({"INFERENCE_NUM_THREADS": "1"}, False, FEW_CORES_THRESHOLD_SECONDS / 2),
         ({"INFERENCE_NUM_THREADS": "2", "NUM_STREAMS": "2"}, True, FILLING_THRESHOLD_SECONDS / 2),
         ({"INFERENCE_NUM_THREADS": "2"}, True, FILLING_THRESHOLD_SECONDS),
         ({"INFERENCE_NUM_THREADS": "2"}, False, FILLING_THRESHOLD_SECONDS / 2),
@@ -283,6 +284,76 @@ def test_what_does_not_fill_few_cores_or_takes_longer_leaves_the_loop(
     monkeypatch.setattr(cores_module, "usable_cores", lambda: 2)
     _short(monkeypatch, seconds)
     assert not network(ir.dummy(), tmp_path, plugin_config=settings).runs_inline
+
+
+def test_on_few_cores_what_one_thread_does_stays_on_the_loop_for_longer(
+    cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To leave takes as much there as it saves."""
+    cores.are_few = True
+    _short(monkeypatch, 0.9 * FEW_CORES_THRESHOLD_SECONDS)
+    assert network(ir.dummy(), tmp_path, plugin_config=ONE_THREAD).runs_inline
+
+
+@pytest.mark.parametrize(("seconds", "are_few"), [(0.3e-3, True), (0.3e-3, False), (0.4e-3, True)])
+def test_a_small_model_has_one_thread_on_few_cores_though_loading_makes_it_slow(
+    seconds: float, are_few: bool, cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the shortest of its runs; one that is not so small, or has cores enough, has several."""
+    cores.are_few = are_few
+    monkeypatch.setattr(cores_module, "usable_cores", lambda: 2)
+    _short(monkeypatch, seconds)
+    threads = network(ir.dummy(), tmp_path)._model.get_property("INFERENCE_NUM_THREADS")
+    assert (threads == 1) is (are_few and seconds < 0.35e-3)
+
+
+@pytest.mark.parametrize("hint", ["", "LATENCY"])
+@pytest.mark.parametrize("model", [ir.dummy(), ir.matmul()], ids=["fixed", "dynamic"])
+async def test_a_small_model_that_is_asked_for_what_takes_long_has_all_cores(
+    model: Any, hint: str, cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is asked for what is short again; a hint of the user's says whether several share them."""
+    monkeypatch.setattr(cores_module, "usable_cores", lambda: 2)
+    hooks = RecordingHooks()
+    running = network(model, tmp_path, hooks=hooks, plugin_config={"PERFORMANCE_HINT": hint} if hint else {})
+    given = [
+        np.ones(shape, np.float32)
+        for shape in ([(1, 10)] if model.inputs[0].partial_shape.is_static else [(2, 3), (3, 2)])
+    ]
+    (expected,) = await running.infer(given)
+    assert not running.wants_others()
+    for at_once, chosen, streams in ((1, 1, 1), (2, 1 if hint else 2, 1 if hint else 2), (0, 0, 1)):
+        assert running._demand is not None
+        running._demand._long_at -= 100 if not at_once else 0
+        for _ in range(10):
+            running._demand.note(at_once or 1, 1.0 if at_once else 1e-4)
+        assert running.wants_others() is (running._demand.chosen != chosen)
+        await running.choose_cores()
+        threads = running._model.get_property("INFERENCE_NUM_THREADS")
+        assert (running._demand.chosen, hooks.streams, threads) == (chosen, streams, 2 if chosen else 1)
+        for placement in (Placement.away(), Placement(float("inf"))):
+            running._placement = placement
+            np.testing.assert_array_equal((await running.infer(given))[0], expected)
+
+
+async def test_a_small_model_that_failed_is_sound_again_with_any_number_of_threads(
+    cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests of the pool, which were made for other threads, tell of failures as before."""
+    monkeypatch.setattr(cores_module, "usable_cores", lambda: 2)
+    running = network(ir.matmul(), tmp_path)
+    fits = [np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)]
+    for chosen in (1, 0):
+        running._at_once = chosen
+        await running.choose_cores()
+        for placement in (Placement.away(), Placement(float("inf"))):
+            for _ in range(3):
+                running._placement = placement
+                with pytest.raises(ModelFailure):
+                    await running.infer([fits[0], fits[0]])
+                running._placement = placement
+                np.testing.assert_array_equal((await running.infer(fits))[0], np.full((2, 2), 3, np.float32))
+        assert running.pool.active == 0
 
 
 def _shared_out(

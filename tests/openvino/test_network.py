@@ -348,7 +348,8 @@ async def test_long_inferences_between_short_ones_are_learned_of(
     short_ones: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A size that takes long leaves the loop, also where most requests are of one that does not."""
-    running = network(ir.dummy((-1, 10)), tmp_path)
+    hooks = RecordingHooks()
+    running = network(ir.dummy((-1, 10)), tmp_path, hooks=hooks)
     running._placement = Placement(float("inf"), learns=True)
     small, large = np.zeros((1, 10), np.float32), np.zeros((100, 10), np.float32)
     infer, now, rows = Slot.infer, 100.0, 0
@@ -365,7 +366,8 @@ async def test_long_inferences_between_short_ones_are_learned_of(
         rows = len(given)
         await running.infer([given])
     assert running._placement.is_inline(small.nbytes)
-    assert not running._placement.is_inline(large.nbytes)
+    # By OpenVINO's threads, which have another clock, it takes next to nothing, and comes back.
+    assert (False, True) in hooks.places
 
 
 async def test_an_inference_that_waited_for_the_processor_is_not_a_long_one(
@@ -561,11 +563,11 @@ async def test_a_model_that_turns_out_to_be_slow_leaves_the_loop(
     hooks = RecordingHooks()
     running = network(ir.dummy(), tmp_path, hooks=hooks)
     assert hooks.places == [(True, False)]
-    monkeypatch.setattr(running, "_loop_load", SimpleNamespace(limit=1e-9, worked=lambda: 1))
+    monkeypatch.setattr(running, "_loop_load", SimpleNamespace(limit_of_work=1e-9))
     for _ in range(60):
         np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
     assert hooks.places == [(True, False), (False, True)]
-    monkeypatch.setattr(running, "_loop_load", SimpleNamespace(limit=1e9, worked=lambda: 1))
+    monkeypatch.setattr(running, "_loop_load", SimpleNamespace(limit_of_work=1e9))
     for _ in range(60):
         np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
     assert hooks.places[2:] == [(True, True)]

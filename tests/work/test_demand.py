@@ -61,6 +61,26 @@ def test_more_calls_are_worth_another_choice_once_they_have_doubled() -> None:
     assert [_look(demand, clock, at_once=at_once) for at_once in (6, 7, 8)] == [4, 4, 8]
 
 
+def test_what_is_short_has_one_thread_until_most_of_the_time_is_that_of_long_calls() -> None:
+    """And again behind a minute without; several long ones side by side share the cores out at once."""
+    clock = _Clock()
+    demand = Demand(4, clock, is_for_loop=True)
+
+    def look(short: int, long: int, at_once: float = 1) -> int:
+        for _ in range(short):
+            demand.note(1, 0.0002)
+        for _ in range(long):
+            demand.note(at_once, 0.01)
+        clock.now += 5.0
+        demand.chosen = demand.look()
+        return demand.chosen
+
+    assert [look(1000, 0), look(0, 7), look(1000, 19), look(1000, 21)] == [0, 0, 0, 1]
+    assert [look(1000, 0) for _ in range(12)] == [1] * 11 + [0]
+    assert [look(0, 400, at_once=3), look(1000, 10)] == [3, 3]
+    assert [look(0, 0) for _ in range(11)] == [*[3] * 10, 0]
+
+
 def test_two_looks_at_the_same_moment_change_nothing() -> None:
     """Nothing has happened between them."""
     clock = _Clock()

@@ -6,7 +6,7 @@ import trio.lowlevel
 
 from ovmstrio.work import loop_load
 from ovmstrio.work.loop_load import LoopLoad, current_loop_load
-from ovmstrio.work.placement import INLINE_THRESHOLD_SECONDS
+from ovmstrio.work.placement import FEW_CORES_THRESHOLD_SECONDS, INLINE_THRESHOLD_SECONDS
 
 
 def test_a_busy_loop_takes_shorter_inferences_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +27,7 @@ def test_a_busy_loop_takes_shorter_inferences_only(monkeypatch: pytest.MonkeyPat
         load.before_io_wait(0)
         load.after_io_wait(0)
         assert load.busy == pytest.approx(busy)
-        assert load.limit == limit
+        assert (load.limit, load.limit_of_work) == (limit, limit)
 
 
 def test_on_few_cores_a_busy_loop_keeps_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +41,7 @@ def test_on_few_cores_a_busy_loop_keeps_what_it_had(monkeypatch: pytest.MonkeyPa
     load.after_io_wait(0)
     assert load.is_full
     assert load.limit == INLINE_THRESHOLD_SECONDS
+    assert load.limit_of_work == FEW_CORES_THRESHOLD_SECONDS
 
 
 def test_a_turn_that_lasts_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
