@@ -33,6 +33,7 @@ from ovmstrio.openvino.shaping import reshape
 from ovmstrio.openvino.signature import ModelSignature, read_signature
 from ovmstrio.openvino.slot import Blocking, Slot, marks_of
 from ovmstrio.work.cores import CORES
+from ovmstrio.work.demand import Demand
 from ovmstrio.work.placement import (
     FEW_CORES_THRESHOLD_SECONDS,
     FILLING_THRESHOLD_SECONDS,
@@ -105,7 +106,8 @@ class Compiled:
     to.  ``is_pinned`` tells whether its threads are bound to cores, None where that is not for the server to choose;
     ``chosen_anew`` makes one like it for so many calls at once that is bound or not as :data:`CORES` says by then, and
     has run; for 0 of them, one of one thread, where the model ``is_for_loop``.  ``may_share_out`` tells whether the
-    server may choose how many inferences share the cores.
+    server may choose how many inferences share the cores.  ``loop`` is the same of one thread, on which the event loop
+    infers if this is not.
     """
 
     model: ov.CompiledModel
@@ -126,6 +128,7 @@ class Compiled:
     is_pinned: bool | None = None
     may_share_out: bool = False
     is_for_loop: bool = False
+    loop: Compiled | None = None
     buckets: ShapeBuckets | None = None
 
     def make_slot(self) -> Slot:
@@ -136,7 +139,14 @@ class Compiled:
 
     def make_inline_slot(self) -> Slot:
         """Make the one infer request that the event loop runs itself."""
-        return Slot(self.model, self.signature, self.blocking)
+        of = self.loop or self
+        return Slot(of.model, of.signature, of.blocking)
+
+    def make_demand(self) -> Demand | None:
+        """Make what watches its calls, where the server may choose for how many at once it is compiled."""
+        if not (self.may_share_out or self.is_for_loop):
+            return None
+        return Demand(CORES.count if self.may_share_out else 1, is_for_loop=self.is_for_loop)
 
     def make_isolated_slots(self) -> list[Slot]:
         """Make as many infer requests as may run at once, none of which another one's failure can hurt."""
@@ -191,7 +201,7 @@ def _compile_shaped(model: ov.Model, source: ModelFile) -> Compiled:
         compiled = build(on_loop)
         if _is_for_loop(compiled):
             return _that_may_leave_loop(compiled, model, source, partial(_build_anew, build, config, on_loop))
-    return build(config)
+    return _with_loop(build(config), model, source, partial(build, _one_stream(config, 1)))
 
 
 def _is_for_loop(compiled: Compiled) -> bool:
@@ -222,7 +232,27 @@ def _that_may_leave_loop(
 def _build_anew(
     build: Callable[[dict[str, str]], Compiled], config: dict[str, str], on_loop: dict[str, str], at_once: int
 ) -> Compiled:
-    return _choose_anew(build, config, at_once) if at_once else build(on_loop)
+    compiled = build(on_loop)
+    return replace(_choose_anew(build, config, at_once), loop=compiled) if at_once else compiled
+
+
+def _with_loop(compiled: Compiled, model: ov.Model, source: ModelFile, build: Callable[[], Compiled]) -> Compiled:
+    """Give a small model of several streams one thread for the event loop as well, if it is short enough for that.
+
+    Each of several streams has a thread of its own, to which the loop would hand over what takes less than that.
+    """
+    is_left = compiled.streams > 1 and source.spec.target_device == "CPU" and not _remembers(model, source)
+    if not is_left or compiled.timing is None or not _is_small(model):
+        return compiled
+    loop = build()
+    if not _is_for_loop(loop):
+        return compiled
+    build_anew = compiled.chosen_anew
+
+    def chosen_anew(at_once: int) -> Compiled:
+        return replace(build_anew(at_once), chosen_anew=chosen_anew, loop=build())
+
+    return replace(compiled, placement=loop.placement, chosen_anew=chosen_anew, loop=loop)
 
 
 def _keep_loop_state(model: ov.Model, file: str) -> None:

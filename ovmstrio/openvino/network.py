@@ -31,10 +31,9 @@ from ovmstrio.openvino.mending import Run, Runs, SuspectRunError, replace_model
 from ovmstrio.openvino.model_state import StateChange
 from ovmstrio.openvino.pool import RequestPool
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
-from ovmstrio.openvino.slot import LostFailure, Slot
+from ovmstrio.openvino.slot import Blocking, LostFailure, Slot
 from ovmstrio.work.cores import CORES
 from ovmstrio.work.crowd import Crowd
-from ovmstrio.work.demand import Demand
 from ovmstrio.work.loop_load import LoopLoad, current_loop_load
 from ovmstrio.work.overdue import wait_within
 from ovmstrio.work.placement import INLINE_THRESHOLD_SECONDS, load_limiter
@@ -106,6 +105,7 @@ class Network:
         self._slots: list[Slot] = [compiled.make_slot() for _ in range(compiled.nireq)]
         self.pool = RequestPool(self._slots)
         self._inline_slot = compiled.make_inline_slot()
+        self._loop_again = compiled.loop.compile_again if compiled.loop is not None else None
         self._long = 0
         self._idle = trio.Event()
         self._completions = CompletionQueue(compiled.side_by_side, compiled.streams)
@@ -120,7 +120,7 @@ class Network:
         # Requests that run side by side share the device, and each takes so much longer.
         self._usual_seconds = median * self.pool.size
         self._device_seconds = median
-        self._demand = _demand_of(compiled)
+        self._demand = compiled.make_demand()
         self._at_once = self._demand.chosen if self._demand is not None else 1
         self._be_of_streams(compiled.streams)
         hooks.set_pool(self.pool.size, 0)
@@ -133,9 +133,10 @@ class Network:
             CORES.users.add(self)
 
     def _be_of_streams(self, streams: int) -> None:
-        """Have so many streams; of several the event loop waits for another thread even where it infers."""
+        """Have so many streams; of several the event loop waits for another thread, unless it has one for itself."""
         self._streams = streams
-        self._works_inline = streams == 1 and not self._inline_slot.is_queued
+        self._loop_may_share = not self._may_fail or self._loop_again is not None
+        self._works_inline = (streams == 1 or self._loop_again is not None) and not self._inline_slot.is_queued
         self._hooks.set_streams(streams)
 
     @cached_property
@@ -202,12 +203,15 @@ class Network:
         may_wait = self._holds_loop_up or self.pool.active
         if inline and (await self._loop_is_free() if may_wait else self._loop_may_run()):
             try:
-                return self._infer_inline(call)
-            except ModelFailure as error:
+                return self._infer_inline(call, self._inline_slot)
+            except LostFailure:
+                await self._mend(None)
+                if self._loop_again is not None:
+                    return await self._infer_again(call)
+            except ModelFailure:
                 if self._may_fail:
                     await self._mend(None)
-                if not isinstance(error, LostFailure):
-                    raise
+                raise
         return await self._infer_in_pool(call, short=inline)
 
     def wants_others(self) -> bool:
@@ -240,7 +244,9 @@ class Network:
                 await self._runs.wait_sound()
             if self._model is not before or self._streams != streams:
                 return
-            self._take_over(compiled, is_other=self._demand is not None and self._demand.chosen != at_once)
+            is_other = self._demand is not None and self._demand.chosen != at_once
+            # The event loop infers as it did on what has one thread for that.
+            self._take_over(compiled, is_other=is_other and not compiled.is_for_loop)
         except (ConfigError, MemoryError, *OPENVINO_ERRORS) as error:
             log.warning("model keeps its cores: it cannot be compiled again", reason=reason(error))
             self._demand = None
@@ -257,6 +263,7 @@ class Network:
         What was learned of it while it served holds as before, unless it ``is_other`` in its threads or streams.
         """
         self._inline_slot = compiled.make_inline_slot()
+        self._loop_again = compiled.loop.compile_again if compiled.loop is not None else None
         self._model = compiled.model
         self._device = device_facts(compiled.model)
         self._compile_again, self._compile_timed = compiled.compile_again, compiled.compile_timed
@@ -320,11 +327,11 @@ class Network:
 
     def _is_worth_waiting(self) -> bool:
         """Tell whether the loop may infer soon: the pool is busy with what is as short as that, if with anything."""
-        return self._may_fail and self.pool.active > 0 and not self._long and not self._away_until
+        return not self._loop_may_share and self.pool.active > 0 and not self._long and not self._away_until
 
     def _look_for_idle(self) -> None:
         """Wake those who wait for the pool, if they need not any more."""
-        if self._may_fail and not self._is_worth_waiting():
+        if not self._loop_may_share and not self._is_worth_waiting():
             self._idle.set()
             self._idle = trio.Event()
 
@@ -332,7 +339,7 @@ class Network:
         """Wait while the loop may infer soon, or others should have their turn; gives whether it may infer now."""
         if self._holds_loop_up and self._loop_load.is_overdue:
             await trio.lowlevel.checkpoint()
-        while self._may_fail and self._is_worth_waiting():
+        while not self._loop_may_share and self._is_worth_waiting():
             await self._idle.wait()
         return self._loop_may_run()
 
@@ -343,16 +350,24 @@ class Network:
     def _loop_may_run(self) -> bool:
         """Tell whether the event loop may infer now.
 
-        It may not beside requests that may fail: it would learn of that too late.
+        It may not beside requests that may fail on the same stream: it would learn of that too late.
         """
         if self._away_until:
             if time.perf_counter() <= self._away_until:
                 return False
             self._away_until = 0.0
-        return not self._may_fail or (not self.pool.active and self._runs.is_sound)
+        return not self._may_fail or ((self._loop_may_share or not self.pool.active) and self._runs.is_sound)
 
-    def _infer_inline(self, call: _Call) -> list[Array]:
-        slot, change = self._inline_slot, call.change
+    async def _infer_again(self, call: _Call) -> list[Array]:
+        """Infer the way that tells why it fails, on the loop's own model: of several streams none is to fail."""
+        try:
+            return self._infer_inline(call, Slot(self._inline_slot.model, self.signature, Blocking.QUEUED))
+        except ModelFailure:
+            await self._mend(None)
+            raise
+
+    def _infer_inline(self, call: _Call, slot: Slot) -> list[Array]:
+        change = call.change
         begin, worked_before = time.perf_counter(), time.thread_time() if self._timed else None
         try:
             slot.bind(call.arrays)
@@ -545,9 +560,8 @@ class Network:
                 while len(held) < self.pool.size - (slot is not None):
                     held.append(await self.pool.acquire())
                 if not await self._runs_again(slot):
-                    every = [*self._slots, self._inline_slot]
-                    await trio.to_thread.run_sync(replace_model, every, self._compile_again, limiter=self._threads)
-                    self._model = self._inline_slot.model
+                    await trio.to_thread.run_sync(self._replace_models, limiter=self._threads)
+                    self._model = self._slots[0].model
                     self._device = device_facts(self._model)
                     if self._streams > 1:
                         # One stream in the place of several is bound to no core; another choice would bring them back.
@@ -562,6 +576,13 @@ class Network:
                 self._runs.mended()
                 self._look_for_idle()
 
+    def _replace_models(self) -> None:
+        if self._loop_again is None:
+            replace_model([*self._slots, self._inline_slot], self._compile_again)
+            return
+        replace_model(self._slots, self._compile_again)
+        replace_model([self._inline_slot], self._loop_again)
+
     async def _runs_again(self, slot: Slot | None) -> bool:
         """Have the stream that failed run something else; of several streams nobody knows which one that was."""
         if slot is None:
@@ -570,10 +591,3 @@ class Network:
         if self._streams > 1 or slot.broken:
             return False
         return await trio.to_thread.run_sync(slot.mends, limiter=self._threads)
-
-
-def _demand_of(compiled: Compiled) -> Demand | None:
-    """Give what watches a model's calls, where the server may choose for how many at once it is compiled."""
-    if not (compiled.may_share_out or compiled.is_for_loop):
-        return None
-    return Demand(CORES.count if compiled.may_share_out else 1, is_for_loop=compiled.is_for_loop)

@@ -249,7 +249,10 @@ async def test_requests_beside_failing_ones_are_answered(
 async def test_models_that_may_fail_are_compiled_once_until_they_do(
     config: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many streams and requests they have; a failure on one of several streams leaves a model of one."""
+    """However many streams and requests they have; a failure on one of several streams leaves a model of one.
+
+    Beside several streams there is one of one thread for the event loop, which stays as it is.
+    """
     compiled: list[int] = []
     build = compile_module._compile
 
@@ -263,12 +266,12 @@ async def test_models_that_may_fail_are_compiled_once_until_they_do(
     async with trio.open_nursery() as nursery:
         for number in range(20):
             nursery.start_soon(multiplies, running, number % 3 + 1, 3, 2)
-    assert (running.pool.size, len(compiled)) == (8, 1)
     several = hooks.streams > 1
+    assert (running.pool.size, len(compiled)) == (8, 2 if several else 1)
     for _ in range(3):
         await refuses(running, (2, 3), (5, 2))
         await multiplies(running, 2, 3, 2)
-    assert (hooks.streams, len(compiled)) == (1, 2 if several else 1)
+    assert (hooks.streams, len(compiled)) == (1, 4 if several else 1)
 
 
 async def test_models_that_fail_on_ones_recover_by_loading_again(tmp_path: Path) -> None:
@@ -414,6 +417,35 @@ async def test_nothing_runs_on_the_loop_beside_requests_that_may_fail(tmp_path: 
     assert (await send_away(network(ir.dummy(), tmp_path, nireq=1)).pool.acquire()) is not None
 
 
+@pytest.mark.parametrize("config", [{"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": "2"}, {"NUM_STREAMS": "2"}])
+async def test_a_small_model_of_several_streams_has_one_thread_for_the_loop(
+    config: dict[str, str], tmp_path: Path
+) -> None:
+    """It infers there beside the streams, which keep their number, and neither is hurt by a failure of the other."""
+    hooks = RecordingHooks()
+    running = network(ir.matmul(), tmp_path, plugin_config=config, hooks=hooks)
+    assert (running.runs_inline, hooks.streams, running.facts["streams"]) == (True, 2, 2)
+    assert running._inline_slot.model is not running._model
+    assert running._inline_slot.model.get_property("INFERENCE_NUM_THREADS") == 1
+    slot = await running.pool.acquire()
+    assert running._loop_may_run()
+    running.pool.release(slot)
+    for _ in range(3):
+        await refuses(running, (2, 3), (5, 2))
+        await multiplies(running, 2, 3, 2)
+        await multiplies(running, 1, 3, 2)
+    assert hooks.streams == 2
+    short = running._placement
+    send_away(running)
+    await refuses(running, (2, 3), (5, 2))
+    running._placement = short
+    await multiplies(running, 2, 3, 2)
+    assert hooks.streams == 1
+    assert running._inline_slot.model.get_property("INFERENCE_NUM_THREADS") == 1
+    await running.choose_cores()
+    await multiplies(running, 2, 3, 2)
+
+
 async def test_short_requests_of_a_model_that_may_fail_find_their_way_back_to_the_loop(tmp_path: Path) -> None:
     """They wait for the last of those that were sent away, so that a steady load does not keep all of them there."""
     running = network(ir.matmul(), tmp_path, plugin_config={"INFERENCE_NUM_THREADS": "1"})
@@ -480,6 +512,7 @@ async def test_an_inference_for_which_the_loop_only_waits_is_as_long_as_that(
     streams: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of several streams each has a thread of its own, so that the loop's works next to nothing, and still waits."""
+    monkeypatch.setattr(compile_module, "_is_small", lambda _: False)
     running = network(ir.dummy(), tmp_path, plugin_config={"NUM_STREAMS": str(streams)})
     running._placement = Placement(float("inf"), learns=True)
     infer, now = Slot.infer, 100.0
