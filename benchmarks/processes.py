@@ -34,9 +34,13 @@ __all__ = [
     "ovms",
     "script",
     "service",
+    "wait_idle",
 ]
 
 READY_WITHIN_SECONDS = 180
+_IDLE_WITHIN_SECONDS = 30.0
+_LOOK_SECONDS = 0.2
+_IDLE_PART = 0.1
 KSERVE = "inference.GRPCInferenceService"
 
 
@@ -95,6 +99,19 @@ def cpu_seconds(process: psutil.Process) -> float:
 def cpu_of_tree(process: psutil.Process) -> float:
     """CPU time that a process and those that it has started have used so far, as far as they are still there."""
     return sum(map(cpu_seconds, [process, *process.children(recursive=True)]))
+
+
+def wait_idle(process: psutil.Process) -> None:
+    """Wait until a process and those that it has started do next to nothing, for half a minute at the most.
+
+    A server that does not notice that its clients have left goes on computing for them.
+    """
+    ends = time.monotonic() + _IDLE_WITHIN_SECONDS
+    while time.monotonic() < ends:
+        before = cpu_of_tree(process)
+        threading.Event().wait(_LOOK_SECONDS)
+        if cpu_of_tree(process) - before <= _IDLE_PART * _LOOK_SECONDS:
+            return
 
 
 @contextlib.contextmanager

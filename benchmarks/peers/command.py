@@ -19,6 +19,7 @@ from benchmarks.matrix.networks import input_of, network
 from benchmarks.models import F32, write_repository
 from benchmarks.peers.environments import version_of
 from benchmarks.peers.servers import NAMES, OURS, peer
+from benchmarks.processes import wait_idle
 from benchmarks.report import machine, write_section
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ _ROUNDS: Final = 3
 _SECONDS: Final = 2.0
 _CYCLES: Final = 6.0
 _HOW: Final = """Three models with open batches in each server, compiled with {settings}; {concurrency} callers at
-once, medians of {rounds} rounds in which the servers take turns while the others idle. Server and load share the cores.
+once, medians of {rounds} rounds in which the servers take turns, each when the one before has ended what it was asked
+for. Server and load share the cores.
 A door that a server does not have is missing; LitServe and BentoML have JSON of their own. This server knows the models
 from an earlier start.
 
@@ -97,6 +99,7 @@ def _measure(names: list[str], rounds: int) -> str:
             print(f"round {number + 1} of {rounds}", file=sys.stderr)
             for each in sorted(questions, key=lambda question: (question.model, question.door)):
                 taken[each].append(load(each.asked, _CONCURRENCY, each.seconds, each.server.process))
+                wait_idle(each.server.process)
         return f"{_starts(servers)}\n\n{_table(taken)}"
 
 
