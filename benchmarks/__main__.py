@@ -2,6 +2,7 @@
 
 python -m benchmarks --quick               a part of the matrix, in less than five minutes
 python -m benchmarks matrix --brief        sizes and shapes in one way, in less than ten minutes; may be recorded, too
+python -m benchmarks --middle              models of some hundred microseconds, by their settings and callers
 python -m benchmarks matrix [--record]     the matrix of sizes, shapes, hints, doors and concurrencies
 python -m benchmarks peers [--record]      other servers, each in an environment of its own
 python -m benchmarks compare A B           what differs between two saved runs of the matrix
@@ -81,7 +82,7 @@ COMMANDS = {"matrix": measure_matrix, "compare": compare, "chart": draw, "peers"
 
 def main(arguments: list[str]) -> None:
     """Run a command, or measurements, which are all of them where none is named."""
-    if arguments[:1] in (["--quick"], ["--brief"]):
+    if arguments[:1] in (["--quick"], ["--brief"], ["--middle"]):
         measure_matrix(arguments)
     elif arguments and arguments[0] in COMMANDS:
         COMMANDS[arguments[0]](arguments[1:])

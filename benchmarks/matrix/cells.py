@@ -6,13 +6,28 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final, Literal
 
-__all__ = ["BRIEF", "CONCURRENCIES", "DOORS", "FULL", "HINTS", "QUICK", "SIZES", "Cell", "Door", "Hint", "ModelCase"]
+__all__ = [
+    "BRIEF",
+    "CONCURRENCIES",
+    "DOORS",
+    "FULL",
+    "HINTS",
+    "MIDDLE",
+    "QUICK",
+    "SIZES",
+    "Cell",
+    "Door",
+    "Hint",
+    "ModelCase",
+]
 
 Door = Literal["gRPC", "REST JSON", "REST binary", "shared memory"]
 Hint = Literal["LATENCY", "THROUGHPUT", "default"]
 
 SIZES: Final = {"10 us": 10e-6, "100 us": 100e-6, "1 ms": 1e-3, "10 ms": 10e-3, "75 ms": 75e-3}
 """What one inference takes, nearly, in seconds."""
+_BETWEEN: Final = {"60 us of convolutions": 60e-6, "150 us of convolutions": 150e-6, "450 us of convolutions": 450e-6}
+"""The same of models between the matrix's, with few weights."""
 DOORS: Final[tuple[Door, ...]] = ("gRPC", "REST JSON", "REST binary", "shared memory")
 HINTS: Final[tuple[Hint, ...]] = ("LATENCY", "THROUGHPUT", "default")
 CONCURRENCIES: Final = (1, 8, 32)
@@ -23,7 +38,7 @@ class ModelCase:
     """A model as it is served.
 
     Attributes:
-        size: one of :data:`SIZES`.
+        size: one of :data:`SIZES`, or of those between.
         is_dynamic: whether its batch is open.
         hint: its ``PERFORMANCE_HINT``; ``default`` for none.
         neighbours: how many other models the server has, which nobody calls.
@@ -37,7 +52,7 @@ class ModelCase:
     @property
     def seconds(self) -> float:
         """What one inference takes, nearly."""
-        return SIZES[self.size]
+        return (SIZES | _BETWEEN)[self.size]
 
     @property
     def settings(self) -> dict[str, str]:
@@ -101,3 +116,11 @@ BRIEF: Final = Grid(
     1.0,
 )
 """Every size and shape in one way, with more rounds, in less than ten minutes: for a record between those of all."""
+MIDDLE: Final = Grid(
+    tuple(ModelCase(size, True, hint, 0) for size in (*_BETWEEN, "100 us") for hint in HINTS),
+    ("gRPC",),
+    CONCURRENCIES,
+    5,
+    0.8,
+)
+"""Models of some hundred microseconds by their settings and callers, where it is decided by little where they run."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.matrix.cells import BRIEF, FULL, QUICK
+from benchmarks.matrix.cells import BRIEF, FULL, MIDDLE, QUICK
 from benchmarks.matrix.chart import chart
 from benchmarks.matrix.measuring import measure
 from benchmarks.matrix.runs import differences, is_worse, read_run, render_differences, render_run, save_run
@@ -23,6 +23,7 @@ _CHART: Final = Path(__file__).parents[2] / "docs" / "matrix.svg"
 _PARTS: Final = {
     "quick": (QUICK, "what a change costs, in less than five minutes"),
     "brief": (BRIEF, "every size and shape over gRPC with eight callers, in less than ten minutes"),
+    "middle": (MIDDLE, "models of some hundred microseconds by their settings and callers, in ten minutes"),
 }
 _HOW: Final = """Each cell is the median of {rounds} round(s) of {seconds:g} s or more: calls a second as a part of the
 better of OpenVINO's `AsyncInferQueue` and a synchronous loop with the same model and settings, which ran for itself
@@ -31,9 +32,8 @@ does needs no load.
 `{file}` has the run, for `python -m benchmarks compare`.
 
 Machine: {machine}. Programs that wanted to run in the minute before: {load:.1f}.
-
-![the matrix](../docs/matrix.svg)
 """
+_SHOWN: Final = "\n![the matrix](../docs/matrix.svg)\n"
 
 
 def measure_matrix(arguments: list[str]) -> None:
@@ -62,10 +62,12 @@ def measure_matrix(arguments: list[str]) -> None:
     print(render_run(cells))
     print(f"\nsaved as {path}")
     if options.record:
-        _CHART.write_text(chart(cells))
+        section = "middle" if options.part == "middle" else "matrix"
+        if section == "matrix":
+            _CHART.write_text(chart(cells))
         shown = path.resolve().relative_to(Path.cwd()) if path.resolve().is_relative_to(Path.cwd()) else path.name
         how = _HOW.format(rounds=grid.rounds, seconds=grid.seconds, file=shown, machine=machine(), load=load)
-        write_section("matrix", f"{how}\n{render_run(cells)}")
+        write_section(section, f"{how}{_SHOWN if section == 'matrix' else ''}\n{render_run(cells)}")
 
 
 def compare(arguments: list[str]) -> None:

@@ -30,9 +30,9 @@ __all__ = ["SETTLING_SECONDS", "Measured", "measure"]
 
 _MODEL = "measured"
 _CYCLES = 2.5
+"""How often every caller is answered in a round, at least, however long an inference takes."""
 SETTLING_SECONDS = 11.0
 """How long a model without a hint is asked side by side before that is measured: the server chooses its streams so."""
-"""How often every caller is answered in a round, at least, however long an inference takes."""
 _INFERENCES_ALONE = 12
 _ROUNDS_THAT_ALL_COUNT = 3
 

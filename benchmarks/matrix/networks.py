@@ -1,4 +1,4 @@
-"""Models of the matrix's sizes: an addition, two perceptrons, and ResNet-50's layers on images of two sizes."""
+"""Models of the matrix's sizes: an addition, perceptrons, convolutions, and ResNet-50's layers on images."""
 
 from __future__ import annotations
 
@@ -36,10 +36,28 @@ def _perceptron(widths: tuple[int, ...]) -> ov.Model:
     return ov.Model([op.result(y)], [x], "perceptron")
 
 
+def _convolutions(channels: int, pixels: int, layers: int) -> ov.Model:
+    """FP32 ``x`` [1,3,pixels,pixels] to ``y`` [1,10]: convolutions of 3 by 3 with a ReLU behind each, and a mean."""
+    random = np.random.default_rng(0)
+    x = op.parameter([1, 3, pixels, pixels], np.float32, name="x")
+    x.output(0).set_names({"x"})
+    y, given = x, 3
+    for _ in range(layers):
+        weights = random.standard_normal((channels, given, 3, 3)) * np.sqrt(2 / (9 * given))
+        y, given = op.relu(op.convolution(y, weights.astype(np.float32), [1, 1], [1, 1], [1, 1], [1, 1])), channels
+    scores = random.standard_normal((channels, 10)).astype(np.float32)
+    y = op.matmul(op.reduce_mean(y, np.array([2, 3])), scores, False, False)
+    y.output(0).set_names({"y"})
+    return ov.Model([op.result(y)], [x], "convolutions")
+
+
 _NETWORKS: Final[dict[str, Callable[[], ov.Model]]] = {
     "10 us": trivial,
     "100 us": lambda: _perceptron(_WIDTHS_OF_100_US),
     "1 ms": lambda: _perceptron(_WIDTHS_OF_1_MS),
+    "60 us of convolutions": lambda: _convolutions(16, 24, 2),
+    "150 us of convolutions": lambda: _convolutions(16, 32, 3),
+    "450 us of convolutions": lambda: _convolutions(32, 32, 3),
     "10 ms": lambda: resnet50(_PIXELS_OF_10_MS),
     "75 ms": resnet50,
 }
