@@ -221,12 +221,13 @@ def _that_may_leave_loop(
     if CORES.count == 1 or source.spec.target_device != "CPU" or _remembers(model, source):
         return compiled
     may_share_out = _may_share_out(model, source, source.spec.plugin_config, CORES.count)
-
-    def chosen_anew(at_once: int) -> Compiled:
-        made = build_anew(at_once)
-        return replace(made, chosen_anew=chosen_anew, may_share_out=may_share_out, is_for_loop=True)
-
+    chosen_anew = partial(_anew_for_loop, build_anew, may_share_out)
     return replace(compiled, chosen_anew=chosen_anew, may_share_out=may_share_out, is_for_loop=True)
+
+
+def _anew_for_loop(build_anew: Callable[[int], Compiled], may_share_out: bool, at_once: int) -> Compiled:
+    chosen_anew = partial(_anew_for_loop, build_anew, may_share_out)
+    return replace(build_anew(at_once), chosen_anew=chosen_anew, may_share_out=may_share_out, is_for_loop=True)
 
 
 def _build_anew(
@@ -247,12 +248,12 @@ def _with_loop(compiled: Compiled, model: ov.Model, source: ModelFile, build: Ca
     loop = build()
     if not _is_for_loop(loop):
         return compiled
-    build_anew = compiled.chosen_anew
-
-    def chosen_anew(at_once: int) -> Compiled:
-        return replace(build_anew(at_once), chosen_anew=chosen_anew, loop=build())
-
+    chosen_anew = partial(_anew_with_loop, compiled.chosen_anew, build)
     return replace(compiled, placement=loop.placement, chosen_anew=chosen_anew, loop=loop)
+
+
+def _anew_with_loop(build_anew: Callable[[int], Compiled], build: Callable[[], Compiled], at_once: int) -> Compiled:
+    return replace(build_anew(at_once), chosen_anew=partial(_anew_with_loop, build_anew, build), loop=build())
 
 
 def _keep_loop_state(model: ov.Model, file: str) -> None:
