@@ -146,7 +146,8 @@ class Compiled:
         """Make what watches its calls, where the server may choose for how many at once it is compiled."""
         if not (self.may_share_out or self.is_for_loop):
             return None
-        return Demand(CORES.count if self.may_share_out else 1, is_for_loop=self.is_for_loop)
+        most = CORES.count if self.may_share_out else 1
+        return Demand(most, cores=CORES.count, is_for_loop=self.is_for_loop)
 
     def make_isolated_slots(self) -> list[Slot]:
         """Make as many infer requests as may run at once, none of which another one's failure can hurt."""
@@ -233,8 +234,8 @@ def _anew_for_loop(build_anew: Callable[[int], Compiled], may_share_out: bool, a
 def _build_anew(
     build: Callable[[dict[str, str]], Compiled], config: dict[str, str], on_loop: dict[str, str], at_once: int
 ) -> Compiled:
-    compiled = build(on_loop)
-    return replace(_choose_anew(build, config, at_once), loop=compiled) if at_once else compiled
+    loop = build(on_loop)
+    return replace(_choose_anew(build, config, at_once), placement=loop.placement, loop=loop) if at_once else loop
 
 
 def _with_loop(compiled: Compiled, model: ov.Model, source: ModelFile, build: Callable[[], Compiled]) -> Compiled:
@@ -245,7 +246,11 @@ def _with_loop(compiled: Compiled, model: ov.Model, source: ModelFile, build: Ca
     is_left = compiled.streams > 1 and source.spec.target_device == "CPU" and not _remembers(model, source)
     if not is_left or compiled.timing is None or not _is_small(model):
         return compiled
-    loop = build()
+    try:
+        loop = build()
+    except ConfigError as error:
+        log.info("the event loop gets no model of its own", reason=str(error))
+        return compiled
     if not _is_for_loop(loop):
         return compiled
     chosen_anew = partial(_anew_with_loop, compiled.chosen_anew, build)
@@ -253,7 +258,9 @@ def _with_loop(compiled: Compiled, model: ov.Model, source: ModelFile, build: Ca
 
 
 def _anew_with_loop(build_anew: Callable[[int], Compiled], build: Callable[[], Compiled], at_once: int) -> Compiled:
-    return replace(build_anew(at_once), chosen_anew=partial(_anew_with_loop, build_anew, build), loop=build())
+    loop = build()
+    chosen_anew = partial(_anew_with_loop, build_anew, build)
+    return replace(build_anew(at_once), placement=loop.placement, chosen_anew=chosen_anew, loop=loop)
 
 
 def _keep_loop_state(model: ov.Model, file: str) -> None:

@@ -12,6 +12,12 @@ import trio
 
 __all__ = ["Completion", "CompletionQueue"]
 
+_LATE_SECONDS: Final = 0.0005
+"""How much later the loop may hear of an end, for it to hear of several at once."""
+_LATE_SECONDS_OF_MANY: Final = 0.008
+"""The same where there are more calls than requests, each of which waits for many others anyway."""
+_LEAST_SECONDS: Final = 1e-5
+
 _take_state: Final = ctypes.pythonapi.PyGILState_Ensure
 
 
@@ -73,6 +79,14 @@ class CompletionQueue:
         """Be of a model that runs so many at once in so many streams from now on."""
         self.side_by_side = side_by_side
         self._last = deque([0.0] * max(1, streams), maxlen=max(1, streams))
+
+    def let_wait(self, seconds: float, most: int, *, is_crowded: bool) -> None:
+        """Say how many ends the loop may hear of late, by what an inference takes on the device.
+
+        Longer where calls wait for a request, and longer for that.
+        """
+        late = _LATE_SECONDS_OF_MANY if is_crowded else _LATE_SECONDS
+        self.most_waiting = min(most, int(late * self.side_by_side / max(seconds, _LEAST_SECONDS)))
 
     def ends(self, now: float) -> float:
         """Note that an inference ends; gives when its stream was done with the one before, by ``perf_counter``.

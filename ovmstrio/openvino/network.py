@@ -52,11 +52,6 @@ _TIMED_BEHIND_LONG: Final = 64
 """Of so many inferences behind one that was not short it is asked how long they have worked: one may be longer."""
 _AWAY_FACTOR: Final = 500
 """An inference that held the event loop up keeps others from it for so many times as long."""
-_LATE_SECONDS: Final = 0.0005
-"""How much later the loop may hear of an end, for it to hear of several at once."""
-_LATE_SECONDS_OF_MANY: Final = 0.008
-"""The same where there are more calls than requests, each of which waits for many others anyway."""
-_LEAST_SECONDS: Final = 1e-5
 _COPIED_AT_ONCE: Final = 2 * 2**20
 """Bytes whose copy takes about a millisecond, page faults included."""
 
@@ -187,8 +182,9 @@ class Network:
             ModelFailure: OpenVINO failed on these inputs.
 
         Cancellation: while waiting for a request of the pool, which is then not taken; while inferring, which OpenVINO
-        is asked to stop, and this returns when it has.  A short inference on the event loop has no
-        checkpoint, one of some hundred µs waits for the loop's next turn where this one has lasted long.
+        is asked to stop where that hurts nobody else, and this returns when it has ended.  A short inference on the
+        event loop has no checkpoint, one of some hundred µs waits for the loop's next turn where this one has lasted
+        long.
         """
         begin, cuts = time.perf_counter(), NO_CUTS
         if self._buckets is not None:
@@ -205,12 +201,12 @@ class Network:
             try:
                 return self._infer_inline(call, self._inline_slot)
             except LostFailure:
-                await self._mend(None)
+                await self._mend_loop()
                 if self._loop_again is not None:
                     return await self._infer_again(call)
             except ModelFailure:
                 if self._may_fail:
-                    await self._mend(None)
+                    await self._mend_loop()
                 raise
         return await self._infer_in_pool(call, short=inline)
 
@@ -253,6 +249,9 @@ class Network:
             return
         if self._demand is not None:
             self._demand.chosen = at_once
+        if compiled.is_for_loop:
+            # What has one thread is bound to nothing.
+            self.is_pinned = compiled.is_pinned
         if self.is_pinned is not None:
             self._tell_bound(was_shared=was_shared)
         await self._renew_all(compiled)
@@ -360,10 +359,12 @@ class Network:
 
     async def _infer_again(self, call: _Call) -> list[Array]:
         """Infer the way that tells why it fails, on the loop's own model: of several streams none is to fail."""
+        if self._inline_slot.broken:
+            return await self._infer_in_pool(call, short=True)
         try:
             return self._infer_inline(call, Slot(self._inline_slot.model, self.signature, Blocking.QUEUED))
         except ModelFailure:
-            await self._mend(None)
+            await self._mend_loop()
             raise
 
     def _infer_inline(self, call: _Call, slot: Slot) -> list[Array]:
@@ -465,8 +466,9 @@ class Network:
         # It ran from when it was started, or its stream was done with an earlier one.
         free_at, ended = slot.ran
         ended = ended or time.perf_counter()
-        started = max(start, free_at)
-        self._learn(call, ended - started, on_loop=False)
+        started = min(max(start, free_at), ended)
+        if self._loop_again is None:
+            self._learn(call, ended - started, on_loop=False)
         outputs = await self._copied(slot, call)
         if call.change is not None:
             call.change.leave(slot.request)
@@ -474,7 +476,7 @@ class Network:
         self._usual_seconds += _WEIGHT_OF_LAST * (ended - start - self._usual_seconds)
         self._device_seconds += _WEIGHT_OF_LAST * (ended - started - self._device_seconds)
         waiting = self.pool.waiting
-        self._completions.most_waiting = self._ends_that_may_wait(waiting)
+        self._completions.let_wait(self._device_seconds, self.pool.size - 1, is_crowded=waiting > 0)
         if self._demand is not None:
             self._demand.note(min(self.pool.active + waiting, self.pool.size), ended - started)
         self._hooks.inferred(started - call.begin, ended - started)
@@ -486,11 +488,6 @@ class Network:
             span.add("queue", started - call.begin, {"ovmstrio.queue.of": "device"}, ended_ago=now - started)
             span.add("inference", ended - started, {"ovmstrio.inference.on": "device"}, ended_ago=now - ended)
         return outputs
-
-    def _ends_that_may_wait(self, waiting: int) -> int:
-        """Tell how many ends the loop may hear of late: longer where calls wait for a request, and longer for that."""
-        seconds = _LATE_SECONDS_OF_MANY if waiting else _LATE_SECONDS
-        return min(self.pool.size - 1, int(seconds * self.side_by_side / max(self._device_seconds, _LEAST_SECONDS)))
 
     async def _copied(self, slot: Slot, call: _Call) -> list[Array]:
         """Copy the outputs, in a thread where that takes long."""
@@ -548,6 +545,19 @@ class Network:
                     return
                 await self._mend(run.slot, run)
 
+    async def _mend_loop(self) -> None:
+        """Make what the event loop infers on as good as new; a model that it has for itself is nobody else's matter.
+
+        Cancellation: as :meth:`_mend`.
+        """
+        if self._loop_again is None:
+            await self._mend(None)
+        elif not self._inline_slot.mends():
+            slot, self._away_until = self._inline_slot, math.inf
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(replace_model, [slot], self._loop_again, limiter=self._threads)
+            self._away_until = 0.0
+
     async def _mend(self, slot: Slot | None, run: Run | None = None) -> None:
         """Make the model as good as new after a failure, once nothing runs on it; ``slot`` is one that the caller has.
 
@@ -560,7 +570,8 @@ class Network:
                 while len(held) < self.pool.size - (slot is not None):
                     held.append(await self.pool.acquire())
                 if not await self._runs_again(slot):
-                    await trio.to_thread.run_sync(self._replace_models, limiter=self._threads)
+                    every = [*self._slots, self._inline_slot] if self._loop_again is None else self._slots
+                    await trio.to_thread.run_sync(replace_model, every, self._compile_again, limiter=self._threads)
                     self._model = self._slots[0].model
                     self._device = device_facts(self._model)
                     if self._streams > 1:
@@ -570,18 +581,12 @@ class Network:
                             self.is_pinned = None
                             self._hooks.bound(to_cores=False, again=False)
                     self._be_of_streams(1)
+                    self._completions.be_of(self.side_by_side, 1)
             finally:
                 for each in held:
                     self.pool.release(each)
                 self._runs.mended()
                 self._look_for_idle()
-
-    def _replace_models(self) -> None:
-        if self._loop_again is None:
-            replace_model([*self._slots, self._inline_slot], self._compile_again)
-            return
-        replace_model(self._slots, self._compile_again)
-        replace_model([self._inline_slot], self._loop_again)
 
     async def _runs_again(self, slot: Slot | None) -> bool:
         """Have the stream that failed run something else; of several streams nobody knows which one that was."""

@@ -42,7 +42,7 @@ def compile_tokenizer(file: Path, name: str) -> CompiledTokenizer:
     read = read_tokenizer(file)
     spec = ModelSpec(name=name, base_path=file.parent, plugin_config=_one_thread_each())
     compiled = compile_read(read.model, ModelFile(file, spec))
-    return CompiledTokenizer(replace(compiled, placement=Placement.away()), read.special_tokens, read.pad_id)
+    return CompiledTokenizer(replace(compiled, placement=Placement.away(), loop=None), read.special_tokens, read.pad_id)
 
 
 def compile_embedder(source: ModelFile, pooling: Pooling, *, normalize: bool) -> Compiled:

@@ -34,6 +34,7 @@ class Demand:
     Args:
         most: how many inferences can be of use side by side: the cores.
         clock: gives seconds.
+        cores: on how many one inference runs where there is no other.
         is_for_loop: whether the model is compiled for one thread at first, as its inferences are short.
 
     Attributes:
@@ -47,6 +48,7 @@ class Demand:
         "_is_for_loop",
         "_long_at",
         "_long_calls",
+        "_long_on_cores",
         "_long_seconds",
         "_looked",
         "_most",
@@ -54,9 +56,18 @@ class Demand:
         "chosen",
     )
 
-    def __init__(self, most: int, clock: Callable[[], float] = perf_counter, *, is_for_loop: bool = False) -> None:
+    def __init__(
+        self,
+        most: int,
+        clock: Callable[[], float] = perf_counter,
+        *,
+        cores: int = 1,
+        is_for_loop: bool = False,
+    ) -> None:
         self.chosen = 0 if is_for_loop else 1
         self._is_for_loop = is_for_loop
+        # What is long on one thread is not so on all cores, and is to stay there.
+        self._long_on_cores = _LONG_SECONDS / cores
         self._most = most
         self._clock = clock
         self._looked = self._few_since = self._long_at = clock()
@@ -67,7 +78,7 @@ class Demand:
         """Know of a call that was one of so many, and took the device so long."""
         self._at_once += at_once * seconds
         self._seconds += seconds
-        if seconds >= _LONG_SECONDS:
+        if seconds >= (self._long_on_cores if self.chosen else _LONG_SECONDS):
             self._long_calls += 1
             self._long_seconds += seconds
 

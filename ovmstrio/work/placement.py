@@ -79,18 +79,26 @@ class Placement:
             -1 sends all away.
         one_size: all inputs have the same size.
         learns: whether times change anything.
-        limit: what is short enough, in seconds, however busy the loop is; the loop's load says that without it.
+        most: what is short enough, in seconds, where the loop has time to spare.
+        limit: the same however busy the loop is; the loop's load says that without it.
 
     Attributes:
         limit: as given.
     """
 
-    __slots__ = ("_learns", "_one_size", "_sizes", "inline_bytes", "limit")
+    __slots__ = ("_learns", "_most", "_one_size", "_sizes", "inline_bytes", "limit")
 
     def __init__(
-        self, inline_bytes: float, *, one_size: bool = False, learns: bool = False, limit: float | None = None
+        self,
+        inline_bytes: float,
+        *,
+        one_size: bool = False,
+        learns: bool = False,
+        most: float = INLINE_THRESHOLD_SECONDS,
+        limit: float | None = None,
     ) -> None:
         self.limit = limit
+        self._most = limit or most
         self.inline_bytes = inline_bytes
         self._one_size = one_size
         self._learns = learns
@@ -118,7 +126,7 @@ class Placement:
         inline_bytes, most = -1.0, limit or most
         if seconds < most:
             inline_bytes = math.inf if fixed_shape else max(input_bytes, 1) * most / seconds
-        return cls(inline_bytes, one_size=fixed_shape, learns=True, limit=limit)
+        return cls(inline_bytes, one_size=fixed_shape, learns=True, most=most, limit=limit)
 
     def is_inline(self, input_bytes: int) -> bool:
         """Tell whether a request with so many bytes of input runs on the event loop.
@@ -128,7 +136,7 @@ class Placement:
         known = self._sizes.get(0 if self._one_size else input_bytes.bit_length())
         if known is None:
             return input_bytes <= self.inline_bytes
-        if known.inline or known.seconds > _NEARLY * (self.limit or INLINE_THRESHOLD_SECONDS):
+        if known.inline or known.seconds > _NEARLY * self._most:
             return known.inline
         known.asked += 1
         return known.asked % _PROBE_EVERY == 0

@@ -22,6 +22,7 @@ from ovmstrio.openvino import compile as compile_module
 from ovmstrio.openvino import network as network_module
 from ovmstrio.openvino import slot as slot_module
 from ovmstrio.openvino.completions import CompletionQueue
+from ovmstrio.openvino.mending import replace_model
 from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.ov_tensors import from_tensor
 from ovmstrio.openvino.slot import Slot
@@ -271,7 +272,7 @@ async def test_models_that_may_fail_are_compiled_once_until_they_do(
     for _ in range(3):
         await refuses(running, (2, 3), (5, 2))
         await multiplies(running, 2, 3, 2)
-    assert (hooks.streams, len(compiled)) == (1, 4 if several else 1)
+    assert (hooks.streams, len(compiled)) == (1, 3 if several else 1)
 
 
 async def test_models_that_fail_on_ones_recover_by_loading_again(tmp_path: Path) -> None:
@@ -434,7 +435,7 @@ async def test_a_small_model_of_several_streams_has_one_thread_for_the_loop(
         await refuses(running, (2, 3), (5, 2))
         await multiplies(running, 2, 3, 2)
         await multiplies(running, 1, 3, 2)
-    assert hooks.streams == 2
+    assert (hooks.streams, running._runs._generation) == (2, 0)
     short = running._placement
     send_away(running)
     await refuses(running, (2, 3), (5, 2))
@@ -443,6 +444,48 @@ async def test_a_small_model_of_several_streams_has_one_thread_for_the_loop(
     assert hooks.streams == 1
     assert running._inline_slot.model.get_property("INFERENCE_NUM_THREADS") == 1
     await running.choose_cores()
+    await multiplies(running, 2, 3, 2)
+
+
+@pytest.mark.parametrize(("streams", "learned"), [("1", 3), ("2", 1)])
+async def test_what_streams_take_says_nothing_of_the_loops_own_thread(
+    streams: str, learned: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it has a model of its own, a size comes back to it by its own times only."""
+    running = network(ir.dummy(), tmp_path, plugin_config={"NUM_STREAMS": streams, "INFERENCE_NUM_THREADS": streams})
+    times: list[float] = []
+    monkeypatch.setattr(Network, "_learn", lambda _, __, seconds, **___: times.append(seconds))
+    await running.infer([ONES])
+    send_away(running)
+    for _ in range(2):
+        await running.infer([ONES])
+    assert len(times) == learned
+
+
+async def test_the_loops_own_model_is_made_again_where_it_cannot_be_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile calls go to the streams, and those that run there have no part in it."""
+    hooks = RecordingHooks()
+    running = network(ir.matmul(), tmp_path, plugin_config={"NUM_STREAMS": "2"}, hooks=hooks)
+    mends = Slot.mends
+    monkeypatch.setattr(Slot, "mends", lambda slot: slot is not running._inline_slot and mends(slot))
+    before, again = running._inline_slot.model, threading.Event()
+
+    def replace_late(*args: Any) -> None:
+        again.wait(10)
+        replace_model(*args)
+
+    monkeypatch.setattr(network_module, "replace_model", replace_late)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(refuses, running, (2, 3), (5, 2))
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert not running._loop_may_run()
+        await multiplies(running, 2, 3, 2)
+        again.set()
+    assert running._loop_may_run()
+    assert running._inline_slot.model is not before
+    assert hooks.streams == 2
     await multiplies(running, 2, 3, 2)
 
 

@@ -81,6 +81,18 @@ def test_what_is_short_has_one_thread_until_most_of_the_time_is_that_of_long_cal
     assert [look(0, 0) for _ in range(11)] == [*[3] * 10, 0]
 
 
+def test_what_is_long_on_one_thread_keeps_all_cores_though_it_is_short_there() -> None:
+    """Otherwise it would go to and fro every minute."""
+    clock = _Clock()
+    demand = Demand(1, clock, cores=4, is_for_loop=True)
+    for _ in range(40):
+        for _ in range(100):
+            demand.note(1, 0.003 if demand.chosen == 0 else 0.0006)
+        clock.now += 5.0
+        demand.chosen = demand.look()
+        assert demand.chosen == 1
+
+
 def test_two_looks_at_the_same_moment_change_nothing() -> None:
     """Nothing has happened between them."""
     clock = _Clock()
