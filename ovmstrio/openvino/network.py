@@ -202,12 +202,12 @@ class Network:
                 return self._infer_inline(call, self._inline_slot)
             except LostFailure:
                 await self._mend_loop()
-                if self._loop_again is not None:
-                    return await self._infer_again(call)
             except ModelFailure:
                 if self._may_fail:
                     await self._mend_loop()
                 raise
+            if self._loop_again is not None:
+                return await self._infer_again(call)
         return await self._infer_in_pool(call, short=inline)
 
     def wants_others(self) -> bool:
