@@ -131,6 +131,9 @@ class Network:
         """Have so many streams; of several the event loop waits for another thread, unless it has one for itself."""
         self._streams = streams
         self._loop_may_share = not self._may_fail or self._loop_again is not None
+        # Whoever waits for the pool need not, where the loop has a stream for itself now.
+        self._idle.set()
+        self._idle = trio.Event()
         self._works_inline = (streams == 1 or self._loop_again is not None) and not self._inline_slot.is_queued
         self._hooks.set_streams(streams)
 
@@ -240,9 +243,7 @@ class Network:
                 await self._runs.wait_sound()
             if self._model is not before or self._streams != streams:
                 return
-            is_other = self._demand is not None and self._demand.chosen != at_once
-            # The event loop infers as it did on what has one thread for that.
-            self._take_over(compiled, is_other=is_other and not compiled.is_for_loop)
+            self._take_over(compiled, is_other=not compiled.is_for_loop and compiled.streams != streams)
         except (ConfigError, MemoryError, *OPENVINO_ERRORS) as error:
             log.warning("model keeps its cores: it cannot be compiled again", reason=reason(error))
             self._demand = None
@@ -257,10 +258,7 @@ class Network:
         await self._renew_all(compiled)
 
     def _take_over(self, compiled: Compiled, *, is_other: bool) -> None:
-        """Be another compiled model with the same inputs and outputs; nobody waits, and requests come over later.
-
-        What was learned of it while it served holds as before, unless it ``is_other`` in its threads or streams.
-        """
+        """Be another compiled model; nobody waits, requests come over later, and what was learned of it if alike holds."""
         self._inline_slot = compiled.make_inline_slot()
         self._loop_again = compiled.loop.compile_again if compiled.loop is not None else None
         self._model = compiled.model
@@ -553,10 +551,12 @@ class Network:
         if self._loop_again is None:
             await self._mend(None)
         elif not self._inline_slot.mends():
-            slot, self._away_until = self._inline_slot, math.inf
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(replace_model, [slot], self._loop_again, limiter=self._threads)
-            self._away_until = 0.0
+            slot, self._away_until = [self._inline_slot], math.inf
+            try:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(replace_model, slot, self._loop_again, limiter=self._threads)
+            finally:
+                self._away_until = 0.0
 
     async def _mend(self, slot: Slot | None, run: Run | None = None) -> None:
         """Make the model as good as new after a failure, once nothing runs on it; ``slot`` is one that the caller has.

@@ -11,6 +11,7 @@ import numpy as np
 import openvino as ov
 import pytest
 import trio
+import trio.testing
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
@@ -334,6 +335,25 @@ async def test_a_small_model_that_is_asked_for_what_takes_long_has_all_cores(
         for placement in (Placement.away(), Placement(float("inf"))):
             running._placement = placement
             np.testing.assert_array_equal((await running.infer(given))[0], expected)
+
+
+async def test_who_waits_for_the_pool_goes_on_when_the_loop_gets_a_stream_for_itself(
+    cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else would wake it: calls of the loop's own stream wait for no other."""
+    monkeypatch.setattr(cores_module, "usable_cores", lambda: 2)
+    running = network(ir.matmul(), tmp_path)
+    slot = await running.pool.acquire()
+    running._placement = Placement(float("inf"))
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(running.infer, [np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)])
+            await trio.testing.wait_all_tasks_blocked()
+            running._at_once = 1
+            nursery.start_soon(running.choose_cores)
+            while running._loop_again is None or len(nursery.child_tasks) > 1:
+                await trio.lowlevel.checkpoint()
+            running.pool.release(slot)
 
 
 async def test_a_small_model_that_failed_is_sound_again_with_any_number_of_threads(
