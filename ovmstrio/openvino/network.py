@@ -258,7 +258,7 @@ class Network:
         await self._renew_all(compiled)
 
     def _take_over(self, compiled: Compiled, *, is_other: bool) -> None:
-        """Be another compiled model; nobody waits, requests come over later, and what was learned of one alike holds."""
+        """Be another compiled model; nobody waits, requests come later, and what was learned of one alike stays."""
         self._inline_slot = compiled.make_inline_slot()
         self._loop_again = compiled.loop.compile_again if compiled.loop is not None else None
         self._model = compiled.model
