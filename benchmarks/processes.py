@@ -97,8 +97,13 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 def cpu_of_tree(process: psutil.Process) -> float:
-    """CPU time that a process and those that it has started have used so far, as far as they are still there."""
-    return sum(map(cpu_seconds, [process, *process.children(recursive=True)]))
+    """CPU time that a process and those that it has started have used so far, those that have ended among them."""
+    used = 0.0
+    for each in [process, *process.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = each.cpu_times()
+            used += times.user + times.system + times.children_user + times.children_system
+    return used
 
 
 def wait_idle(process: psutil.Process) -> None:
