@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.core.tensor import Array
-from ovmstrio.openvino.compile import Compiled
+from ovmstrio.openvino.compiled import Compiled
 from ovmstrio.openvino.mending import replace_model
 from ovmstrio.openvino.slot import Slot
 

@@ -16,7 +16,7 @@ from ovmstrio.core.datatypes import from_bf16
 from ovmstrio.core.errors import ModelFailure, Problem
 from ovmstrio.core.tensor import Array, TensorSpec
 from ovmstrio.openvino.buckets import Dimension, Fitted, ShapeBuckets
-from ovmstrio.openvino.compile import Compiled
+from ovmstrio.openvino.compiled import Compiled
 from ovmstrio.openvino.ov_tensors import placeholder
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 from ovmstrio.openvino.slot import Slot

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,22 +17,22 @@ from openvino.passes import LowLatency2, Manager
 from ovmstrio.config.mapping import NO_MAPPING, TensorMapping
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.datatypes import BYTES
-from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
+from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import TensorSpec
 from ovmstrio.openvino.batch_ranges import take_batches
 from ovmstrio.openvino.bucket_plan import plan_buckets
-from ovmstrio.openvino.buckets import ShapeBuckets
+from ovmstrio.openvino.compiled import Compiled
+from ovmstrio.openvino.compiling_anew import CALLS_AT_ONCE, Again
+from ovmstrio.openvino.first_runs import Timing, warm_up
 from ovmstrio.openvino.layer_clock import WITH_TIMES
 from ovmstrio.openvino.model_state import read_variables
-from ovmstrio.openvino.ov_tensors import placeholder
 from ovmstrio.openvino.preprocess import preprocess
 from ovmstrio.openvino.reading import read_model
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, core, devices, reason
 from ovmstrio.openvino.shaping import reshape
 from ovmstrio.openvino.signature import ModelSignature, read_signature
-from ovmstrio.openvino.slot import Blocking, Slot, marks_of
+from ovmstrio.openvino.slot import Blocking, marks_of
 from ovmstrio.work.cores import CORES
-from ovmstrio.work.demand import Demand
 from ovmstrio.work.placement import (
     FEW_CORES_THRESHOLD_SECONDS,
     FILLING_THRESHOLD_SECONDS,
@@ -41,7 +40,7 @@ from ovmstrio.work.placement import (
     Placement,
 )
 
-__all__ = ["Compiled", "ModelFile", "Timing", "compile_model", "compile_read", "warm_up"]
+__all__ = ["ModelFile", "compile_model", "compile_read"]
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +60,6 @@ _MANY_OPERATIONS: Final = 100
 _USER_DECIDES: Final = {"INFERENCE_NUM_THREADS", "NUM_STREAMS"}
 LATENCY: Final = "LATENCY"
 PINNING: Final = "ENABLE_CPU_PINNING"
-_CALLS_AT_ONCE: Final = "PERFORMANCE_HINT_NUM_REQUESTS"
 _ON_LOOP: Final = {"INFERENCE_NUM_THREADS": "1", "PERFORMANCE_HINT": LATENCY}
 _UNBOUND: Final = {PINNING: "NO"}
 """OpenVINO binds the thread that infers, which is the event loop's here, to one core for the time of each inference:
@@ -91,75 +89,6 @@ class ModelFile:
     requested: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     kept: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """A compiled model with what is known of it.
-
-    ``may_fail`` tells that shapes inside are found out at run time only, so that a valid request may fail, which
-    spoils a stream for others until it is mended (``docs/openvino_defects.md``).  ``compile_again`` makes another
-    one, of one stream if the model may fail; ``compile_timed`` one that tells the times of its layers; ``isolated``
-    as many of one stream as this has. Requests of the pool are ``nireq``, of which ``side_by_side`` run at once.
-    ``blocking`` is how the event loop infers, ``variables`` what a stateful model remembers, empty for others.
-    ``weight_bytes`` are those of the constants that the file has.  ``buckets`` are what inputs are to be padded up
-    to.  ``is_pinned`` tells whether its threads are bound to cores, None where that is not for the server to choose;
-    ``chosen_anew`` makes one like it for so many calls at once that is bound or not as :data:`CORES` says by then, and
-    has run; for 0 of them, one of one thread, where the model ``is_for_loop``.  ``may_share_out`` tells whether the
-    server may choose how many inferences share the cores.  ``loop`` is the same of one thread, on which the event loop
-    infers if this is not.
-    """
-
-    model: ov.CompiledModel
-    compile_again: Callable[[], ov.CompiledModel]
-    compile_timed: Callable[[], ov.CompiledModel]
-    chosen_anew: Callable[[int], Compiled]
-    isolated: Callable[[], tuple[ov.CompiledModel, ...]]
-    signature: ModelSignature
-    placement: Placement
-    timing: Timing | None
-    nireq: int
-    side_by_side: int
-    streams: int
-    may_fail: bool
-    blocking: Blocking
-    variables: tuple[TensorSpec, ...] = ()
-    weight_bytes: int = 0
-    is_pinned: bool | None = None
-    may_share_out: bool = False
-    is_for_loop: bool = False
-    loop: Compiled | None = None
-    buckets: ShapeBuckets | None = None
-
-    def make_slot(self) -> Slot:
-        """Make an infer request that any thread may use."""
-        # Which can be one of any number of threads later.
-        is_queued = self.is_for_loop and self.may_fail
-        return Slot(self.model, self.signature, Blocking.QUEUED if is_queued else for_threads(self.blocking))
-
-    def make_inline_slot(self) -> Slot:
-        """Make the one infer request that the event loop runs itself."""
-        of = self.loop or self
-        return Slot(of.model, of.signature, of.blocking)
-
-    def make_demand(self) -> Demand | None:
-        """Make what watches its calls, where the server may choose for how many at once it is compiled."""
-        if not (self.may_share_out or self.is_for_loop):
-            return None
-        most = CORES.count if self.may_share_out else 1
-        return Demand(most, cores=CORES.count, is_for_loop=self.is_for_loop)
-
-    def make_isolated_slots(self) -> list[Slot]:
-        """Make as many infer requests as may run at once, none of which another one's failure can hurt."""
-        if not self.may_fail:
-            return [self.make_slot() for _ in range(self.nireq)]
-        models = self.isolated() if self.streams > 1 else (self.model,)
-        return [Slot(model, self.signature, Blocking.QUEUED) for model in models]
-
-
-def for_threads(blocking: Blocking) -> Blocking:
-    """Give the way to infer on threads that come and go, where that of the event loop is for one thread only."""
-    return Blocking.QUEUED if blocking is Blocking.MARKED else blocking
 
 
 def compile_model(source: ModelFile) -> Compiled:
@@ -201,8 +130,8 @@ def _compile_shaped(model: ov.Model, source: ModelFile) -> Compiled:
         on_loop = {**unbound, **config, **_ON_LOOP}
         compiled = build(on_loop)
         if _is_for_loop(compiled):
-            return _that_may_leave_loop(compiled, model, source, partial(_build_anew, build, config, on_loop))
-    return _with_loop(build(config), model, source, partial(build, _one_stream(config, 1)))
+            return _that_may_leave_loop(compiled, model, source, Again(build, config, on_loop, is_for_loop=True))
+    return _with_loop(build(config), model, source, Again(build, config, _one_stream(config, 1)))
 
 
 def _is_for_loop(compiled: Compiled) -> bool:
@@ -215,52 +144,30 @@ def _is_for_loop(compiled: Compiled) -> bool:
     return timing is not None and timing.least_seconds < most and compiled.placement.is_inline(timing.input_bytes)
 
 
-def _that_may_leave_loop(
-    compiled: Compiled, model: ov.Model, source: ModelFile, build_anew: Callable[[int], Compiled]
-) -> Compiled:
+def _that_may_leave_loop(compiled: Compiled, model: ov.Model, source: ModelFile, again: Again) -> Compiled:
     """Have a model that is made for the event loop become one for all cores if it is asked for what takes long."""
     if CORES.count == 1 or source.spec.target_device != "CPU" or _remembers(model, source):
         return compiled
     may_share_out = _may_share_out(model, source, source.spec.plugin_config, CORES.count)
-    chosen_anew = partial(_anew_for_loop, build_anew, may_share_out)
-    return replace(compiled, chosen_anew=chosen_anew, may_share_out=may_share_out, is_for_loop=True)
+    return replace(again, may_share_out=may_share_out).of(compiled)
 
 
-def _anew_for_loop(build_anew: Callable[[int], Compiled], may_share_out: bool, at_once: int) -> Compiled:
-    chosen_anew = partial(_anew_for_loop, build_anew, may_share_out)
-    return replace(build_anew(at_once), chosen_anew=chosen_anew, may_share_out=may_share_out, is_for_loop=True)
-
-
-def _build_anew(
-    build: Callable[[dict[str, str]], Compiled], config: dict[str, str], on_loop: dict[str, str], at_once: int
-) -> Compiled:
-    loop = build(on_loop)
-    return replace(_choose_anew(build, config, at_once), placement=loop.placement, loop=loop) if at_once else loop
-
-
-def _with_loop(compiled: Compiled, model: ov.Model, source: ModelFile, build: Callable[[], Compiled]) -> Compiled:
+def _with_loop(compiled: Compiled, model: ov.Model, source: ModelFile, again: Again) -> Compiled:
     """Give a small model of several streams one thread for the event loop as well, if it is short enough for that.
 
     Each of several streams has a thread of its own, to which the loop would hand over what takes less than that.
     """
     is_left = compiled.streams > 1 and source.spec.target_device == "CPU" and not _remembers(model, source)
-    if not is_left or compiled.timing is None or not _is_small(model):
+    if not is_left or compiled.timing is None or again.on_loop is None or not _is_small(model):
         return compiled
     try:
-        loop = build()
+        loop = again.build(again.on_loop)
     except ConfigError as error:
         log.info("the event loop gets no model of its own", reason=str(error))
         return compiled
     if not _is_for_loop(loop):
         return compiled
-    chosen_anew = partial(_anew_with_loop, compiled.chosen_anew, build)
-    return replace(compiled, placement=loop.placement, chosen_anew=chosen_anew, loop=loop)
-
-
-def _anew_with_loop(build_anew: Callable[[int], Compiled], build: Callable[[], Compiled], at_once: int) -> Compiled:
-    loop = build()
-    chosen_anew = partial(_anew_with_loop, build_anew, build)
-    return replace(build_anew(at_once), placement=loop.placement, chosen_anew=chosen_anew, loop=loop)
+    return replace(again, may_share_out=compiled.may_share_out).of(compiled.with_loop(loop))
 
 
 def _keep_loop_state(model: ov.Model, file: str) -> None:
@@ -296,7 +203,7 @@ def _config(source: ModelFile, model: ov.Model) -> dict[str, str]:
     return config
 
 
-def _compile(model: ov.Model, source: ModelFile, config: dict[str, str]) -> ov.CompiledModel:
+def _compile(model: ov.Model, source: ModelFile, config: Mapping[str, str]) -> ov.CompiledModel:
     if not {"NUM_STREAMS", "PERFORMANCE_HINT"} & config.keys():
         config = {**config, "PERFORMANCE_HINT": LATENCY}
     if source.kept is not None and not source.kept.is_dir():
@@ -320,7 +227,7 @@ def _core_share() -> dict[str, str]:
 
 
 def _is_pinned(
-    compiled: ov.CompiledModel, model: ov.Model, source: ModelFile, config: dict[str, str], *, was_shared: bool
+    compiled: ov.CompiledModel, model: ov.Model, source: ModelFile, config: Mapping[str, str], *, was_shared: bool
 ) -> bool | None:
     """Tell whether its threads are bound to cores; None where nothing is to be chosen.
 
@@ -352,7 +259,7 @@ def _build(
     source: ModelFile,
     signature: ModelSignature,
     variables: tuple[TensorSpec, ...],
-    config: dict[str, str],
+    config: Mapping[str, str],
 ) -> Compiled:
     compile_again = partial(_compile, model, source, config)
     was_shared = CORES.is_shared
@@ -383,12 +290,13 @@ def _build(
         placement = Placement.measured(
             timing.least_seconds, timing.input_bytes, fixed_shape=signature.has_fixed_inputs, most=most, limit=limit
         )
+    may_share_out = timing is not None and _may_share_out(model, source, config, threads)
     side_by_side = source.spec.nireq or _property(compiled, "OPTIMAL_NUMBER_OF_INFER_REQUESTS", 1)
     return Compiled(
         model=compiled,
         compile_again=compile_again,
         compile_timed=partial(_compile, model, source, {**config, **WITH_TIMES}),
-        chosen_anew=partial(_choose_anew, partial(_build, model, source, signature, variables), config),
+        chosen_anew=Again(partial(_build, model, source, signature, variables), config, may_share_out=may_share_out),
         isolated=isolated,
         signature=signature,
         placement=placement,
@@ -401,7 +309,7 @@ def _build(
         variables=variables,
         weight_bytes=_weight_bytes(model.get_ops()),
         is_pinned=_is_pinned(compiled, model, source, config, was_shared=was_shared),
-        may_share_out=timing is not None and _may_share_out(model, source, config, threads),
+        may_share_out=may_share_out,
     )
 
 
@@ -422,24 +330,9 @@ def _fills_few_cores(compiled: ov.CompiledModel, streams: int, threads: int) -> 
     return CORES.are_few and streams == 1 and threads >= CORES.count and not _property(compiled, PINNING, 1)
 
 
-def _choose_anew(build: Callable[[dict[str, str]], Compiled], config: dict[str, str], at_once: int) -> Compiled:
-    """Build a model again; what a first run makes, no request waits for.
-
-    Args:
-        build: compiles it with settings, and runs it.
-        config: its settings.
-        at_once: for how many calls at a time, where the settings leave that to the server.
-    """
-    if at_once == 1:
-        return build(config)
-    compiled = build({**config, "PERFORMANCE_HINT": "THROUGHPUT", _CALLS_AT_ONCE: str(at_once)})
-    # It is one of the model as it is configured, and may become another one again.
-    return replace(compiled, chosen_anew=partial(_choose_anew, build, config), may_share_out=True)
-
-
 def _may_share_out(model: ov.Model, source: ModelFile, config: Mapping[str, str], threads: int) -> bool:
     """Tell whether the server may choose how many inferences share the cores out, where the user has not."""
-    is_left = not (_USER_DECIDES | {"PERFORMANCE_HINT", _CALLS_AT_ONCE}) & config.keys()
+    is_left = not (_USER_DECIDES | {"PERFORMANCE_HINT", CALLS_AT_ONCE}) & config.keys()
     return is_left and threads > 1 and source.spec.target_device == "CPU" and not _remembers(model, source)
 
 
@@ -448,13 +341,15 @@ def _remembers(model: ov.Model, source: ModelFile) -> bool:
     return bool(model.get_variables()) and not source.spec.stateful
 
 
-def _one_stream(config: dict[str, str], threads: int) -> dict[str, str]:
+def _one_stream(config: Mapping[str, str], threads: int) -> dict[str, str]:
     """Give the settings for a model that has one stream; several that are pinned would share cores."""
     ours = {"NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(threads), PINNING: "NO"}
     return {name: value for name, value in config.items() if not name.startswith("PERFORMANCE_HINT")} | ours
 
 
-def _isolated(model: ov.Model, source: ModelFile, config: dict[str, str], count: int) -> tuple[ov.CompiledModel, ...]:
+def _isolated(
+    model: ov.Model, source: ModelFile, config: Mapping[str, str], count: int
+) -> tuple[ov.CompiledModel, ...]:
     return tuple(_compile(model, source, config) for _ in range(count))
 
 
@@ -463,48 +358,3 @@ def _property(model: ov.CompiledModel, name: str, default: int) -> int:
         return int(model.get_property(name))
     except OPENVINO_ERRORS:  # devices such as AUTO do not have every property
         return default
-
-
-_TIMED_RUNS: Final = 15
-_LONG_ENOUGH_SECONDS: Final = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """What inferences took on so many bytes of input: the usual one, and the shortest."""
-
-    median_seconds: float
-    least_seconds: float
-    input_bytes: int
-
-
-def warm_up(
-    model: ov.CompiledModel,
-    signature: ModelSignature,
-    blocking: Blocking,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Timing | None:
-    """Time inferences on ones, dynamic dimensions being 1.
-
-    Gives None if the model cannot run on such inputs; it is then not fit for use any more.  The first run is not
-    counted, as it allocates, and tells failures; a model for which one run is long is run twice only.
-    """
-    arrays = [placeholder(spec) for spec in signature.inputs]
-    times: list[float] = []
-    slot = Slot(model, signature, for_threads(blocking))
-    try:
-        slot.bind(arrays)
-        slot.infer()
-        if blocking is not for_threads(blocking):
-            slot = Slot(model, signature, blocking)
-            slot.bind(arrays)
-            slot.infer()
-        while len(times) < _TIMED_RUNS and sum(times) < _LONG_ENOUGH_SECONDS:
-            begin = clock()
-            slot.infer()
-            times.append(clock() - begin)
-    except ModelFailure as error:
-        slot.keep_if_stuck()
-        log.info("warm-up skipped: the model does not run on ones", reason=error.message)
-        return None
-    return Timing(statistics.median(times), min(times), sum(array.nbytes for array in arrays))

@@ -133,6 +133,5 @@ def replace_model(slots: Sequence[Slot], compile_again: Callable[[], ov.Compiled
             slot.broken = error.message
         return
     for slot in slots:
-        slot.broken = ""
         slot.attach(model)
         slot.unbind()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import structlog
 import trio
@@ -21,12 +21,13 @@ from ovmstrio.core.events import CallEvent
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.layer_times import LayerTimes
 from ovmstrio.core.tensor import Array
-from ovmstrio.core.tracing import current_span
 from ovmstrio.openvino.buckets import NO_CUTS, Cuts, Fitted
-from ovmstrio.openvino.compile import Compiled
+from ovmstrio.openvino.compiled import Compiled
 from ovmstrio.openvino.completions import CompletionQueue
 from ovmstrio.openvino.device_facts import BOUND, device_facts
+from ovmstrio.openvino.infer_call import InferCall
 from ovmstrio.openvino.layer_clock import clock_layers
+from ovmstrio.openvino.lost_streams import LostStreams
 from ovmstrio.openvino.mending import Run, Runs, SuspectRunError, replace_model
 from ovmstrio.openvino.model_state import StateChange
 from ovmstrio.openvino.pool import RequestPool
@@ -54,18 +55,6 @@ _AWAY_FACTOR: Final = 500
 """An inference that held the event loop up keeps others from it for so many times as long."""
 _COPIED_AT_ONCE: Final = 2 * 2**20
 """Bytes whose copy takes about a millisecond, page faults included."""
-
-
-class _Call(NamedTuple):
-    """What :meth:`Network.infer` was given, and when."""
-
-    begin: float
-    arrays: Sequence[Array]
-    nbytes: int
-    change: StateChange | None
-    event: CallEvent | None
-    most_bytes: float
-    cuts: Cuts
 
 
 class Network:
@@ -117,6 +106,7 @@ class Network:
         self._device_seconds = median
         self._demand = compiled.make_demand()
         self._at_once = self._demand.chosen if self._demand is not None else 1
+        self._lost = LostStreams()
         self._be_of_streams(compiled.streams)
         hooks.set_pool(self.pool.size, 0)
         hooks.set_memory("weights", compiled.weight_bytes)
@@ -195,7 +185,7 @@ class Network:
         size = 0
         for array in arrays:
             size += array.nbytes
-        call = _Call(begin, arrays, size, change, event, most_bytes, cuts)
+        call = InferCall(begin, arrays, size, change, event, most_bytes, cuts)
         inline = self._placement.is_inline(size)
         if inline and self._holds_loop_up and self._leaves_loop_to_others():
             return await self._infer_in_pool(call, short=False)
@@ -216,8 +206,10 @@ class Network:
     def wants_others(self) -> bool:
         """Tell whether its calls since this was last asked want more inferences side by side, or one at a time again.
 
-        Never where the user has chosen, or a failure of one of several streams would harm others.
+        Never where the user has chosen, but for streams that it lost to a failure, once nothing has failed for a while.
         """
+        if self._lost.are_lost:
+            return self._lost.are_due
         if self._demand is None:
             return False
         self._at_once = self._demand.look()
@@ -233,7 +225,8 @@ class Network:
 
         Cancellation: at once; what is being compiled is dropped.
         """
-        if self.is_pinned is None and self._demand is None:
+        was_lost = self._lost.are_lost
+        if self.is_pinned is None and self._demand is None and not was_lost:
             return
         before, streams, was_shared, at_once = self._model, self._streams, CORES.is_shared, self._at_once
         build = partial(self._chosen_anew, at_once)
@@ -241,16 +234,21 @@ class Network:
             compiled = await trio.to_thread.run_sync(build, abandon_on_cancel=True, limiter=load_limiter())
             while not self._runs.is_sound:
                 await self._runs.wait_sound()
-            if self._model is not before or self._streams != streams:
+            has_failed = was_lost and not self._lost.are_due
+            if self._model is not before or self._streams != streams or has_failed:
                 return
             self._take_over(compiled, is_other=not compiled.is_for_loop and compiled.streams != streams)
         except (ConfigError, MemoryError, *OPENVINO_ERRORS) as error:
             log.warning("model keeps its cores: it cannot be compiled again", reason=reason(error))
-            self._demand = None
+            if was_lost:
+                self._lost.lose()
+            else:
+                self._demand = None
             return
+        self._lost.regain()
         if self._demand is not None:
             self._demand.chosen = at_once
-        if compiled.is_for_loop:
+        if compiled.is_for_loop or was_lost:
             # What has one thread is bound to nothing.
             self.is_pinned = compiled.is_pinned
         if self.is_pinned is not None:
@@ -303,7 +301,7 @@ class Network:
             return fitted.filled(), fitted.cuts
         return await trio.to_thread.run_sync(fitted.filled, limiter=self._threads), fitted.cuts
 
-    async def _infer_in_pool(self, call: _Call, *, short: bool) -> list[Array]:
+    async def _infer_in_pool(self, call: InferCall, *, short: bool) -> list[Array]:
         if not short:
             self._long += 1
             self._look_for_idle()
@@ -355,7 +353,7 @@ class Network:
             self._away_until = 0.0
         return not self._may_fail or ((self._loop_may_share or not self.pool.active) and self._runs.is_sound)
 
-    async def _infer_again(self, call: _Call) -> list[Array]:
+    async def _infer_again(self, call: InferCall) -> list[Array]:
         """Infer the way that tells why it fails, on the loop's own model: of several streams none is to fail."""
         if self._inline_slot.broken:
             return await self._infer_in_pool(call, short=True)
@@ -365,7 +363,7 @@ class Network:
             await self._mend_loop()
             raise
 
-    def _infer_inline(self, call: _Call, slot: Slot) -> list[Array]:
+    def _infer_inline(self, call: InferCall, slot: Slot) -> list[Array]:
         change = call.change
         begin, worked_before = time.perf_counter(), time.thread_time() if self._timed else None
         try:
@@ -387,15 +385,10 @@ class Network:
             if self._demand is not None:
                 self._demand.note(1, taken)
         waited = begin - call.begin if self._holds_loop_up else 0.0
-        self._hooks.inferred(waited, taken)
-        if call.event is not None:
-            call.event.queue_seconds += waited
-            call.event.compute_seconds += taken
-        if (span := current_span.get()) is not None and span.is_recorded:
-            span.add("inference", taken, {"ovmstrio.inference.on": "loop"})
+        call.ran(self._hooks, waited, taken)
         return outputs
 
-    def _learn_long(self, call: _Call, begin: float, taken: float, before: float | None) -> None:
+    def _learn_long(self, call: InferCall, begin: float, taken: float, before: float | None) -> None:
         """Learn of an inference on the loop that was not short, and keep others off if it was long.
 
         ``before`` is how long its thread had worked when it began; None behind many short ones, as to ask the system
@@ -408,7 +401,7 @@ class Network:
             self._away_until = begin + _AWAY_FACTOR * taken
         self._learn(call, worked, on_loop=True)
 
-    def _learn(self, call: _Call, seconds: float, *, on_loop: bool) -> None:
+    def _learn(self, call: InferCall, seconds: float, *, on_loop: bool) -> None:
         """Let the placement know how long an inference took."""
         load = self._loop_load
         limit = load.limit_of_work if self._works_inline else load.limit
@@ -449,7 +442,7 @@ class Network:
                 slot.attach(self._model)
         self.pool.release(slot)
 
-    async def _infer_away(self, slot: Slot, call: _Call) -> list[Array]:
+    async def _infer_away(self, slot: Slot, call: InferCall) -> list[Array]:
         self._hooks.set_pool(self.pool.size, self.pool.active)
         start = time.perf_counter()
         try:
@@ -467,7 +460,8 @@ class Network:
         started = min(max(start, free_at), ended)
         if self._loop_again is None:
             self._learn(call, ended - started, on_loop=False)
-        outputs = await self._copied(slot, call)
+        is_small = self._has_small_outputs
+        outputs = slot.outputs(call.most_bytes, call.cuts) if is_small else await self._copied(slot, call)
         if call.change is not None:
             call.change.leave(slot.request)
         # Inputs of open shapes may take far longer than the ones that the model was first run on.
@@ -477,19 +471,12 @@ class Network:
         self._completions.let_wait(self._device_seconds, self.pool.size - 1, is_crowded=waiting > 0)
         if self._demand is not None:
             self._demand.note(min(self.pool.active + waiting, self.pool.size), ended - started)
-        self._hooks.inferred(started - call.begin, ended - started)
-        if call.event is not None:
-            call.event.queue_seconds += started - call.begin
-            call.event.compute_seconds += ended - started
-        if (span := current_span.get()) is not None and span.is_recorded:
-            now = time.perf_counter()
-            span.add("queue", started - call.begin, {"ovmstrio.queue.of": "device"}, ended_ago=now - started)
-            span.add("inference", ended - started, {"ovmstrio.inference.on": "device"}, ended_ago=now - ended)
+        call.ran(self._hooks, started - call.begin, ended - started, ended)
         return outputs
 
-    async def _copied(self, slot: Slot, call: _Call) -> list[Array]:
-        """Copy the outputs, in a thread where that takes long."""
-        if self._has_small_outputs or slot.output_bytes <= _COPIED_AT_ONCE:
+    async def _copied(self, slot: Slot, call: InferCall) -> list[Array]:
+        """Copy outputs of open shapes or of many bytes, in a thread where that takes long."""
+        if slot.output_bytes <= _COPIED_AT_ONCE:
             return slot.outputs(call.most_bytes, call.cuts)
         return await trio.to_thread.run_sync(slot.outputs, call.most_bytes, call.cuts, limiter=self._threads)
 
@@ -564,6 +551,7 @@ class Network:
         Cancellation: never; it takes as long as the runs that have begun, and some short ones or loading the model.
         """
         self._runs.spoil(run)
+        self._lost.put_off()
         held: list[Slot] = []
         with trio.CancelScope(shield=True):
             try:
@@ -574,19 +562,23 @@ class Network:
                     await trio.to_thread.run_sync(replace_model, every, self._compile_again, limiter=self._threads)
                     self._model = self._slots[0].model
                     self._device = device_facts(self._model)
-                    if self._streams > 1:
-                        # One stream in the place of several is bound to no core; another choice would bring them back.
-                        self._demand = None
-                        if self.is_pinned is not None:
-                            self.is_pinned = None
-                            self._hooks.bound(to_cores=False, again=False)
-                    self._be_of_streams(1)
-                    self._completions.be_of(self.side_by_side, 1)
+                    self._lose_streams()
             finally:
                 for each in held:
                     self.pool.release(each)
                 self._runs.mended()
                 self._look_for_idle()
+
+    def _lose_streams(self) -> None:
+        """Be of one stream, which is bound to no core, until nothing has failed for a while."""
+        if self._streams > 1:
+            seconds = self._lost.lose()
+            log.warning("model has one stream for a while: it failed on one of several", seconds=seconds)
+            if self.is_pinned is not None:
+                self.is_pinned = None
+                self._hooks.bound(to_cores=False, again=False)
+        self._be_of_streams(1)
+        self._completions.be_of(self.side_by_side, 1)
 
     async def _runs_again(self, slot: Slot | None) -> bool:
         """Have the stream that failed run something else; of several streams nobody knows which one that was."""

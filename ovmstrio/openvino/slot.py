@@ -122,6 +122,7 @@ class Slot:
         """Become a request of this model; nothing may run."""
         self.keep_if_stuck()
         self._create(model)
+        self.broken = ""
 
     def _create(self, model: ov.CompiledModel) -> None:
         request: ov.InferRequest = model.create_infer_request()

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.openvino.compile import Compiled, ModelFile, compile_read
+from ovmstrio.openvino.compile import ModelFile, compile_read
+from ovmstrio.openvino.compiled import Compiled
 from ovmstrio.openvino.pooling import Pooling, pool_embeddings, score_pairs
 from ovmstrio.openvino.reading import read_model
 from ovmstrio.openvino.tokenizing import SpecialTokens, read_tokenizer

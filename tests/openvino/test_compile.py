@@ -14,7 +14,8 @@ from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.specs import BatchSpec, LayoutSpec, ModelSpec, ShapeSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.tensor import ANY_SIZE, Dim
-from ovmstrio.openvino.compile import Compiled, ModelFile, compile_model
+from ovmstrio.openvino.compile import ModelFile, compile_model
+from ovmstrio.openvino.compiled import Compiled
 from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.runtime import core, devices, reason
 from tests.support import ir

@@ -17,7 +17,10 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
 from ovmstrio.openvino import compile as compile_module
 from ovmstrio.openvino import network as network_module
-from ovmstrio.openvino.compile import PINNING, Compiled, ModelFile, compile_model
+from ovmstrio.openvino.compile import PINNING, ModelFile, compile_model
+from ovmstrio.openvino.compiled import Compiled
+from ovmstrio.openvino.first_runs import Timing
+from ovmstrio.openvino.lost_streams import LostStreams
 from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.runtime import core
 from ovmstrio.openvino.slot import Slot
@@ -244,7 +247,7 @@ async def test_a_request_that_cannot_be_made_anew_is_not_lost(
 
 
 def _short(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(compile_module, "warm_up", lambda *_: compile_module.Timing(2 * seconds, seconds, 40))
+    monkeypatch.setattr(compile_module, "warm_up", lambda *_: Timing(2 * seconds, seconds, 40))
 
 
 async def test_on_few_cores_what_fills_them_runs_on_the_loop(
@@ -451,23 +454,68 @@ async def test_what_the_user_says_of_streams_stands(
     assert not running.wants_others()
 
 
-async def test_a_model_that_failed_on_one_of_several_streams_has_one_from_then_on(
+@pytest.mark.parametrize("is_told", [False, True], ids=["by calls", "by its user"])
+async def test_a_model_that_failed_on_one_of_several_streams_has_one_for_a_while(
+    is_told: bool, cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows which of them it has spoiled, and it may fail again; each time after a failure the pause begins."""
+    cores.are_few, fits = True, [np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)]
+    hooks, now = RecordingHooks(), 0.0
+    settings = {"plugin_config": {"NUM_STREAMS": "2"}} if is_told else {}
+    running = _shared_out(monkeypatch, tmp_path, ir.matmul(), hooks, **settings)
+    running._lost = LostStreams(lambda: now)
+    if not is_told:
+        assert _ask_side_by_side(running, 2)
+        await running.choose_cores()
+    for pause in (30, 60, 30):
+        assert (hooks.streams, running.wants_others()) == (2, False)
+        for _ in range(2):
+            with pytest.raises(ModelFailure):
+                await _away(running).infer([fits[0], fits[0]])
+            (found,) = await running.infer(fits)
+            np.testing.assert_array_equal(found, np.full((2, 2), 3, np.float32))
+            assert (hooks.streams, running.wants_others()) == (1, False)
+            now += pause - 1
+        assert not running.wants_others()
+        now += 1
+        assert running.wants_others()
+        await running.choose_cores()
+        (found,) = await _away(running).infer(fits)
+        np.testing.assert_array_equal(found, np.full((2, 2), 3, np.float32))
+        now += 601 if pause == 60 else 1
+    assert hooks.streams == running._model.get_property("NUM_STREAMS") == 2
+
+
+async def test_a_model_that_fails_while_it_gets_its_streams_back_does_not_get_them(
     cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody knows which of them it has spoiled, and it may fail again."""
-    cores.are_few = True
+    """Nor one that cannot be compiled then; both are tried again later."""
+    cores.are_few, now = True, 0.0
     hooks = RecordingHooks()
-    running = _shared_out(monkeypatch, tmp_path, ir.matmul(), hooks)
-    assert _ask_side_by_side(running, 2)
-    await running.choose_cores()
-    assert hooks.streams == 2
-    fits = [np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)]
-    with pytest.raises(ModelFailure):
-        await _away(running).infer([fits[0], fits[0]])
-    (found,) = await running.infer(fits)
+    running = _shared_out(monkeypatch, tmp_path, ir.matmul(), hooks, plugin_config={"NUM_STREAMS": "2"})
+    running._lost = LostStreams(lambda: now)
+    anew, numbers = running._chosen_anew, np.ones((2, 3), np.float32)
 
-    np.testing.assert_array_equal(found, np.full((2, 2), 3, np.float32))
-    assert (hooks.streams, running.wants_others()) == (1, False)
+    def fail(at_once: int) -> Compiled:
+        made = anew(at_once)
+        trio.from_thread.run(_fails, running, [numbers, numbers])
+        return made
+
+    def refuse(_at_once: int) -> Compiled:
+        raise MemoryError
+
+    await _fails(running, [numbers, numbers])
+    for build in (fail, refuse, anew):
+        now += 1000
+        assert running.wants_others()
+        running._chosen_anew = build
+        await running.choose_cores()
+        assert (hooks.streams, running.wants_others()) == (2 if build is anew else 1, False)
+
+
+async def _fails(running: Network, arrays: list[Any]) -> None:
+    with pytest.raises(ModelFailure):
+        await _away(running).infer(arrays)
 
 
 async def test_a_model_that_cannot_be_compiled_for_its_calls_is_not_asked_again(

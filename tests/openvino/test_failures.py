@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.openvino.blocking import BlockingNetwork
-from ovmstrio.openvino.compile import Compiled, ModelFile, compile_model
+from ovmstrio.openvino.compile import ModelFile, compile_model
+from ovmstrio.openvino.compiled import Compiled
 from ovmstrio.openvino.network import Network
 from ovmstrio.work.placement import Placement
 from tests.support import ir

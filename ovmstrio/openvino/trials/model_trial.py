@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.openvino.compile import Compiled, ModelFile, compile_model
+from ovmstrio.openvino.compile import ModelFile, compile_model
+from ovmstrio.openvino.compiled import Compiled
 from ovmstrio.openvino.trials.trial import Trial
 
 __all__ = ["compile_plain", "trial_of"]

@@ -20,7 +20,7 @@ from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
 from ovmstrio.core.tensor import Array, TensorSpec
 from ovmstrio.observability.logs import configure_logs
-from ovmstrio.openvino.compile import Compiled
+from ovmstrio.openvino.compiled import Compiled
 from ovmstrio.openvino.ov_tensors import placeholder
 from ovmstrio.openvino.trials.layers import layers_of, run_part
 from ovmstrio.work.processes import WorkRequest, WorkRequests, leave, run_program

@@ -19,7 +19,8 @@ from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.sequence_owners import SequenceOwners
 from ovmstrio.core.servable import Servable
 from ovmstrio.openvino.bucket_warmup import warm_buckets
-from ovmstrio.openvino.compile import Compiled, ModelFile, compile_model
+from ovmstrio.openvino.compile import ModelFile, compile_model
+from ovmstrio.openvino.compiled import Compiled
 from ovmstrio.openvino.compiled_files import LentFolder, compiled_files
 from ovmstrio.openvino.mapped_files import let_file_pages_go
 from ovmstrio.openvino.network import Network

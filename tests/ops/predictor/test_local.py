@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from structlog.testing import capture_logs
 from ovmstrio.core.errors import ConfigError, FailedPrecondition
 from ovmstrio.runtimes.ops.config.op_settings import LocalServiceConf, OpSettings
 from ovmstrio.runtimes.ops.predictor.local_predict import LocalPredictor
-from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
+from ovmstrio.runtimes.ops.predictor.make import PredictorMaker, WorkerPredictor
 from ovmstrio.runtimes.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
+from ovmstrio.work import cores as cores_module
 from tests.support.paddle_files import layers, write_described, write_model, write_prototxt
 from tests.support.trials import trying, verdicts
 
@@ -234,3 +237,19 @@ async def test_models_of_ops_and_of_predictors_in_threads_are_tried_first(tmp_pa
         predictor = LocalPredictor()
         await trio.to_thread.run_sync(predictor.load_model_config, str(folder), False, 0, False, 3)
         assert len(verdicts(tmp_path / "trials")) == 2
+
+
+async def test_a_model_that_is_compiled_anew_lets_what_was_compiled_before_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers need the names and shapes of the model, and keep no more of it; the weights would be there twice."""
+    monkeypatch.setattr(cores_module, "usable_cores", lambda: 2)
+    (layer,) = layers()
+    predictor = await make(write_described(tmp_path, layer))
+    assert isinstance(predictor, WorkerPredictor)
+    network = predictor._shared.network
+    network._at_once, before = 1, weakref.ref(network._model)
+    await network.choose_cores()
+    gc.collect()
+    assert before() is None
+    np.testing.assert_allclose((await predictor.predict({"feed": X}))["first"], layer.of(X), rtol=1e-6)

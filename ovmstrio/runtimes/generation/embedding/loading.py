@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.openvino.compile import Compiled, ModelFile
+from ovmstrio.openvino.compile import ModelFile
+from ovmstrio.openvino.compiled import Compiled
 from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.text_networks import CompiledTokenizer, compile_embedder, compile_scorer, compile_tokenizer
 from ovmstrio.openvino.trials import try_model

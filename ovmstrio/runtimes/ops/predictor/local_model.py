@@ -13,9 +13,10 @@ from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import Array
-from ovmstrio.openvino.compile import Compiled, ModelFile, compile_read
+from ovmstrio.openvino.compile import ModelFile, compile_read
+from ovmstrio.openvino.compiled import Compiled
 from ovmstrio.openvino.paddle import read_paddle
-from ovmstrio.openvino.signature import port_names
+from ovmstrio.openvino.signature import ModelSignature, port_names
 from ovmstrio.openvino.trials import Trial
 from ovmstrio.runtimes.ops.predictor.model_config import (
     ModelConfig,
@@ -72,12 +73,12 @@ def _side(
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A compiled model, and how Ops name what goes in and what comes out."""
+    """What a model takes and gives, and how Ops name that; it does not keep what is compiled."""
 
     config: ModelConfig
-    compiled: Compiled
+    signature: ModelSignature
 
     @property
     def feed_names(self) -> list[str]:
@@ -91,11 +92,11 @@ class LocalModel:
 
     def arrays(self, feed: Feed, *, batch: bool) -> list[Array]:
         """Give the model's inputs in the order of its signature; see :func:`~.feeding.prepare` for what it raises."""
-        return prepare(feed, self.compiled.signature.inputs, batch=batch)
+        return prepare(feed, self.signature.inputs, batch=batch)
 
     def check(self, feed: Feed) -> None:
         """Refuse a feed, with its batch axis, that does not fit; raises what :meth:`arrays` raises."""
-        check(feed, self.compiled.signature.inputs, batch=True)
+        check(feed, self.signature.inputs, batch=True)
 
     def wanted(self, fetch: Sequence[str] | None) -> list[Variable]:
         """Give the outputs to fetch: those named, or all for no names.
@@ -110,7 +111,7 @@ class LocalModel:
 
     def answer(self, outputs: Sequence[Array], wanted: Sequence[Variable]) -> dict[str, Array]:
         """Pick the outputs wanted, of the whole or decimal types that the configuration tells."""
-        by_name = dict(zip((spec.name for spec in self.compiled.signature.outputs), outputs, strict=True))
+        by_name = dict(zip((spec.name for spec in self.signature.outputs), outputs, strict=True))
         return {variable.alias: _declared(by_name[variable.alias], variable) for variable in wanted}
 
 
@@ -120,7 +121,7 @@ def _declared(array: Array, variable: Variable) -> Array:
     return array.astype(variable.dtype, copy=False) if same_kind else array
 
 
-def load_local_model(folder: Path, device: str, plugin_config: Mapping[str, str]) -> LocalModel:
+def load_local_model(folder: Path, device: str, plugin_config: Mapping[str, str]) -> tuple[LocalModel, Compiled]:
     """Read and compile the model of a folder.  Blocks for as long as that takes.
 
     Raises:
@@ -132,7 +133,8 @@ def load_local_model(folder: Path, device: str, plugin_config: Mapping[str, str]
     names = (_names(model.inputs, is_input=True), _names(model.outputs, is_input=False))
     mapping = map_aliases(config, *names, str(folder))
     spec = ModelSpec(name=folder.name, base_path=folder, target_device=device, plugin_config=dict(plugin_config))
-    return LocalModel(config, compile_read(model, ModelFile(folder, spec, mapping)))
+    compiled = compile_read(model, ModelFile(folder, spec, mapping))
+    return LocalModel(config, compiled.signature), compiled
 
 
 def local_trial(folder: Path, device: str, plugin_config: Mapping[str, str]) -> Trial:
@@ -157,7 +159,8 @@ def compile_plain(argument: Sequence[Any]) -> Compiled:
         ConfigError: as :func:`load_local_model`.
     """
     folder, device, plugin_config = argument
-    return load_local_model(Path(folder), device, plugin_config).compiled
+    _, compiled = load_local_model(Path(folder), device, plugin_config)
+    return compiled
 
 
 def _names(ports: Sequence[Any], *, is_input: bool) -> list[str]:

@@ -12,6 +12,7 @@ import structlog
 from ovmstrio.core.errors import FailedPrecondition
 from ovmstrio.core.tensor import Array
 from ovmstrio.openvino.blocking import BlockingNetwork
+from ovmstrio.openvino.compiled import Compiled
 from ovmstrio.openvino.trials import try_model_from_thread
 from ovmstrio.runtimes.ops.config.op_settings import LocalServiceConf
 from ovmstrio.runtimes.ops.predictor.devices import device_for, plugin_config
@@ -86,16 +87,16 @@ class LocalPredictor:
         device = device_for(settings, 0)
         wanted = (Path(model_path), device, plugin_config(settings, device, 1))
         try_model_from_thread(local_trial(*wanted))
-        self._take(load_local_model(*wanted))
+        self._take(*load_local_model(*wanted))
 
-    def _take(self, model: LocalModel) -> None:
+    def _take(self, model: LocalModel, compiled: Compiled) -> None:
         feeds, fetches = model.config.feeds, model.config.fetches
         self.feed_names_, self.fetch_names_ = model.feed_names, model.fetch_names
         self.feed_types_ = {variable.alias: variable.kind for variable in feeds}
         self.fetch_types_ = {variable.alias: variable.kind for variable in fetches}
         self.feed_shapes_ = {variable.alias: list(variable.shape) for variable in feeds}
         self.feed_names_to_idx_ = {variable.alias: place for place, variable in enumerate(feeds)}
-        self._model, self._network = model, BlockingNetwork(model.compiled)
+        self._model, self._network = model, BlockingNetwork(compiled)
 
     def predict(
         self,

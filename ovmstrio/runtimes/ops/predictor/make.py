@@ -13,6 +13,7 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import Array
+from ovmstrio.openvino.compiled import Compiled
 from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.trials import try_model
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
@@ -29,9 +30,9 @@ __all__ = ["PredictorMaker"]
 class LocalNetwork:
     """A model with its infer requests, which all workers on its device share."""
 
-    def __init__(self, model: LocalModel) -> None:
+    def __init__(self, model: LocalModel, compiled: Compiled) -> None:
         self.model = model
-        self.network = Network(model.compiled)
+        self.network = Network(compiled)
 
 
 class WorkerPredictor:
@@ -138,8 +139,8 @@ class PredictorMaker:
                 config = plugin_config(conf, device, workers)
                 folder = Path(conf.model_config or "")
                 await try_model(local_trial(folder, device, config))
-                model = await trio.to_thread.run_sync(load_local_model, folder, device, config)
-                shared = self._shared[settings, device] = LocalNetwork(model)
+                loaded = await trio.to_thread.run_sync(load_local_model, folder, device, config)
+                shared = self._shared[settings, device] = LocalNetwork(*loaded)
                 log.info("model loaded", op=settings.name, model=str(folder), device=device, **config)
         with _fetch_list_of(settings):
             return WorkerPredictor(shared, conf.fetch_list or ())
