@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import SEQUENCE_ID
@@ -17,16 +17,20 @@ if TYPE_CHECKING:
 __all__ = ["StreamedOutputs", "asks_plainly", "check_outputs", "keep_outputs"]
 
 
+_OF_THE_WAY: Final = frozenset({"binary_data", "binary_data_size"})
+"""Parameters that say how a tensor comes or goes over REST, and nothing of what it is."""
+
+
 def asks_plainly(request: InferRequest, known: Sequence[TensorSpec]) -> bool:
     """Tell whether nothing is said of any tensor of a call, and all outputs that it names are known.
 
     Of such a call there is nothing to look at before it is made.
     """
     for given in request.inputs:
-        if given.parameters:
+        if given.parameters and not _OF_THE_WAY.issuperset(given.parameters):
             return False
     for wanted in request.outputs:
-        if wanted.parameters:
+        if wanted.parameters and not _OF_THE_WAY.issuperset(wanted.parameters):
             return False
         for spec in known:
             if spec.name == wanted.name:

@@ -78,6 +78,7 @@ _MAX_TEXT: Final = 4096
 """Characters of an error that are told: it may quote what the caller sent."""
 _FAILURE: Final = "internal error; the server's log has the details"
 _MOST_PLAIN_BYTES: Final = 2**16
+_MOST_PLAIN_HEADERS: Final = 2
 """Of a body that is copied behind its head."""
 _BLANKS: Final = " \t"
 _OK: Final = 200
@@ -161,22 +162,21 @@ def answer_head(
 
 
 def plain_answer(answer: HttpAnswer) -> bytes | None:
-    """Write an answer that is a small document of JSON and nothing else, head and body, as one that others follow.
+    """Write a small answer in JSON, with one header more at the most, head and body, as one that others follow.
 
     None for any other.
     """
-    body = answer.body
-    if answer.headers is not JSON_TYPE or answer.status != _OK:
+    body, headers = answer.body, answer.headers
+    if answer.status != _OK or not headers or headers[0] is not JSON_TYPE[0] or len(headers) > _MOST_PLAIN_HEADERS:
         return None
     if type(body) is not bytes or len(body) > _MOST_PLAIN_BYTES:
         return None
-    return _plain_head(int(time.time()), len(body)) + body
+    return _plain_head(int(time.time()), headers, len(body)) + body
 
 
 @lru_cache(maxsize=64)
-def _plain_head(second: int, length: int) -> bytes:
-    head = f"HTTP/1.1 200 OK\r\n{_date(second)}\r\ncontent-type: {JSON}\r\ncontent-length: {length}\r\n\r\n"
-    return head.encode()
+def _plain_head(_second: int, headers: Headers, length: int) -> bytes:
+    return answer_head(_OK, headers, length=length, is_chunked=False, keep_alive=True)
 
 
 @lru_cache(maxsize=1)

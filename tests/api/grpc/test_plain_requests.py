@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +13,7 @@ from ovmstrio.api.kserve.grpc import request_decoding
 from ovmstrio.api.kserve.grpc.plain_requests import PlainRequests
 from ovmstrio.api.kserve.grpc.request_decoding import decode_request
 from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.request import Contents
 from ovmstrio.protocol.descriptors import message_class
 
 _REQUEST: Final = message_class("inference.ModelInferRequest")
@@ -61,6 +64,40 @@ def test_what_is_given_is_nobody_elses() -> None:
     first.parameters["a"] = 1
     first.inputs.clear()
     assert _read(known, data) == request_decoding._parse(data)
+
+
+def test_a_request_without_bytes_is_known_if_it_is_the_same_throughout() -> None:
+    """As one whose tensors are in shared memory is, with all that it says of them."""
+    known = PlainRequests(_TAG, "m")
+    one, other = (_in_memory(region) for region in ("r1", "r2"))
+    assert _read(known, one) is None
+    for _ in range(2):
+        found = _read(known, one)
+        assert found == request_decoding._parse(one)
+        found.inputs[0].parameters.clear()
+        found.inputs[0].contents = Contents("fp32_contents", [1.0])
+        found.raw_inputs = [b""]
+        found.outputs[0].parameters.clear()
+        found.parameters.clear()
+    assert _read(known, other) is None
+    assert decode_request(one) == decode_request(one) == request_decoding._parse(one)
+
+
+def _in_memory(region: str) -> bytes:
+    message = _REQUEST(model_name="m")
+    message.parameters["priority"].int64_param = 1
+    given, wanted = message.inputs.add(name="x", datatype="FP32", shape=[1]), message.outputs.add(name="y")
+    for tensor in (given, wanted):
+        tensor.parameters["shared_memory_region"].string_param = region
+        tensor.parameters["shared_memory_byte_size"].int64_param = 4
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+@pytest.mark.parametrize("data", [_in_memory("r1"), _message(b"12345678")], ids=["in memory", "raw"])
+def test_groups_of_fields_that_nobody_knows_are_passed_over(data: bytes) -> None:
+    """As the parser does; such a request is parsed each time."""
+    for _ in range(3):
+        assert decode_request(data + b"\x7b\x7c") == replace(decode_request(data), received=len(data) + 2)
 
 
 def test_requests_that_are_all_different_are_looked_at_ever_less() -> None:

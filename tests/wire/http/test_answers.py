@@ -52,9 +52,10 @@ def test_a_plain_answer_is_what_the_general_way_writes(monkeypatch: pytest.Monke
     for now in (1.0, 1.9, 2.0, 86_400.0):
         monkeypatch.setattr(time, "time", lambda now=now: now)
         for body in (b"", b"{}", b"x" * 2**16):
-            answer = HttpAnswer(200, JSON_TYPE, body)
-            head = answer_head(200, JSON_TYPE, length=len(body), is_chunked=False, keep_alive=True)
-            assert plain_answer(answer) == head + body
+            for headers in (JSON_TYPE, (*JSON_TYPE, ("x-length", " 7"))):
+                answer = HttpAnswer(200, headers, body)
+                head = answer_head(200, headers, length=len(body), is_chunked=False, keep_alive=True)
+                assert plain_answer(answer) == head + body
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,8 @@ def test_a_plain_answer_is_what_the_general_way_writes(monkeypatch: pytest.Monke
     [
         HttpAnswer(400, JSON_TYPE, b"{}"),
         HttpAnswer(200, (), b"{}"),
-        HttpAnswer(200, (*JSON_TYPE, ("vary", "Origin")), b"{}"),
+        HttpAnswer(200, (*JSON_TYPE, ("vary", "Origin"), ("x-length", "2")), b"{}"),
+        HttpAnswer(200, (("vary", "Origin"), *JSON_TYPE), b"{}"),
         HttpAnswer(200, JSON_TYPE, b"x" * (2**16 + 1)),
         HttpAnswer(200, JSON_TYPE, PiecedMessage([b"{}"])),
     ],

@@ -6,6 +6,8 @@ same but for what is in those::
 
     other fields | tag, size | raw contents | tag, size | raw contents
     └─────── begin ────────┘                └─ between ─┘
+
+One without raw contents, whose tensors lie in shared memory, is known if it is the same in all of its bytes.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import InferInput, InferRequest, RequestedOutput
 from ovmstrio.protocol.split_messages import encode_varint, split_raw_contents
 
@@ -55,7 +58,7 @@ class _Known:
 
 
 class PlainRequests:
-    """Remembers one request of each size, of those with raw tensors alone and no parameters.
+    """Remembers one request of each size, of those whose tensors are raw or elsewhere.
 
     Args:
         raw_tag: what stands before raw contents.
@@ -83,9 +86,9 @@ class PlainRequests:
             same.model_name,
             same.model_version,
             same.id,
-            {},
-            [InferInput(given.name, given.datatype, given.shape) for given in same.inputs],
-            [RequestedOutput(output.name) for output in same.outputs] if same.outputs else [],
+            {**same.parameters} if same.parameters else {},
+            _copied(same.inputs),
+            [RequestedOutput(output.name, {**output.parameters}) for output in same.outputs] if same.outputs else [],
             raws,
             received=len(data),
         )
@@ -104,13 +107,20 @@ class PlainRequests:
         if begin and len(begin) <= _MOST_HEAD_BYTES:
             if known is None and len(self._by_size) >= _MOST_SIZES:
                 self._by_size.clear()
-            kept = InferRequest(request.model_name, request.model_version, request.id)
-            kept.inputs, kept.outputs = [*request.inputs], [*request.outputs]
+            kept = InferRequest(request.model_name, request.model_version, request.id, {**request.parameters})
+            kept.inputs = _copied(request.inputs)
+            kept.outputs = [RequestedOutput(output.name, {**output.parameters}) for output in request.outputs]
             self._by_size[len(data)] = _Known(begin, raws, kept, 0 if known is None else known.missed)
 
     def _parts(self, data: bytes) -> tuple[bytes, Sequence[tuple[int, bytes]]]:
         """Give all that stands before the raw contents, and between them; nothing unless these come last."""
-        head, found = split_raw_contents(data, self._raw_tag, self._message)
+        try:
+            head, found = split_raw_contents(data, self._raw_tag, self._message)
+        except (IndexError, InvalidRequest):
+            # The parser passes over groups of fields that it does not know; whoever sends them is read by it each time.
+            return b"", ()
+        if not found:
+            return data, ()
         sizes = [len(raw) for raw in found if raw is not None]
         before = [bytes((self._raw_tag,)) + encode_varint(size) for size in sizes]
         begin = head + before[0]
@@ -123,11 +133,15 @@ class PlainRequests:
         return begin, tuple(zip(sizes, [*before[1:], b""], strict=True))
 
 
+def _copied(inputs: Sequence[InferInput]) -> list[InferInput]:
+    return [
+        InferInput(given.name, given.datatype, given.shape, None, {**given.parameters} if given.parameters else {})
+        for given in inputs
+    ]
+
+
 def _is_plain(request: InferRequest) -> bool:
-    if not request.inputs or len(request.raw_inputs) != len(request.inputs) or request.parameters:
+    raws = request.raw_inputs
+    if not request.inputs or (raws and len(raws) != len(request.inputs)):
         return False
-    return not (
-        any(given.parameters or given.contents is not None for given in request.inputs)
-        or any(output.parameters for output in request.outputs)
-        or any(raw is None for raw in request.raw_inputs)
-    )
+    return all(given.contents is None for given in request.inputs) and all(raw is not None for raw in raws)

@@ -99,7 +99,7 @@ def _response_parts(response: InferResponse) -> list[Buffer]:
         parts.append(_encode_parameters(response.parameters))
     for tensor in outputs:
         if isinstance(tensor, RawTensor) and tensor.place is not None:
-            parts.append(_encode_placed(tensor, tensor.place))
+            parts.append(_encode_placed(tensor.name, tensor.datatype, tuple(tensor.shape), tensor.place))
         else:
             parts.append(_encode_output(tensor.name, tensor.datatype_name, tensor.shape))
     for tensor in outputs:
@@ -127,9 +127,10 @@ def _encode_output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     return serialised
 
 
-def _encode_placed(tensor: RawTensor, place: MemoryPlace) -> bytes:
+@lru_cache(maxsize=1024)
+def _encode_placed(name: str, datatype: str, shape: tuple[int, ...], place: MemoryPlace) -> bytes:
     """Describe an output that the client finds in shared memory; it has an empty place among the raw contents."""
-    message = _Response(outputs=[{"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}])
+    message = _Response(outputs=[{"name": name, "datatype": datatype, "shape": shape}])
     set_parameters(message.outputs[0], place.parameters)
     serialised: bytes = message.SerializeToString()
     return serialised

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from ovmstrio.api.kserve.rest.known_heads import MOST_HEAD_BYTES
 from ovmstrio.api.kserve.rest.large_document import LARGE_BYTES, LargeData, read_large_document
 from ovmstrio.api.kserve.rest.plain_request import ELEMENT_TYPES, MOST_SIZE, NUMBER, read_plain_request
 from ovmstrio.core.datatypes import BY_NAME, BYTES
@@ -23,6 +24,7 @@ from ovmstrio.core.request import Contents, InferInput, InferRequest, ParameterV
 
 if TYPE_CHECKING:
     from ovmstrio.api.kserve.rest.known_documents import KnownDocuments
+    from ovmstrio.api.kserve.rest.known_heads import KnownHeads
     from ovmstrio.api.kserve.rest.large_document import NumberKind
     from ovmstrio.core.request import Buffer
 
@@ -98,6 +100,8 @@ def read_infer_request(
             known.note(body, same)
         return same
     head, tail = _split(memoryview(body), head_length)
+    if known is not None and len(head) <= MOST_HEAD_BYTES:
+        return _read_known(model, version, bytes(head), tail, known.heads)
     large = read_large_document(head, _DATA_LEVELS) if len(head) >= LARGE_BYTES else None
     return _read_carefully(InferRequest(model, version), parse_document(head) if large is None else large, tail)
 
@@ -106,6 +110,14 @@ def _read_small(model: str, version: str, body: Buffer) -> InferRequest:
     document = parse_document(body)
     plain = read_plain_request(model, version, document)
     return _read_carefully(InferRequest(model, version), document, _NO_TAIL) if plain is None else plain
+
+
+def _read_known(model: str, version: str, head: bytes, tail: memoryview, known: KnownHeads) -> InferRequest:
+    same = known.read(model, version, head, tail)
+    if same is None:
+        same = _read_carefully(InferRequest(model, version), parse_document(head), tail)
+        known.note(head, same)
+    return same
 
 
 def _read_carefully(request: InferRequest, document: dict[str, Any], tail: memoryview) -> InferRequest:

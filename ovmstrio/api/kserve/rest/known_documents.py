@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 
+from ovmstrio.api.kserve.rest.known_heads import KnownHeads
 from ovmstrio.api.kserve.rest.plain_request import ELEMENT_TYPES, read_plain_request
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.request import Contents, InferInput, InferRequest
@@ -47,13 +48,15 @@ class KnownDocuments:
     """Remembers documents of one tensor of flat numbers with nothing said about it.
 
     Attributes:
+        heads: those of documents whose tensors stand behind them.
         missed: how many were read since one was known; where all are others, ever fewer are looked at.
     """
 
-    __slots__ = ("_known", "missed")
+    __slots__ = ("_known", "heads", "missed")
 
     def __init__(self) -> None:
         self._known: dict[bytes, _Known] = {}
+        self.heads = KnownHeads()
         self.missed = 0
 
     def read(self, model: str, version: str, body: bytes) -> InferRequest | None:
