@@ -14,6 +14,7 @@ from benchmarks.matrix.cells import BRIEF, FULL, MIDDLE, QUICK
 from benchmarks.matrix.chart import chart
 from benchmarks.matrix.measuring import measure
 from benchmarks.matrix.runs import differences, is_worse, read_run, render_differences, render_run, save_run
+from benchmarks.matrix.summary import render_summary
 from benchmarks.report import machine, write_section
 
 __all__ = ["compare", "draw", "measure_matrix"]
@@ -62,12 +63,14 @@ def measure_matrix(arguments: list[str]) -> None:
     print(render_run(cells))
     print(f"\nsaved as {path}")
     if options.record:
-        section = "middle" if options.part == "middle" else "matrix"
+        section, first = (
+            ("middle", "") if options.part == "middle" else ("matrix", f"{_SHOWN}\n{render_summary(cells)}\n")
+        )
         if section == "matrix":
             _CHART.write_text(chart(cells))
         shown = path.resolve().relative_to(Path.cwd()) if path.resolve().is_relative_to(Path.cwd()) else path.name
         how = _HOW.format(rounds=grid.rounds, seconds=grid.seconds, file=shown, machine=machine(), load=load)
-        write_section(section, f"{how}{_SHOWN if section == 'matrix' else ''}\n{render_run(cells)}")
+        write_section(section, f"{how}{first}\n{render_run(cells)}")
 
 
 def compare(arguments: list[str]) -> None:

@@ -15,6 +15,7 @@ from benchmarks.matrix.chart import chart
 from benchmarks.matrix.load import LoadFigures
 from benchmarks.matrix.measuring import Measured
 from benchmarks.matrix.runs import differences, read_run, render_run, save_run
+from benchmarks.matrix.summary import render_summary
 
 CELL = str(Cell(QUICK.models[0], "gRPC", 8))
 
@@ -162,3 +163,21 @@ def test_results_have_the_sections_that_programs_write(monkeypatch: pytest.Monke
         report.write_section(section, "new")
 
     assert len(written) == 3
+
+
+def test_the_summary_has_medians_of_kinds_of_models_and_of_pairs() -> None:
+    """By doors and callers; of what was not measured nothing is said."""
+    ratios = {
+        "1 ms, fixed, LATENCY, alone, gRPC, 8": 0.4,
+        "1 ms, dynamic, LATENCY, alone, gRPC, 8": 0.6,
+        "1 ms, dynamic, LATENCY, beside four, gRPC, 8": 0.3,
+        "1 ms, dynamic, LATENCY, alone, REST JSON, 32": 0.2,
+    }
+    rows = render_summary({name: {"ratio": ratio} for name, ratio in ratios.items()}).splitlines()
+
+    assert [row for row in rows if row.startswith(("| 1 ms", "| an open", "| beside"))] == [
+        "| 1 ms, LATENCY | - / 0.40 / - | - / - / 0.20 | - / - / - | - / - / - |",
+        "| an open batch against a fixed one | - | - | 1.50 | - | - |",
+        "| beside four other models against alone | - | - | 0.50 | - | - |",
+    ]
+    assert len(rows) == 8

@@ -1,0 +1,57 @@
+"""The matrix in few lines: what stays of OpenVINO alone by size, hint, door and callers; what open batches cost."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from itertools import product
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.matrix.cells import CONCURRENCIES, DOORS, HINTS, SIZES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["render_summary"]
+
+_FIXED, _OPEN = ", fixed, ", ", dynamic, "
+_ALONE, _BESIDE = ", alone, ", ", beside four, "
+
+Run = dict[str, dict[str, float]]
+
+
+def render_summary(cells: Run) -> str:
+    """Make tables of medians over fixed and open batches, alone and beside others; what was not measured is a dash."""
+    kinds: defaultdict[str, dict[tuple[str, str], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for name, cell in cells.items():
+        size, _, hint, _, door, callers = name.split(", ")
+        kinds[f"{size}, {hint}"][door, callers].append(cell["ratio"])
+    callers = "/".join(map(str, CONCURRENCIES))
+    lines = [f"| model | {' | '.join(f'{door}, {callers}' for door in DOORS)} |", "|---" * (len(DOORS) + 1) + "|"]
+    for kind in filter(kinds.__contains__, map(", ".join, product(SIZES, HINTS))):
+        lines += [f"| {kind} | {' | '.join(_of_door(kinds[kind], door) for door in DOORS)} |"]
+    return "\n".join([*lines, "", *_pairs(cells)])
+
+
+def _of_door(figures: Mapping[tuple[str, str], list[float]], door: str) -> str:
+    ratios = (figures.get((door, str(callers))) for callers in CONCURRENCIES)
+    return " / ".join(f"{statistics.median(each):.2f}" if each else "-" for each in ratios)
+
+
+_COMPARED: Final = (
+    ("an open batch against a fixed one", _FIXED, _OPEN),
+    ("beside four other models against alone", _ALONE, _BESIDE),
+)
+
+
+def _pairs(cells: Run) -> list[str]:
+    lines = [f"| calls a second, median of pairs of cells | {' | '.join(SIZES)} |", "|---" * (len(SIZES) + 1) + "|"]
+    for what, one, other in _COMPARED:
+        lines += [f"| {what} | {' | '.join(_of_pairs(cells, size, one, other) for size in SIZES)} |"]
+    return lines
+
+
+def _of_pairs(cells: Run, size: str, one: str, other: str) -> str:
+    pairs = {name: name.replace(one, other) for name in cells if name.startswith(f"{size}, ") and one in name}
+    ratios = [cells[second]["ratio"] / cells[first]["ratio"] for first, second in pairs.items() if second in cells]
+    return f"{statistics.median(ratios):.2f}" if ratios else "-"
