@@ -67,16 +67,20 @@ _CONFIG: Final = "{rpc_port: 0, http_port: 0, worker_num: 64, logging: {enabled:
 class _Case(NamedTuple):
     """How something is served and asked; ``{port}`` is the port that is asked, ``{other}`` one that is not.
 
-    A body that is bytes is asked over gRPC.
+    A body that is bytes is asked over gRPC.  A ``tail`` stands behind a document, as tensors do in REST's binary
+    extension.
     """
 
     name: str
     options: str
     path: str
     body: dict[str, Any] | bytes
+    tail: bytes = b""
 
 
 _NUMBERS: Final = {"inputs": [{"name": "b", "shape": [1, 10], "datatype": "FP32", "data": [0.5] * 10}]}
+_IN_TAIL: Final = {"name": "b", "shape": [1, 10], "datatype": "FP32", "parameters": {"binary_data_size": 40}}
+_BYTES: Final = {"inputs": [_IN_TAIL], "parameters": {"binary_data_output": True}}
 _TEXT: Final = {"inputs": [{"name": "x", "shape": [1], "datatype": "BYTES", "data": ["t"]}]}
 _OPS: Final = "config.yml --service web_service.py --port {other} --rest_port {port}"
 _CASES: Final = (
@@ -91,6 +95,13 @@ _CASES: Final = (
         "--model_name m --model_path m --port {other} --rest_port {port}",
         "/v2/models/m/infer",
         _NUMBERS,
+    ),
+    _Case(
+        "model, KServe v2 over REST, bytes",
+        "--model_name m --model_path m --port {other} --rest_port {port}",
+        "/v2/models/m/infer",
+        _BYTES,
+        bytes(40),
     ),
     _Case("handler, POST", "nucleus.yaml --port {port}", "/", {"a": 1}),
     _Case("Ops, Paddle's HTTP", _OPS, "/same/prediction", {"key": ["x"], "value": ["t"]}),
@@ -143,10 +154,11 @@ def _caller(port: int, case: _Case) -> Callable[[], None]:
                 raise http.client.HTTPException(f"{case.name}: {answer.headers}")
 
         return call
-    requests, document = http.client.HTTPConnection("127.0.0.1", port, timeout=START_SECONDS), json.dumps(body)
+    requests, document = http.client.HTTPConnection("127.0.0.1", port, timeout=START_SECONDS), json.dumps(body).encode()
+    headers = {"Inference-Header-Content-Length": str(len(document))} if case.tail else {}
 
     def request() -> None:
-        requests.request("POST", case.path, document)
+        requests.request("POST", case.path, document + case.tail, headers)
         answer = requests.getresponse()
         text = answer.read()
         if answer.status != http.client.OK:

@@ -516,7 +516,8 @@ class Network:
     async def _abandon(self, run: Run) -> None:
         """Wait until OpenVINO has let go of a run that nobody wants, and stop it if that costs nobody else a run."""
         # What is stopped has failed, after which several streams would be given up for one.
-        if not self._may_fail or (self._runs.alone and self._streams == 1):
+        is_stopped = not self._may_fail or (self._runs.alone and self._streams == 1)
+        if is_stopped:
             run.slot.request.cancel()
         with trio.CancelScope(shield=True):
             try:
@@ -528,7 +529,7 @@ class Network:
                     self._runs.check(run)
                 except SuspectRunError:
                     return
-                await self._mend(run.slot, run)
+                await self._mend(run.slot, run, is_stopped=is_stopped)
 
     async def _mend_loop(self) -> None:
         """Make what the event loop infers on as good as new; a model that it has for itself is nobody else's matter.
@@ -545,13 +546,16 @@ class Network:
             finally:
                 self._away_until = 0.0
 
-    async def _mend(self, slot: Slot | None, run: Run | None = None) -> None:
+    async def _mend(self, slot: Slot | None, run: Run | None = None, *, is_stopped: bool = False) -> None:
         """Make the model as good as new after a failure, once nothing runs on it; ``slot`` is one that the caller has.
+
+        ``is_stopped`` tells that nothing but a stop made it fail, for which nobody waits longer for lost streams.
 
         Cancellation: never; it takes as long as the runs that have begun, and some short ones or loading the model.
         """
         self._runs.spoil(run)
-        self._lost.put_off()
+        if not is_stopped:
+            self._lost.put_off()
         held: list[Slot] = []
         with trio.CancelScope(shield=True):
             try:

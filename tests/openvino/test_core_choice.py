@@ -513,6 +513,34 @@ async def test_a_model_that_fails_while_it_gets_its_streams_back_does_not_get_th
         assert (hooks.streams, running.wants_others()) == (2 if build is anew else 1, False)
 
 
+async def test_who_leaves_does_not_keep_a_model_from_its_streams(
+    cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lone call that is stopped for that ends as a failure, and is none."""
+    cores.are_few, now = True, 0.0
+    settings = {"NUM_STREAMS": "2"}
+    running = _shared_out(monkeypatch, tmp_path, ir.matmul(), RecordingHooks(), plugin_config=settings)
+    running._lost = LostStreams(lambda: now)
+    await _fails(running, [np.ones((2, 3), np.float32)] * 2)
+    stopped, mend = [], running._mend
+
+    async def note(*args: Any, is_stopped: bool = False) -> None:
+        stopped.append(is_stopped)
+        await mend(*args, is_stopped=is_stopped)
+
+    monkeypatch.setattr(running, "_mend", note)
+    now = 30.0
+    large = [np.ones((700, 700), np.float32)] * 2
+    for _ in range(20):
+        with trio.move_on_after(0.001):
+            await running.infer(large)
+        assert running.wants_others()
+    assert stopped
+    assert all(stopped)
+    await _fails(running, [np.ones((2, 3), np.float32)] * 2)
+    assert not running.wants_others()
+
+
 async def _fails(running: Network, arrays: list[Any]) -> None:
     with pytest.raises(ModelFailure):
         await _away(running).infer(arrays)

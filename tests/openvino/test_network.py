@@ -517,9 +517,9 @@ async def test_who_leaves_does_not_make_others_run_again(tmp_path: Path, monkeyp
     mended: list[int] = []
     mend = Network._mend
 
-    async def note(*args: Any) -> None:
+    async def note(*args: Any, **options: Any) -> None:
         mended.append(1)
-        await mend(*args)
+        await mend(*args, **options)
 
     monkeypatch.setattr(Network, "_mend", note)
     large = [np.ones((700, 700), np.float32), np.ones((700, 700), np.float32)]

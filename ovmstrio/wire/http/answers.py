@@ -78,8 +78,8 @@ _MAX_TEXT: Final = 4096
 """Characters of an error that are told: it may quote what the caller sent."""
 _FAILURE: Final = "internal error; the server's log has the details"
 _MOST_PLAIN_BYTES: Final = 2**16
-_MOST_PLAIN_HEADERS: Final = 2
 """Of a body that is copied behind its head."""
+_MOST_PLAIN_HEADERS: Final = 2
 _BLANKS: Final = " \t"
 _OK: Final = 200
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
