@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["differences", "is_worse", "read_run", "render_differences", "render_run", "save_run"]
+__all__ = ["Run", "differences", "is_worse", "read_run", "render_differences", "render_run", "save_run"]
 
 Run = dict[str, dict[str, float]]
 """The figures of cells, by their names."""

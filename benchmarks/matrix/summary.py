@@ -12,12 +12,12 @@ from benchmarks.matrix.cells import CONCURRENCIES, DOORS, HINTS, SIZES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from benchmarks.matrix.runs import Run
+
 __all__ = ["render_summary"]
 
 _FIXED, _OPEN = ", fixed, ", ", dynamic, "
 _ALONE, _BESIDE = ", alone, ", ", beside four, "
-
-Run = dict[str, dict[str, float]]
 
 
 def render_summary(cells: Run) -> str:
