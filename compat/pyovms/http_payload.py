@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -28,8 +28,9 @@ class HttpPayload(Tensor):
         client: the host that asks.
     """
 
-    __slots__ = ("_read", "client", "headers", "method", "uri")
+    __slots__ = ("_parse", "_read", "client", "headers", "method", "uri")
 
+    _parse: Callable[[bytes], Any]
     _read: Any
     method: str
     uri: str
@@ -37,14 +38,20 @@ class HttpPayload(Tensor):
     client: str
 
     @classmethod
-    def _received(cls, name: str, body: Any, head: tuple[str, str, Mapping[str, str], str]) -> HttpPayload:
-        """Make one of what a client sent: its body, and method, URI, headers and client."""
+    def _received(
+        cls,
+        name: str,
+        body: Any,
+        head: tuple[str, str, Mapping[str, str], str],
+        parse: Callable[[bytes], Any] = json.loads,
+    ) -> HttpPayload:
+        """Create the payload of a request: its body, and method, URI, headers and client; ``parse`` reads JSON."""
         data = np.frombuffer(body, np.uint8)
         method, uri, headers, client = head
         payload = cls._restored(name, data, data.shape, headers.get("content-type", ""))
         payload.method, payload.uri, payload.client = method, uri, client
         payload.headers = MappingProxyType(dict(headers))
-        payload._read = _UNREAD  # noqa: SLF001 - of its own class
+        payload._parse, payload._read = parse, _UNREAD  # noqa: SLF001 - of its own class
         return payload
 
     @property
@@ -62,7 +69,7 @@ class HttpPayload(Tensor):
         """The body as JSON; None if it is none."""
         if self._read is _UNREAD:
             try:
-                self._read = json.loads(bytes(self))
+                self._read = self._parse(bytes(self))
             except ValueError:
                 self._read = None
         return self._read

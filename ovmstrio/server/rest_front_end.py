@@ -11,7 +11,7 @@ from ovmstrio.api.admin.routes import admin_rules, metrics_rules
 from ovmstrio.api.console.routes import console_rules
 from ovmstrio.api.describing.routes import describing_rules
 from ovmstrio.api.kserve.rest.generate import generate_rules
-from ovmstrio.api.kserve.rest.infer_request import parse_document
+from ovmstrio.api.kserve.rest.infer_request import read_document
 from ovmstrio.api.kserve.rest.kserve_routes import kserve_rules
 from ovmstrio.api.kserve.rest.observation_routes import observation_rules
 from ovmstrio.api.kserve.rest.repository_routes import repository_rules
@@ -134,7 +134,7 @@ def make_router(
         *repository_rules(plane, changes),
         *shared_memory_rules(plane, changes),
         *admin_rules(plane, changes),
-        *profile_rules(plane, changes, parse_document),
+        *profile_rules(plane, changes, read_document),
         *describing_rules(plane, has_root=bool(root)),
         *(() if past is None else console_rules(plane, changes, past, console, gate)),
     ]

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 from ovmstrio.api.admin.profile_documents import profile_document
 from ovmstrio.api.admin.whole_profile import WholeProfile
 from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.texts import cut
 from ovmstrio.dataplane.profiling import Profiler
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from ovmstrio.api.admin.changes import Changes
     from ovmstrio.core.http import HttpAnswer, HttpRequest
@@ -28,20 +29,22 @@ __all__ = ["profile_rules"]
 _DEFAULTS: Final[dict[str, Any]] = {"seconds": 5, "rate": 100, "models": None}
 
 
-def profile_rules(plane: DataPlane, changes: Changes, parse: Callable[[bytes], dict[str, Any]]) -> list[Rule]:
+def profile_rules(
+    plane: DataPlane, changes: Changes, read_document: Callable[[bytes], Awaitable[dict[str, Any]]]
+) -> list[Rule]:
     """Make the rule; a profile shows paths and names of code, and costs what it takes, so that it counts as a change.
 
     Args:
         plane: whose calls are looked at.
         changes: says who may, and logs who did.
-        parse: reads a body.
+        read_document: reads a body.
     """
     profiler = Profiler(plane)
     whole = None if plane.siblings is None else WholeProfile(profiler, plane.siblings)
 
     async def profile(request: HttpRequest) -> HttpAnswer:
         with changes.requested("profile", request):
-            asked = _asked(parse(request.body) if request.body else {})
+            asked = _asked(await read_document(request.body) if request.body else {})
             if whole is not None:
                 return json_answer(await whole.take(**asked))
             return json_answer(profile_document(await profiler.take(**asked)))
@@ -56,7 +59,9 @@ def _asked(given: dict[str, Any]) -> dict[str, Any]:
         InvalidRequest: something else is there, or of another type.
     """
     if unknown := given.keys() - _DEFAULTS.keys():
-        raise InvalidRequest(f"profile: {', '.join(sorted(unknown))} not known, expected {', '.join(_DEFAULTS)}")
+        raise InvalidRequest(
+            f"profile: {cut(', '.join(sorted(unknown)), 200)} not known, expected {', '.join(_DEFAULTS)}"
+        )
     asked = _DEFAULTS | given
     for name in ("seconds", "rate"):
         if isinstance(asked[name], bool) or not isinstance(asked[name], int | float):

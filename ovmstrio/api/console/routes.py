@@ -15,7 +15,7 @@ from ovmstrio.api.event_streams import answer_with_events
 from ovmstrio.api.kserve.observation_settings import change_log_settings, set_log_level
 from ovmstrio.api.kserve.repository_index import server_version
 from ovmstrio.api.kserve.repository_requests import control_of
-from ovmstrio.api.kserve.rest.infer_request import parse_document
+from ovmstrio.api.kserve.rest.infer_request import read_document
 from ovmstrio.core.callers import Need, current_caller, current_certificate
 from ovmstrio.core.errors import InvalidRequest, NotSupported, PermissionDenied
 from ovmstrio.core.http import HttpAnswer
@@ -182,7 +182,7 @@ def _change_rules(plane: DataPlane, changes: Changes, guard: ConsoleGuard) -> li
 
     async def log_level(request: HttpRequest) -> HttpAnswer:
         with changes.requested("log level", request):
-            _set_levels(parse_document(request.body))
+            _set_levels(await read_document(request.body))
         return json_answer(_levels("level"))
 
     return [

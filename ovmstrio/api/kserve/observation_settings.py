@@ -34,6 +34,7 @@ _OFF: Final = logging.CRITICAL
 _ABOVE: Final = dict(zip(_LEVELS, [*list(_LEVELS.values())[1:], _OFF], strict=True))
 _FIXED: Final = {"log_file": "--log_path", "log_format": "--log_format"}
 _LONGEST: Final = 80
+_MOST_NAMES: Final = 8
 
 
 def check_trace_settings(names: list[str], levels: list[str]) -> None:
@@ -77,7 +78,7 @@ def change_log_settings(asked: Mapping[str, Any]) -> None:
         return
     _check_own_log()
     present = log_settings()
-    unknown = [cut(name, _LONGEST) for name in asked if name not in present]
+    unknown = [cut(name, _LONGEST) for name in asked if name not in present][:_MOST_NAMES]
     if unknown:
         raise InvalidRequest(f"log settings: {', '.join(unknown)} not known, expected some of {', '.join(present)}")
     for name, option in _FIXED.items():

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import orjson
-
 from ovmstrio.api.doors import OPENAI_REST
 from ovmstrio.api.openai.fields import type_of
 from ovmstrio.api.refusals import inflated_body
@@ -15,6 +13,7 @@ from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import InvalidField, MalformedJson, ServiceMissing
 from ovmstrio.core.texts import cut
 from ovmstrio.dataplane.generation import call_generative
+from ovmstrio.util.json_reader import JsonLimitExceeded, JsonSyntaxError, parse_json, parse_strictly
 from ovmstrio.wire.http.router import rule
 
 if TYPE_CHECKING:
@@ -31,8 +30,6 @@ PREFIXES: Final = ("/v3", "/v1", "/v3/v1")
 """Where the API is: OVMS's path, OpenAI's, and one that OVMS has had in between."""
 
 _MOST_NAMES: Final = 8
-_MOST_VALUES: Final = 500_000
-"""Objects and lists of a body, counted by their first letters: what is made of them takes long, and memory."""
 _NAME_CHARACTERS: Final = 80
 
 
@@ -78,10 +75,10 @@ class OpenAIApi:
             InvalidField: it names no model.
             PayloadTooLarge: it is too large once its encoding is undone.
 
-        Cancellation: while its encoding is undone.
+        Cancellation: while its encoding is undone, and between slices of a large body.
         """
         data = await inflated_body(request, self.max_body_bytes)
-        document = read_document(data)
+        document = await read_document(data)
         return Body(document, model_of(document), len(data))
 
     async def call(
@@ -119,19 +116,21 @@ class OpenAIApi:
         return ServiceMissing(f"The model `{cut(name, _NAME_CHARACTERS)}` does not exist; {there}")
 
 
-def read_document(body: bytes) -> dict[str, Any]:
-    """Read a JSON object.
+async def read_document(body: bytes) -> dict[str, Any]:
+    """Read a JSON object, in a worker thread if the body is large.
 
     Raises:
-        MalformedJson: it is not JSON, no object, or too deep.
-        InvalidField: it has so many values that reading it would hold up everybody else.
+        MalformedJson: the body is not JSON, no object, or too deep.
+        InvalidField: the body exceeds a limit.
+
+    Cancellation: between slices of a large body; not a checkpoint for small bodies.
     """
-    if body.count(b"{") + body.count(b"[") > _MOST_VALUES:
-        raise InvalidField(f"JSON body has more than {_MOST_VALUES} objects and lists")
     try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        document = await parse_json(body, parse=parse_strictly)
+    except JsonSyntaxError as error:
         raise MalformedJson(f"Cannot parse JSON body: {error}") from None
+    except JsonLimitExceeded as error:
+        raise InvalidField(f"JSON body: {error}") from None
     if not isinstance(document, dict):
         raise MalformedJson(f"JSON body must be an object: got {type_of(document)}")
     return document

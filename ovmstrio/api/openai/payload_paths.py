@@ -19,9 +19,17 @@ from ovmstrio.api.doors import OPENAI_REST
 from ovmstrio.api.event_streams import answer_with_events
 from ovmstrio.api.openai.pieces import DONE
 from ovmstrio.api.refusals import inflated_body
-from ovmstrio.core.errors import GraphFailure, PayloadTooLarge, ServerError, ServiceMissing, VersionLoading
+from ovmstrio.core.errors import (
+    GraphFailure,
+    InvalidField,
+    PayloadTooLarge,
+    ServerError,
+    ServiceMissing,
+    VersionLoading,
+)
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.runtimes.kind import Takes
+from ovmstrio.util.json_reader import JsonLimitExceeded, JsonSyntaxError, parse_json, parse_strictly
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +68,7 @@ async def answer_payload(api: OpenAIApi, request: HttpRequest, path: str) -> Htt
     Cancellation: anywhere; what makes the answer is stopped.
     """
     body = await inflated_body(request, api.max_body_bytes)
-    document = _document_of(body)
+    document = await _read_document(body)
     name = _taker(api.plane, (document.get("model"), path, path.partition("/")[0]))
     if not name:
         return None
@@ -72,6 +80,25 @@ async def answer_payload(api: OpenAIApi, request: HttpRequest, path: str) -> Htt
         return await answering.answer_whole()
     except ServiceMissing:
         return None
+
+
+async def _read_document(body: bytes) -> dict[str, Any]:
+    """Return the members of a JSON object; none of any other body.
+
+    Raises:
+        InvalidField: the object exceeds a limit.
+
+    Cancellation: between slices of a large body.
+    """
+    if body[:1] not in b"{ \t\r\n":
+        return {}
+    try:
+        document = await parse_json(body, parse=parse_strictly)
+    except JsonSyntaxError:
+        return {}
+    except JsonLimitExceeded as error:
+        raise InvalidField(f"JSON body: {error}") from None
+    return document if isinstance(document, dict) else {}
 
 
 def _document_of(body: bytes) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class OpenAITexts:
         Cancellation: anywhere.
         """
         endpoint = _endpoint_of(request.path)
-        document = read_document(request.body)
+        document = await read_document(request.body)
         body = Body(document, model_of({"model": name, **document}), len(request.body))
         allowance = allowance_of_caller()
         if allowance is not None:

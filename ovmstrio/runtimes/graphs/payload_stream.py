@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import RawTensor
 from ovmstrio.runtimes.graphs.graph_failures import graph_failure
 from ovmstrio.runtimes.graphs.sinks import to_output
+from ovmstrio.util.json_reader import AT_ONCE_BYTES, USER_DOCUMENT, parse_as_python, read_json
+from ovmstrio.util.slices import run_to_end
 from pyovms import HttpPayload
 
 if TYPE_CHECKING:
@@ -66,7 +69,14 @@ def _payload(name: str, request: HttpRequest) -> HttpPayload:
     for key, value in request.headers:
         headers[key] = f"{headers[key]}, {value}" if key in headers else value
     head = (request.method, request.target, headers, request.client)
-    return HttpPayload._received(name, request.body, head)  # noqa: SLF001 - pyovms's own for the server
+    return HttpPayload._received(name, request.body, head, _parse)  # noqa: SLF001 - pyovms's own for the server
+
+
+def _parse(body: bytes) -> Any:
+    """Parse JSON in the thread of user code, in slices so that the event loop runs meanwhile."""
+    if len(body) <= AT_ONCE_BYTES:
+        return json.loads(body)
+    return run_to_end(read_json(body, USER_DOCUMENT, parse=parse_as_python))
 
 
 def document_of(_: int, packet: Packet) -> PayloadDocument:

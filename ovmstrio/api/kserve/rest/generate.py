@@ -15,7 +15,7 @@ import orjson
 from ovmstrio.api.doors import KSERVE_REST
 from ovmstrio.api.event_streams import answer_with_events
 from ovmstrio.api.kserve.rest.infer_answer import check_version, json_values
-from ovmstrio.api.kserve.rest.infer_request import parse_document, read_contents, read_id
+from ovmstrio.api.kserve.rest.infer_request import document_in_slices, read_contents, read_id
 from ovmstrio.api.kserve.rest.kserve_routes import model_paths
 from ovmstrio.api.raw_contents import raw_contents
 from ovmstrio.api.refusals import admits, body_of_call
@@ -27,11 +27,13 @@ from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.request import InferInput, InferRequest, StreamProblem
 from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.core.texts import utf8
+from ovmstrio.util.json_reader import AT_ONCE_BYTES
+from ovmstrio.util.slices import run_in_slices, run_to_end
 from ovmstrio.wire.http.answers import JSON_TYPE, error_answer
 from ovmstrio.wire.http.router import rule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from ovmstrio.api.event_streams import EventSink
     from ovmstrio.core.http import HttpRequest
@@ -65,7 +67,14 @@ def read_generate_request(model: str, version: str, body: Buffer, inputs: Sequen
         MalformedJson: the body is not JSON.
         InvalidRequest: anything else that the body should not be.
     """
-    document = parse_document(body)
+    return run_to_end(_request_in_slices(model, version, body, inputs))
+
+
+def _request_in_slices(
+    model: str, version: str, body: Buffer, inputs: Sequence[TensorSpec]
+) -> Generator[None, None, InferRequest]:
+    document = yield from document_in_slices(body, None)
+    yield
     specs = {spec.name: spec for spec in inputs}
     request = InferRequest(model, version, "" if _ID in specs else read_id(document))
     nested = document.get(_PARAMETERS, {})
@@ -273,7 +282,10 @@ async def _read(
         raise NotFound(f'"{model[:80]}" is a model, and only graphs have streams; POST to /generate for one answer')
     body = await body_of_call(plane, request, model, version, limit=limit)
     try:
-        asked = read_generate_request(model, version, body, described.inputs)
+        if len(body) <= AT_ONCE_BYTES:
+            asked = read_generate_request(model, version, body, described.inputs)
+        else:
+            asked = await run_in_slices(_request_in_slices(model, version, body, described.inputs))
         if streamed and not asked.inputs:
             known = ", ".join(spec.name for spec in described.inputs)
             raise InvalidRequest(f"expected at least one input, got none; the inputs of {model[:80]} are: {known}")

@@ -16,13 +16,15 @@ import orjson
 
 from ovmstrio.api.doors import KSERVE_REST, VERSION_MISSING
 from ovmstrio.api.json_arrays import array_pieces
-from ovmstrio.api.kserve.rest.infer_request import read_infer_request
+from ovmstrio.api.kserve.rest.infer_request import read_infer_request, read_large_infer_request, split_body
 from ovmstrio.api.raw_contents import join_buffers, raw_contents, split_elements
 from ovmstrio.core.datatypes import BY_NAME, BYTES, from_bf16
 from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.core.tensor import RawTensor, Tensor
+from ovmstrio.util.json_reader import AT_ONCE_BYTES
+from ovmstrio.util.slices import run_in_slices
 from ovmstrio.wire.http.answers import JSON_TYPE
 
 if TYPE_CHECKING:
@@ -87,6 +89,8 @@ def _objects(elements: list[bytes]) -> np.ndarray[Any, Any]:
 
 
 HEAD_LENGTH: Final = "inference-header-content-length"
+_LONG_LENGTH: Final = 5
+"""Digits of a length of JSON that may be too large to parse on the event loop."""
 
 
 def render_infer_answer(request: InferRequest, response: InferResponse) -> HttpAnswer:
@@ -282,24 +286,40 @@ class InferHead(NamedTuple):
 def answer_infer(
     plane: DataPlane, known: KnownDocuments, head: InferHead, body: Buffer
 ) -> Coroutine[Any, Any, HttpAnswer]:
-    """Read the body, at once; what is given infers, and renders the answer.
+    """Read the body, at once if its JSON is small; what is given infers, and renders the answer.
 
     Raises:
         ServerError: the refusal.
 
     Ownership: ``body`` must stay unchanged until there is an answer.
-    Cancellation: at any checkpoint of the servable.
+    Cancellation: at any checkpoint of the servable, and while a large body is read.
     """
     model, version, json_length = head
+    if len(body) > AT_ONCE_BYTES and (json_length is None or len(json_length) >= _LONG_LENGTH):
+        return _answer_large(plane, head, memoryview(body))
     try:
         request = read_infer_request(model, version, body, json_length, known)
     except ServerError as error:
         plane.count_unparsed(model, version, error, KSERVE_REST, len(body))
         raise
-    if version:
-        check_version(version)
-    request.received = len(body)
+    return _infer(plane, request, len(body))
 
+
+async def _answer_large(plane: DataPlane, head: InferHead, body: memoryview) -> HttpAnswer:
+    """Read a body in a worker thread, infer, and render the answer."""
+    model, version, json_length = head
+    try:
+        request = await run_in_slices(read_large_infer_request(model, version, *split_body(body, json_length)))
+    except ServerError as error:
+        plane.count_unparsed(model, version, error, KSERVE_REST, len(body))
+        raise
+    return await _infer(plane, request, len(body))
+
+
+def _infer(plane: DataPlane, request: InferRequest, size: int) -> Coroutine[Any, Any, HttpAnswer]:
+    if request.model_version:
+        check_version(request.model_version)
+    request.received = size
     return plane.infer(request, KSERVE_REST, partial(_render_sized, request))
 
 

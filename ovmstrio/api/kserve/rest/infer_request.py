@@ -7,12 +7,11 @@ the protocol is followed instead.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
 from itertools import chain
 from math import inf, nan
 from typing import TYPE_CHECKING, Any, Final
-
-import orjson
 
 from ovmstrio.api.kserve.rest.known_heads import MOST_HEAD_BYTES
 from ovmstrio.api.kserve.rest.large_document import LARGE_BYTES, LargeData, read_large_document
@@ -21,23 +20,43 @@ from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import InvalidRequest, MalformedJson
 from ovmstrio.core.gathered import Gathered, noted
 from ovmstrio.core.request import Contents, InferInput, InferRequest, ParameterValue, RequestedOutput
+from ovmstrio.util.json_reader import (
+    AT_ONCE_BYTES,
+    MAX_MEMBERS,
+    PROTOCOL_DOCUMENT,
+    JsonLimitExceeded,
+    JsonLimits,
+    JsonSyntaxError,
+    parse_at_once,
+    read_json,
+)
+from ovmstrio.util.number_arrays import NumberArray
+from ovmstrio.util.slices import run_in_slices, run_to_end
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from ovmstrio.api.kserve.rest.known_documents import KnownDocuments
     from ovmstrio.api.kserve.rest.known_heads import KnownHeads
-    from ovmstrio.api.kserve.rest.large_document import NumberKind
     from ovmstrio.core.request import Buffer
+    from ovmstrio.util.number_arrays import NumberKind
 
 __all__ = [
     "INPUT_UNREADABLE",
     "NUMBER_KINDS",
     "TOO_DEEP",
     "as_object",
+    "check_count",
+    "document_in_slices",
+    "json_errors",
     "kind_of",
     "parse_document",
     "read_contents",
+    "read_document",
     "read_id",
     "read_infer_request",
+    "read_large_infer_request",
+    "split_body",
 ]
 
 BODY_NO_OBJECT: Final = "Request body should be JSON object"
@@ -60,7 +79,7 @@ _DATA_DEPTH: Final = 4
 _DATA_LEVELS: Final = _MAX_DEPTH - _DATA_DEPTH + 2
 """Lists that may lie in each other: that of the inputs, and those of the data."""
 _PARSER_GAVE_UP: Final = ("depth limit", "recursion limit")
-"""What orjson says, in its newer and its older versions, of a document that is too deep for it."""
+"""Parts of the messages of orjson's versions about a document that is too deep."""
 _MAX_BYTES: Final = 2**63 - 1
 _NO_TAIL: Final = memoryview(b"")
 _NOT_FINITE: Final = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
@@ -99,11 +118,27 @@ def read_infer_request(
             same = _read_small(model, version, body)
             known.note(body, same)
         return same
-    head, tail = _split(memoryview(body), head_length)
+    head, tail = split_body(memoryview(body), head_length)
     if known is not None and len(head) <= MOST_HEAD_BYTES:
         return _read_known(model, version, bytes(head), tail, known.heads)
+    if len(head) > AT_ONCE_BYTES:
+        return run_to_end(read_large_infer_request(model, version, head, tail))
     large = read_large_document(head, _DATA_LEVELS) if len(head) >= LARGE_BYTES else None
     return _read_carefully(InferRequest(model, version), parse_document(head) if large is None else large, tail)
+
+
+def read_large_infer_request(
+    model: str, version: str, head: memoryview, tail: memoryview
+) -> Generator[None, None, InferRequest]:
+    """Read a body in slices, as :func:`read_infer_request`; ``head`` is the JSON and ``tail`` the tensors behind it."""
+    arrays: list[NumberArray] = []
+    document = yield from document_in_slices(head, arrays)
+    request = _read_carefully(InferRequest(model, version), document, tail)
+    for array in arrays:
+        yield
+        with json_errors():
+            array.check()
+    return request
 
 
 def _read_small(model: str, version: str, body: Buffer) -> InferRequest:
@@ -145,7 +180,12 @@ def _refuse(text: str, detail: str = "") -> InvalidRequest:
     return InvalidRequest(f"{text} - {detail}" if detail else text)
 
 
-def _split(body: memoryview, head_length: str | None) -> tuple[memoryview, memoryview]:
+def split_body(body: memoryview, head_length: str | None) -> tuple[memoryview, memoryview]:
+    """Split a body into its JSON and the tensors behind it.
+
+    Raises:
+        InvalidRequest: the length of the JSON is no number, or larger than the body.
+    """
     if head_length is None:
         return body, body[len(body) :]
     if not (head_length.isascii() and head_length.isdigit()):
@@ -159,29 +199,71 @@ def _split(body: memoryview, head_length: str | None) -> tuple[memoryview, memor
 
 
 def parse_document(head: Buffer) -> dict[str, Any]:
-    """Read a JSON object.
+    """Read a JSON object in this thread; :func:`read_document` reads objects of any size.
 
     Raises:
-        MalformedJson: it is not JSON.
-        InvalidRequest: it is no object, or too deep.
+        MalformedJson: the text is not JSON.
+        InvalidRequest: the value is no object, or exceeds a limit.
     """
+    if len(head) > AT_ONCE_BYTES:
+        return run_to_end(document_in_slices(head, None))
     try:
-        document = orjson.loads(head)
-    except orjson.JSONDecodeError as error:
-        if any(text in str(error).lower() for text in _PARSER_GAVE_UP):
-            raise _refuse(TOO_DEEP, f"at most {_MAX_DEPTH} lists and objects may lie in each other") from None
-        document = _parse_bare_names(bytes(head), f"{NOT_JSON} - {error}")
+        document = parse_at_once(head)
+    except JsonSyntaxError as error:
+        raise _refuse_syntax(error) from None
     return document if type(document) is dict else as_object(document)
 
 
-def _parse_bare_names(head: bytes, refusal: str) -> Any:
-    """Read what Python's writer makes of numbers that are not finite: ``NaN`` and ``Infinity`` without quotes."""
-    if b"NaN" in head or b"Infinity" in head:
-        try:
-            return json.loads(head)
-        except (ValueError, RecursionError):
-            pass
-    raise MalformedJson(refusal) from None
+async def read_document(text: Buffer, limits: JsonLimits = PROTOCOL_DOCUMENT) -> dict[str, Any]:
+    """Read a JSON object, in a worker thread if the text is large.
+
+    Raises:
+        MalformedJson: the text is not JSON.
+        InvalidRequest: the value is no object, or exceeds a limit.
+
+    Cancellation: as :func:`run_in_slices`; not a checkpoint for small texts.
+    """
+    if len(text) <= AT_ONCE_BYTES:
+        return parse_document(text)
+    return await run_in_slices(document_in_slices(text, None, limits))
+
+
+def document_in_slices(
+    text: Buffer, arrays: list[NumberArray] | None, limits: JsonLimits = PROTOCOL_DOCUMENT
+) -> Generator[None, None, dict[str, Any]]:
+    """Read a JSON object in slices; ``arrays`` is as :func:`read_json` takes it.
+
+    Raises:
+        MalformedJson: the text is not JSON.
+        InvalidRequest: the value is no object, or exceeds a limit.
+    """
+    if len(text) <= AT_ONCE_BYTES:
+        return parse_document(text)
+    with json_errors():
+        document = yield from read_json(text, limits, arrays=arrays)
+    return as_object(document)
+
+
+@contextmanager
+def json_errors() -> Iterator[None]:
+    """Raise errors of the JSON reader in the block as errors of the request.
+
+    Raises:
+        MalformedJson: a text is not JSON.
+        InvalidRequest: a document exceeds a limit.
+    """
+    try:
+        yield
+    except JsonSyntaxError as error:
+        raise _refuse_syntax(error) from None
+    except JsonLimitExceeded as error:
+        raise _refuse(TOO_DEEP if error.is_depth else INPUT_UNREADABLE, str(error)) from None
+
+
+def _refuse_syntax(error: JsonSyntaxError) -> InvalidRequest:
+    if any(text in str(error).lower() for text in _PARSER_GAVE_UP):
+        return _refuse(TOO_DEEP, f"at most {_MAX_DEPTH} lists and objects may lie in each other")
+    return MalformedJson(f"{NOT_JSON} - {error}")
 
 
 def as_object(document: Any) -> dict[str, Any]:
@@ -197,9 +279,15 @@ def as_object(document: Any) -> dict[str, Any]:
 
 def kind_of(value: Any) -> str:
     """Name the kind of a JSON value, as messages do."""
-    return {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}.get(
-        type(value), "a number"
-    )
+    kinds = {
+        dict: "an object",
+        list: "a list",
+        NumberArray: "a list",
+        str: "a text",
+        bool: "a boolean",
+        type(None): "null",
+    }
+    return kinds.get(type(value), "a number")
 
 
 def read_id(document: dict[str, Any]) -> str:
@@ -232,6 +320,7 @@ def _outputs(document: dict[str, Any]) -> list[RequestedOutput]:
     given = document.get("outputs", [])
     if not isinstance(given, list):
         raise _refuse(INPUT_UNREADABLE, f"outputs: expected a list, got {kind_of(given)}")
+    check_count("outputs", given)
     requested: list[RequestedOutput] = []
     if not given:
         return requested
@@ -264,8 +353,19 @@ def _inputs(document: dict[str, Any]) -> list[Any]:
         raise _refuse(NO_INPUTS)
     given = document["inputs"]
     if not isinstance(given, list):
-        raise _refuse(INPUT_UNREADABLE, f"inputs: expected a list, got {kind_of(given)}")
+        raise _refuse(INPUT_UNREADABLE, f"inputs: expected a list of objects, got {kind_of(given)}")
+    check_count("inputs", given)
     return given
+
+
+def check_count(name: str, items: Sized) -> None:
+    """Refuse a list whose items are read one by one and that has more of them than any honest request.
+
+    Raises:
+        InvalidRequest: the list has more than :data:`MAX_MEMBERS` items.
+    """
+    if len(items) > MAX_MEMBERS:
+        raise _refuse(INPUT_UNREADABLE, f"{name}: expected at most {MAX_MEMBERS}, got {len(items)}")
 
 
 def _input(given: Any) -> InferInput:
@@ -288,11 +388,12 @@ def read_contents(read: InferInput, data: Any) -> Contents | None:
     Raises:
         InvalidRequest: they are not those of the input's datatype, or it cannot be sent as JSON.
     """
-    if isinstance(data, LargeData):
+    if isinstance(data, LargeData | NumberArray):
         contents = _large_contents(read, data)
         if contents is not None:
             return contents
-        data = data.values()
+        with json_errors():
+            data = data.as_list()
     if not isinstance(data, list):
         raise _refuse(INPUT_UNREADABLE, f"input {read.name}: data must be a list, got {kind_of(data)}")
     values = _flatten(data)
@@ -314,11 +415,11 @@ def read_contents(read: InferInput, data: Any) -> Contents | None:
     return Contents(datatype.contents_field, values)
 
 
-def _large_contents(read: InferInput, data: LargeData) -> Contents | None:
-    """Take the numbers of a tensor of numbers; None for all else."""
+def _large_contents(read: InferInput, data: LargeData | NumberArray) -> Contents | None:
+    """Read the numbers of a tensor of numbers; None for other values."""
     datatype = BY_NAME.get(read.datatype)
     kind = None if datatype is None else NUMBER_KINDS.get(datatype.contents_field)
-    array = None if kind is None else data.array(kind)
+    array = None if kind is None else data.numbers(kind)
     if datatype is None or array is None or not array.size:
         return None
     return Contents(datatype.contents_field, array)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -23,11 +23,12 @@ from ovmstrio.core.tensor import Array
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from ovmstrio.util.number_arrays import NumberKind
+
 __all__ = [
     "LARGE_BYTES",
     "LargeData",
     "LargeMember",
-    "NumberKind",
     "count_lists",
     "read_large_document",
     "read_large_member",
@@ -43,8 +44,6 @@ _DTYPES: Final = {"d": np.float64, "i": np.int64, "u": np.uint64}
 _REFUSALS: Final = (ValueError, TypeError, RuntimeError, KeyError, IndexError)
 """What the parser raises, of its own accord or of the system's: a text, number or depth that it does not take."""
 
-NumberKind = Literal["d", "i", "u"]
-
 
 class LargeData:
     """The elements of one tensor, which lie in the parser's memory.
@@ -58,7 +57,7 @@ class LargeData:
     def __init__(self, elements: Any) -> None:
         self._elements = elements
 
-    def array(self, kind: NumberKind) -> Array | None:
+    def numbers(self, kind: NumberKind) -> Array | None:
         """Give all numbers, depth first, as doubles or 64-bit integers; None unless each element is such a number."""
         try:
             return np.frombuffer(self._elements.as_buffer(of_type=kind), _DTYPES[kind])
@@ -86,7 +85,7 @@ class LargeData:
             if set(map(type, level)) != {kind}:
                 return None
 
-    def values(self) -> list[Any]:
+    def as_list(self) -> list[Any]:
         """Give the elements as Python has them."""
         listed: list[Any] = self._elements.as_list()
         return listed

@@ -10,7 +10,7 @@ from ovmstrio.api.kserve.observation_settings import (
     check_trace_settings,
     log_settings,
 )
-from ovmstrio.api.kserve.rest.infer_request import parse_document
+from ovmstrio.api.kserve.rest.infer_request import read_document
 from ovmstrio.core.callers import Need
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.wire.http.answers import json_answer
@@ -33,7 +33,7 @@ def observation_rules(changes: Changes) -> list[Rule]:
         return json_answer(TRACE_SETTINGS)
 
     async def set_traces(request: HttpRequest, model: str = "") -> HttpAnswer:  # noqa: ARG001 - the same for all
-        asked = parse_document(request.body) if request.body else {}
+        asked = await read_document(request.body) if request.body else {}
         if asked:
             level = asked.get("trace_level")
             check_trace_settings(list(asked), level if isinstance(level, list) else [str(level)])
@@ -45,7 +45,7 @@ def observation_rules(changes: Changes) -> list[Rule]:
     async def set_logs(request: HttpRequest) -> HttpAnswer:
         with changes.requested("log settings", request):
             if request.body:
-                change_log_settings(parse_document(request.body))
+                change_log_settings(await read_document(request.body))
         return json_answer(log_settings())
 
     return [

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
 
 from ovmstrio.api.kserve.repository_index import repository_index
 from ovmstrio.api.kserve.repository_requests import control_of, load_parameters, unload_parameters
-from ovmstrio.api.kserve.rest.infer_request import parse_document
+from ovmstrio.api.kserve.rest.infer_request import read_document
 from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.http import HttpAnswer
+from ovmstrio.util.json_reader import AT_ONCE_BYTES, PROTOCOL_DOCUMENT
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
 
@@ -21,12 +24,15 @@ if TYPE_CHECKING:
 
 __all__ = ["repository_rules"]
 
+_UPLOAD: Final = PROTOCOL_DOCUMENT._replace(string_bytes=2**40)
+"""Limits of a load, whose strings may be files; the size of a body is limited before."""
+
 
 def repository_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
     """Make the rules over one data plane."""
 
     async def index(request: HttpRequest) -> HttpAnswer:
-        only_ready = _asked(request).get("ready") is True
+        only_ready = (await _read(request)).get("ready") is True
         return json_answer(_index(plane, only_ready=only_ready))
 
     async def models(_: HttpRequest) -> HttpAnswer:
@@ -34,13 +40,13 @@ def repository_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
 
     async def load(request: HttpRequest, model: str) -> HttpAnswer:
         with changes.requested("load", request, model=model):
-            config, files = load_parameters(_parameters(request))
+            config, files = await _load_parameters(request)
             await control_of(plane).load(model, config, files)
         return HttpAnswer(200)
 
     async def unload(request: HttpRequest, model: str) -> HttpAnswer:
         with changes.requested("unload", request, model=model):
-            await control_of(plane).unload(model, with_callees=unload_parameters(_parameters(request)))
+            await control_of(plane).unload(model, with_callees=unload_parameters(await _parameters(request)))
         return HttpAnswer(200)
 
     return [
@@ -51,12 +57,20 @@ def repository_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
     ]
 
 
-def _asked(request: HttpRequest) -> dict[str, Any]:
-    return parse_document(request.body) if request.body else {}
+async def _read(request: HttpRequest) -> dict[str, Any]:
+    return await read_document(request.body, _UPLOAD) if request.body else {}
 
 
-def _parameters(request: HttpRequest) -> dict[str, Any]:
-    given = _asked(request).get("parameters", {})
+async def _load_parameters(request: HttpRequest) -> tuple[str | None, dict[str, bytes]]:
+    given = await _parameters(request)
+    if len(request.body) <= AT_ONCE_BYTES:
+        return load_parameters(given)
+    # Decoding a large file takes long.
+    return await trio.to_thread.run_sync(load_parameters, given)
+
+
+async def _parameters(request: HttpRequest) -> dict[str, Any]:
+    given = (await _read(request)).get("parameters", {})
     if not isinstance(given, dict):
         raise InvalidRequest("parameters: expected an object")
     return given

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ovmstrio.api.kserve.rest.infer_request import parse_document
+from ovmstrio.api.kserve.rest.infer_request import read_document
 from ovmstrio.api.kserve.shared_memory import NO_CUDA
 from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import InvalidRequest, NotSupported
@@ -38,7 +38,7 @@ def shared_memory_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
 
     async def register(request: HttpRequest, region: str) -> HttpAnswer:
         with changes.requested("shared memory registered", request, region=region):
-            asked = parse_document(request.body)
+            asked = await read_document(request.body)
             key = asked.get("key")
             if not isinstance(key, str):
                 raise InvalidRequest('key: expected the name of a shared memory object such as "/my_region"')

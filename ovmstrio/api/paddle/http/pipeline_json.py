@@ -23,28 +23,55 @@ from ovmstrio.core.tensor import Tensor
 from ovmstrio.protocol.pipeline_messages import TENSOR
 from ovmstrio.runtimes.ops.messages import tensor_from_message
 from ovmstrio.runtimes.ops.values import PipelineRequest
+from ovmstrio.util.json_reader import (
+    AT_ONCE_BYTES,
+    MAX_MEMBERS,
+    JsonLimitExceeded,
+    JsonSyntaxError,
+    parse_at_once,
+    read_json,
+)
+from ovmstrio.util.slices import run_in_slices, run_to_end
 from ovmstrio.wire.http.answers import JSON_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
 
     from ovmstrio.runtimes.ops.values import PipelineTensor
 
-__all__ = ["error_answer", "read_request", "render", "status_of_code", "text_answer"]
+__all__ = ["error_answer", "read_request", "receive_request", "render", "status_of_code", "text_answer"]
 
 _INT64: Final = range(-(2**63), 2**63)
 _MOST_DIGITS: Final = 100
+_AT_ONCE_BYTES: Final = 8 * 1024
+"""Larger bodies may have so many tensors that reading all of them takes long."""
+
+
+async def receive_request(body: bytes, name: str, method: str) -> PipelineRequest:
+    """Read a body as :func:`read_request`, in a worker thread if the body is large.
+
+    Cancellation: as :func:`run_in_slices`; not a checkpoint for small bodies.
+    """
+    if len(body) <= _AT_ONCE_BYTES:
+        return read_request(body, name, method)
+    return await run_in_slices(_request_in_slices(body, name, method))
 
 
 def read_request(body: bytes, name: str, method: str) -> PipelineRequest:
     """Read a body; ``name`` and ``method`` are those of the path, whatever the body says.
 
     Raises:
-        InvalidRequest: it is not JSON, or fields do not have their types, all of which are told.
+        InvalidRequest: the body is not JSON, exceeds a limit, or fields do not have their types; all of them are named.
     """
+    return run_to_end(_request_in_slices(body, name, method))
+
+
+def _request_in_slices(body: bytes, name: str, method: str) -> Generator[None, None, PipelineRequest]:
     try:
-        parsed: Any = orjson.loads(body) if body.strip() else None
-    except orjson.JSONDecodeError as error:
+        parsed: Any = None
+        if body and not body.isspace():
+            parsed = parse_at_once(body) if len(body) <= AT_ONCE_BYTES else (yield from read_json(body))
+    except (JsonSyntaxError, JsonLimitExceeded) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     document = {} if parsed is None else parsed
     if not isinstance(document, dict):
@@ -56,6 +83,7 @@ def read_request(body: bytes, name: str, method: str) -> PipelineRequest:
         request.values = [_stringified(value) for value in _list(document, "value")]
     with wrong:
         for index, tensor in enumerate(_list(document, "tensors")):
+            yield
             with wrong:
                 request.tensors.append(_read_tensor(index, tensor))
     with wrong:
@@ -71,6 +99,8 @@ def _list(document: dict[str, Any], field: str) -> list[Any]:
     if value is None:
         return []
     if isinstance(value, list):
+        if len(value) > MAX_MEMBERS:
+            raise InvalidRequest(f"{field}: expected at most {MAX_MEMBERS}, got {len(value)}")
         return value
     if field == "value" and not isinstance(value, str):
         return [value]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ovmstrio.api.admin.routes import metrics_rules
 from ovmstrio.api.doors import PADDLE_HTTP
 from ovmstrio.api.paddle.failed_answers import note_answer
-from ovmstrio.api.paddle.http.pipeline_json import error_answer, read_request, render, status_of_code, text_answer
+from ovmstrio.api.paddle.http.pipeline_json import error_answer, receive_request, render, status_of_code, text_answer
 from ovmstrio.api.refusals import inflated_body
 from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import PayloadTooLarge, ServerError
@@ -114,7 +114,7 @@ class _PipelineRoutes:
         return await self._infer(request, *called)
 
     async def _infer(self, request: HttpRequest, name: str, method: str) -> HttpAnswer:
-        asked = read_request(await inflated_body(request, self._max_body_bytes), name, method)
+        asked = await receive_request(await inflated_body(request, self._max_body_bytes), name, method)
         asked.clientip = asked.clientip or request.client
         response = await self._service.answer(asked, math.inf)
         note_answer(response)

@@ -7,13 +7,15 @@ is not goes the careful way, which says the same of these.
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ovmstrio.api.kserve.rest.infer_request import NUMBER_KINDS
 from ovmstrio.api.kserve.rest.large_document import count_lists, read_large_member
 from ovmstrio.core.request import Contents, InferInput
+from ovmstrio.core.tensor import Array
+from ovmstrio.util.number_arrays import NumberArray
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.datatypes import Datatype
     from ovmstrio.core.tensor import TensorSpec
 
-__all__ = ["read_large_predict"]
+__all__ = ["read_arrays", "read_large_predict"]
 
 _MOST_LEVELS: Final = 32
 _BYTES_A_LIST: Final = 128
@@ -60,7 +62,7 @@ def _read_all(given: Mapping[str, LargeData], datatypes: Mapping[str, Datatype],
     seen, inputs = 0, []
     for name, data in given.items():
         nesting = data.nesting(lists)
-        read = None if nesting is None or name not in datatypes else _read(name, datatypes[name], data, nesting[0])
+        read = None if nesting is None or name not in datatypes else _read(name, datatypes[name], [data], nesting[0])
         if nesting is None or read is None:
             return None
         seen += nesting[1]
@@ -69,12 +71,32 @@ def _read_all(given: Mapping[str, LargeData], datatypes: Mapping[str, Datatype],
     return inputs if seen == lists else None
 
 
-def _read(name: str, datatype: Datatype, data: LargeData, shape: tuple[int, ...]) -> InferInput | None:
+def read_arrays(name: str, datatype: Datatype, value: Any) -> InferInput | None:
+    """Read an input from an array of numbers, or from the rows of a list that are all such arrays; None otherwise."""
+    rows = value if type(value) is list else [value]
+    if not rows or set(map(type, rows)) != {NumberArray}:
+        return None
+    shapes = {row.shape() for row in rows}
+    shape = shapes.pop()
+    if shapes or shape is None:
+        return None
+    return _read(name, datatype, rows, (len(rows), *shape) if rows is value else shape)
+
+
+def _read(
+    name: str, datatype: Datatype, rows: Sequence[LargeData | NumberArray], shape: tuple[int, ...]
+) -> InferInput | None:
     kind = NUMBER_KINDS.get(datatype.contents_field)
     if kind is None or datatype.name == "BF16":
         return None
-    array = data.array(kind)
-    if array is None or array.size != prod(shape):
+    arrays: list[Array] = []
+    for row in rows:
+        numbers = row.numbers(kind)
+        if numbers is None:
+            return None
+        arrays.append(numbers)
+    array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    if array.size != prod(shape):
         return None
     if datatype.numpy.kind == "f":
         with np.errstate(over="ignore"):

@@ -13,7 +13,6 @@ The rules are OVMS's, as its documentation of the TensorFlow Serving REST API ha
 from __future__ import annotations
 
 import binascii
-import json
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
@@ -21,22 +20,34 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ovmstrio.api.kserve.rest.infer_request import INPUT_UNREADABLE, TOO_DEEP, as_object, kind_of, parse_document
+from ovmstrio.api.kserve.rest.infer_request import (
+    INPUT_UNREADABLE,
+    TOO_DEEP,
+    check_count,
+    document_in_slices,
+    json_errors,
+    kind_of,
+    parse_document,
+)
 from ovmstrio.api.kserve.rest.large_document import LARGE_BYTES
-from ovmstrio.api.tensorflow.rest.large_predict import read_large_predict
+from ovmstrio.api.tensorflow.rest.large_predict import read_arrays, read_large_predict
 from ovmstrio.core.datatypes import BY_NAME, BYTES, INVALID, to_bf16
-from ovmstrio.core.errors import InvalidRequest, MalformedJson
+from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.request import SEQUENCE_CONTROL, SEQUENCE_ID, Contents, InferInput
 from ovmstrio.core.texts import utf8
+from ovmstrio.util.json_reader import AT_ONCE_BYTES
+from ovmstrio.util.number_arrays import NumberArray, without_arrays
+from ovmstrio.util.slices import run_to_end
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from ovmstrio.core.datatypes import Datatype
+    from ovmstrio.core.request import Buffer
     from ovmstrio.core.tensor import TensorSpec
 
-__all__ = ["PredictBody", "read_document", "read_predict_body", "unnest"]
+__all__ = ["PredictBody", "read_large_predict_body", "read_predict_body", "unnest"]
 
 MAX_RANK: Final = 98
 """Lists that may lie in each other; the document and its object of inputs are the other two of a hundred levels."""
@@ -153,33 +164,6 @@ def _floats(nested: Nested, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
             raise Unreadable(str(error)) from None
 
 
-_WORDS: Final = (b"NaN", b"Infinity")
-
-
-def read_document(body: bytes) -> dict[str, Any]:
-    """Read a JSON object; of a key that stands there twice the last value counts.
-
-    Raises:
-        MalformedJson: it is not JSON.
-        InvalidRequest: it is no object, or too deep.
-    """
-    try:
-        return parse_document(body)
-    except MalformedJson as error:
-        if not any(word in body for word in _WORDS):
-            raise
-        return as_object(_read_with_words(body, error))
-
-
-def _read_with_words(body: bytes, refusal: MalformedJson) -> Any:
-    try:
-        return json.loads(body)
-    except RecursionError:
-        raise InvalidRequest(TOO_DEEP) from None
-    except ValueError:
-        raise refusal from None
-
-
 UNKNOWN_ORDER: Final = "Invalid JSON structure. Could not detect row or column format"
 INSTANCES_NO_ARRAY: Final = "Invalid JSON structure. Nonamed instance is not an array."
 INSTANCE_NO_OBJECT: Final = "Invalid JSON structure. One of named instances is not a JSON object."
@@ -214,10 +198,27 @@ def read_predict_body(body: bytes, inputs: Sequence[TensorSpec]) -> PredictBody:
         MalformedJson: the body is not JSON.
         InvalidRequest: anything else that the body should not be.
     """
+    if len(body) > AT_ONCE_BYTES:
+        return run_to_end(read_large_predict_body(body, inputs))
     large = read_large_predict(body, inputs) if len(body) >= LARGE_BYTES else None
     if large is not None:
         return PredictBody(*large)
-    document = read_document(body)
+    return _read(parse_document(body), inputs)
+
+
+def read_large_predict_body(body: Buffer, inputs: Sequence[TensorSpec]) -> Generator[None, None, PredictBody]:
+    """Read a body in slices, as :func:`read_predict_body`."""
+    arrays: list[NumberArray] = []
+    document = yield from document_in_slices(body, arrays)
+    read = _read(document, inputs)
+    for array in arrays:
+        yield
+        with json_errors():
+            array.check()
+    return read
+
+
+def _read(document: dict[str, Any], inputs: Sequence[TensorSpec]) -> PredictBody:
     by_rows = "instances" in document
     if by_rows == ("inputs" in document):
         raise _refuse(UNKNOWN_ORDER, "expected either instances or inputs")
@@ -231,11 +232,18 @@ def _refuse(text: str, detail: str = "") -> InvalidRequest:
 
 
 def _rows(instances: Any, inputs: Sequence[TensorSpec]) -> list[InferInput]:
+    reader = _InputReader(inputs, INSTANCE_UNREADABLE, by_rows=True)
+    if isinstance(instances, NumberArray):
+        shape = instances.shape()
+        if shape is not None:
+            check_count("instances", range(shape[0]))
+            return [reader.read(_sole_name(inputs), instances)]
+        instances = _as_lists(instances)
     if not isinstance(instances, list):
         raise _refuse(INSTANCES_NO_ARRAY, f"got {kind_of(instances)}")
     if not instances:
         raise _refuse(NO_INSTANCES)
-    reader = _InputReader(inputs, INSTANCE_UNREADABLE, by_rows=True)
+    check_count("instances", instances)
     first = instances[0]
     if isinstance(first, dict) and not is_binary(first):
         return reader.read_all(_named_rows(instances))
@@ -264,9 +272,14 @@ def _columns(given: Any, inputs: Sequence[TensorSpec]) -> list[InferInput]:
             raise _refuse(NO_INPUTS)
         return reader.read_all(given)
     lone_number = type(given) in {int, float} and len(inputs) == 1
-    if not lone_number and not isinstance(given, list):
+    if not lone_number and not isinstance(given, list | NumberArray):
         raise _refuse(INPUTS_NO_OBJECT, f"got {kind_of(given)}")
     return [reader.read(_sole_name(inputs), given)]
+
+
+def _as_lists(value: Any) -> Any:
+    with json_errors():
+        return without_arrays(value)
 
 
 def _sole_name(inputs: Sequence[TensorSpec]) -> str:
@@ -311,10 +324,13 @@ class _InputReader:
         Raises:
             InvalidRequest: it is no tensor of the datatype that the model's input has.
         """
-        nested = unnest(value)
+        datatype = self._known.get(name)
+        numbers = None if datatype is None else read_arrays(name, datatype, value)
+        if numbers is not None:
+            return numbers
+        nested = unnest(_as_lists(value))
         if nested is None:
             raise self._refuse(name, "lists of one level differ in length, or have elements beside them")
-        datatype = self._known.get(name)
         if datatype is None and name in _SPECIAL:
             datatype = self._special(name, nested)
         try:

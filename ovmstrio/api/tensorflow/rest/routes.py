@@ -10,11 +10,13 @@ from ovmstrio.api.doors import MODEL_MISSING, TENSORFLOW_REST
 from ovmstrio.api.kserve.rest.infer_answer import check_version
 from ovmstrio.api.refusals import INVALID_URL, UNSUPPORTED_METHOD, admits, body_of_call, status_document
 from ovmstrio.api.tensorflow.rest.predict_answer import render_predict_answer
-from ovmstrio.api.tensorflow.rest.predict_request import read_predict_body
+from ovmstrio.api.tensorflow.rest.predict_request import read_large_predict_body, read_predict_body
 from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE
 from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import InvalidRequest, MethodNotAllowed, NotFound, ServerError
 from ovmstrio.core.request import InferRequest
+from ovmstrio.util.json_reader import AT_ONCE_BYTES
+from ovmstrio.util.slices import run_in_slices
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
 
@@ -45,7 +47,10 @@ async def answer_predict(plane: DataPlane, model: str, version: str, body: bytes
         # JSON has no datatypes, and graphs tell none either.
         raise NotFound(MODEL_MISSING)
     try:
-        read = read_predict_body(body, described.inputs)
+        if len(body) <= AT_ONCE_BYTES:
+            read = read_predict_body(body, described.inputs)
+        else:
+            read = await run_in_slices(read_large_predict_body(body, described.inputs))
     except ServerError as error:
         plane.count_unparsed(model, version, error, TENSORFLOW_REST, len(body))
         raise

@@ -16,19 +16,41 @@ from ovmstrio.core.errors import MalformedPayload
 from ovmstrio.core.http import Headers, HttpRequest
 from ovmstrio.core.multipart import FormPart, form_parts
 from ovmstrio.runtimes.handlers.http.values import FormData, QueryParams, RequestHeaders, UploadFile
+from ovmstrio.util.json_reader import (
+    MAX_MEMBERS,
+    USER_DOCUMENT,
+    JsonLimitExceeded,
+    JsonSyntaxError,
+    parse_as_python,
+    parse_json,
+)
 
 __all__ = ["http_arguments", "multipart_form", "parse_payload", "urlencoded_form"]
 
 _DEFAULT_CHARSET: Final = "utf-8"
+_JSON: Final = "application/json"
+_TEXT: Final = "text/plain"
 _MULTIPART: Final = "multipart/form"
 _URLENCODED: Final = "application/x-www-form-urlencoded"
+_MOST_URLENCODED_BYTES: Final = 1024 * 1024
 _AT_ONCE_BYTES: Final = 16 * 1024
 """Of a form of many small fields, which takes milliseconds; larger ones are read beside the event loop."""
 
 
 def urlencoded_form(body: bytes) -> Any:
-    """Parse ``application/x-www-form-urlencoded``; bytes that are no text become what Latin-1 has for them."""
-    return _form(parse_qsl(body.decode("latin-1"), keep_blank_values=True))
+    """Parse ``application/x-www-form-urlencoded``; bytes that are no text become what Latin-1 has for them.
+
+    Raises:
+        MalformedPayload: the form is larger than such a form may be, or has too many fields.
+    """
+    if len(body) > _MOST_URLENCODED_BYTES:
+        raise MalformedPayload(
+            f"expected a form of at most {_MOST_URLENCODED_BYTES} bytes, got {len(body)}; send multipart/form-data"
+        )
+    try:
+        return _form(parse_qsl(body.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_MEMBERS))
+    except ValueError:
+        raise MalformedPayload(f"expected at most {MAX_MEMBERS} fields in a form, got more") from None
 
 
 def multipart_form(content_type: str, body: bytes) -> Any:
@@ -41,7 +63,7 @@ def multipart_form(content_type: str, body: bytes) -> Any:
     Raises:
         MalformedPayload: it cannot be parsed, or there is no boundary.
     """
-    return _form([(part.name, _value(part)) for part in form_parts(content_type, body)])
+    return _form([(part.name, _value(part)) for part in form_parts(content_type, body, most=MAX_MEMBERS)])
 
 
 def _value(part: FormPart) -> Any:
@@ -73,25 +95,35 @@ def _starlette() -> Any:
 
 
 async def http_arguments(wanted: frozenset[str], request: HttpRequest) -> dict[str, Any]:
-    """Make the arguments that a method wants; a large form is read in a thread.
+    """Make the arguments that a method wants; a large payload is read in a worker thread.
 
     Raises:
         MalformedPayload: it wants the payload, which is not what its content type says.
 
-    Cancellation: before a thread reads a form, not while it does.
+    Cancellation: before a thread reads a form, and between slices of large JSON.
     """
     made: dict[str, Any] = {}
     if "payload" in wanted:
         given, body = request.header("content-type"), request.body
-        takes_long = len(body) > _AT_ONCE_BYTES and (given or "").lower().startswith((_MULTIPART, _URLENCODED))
-        made["payload"] = (
-            await trio.to_thread.run_sync(parse_payload, given, body) if takes_long else parse_payload(given, body)
-        )
+        made["payload"] = await _read_payload(given, body)
     if "headers" in wanted:
         made["headers"] = RequestHeaders(request.headers)
     if "query_params" in wanted:
         made["query_params"] = QueryParams(request.query)
     return made
+
+
+async def _read_payload(given: str | None, body: bytes) -> Any:
+    """Read a payload as :func:`parse_payload`, in a worker thread if that may take long."""
+    kind = (given or "").lower()
+    if len(body) <= _AT_ONCE_BYTES or not kind.startswith((_JSON, _TEXT, _MULTIPART, _URLENCODED)):
+        return parse_payload(given, body)
+    if not kind.startswith(_JSON):
+        return await trio.to_thread.run_sync(parse_payload, given, body)
+    try:
+        return await parse_json(body, USER_DOCUMENT, parse=parse_as_python)
+    except (JsonSyntaxError, JsonLimitExceeded) as error:
+        raise MalformedPayload(str(error), is_json=True) from error
 
 
 _CHARSET: Final = re.compile(r"charset=\s*[\"']?([^\s;\"']+)")
@@ -115,9 +147,9 @@ def parse_payload(content_type: str | None, body: bytes) -> Any:
     """
     given = content_type or ""
     kind = given.lower()
-    if kind.startswith("application/json"):
+    if kind.startswith(_JSON):
         return _parsed_json(body)
-    if kind.startswith("text/plain"):
+    if kind.startswith(_TEXT):
         return _decoded(kind, body)
     if kind.startswith(_MULTIPART):
         return multipart_form(given, body)

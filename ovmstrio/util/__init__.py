@@ -1,0 +1,1 @@
+"""Utilities that know nothing of models and protocols."""

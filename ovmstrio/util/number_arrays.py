@@ -1,0 +1,264 @@
+"""JSON lists of numbers, of any depth, that become NumPy arrays without one Python object per number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from itertools import pairwise
+from typing import Any, Final, Literal
+
+import numpy as np
+import orjson
+
+from ovmstrio.core.tensor import Array
+from ovmstrio.util.slices import SLICE_BYTES, run_to_end
+
+__all__ = ["NumberArray", "NumberKind", "find_runs", "list_bounds", "without_arrays"]
+
+NumberKind = Literal["d", "i", "u"]
+"""Doubles, signed or unsigned 64-bit integers."""
+
+_DTYPES: Final[dict[NumberKind, Any]] = {"d": np.float64, "i": np.int64, "u": np.uint64}
+_NUMBER_BYTES: Final = b"0123456789+-.eE \t\r\n"
+_QUOTE: Final = ord('"')
+_STEPS: Final = bytes({ord("["): 1, ord("]"): 255}.get(byte, 0) for byte in range(256))
+_OPENING, _CLOSING, _COMMA = b"[],"
+_STEP_OF: Final = np.frombuffer(_STEPS, np.int8)
+_MAX_NUMBER_WINDOWS: Final = 2
+_MAX_RANK: Final = 32
+"""Dimensions that NumPy supports."""
+_BRACKETS_TO_BLANKS: Final = bytes.maketrans(b"[]", b"  ")
+_REFUSALS: Final = (ValueError, TypeError, RuntimeError, KeyError, IndexError, OverflowError)
+"""Errors of the parser: its own and those of the system."""
+SHORTEST_RUN_BYTES: Final = 1024
+"""Shorter lists of numbers are read as Python lists."""
+
+
+class NumberArray:
+    """A list of numbers, or of lists of numbers, as JSON text.
+
+    Only the brackets of the text have been looked at: the text may be no JSON, and may have other values.
+
+    Args:
+        text: from the first bracket to the last.
+    """
+
+    __slots__ = ("_is_checked", "text")
+
+    def __init__(self, text: memoryview) -> None:
+        self.text = text
+        self._is_checked = False
+
+    def numbers(self, kind: NumberKind) -> Array | None:
+        """Return all numbers, depth first; None if the text is not JSON or one value is no number of the kind."""
+        parser = None if _simdjson() is None else _simdjson().Parser()
+        parts: list[Array] = []
+        for piece in self._pieces():
+            part = _parse_numbers(parser, piece, kind)
+            if part is None or not len(part):
+                return None
+            parts.append(part)
+        result = np.empty(sum(map(len, parts)), _DTYPES[kind])
+        filled = 0
+        for part in parts:
+            result[filled : filled + len(part)] = part
+            filled += len(part)
+        self._is_checked = True
+        return result
+
+    def as_list(self) -> list[Any]:
+        """Return the list as Python values.
+
+        Raises:
+            JsonSyntaxError: the text is not JSON.
+            JsonLimitExceeded: the list has more values than Python lists may have.
+        """
+        from ovmstrio.util.json_reader import read_json  # noqa: PLC0415 - the reader makes these arrays
+
+        found: list[Any] = run_to_end(read_json(self.text))
+        self._is_checked = True
+        return found
+
+    def check(self) -> None:
+        """Check a list that nothing has read.
+
+        Raises:
+            JsonSyntaxError: the text is not JSON.
+            JsonLimitExceeded: the list has more values than Python lists may have.
+        """
+        if not self._is_checked and self.numbers("d") is None:
+            self.as_list()
+
+    def shape(self) -> tuple[int, ...] | None:
+        """Return the shape that the lists have; None if lists of one level differ in length or rank.
+
+        An empty list counts as one number, so that the product of the shape differs from the count of numbers.
+        """
+        levels: list[_Level] = []
+        depth = 0
+        for window in self._windows():
+            structure = np.frombuffer(window.translate(None, _NUMBER_BYTES), np.uint8)
+            if not levels:
+                levels = [_Level() for _ in range(int((structure != _OPENING).argmax()))]
+            depths = np.cumsum(_STEP_OF[structure], dtype=np.int32)
+            depths += depth
+            depth = int(depths[-1]) if len(depths) else depth
+            depths += structure == _CLOSING
+            if len(depths) and int(depths.max()) > len(levels):
+                return None
+            for level, counts in enumerate(levels, 1):
+                if not counts.add(structure[depths == level]):
+                    return None
+            if len(levels) > _MAX_RANK:
+                return None
+        # Each item of a list but the innermost is a list.
+        is_regular = all(outer.items == inner.lists for outer, inner in pairwise(levels))
+        return tuple(level.size for level in levels) if levels and is_regular else None
+
+    def _windows(self) -> Iterator[bytes]:
+        for start in range(0, len(self.text), SLICE_BYTES):
+            yield bytes(self.text[start : start + SLICE_BYTES])
+
+    def _pieces(self) -> Iterator[bytes]:
+        """Cut the text at commas and leave out the brackets; end early at a number that is too long."""
+        rest: list[bytes] = []
+        for window in self._windows():
+            numbers = window.translate(_BRACKETS_TO_BLANKS) if b"[" in window or b"]" in window else window
+            last = numbers.rfind(b",")
+            if last >= 0:
+                yield b"".join((*rest, numbers[:last]))
+                rest = [numbers[last + 1 :]]
+            elif not numbers.isspace():
+                rest.append(numbers)
+                if len(rest) > _MAX_NUMBER_WINDOWS:
+                    break
+        yield b"".join(rest)
+
+
+def without_arrays(value: Any) -> Any:
+    """Return a value of a document with lists in the place of its arrays.
+
+    Raises:
+        JsonSyntaxError: the text of an array is not JSON.
+        JsonLimitExceeded: the arrays together have more values than Python lists may have.
+    """
+    if type(value) is NumberArray:
+        return value.as_list()
+    waiting = [value] if type(value) in {list, dict} else []
+    arrays: list[NumberArray] = []
+    places: list[tuple[Any, Any]] = []
+    while waiting:
+        holder = waiting.pop()
+        for key, item in holder.items() if type(holder) is dict else enumerate(holder):
+            if type(item) is NumberArray:
+                arrays.append(item)
+                places.append((holder, key))
+            elif type(item) in {list, dict}:
+                waiting.append(item)
+    # Several arrays are read as one list, so that the limits hold for all of them.
+    text = b"[%b]" % b",".join(array.text for array in arrays)
+    for (holder, key), array in zip(places, NumberArray(memoryview(text)).as_list(), strict=True):
+        holder[key] = array
+    return value
+
+
+class _Level:
+    """Counts of the lists of one level.
+
+    Attributes:
+        size: the length of each list; 0 before the first list ends.
+        lists: lists that have ended.
+        items: items of the lists.
+    """
+
+    __slots__ = ("_commas", "lists", "size")
+
+    def __init__(self) -> None:
+        self.size = self.lists = self._commas = 0
+
+    @property
+    def items(self) -> int:
+        return self._commas + self.lists
+
+    def add(self, structure: Array) -> bool:
+        """Count brackets and commas of the level; return False if two lists differ in length."""
+        commas = np.cumsum(structure == _COMMA, dtype=np.int64)
+        at_ends = commas[structure == _CLOSING] + self._commas
+        if len(at_ends):
+            self.size = self.size or int(at_ends[0]) + 1
+            expected = np.arange(self.lists + 1, self.lists + 1 + len(at_ends)) * (self.size - 1)
+            if not np.array_equal(at_ends, expected):
+                return False
+        self.lists += len(at_ends)
+        self._commas += int(commas[-1]) if len(commas) else 0
+        return True
+
+
+def find_runs(text: memoryview) -> Iterator[tuple[int, int] | None]:
+    """Find the runs of bytes without a quote, from :data:`SHORTEST_RUN_BYTES` on: long lists of numbers are in one.
+
+    Yields bounds, and None after each slice of the text.
+    """
+    begin = 0
+    for start in range(0, len(text), SLICE_BYTES):
+        quotes = np.flatnonzero(np.frombuffer(text[start : start + SLICE_BYTES], np.uint8) == _QUOTE) + start
+        if len(quotes):
+            bounds = np.concatenate(([begin - 1], quotes))
+            for index in np.flatnonzero(np.diff(bounds) > SHORTEST_RUN_BYTES):
+                yield int(bounds[index]) + 1, int(bounds[index + 1])
+            begin = int(quotes[-1]) + 1
+        yield None
+    if len(text) - begin >= SHORTEST_RUN_BYTES:
+        yield begin, len(text)
+
+
+def list_bounds(text: memoryview, start: int, end: int, max_depth: int) -> tuple[int, int] | None:
+    """Find the first list of a run; None if the list does not end inside the run or its lists lie too deep."""
+    first = bytes(text[start : min(end, start + SHORTEST_RUN_BYTES)]).find(b"[")
+    if first < 0:
+        return None
+    begin = start + first
+    depth = 0
+    for at in range(begin, end, SLICE_BYTES):
+        window = bytes(text[at : min(end, at + SLICE_BYTES)])
+        if depth <= 1 and b"[" not in window[not depth :]:
+            # Most windows have numbers of one list.
+            last = window.find(b"]")
+            depth = 1
+            if last >= 0:
+                return begin, at + last + 1
+            continue
+        depths = np.cumsum(np.frombuffer(window.translate(_STEPS), np.int8), dtype=np.int32)
+        depths += depth
+        if int(depths.max()) > max_depth:
+            return None
+        closed = depths <= 0
+        last = int(closed.argmax())
+        if closed[last]:
+            return begin, at + last + 1
+        depth = int(depths[-1])
+    return None
+
+
+def _parse_numbers(parser: Any, piece: bytes, kind: NumberKind) -> Array | None:
+    """Parse numbers between commas; None if one of them is no number of the kind."""
+    text = b"[%b]" % piece
+    try:
+        if parser is not None:
+            return np.frombuffer(parser.parse(text).as_buffer(of_type=kind), _DTYPES[kind])
+        values = orjson.loads(text)
+        if not {int} >= set(map(type, values)) and (kind != "d" or not {int, float} >= set(map(type, values))):
+            return None
+        return np.array(values, _DTYPES[kind])
+    except _REFUSALS:
+        return None
+
+
+@cache
+def _simdjson() -> Any:
+    """Import the faster parser with the first large body; None on machines without a wheel."""
+    try:
+        return import_module("simdjson")
+    except ImportError:
+        return None
