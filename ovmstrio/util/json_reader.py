@@ -28,6 +28,7 @@ from ovmstrio.util.slices import SLICE_BYTES, run_in_slices
 
 __all__ = [
     "AT_ONCE_BYTES",
+    "LONG_STRINGS",
     "MAX_MEMBERS",
     "PROTOCOL_DOCUMENT",
     "USER_DOCUMENT",
@@ -66,6 +67,8 @@ class JsonLimits(NamedTuple):
 
 
 PROTOCOL_DOCUMENT: Final = JsonLimits()
+LONG_STRINGS: Final = PROTOCOL_DOCUMENT._replace(string_bytes=2**40)
+"""Limits of documents whose strings may be files; the size of a body is limited before."""
 USER_DOCUMENT: Final = JsonLimits(members=262_144, values=1_048_576, depth=512, string_bytes=2**40)
 """Limits of documents that only user code gives a meaning."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -12,7 +12,7 @@ from ovmstrio.api.kserve.rest.infer_request import read_document
 from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.util.json_reader import AT_ONCE_BYTES, PROTOCOL_DOCUMENT
+from ovmstrio.util.json_reader import AT_ONCE_BYTES, LONG_STRINGS
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
 
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from ovmstrio.wire.http.router import Rule
 
 __all__ = ["repository_rules"]
-
-_UPLOAD: Final = PROTOCOL_DOCUMENT._replace(string_bytes=2**40)
-"""Limits of a load, whose strings may be files; the size of a body is limited before."""
 
 
 def repository_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
@@ -58,7 +55,7 @@ def repository_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
 
 
 async def _read(request: HttpRequest) -> dict[str, Any]:
-    return await read_document(request.body, _UPLOAD) if request.body else {}
+    return await read_document(request.body, LONG_STRINGS) if request.body else {}
 
 
 async def _load_parameters(request: HttpRequest) -> tuple[str | None, dict[str, bytes]]:

@@ -25,6 +25,7 @@ from ovmstrio.runtimes.ops.messages import tensor_from_message
 from ovmstrio.runtimes.ops.values import PipelineRequest
 from ovmstrio.util.json_reader import (
     AT_ONCE_BYTES,
+    LONG_STRINGS,
     MAX_MEMBERS,
     JsonLimitExceeded,
     JsonSyntaxError,
@@ -70,7 +71,7 @@ def _request_in_slices(body: bytes, name: str, method: str) -> Generator[None, N
     try:
         parsed: Any = None
         if body and not body.isspace():
-            parsed = parse_at_once(body) if len(body) <= AT_ONCE_BYTES else (yield from read_json(body))
+            parsed = parse_at_once(body) if len(body) <= AT_ONCE_BYTES else (yield from read_json(body, LONG_STRINGS))
     except (JsonSyntaxError, JsonLimitExceeded) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     document = {} if parsed is None else parsed
