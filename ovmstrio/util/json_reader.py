@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from itertools import pairwise
 from secrets import token_hex
 from typing import Any, Final, NamedTuple, TypeVar
@@ -24,7 +24,7 @@ import orjson
 from ovmstrio.core.request import Buffer
 from ovmstrio.core.tensor import Array
 from ovmstrio.util.number_arrays import SHORTEST_RUN_BYTES, NumberArray, find_runs, list_bounds
-from ovmstrio.util.slices import SLICE_BYTES, run_in_slices
+from ovmstrio.util.slices import SLICE_BYTES, run_in_slices, run_to_end
 
 __all__ = [
     "AT_ONCE_BYTES",
@@ -35,11 +35,14 @@ __all__ = [
     "JsonLimitExceeded",
     "JsonLimits",
     "JsonSyntaxError",
+    "check_arrays",
     "parse_as_python",
     "parse_at_once",
     "parse_json",
     "parse_strictly",
+    "read_array",
     "read_json",
+    "without_arrays",
 ]
 
 T = TypeVar("T")
@@ -232,6 +235,64 @@ def _with_arrays(root: Any, arrays: dict[str, NumberArray]) -> Generator[None, N
         if is_object and not arrays.keys().isdisjoint(holder):
             raise JsonSyntaxError("a list is not a name")
     return root
+
+
+# Arrays that are no numbers, or that nobody reads
+
+
+def read_array(array: NumberArray) -> list[Any]:
+    """Return an array as Python values.
+
+    Raises:
+        JsonSyntaxError: the text is not JSON.
+        JsonLimitExceeded: the array has more values than Python lists may have.
+    """
+    found: list[Any] = run_to_end(read_json(array.text))
+    array.is_checked = True
+    return found
+
+
+def check_arrays(arrays: Iterable[NumberArray]) -> Generator[None, None, None]:
+    """Check the text of arrays that nothing has read, in slices.
+
+    Raises:
+        JsonSyntaxError: a text is not JSON.
+        JsonLimitExceeded: an array has more values than Python lists may have.
+    """
+    for array in arrays:
+        yield
+        if not array.is_checked and array.numbers("d") is None:
+            read_array(array)
+
+
+def without_arrays(value: Any) -> Any:
+    """Return a value of a document with lists in the place of its arrays.
+
+    Raises:
+        JsonSyntaxError: the text of an array is not JSON.
+        JsonLimitExceeded: the arrays together have more values than Python lists may have.
+    """
+    if type(value) is NumberArray:
+        return read_array(value)
+    waiting = [value] if type(value) in {list, dict} else []
+    arrays: list[NumberArray] = []
+    places: list[tuple[Any, Any]] = []
+    while waiting:
+        holder = waiting.pop()
+        for key, item in holder.items() if type(holder) is dict else enumerate(holder):
+            if type(item) is NumberArray:
+                arrays.append(item)
+                places.append((holder, key))
+            elif type(item) in {list, dict}:
+                waiting.append(item)
+    if not arrays:
+        return value
+    # The limits hold for all of them together.
+    lists = read_array(NumberArray(memoryview(b"[%b]" % b",".join(array.text for array in arrays))))
+    for array, (holder, key), items in zip(arrays, places, lists, strict=True):
+        holder[key] = items
+        array.is_checked = True
+    return value
 
 
 # The scan for the structure

@@ -12,9 +12,9 @@ import numpy as np
 import orjson
 
 from ovmstrio.core.tensor import Array
-from ovmstrio.util.slices import SLICE_BYTES, run_to_end
+from ovmstrio.util.slices import SLICE_BYTES
 
-__all__ = ["NumberArray", "NumberKind", "find_runs", "list_bounds", "without_arrays"]
+__all__ = ["NumberArray", "NumberKind", "find_runs", "list_bounds"]
 
 NumberKind = Literal["d", "i", "u"]
 """Doubles, signed or unsigned 64-bit integers."""
@@ -42,13 +42,16 @@ class NumberArray:
 
     Args:
         text: from the first bracket to the last.
+
+    Attributes:
+        is_checked: whether the text is known to be JSON.
     """
 
-    __slots__ = ("_is_checked", "text")
+    __slots__ = ("is_checked", "text")
 
     def __init__(self, text: memoryview) -> None:
         self.text = text
-        self._is_checked = False
+        self.is_checked = False
 
     def numbers(self, kind: NumberKind) -> Array | None:
         """Return all numbers, depth first; None if the text is not JSON or one value is no number of the kind."""
@@ -64,31 +67,8 @@ class NumberArray:
         for part in parts:
             result[filled : filled + len(part)] = part
             filled += len(part)
-        self._is_checked = True
+        self.is_checked = True
         return result
-
-    def as_list(self) -> list[Any]:
-        """Return the list as Python values.
-
-        Raises:
-            JsonSyntaxError: the text is not JSON.
-            JsonLimitExceeded: the list has more values than Python lists may have.
-        """
-        from ovmstrio.util.json_reader import read_json  # noqa: PLC0415 - the reader makes these arrays
-
-        found: list[Any] = run_to_end(read_json(self.text))
-        self._is_checked = True
-        return found
-
-    def check(self) -> None:
-        """Check a list that nothing has read.
-
-        Raises:
-            JsonSyntaxError: the text is not JSON.
-            JsonLimitExceeded: the list has more values than Python lists may have.
-        """
-        if not self._is_checked and self.numbers("d") is None:
-            self.as_list()
 
     def shape(self) -> tuple[int, ...] | None:
         """Return the shape that the lists have; None if lists of one level differ in length or rank.
@@ -134,33 +114,6 @@ class NumberArray:
                 if len(rest) > _MAX_NUMBER_WINDOWS:
                     break
         yield b"".join(rest)
-
-
-def without_arrays(value: Any) -> Any:
-    """Return a value of a document with lists in the place of its arrays.
-
-    Raises:
-        JsonSyntaxError: the text of an array is not JSON.
-        JsonLimitExceeded: the arrays together have more values than Python lists may have.
-    """
-    if type(value) is NumberArray:
-        return value.as_list()
-    waiting = [value] if type(value) in {list, dict} else []
-    arrays: list[NumberArray] = []
-    places: list[tuple[Any, Any]] = []
-    while waiting:
-        holder = waiting.pop()
-        for key, item in holder.items() if type(holder) is dict else enumerate(holder):
-            if type(item) is NumberArray:
-                arrays.append(item)
-                places.append((holder, key))
-            elif type(item) in {list, dict}:
-                waiting.append(item)
-    # Several arrays are read as one list, so that the limits hold for all of them.
-    text = b"[%b]" % b",".join(array.text for array in arrays)
-    for (holder, key), array in zip(places, NumberArray(memoryview(text)).as_list(), strict=True):
-        holder[key] = array
-    return value
 
 
 class _Level:

@@ -27,7 +27,9 @@ from ovmstrio.util.json_reader import (
     JsonLimitExceeded,
     JsonLimits,
     JsonSyntaxError,
+    check_arrays,
     parse_at_once,
+    read_array,
     read_json,
 )
 from ovmstrio.util.number_arrays import NumberArray
@@ -134,10 +136,8 @@ def read_large_infer_request(
     arrays: list[NumberArray] = []
     document = yield from document_in_slices(head, arrays)
     request = _read_carefully(InferRequest(model, version), document, tail)
-    for array in arrays:
-        yield
-        with json_errors():
-            array.check()
+    with json_errors():
+        yield from check_arrays(arrays)
     return request
 
 
@@ -393,7 +393,7 @@ def read_contents(read: InferInput, data: Any) -> Contents | None:
         if contents is not None:
             return contents
         with json_errors():
-            data = data.as_list()
+            data = read_array(data) if isinstance(data, NumberArray) else data.as_list()
     if not isinstance(data, list):
         raise _refuse(INPUT_UNREADABLE, f"input {read.name}: data must be a list, got {kind_of(data)}")
     values = _flatten(data)

@@ -36,8 +36,8 @@ from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.request import SEQUENCE_CONTROL, SEQUENCE_ID, Contents, InferInput
 from ovmstrio.core.texts import utf8
-from ovmstrio.util.json_reader import AT_ONCE_BYTES
-from ovmstrio.util.number_arrays import NumberArray, without_arrays
+from ovmstrio.util.json_reader import AT_ONCE_BYTES, check_arrays, without_arrays
+from ovmstrio.util.number_arrays import NumberArray
 from ovmstrio.util.slices import run_to_end
 
 if TYPE_CHECKING:
@@ -211,10 +211,8 @@ def read_large_predict_body(body: Buffer, inputs: Sequence[TensorSpec]) -> Gener
     arrays: list[NumberArray] = []
     document = yield from document_in_slices(body, arrays)
     read = _read(document, inputs)
-    for array in arrays:
-        yield
-        with json_errors():
-            array.check()
+    with json_errors():
+        yield from check_arrays(arrays)
     return read
 
 
