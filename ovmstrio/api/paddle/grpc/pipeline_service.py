@@ -17,6 +17,7 @@ from ovmstrio.protocol.pipeline_messages import METHOD, decode_request, name_in
 from ovmstrio.runtimes.ops.messages import from_message, to_message
 from ovmstrio.runtimes.ops.op_service import wrong_name
 from ovmstrio.runtimes.ops.values import PipelineResponse
+from ovmstrio.util.json_reader import MAX_MEMBERS
 from ovmstrio.wire.grpc.stream import OrderedHandler
 
 if TYPE_CHECKING:
@@ -162,9 +163,13 @@ def host_of(address: str) -> str:
 
 def _read(data: bytes) -> PipelineRequest:
     try:
-        return from_message(decode_request(data))
+        message = decode_request(data)
     except ValueError as error:
         raise InvalidRequest(f"malformed request of a pipeline: {error}") from None
+    for field in ("key", "value", "tensors"):
+        if len(getattr(message, field)) > MAX_MEMBERS:
+            raise InvalidRequest(f"{field}: expected at most {MAX_MEMBERS}, got {len(getattr(message, field))}")
+    return from_message(message)
 
 
 def _written(response: PipelineResponse) -> bytes:

@@ -196,3 +196,15 @@ async def test_overload_is_a_status() -> None:
             await ask(running.grpc[0], REQUEST())
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert raised.value.details() == "too many requests wait"
+
+
+@pytest.mark.parametrize("field", ["key", "value", "tensors"])
+async def test_a_request_of_too_many_members_is_refused(field: str) -> None:
+    """16,384 are accepted over gRPC as over HTTP, and one more is an invalid argument."""
+    item = {} if field == "tensors" else ""
+    async with serving_pipeline(EchoExecutor()) as running:
+        await ask(running.grpc[0], REQUEST(**{field: [item] * 16_384}))
+        with pytest.raises(grpc.RpcError) as caught:
+            await ask(running.grpc[0], REQUEST(**{field: [item] * 16_385}))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == f"{field}: expected at most 16384, got 16385"
