@@ -42,8 +42,8 @@ __all__ = ["BodyView", "Mounts", "Refusals", "Route", "RoutedRequest", "Router",
 
 log = structlog.get_logger(__name__)
 
-_AUTHORITY: Final = re.compile(r"https?://[^/]*", re.IGNORECASE)
-"""What a target has before its path when it is written in full, as to a proxy."""
+_ABSOLUTE: Final = re.compile(r"https?://[^/?#]+", re.IGNORECASE)
+"""The scheme and authority of a target in absolute form."""
 _METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
 _PLACE: Final = re.compile(r"<(number:|path:)?(\w+)>")
 _VERB: Final = re.compile(r":\w+$")
@@ -113,8 +113,14 @@ class Route(NamedTuple):
 class Mounts(Protocol):
     """Services that have HTTP paths of their own."""
 
-    def find(self, method: str, path: str) -> Route | None:
-        """Find the service of a path, and what the method needs of its caller; None if it is none's."""
+    def find(self, method: str, name: str, path: str) -> Route | None:
+        """Return the route to the service of a path, and what the method needs of its caller; None without one.
+
+        Args:
+            method: of the request.
+            name: the first segment of the path, split off before it was decoded: an encoded slash does not end it.
+            path: decoded.
+        """
         ...
 
 
@@ -327,17 +333,19 @@ class Router:
         return replace(answer, headers=own).with_headers(self._cors.response_headers(origin))
 
     def _look_up(self, method: str, target: str) -> Route | HttpAnswer:
-        path = _AUTHORITY.sub("", unquote(target), count=1)
-        path = path if path.startswith("/") else f"/{path}"
-        if self._mounts is not None and path.split("/", 2)[1] not in self._own:
-            found = self._mounts.find(method, path)
+        raw = _raw_path(target)
+        if raw is None:
+            refuse = self._refusals.no_path if method in _METHODS else self._refusals.no_method
+            return refuse(method, unquote(target))
+        path, first = unquote(raw), unquote(raw.split("/", 2)[1])
+        if self._mounts is not None and first not in self._own:
+            found = self._mounts.find(method, first, path)
             if found is not None:
                 return found
         if method not in _METHODS:
             return self._refusals.no_method(method, path)
         # An encoded slash is part of a name, and no name has one; decoded it would part a path elsewhere.
-        raw = target.lower()
-        if ".." in path or "%2f" in raw or not raw.startswith(("/", "http://", "https://")):
+        if ".." in path or "%2f" in raw.lower():
             return self._refusals.no_path(method, path)
         if method == "OPTIONS" and self._cors is not None:
             return HttpAnswer(200)
@@ -361,6 +369,20 @@ class Router:
             about = places.get("model") or ""
             return Route(view, each.refuse, path, "", places, **options, need=each.need, service=about)
         return self._refusals.no_method(method, path) if is_known else self._refusals.no_path(method, path)
+
+
+def _raw_path(target: str) -> str | None:
+    """Return the encoded path of a request target without its query (RFC 9112, 3.2).
+
+    The scheme and authority of the absolute form are left out, once and only at the start.  The other forms, and
+    targets with a fragment, have no path: None.
+    """
+    if "#" in target:
+        return None
+    if target.startswith("/"):
+        return target
+    absolute = _ABSOLUTE.match(target)
+    return None if absolute is None else target[absolute.end() :] or "/"
 
 
 async def _unanswered(_: HttpRequest) -> HttpAnswer:
