@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Final, Literal, Protocol
 
 from ovmstrio.core.errors import ServerError
+from ovmstrio.core.peers import ClientAddress, Peer
 from ovmstrio.core.tracing import Span
 
 __all__ = [
@@ -83,7 +84,7 @@ class WireRequest:
         method: of HTTP, in capitals.
         target: what was asked for, as it was sent; a path of gRPC.
         headers: names in small letters and values.
-        client: the host that asks; empty at the other end of a Unix socket.
+        peer: the other end of the connection.
         caller: who asks; empty where nobody had to be known, or as long as it is the running task's.
         started: on the clock of ``time.perf_counter``.
         status: of gRPC or HTTP, by its number; -1 before the end, and for who left before it was answered.
@@ -101,13 +102,13 @@ class WireRequest:
     __slots__ = (
         "body",
         "caller",
-        "client",
         "event",
         "headers",
         "is_encrypted",
         "is_sampled",
         "is_stream",
         "method",
+        "peer",
         "protocol",
         "received",
         "sent",
@@ -118,13 +119,13 @@ class WireRequest:
     )
 
     def __init__(
-        self, protocol: WireProtocol, method: str, target: str, headers: Iterable[tuple[str, str]], client: str
+        self, protocol: WireProtocol, method: str, target: str, headers: Iterable[tuple[str, str]], peer: Peer
     ) -> None:
         self.protocol = protocol
         self.method = method
         self.target = target
         self.headers = headers
-        self.client = client
+        self.peer = peer
         self.body = b""
         self.caller = ""
         self.started = perf_counter()
@@ -134,6 +135,11 @@ class WireRequest:
         self.event: CallEvent | None = None
         self.traceparent: str | None = None
         self.is_sampled: bool | None = None
+
+    @property
+    def client(self) -> ClientAddress:
+        """The address of the client, derived from the peer and the headers of proxies."""
+        return self.peer.client(self.headers)
 
     @property
     def told(self) -> WireRequest:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol, Self
 
+from ovmstrio.core.peers import UNKNOWN_PEER, ClientAddress, Peer
 from ovmstrio.core.pieced_message import PiecedMessage
 
 __all__ = ["BODILESS", "WHOLE_BODIES", "ByteStream", "Callback", "Headers", "HttpAnswer", "HttpRequest"]
@@ -33,7 +34,7 @@ class HttpRequest(NamedTuple):
         headers: in their order.
         body: all of it, as it was sent; empty where there is a ``view``.
         view: of a large body, where the request's route takes one; its end is aligned in memory.
-        client: the host that asks; empty for one without a name, as at the other end of a Unix socket.
+        peer: the other end of the connection; unknown unless the front end names it.
         target: what was asked for, as it was sent.
         mount: the name below which ``path`` is; empty for the root.
         tasks: a nursery that ends with the answer, where the request's route has tasks.
@@ -44,11 +45,16 @@ class HttpRequest(NamedTuple):
     query: str = ""
     headers: Headers = ()
     body: bytes = b""
-    client: str = ""
+    peer: Peer = UNKNOWN_PEER
     target: str = ""
     mount: str = ""
     tasks: Any = None
     view: memoryview | None = None
+
+    @property
+    def client(self) -> ClientAddress:
+        """The address of the client, derived from the peer and the headers of proxies."""
+        return self.peer.client(self.headers)
 
     def header(self, name: str) -> str | None:
         """Find the first header of a name, which is in lower case; None if there is none."""

@@ -81,7 +81,7 @@ def _json_line(request: WireRequest) -> str:
     document: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "protocol": request.protocol,
-        "client": request.client,
+        "client": request.client.host,
         "caller": _caller(request),
         "method": request.method,
         "path": _path(request),
@@ -114,7 +114,7 @@ def _combined_line(request: WireRequest) -> str:
     referer = _escaped(request.header("referer").partition("?")[0]) or "-"
     agent = _escaped(request.header("user-agent")) or "-"
     return (
-        f"{request.client or '-'} - {_escaped(_caller(request)).replace(' ', '_') or '-'} "
+        f"{request.client.host or '-'} - {_escaped(_caller(request)).replace(' ', '_') or '-'} "
         f'[{time.strftime("%d/%b/%Y:%H:%M:%S %z", now)}] "{asked}" {status} {request.sent} "{referer}" "{agent}"'
     )
 

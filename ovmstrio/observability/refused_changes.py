@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ovmstrio.core.errors import ServerError
+    from ovmstrio.core.peers import ClientAddress
 
 __all__ = ["bounded_refusals", "tell_refused"]
 
@@ -52,7 +53,7 @@ def tell_refused(
     change: str,
     error: ServerError,
     *,
-    client: str,
+    client: ClientAddress,
     caller: str = "",
     about: str = "",
     facts: Mapping[str, object] = MappingProxyType({}),
@@ -62,13 +63,13 @@ def tell_refused(
     Args:
         change: what was asked for, in words of which there are few.
         error: why it was refused.
-        client: the host that asks; empty for one at a Unix socket.
+        client: the address of the client.
         caller: who asks; empty where that is not known.
         about: what exactly was asked for, such as a path.
         facts: further ones of the first line.
     """
     whose = caller or (error.caller if isinstance(error, MissingScope) else "")
-    host = client or "unix"
+    host = str(client)
     told = {"change": change, "caller": whose, "client": host, **facts, "reason": cut(error.message, 2 * _LONGEST)}
     if about and about != change:
         told["about"] = cut(about, _LONGEST)

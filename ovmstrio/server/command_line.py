@@ -22,6 +22,7 @@ from ovmstrio.config.ovms_json import check_families
 from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.metric_families import families_like
+from ovmstrio.core.peers import TrustedProxies
 from ovmstrio.observability.log_trees import read_log_levels
 from ovmstrio.runtimes.graphs.graph_kind import text_graph_of
 from ovmstrio.server.settings import EVERYWHERE, IGNORED, MODEL, TEXT, ServerSettings
@@ -246,6 +247,10 @@ def _security(settings: ServerSettings) -> list[Problem]:
         problems.append(Problem("each needs the other", path="--tls_cert and --tls_key"))
     if settings.client_ca is not None and settings.tls_cert is None:
         problems.append(Problem("needs --tls_cert and --tls_key", path="--client_ca"))
+    try:
+        TrustedProxies.parse(settings.trusted_proxies)
+    except ValueError as error:
+        problems.append(Problem(str(error), path="--trusted_proxies"))
     return [*problems, *_token_problems(settings)]
 
 

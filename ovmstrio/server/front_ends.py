@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ovmstrio.api.kserve.rest.kserve_routes import health_rules
 from ovmstrio.api.refusals import OvmsRefusals
+from ovmstrio.core.peers import TrustedProxies
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from ovmstrio.wire.grpc.limits import TransportLimits
@@ -40,6 +41,7 @@ def grpc_front_end(
         allows_remote_admin=remote,
         gate=gate,
         observer=observer,
+        trusted_proxies=TrustedProxies.parse(plan.settings.trusted_proxies),
     )
 
 
@@ -64,6 +66,7 @@ def rest_front_end(
         gate=gate,
         observer=observer,
         pending=pending,
+        trusted_proxies=TrustedProxies.parse(settings.trusted_proxies),
         root=plan.root,
         openai_errors=settings.openai_errors,
         console=settings.console,

@@ -14,6 +14,7 @@ from ovmstrio.api.grpc_standard.hosted_services import HostedServices
 from ovmstrio.api.grpc_standard.reflection import ReflectionService
 from ovmstrio.api.kserve.grpc.inference_service import InferenceService
 from ovmstrio.api.tensorflow.grpc.prediction_service import ModelService, PredictionService
+from ovmstrio.core.peers import NO_PROXIES, TrustedProxies
 from ovmstrio.wire.at_addresses import AtAddresses
 from ovmstrio.wire.grpc.server import GrpcServer
 from ovmstrio.wire.statuses import map_error
@@ -47,6 +48,7 @@ class GrpcFrontEnd(AtAddresses):
         allows_remote_admin: whether those whom nobody knows may change the server from other machines.
         gate: asks who calls; None where nobody has to be known.
         observer: is told of every request; None for nobody.
+        trusted_proxies: whose metadata names clients.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class GrpcFrontEnd(AtAddresses):
         allows_remote_admin: bool = False,
         gate: Gate | None = None,
         observer: RequestObserver | None = None,
+        trusted_proxies: TrustedProxies = NO_PROXIES,
     ) -> None:
         super().__init__(addresses, tls)
         self._endless = EndlessCalls()
@@ -83,6 +86,7 @@ class GrpcFrontEnd(AtAddresses):
             limits=limits,
             pending=pending,
             observer=observer,
+            trusted_proxies=trusted_proxies,
             map_error=map_error,
         )
 

@@ -22,6 +22,7 @@ from ovmstrio.api.openai.routes import openai_rules
 from ovmstrio.api.refusals import OvmsRefusals
 from ovmstrio.api.tensorflow.rest.routes import tensorflow_rules
 from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec
+from ovmstrio.core.peers import NO_PROXIES, TrustedProxies
 from ovmstrio.runtimes.kind import Takes
 from ovmstrio.wire.http.fast_lane import RECEIVE_SECONDS
 from ovmstrio.wire.http.http_server import HttpFrontEnd
@@ -60,6 +61,7 @@ class RestFrontEnd(HttpFrontEnd):
         gate: asks who calls; None where nobody has to be known.
         observer: is told of every request; None for nobody.
         pending: counts what waits for clients; of no bound for the server unless given.
+        trusted_proxies: whose headers name clients.
         root: the name of the service whose paths are at the root of the port, too; empty for none.
         openai_errors: the form of errors of OpenAI's API, ``openai`` or ``ovms``.
         console: who may look at the console: ``off`` for nobody, ``local`` for this machine, ``on`` for all.
@@ -80,6 +82,7 @@ class RestFrontEnd(HttpFrontEnd):
         gate: Gate | None = None,
         observer: RequestObserver | None = None,
         pending: PendingAnswers | None = None,
+        trusted_proxies: TrustedProxies = NO_PROXIES,
         root: str = "",
         openai_errors: str = "openai",
         console: ConsoleMode = "local",
@@ -105,6 +108,7 @@ class RestFrontEnd(HttpFrontEnd):
             max_body_bytes=max_body_bytes,
             receive_seconds=receive_seconds,
             pending=pending,
+            trusted_proxies=trusted_proxies,
         )
 
 

@@ -299,6 +299,12 @@ class ServerSettings(BaseModel):
         "Let other machines change the server (reloads, loads and unloads, regions of shared memory, what is logged); "
         "otherwise only this one may. Where callers have to be known, those with the scope admin may, and nobody else.",
     )
+    trusted_proxies: str = _setting(
+        "",
+        SECURITY,
+        "Proxies whose X-Forwarded-For or Forwarded names the client: addresses and networks such as 10.0.0.0/8, "
+        "comma separated; unix for proxies at Unix sockets. No client behind these is local.",
+    )
     allow_shared_memory: bool = _setting(
         False,
         SECURITY,

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from functools import partial
 from types import coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
+from ovmstrio.core.peers import UNKNOWN, socket_address
+from ovmstrio.wire.closing import transport_of
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
     from contextvars import Context
 
+    from ovmstrio.core.peers import ClientAddress
     from ovmstrio.core.request import Buffer
 
-__all__ = ["MOST_BUFFERS", "DirectStream", "carry_on", "direct", "told_of_waiting"]
+__all__ = ["MOST_BUFFERS", "DirectStream", "carry_on", "direct", "peer_address_of", "told_of_waiting"]
 
 _T = TypeVar("_T")
 
@@ -37,13 +42,16 @@ class DirectStream(trio.abc.HalfCloseableStream):
 
     Args:
         stream: trio's, which this one takes the place of.
+        peer_address: the other end, as ``accept`` reported it.
 
     Attributes:
+        peer_address: of the arguments.
         socket: trio's.
     """
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream, peer_address: ClientAddress = UNKNOWN) -> None:
         self._stream = stream
+        self.peer_address = peer_address
         self.socket = stream.socket
         self._fileno: Callable[[], int] = stream.socket.fileno
         self._may_have_more = False
@@ -196,8 +204,24 @@ class DirectStream(trio.abc.HalfCloseableStream):
 
 
 def direct(stream: trio.abc.Stream) -> trio.abc.Stream:
-    """Give a stream that does the same in fewer steps; the stream itself, where there is none."""
-    return DirectStream(stream) if isinstance(stream, trio.SocketStream) else stream
+    """Return a :class:`DirectStream` of a socket's stream; other streams are returned as they are."""
+    return DirectStream(stream, peer_address_of(stream)) if isinstance(stream, trio.SocketStream) else stream
+
+
+def peer_address_of(stream: trio.abc.Stream) -> ClientAddress:
+    """Return the other end of a connection.
+
+    That is the address that ``accept`` reported, if the stream has it.  Otherwise the socket is asked, which has no
+    address once the client has reset the connection: call this once, as soon as there is a stream.
+    """
+    transport: Any = transport_of(stream)
+    known: ClientAddress | None = getattr(transport, "peer_address", None)
+    if known is not None:
+        return known
+    sock = getattr(transport, "socket", None)
+    with suppress(OSError):
+        return UNKNOWN if sock is None else socket_address(sock.family, sock.getpeername())
+    return UNKNOWN
 
 
 def _translated(error: OSError) -> Exception:

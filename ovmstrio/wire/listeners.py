@@ -8,7 +8,6 @@ import ssl
 import stat
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,12 +18,10 @@ from ovmstrio.wire.socket_listeners import InheritedListener, PlainListener
 
 __all__ = [
     "Listener",
-    "Peer",
     "address_of",
-    "client_of",
+    "certificate_of",
     "is_inherited",
     "open_listeners",
-    "peer_of",
     "socket_of",
     "tls_context",
 ]
@@ -34,27 +31,6 @@ Listener = trio.abc.Listener[Any]
 _BACKLOG: Final = 1_024
 _UNIX_PREFIX: Final = "unix:"
 _DESCRIPTOR_PREFIX: Final = "fd:"
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Who is at the other end of a connection.
-
-    Attributes:
-        address: ``host:port``, ``[host]:port`` or ``unix:``.
-        certificate: the verified client certificate as ``ssl.SSLSocket.getpeercert`` gives it; ``None`` without one.
-    """
-
-    address: str
-    certificate: Mapping[str, Any] | None = None
-
-    @property
-    def host(self) -> str:
-        """The host alone; empty at the other end of a Unix socket."""
-        if self.address.startswith(_UNIX_PREFIX):
-            return ""
-        host, colon, _ = self.address.rpartition(":")
-        return host.strip("[]") if colon else self.address
 
 
 def tls_context(certificate: Path, key: Path, client_ca: Path | None = None, *, protocol: str = "h2") -> ssl.SSLContext:
@@ -188,31 +164,13 @@ def socket_of(listener: Listener) -> trio.socket.SocketType | None:
     return listener.socket if isinstance(listener, trio.SocketListener | PlainListener) else None
 
 
-def peer_of(stream: trio.abc.Stream) -> Peer:
-    """Describe the other end of an accepted stream."""
-    certificate = None
+def certificate_of(stream: trio.abc.Stream) -> Mapping[str, Any] | None:
+    """Return the verified certificate of the client; None without one, or before the handshake."""
     if isinstance(stream, trio.SSLStream):
         with suppress(trio.NeedHandshakeError):
-            certificate = stream.getpeercert()
-        stream = stream.transport_stream
-    # Streams that only pass on a socket's have one, too.
-    sock = getattr(stream, "socket", None)
-    if sock is None:
-        return Peer("unknown", certificate)
-    with suppress(OSError):
-        return Peer(_format(sock.getpeername()), certificate)
-    return Peer("unknown", certificate)
-
-
-def client_of(stream: trio.abc.Stream) -> str:
-    """Give the host at the other end of an accepted stream; empty if it has no name, as with a Unix socket."""
-    if isinstance(stream, trio.SSLStream):
-        stream = stream.transport_stream
-    sock = getattr(stream, "socket", None)
-    if sock is not None and sock.family != trio.socket.AF_UNIX:
-        with suppress(OSError):
-            return str(sock.getpeername()[0])
-    return ""
+            certificate: Mapping[str, Any] | None = stream.getpeercert()
+            return certificate
+    return None
 
 
 def _format(name: object) -> str:

@@ -13,6 +13,7 @@ from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.wire.http.answers import Cors
 from ovmstrio.wire.http.router import Route
 from tests.api.rest.servers import stack
+from tests.support.peers import LOCAL, REMOTE
 
 PATHS: Final = (
     "/v1/config/reload",
@@ -33,7 +34,7 @@ async def _post(folder: Path, path: str, headers: dict[str, str], **options: Any
         route = router.find("POST", path)
         assert isinstance(route, Route)
         return await router.answer(
-            route, HttpRequest("POST", path, headers=tuple(headers.items()), client="127.0.0.1", body=b'{"odd": 1}')
+            route, HttpRequest("POST", path, headers=tuple(headers.items()), peer=LOCAL, body=b'{"odd": 1}')
         )
 
 
@@ -99,5 +100,5 @@ async def test_who_may_not_ask_is_told_so_before_the_body_is_read(tmp_path: Path
         router = make_router(plane)
         route = router.find("POST", "/v2/profile")
         assert isinstance(route, Route)
-        answer = await router.answer(route, HttpRequest("POST", route.path, client="192.0.2.7", body=b"{"))
+        answer = await router.answer(route, HttpRequest("POST", route.path, peer=REMOTE, body=b"{"))
     assert answer.status == 403

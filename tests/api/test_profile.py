@@ -23,6 +23,7 @@ from ovmstrio.wire.http.router import Route
 from tests.support import ir
 from tests.support.both_doors import BothDoors, serving_both
 from tests.support.callers import bearer, gate_of
+from tests.support.peers import peer_at
 
 PATIENCE_SECONDS = 60
 
@@ -137,7 +138,7 @@ async def test_where_nobody_has_to_be_known_other_machines_get_none(doors: BothD
     route = router.find("POST", "/v2/profile")
     assert isinstance(route, Route)
     body = b'{"seconds": 0.01, "models": []}'
-    answer = await router.answer(route, HttpRequest("POST", route.path, client=client, body=body))
+    answer = await router.answer(route, HttpRequest("POST", route.path, peer=peer_at(client), body=body))
     assert answer.status == status
 
 

@@ -24,6 +24,7 @@ from ovmstrio.core.http import HttpRequest
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.work.messages.error_codec import decode_error, encode_error
 from tests.support import ir
+from tests.support.peers import LOCAL
 
 Request = message_class("inference.ModelInferRequest")
 Response = message_class("inference.ModelInferResponse")
@@ -90,7 +91,7 @@ def _values(answer: GrpcAnswer) -> list[float]:
 
 async def _get(server: GroupServer, target: str, method: str = "GET", body: Any = None) -> tuple[int, Any]:
     data = b"" if body is None else orjson.dumps(body)
-    head: HttpHead = await server.http.answer(HttpRequest(method, "", "", (), data, "127.0.0.1", target))
+    head: HttpHead = await server.http.answer(HttpRequest(method, "", "", (), data, LOCAL, target))
     return head.status, orjson.loads(head.body) if head.body else None
 
 

@@ -11,6 +11,7 @@ from ovmstrio.cluster.ray.grpc_paths import INFER
 from ovmstrio.cluster.ray.shards import grpc_shard, http_shard
 from ovmstrio.core.errors import InvalidRequest, NotSupported
 from ovmstrio.core.http import HttpRequest
+from ovmstrio.core.peers import UNKNOWN_PEER
 from ovmstrio.protocol.descriptors import message_class
 
 Request = message_class("inference.ModelInferRequest")
@@ -33,7 +34,9 @@ def _message(sequence: int, control: int = 0) -> bytes:
 def _posted(target: str, sequence: int | str | None = None, **parameters: object) -> HttpRequest:
     given = parameters if sequence is None else {"sequence_id": sequence, **parameters}
     tensor = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1.0]}
-    return HttpRequest("POST", "", "", (), orjson.dumps({"inputs": [tensor], "parameters": given}), "", target)
+    return HttpRequest(
+        "POST", "", "", (), orjson.dumps({"inputs": [tensor], "parameters": given}), UNKNOWN_PEER, target
+    )
 
 
 def test_a_sequence_has_one_part_by_whatever_door_its_steps_come() -> None:

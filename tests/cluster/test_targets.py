@@ -8,13 +8,16 @@ import pytest
 from ovmstrio.cluster.ray.targets import HttpTarget, http_target, plain_path
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.http import HttpRequest
+from ovmstrio.core.peers import UNKNOWN_PEER
 
 NAMES = {"m", "text", "graph"}
 JSON = (("content-type", "application/json"),)
 
 
 def _posted(target: str, document: object = None, headers: tuple[tuple[str, str], ...] = JSON) -> HttpRequest:
-    return HttpRequest("POST", "", "", headers, b"" if document is None else orjson.dumps(document), "", target)
+    return HttpRequest(
+        "POST", "", "", headers, b"" if document is None else orjson.dumps(document), UNKNOWN_PEER, target
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from ovmstrio.runtimes.graphs.examining import examine_graph
 from ovmstrio.work.isolation.isolated_code import Isolation
 from pyovms import HttpPayload
 from tests.support.graphs import LOOPBACK, ask, graph_text, loaded, python_node
+from tests.support.peers import LOCAL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +43,7 @@ ASKED = HttpRequest(
     "long=1",
     (("content-type", "application/json"), ("x-tag", "a"), ("x-tag", "b")),
     b'{"text": [1, "\xc3\xbc"]}',
-    "127.0.0.1",
+    LOCAL,
     "/v3/summary?long=1",
 )
 
@@ -75,7 +76,7 @@ async def test_a_node_is_given_the_whole_request(tmp_path: Path, *, isolated: bo
         ],
         "tensor": ["asked", [len(ASKED.body)], "application/json", True],
     }
-    assert json.loads(empty.data)["told"] == ["GET", "/v3/x", {}, "", None, ""]
+    assert json.loads(empty.data)["told"] == ["GET", "/v3/x", {}, "unknown", None, ""]
 
 
 @pytest.mark.parametrize("isolated", [False, True], ids=["threads", "process"])

@@ -12,6 +12,7 @@ from ovmstrio.core.events import CallEvent, Door, WireRequest
 from ovmstrio.observability.access_log import AccessLog
 from ovmstrio.observability.log_writer import LogOutlet, LogWriter
 from ovmstrio.observability.tracing.spans import QuietSpan
+from tests.support.peers import REMOTE
 
 if TYPE_CHECKING:
     from ovmstrio.core.events import WireProtocol
@@ -51,7 +52,7 @@ def request_over(protocol: WireProtocol, target: str, status: int, **headers: st
     """Make a request that was answered with a status."""
     given = ((name.replace("_", "-"), value) for name, value in headers.items())
     pairs = [("authorization", f"Bearer {SECRET}"), *given]
-    request = WireRequest(protocol, "POST", target, pairs, "10.0.0.7")
+    request = WireRequest(protocol, "POST", target, pairs, REMOTE)
     request.status, request.sent, request.received = status, 321, 123
     return request
 

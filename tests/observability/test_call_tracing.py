@@ -13,6 +13,7 @@ from ovmstrio.core.unrecorded_spans import span_of, unrecorded_spans
 from ovmstrio.observability.tracing.call_tracing import CallTracing
 from ovmstrio.observability.tracing.sampling import TraceSampling
 from ovmstrio.wire.grpc.headers import read_request_head
+from tests.support.peers import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,12 +59,12 @@ def test_headers_are_read_for_a_parent_only_where_there_is_one() -> None:
     """The door that has read them says so."""
     tracing = CallTracing(TraceSampling("always_off"), [], is_failure=bool)
     bare, parent = read_request_head(HEAD, 10_000), f"00-{TRACE}-{SPAN}-00"
-    request = WireRequest("gRPC", "POST", bare.path, _Unread(), "127.0.0.1")
+    request = WireRequest("gRPC", "POST", bare.path, _Unread(), LOCAL)
     request.traceparent = bare.traceparent
     assert _begin(tracing, request).span is None
 
     known = read_request_head((*HEAD, (b"traceparent", parent.encode()), (b"tracestate", b"a=b")), 10_000)
-    request = WireRequest("gRPC", "POST", known.path, known.headers, "127.0.0.1")
+    request = WireRequest("gRPC", "POST", known.path, known.headers, LOCAL)
     request.traceparent = known.traceparent
     span = _begin(tracing, request).span
     assert span is not None
@@ -108,7 +109,7 @@ def test_who_tells_of_a_failed_call_behind_its_end_has_the_ids_of_its_span() -> 
     """As the access log does, where nothing was logged before."""
     kept = _Kept()
     tracing = CallTracing(TraceSampling("always_off"), [kept], is_failure=bool)
-    request = WireRequest("gRPC", "POST", "/a/b", (), "127.0.0.1")
+    request = WireRequest("gRPC", "POST", "/a/b", (), LOCAL)
     event = request.event = _begin(tracing, request)
     event.code, request.status = OK, 4
 

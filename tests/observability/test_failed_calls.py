@@ -11,6 +11,7 @@ import pytest
 
 from ovmstrio.core.events import CallEvent, Door, WireRequest, kept_body_bytes
 from ovmstrio.observability.failed_calls import FailedCalls
+from tests.support.peers import LOCAL
 
 DOOR = Door("KServe", "REST", "infer")
 SENT = json.dumps({"password": "correct horse", "text": "mine " * 900}).encode()
@@ -25,7 +26,7 @@ def kept() -> Iterator[None]:
 
 
 def _failed(body: bytes, *headers: tuple[str, str]) -> tuple[str, int]:
-    failures, request = FailedCalls(), WireRequest("HTTP", "POST", "/", headers, "127.0.0.1")
+    failures, request = FailedCalls(), WireRequest("HTTP", "POST", "/", headers, LOCAL)
     request.body, request.received = body[:1000], len(body)
     failures.call_failed(CallEvent("m", "1", "model", DOOR, "infer", code="InvalidRequest", request=request))
     (kept,) = failures.since(0)

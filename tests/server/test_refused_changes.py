@@ -16,6 +16,7 @@ from tests.server.test_traces import ask, serving
 from tests.support.all_kinds import write_all_kinds
 from tests.support.both_doors import triton_module
 from tests.support.callers import bearer, entry_of
+from tests.support.peers import peer_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,7 +112,7 @@ async def test_many_hosts_do_not_fill_the_log(log: Path) -> None:
     with bounded_refusals() as refusals:
         for number in range(5000):
             error = Unauthenticated("who calls must be known")
-            tell_refused("reload", error, client=f"10.0.{number // 250}.{number % 250}")
+            tell_refused("reload", error, client=peer_at(f"10.0.{number // 250}.{number % 250}").address)
         with trio.CancelScope() as scope:
             scope.cancel()
             await refusals.sum_up()

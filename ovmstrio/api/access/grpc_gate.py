@@ -119,7 +119,7 @@ def _guarded(handler: Handler, gate: Gate, need: Need) -> Handler:
                 await gate.let_in(need, "", head.headers, call.peer.certificate)
             except (Unauthenticated, MissingScope) as error:
                 if need is Need.ADMIN or call.path in _MAY_CHANGE:
-                    tell_refused(call.path.lstrip("/"), error, client=call.peer.host)
+                    tell_refused(call.path.lstrip("/"), error, client=call.client)
                 raise
         try:
             await answer(call)

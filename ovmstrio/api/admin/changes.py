@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.peers import ClientAddress
 
 __all__ = ["Changes"]
 
 log = structlog.get_logger(__name__)
+
+_RULE: Final = "the server is changed from its own machine only"
 
 
 class Changes:
@@ -41,18 +44,18 @@ class Changes:
         self._allows_remote = allows_remote
         self._origins = frozenset(each.strip() for each in origins.split(",")) - {"", "*"}
 
-    def making(self, change: str, client: str, **facts: object) -> AbstractContextManager[None]:
+    def making(self, change: str, client: ClientAddress, **facts: object) -> AbstractContextManager[None]:
         """Make a change within the block, and have the log tell of it and of its outcome.
 
         Args:
             change: in a word or two, for the log.
-            client: the host that asks; empty for one at a Unix socket.
+            client: the address of the client.
             facts: about the change, for the log.
 
         Raises:
             PermissionDenied: who asks may not.
         """
-        return self._making(change, client, partial(self._check, client), facts)
+        return self._making(change, client, self._check, facts)
 
     def requested(self, change: str, request: HttpRequest, **facts: object) -> AbstractContextManager[None]:
         """Make a change as :meth:`making` does, that a request over HTTP asks for.
@@ -70,11 +73,13 @@ class Changes:
         return self._allows_remote or (is_local(request.client) and is_own_name(request.header("host") or ""))
 
     @contextmanager
-    def _making(self, change: str, client: str, check: Callable[[], None], facts: dict[str, object]) -> Iterator[None]:
+    def _making(
+        self, change: str, client: ClientAddress, check: Callable[[ClientAddress], None], facts: dict[str, object]
+    ) -> Iterator[None]:
         caller = current_caller.get()
-        who = {"caller": "" if caller is None else caller.name, "client": client or "unix"}
+        who = {"caller": "" if caller is None else caller.name, "client": str(client)}
         try:
-            check()
+            check(client)
             yield
         except PermissionDenied as error:
             tell_refused(change, error, client=client, caller=who["caller"], facts=facts)
@@ -84,15 +89,15 @@ class Changes:
             raise
         log.info("server changed", change=change, **who, **facts)
 
-    def _check(self, client: str) -> None:
+    def _check(self, client: ClientAddress) -> None:
         caller = current_caller.get()
         if caller is not None:
             caller.demand(Need.ADMIN)
         elif not self._allows_remote:
-            check_is_local(client)
+            check_is_local(client, _RULE, "--allow_remote_admin lets other machines do it")
 
-    def _check_request(self, request: HttpRequest) -> None:
-        self._check(request.client)
+    def _check_request(self, request: HttpRequest, client: ClientAddress) -> None:
+        self._check(client)
         origin = foreign_origin(request)
         if (origin or foreign_site(request)) and origin not in self._origins:
             raise PermissionDenied(

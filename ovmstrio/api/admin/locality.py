@@ -1,36 +1,37 @@
-"""Whether who asks is on this machine: what changes the server is not for everybody who can reach its ports."""
+"""The check that a client is on this machine; every grant by address goes through it."""
 
 from __future__ import annotations
 
-from ipaddress import IPv6Address, ip_address
+from typing import TYPE_CHECKING
 
 from ovmstrio.core.errors import PermissionDenied
+from ovmstrio.core.peers import Loopback, UnixSocket, Unknown
+
+if TYPE_CHECKING:
+    from ovmstrio.core.peers import ClientAddress
 
 __all__ = ["check_is_local", "is_local"]
 
 
-def check_is_local(client: str) -> None:
-    """Let pass who is on this machine: at a loopback address, or at a Unix socket, where ``client`` is empty.
+def check_is_local(client: ClientAddress, rule: str, hint: str) -> None:
+    """Raise unless the client is on this machine.
 
-    What proxies say of their clients is not heard: anybody can say it.
+    Args:
+        client: as :meth:`ovmstrio.core.peers.Peer.client` derives it.
+        rule: what is allowed to local clients only, for the error.
+        hint: how other clients are allowed, for the error.
 
     Raises:
-        PermissionDenied: it is, or may be, another machine.
+        PermissionDenied: the client is on another machine, or its address is unknown.
     """
-    if not is_local(client):
-        raise PermissionDenied(
-            f"what changes the server is done from its own machine, and this came from {client}; "
-            "--allow_remote_admin lets other machines do it"
-        )
+    if is_local(client):
+        return
+    if isinstance(client, Unknown):
+        reason = f" ({client.reason})" if client.reason else ""
+        raise PermissionDenied(f"{rule}, and the address of the client is unknown{reason}; {hint}")
+    raise PermissionDenied(f"{rule}, and this request came from {client}; {hint}")
 
 
-def is_local(client: str) -> bool:
-    """Tell whether it is at a loopback address, or at a Unix socket, where ``client`` is empty."""
-    if not client:
-        return True
-    try:
-        address = ip_address(client.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return (mapped or address).is_loopback
+def is_local(client: ClientAddress) -> bool:
+    """Return whether a client is at a loopback address or at a Unix socket of this machine."""
+    return isinstance(client, Loopback | UnixSocket)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal
 
-from ovmstrio.api.admin.locality import is_local
+from ovmstrio.api.admin.locality import check_is_local
 from ovmstrio.api.admin.page_origins import foreign_origin, foreign_site, is_own_name
 from ovmstrio.core.callers import current_caller
 from ovmstrio.core.errors import PermissionDenied
@@ -18,9 +18,6 @@ ConsoleMode = Literal["off", "local", "on"]
 
 CHANGE_HEADER: Final = "x-ovms-console"
 """What a request has that changes the server; a form of another page cannot have it."""
-_PASSED_ON: Final = frozenset({"forwarded", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip", "via"})
-_PASSED_ON_BEGIN: Final = ("x-forwarded-", "x-original-", "x-envoy-")
-"""What proxies add; some of them say whom they ask for only where they are told to."""
 
 
 class ConsoleGuard:
@@ -56,19 +53,11 @@ class ConsoleGuard:
 
 def _check_local(request: HttpRequest) -> None:
     way_out = "--console on shows it to other machines, best with --keys_file"
-    if not is_local(request.client):
-        raise PermissionDenied(f"the console is for this machine, and this came from {request.client}; {way_out}")
-    passed_on = next((name for name, _ in request.headers if _is_of_proxy(name)), "")
-    if passed_on:
-        raise PermissionDenied(f"the console is for this machine, and {passed_on} says that a proxy asks; {way_out}")
+    check_is_local(request.client, "the console is for this machine", way_out)
     host = request.header("host") or ""
     # A name that leads here and is another's page would make that page one of this machine.
     if current_caller.get() is None and not is_own_name(host):
         raise PermissionDenied(f"the console is at localhost or at an address, and not at {host[:80]!r}; {way_out}")
-
-
-def _is_of_proxy(name: str) -> bool:
-    return name in _PASSED_ON or name.startswith(_PASSED_ON_BEGIN)
 
 
 def _check_origin(request: HttpRequest) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +32,7 @@ from ovmstrio.cluster.ray.shards import grpc_shard, http_shard
 from ovmstrio.cluster.ray.targets import grpc_target, http_target, is_openai, plain_path
 from ovmstrio.core.errors import NotReady, NotSupported, ServerError
 from ovmstrio.core.http import BODILESS, HttpRequest
+from ovmstrio.core.peers import UNKNOWN, Peer, socket_address
 from ovmstrio.wire.http.answers import error_answer, size_refusal
 
 if TYPE_CHECKING:
@@ -276,9 +278,10 @@ def _request_of(asked: Request) -> HttpRequest:
     path = target.removeprefix(root).decode("latin-1") or "/"
     query = scope["query_string"].decode("latin-1")
     headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
-    client = scope["client"][0] if scope.get("client") else ""
+    client = scope.get("client")
+    peer = Peer(UNKNOWN if client is None else socket_address(socket.AF_INET, tuple(client)))
     target = f"{path}?{query}" if query else path
-    return HttpRequest(scope["method"], "", query, headers, b"", client, target)
+    return HttpRequest(scope["method"], "", query, headers, b"", peer, target)
 
 
 def _response(status: int, headers: Headers, body: bytes) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.grpc_statuses import GRPC_STATUSES
+from ovmstrio.core.peers import Loopback, Remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,8 +99,9 @@ def _describe_request(event: CallEvent, request: WireRequest, tell: Callable[[st
         tell("url.scheme", _scheme(request))
         tell("network.protocol.version", "1.1")
     tell("network.protocol.name", "http")
-    if request.client:
-        tell("client.address", request.client)
+    client = request.client
+    if isinstance(client, Loopback | Remote):
+        tell("client.address", client.host)
     if agent := request.header("user-agent"):
         tell("user_agent.original", agent)
 

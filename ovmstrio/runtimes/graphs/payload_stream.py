@@ -68,7 +68,7 @@ def _payload(name: str, request: HttpRequest) -> HttpPayload:
     headers: dict[str, str] = {}
     for key, value in request.headers:
         headers[key] = f"{headers[key]}, {value}" if key in headers else value
-    head = (request.method, request.target, headers, request.client)
+    head = (request.method, request.target, headers, request.client.host)
     return HttpPayload._received(name, request.body, head, _parse)  # noqa: SLF001 - pyovms's own for the server
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ovmstrio.core.peers import UNKNOWN
 from ovmstrio.server.workers.journal import NO_SLOT, SLOTS
 from ovmstrio.server.workers.socket_counts import written_bytes
 
 if TYPE_CHECKING:
     import trio
 
+    from ovmstrio.core.peers import ClientAddress
     from ovmstrio.server.workers.board import Board
     from ovmstrio.server.workers.journal import Journal, Standing
 
@@ -28,6 +30,7 @@ class GivenConnection:
         kept: those that have been read besides.
         tries: how many processes have ended that had read of a request of it.
         is_lost: whether the process that it was given to has ended, and somebody sees to it.
+        peer_address: its other end, as ``accept`` reported it.
     """
 
     protocol: str
@@ -36,6 +39,7 @@ class GivenConnection:
     kept: bytes = b""
     tries: int = 0
     is_lost: bool = False
+    peer_address: ClientAddress = UNKNOWN
 
     def close(self) -> None:
         """Close the parent's descriptor of it."""

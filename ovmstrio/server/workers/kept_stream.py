@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ovmstrio.core.peers import UNKNOWN
 from ovmstrio.server.workers.journal import State
 from ovmstrio.server.workers.socket_counts import UNCOUNTED
 from ovmstrio.wire.http.recoverable import RecoverableStream
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ovmstrio.core.begun import BeginTold
+    from ovmstrio.core.peers import ClientAddress
     from ovmstrio.server.workers.journal import Journal
 
 __all__ = ["KeptStream"]
@@ -31,6 +33,7 @@ class KeptStream(RecoverableStream):
         journal: of this process.
         slot: the connection's.
         closed: is called once it has ended.
+        peer_address: its other end.
     """
 
     def __init__(
@@ -40,9 +43,12 @@ class KeptStream(RecoverableStream):
         journal: Journal,
         slot: int,
         closed: Callable[[], None],
+        *,
+        peer_address: ClientAddress = UNKNOWN,
     ) -> None:
         self._stream = stream
         self._passed = passed
+        self.peer_address = peer_address
         self._journal = journal
         self._slot = slot
         self._tell: Callable[[], None] | None = closed

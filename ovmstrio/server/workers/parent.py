@@ -43,6 +43,7 @@ from ovmstrio.work.processes.program import signal_name
 
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
+    from ovmstrio.wire.direct_stream import DirectStream
     from ovmstrio.wire.listeners import Listener
 
 __all__ = ["serve_with_workers"]
@@ -286,10 +287,11 @@ class _Parent:
         while self._giving:
             await self._changed.wait()
 
-    async def _give(self, protocol: str, stream: trio.SocketStream) -> None:
+    async def _give(self, protocol: str, stream: DirectStream) -> None:
         # Whoever has accepted it closes what it gave, and there may be no room for another descriptor of it.
         taken = socket.socket(fileno=stream.socket.detach())
-        await self._pass_on(GivenConnection(protocol, trio.SocketStream(trio.socket.from_stdlib_socket(taken))))
+        own = trio.SocketStream(trio.socket.from_stdlib_socket(taken))
+        await self._pass_on(GivenConnection(protocol, own, peer_address=stream.peer_address))
 
     async def _pass_on(self, connection: GivenConnection) -> None:
         """Give a connection to the process that has the fewest; wait for one while there is none, and is to be one."""
@@ -322,7 +324,10 @@ class _Parent:
         if slot == NO_SLOT and connection.kept:
             return True, False
         try:
-            is_given = await kept.give([connection.protocol, slot], connection.stream.socket.fileno())
+            # A socket that the client has reset has no address any more, so the address goes with it.
+            address = connection.peer_address
+            message = [connection.protocol, address.host, address.port, slot]
+            is_given = await kept.give(message, connection.stream.socket.fileno())
         except BaseException:
             if not connection.is_lost:
                 self._connections.take_back(kept.row, slot)

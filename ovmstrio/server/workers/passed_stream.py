@@ -6,6 +6,7 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ovmstrio.core.peers import UNKNOWN
 from ovmstrio.server.workers.journal import NO_SLOT, State
 from ovmstrio.wire.direct_stream import DirectStream
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     import trio
 
+    from ovmstrio.core.peers import ClientAddress
     from ovmstrio.server.workers.journal import Journal
 
 __all__ = ["PassedStream"]
@@ -27,10 +29,19 @@ class PassedStream(DirectStream):
         journal: of this process; says of the connection whether it was read from.
         slot: the connection's; ``NO_SLOT`` if the parent has no descriptor of it.
         closed: is called once it has ended.
+        peer_address: its other end.
     """
 
-    def __init__(self, stream: trio.SocketStream, journal: Journal, slot: int, closed: Callable[[], None]) -> None:
-        super().__init__(stream)
+    def __init__(
+        self,
+        stream: trio.SocketStream,
+        journal: Journal,
+        slot: int,
+        closed: Callable[[], None],
+        *,
+        peer_address: ClientAddress = UNKNOWN,
+    ) -> None:
+        super().__init__(stream, peer_address)
         self._journal = journal
         self._slot = slot
         self._is_unread = slot != NO_SLOT

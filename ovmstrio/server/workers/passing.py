@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
+from ovmstrio.core.peers import socket_address
 from ovmstrio.server.workers.journal import NO_SLOT
 from ovmstrio.server.workers.kept_stream import KeptStream
 from ovmstrio.server.workers.passed_stream import PassedStream
@@ -48,15 +49,17 @@ class ConnectionInbox(trio.abc.Listener[trio.abc.HalfCloseableStream]):
         self._put, self._take = trio.open_memory_channel[trio.abc.HalfCloseableStream](math.inf)
 
     async def put(self, request: WorkRequest) -> None:
-        """Take the connection that has come along with a message, whose value ends with its slot in the journal.
+        """Take the connection that has come along with a message.
+
+        The message holds the protocol, the host and port of the client, and the slot of the connection in the journal.
 
         Ownership: what has not been accepted is closed with the listener.
 
         Cancellation: nothing waits here.
         """
-        slot = request.value[-1]
+        _, host, port, slot = request.value
         if request.descriptor is not None:
-            self._put.send_nowait(self._stream(socket.socket(fileno=request.descriptor), slot))
+            self._put.send_nowait(self._stream(socket.socket(fileno=request.descriptor), host, port, slot))
             return
         # There was no room for another descriptor here; whoever gave the connection closes it now.
         if slot != NO_SLOT:
@@ -67,11 +70,12 @@ class ConnectionInbox(trio.abc.Listener[trio.abc.HalfCloseableStream]):
             self._quiet_until = now + QUIET_SECONDS
             log.warning("connections lost", reason="Too many open files (EMFILE)")
 
-    def _stream(self, passed: socket.socket, slot: int) -> trio.abc.HalfCloseableStream:
+    def _stream(self, passed: socket.socket, host: str, port: int, slot: int) -> trio.abc.HalfCloseableStream:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(passed))
+        address = socket_address(passed.family, (host, port))
         if slot == NO_SLOT or not self._keeps:
-            return PassedStream(stream, self._journal, slot, self._closed)
-        return KeptStream(stream, passed, self._journal, slot, self._closed)
+            return PassedStream(stream, self._journal, slot, self._closed, peer_address=address)
+        return KeptStream(stream, passed, self._journal, slot, self._closed, peer_address=address)
 
     async def accept(self) -> trio.abc.HalfCloseableStream:
         """Give the next connection.

@@ -25,6 +25,7 @@ from grpclib.exceptions import GRPCError
 
 from ovmstrio.core.arrivals import Arrivals
 from ovmstrio.core.events import RequestObserver
+from ovmstrio.core.peers import Peer
 from ovmstrio.core.pending_answers import PendingShare, current_share
 from ovmstrio.core.request import Buffer
 from ovmstrio.observability.repeated_faults import RepeatedFaults
@@ -49,7 +50,6 @@ from ovmstrio.wire.grpc.replies import FailureTranslator, Wakeup, trailers_only_
 from ovmstrio.wire.grpc.senders import Senders
 from ovmstrio.wire.grpc.stall_watch import StallWatch
 from ovmstrio.wire.grpc.stream import Call
-from ovmstrio.wire.listeners import Peer
 from ovmstrio.work.loop_load import current_loop_load
 
 __all__ = ["NO_ROUTES", "Connection", "Routes", "close_stream"]
@@ -83,7 +83,6 @@ class Connection:
     Attributes:
         arrivals: the order of unary requests that are whole.
         calls: the calls whose handlers run, by stream.
-        client: the host at the other end.
         faults: of peers, for the log.
         inflater: decompresses messages.
         observer: is told of every call; None for nobody.
@@ -108,7 +107,6 @@ class Connection:
         observer: RequestObserver | None = None,
     ) -> None:
         self.observer = observer
-        self.client = peer.host
         self.arrivals = Arrivals()
         self.core = Http2Core(limits, trio.current_time)
         self.codec = codec
@@ -200,7 +198,9 @@ class Connection:
                         await self._answer_whole()
         except ConnectionFault as fault:
             self._start_whole()
-            self.faults.tell("connection fault", peer=self.peer.address, kind=fault.code.name, fault=str(fault))
+            self.faults.tell(
+                "connection fault", peer=self.peer.address.endpoint, kind=fault.code.name, fault=str(fault)
+            )
             core.fail(fault)
             self._is_faulty = True
             self.mark_dirty()
@@ -470,11 +470,13 @@ class Connection:
         """Give up streams, or the connection, whose peer has taken nothing for too long of what waits for it."""
         stalled = self._stall.look(now, self.share.answers.patience_seconds)
         if stalled is None:
-            self.faults.tell("client takes no answers: connection cut", peer=self.peer.address)
+            self.faults.tell("client takes no answers: connection cut", peer=self.peer.address.endpoint)
             self.abandon()
             return
         for stream in stalled:
-            self.faults.tell("client takes no answer: stream cut", peer=self.peer.address, path=stream.head.path)
+            self.faults.tell(
+                "client takes no answer: stream cut", peer=self.peer.address.endpoint, path=stream.head.path
+            )
             self.core.reset(stream, ErrorCode.CANCEL)
             self.mark_dirty()
             call = self.calls.get(stream.stream_id)
@@ -486,7 +488,7 @@ class Connection:
             self._pinged_at = math.inf
         if now - self._pinged_at >= self.limits.keepalive_timeout_seconds:
             silent = now - self._heard_at
-            self.faults.tell("keepalive unanswered", peer=self.peer.address, silent_seconds=silent)
+            self.faults.tell("keepalive unanswered", peer=self.peer.address.endpoint, silent_seconds=silent)
             self.abandon()
         elif self._pinged_at == math.inf and now - self._heard_at >= self.limits.keepalive_idle_seconds:
             self._pinged_at = now

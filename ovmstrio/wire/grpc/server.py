@@ -14,15 +14,16 @@ from grpclib.const import Handler
 from grpclib.encoding.base import CodecBase
 
 from ovmstrio.core.events import RequestObserver
+from ovmstrio.core.peers import NO_PROXIES, ClientAddress, Peer, TrustedProxies
 from ovmstrio.core.pending_answers import PendingAnswers
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.accepting import Accepting
-from ovmstrio.wire.direct_stream import direct
+from ovmstrio.wire.direct_stream import direct, peer_address_of
 from ovmstrio.wire.grpc.connection import NO_ROUTES, Connection, Routes, close_stream
 from ovmstrio.wire.grpc.endings import Endings
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.grpc.replies import ErrorMapper, FailureTranslator
-from ovmstrio.wire.listeners import Listener, address_of, peer_of
+from ovmstrio.wire.listeners import Listener, address_of, certificate_of
 
 __all__ = ["GrpcServer", "GrpclibService", "TrioService"]
 
@@ -69,6 +70,7 @@ class GrpcServer:
         limits: what peers may do.
         pending: counts what waits for clients; of no bound for the server unless given.
         observer: is told of every call; None for nobody.
+        trusted_proxies: whose metadata names clients.
         map_error: translates the application's errors; called for everything that a handler or the codec raises and
             that is not a ``GRPCError``.
 
@@ -85,6 +87,7 @@ class GrpcServer:
         limits: TransportLimits | None = None,
         pending: PendingAnswers | None = None,
         observer: RequestObserver | None = None,
+        trusted_proxies: TrustedProxies = NO_PROXIES,
         map_error: ErrorMapper | None = None,
     ) -> None:
         self._routes: dict[str, Handler] = {}
@@ -98,6 +101,7 @@ class GrpcServer:
         self._limits = limits or TransportLimits()
         self._pending = pending or PendingAnswers()
         self._observer = observer
+        self._trusted_proxies = trusted_proxies
         self._failures = FailureTranslator(map_error)
         self._faults = RepeatedFaults(log)
         self._endings = Endings()
@@ -170,13 +174,14 @@ class GrpcServer:
         """
         self._streams += 1
         stream = direct(stream)
+        address = peer_address_of(stream)
         try:
             is_over = self._drain is not None and self._drain.is_over
             if is_over or len(self._connections) >= self._limits.max_connections:
                 facts: dict[str, Any] = {"open_connections": len(self._connections), "draining": is_over}
-                self._faults.tell("connection refused", peer=peer_of(stream).address, level=logging.WARNING, **facts)
-            elif not isinstance(stream, trio.SSLStream) or await self._shake_hands(stream):
-                await self._run_connection(stream)
+                self._faults.tell("connection refused", peer=address.endpoint, level=logging.WARNING, **facts)
+            elif not isinstance(stream, trio.SSLStream) or await self._shake_hands(stream, address):
+                await self._run_connection(stream, address)
         except Exception:  # the border of one connection: its failure must not reach the others
             log.exception("connection failed")
         finally:
@@ -186,7 +191,7 @@ class GrpcServer:
                 self._no_streams.set()
                 self._no_streams = trio.Event()
 
-    async def _run_connection(self, stream: trio.abc.Stream) -> None:
+    async def _run_connection(self, stream: trio.abc.Stream, address: ClientAddress) -> None:
         connection = Connection(
             stream,
             self._routes,
@@ -197,7 +202,7 @@ class GrpcServer:
             faults=self._faults,
             endings=self._endings,
             share=self._pending.share(),
-            peer=peer_of(stream),
+            peer=Peer(address, certificate_of(stream), self._trusted_proxies),
             observer=self._observer,
         )
         self._connections.add(connection)
@@ -208,7 +213,7 @@ class GrpcServer:
         finally:
             self._connections.discard(connection)
 
-    async def _shake_hands(self, stream: trio.SSLStream[trio.abc.Stream]) -> bool:
+    async def _shake_hands(self, stream: trio.SSLStream[trio.abc.Stream], address: ClientAddress) -> bool:
         seconds = self._limits.handshake_seconds
         seconds = seconds if self._drain is None else min(seconds, _LAST_HANDSHAKE_SECONDS)
         try:
@@ -220,11 +225,11 @@ class GrpcServer:
                     self._handshakes.discard(scope)
         except (trio.BrokenResourceError, trio.TooSlowError, ssl.SSLError) as error:
             reason = repr(error.__cause__ or error)
-            self._faults.tell("tls handshake failed", peer=peer_of(stream).address, error=reason)
+            self._faults.tell("tls handshake failed", peer=address.endpoint, error=reason)
             await trio.aclose_forcefully(stream)
             return False
         if stream.selected_alpn_protocol() != "h2":
-            self._faults.tell("tls client does not speak h2", peer=peer_of(stream).address)
+            self._faults.tell("tls client does not speak h2", peer=address.endpoint)
             return False
         return True
 

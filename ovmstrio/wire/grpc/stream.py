@@ -15,6 +15,7 @@ from grpclib.metadata import encode_metadata
 from multidict import MultiDict
 
 from ovmstrio.core.events import OK, WireRequest, current_request, keep_body, kept_body_bytes
+from ovmstrio.core.peers import ClientAddress, Peer
 from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.wire.grpc.core import Http2Core
 from ovmstrio.wire.grpc.events import StreamState
@@ -32,7 +33,6 @@ from ovmstrio.wire.grpc.replies import (
     trailers_block,
     trailers_only_block,
 )
-from ovmstrio.wire.listeners import Peer
 
 if TYPE_CHECKING:
     from ovmstrio.core.arrivals import Arrival, Arrivals
@@ -85,7 +85,6 @@ class CallHost(Protocol):
     failures: FailureTranslator
     faults: RepeatedFaults
     inflater: Inflater
-    client: str
     observer: RequestObserver | None
     peer: Peer
     senders: Senders
@@ -181,8 +180,18 @@ class Call:
 
     @property
     def peer(self) -> Peer:
-        """Say who is at the other end."""
+        """The other end of the connection."""
         return self._host.peer
+
+    @property
+    def client(self) -> ClientAddress:
+        """The address of the client, derived from the peer and the metadata of proxies."""
+        return self._host.peer.client(self.state.head.headers)
+
+    @property
+    def client_endpoint(self) -> str:
+        """The client as text: ``host:port``, ``[host]:port``, ``unix:`` or ``unknown``."""
+        return self.client.endpoint
 
     @property
     def metadata(self) -> Metadata:
@@ -285,7 +294,7 @@ class Call:
     def _tell_fault(self, error: GRPCError) -> None:
         self._host.faults.tell(
             "request cannot be read",
-            peer=self.peer.address,
+            peer=self.peer.address.endpoint,
             kind=error.status.name,
             path=self.path,
             status=error.status.name,
@@ -523,7 +532,7 @@ class Call:
     def _begin_told(self, *, is_sampled: bool | None) -> WireRequest:
         """Make the request that observers are told of."""
         head = self.state.head
-        told = self.told = WireRequest("gRPC", "POST", self.path, head.headers, self._host.client)
+        told = self.told = WireRequest("gRPC", "POST", self.path, head.headers, self._host.peer)
         told.traceparent = head.traceparent
         told.is_stream = self.handler.cardinality.client_streaming
         told.is_sampled = None if told.is_stream else is_sampled

@@ -13,7 +13,7 @@ from ovmstrio.core.callers import current_caller
 from ovmstrio.core.http import BODILESS, HttpAnswer, HttpRequest
 from ovmstrio.core.limits import current_place
 from ovmstrio.wire.http.answers import size_refusal, slowness_refusal
-from ovmstrio.wire.http.hypercorn_connection import RECEIVE_UNTIL, ApplicationServer
+from ovmstrio.wire.http.hypercorn_connection import PEER, RECEIVE_UNTIL, ApplicationServer
 
 if TYPE_CHECKING:
     from ovmstrio.wire.http.ending import Ending
@@ -76,8 +76,8 @@ class _Application(QuartTrio):
         headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
         target, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
         route = self.router.find(scope["method"], target)
-        client = scope["client"][0] if scope["client"] else ""
-        asked = HttpRequest(scope["method"], "", query, headers, b"", client, f"{target}?{query}" if query else target)
+        peer = scope["state"][PEER]
+        asked = HttpRequest(scope["method"], "", query, headers, b"", peer, f"{target}?{query}" if query else target)
         if isinstance(route, HttpAnswer):
             return _respond(await self.router.refuse(route, asked))
         return _respond(await self._answer(route, asked._replace(path=route.path, mount=route.mount)))

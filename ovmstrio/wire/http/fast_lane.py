@@ -29,6 +29,7 @@ from ovmstrio.core.aligned_memory import memory_to_fill
 from ovmstrio.core.callers import leave_caller
 from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.core.limits import leave_place
+from ovmstrio.core.peers import UNKNOWN_PEER, Peer
 from ovmstrio.wire.closing import has_unread
 from ovmstrio.wire.direct_stream import DirectStream, carry_on, told_of_waiting
 from ovmstrio.wire.http.answers import error_answer, has_bare_line_feed, plain_answer, slowness_refusal
@@ -37,7 +38,6 @@ from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending
 from ovmstrio.wire.http.heads import METHODS, Head, read_head
 from ovmstrio.wire.http.prefixed_stream import send_answer
 from ovmstrio.wire.http.recoverable import RecoverableStream, recoverable_request
-from ovmstrio.wire.listeners import client_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -88,6 +88,7 @@ class FastLane:
         max_body_bytes: larger bodies leave the lane.
         ending: how the front end ends.
         receive_seconds: what a request may take from its first byte to its last.
+        peer: the other end of the connection.
 
     Attributes:
         receive_until: when the request that is being received must be complete.
@@ -102,6 +103,7 @@ class FastLane:
         *,
         ending: Ending | None = None,
         receive_seconds: float = RECEIVE_SECONDS,
+        peer: Peer = UNKNOWN_PEER,
     ) -> None:
         self._router = router
         self._heads = router.heads
@@ -109,7 +111,7 @@ class FastLane:
         self._direct = stream if isinstance(stream, DirectStream) else None
         self._now: Callable[[], float] = trio.current_time
         self._recovered = stream if isinstance(stream, RecoverableStream) else None
-        self._client = client_of(stream)
+        self._peer = peer
         self._max_body_bytes = max_body_bytes
         self._ending = ending or Ending()
         self._receive_seconds = receive_seconds
@@ -346,7 +348,7 @@ class FastLane:
         """Answer a request, or refuse it before its body is read, once it is let in; False as :meth:`_answer`."""
         self._phase = _ANSWERING
         head, query, route, _, _ = asked
-        request = HttpRequest(head.method, route.path, query, head.headers, b"", self._client, head.target, route.mount)
+        request = HttpRequest(head.method, route.path, query, head.headers, b"", self._peer, head.target, route.mount)
         try:
             self._is_calling = True
             refusal = await told_of_waiting(self._router.admit(route, request), self._watch)
@@ -503,7 +505,7 @@ class FastLane:
         (method, target, headers, _, _), query, route, _, _ = asked
         view = body if type(body) is memoryview and route.takes_views else None
         whole = b"" if view is not None else bytes(body)
-        return HttpRequest(method, route.path, query, headers, whole, self._client, target, route.mount, tasks, view)
+        return HttpRequest(method, route.path, query, headers, whole, self._peer, target, route.mount, tasks, view)
 
     def _set_deadline(self, deadline: float) -> None:
         self._deadline = deadline

@@ -16,21 +16,23 @@ import trio
 
 from ovmstrio.core.callers import current_certificate
 from ovmstrio.core.events import is_over_tls
+from ovmstrio.core.peers import NO_PROXIES, Peer, TrustedProxies
 from ovmstrio.core.pending_answers import PendingAnswers, current_share
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.accepting import Accepting
 from ovmstrio.wire.at_addresses import AtAddresses
 from ovmstrio.wire.closing import close_gently, has_unread, transport_of
-from ovmstrio.wire.direct_stream import direct
+from ovmstrio.wire.direct_stream import direct, peer_address_of
 from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending, Handshake
 from ovmstrio.wire.http.fast_lane import RECEIVE_SECONDS, FastLane
 from ovmstrio.wire.http.recoverable import recoverable_request
-from ovmstrio.wire.listeners import address_of, peer_of
+from ovmstrio.wire.listeners import address_of, certificate_of
 from ovmstrio.work.late_imports import import_aside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ovmstrio.core.peers import ClientAddress
     from ovmstrio.wire.http.ending import EndingConnection
     from ovmstrio.wire.http.hypercorn_connection import ApplicationServer
     from ovmstrio.wire.http.router import Router
@@ -58,6 +60,7 @@ class HttpFrontEnd(AtAddresses):
         max_body_bytes: larger bodies are refused.
         receive_seconds: what a request may take from its first byte to its last.
         pending: counts what waits for clients; of no bound for the server unless given.
+        trusted_proxies: whose headers name clients.
     """
 
     def __init__(
@@ -69,10 +72,12 @@ class HttpFrontEnd(AtAddresses):
         max_body_bytes: int = 64 * 2**20,
         receive_seconds: float = RECEIVE_SECONDS,
         pending: PendingAnswers | None = None,
+        trusted_proxies: TrustedProxies = NO_PROXIES,
     ) -> None:
         super().__init__(addresses, tls)
         self._pending = pending or PendingAnswers()
         self._router = router
+        self._trusted_proxies = trusted_proxies
         self._max_body_bytes = max_body_bytes
         self._receive_seconds = receive_seconds
         self._ending = Ending()
@@ -146,29 +151,32 @@ class HttpFrontEnd(AtAddresses):
 
     async def _serve_connection(self, accepted: trio.abc.Stream) -> None:
         stream = direct(accepted)
-        lane = FastLane(
-            self._router,
-            stream,
-            self._max_body_bytes,
-            ending=self._ending,
-            receive_seconds=self._receive_seconds,
-        )
+        address = peer_address_of(stream)
         share = self._pending.share()
         current_share.set(share)
         try:
             if len(self._open) >= MAX_CONNECTIONS:
                 facts: dict[str, Any] = {"open_connections": len(self._open)}
-                self._faults.tell("connection refused", peer=peer_of(stream).address, level=logging.WARNING, **facts)
+                self._faults.tell("connection refused", peer=address.endpoint, level=logging.WARNING, **facts)
                 return
-            if isinstance(stream, trio.SSLStream) and not await self._shake_hands(stream):
+            if isinstance(stream, trio.SSLStream) and not await self._shake_hands(stream, address):
                 return
+            peer = Peer(address, certificate_of(stream), self._trusted_proxies)
             if isinstance(stream, trio.SSLStream):
-                current_certificate.set(peer_of(stream).certificate)
+                current_certificate.set(peer.certificate)
                 is_over_tls.set(True)
+            lane = FastLane(
+                self._router,
+                stream,
+                self._max_body_bytes,
+                ending=self._ending,
+                receive_seconds=self._receive_seconds,
+                peer=peer,
+            )
             self._open[stream] = lane
             left = await lane.run()
             if left is not None:
-                connection = (await self._behind_lane()).take(stream, left, lane.receive_until)
+                connection = (await self._behind_lane()).take(stream, left, lane.receive_until, peer)
                 self._open[stream] = connection
                 with recoverable_request(stream, None):
                     await connection.run()
@@ -198,7 +206,7 @@ class HttpFrontEnd(AtAddresses):
             self._application = application.serve_application(self._router, *options)
         return self._application
 
-    async def _shake_hands(self, stream: trio.SSLStream[trio.SocketStream]) -> bool:
+    async def _shake_hands(self, stream: trio.SSLStream[trio.SocketStream], address: ClientAddress) -> bool:
         handshake = self._open[stream] = Handshake(self._ending, HANDSHAKE_SECONDS)
         try:
             if await handshake.shake(stream):
@@ -206,5 +214,5 @@ class HttpFrontEnd(AtAddresses):
             reason = f"took longer than {HANDSHAKE_SECONDS:g} s"
         except (trio.BrokenResourceError, ssl.SSLError) as error:
             reason = repr(error.__cause__ or error)
-        self._faults.tell("tls handshake failed", peer=peer_of(stream).address, error=reason)
+        self._faults.tell("tls handshake failed", peer=address.endpoint, error=reason)
         return False

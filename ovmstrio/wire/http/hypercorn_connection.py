@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +26,6 @@ from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
-from hypercorn.utils import parse_socket_addr
 
 from ovmstrio.wire.closing import has_unread
 from ovmstrio.wire.http.answers import (
@@ -46,9 +44,12 @@ if TYPE_CHECKING:
     from quart_trio import QuartTrio
 
     from ovmstrio.core.http import HttpAnswer
+    from ovmstrio.core.peers import Peer
     from ovmstrio.wire.http.ending import Ending
 
-__all__ = ["RECEIVE_UNTIL", "ApplicationServer"]
+PEER: Final = "ovmstrio.peer"
+"""Key of the connection's :class:`Peer` in the state of a request."""
+__all__ = ["PEER", "RECEIVE_UNTIL", "ApplicationServer"]
 
 RECEIVE_UNTIL: Final = "ovmstrio.receive_until"
 """Where a request's state says when its body must have come, on trio's clock."""
@@ -206,11 +207,6 @@ class _Connection(TCPServer):
             await self._close()
 
     def _make_protocol(self, given: Any) -> _Http11Only:
-        socket, client, server = given.transport.socket, None, None
-        # A connection that its client has reset has no ends any more.
-        with suppress(OSError):
-            client = parse_socket_addr(socket.family, socket.getpeername())
-            server = parse_socket_addr(socket.family, socket.getsockname())
         protocol = _Http11Only(
             self.app,
             self.config,
@@ -218,8 +214,8 @@ class _Connection(TCPServer):
             self._task_group,
             ConnectionState(self.state),
             given.encrypted,
-            client,
-            server,
+            None,
+            None,
             self.protocol_send,
         )
         protocol.ending = self.ending
@@ -336,10 +332,10 @@ class ApplicationServer:
         self._config.max_requests = None
         self._context = WorkerContext(None)
 
-    def take(self, stream: trio.abc.Stream, prefix: bytes, receive_until: float) -> _Connection:
+    def take(self, stream: trio.abc.Stream, prefix: bytes, receive_until: float, peer: Peer) -> _Connection:
         """Make what serves a connection, of which ``prefix`` has been read; its request must be complete in time."""
         given: Any = PrefixedStream(stream, prefix)
-        connection = _Connection(self._app, self._config, self._context, {}, given)
+        connection = _Connection(self._app, self._config, self._context, {PEER: peer}, given)
         connection.ending = self._ending
         connection.receive_seconds = self._receive_seconds
         connection.receive_until = receive_until

@@ -25,7 +25,7 @@ class ToldRequests:
 
     def begin(self, request: HttpRequest) -> WireRequest:
         """Make a request the one that the running task answers."""
-        told = WireRequest("HTTP", request.method, request.target or request.path, request.headers, request.client)
+        told = WireRequest("HTTP", request.method, request.target or request.path, request.headers, request.peer)
         body = request.body if request.view is None else request.view
         told.received = len(body)
         if most := kept_body_bytes.get():

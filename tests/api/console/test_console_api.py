@@ -35,6 +35,7 @@ from ovmstrio.wire.http.router import Route
 from tests.api.rest.servers import BODY, PATIENCE_SECONDS, Serving, serving_rest, stack
 from tests.support.callers import bearer, gate_of
 from tests.support.pass_through import load_pass_through
+from tests.support.peers import LOCAL, peer_at
 
 _EVENT: Final = re.compile(rb"event: (\w+)\ndata: (.*)\n\n")
 INFER: Final = "/v2/models/echo/infer"
@@ -394,7 +395,7 @@ def _fail(past: RecentPast) -> None:
 
 
 def _sent() -> WireRequest:
-    request = WireRequest("HTTP", "POST", "/", (), "127.0.0.1")
+    request = WireRequest("HTTP", "POST", "/", (), LOCAL)
     request.body = b"mine"
     return request
 
@@ -467,7 +468,7 @@ async def test_the_page_offers_what_it_may_change_and_nothing_else(
         async def ask(method: str, path: str, *headers: tuple[str, str]) -> HttpAnswer:
             route = router.find(method, path)
             assert isinstance(route, Route)
-            asked = HttpRequest(method, path, headers=(("host", host), *headers), client=client)
+            asked = HttpRequest(method, path, headers=(("host", host), *headers), peer=peer_at(client))
             return await router.answer(route, asked)
 
         told = json.loads((await ask("GET", "/console/api/server")).content)

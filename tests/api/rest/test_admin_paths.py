@@ -17,13 +17,14 @@ from ovmstrio.core.errors import (
     ServerError,
     VersionsFailure,
 )
-from ovmstrio.core.http import HttpRequest
+from ovmstrio.core.http import Headers, HttpRequest
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.wire.http.router import Route
 from tests.api.rest.servers import BODY, Serving, serving_rest
 from tests.support.pass_through import load_pass_through
+from tests.support.peers import peer_at
 
 OK = {"error_code": "OK", "error_message": "OK"}
 STATUSES = {
@@ -171,17 +172,17 @@ async def test_metrics_that_are_off_are_no_path(serving: Serving) -> None:
     assert "--metrics_enable" in answer.json()["error"]
 
 
+FORWARDED = (("x-forwarded-for", "127.0.0.1"), ("forwarded", "for=127.0.0.1"))
 NOTHING_TO_RELOAD = 501
 """What this server answers whoever may ask for a reload."""
 
 
-async def _reload_from(plane: DataPlane, client: str, *, allows_remote: bool = False) -> int:
-    """Ask for a reload from somewhere, with headers that say it is from here."""
+async def _reload_from(plane: DataPlane, client: str, headers: Headers = (), *, allows_remote: bool = False) -> int:
+    """Request a reload from an address, and return the status."""
     router = make_router(plane, allows_remote_admin=allows_remote)
     route = router.find("POST", "/v1/config/reload")
     assert isinstance(route, Route)
-    headers = (("x-forwarded-for", "127.0.0.1"), ("forwarded", "for=127.0.0.1"))
-    answer = await router.answer(route, HttpRequest("POST", route.path, headers=headers, client=client))
+    answer = await router.answer(route, HttpRequest("POST", route.path, headers=headers, peer=peer_at(client)))
     if answer.status == 403:
         assert "--allow_remote_admin" in answer.content.decode()
     return answer.status
@@ -190,11 +191,12 @@ async def _reload_from(plane: DataPlane, client: str, *, allows_remote: bool = F
 @pytest.mark.parametrize("client", ["192.0.2.7", "2001:db8::7", "::ffff:192.0.2.7", "fe80::1%eth0", "a host"])
 async def test_other_machines_change_nothing(serving: Serving, client: str) -> None:
     """Unless they may, whatever they say of themselves."""
-    assert await _reload_from(serving.plane, client) == 403
-    assert await _reload_from(serving.plane, client, allows_remote=True) == NOTHING_TO_RELOAD
+    assert await _reload_from(serving.plane, client, FORWARDED) == 403
+    assert await _reload_from(serving.plane, client, FORWARDED, allows_remote=True) == NOTHING_TO_RELOAD
 
 
 @pytest.mark.parametrize("client", ["", "127.0.0.1", "127.8.9.10", "::1", "::ffff:127.0.0.1"])
 async def test_this_machine_changes_what_it_likes(serving: Serving, client: str) -> None:
-    """At a loopback address, or at a Unix socket, whose clients have no name."""
+    """At a loopback address, or at a Unix socket, whose clients have no name; a proxy there is another matter."""
     assert await _reload_from(serving.plane, client) == NOTHING_TO_RELOAD
+    assert await _reload_from(serving.plane, client, FORWARDED) == 403

@@ -161,7 +161,7 @@ class Echo(TrioService, ServiceBase):
         values = {key: value for key, value in call.metadata.items() if key.startswith("x-")}
         await stream.send_initial_metadata(metadata=values)
         remaining = call.deadline - trio.current_time()
-        await stream.send_message(f"{call.peer.address} {remaining:.0f}".encode())
+        await stream.send_message(f"{call.client_endpoint} {remaining:.0f}".encode())
         await stream.send_trailing_metadata(metadata={f"{key}": value for key, value in values.items()})
 
     def __mapping__(self) -> Mapping[str, Handler]:

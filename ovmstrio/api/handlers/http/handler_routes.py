@@ -179,7 +179,7 @@ class HandlerRoutes:
 
     def _logged(self, request: HttpRequest, answer: HttpAnswer, request_id: str = "") -> HttpAnswer:
         if self._logs_access:
-            log_access(request.client, request.method, request.target, answer.status, request_id)
+            log_access(request.client.host, request.method, request.target, answer.status, request_id)
         return answer
 
     async def _finished(self, method: HandlerMethod, request: HttpRequest) -> HttpAnswer:

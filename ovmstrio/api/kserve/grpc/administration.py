@@ -29,4 +29,4 @@ class AdministeredService(pb.GrpcInferenceServiceBase):
         Raises:
             PermissionDenied: who asks may not.
         """
-        return self._changes.making(change, current_call().peer.host, **facts)
+        return self._changes.making(change, current_call().client, **facts)

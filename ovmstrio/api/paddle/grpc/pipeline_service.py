@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ovmstrio.runtimes.ops.values import PipelineRequest
     from ovmstrio.wire.grpc.stream import Call
 
-__all__ = ["PipelineService", "host_of"]
+__all__ = ["PipelineService"]
 
 
 @runtime_checkable
@@ -134,7 +134,7 @@ class PipelineService:
 
     async def _answer(self, call: Call, data: bytes, entry: bytes = b"") -> None:
         request = _read(data)
-        request.clientip = request.clientip or host_of(call.peer.address)
+        request.clientip = request.clientip or str(call.client)
         name, arrival = self._entries.find(request.name), call.arrival
         if name is None:
             if arrival is not None:
@@ -154,11 +154,6 @@ class PipelineService:
             written = _written(response)
             observed.event.sent = len(written)
             await call.send_message(written)
-
-
-def host_of(address: str) -> str:
-    """Give the host of ``host:port`` or ``[host]:port``."""
-    return address.rpartition(":")[0].strip("[]")
 
 
 def _read(data: bytes) -> PipelineRequest:

@@ -115,7 +115,7 @@ class _PipelineRoutes:
 
     async def _infer(self, request: HttpRequest, name: str, method: str) -> HttpAnswer:
         asked = await receive_request(await inflated_body(request, self._max_body_bytes), name, method)
-        asked.clientip = asked.clientip or request.client
+        asked.clientip = asked.clientip or request.client.host
         response = await self._service.answer(asked, math.inf)
         note_answer(response)
         message = to_message(response)

@@ -14,6 +14,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from grpclib.metadata import encode_metadata
 
+from ovmstrio.core.peers import UNKNOWN, UnixSocket
 from ovmstrio.runtimes.handlers.grpc.ends import CallEndedError
 from ovmstrio.runtimes.handlers.grpc.rpc_call import RpcCall
 
@@ -84,11 +85,11 @@ class HandlerContext:
         return (*self._received, Metadatum("user-agent", agent)) if agent else self._received
 
     def peer(self) -> str:
-        """Name the caller's address: ``ipv4:127.0.0.1:5000``, ``ipv6:[::1]:5000`` or ``unix:``."""
-        address = self._call.peer.address
-        if address.startswith("unix:"):
-            return address
-        return f"ipv6:{address}" if address.startswith("[") else f"ipv4:{address}"
+        """Return the client: ``ipv4:127.0.0.1:5000``, ``ipv6:[::1]:5000``, ``unix:`` or ``unknown``."""
+        endpoint = self._call.client_endpoint
+        if endpoint in {UnixSocket.endpoint, UNKNOWN.endpoint}:
+            return endpoint
+        return f"ipv6:{endpoint}" if endpoint.startswith("[") else f"ipv4:{endpoint}"
 
     # What the caller is told
 

@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
-__all__ = ["MetadataPairs", "RpcCall", "RpcPeer"]
+__all__ = ["MetadataPairs", "RpcCall"]
 
 MetadataPairs = Collection[tuple[str, str | bytes]]
-
-
-class RpcPeer(Protocol):
-    """Who calls."""
-
-    @property
-    def address(self) -> str:
-        """Its address."""
-        ...
 
 
 class _Metadata(Protocol):
@@ -39,8 +30,8 @@ class RpcCall(Protocol):
         ...
 
     @property
-    def peer(self) -> RpcPeer:
-        """Who calls."""
+    def client_endpoint(self) -> str:
+        """The client: ``host:port``, ``[host]:port``, ``unix:`` or ``unknown``."""
         ...
 
     @property

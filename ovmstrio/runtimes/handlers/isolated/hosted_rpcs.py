@@ -71,11 +71,6 @@ class ToldCode(HandlerCode):
 
 
 @dataclass(frozen=True, slots=True)
-class _Peer:
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Metadata:
     pairs: list[tuple[str, str | bytes]]
 
@@ -89,7 +84,7 @@ class _RemoteCall:
 
     Args:
         rpc: what is called.
-        told: path, metadata, user agent, peer, and the seconds until the deadline or None.
+        told: path, metadata, user agent, endpoint of the client, and the seconds until the deadline or None.
         emit: takes an event to the server.
         requests: gives what the server has of the client's messages, None after the last.
     """
@@ -102,9 +97,8 @@ class _RemoteCall:
         requests: trio.MemoryReceiveChannel[bytes | None],
         cancel: Callable[[], None],
     ) -> None:
-        self.path, pairs, self.user_agent, address, seconds = told
+        self.path, pairs, self.user_agent, self.client_endpoint, seconds = told
         self.metadata = _Metadata([(key, value) for key, value in pairs])
-        self.peer = _Peer(address)
         self.deadline = math.inf if seconds is None else trio.current_time() + seconds
         self._rpc = rpc
         self._emit = emit

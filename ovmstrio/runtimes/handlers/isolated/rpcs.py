@@ -35,7 +35,7 @@ _numbers: Final = itertools.count(1)
 def call_row(call: RpcCall) -> list[Any]:
     """Give what a process is told of a call."""
     seconds = None if call.deadline == math.inf else call.deadline - trio.current_time()
-    return [call.path, [list(pair) for pair in call.metadata.items()], call.user_agent, call.peer.address, seconds]
+    return [call.path, [list(pair) for pair in call.metadata.items()], call.user_agent, call.client_endpoint, seconds]
 
 
 class RemoteRpc:
