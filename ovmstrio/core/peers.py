@@ -61,7 +61,7 @@ _UNIX: Final = "unix"
 _ENDPOINT: Final = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([0-9.]+))(?::([0-9]{1,5}))?")
 _QUOTED: Final = r'"(?:[^"\\]|\\.)*"'
 _ELEMENT: Final = re.compile(rf'(?:[^",]|{_QUOTED})*')
-_PAIR: Final = re.compile(rf"[ \t]*([!#$%&'*+\-.^_`|~0-9A-Za-z]+)=([^\s\",;=]*|{_QUOTED})[ \t]*")
+_PAIR: Final = re.compile(rf"[ \t]*([!#$%&'*+\-.^_`|~0-9A-Za-z]+)=({_QUOTED}|[^\s\",;=]*)[ \t]*")
 
 IpAddress = IPv4Address | IPv6Address
 
@@ -160,11 +160,10 @@ def socket_address(family: int, name: object) -> ClientAddress:
         return UnixSocket()
     if family not in {socket.AF_INET, socket.AF_INET6} or not isinstance(name, tuple):
         return UNKNOWN
-    host, port = name[:2]
-    address = _parse_ip(host)
-    if address is None:
-        return UNKNOWN
-    return Loopback(host, port) if address.is_loopback else Remote(host, port)
+    match name:
+        case (str(host), int(port), *_) if (address := _parse_ip(host)) is not None:
+            return Loopback(host, port) if address.is_loopback else Remote(host, port)
+    return UNKNOWN
 
 
 def _parse_ip(host: str) -> IpAddress | None:
