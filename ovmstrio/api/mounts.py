@@ -105,10 +105,11 @@ class ServiceMounts:
         self._kind_of = {name: self._kinds[kind]() for kind, found in names.items() for name in found}
         self._routes = {key: known for key, known in self._routes.items() if key[0] in self._kind_of}
 
-    def find(self, method: str, name: str, path: str) -> Route | None:
-        """Return the route to the service of a path; see :class:`ovmstrio.wire.http.router.Mounts`."""
+    def find(self, method: str, path: str) -> Route | None:
+        """Find the service of a path, and what the method needs of its caller; None if it is none's."""
+        _, name, *rest = path.split("/", 2)
         if name in self._kind_of:
-            return self._route(method, name, path[len(name) + 1 :], name)
+            return self._route(method, name, f"/{rest[0]}" if rest else "", name)
         return self._route_at_root(method, path)
 
     def _route_at_root(self, method: str, path: str) -> Route | None:

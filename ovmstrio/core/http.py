@@ -29,7 +29,7 @@ class HttpRequest(NamedTuple):
 
     Attributes:
         method: in capitals.
-        path: decoded; below ``mount``, and then empty or beginning with a slash.
+        path: decoded, but for encoded slashes; below ``mount``, and then empty or beginning with a slash.
         query: what follows the question mark, as it was sent.
         headers: in their order.
         body: all of it, as it was sent; empty where there is a ``view``.

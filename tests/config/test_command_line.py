@@ -108,6 +108,7 @@ def test_an_issuer_is_a_name_where_its_keys_are_in_a_file(options: dict[str, Any
         ({"tls_cert": "c", "client_ca": "a"}, ["--tls_cert and --tls_key"]),
         ({"client_ca": "a"}, ["--client_ca"]),
         ({"jwt_audience": "a"}, ["--jwt_audience"]),
+        ({"trusted_proxies": "10.0.0.0/8, proxy.example"}, ["--trusted_proxies"]),
         ({"oidc_issuer": "issuer.example"}, ["--oidc_issuer"]),
         ({"oidc_issuer": "http://issuer.example"}, ["--oidc_issuer"]),
         ({"metrics_list": "ovms_streams,x"}, ["--metrics_list"]),

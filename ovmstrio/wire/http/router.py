@@ -44,6 +44,7 @@ log = structlog.get_logger(__name__)
 
 _ABSOLUTE: Final = re.compile(r"https?://[^/?#]+", re.IGNORECASE)
 """The scheme and authority of a target in absolute form."""
+_ENCODED_SLASH: Final = re.compile("%2f", re.IGNORECASE)
 _METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
 _PLACE: Final = re.compile(r"<(number:|path:)?(\w+)>")
 _VERB: Final = re.compile(r":\w+$")
@@ -83,7 +84,7 @@ class Route(NamedTuple):
     Attributes:
         view: answers it.
         refuse: answers for an error, in the form of whose path it is.
-        path: below the mount, decoded.
+        path: below the mount, decoded but for encoded slashes, which are ``%2F``.
         mount: a service's name; empty for the root.
         places: what stands in the path where its rule has names, for the log.
         is_hot: whether the fast lane answers it.
@@ -113,14 +114,8 @@ class Route(NamedTuple):
 class Mounts(Protocol):
     """Services that have HTTP paths of their own."""
 
-    def find(self, method: str, name: str, path: str) -> Route | None:
-        """Return the route to the service of a path, and what the method needs of its caller; None without one.
-
-        Args:
-            method: of the request.
-            name: the first segment of the path, split off before it was decoded: an encoded slash does not end it.
-            path: decoded.
-        """
+    def find(self, method: str, path: str) -> Route | None:
+        """Find the service of a path, and what the method needs of its caller; None if it is none's."""
         ...
 
 
@@ -337,15 +332,15 @@ class Router:
         if raw is None:
             refuse = self._refusals.no_path if method in _METHODS else self._refusals.no_method
             return refuse(method, unquote(target))
-        path, first = unquote(raw), unquote(raw.split("/", 2)[1])
-        if self._mounts is not None and first not in self._own:
-            found = self._mounts.find(method, first, path)
+        # An encoded slash is part of a name; decoded it would begin another segment than for a proxy's rules.
+        path = unquote(_ENCODED_SLASH.sub("%252F", raw))
+        if self._mounts is not None and path.split("/", 2)[1] not in self._own:
+            found = self._mounts.find(method, path)
             if found is not None:
                 return found
         if method not in _METHODS:
             return self._refusals.no_method(method, path)
-        # An encoded slash is part of a name, and no name has one; decoded it would part a path elsewhere.
-        if ".." in path or "%2f" in raw.lower():
+        if ".." in path or _ENCODED_SLASH.search(raw):
             return self._refusals.no_path(method, path)
         if method == "OPTIONS" and self._cors is not None:
             return HttpAnswer(200)

@@ -105,6 +105,13 @@ class _Routed(PassThrough):
         ("/echo/none", 200, ["", "PUT", "/echo/none"]),
         ("/else/where", 200, ["", "PUT", "/else/where"]),
         ("/none", 400, {"error": "Invalid request URL - PUT /none"}),
+        ("/ec%68o/x", 200, ["echo", "PUT", "/x"]),
+        ("/echo%2Fbad", 200, ["", "PUT", "/echo%2Fbad"]),
+        ("/echo/%2fbad", 200, ["echo", "PUT", "/%2Fbad"]),
+        ("/%2Fecho/bad", 200, ["", "PUT", "/%2Fecho/bad"]),
+        ("http://h/echo/x", 200, ["echo", "PUT", "/x"]),
+        ("/elsehttp://h/where", 200, ["", "PUT", "/elsehttp://h/where"]),
+        ("/echohttp://h/bad", 200, ["", "PUT", "/echohttp://h/bad"]),
     ],
 )
 async def test_a_service_may_know_its_paths_itself(tmp_path: Path, target: str, status: int, body: Any) -> None:

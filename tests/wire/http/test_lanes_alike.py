@@ -119,6 +119,7 @@ SERVERS: Final[dict[str, Callable[[Path], Any]]] = {
 TARGETS: Final = [
     *("/", "/?count=3", "/?count=0&a=%20x", "/info", "/nothing", "//", "/..", "/%2f", "/?"),
     *("/v2/models/echo/infer", "/v2/models/echo/infer?a=1", "/v2/models/ec%68o/infer/", "/v2/models/%ff/infer"),
+    *("/v2/modelshttp://h/echo/infer", "http://h/v2/models/echo/infer", "//v2/models/echo/infer"),
     *("/v2/models/a%2fb/infer", "/v2/models/../infer", "/v2/models/echo/versions/x/infer", "/v2/models/a/b/infer"),
     f"/v2/models/echo/versions/1{20 * '0'}/infer",
     *("/v1/models/echo:predict", "/v1/models/echo/versions/2:predict", "/v1/models/echo%3Apredict", "/v1/models/x/y"),
