@@ -52,14 +52,15 @@ class ConnectionInbox(trio.abc.Listener[trio.abc.HalfCloseableStream]):
         """Take the connection that has come along with a message.
 
         The message holds the protocol, the host and port of the client, and the slot of the connection in the journal.
+        The client is unknown without a host and port.
 
         Ownership: what has not been accepted is closed with the listener.
 
         Cancellation: nothing waits here.
         """
-        _, host, port, slot = request.value
+        _, *address, slot = request.value
         if request.descriptor is not None:
-            self._put.send_nowait(self._stream(socket.socket(fileno=request.descriptor), host, port, slot))
+            self._put.send_nowait(self._stream(socket.socket(fileno=request.descriptor), tuple(address), slot))
             return
         # There was no room for another descriptor here; whoever gave the connection closes it now.
         if slot != NO_SLOT:
@@ -70,9 +71,9 @@ class ConnectionInbox(trio.abc.Listener[trio.abc.HalfCloseableStream]):
             self._quiet_until = now + QUIET_SECONDS
             log.warning("connections lost", reason="Too many open files (EMFILE)")
 
-    def _stream(self, passed: socket.socket, host: str, port: int, slot: int) -> trio.abc.HalfCloseableStream:
+    def _stream(self, passed: socket.socket, name: tuple[object, ...], slot: int) -> trio.abc.HalfCloseableStream:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(passed))
-        address = socket_address(passed.family, (host, port))
+        address = socket_address(passed.family, name)
         if slot == NO_SLOT or not self._keeps:
             return PassedStream(stream, self._journal, slot, self._closed, peer_address=address)
         return KeptStream(stream, passed, self._journal, slot, self._closed, peer_address=address)
