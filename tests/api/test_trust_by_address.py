@@ -21,6 +21,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.api.access.grpc_gate import NEEDS
 from ovmstrio.core.callers import Need
+from ovmstrio.core.events import WireRequest
 from ovmstrio.core.peers import UNKNOWN, ClientAddress, Loopback, Remote, TrustedProxies, UnixSocket
 from ovmstrio.dataplane.shared_memory.client_regions import ClientRegions
 from ovmstrio.observability.recent_past import RecentPast
@@ -92,12 +93,12 @@ async def _listen() -> tuple[trio.SocketListener, int]:
 
 
 @asynccontextmanager
-async def _front_ends(folder: Path, proxies: str = "") -> AsyncIterator[Served]:
+async def _front_ends(folder: Path, proxies: str = "", observer: Observer | None = None) -> AsyncIterator[Served]:
     trusted = TrustedProxies.parse(proxies)
     async with stack(folder, regions=ClientRegions(is_allowed=True, folder=folder)) as (plane, _, _):
         yield Served(
-            RestFrontEnd(plane, past=RecentPast(), trusted_proxies=trusted),
-            GrpcFrontEnd(plane, trusted_proxies=trusted),
+            RestFrontEnd(plane, past=RecentPast(), trusted_proxies=trusted, observer=observer),
+            GrpcFrontEnd(plane, trusted_proxies=trusted, observer=observer),
         )
 
 
@@ -182,6 +183,49 @@ async def test_local_clients_are_granted_everything(tmp_path: Path, address: Cli
         calls = await trio.to_thread.run_sync(_ask_grpc, served.grpc_port, {})
     assert {path: status for path, (status, _) in answers.items() if status in {401, 403, 404, 405}} == {}
     assert [code for code, _ in calls.values() if code in {"PERMISSION_DENIED", "UNIMPLEMENTED"}] == []
+
+
+class Observer:
+    """Keeps the clients of requests, as logs have them."""
+
+    needs_every = True
+
+    def __init__(self) -> None:
+        self.clients: set[tuple[str, str]] = set()
+
+    def samples(self, traceparent: str) -> bool | None:
+        """Sample nothing."""
+        del traceparent
+        return False
+
+    def request_ended(self, request: WireRequest) -> None:
+        """Keep the client of a request."""
+        self.clients.add((request.protocol, str(request.client)))
+
+
+@pytest.mark.parametrize(
+    ("proxies", "extra", "client"),
+    [
+        ("127.0.0.1", {"x-forwarded-for": "198.51.100.7, 203.0.113.9"}, "203.0.113.9"),
+        ("127.0.0.1", {"forwarded": 'for="[2001:db8::9]:1"'}, "2001:db8::9"),
+        ("127.0.0.1", {"x-forwarded-for": "203.0.113.9, nonsense"}, "unknown"),
+        ("", {"x-forwarded-for": "203.0.113.9"}, "127.0.0.1"),
+    ],
+)
+async def test_logs_have_the_client_that_a_trusted_proxy_names(
+    tmp_path: Path, proxies: str, extra: dict[str, str], client: str
+) -> None:
+    """Over both protocols, on a real loopback connection; without trust they have the proxy."""
+    observer = Observer()
+    async with _front_ends(tmp_path, proxies, observer) as served, trio.open_nursery() as nursery:
+        rest, served.rest_port = await _listen()
+        calls, served.grpc_port = await _listen()
+        await nursery.start(served.rest.serve_listeners, [PlainListener(rest)])
+        await nursery.start(served.grpc.serve_listeners, [PlainListener(calls)])
+        await trio.to_thread.run_sync(_ask_rest, served.rest_port, extra)
+        await trio.to_thread.run_sync(_ask_grpc, served.grpc_port, extra)
+        nursery.cancel_scope.cancel()
+    assert observer.clients == {("HTTP", client), ("gRPC", client)}
 
 
 # Clients that reset their connections

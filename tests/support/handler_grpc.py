@@ -12,6 +12,7 @@ import trio
 
 from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.limits import local_limit
+from ovmstrio.core.peers import NO_PROXIES, TrustedProxies
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_rpc_handler, proto_of
@@ -113,12 +114,19 @@ class ServedProject:
 
 @asynccontextmanager
 async def served(
-    folder: Path, proto: str, handler: str, *, settings: str = "", isolation: Isolation | None = None, most: int = 0
+    folder: Path,
+    proto: str,
+    handler: str,
+    *,
+    settings: str = "",
+    isolation: Isolation | None = None,
+    most: int = 0,
+    trusted_proxies: TrustedProxies = NO_PROXIES,
 ) -> AsyncIterator[ServedProject]:
     """Serve a handler's source with the services of a protobuf source, with so many calls at most."""
     async with (
         opened(folder, proto, handler, settings=settings, isolation=isolation) as project,
-        front_end_of(project, most) as front_end,
+        front_end_of(project, most, trusted_proxies) as front_end,
         trio.open_nursery() as nursery,
     ):
         (address,) = await nursery.start(front_end.serve)
@@ -127,7 +135,9 @@ async def served(
 
 
 @asynccontextmanager
-async def front_end_of(project: GrpcProject, most: int = 0) -> AsyncIterator[GrpcFrontEnd]:
+async def front_end_of(
+    project: GrpcProject, most: int = 0, trusted_proxies: TrustedProxies = NO_PROXIES
+) -> AsyncIterator[GrpcFrontEnd]:
     """Make the front end of a server with one project, which is loaded already and closed by whoever did that.
 
     ``most`` is its ``max_concurrency``.
@@ -148,7 +158,7 @@ async def front_end_of(project: GrpcProject, most: int = 0) -> AsyncIterator[Grp
         await registry.apply([HandlerSpec(name="project", base_path=folder, path=folder)])
         plane.begin_serving()
         limits = TransportLimits(max_receive_message_bytes=_LARGEST, max_send_message_bytes=_LARGEST)
-        yield GrpcFrontEnd(plane, ["127.0.0.1:0"], limits=limits)
+        yield GrpcFrontEnd(plane, ["127.0.0.1:0"], limits=limits, trusted_proxies=trusted_proxies)
         nursery.cancel_scope.cancel()
 
 

@@ -14,6 +14,7 @@ import structlog
 import trio
 from trio.testing import MockClock
 
+from ovmstrio.core.peers import Loopback
 from ovmstrio.wire.accepting import PAUSE_SECONDS, SETTLE_SECONDS, Accepting
 from ovmstrio.wire.listeners import open_listeners, socket_of
 
@@ -99,6 +100,31 @@ async def test_no_handshake_begins_once_the_end_has_come(kind: str) -> None:
             with trio.fail_after(10), suppress(OSError):
                 await trio.lowlevel.wait_writable(late)
             assert late.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED
+
+
+async def test_connections_that_fail_before_they_are_accepted_end_no_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is accepted; what is wrong with the listener itself is raised."""
+    failures = [errno.ECONNABORTED, errno.EPROTO, errno.ENETUNREACH]
+    async with open_listeners(["127.0.0.1:0"]) as (listener,):
+        sock = socket_of(listener)
+        assert sock is not None
+        accept = sock.accept
+
+        async def fail_first() -> object:
+            if failures:
+                raise OSError(failures.pop(0), "no")
+            return await accept()
+
+        monkeypatch.setattr(sock, "accept", fail_first)
+        with _client(listener) as client, trio.fail_after(5):
+            stream = await listener.accept()
+            assert stream.peer_address == Loopback(*client.getsockname())
+            await stream.aclose()
+        failures.append(errno.EMFILE)
+        with pytest.raises(OSError, match="no"):
+            await listener.accept()
+    with pytest.raises(trio.ClosedResourceError):
+        await listener.accept()
 
 
 class _Full(trio.abc.Listener[trio.abc.Stream]):
