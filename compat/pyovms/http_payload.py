@@ -25,7 +25,7 @@ class HttpPayload(Tensor):
         method: in capitals.
         uri: what was asked for, with the query.
         headers: by names in lower case; what came several times is joined by commas.
-        client: the host that asks.
+        client: the host of the client; empty for a Unix socket, ``unknown`` without an address.
     """
 
     __slots__ = ("_parse", "_read", "client", "headers", "method", "uri")
