@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ovms_cli.exits import EX_INTERRUPTED
 from ovmstrio.server.collector import spare_imports
+from ovmstrio.server.end_watchdog import END_WATCHDOG
 
 __all__ = ["main"]
 
@@ -17,3 +18,5 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         raise SystemExit(EX_INTERRUPTED) from None
+    finally:
+        END_WATCHDOG.bound_exit()

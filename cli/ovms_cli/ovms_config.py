@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ovms_cli.console import EX_USAGE, fail, stdout
+from ovmstrio.core.regular_files import open_regular, read_regular_bytes
 from ovmstrio.server.ovms_options import CONFIGURING
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def _name(entry: Any) -> Any:
 
 def _content(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_regular_bytes(file))
     except (OSError, ValueError) as error:
         fail(f"--config_path: {file} cannot be read: {error}", EX_USAGE)
     if not isinstance(content, dict) or not all(isinstance(content.get(each, []), list) for each in (_MODELS, _TEXTS)):
@@ -232,7 +233,8 @@ def _write(file: Path, content: dict[str, Any], name: str) -> None:
         except OSError as error:
             if error.errno not in _IN_PLACE or not place.exists():
                 raise
-            place.write_text(text, encoding="utf-8")
+            with open_regular(place, os.O_WRONLY | os.O_TRUNC) as written:
+                written.write(text.encode())
     except OSError as error:
         fail(f"--config_path: {file} cannot be written: {error.strerror}", EX_USAGE)
 

@@ -11,6 +11,7 @@ from ovms_cli.console import EX_USAGE, fail, file_of, stderr
 from ovms_cli.pictures import FileOption, FormatOption, PictureFormat, render, write_picture
 from ovms_cli.problems import Strict, as_errors, conclude, count, point_to, problem_facts, show_problems
 from ovms_cli.tables import JsonOption, Output, OutputOption, chosen
+from ovmstrio.core.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import PipelineSpec
@@ -135,7 +136,7 @@ def _read(file: Path, name: str) -> tuple[list[PipelineSpec], list[Problem]]:
     from ovmstrio.server.checking import examine_pipelines
 
     try:
-        examined = examine_config(KINDS.values(), file.read_bytes(), file)
+        examined = examine_config(KINDS.values(), read_regular_bytes(file), file)
     except ConfigError as error:
         return [], list(error.problems)
     except OSError as error:

@@ -10,6 +10,7 @@ import typer
 
 from ovms_cli.console import EX_USAGE, fail, stderr
 from ovms_cli.serving import run_to_the_end, set_up_logs, usage
+from ovmstrio.core.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,7 +58,7 @@ def _read(path: Path) -> ProjectSpec:
 def _refuse_pipeline(path: Path) -> None:
     """Tell how a pipeline of Ops is served, if that is what was given in a project's place."""
     config = path / "config.yml" if path.is_dir() else path
-    if config.is_file() and _OF_PIPELINES.search(config.read_bytes()):
+    if config.is_file() and _OF_PIPELINES.search(read_regular_bytes(config)):
         way_out = "add --service SCRIPT, with the script that makes the Ops, such as web_service.py"
         fail(f"{config} configures a pipeline of Ops; {way_out}", EX_USAGE)
 

@@ -33,6 +33,7 @@ from ovmstrio.config.findings import Findings, by_line
 from ovmstrio.config.located import Located
 from ovmstrio.core.callers import Scopes
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.regular_files import read_regular_bytes
 
 __all__ = ["CallerEntry", "digest_of", "new_key", "read_callers", "read_key_file", "write_key_file"]
 
@@ -121,7 +122,7 @@ def read_key_file(path: Path) -> list[CallerEntry]:
         ConfigError: it cannot be read or used; every problem has its line.
     """
     try:
-        content = path.read_bytes()
+        content = read_regular_bytes(path)
     except OSError as error:
         problem = Problem(f"the file of callers cannot be read: {error.strerror or error}", str(path))
         raise ConfigError([problem]) from None

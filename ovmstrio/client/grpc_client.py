@@ -10,6 +10,7 @@ import grpc
 from ovmstrio.client.api import Client, Health, ModelInfo, ModelState, TensorInfo
 from ovmstrio.client.grpc_streams import Messages, next_message, open_stream, read_outputs, read_reply, request_message
 from ovmstrio.core.errors import DeadlineExceeded, NotReady, NotSupported, ServerError
+from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.status_errors import Unreachable, error_of_grpc, reading
 from ovmstrio.protocol.wire_tensors import from_raw
@@ -42,7 +43,7 @@ class GrpcClient(Client):
         else:
             # The library accepts files that it cannot use, and then fails to connect without a reason.
             tls.context()
-            files = (None if path is None else path.read_bytes() for path in (tls.ca, tls.key, tls.cert))
+            files = (None if path is None else read_regular_bytes(path) for path in (tls.ca, tls.key, tls.cert))
             self._channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(*files), options=_UNLIMITED)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.regular_files import check_regular
 
 __all__ = ["ClientTls"]
 
@@ -26,11 +27,16 @@ class ClientTls:
             InvalidRequest: one cannot be read, or does not hold what it should.
         """
         try:
+            if self.ca is not None:
+                check_regular(self.ca)
             context = ssl.create_default_context(cafile=self.ca)
         except OSError as error:
             raise InvalidRequest(f"{self.ca}: no certificate of a CA can be read: {_reason(error)}") from None
         if self.cert is not None:
             try:
+                for path in (self.cert, self.key):
+                    if path is not None:
+                        check_regular(path)
                 context.load_cert_chain(self.cert, self.key, password=_no_password)
             except (OSError, ValueError) as error:
                 files = self.cert if self.key is None else f"{self.cert} and {self.key}"

@@ -14,6 +14,7 @@ from ovmstrio.config.located import Located, Place
 from ovmstrio.config.model_entries import KnownModel, ModelEntries
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.regular_files import read_regular_bytes
 
 __all__ = ["ConfigFile", "ReadsConfig", "Subconfigs", "with_article"]
 
@@ -48,7 +49,7 @@ class Subconfigs:
     def _read(self, path: Path) -> tuple[Problem, ...]:
         self.contents[path] = None
         try:
-            content = self.contents[path] = path.read_bytes()
+            content = self.contents[path] = read_regular_bytes(path)
         except (FileNotFoundError, NotADirectoryError):
             return ()
         except (OSError, ValueError) as error:

@@ -15,6 +15,7 @@ from ovmstrio.config.json_text import parse_json
 from ovmstrio.config.located import Document, InvalidSyntax, Located
 from ovmstrio.config.yaml_text import parse_yaml
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.regular_files import read_regular_bytes
 
 __all__ = ["OPTIONAL", "Schema", "check_members", "expected_by", "is_whole", "items_of", "load_document", "load_yaml"]
 
@@ -70,7 +71,7 @@ def load_yaml(file: Path, subject: str = "the file ") -> Document:
         ConfigError: it cannot be read, is not UTF-8, or is not usable YAML.
     """
     try:
-        return parse_yaml(file.read_bytes().decode("utf-8-sig"))
+        return parse_yaml(read_regular_bytes(file).decode("utf-8-sig"))
     except OSError as error:
         way_out = "" if file.is_absolute() else f"a relative path begins in the current folder, {Path.cwd()}"
         problem = Problem(f"{subject}cannot be read: {error.strerror or error}", str(file), suggestion=way_out)

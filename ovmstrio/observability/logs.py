@@ -14,7 +14,7 @@ import structlog
 
 from ovmstrio.observability.call_ids import add_call_ids
 from ovmstrio.observability.log_level import LOG_LEVEL
-from ovmstrio.observability.log_sinks import FileSink, StandardSink
+from ovmstrio.observability.log_sinks import StandardSink, open_log_sink
 from ovmstrio.observability.log_trees import LEVELS
 from ovmstrio.observability.log_writer import LogOutlet
 from ovmstrio.observability.worker_number import add_worker_number
@@ -45,7 +45,7 @@ def configure_logs(*, level: str = "INFO", fmt: LogFormat = "pretty", path: Path
     Args:
         level: one of :data:`LEVELS`.
         fmt: ``pretty`` for people, ``json`` for one object a line; a file always gets the plain form of either.
-        path: a file to append to.
+        path: a file to append to, as :func:`open_log_sink` opens it.
 
     Raises:
         OSError: ``path`` cannot be opened.
@@ -53,7 +53,7 @@ def configure_logs(*, level: str = "INFO", fmt: LogFormat = "pretty", path: Path
     handlers: list[logging.Handler] = [LogOutlet(StandardSink("stderr"))]
     handlers[0].setFormatter(_formatter(fmt, colors=sys.stderr.isatty()))
     if path is not None:
-        file = LogOutlet(FileSink(logging.FileHandler(path, encoding="utf-8")))
+        file = LogOutlet(open_log_sink(path))
         file.setFormatter(_formatter(fmt, colors=False))
         handlers.append(file)
     logging.basicConfig(handlers=handlers, force=True)

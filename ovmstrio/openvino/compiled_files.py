@@ -31,6 +31,8 @@ from uuid import uuid4
 import structlog
 from platformdirs import user_cache_path
 
+from ovmstrio.core.regular_files import open_regular, read_regular_text
+
 __all__ = ["CompiledFiles", "LentFolder", "compiled_files", "compiled_folder", "keeping_compiled_files"]
 
 log = structlog.get_logger(__name__)
@@ -200,7 +202,7 @@ class CompiledFiles:
     def _entry(self, key: str) -> dict[str, tuple[str, int, int]]:
         """Read what is known of a model's files: by OpenVINO's name the own one, the size and the checksum."""
         try:
-            found = json.loads((self._entries / f"{key}.json").read_text(encoding="ascii"))
+            found = json.loads(read_regular_text(self._entries / f"{key}.json", encoding="ascii"))
             entry = {name: (blob, size, check) for name, (blob, size, check) in found.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
@@ -250,14 +252,14 @@ class LentFolder:
 def _stored_checksum(path: Path) -> int:
     """Give the checksum of a file that is on the disk by then."""
     check = _checksum(path)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         os.fsync(file.fileno())
     return check
 
 
 def _checksum(path: Path) -> int:
     check = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while piece := file.read(_PIECE_BYTES):
             check = zlib.crc32(piece, check)
     return check

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from ovmstrio.core.regular_files import open_regular
+
 __all__ = ["let_file_pages_go"]
 
 _MAPS: Final = Path("/proc/self/maps")
@@ -50,7 +52,7 @@ def _mappings(prefix: str) -> Iterator[tuple[int, int]]:
 def _is_data(path: str) -> bool:
     """Tell whether a file is there and is no library."""
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(path) as file:
             return file.read(len(_ELF)) != _ELF
     except OSError:
         return False

@@ -21,6 +21,7 @@ import trio
 from ovmstrio.config.model_overrides import read_overrides
 from ovmstrio.config.specs import ModelSpec, ServableSpec
 from ovmstrio.core.errors import ConfigError, ModelFailure, NotFound, Problem
+from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.core.texts import cut
 from ovmstrio.registry.states import ApplyResult
 from ovmstrio.repository.fingerprints import tree_mark
@@ -365,7 +366,11 @@ def _path_of(key: str) -> PurePosixPath:
 
 
 def _files_of(folder: Path) -> dict[str, bytes]:
-    return {f"{_FILE}{file.relative_to(folder)}": file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return {
+        f"{_FILE}{file.relative_to(folder)}": read_regular_bytes(file, max_bytes=None)
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
 
 
 def _write(files: Mapping[PurePosixPath, bytes]) -> Path:

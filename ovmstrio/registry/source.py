@@ -17,6 +17,7 @@ import trio
 
 from ovmstrio.config.specs import ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, ModelFailure, Problem, ServerError, VersionsFailure
+from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.repository.fingerprints import content_mark
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ class ConfigSource:
 
     async def _content(self) -> bytes:
         try:
-            return await trio.Path(self._path).read_bytes()
+            return await trio.to_thread.run_sync(read_regular_bytes, self._path, abandon_on_cancel=True)
         except OSError as error:
             problem = Problem(f"the file cannot be read: {error.strerror or error}", str(self._path))
             raise ConfigError([problem]) from error
@@ -193,7 +194,7 @@ class ConfigSource:
 
 async def _read(path: Path) -> bytes | None:
     try:
-        return await trio.Path(path).read_bytes()
+        return await trio.to_thread.run_sync(read_regular_bytes, path, abandon_on_cancel=True)
     except (OSError, ValueError):
         return None
 

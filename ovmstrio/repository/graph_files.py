@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.repository.fingerprints import content_mark, paths_mark
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def graph_mark(spec: GraphSpec) -> str:
     Packages in those directories count as well.  What cannot be read is a state like any other.
     """
     try:
-        content = spec.graph_path.read_bytes()
+        content = read_regular_bytes(spec.graph_path)
     except OSError:
         content = b""
     directories = _handler_directories(content.decode(errors="replace"), spec.base_path)

@@ -21,8 +21,17 @@ import structlog
 
 from ovmstrio.config.specs import VersionPolicy
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.regular_files import find_irregular
 
-__all__ = ["ONLY_VERSION", "Listing", "choose_versions", "find_model_file", "list_versions", "scan"]
+__all__ = [
+    "ONLY_VERSION",
+    "Listing",
+    "check_regular_files",
+    "choose_versions",
+    "find_model_file",
+    "list_versions",
+    "scan",
+]
 
 log = structlog.get_logger(__name__)
 
@@ -105,6 +114,21 @@ def choose_versions(
         if not failing:
             return chosen, frozenset(wanted)
         candidates -= failing
+
+
+def check_regular_files(directory: Path) -> None:
+    """Check that a model's folder has no FIFOs, sockets and devices, as reading them may not end.
+
+    Raises:
+        ConfigError: the folder has one, or cannot be read.
+    """
+    if directory.is_dir():
+        try:
+            irregular = find_irregular(directory)
+        except OSError as error:
+            raise _problem(f"the version's directory cannot be read: {error.strerror}", directory) from error
+        if irregular is not None:
+            raise _problem("not a regular file", irregular[0], expected="a regular file", found=irregular[1])
 
 
 def find_model_file(directory: Path) -> Path:

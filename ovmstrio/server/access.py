@@ -17,6 +17,7 @@ from ovmstrio.access.key_file import CallerEntry, read_key_file
 from ovmstrio.core.callers import EVERYTHING, Caller
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.core.extras import Extra, way_to_install
+from ovmstrio.core.regular_files import read_regular_bytes, read_regular_text
 from ovmstrio.repository.fingerprints import paths_mark
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def _api_key(path: Path | None) -> str:
     if path is None:
         return os.environ.get(_API_KEY, "").strip()
     try:
-        key = path.read_text(encoding="utf-8").strip()
+        key = read_regular_text(path).strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError([Problem(f"the file of the API key cannot be read: {reason}", str(path))]) from None
@@ -145,7 +146,7 @@ def _read_jwks(path: Path) -> Any:
     from ovmstrio.access.tokens import read_key_set  # noqa: PLC0415 - for who takes tokens
 
     try:
-        document = orjson.loads(path.read_bytes())
+        document = orjson.loads(read_regular_bytes(path))
     except (OSError, ValueError) as error:
         problem = Problem(f"the key set cannot be read: {getattr(error, 'strerror', None) or error}", str(path))
         raise ConfigError([problem]) from None

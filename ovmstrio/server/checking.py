@@ -21,6 +21,7 @@ from ovmstrio.config.graph_entries import is_graph
 from ovmstrio.config.ovms_json import examine_config
 from ovmstrio.config.specs import AllVersions, ModelSpec, PipelineSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.openvino.trials import trials_folder, trying_models
 from ovmstrio.registry import Registry
 from ovmstrio.registry.order import find_circles
@@ -179,7 +180,7 @@ class _Check:
     async def file(self, path: Path) -> ServerSpec:
         """Give what a configuration file says, as far as that can be understood."""
         try:
-            content = await trio.Path(path).read_bytes()
+            content = await trio.to_thread.run_sync(read_regular_bytes, path, abandon_on_cancel=True)
             examined = examine_config(self.kinds.values(), content, path)
         except OSError as error:
             self.add(Problem(f"the configuration cannot be read: {error.strerror or error}", str(path)))

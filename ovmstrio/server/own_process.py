@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ovmstrio.server.collector import collect_rarely, spare_the_collector
+from ovmstrio.server.end_watchdog import END_WATCHDOG
 from ovmstrio.server.freed_memory import give_back_freed_memory, keep_freed_memory
 from ovmstrio.server.life import serve_plan
 from ovmstrio.server.readiness_file import ReadinessFile
@@ -63,9 +64,21 @@ async def serve_in_own_process(
     Ownership: the server, and worker processes, which have ended when this returns.
 
     Cancellation: ends everything at once, without drain.
+
+    A signal bounds the life of the process to the drain and 30 seconds more, even if a thread is stuck.
     """
     if hosting is None:
         plan = managed(plan, os.environ)
+    if not handle_signals:
+        return await _serve(plan, hosting, show, handle_signals=False)
+    END_WATCHDOG.enable(plan.settings.drain_delay + plan.settings.drain_seconds)
+    try:
+        return await _serve(plan, hosting, show, handle_signals=True)
+    finally:
+        END_WATCHDOG.disable()
+
+
+async def _serve(plan: Plan, hosting: Hosting | None, show: Show | None, *, handle_signals: bool) -> bool:
     keep_freed_memory()
     sys.setswitchinterval(_SWITCH_SECONDS)
     if hosting is None and not plan.root and not plan.settings.workers:

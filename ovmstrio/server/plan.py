@@ -22,6 +22,7 @@ import trio
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.config.specs import ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.runtimes.table import KINDS, Kinds
 from ovmstrio.server.command_line import cache_directory, contradictions, listen_addresses, single_servable
 from ovmstrio.server.systemd.notifier import Notifier
@@ -98,7 +99,7 @@ async def _read_spec(settings: ServerSettings, kinds: Kinds) -> ServerSpec:
     if settings.config_path is None:
         return single_servable(settings)
     try:
-        content = await trio.Path(settings.config_path).read_bytes()
+        content = await trio.to_thread.run_sync(read_regular_bytes, settings.config_path, abandon_on_cancel=True)
     except OSError as error:
         raise ConfigError([Problem(f"the file cannot be read: {error.strerror}", str(settings.config_path))]) from None
     spec = parse_config(kinds.values(), content, settings.config_path, cache_dir=cache_directory(settings))

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from ovmstrio.core.regular_files import check_regular, open_regular
+
 if TYPE_CHECKING:
     from ovmstrio.dataplane.plane import DataPlane
 
@@ -61,11 +63,13 @@ class ReadinessFile:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.touch()
+            open_regular(self._path, os.O_WRONLY | os.O_CREAT).close()
         except OSError as error:
             log.warning("the readiness file cannot be written", path=str(self._path), reason=error.strerror)
 
     def _remove(self) -> None:
         if self._path is not None:
+            # A device such as /dev/null, or a FIFO, is not the server's to remove.
             with suppress(OSError):
+                check_regular(self._path)
                 self._path.unlink(missing_ok=True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Awaitable, Callable
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
 import structlog
 import trio
+
+from ovmstrio.server.end_watchdog import END_WATCHDOG
 
 __all__ = ["obey_renewals", "obey_signals"]
 
@@ -33,15 +36,29 @@ async def obey_signals(
     Cancellation: at any checkpoint, the drain's too; signals have their usual effect again.
     """
     with trio.open_signal_receiver(*_SIGNALS) as signals:
+        _start_watchdog_at_signals()
         task_status.started()
         async with trio.open_nursery() as nursery:
             async for number in signals:
                 if nursery.child_tasks:
+                    END_WATCHDOG.start_at_once()
                     log.warning("stopping at once", signal=signal.Signals(number).name)
                     everything.cancel()
                     return
                 log.info("draining", signal=signal.Signals(number).name)
                 nursery.start_soon(drain)
+
+
+def _start_watchdog_at_signals() -> None:
+    """Let the signal handlers start the watchdog, for an event loop that is stuck does not receive the signals."""
+    for number in _SIGNALS:
+        receive = signal.getsignal(number)
+
+        def handle(number: int, frame: FrameType | None, receive: Any = receive) -> None:
+            END_WATCHDOG.start()
+            receive(number, frame)
+
+        signal.signal(number, handle)
 
 
 async def obey_renewals(

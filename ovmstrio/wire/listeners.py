@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import trio
 
+from ovmstrio.core.regular_files import check_regular
 from ovmstrio.wire.reloaded_tls import ReloadedTls, TlsListener
 from ovmstrio.wire.socket_listeners import InheritedListener, PlainListener
 
@@ -44,6 +45,9 @@ def tls_context(certificate: Path, key: Path, client_ca: Path | None = None, *, 
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    for path in (certificate, key, client_ca):
+        if path is not None:
+            check_regular(path)
     context.load_cert_chain(certificate, key)
     context.set_alpn_protocols([protocol])
     if client_ca is not None:

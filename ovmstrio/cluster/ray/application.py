@@ -21,6 +21,7 @@ from ovmstrio.config.findings import shown
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.config.placement import PlacementSpec, read_placement
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.runtimes.table import KINDS
 from ovmstrio.server.settings import ServerSettings
 
@@ -90,7 +91,7 @@ def application(args: Mapping[str, Any]) -> Application:
     settings = _read_settings(given.settings)
     path = given.config.absolute()
     try:
-        content = path.read_bytes()
+        content = read_regular_bytes(path)
     except OSError as error:
         raise ConfigError([Problem(f"the file cannot be read: {error.strerror}", str(path))]) from None
     layout = lay_out(parse_config(KINDS.values(), content, path, cache_dir=settings.get("cache_dir")), KINDS)

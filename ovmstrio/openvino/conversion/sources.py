@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.regular_files import open_regular
 from ovmstrio.openvino.conversion.torch_archives import torch_framework_of
 from ovmstrio.openvino.paddle import PROGRAM
 
@@ -131,7 +132,7 @@ def _is_model_file(file: Path) -> bool:
         return False
     if suffix != ".xml":
         return True
-    with file.open("rb") as opened:  # there is much other XML
+    with open_regular(file) as opened:  # there is much other XML
         return b"<net" in opened.read(_HEAD_BYTES)
 
 

@@ -15,6 +15,7 @@ import openvino as ov
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.extras import Extra, way_to_install
+from ovmstrio.core.regular_files import open_regular
 from ovmstrio.core.texts import text_of
 from ovmstrio.openvino.conversion.sources import refused
 from ovmstrio.openvino.conversion.torch_archives import EXPORT, was_traced
@@ -52,7 +53,7 @@ def _load(source: Path, framework: str) -> Any:
     torch: Any = importlib.import_module("torch")
     try:
         if framework == EXPORT:
-            with source.open("rb") as opened:  # by its path torch reads files alone that are called .pt2
+            with open_regular(source) as opened:  # by its path torch reads files alone that are called .pt2
                 return importlib.import_module("torch.export").load(opened)
         return torch.jit.load(str(source), map_location="cpu", _restore_shapes=was_traced(source)).eval()
     except Exception as error:

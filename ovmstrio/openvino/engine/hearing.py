@@ -11,6 +11,7 @@ from typing import Any, Final
 import openvino_genai as genai
 
 from ovmstrio.core.errors import InvalidField, ModelFailure
+from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.openvino.engine.library_errors import reason_of
 from ovmstrio.openvino.engine.recordings import RATE, Samples
 
@@ -196,7 +197,7 @@ def _status(*, goes_on: bool) -> Any:
 
 def _samples(folder: Path) -> int:
     try:
-        told = json.loads((folder / _PREPROCESSOR).read_bytes()).get("n_samples")
+        told = json.loads(read_regular_bytes(folder / _PREPROCESSOR)).get("n_samples")
     except (OSError, ValueError, AttributeError):
         told = None
     return told if isinstance(told, int) and told > 0 else _WINDOW_SECONDS * RATE

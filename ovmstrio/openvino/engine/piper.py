@@ -19,6 +19,7 @@ import numpy as np
 import openvino as ov
 
 from ovmstrio.core.errors import InvalidField, ModelFailure
+from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.openvino.engine.library_errors import reason_of
 from ovmstrio.openvino.engine.speakers import bounded_memory, voice_missing
 
@@ -150,7 +151,7 @@ def _runs_of(phonemes: str, most: int) -> list[str]:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config: Any = json.loads(path.read_bytes())
+        config: Any = json.loads(read_regular_bytes(path))
         known = config["phoneme_id_map"]
         missing = [mark for mark in (_BEGIN, _PAD, _END) if mark not in known]
         rate = int(config["audio"]["sample_rate"])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ContextExceeded, InvalidRequest
 from ovmstrio.core.generation import Conversation
+from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.openvino.engine.frames import CONTEXT_FILE
 from ovmstrio.openvino.engine.library_errors import reason_of
 
@@ -28,7 +29,7 @@ def context_length(folder: Path) -> int | None:
     """Read how many tokens a model takes; None if its folder does not tell."""
     for file in ("config.json", CONTEXT_FILE):
         try:
-            settings = json.loads((folder / file).read_bytes())
+            settings = json.loads(read_regular_bytes(folder / file))
         except (OSError, ValueError):
             continue
         if not isinstance(settings, dict):

@@ -10,6 +10,7 @@ import openvino as ov
 import openvino_genai as genai
 
 from ovmstrio.core.errors import InvalidField, ModelFailure
+from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.openvino.engine.library_errors import reason_of
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class PipelineSpeaker:
 
 
 def _read_embedding(name: str, path: Path, shape: tuple[int, ...]) -> ov.Tensor:
-    data = path.read_bytes()
+    data = read_regular_bytes(path, max_bytes=None)
     wanted = int(np.prod(shape))
     if len(data) != 4 * wanted:
         message = f"File must contain speaker embedding with {wanted} 32-bit floats. Got: {len(data) / 4:g}"

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
+from ovmstrio.core.regular_files import read_regular_bytes, read_regular_text
 from ovmstrio.openvino.engine.generic_tools import with_generic_tools
 from ovmstrio.openvino.engine.template_environment import TemplateEnvironment
 from ovmstrio.openvino.engine.template_work import TooMuchWork, Work
@@ -135,7 +136,7 @@ def read_template(folder: Path, source: str = "", *, bos_token: str = "", eos_to
         sources = {str(one.get("name")): str(one.get("template")) for one in named if isinstance(one, dict)}
     file = folder / "chat_template.jinja"
     if file.is_file():
-        sources = {"default": file.read_text(encoding="utf-8")}
+        sources = {"default": read_regular_text(file)}
     found = sources.get("default") or source or next(iter(sources.values()), "")
     if not found:
         return None
@@ -153,7 +154,7 @@ def _json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        found = json.loads(file.read_bytes())
+        found = json.loads(read_regular_bytes(file))
     except ValueError as error:
         raise TemplateFailure(f"{file.name}: {error}") from error
     return found if isinstance(found, dict) else {}

@@ -20,6 +20,7 @@ from typing import Any, Final
 import structlog
 from platformdirs import user_cache_path
 
+from ovmstrio.core.regular_files import open_regular, read_regular_text
 from ovmstrio.openvino.trials.trial import Trial, Verdict
 
 __all__ = ["TrialMemory", "trials_folder"]
@@ -94,7 +95,7 @@ class TrialMemory:
             return known
         content = hashlib.blake2b(digest_size=32)
         for name, size, _, _ in files:
-            with Path(name).open("rb") as opened:
+            with open_regular(name) as opened:
                 digest = hashlib.file_digest(opened, "blake2b")
             content.update(f"{Path(name).name} {size} {digest.hexdigest()}\n".encode(errors="surrogateescape"))
         self._write("contents", mark, content.hexdigest())
@@ -104,7 +105,7 @@ class TrialMemory:
         if self._folder is None:
             return ""
         try:
-            return (self._folder / kind / name).read_text(encoding="utf-8")
+            return read_regular_text(self._folder / kind / name)
         except (OSError, UnicodeDecodeError):
             return ""
 

@@ -19,8 +19,10 @@ import trio
 from platformdirs import user_cache_path
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.regular_files import open_regular
 from ovmstrio.openvino.engine.frames import CONTEXT_FILE, LOADED
 from ovmstrio.openvino.engine.gguf_header import GgufError, read_header
+from ovmstrio.repository.versions import check_regular_files
 from ovmstrio.work.placement import run_load
 from ovmstrio.work.processes import WorkerEnded, WorkerProcess
 
@@ -70,6 +72,7 @@ async def model_folder(spec: TextModelSpec) -> Path:
         )
         raise ConfigError([spec.placed(problem)])
     if source.suffix != _SUFFIX:
+        await run_load(lambda: check_regular_files(source))
         return source
     try:
         return await _converted(spec, source)
@@ -148,7 +151,7 @@ def _context_of(spec: TextModelSpec, source: Path) -> int | None:
 
 
 def _hash_of(source: Path) -> str:
-    with source.open("rb") as file:
+    with open_regular(source) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -11,6 +11,7 @@ from ovmstrio.config.findings import Findings, by_line, did_you_mean
 from ovmstrio.config.located import Located
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
+from ovmstrio.core.regular_files import read_regular_text
 from ovmstrio.runtimes.graphs.calculator import ContractError, NodeContract
 from ovmstrio.runtimes.graphs.calculators import find_kind, known_names
 from ovmstrio.runtimes.graphs.calculators.text_models import TEXT_CALCULATORS
@@ -55,7 +56,7 @@ def examine_graph(graph_path: Path, directory: Path | None = None) -> Examinatio
     """
     file = str(graph_path)
     try:
-        content = graph_path.read_text(encoding="utf-8")
+        content = read_regular_text(graph_path)
     except OSError as error:
         return Examination(None, (Problem(f"{_CANNOT_OPEN} - {error.strerror or error}", file),))
     except UnicodeDecodeError as error:

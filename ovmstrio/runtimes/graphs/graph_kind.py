@@ -13,6 +13,7 @@ from ovmstrio.config.graph_sections import GRAPHS, read_graphs
 from ovmstrio.config.specs import GraphSpec, ServableSpec
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.core.inspection import NOTHING_INSIDE
+from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.repository.fingerprints import paths_mark
 from ovmstrio.repository.graph_files import graph_mark
 from ovmstrio.repository.versions import ONLY_VERSION, Listing
@@ -53,7 +54,7 @@ class GraphKind(Kind[GraphSpec]):
     def depends_on(self, spec: GraphSpec) -> Sequence[Dependency]:
         """Give what the sessions of the graph's file call."""
         try:
-            content = spec.graph_path.read_bytes()
+            content = read_regular_bytes(spec.graph_path)
         except OSError:
             return ()
         return [call for call in _sessions(content, str(spec.graph_path)) if call.name != spec.name]
@@ -129,7 +130,7 @@ async def _load_text(context: LoadContext, spec: TextModelSpec) -> TextGenerator
 def _models(spec: GraphSpec) -> tuple[Path, ...]:
     """Give the files and folders of the models that the graph's nodes name, as far as they can be read; blocking."""
     try:
-        content = spec.graph_path.read_bytes()
+        content = read_regular_bytes(spec.graph_path)
     except OSError:
         return ()
     return _model_paths(content, spec.base_path) if _TEXT_MODEL.search(content) else ()
@@ -151,7 +152,7 @@ def _files_of_model(path: Path) -> Iterator[Path]:
 def text_graph_of(spec: GraphSpec, cache_dir: Path | None) -> TextGraph | None:
     """Give what a graph is served as that is one model of text; None for any other; blocking."""
     try:
-        content = spec.graph_path.read_bytes()
+        content = read_regular_bytes(spec.graph_path)
     except (OSError, ValueError):
         return None
     if not _TEXT_MODEL.search(content):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ovmstrio.config.findings import Findings
 from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.runtimes.graphs.calculators.text_models import HTTP_LLM, PAYLOADS, TEXT_CALCULATORS
 from ovmstrio.runtimes.graphs.calculators.text_node_options import read_node_options
 from ovmstrio.runtimes.graphs.config.graph_file import examine_text
@@ -35,7 +36,7 @@ def read_text_graph(spec: GraphSpec, cache_dir: Path | None = None) -> TextGraph
     What is wrong with the file are problems of the model, with its lines.
     """
     try:
-        content = spec.graph_path.read_bytes()
+        content = read_regular_bytes(spec.graph_path)
     except OSError:
         return None
     examined = examine_graph(spec.graph_path, spec.base_path)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.extras import Extra, way_to_install
+from ovmstrio.core.regular_files import open_regular
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.work.user_code.importing import HandlerPackage
 
@@ -122,7 +123,7 @@ def _unpickled(file: Path) -> Any:
             "a pickled handler needs dill, which is not installed",
             fix=f"{way_to_install(Extra.HANDLERS)}, or write {CLASS}.py",
         ) from None
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         return dill.load(opened)  # noqa: S301 - it is code of the user's, as a Python file would be
 
 

@@ -16,6 +16,7 @@ from ovmstrio.config.mapping import read_mapping
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
+from ovmstrio.core.regular_files import read_regular_text
 from ovmstrio.core.sequence_owners import SequenceOwners
 from ovmstrio.core.servable import Servable
 from ovmstrio.openvino.bucket_warmup import warm_buckets
@@ -26,7 +27,7 @@ from ovmstrio.openvino.mapped_files import let_file_pages_go
 from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.trials import TrialMemory, trials_folder, try_model
 from ovmstrio.openvino.trials.model_trial import trial_of
-from ovmstrio.repository.versions import find_model_file
+from ovmstrio.repository.versions import check_regular_files, find_model_file
 from ovmstrio.runtimes.models.batched import BatchedServable
 from ovmstrio.runtimes.models.model import ModelServable
 from ovmstrio.runtimes.models.reshaping import NetworkSource, check_auto, follows_requests
@@ -180,6 +181,7 @@ def _lend(source: ModelFile, directory: Path) -> LentFolder | None:
 
 
 def _find(spec: ModelSpec, directory: Path) -> ModelFile:
+    check_regular_files(directory)
     problems: list[Problem] = []
     found: list[Any] = []
     for read in (find_model_file, read_mapping):
@@ -202,7 +204,7 @@ def _labels(directory: Path) -> tuple[str, ...]:
     for folder in (directory, directory.parent) if directory.is_dir() else ():
         path = folder / LABELS_FILE
         try:
-            return tuple(path.read_text(encoding="utf-8").splitlines())
+            return tuple(read_regular_text(path).splitlines())
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:

@@ -14,8 +14,11 @@ import signal
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from ovmstrio.core.regular_files import open_regular, read_regular_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,7 +84,7 @@ def record_process(ports: Sequence[int | None], folder: Path | None = None) -> I
 def list_processes(folder: Path | None = None) -> list[ServingProcess]:
     """Read the file; none if there is no file, or nothing in it."""
     path = (home() if folder is None else folder) / FILE_NAME
-    return _read(path.read_text(encoding="utf-8")) if path.exists() else []
+    return _read(read_regular_text(path)) if path.exists() else []
 
 
 def signal_processes(
@@ -122,7 +125,7 @@ def _send(process: ServingProcess, number: signal.Signals) -> bool:
 @contextmanager
 def _locked(directory: Path) -> Iterator[list[ServingProcess]]:
     """Read the file, and write it again after the block, alone among processes."""
-    with (directory / FILE_NAME).open("a+", encoding="utf-8") as file:
+    with TextIOWrapper(open_regular(directory / FILE_NAME, os.O_RDWR | os.O_CREAT), encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         entries = _read(file.read())

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.core.texts import text_of
 from ovmstrio.runtimes.ops.config.overrides import CONFIG_VARIABLE
 from ovmstrio.runtimes.ops.web_service import set_service_runner
@@ -50,7 +51,7 @@ def run_as_main(script: Path) -> None:
 
 
 def _run(script: Path, module: ModuleType) -> None:
-    code = compile(script.read_bytes(), str(script), "exec")
+    code = compile(read_regular_bytes(script), str(script), "exec")
     module.__file__ = str(script)
     sys.modules[MAIN] = module
     exec(code, module.__dict__)  # noqa: S102 - this is what the user wants to be run

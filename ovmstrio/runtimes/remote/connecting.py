@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.regular_files import check_regular
 from ovmstrio.runtimes.remote.endpoint import NotSent
 
 if TYPE_CHECKING:
@@ -26,11 +27,16 @@ def client_tls(tls: RemoteTls, *, speaks_grpc: bool) -> ssl.SSLContext:
         ConfigError: one cannot be read, or does not hold what it should.
     """
     try:
+        if tls.ca is not None:
+            check_regular(tls.ca)
         context = ssl.create_default_context(cafile=tls.ca)
     except OSError as error:
         raise _refused("tls.ca", f"no certificate of a CA can be read from {tls.ca}", error) from None
     if tls.cert is not None:
         try:
+            for path in (tls.cert, tls.key):
+                if path is not None:
+                    check_regular(path)
             context.load_cert_chain(tls.cert, tls.key, password=_no_password)
         except (OSError, ValueError) as error:
             raise _refused("tls.cert", f"no certificate with its key can be read from {tls.cert}", error) from None

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
 
+from ovmstrio.core.regular_files import read_regular_bytes
+
 __all__ = ["ROOT", "HandlerPackage"]
 
 ROOT: Final = "ovms_handlers"
@@ -151,6 +153,9 @@ class _Loader(SourceFileLoader):
         path = self.get_filename(fullname)
         code: CodeType = self.source_to_code(self.get_data(path), path)
         return code
+
+    def get_data(self, path: str) -> bytes:
+        return read_regular_bytes(path)
 
     def exec_module(self, module: ModuleType) -> None:
         module.__dict__["__builtins__"] = self._handler_package.builtins_of()

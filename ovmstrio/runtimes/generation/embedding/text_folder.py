@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.regular_files import read_regular_text
 
 __all__ = ["TextFolder", "read_text_folder"]
 
@@ -69,7 +70,7 @@ def read_text_folder(folder: Path) -> TextFolder:
 def _read(path: Path, problems: list[Problem]) -> Mapping[str, Any]:
     """Read a file of JSON that need not be there."""
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
+        read = json.loads(read_regular_text(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from ovmstrio.core.regular_files import read_regular_text
 from ovmstrio.runtimes.handlers.config.image_section import DEFAULT_PYTHON, python_for, system_for, tensorflow_for
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 
@@ -133,7 +134,7 @@ def _needs_project(project: ProjectSpec, files: list[str]) -> bool:
     wanted = project.image.dependencies
     if wanted.shell in files:
         return True
-    return wanted.pip in files and bool(_OTHER_FILES.search((project.directory / wanted.pip).read_text("utf-8")))
+    return wanted.pip in files and bool(_OTHER_FILES.search(read_regular_text(project.directory / wanted.pip)))
 
 
 def _install(project: ProjectSpec, files: list[str], server: str) -> list[str]:

@@ -14,6 +14,7 @@ from ovmstrio.config.findings import Findings, shown
 from ovmstrio.config.located import Document
 from ovmstrio.config.sections import Rules, Section, any_spelling, any_word, flag, number, whole, written
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.regular_files import read_regular_text
 from ovmstrio.runtimes.handlers.config.dotenv import parse_dotenv
 from ovmstrio.runtimes.handlers.config.image_section import IMAGE_KEYS, read_image
 from ovmstrio.runtimes.handlers.config.models_section import find_models_section, read_models
@@ -186,7 +187,7 @@ class _ProjectReader:
         if not file.is_file():
             return {}
         try:
-            text = file.read_text(encoding="utf-8-sig")
+            text = read_regular_text(file, encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             self._elsewhere.append(Problem(f"the file cannot be read: {error}", str(file)))
             return {}

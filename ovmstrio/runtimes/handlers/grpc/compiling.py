@@ -21,6 +21,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.extras import Extra, way_to_install
+from ovmstrio.core.regular_files import read_regular_bytes
 
 __all__ = ["GOOGLE_FILES", "CompiledProto", "compile_proto", "module_name"]
 
@@ -75,7 +76,7 @@ async def compile_proto(source: Path, roots: Sequence[Path], folder: Path) -> Co
     includes = [f"-I{root}" for root in roots]
     descriptors = folder / _DESCRIPTORS
     await _run(source, [*includes, "--include_imports", f"--descriptor_set_out={descriptors}", str(source)])
-    files = {file.name: file for file in FileDescriptorSet.FromString(descriptors.read_bytes()).file}
+    files = {file.name: file for file in FileDescriptorSet.FromString(read_regular_bytes(descriptors)).file}
     # The file itself is last, behind all that it imports.
     name = list(files)[-1]
     own = [each for each in files if not each.startswith(GOOGLE_FILES)]

@@ -10,6 +10,7 @@ from typing import Any, Final
 import trio
 
 from ovmstrio.core.http import ByteStream, Callback, Headers, HttpAnswer
+from ovmstrio.core.regular_files import open_regular
 from ovmstrio.runtimes.handlers.http.responses import HTTPError
 
 __all__ = ["starlette_answer", "starlette_error"]
@@ -61,7 +62,7 @@ def _headers(response: Any, *, is_whole: bool) -> Headers:
 
 
 def _pieces(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         while piece := opened.read(_CHUNK):
             yield piece
 

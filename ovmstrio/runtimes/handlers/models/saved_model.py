@@ -10,6 +10,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.core.texts import text_of
 from ovmstrio.protocol.descriptors import message_class
 
@@ -116,7 +117,7 @@ def read_saved_model(folder: Path) -> SavedModel:
     """
     file = folder / _GRAPH
     try:
-        return SavedModel(_MESSAGE.FromString(file.read_bytes()))
+        return SavedModel(_MESSAGE.FromString(read_regular_bytes(file, max_bytes=None)))
     except (OSError, DecodeError) as error:
         raise ConfigError([Problem(f"the SavedModel cannot be read: {text_of(error)}", file=str(file))]) from error
 

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from ovmstrio.core.errors import ConfigError, Problem, StorageFailure
 from ovmstrio.core.extras import Extra, way_to_install
+from ovmstrio.core.regular_files import open_regular
 from ovmstrio.runtimes.handlers.models.tree import StoredFile
 
 __all__ = [
@@ -92,7 +93,7 @@ class LocalStorage:
     def fetch(self, file: StoredFile, target: Path, moved: Moved) -> None:
         """Copy a file; as :meth:`ModelStorage.fetch`."""
         try:
-            with Path(file.location).open("rb") as source, target.open("wb") as copy:
+            with open_regular(file.location) as source, target.open("wb") as copy:
                 while piece := source.read(_PIECE_BYTES):
                     copy.write(piece)
                     moved()

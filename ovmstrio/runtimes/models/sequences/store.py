@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from ovmstrio.core.regular_files import open_regular, read_regular_bytes
 from ovmstrio.runtimes.models.sequences.encoding import DamagedStore, Segment, StoredSegments, fill, read_segments
 from ovmstrio.runtimes.models.sequences.manager import SequenceChanges
 
@@ -193,7 +194,7 @@ def _changed_items(changes: SequenceChanges) -> Iterator[_Item]:
 
 def _read(path: Path) -> StoredSegments | None:
     try:
-        content = path.read_bytes()
+        content = read_regular_bytes(path, max_bytes=None)
     except FileNotFoundError:
         return None
     return read_segments(content)
@@ -228,12 +229,11 @@ def _append(folder: Path, segments: Iterable[Segment]) -> int:
 
 
 def _write(path: Path, mode: int, segments: Iterable[Segment]) -> int:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | mode, 0o600)
     size = 0
-    with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor has no path
+    with open_regular(path, os.O_WRONLY | os.O_CREAT | mode, 0o600) as file:
         for segment in segments:
             for piece in segment.encode():
                 size += file.write(piece)
         file.flush()
-        os.fsync(descriptor)
+        os.fsync(file.fileno())
     return size

@@ -13,10 +13,12 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.regular_files import open_regular
 
 __all__ = ["LOCK_FILE", "locked_folder"]
 
@@ -38,11 +40,12 @@ def locked_folder(folder: Path, configuration: str) -> Iterator[None]:
     path = folder / LOCK_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        opened = open_regular(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         problem = Problem("the folder cannot be written", path=_OPTION, found=f"{folder}: {error.strerror}")
         raise ConfigError([problem]) from None
-    with open(descriptor, "r+") as file:  # noqa: PTH123 - a descriptor has no path
+    with TextIOWrapper(opened, encoding="utf-8") as file:
+        descriptor = file.fileno()
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

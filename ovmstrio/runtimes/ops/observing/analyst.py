@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.regular_files import read_regular_text
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.config.pipeline_file import read_pipeline_config
 
@@ -85,7 +86,7 @@ class Analyst:
     def _read(self) -> list[_Mark]:
         if self._marks is None:
             try:
-                text = self._file.read_text(encoding="utf-8", errors="replace")
+                text = read_regular_text(self._file, errors="replace", max_bytes=None)
             except OSError as error:
                 problem = Problem(f"cannot be read: {error.strerror or error}", str(self._file))
                 raise ConfigError([problem]) from None

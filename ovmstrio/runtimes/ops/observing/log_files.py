@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.observability.log_level import LOG_LEVEL
-from ovmstrio.observability.log_sinks import FileSink
+from ovmstrio.observability.log_sinks import FileSink, LogFileHandler
 from ovmstrio.observability.log_writer import LogOutlet
 from ovmstrio.runtimes.ops.observing.figures import PIPELINE, current_ids
 
@@ -101,13 +101,13 @@ def join_log_files(settings: LoggingSettings) -> Iterator[None]:
     directory = log_directory(settings.folder)
     with ExitStack() as opened:
         if settings.enabled and all((directory / name).is_file() for name in _OF_RECORDS):
-            files = (logging.handlers.WatchedFileHandler(directory / name, encoding="utf-8") for name in _OF_RECORDS)
+            files = (_FollowingHandler(directory / name, encoding="utf-8") for name in _OF_RECORDS)
             opened.enter_context(_attached([opened.enter_context(_written(file)) for file in files], settings))
         yield
 
 
 def _rotating(directory: Path, name: str, settings: LoggingSettings) -> logging.handlers.RotatingFileHandler:
-    return logging.handlers.RotatingFileHandler(
+    return _RotatingHandler(
         directory / name,
         maxBytes=_MAX_BYTES if settings.max_bytes is None else settings.max_bytes,
         backupCount=_BACKUPS[name] if settings.backups is None else settings.backups,
@@ -144,6 +144,14 @@ def _attached(handlers: Sequence[logging.Handler], settings: LoggingSettings) ->
         for handler in handlers:
             root.removeHandler(handler)
         LOG_LEVEL.close_to(settings.level)
+
+
+class _RotatingHandler(LogFileHandler, logging.handlers.RotatingFileHandler):
+    """Renames a full file and begins another."""
+
+
+class _FollowingHandler(LogFileHandler, logging.handlers.WatchedFileHandler):
+    """Opens a file again that another process has renamed."""
 
 
 class _OfPipeline(logging.Filter):

@@ -15,6 +15,7 @@ import structlog
 import trio
 import yaml
 
+from ovmstrio.core.regular_files import open_regular
 from ovmstrio.runtimes.ops.observing.figures import PipelineFigures, no_hooks, percentile, working_on
 from ovmstrio.runtimes.ops.observing.hooks import NOBODY, STAGES, Asker, OpHooks, Several, Span
 from ovmstrio.runtimes.ops.observing.log_files import open_log_files
@@ -221,6 +222,7 @@ def _write(figures: PipelineFigures, worker_num: int, files: LogFiles | None, *,
     document = benchmark_document(window, now) if wants_benchmark else {}
     if document:
         try:
-            _BENCHMARK_FILE.write_text(yaml.safe_dump(document), encoding="utf-8")
+            with open_regular(_BENCHMARK_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+                file.write(yaml.safe_dump(document).encode())
         except OSError as error:
             _log.warning("file cannot be written", file=str(_BENCHMARK_FILE), reason=str(error))

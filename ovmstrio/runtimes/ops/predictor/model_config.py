@@ -16,6 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.regular_files import read_regular_text
 from ovmstrio.core.tensor import Array, TensorSpec
 from ovmstrio.runtimes.ops.predictor.protocol import Feed, FeedMismatch, FeedTypeError
 
@@ -122,7 +123,7 @@ def read_model_config(path: Path) -> ModelConfig:
         raise ConfigError([Problem("no such file or folder", expected=expected, found=found, suggestion=way_out)])
     file = path / CONFIG_FILE if path.is_dir() else path
     try:
-        message = text_format.Parse(file.read_text(encoding="utf-8"), _message_class()(), allow_unknown_field=True)
+        message = text_format.Parse(read_regular_text(file), _message_class()(), allow_unknown_field=True)
     except FileNotFoundError as error:
         way_out = "paddle_serving_client.convert writes it, or write it by hand: one feed_var or fetch_var a tensor"
         raise ConfigError([Problem(f"there is no {file.name}", file=str(path), suggestion=way_out)]) from error

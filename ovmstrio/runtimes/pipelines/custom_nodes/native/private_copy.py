@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import IO, Final
 from uuid import uuid4
 
+from ovmstrio.core.regular_files import open_regular
+
 __all__ = ["private_copy", "remove_leftovers"]
 
 _SUFFIX: Final = ".ovmstrio-copy"
@@ -34,7 +36,7 @@ def private_copy(path: Path) -> Iterator[Path]:
         OSError: the file cannot be read, or its folder not be written.
     """
     remove_leftovers(path)
-    with path.open("rb") as source:
+    with open_regular(path) as source:
         while True:
             copy = path.with_name(f".{path.name[:_LONGEST_NAME]}.{uuid4().hex}{_SUFFIX}")
             with os.fdopen(os.open(copy, _NEW, 0o600), "wb") as target:

@@ -7,6 +7,8 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
+from ovmstrio.core.regular_files import open_regular
+
 __all__ = ["is_cut", "why_not_loadable"]
 
 _HEADER: Final = Struct("<4sBB10xHH")
@@ -31,7 +33,7 @@ def why_not_loadable(path: Path) -> str:
     The dynamic loader's own words mislead for a library of another machine.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(_HEADER.size)
     except OSError as error:
         return error.strerror or str(error)
@@ -57,7 +59,7 @@ def is_cut(path: Path) -> bool:
     Raises:
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         head = file.read(_SEGMENTS.size)
         if len(head) < _SEGMENTS.size or head[:6] != b"\x7fELF" + bytes([_CLASS_64, _LITTLE_ENDIAN]):
             return False

@@ -7,9 +7,12 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from typing import Final
+
+from ovmstrio.core.regular_files import open_regular
 
 __all__ = ["UndefinedSymbol", "undefined_symbol"]
 
@@ -96,7 +99,7 @@ def _sources(folder: Path) -> Iterator[tuple[Path, str]]:
         return
     for file in files:
         try:
-            with file.open(encoding="utf-8", errors="replace") as opened:
+            with TextIOWrapper(open_regular(file), encoding="utf-8", errors="replace") as opened:
                 yield file, opened.read(_LONGEST_FILE)
         except OSError:
             continue

@@ -1,0 +1,226 @@
+"""FIFOs, devices and oversized files in the place of files that a server reads or writes: an error, and no hang."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support import ir
+from tests.support.ports import free_ports
+from tests.support.processes import environment, serving
+from tests.support.served_in_thread import serving_in_thread
+
+PATIENCE_SECONDS = 60
+
+
+def run_ovms(*arguments: str) -> tuple[int, str]:
+    """Run a command that ends by itself; return its exit code and all that it printed."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "ovms_cli", *arguments],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    # Lines are wrapped at the width of the terminal.
+    return ended.returncode, " ".join(ended.stdout.split())
+
+
+def write_config(folder: Path) -> Path:
+    """Configure one model."""
+    base = ir.save(ir.dummy(), folder / "repository", "m")
+    config = folder / "config.json"
+    config.write_text(json.dumps({"model_config_list": [{"config": {"name": "m", "base_path": str(base)}}]}))
+    return config
+
+
+def make_fifo(path: Path) -> Path:
+    """Create a FIFO in the place of what is there."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    return path
+
+
+@pytest.mark.parametrize("option", ["config_path", "keys_file", "api_key_file", "jwks_file", "tls_cert", "log_path"])
+def test_a_server_does_not_start_with_a_fifo(tmp_path: Path, option: str) -> None:
+    """The error names the option or the file, and the type that was found."""
+    fifo = make_fifo(tmp_path / "fifo")
+    options = {"config_path": str(write_config(tmp_path)), option: str(fifo)}
+    if option == "tls_cert":
+        options["tls_key"] = str(fifo)
+    if option == "jwks_file":
+        options["jwt_audience"] = "a"
+    (port,) = free_ports(1)
+    arguments = [f"--{name}={value}" for name, value in options.items()]
+
+    code, output = run_ovms("serve", "--rest_port", str(port), "--trial_load", "off", *arguments)
+
+    assert code == 1, output
+    assert str(fifo) in output
+    assert "a FIFO" in output
+
+
+def test_a_configuration_larger_than_the_limit_is_not_read(tmp_path: Path) -> None:
+    """A sparse terabyte costs nothing."""
+    config = write_config(tmp_path)
+    os.truncate(config, 10**12)
+
+    code, output = run_ovms("check", str(config))
+
+    assert code == 1
+    assert "expected at most 67108864 bytes, got 1000000000000" in output
+
+
+def link_device(path: Path) -> Path:
+    """Link a device that never ends in the place of a file."""
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    return path
+
+
+@pytest.mark.parametrize("replace", [make_fifo, link_device])
+def test_a_configuration_replaced_by_a_fifo_or_device_changes_nothing(
+    tmp_path: Path, replace: Callable[[Path], Path]
+) -> None:
+    """A reload and a look at the files fail, what was served goes on, and SIGTERM ends the server."""
+    log = tmp_path / "log"
+    config = write_config(tmp_path)
+    with serving(f"--config_path={config}", "--file_system_poll_wait_seconds=1", log=log) as server:
+        replace(config)
+
+        answer = httpx.post(f"{server.rest}/v1/config/reload", timeout=PATIENCE_SECONDS)
+
+        assert not answer.is_success
+        assert server.get("/v2/models/m/ready").is_success
+        ends = time.monotonic() + PATIENCE_SECONDS
+        while "expected a regular file" not in server.printed_so_far():
+            assert time.monotonic() < ends
+            threading.Event().wait(0.05)
+        code, _ = server.stop()
+    assert code == 0
+
+
+@pytest.mark.parametrize("name", ["m.xml", "m.bin", "labels.txt", "mapping_config.json", "other"])
+def test_a_fifo_in_a_version_directory_is_a_load_error(tmp_path: Path, name: str) -> None:
+    """Whatever the file is for, neither the check nor a load waits for a writer."""
+    base = ir.save(ir.dummy(), tmp_path, "m")
+    (version,) = base.iterdir()
+    for file in version.iterdir():
+        file.rename(version / f"m{file.suffix}")
+    make_fifo(version / name)
+
+    code, output = run_ovms("check", str(base))
+
+    assert code == 1
+    assert str(version / name) in output
+    assert "not a regular file expected a regular file found a FIFO" in output
+
+
+def test_a_graph_replaced_by_a_fifo_is_a_load_error(tmp_path: Path) -> None:
+    """As its file is read while the server looks for changes."""
+    make_fifo(tmp_path / "graph.pbtxt")
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps({"model_config_list": [], "mediapipe_config_list": [{"name": "g", "base_path": str(tmp_path)}]})
+    )
+    with serving_in_thread(config_path=config) as server:
+        assert not server.ask("GET", "/v2/models/g/ready").is_success
+
+
+@contextlib.contextmanager
+def reading(fifo: Path) -> Iterator[list[str]]:
+    """Read lines of a FIFO until its writers have closed it."""
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.extend(fifo.read_text().splitlines()))
+    reader.start()
+    yield lines
+    reader.join(PATIENCE_SECONDS)
+    assert not reader.is_alive()
+
+
+def test_a_log_file_may_be_a_fifo_that_is_read(tmp_path: Path) -> None:
+    """The reader gets every line."""
+    fifo = make_fifo(tmp_path / "log")
+    with (
+        reading(fifo) as lines,
+        serving(f"--config_path={write_config(tmp_path)}", f"--log_path={fifo}", "--log_format=json") as server,
+    ):
+        assert server.stop()[0] == 0
+    assert [json.loads(line)["event"] for line in lines].count("drained") == 1
+
+
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/stderr", "/dev/null", "link"])
+def test_a_log_file_may_be_a_stream_of_the_process_or_a_device(tmp_path: Path, path: str) -> None:
+    """Standard output is a pipe in containers; images link a file of the log to it."""
+    link = tmp_path / "link"
+    link.symlink_to("/dev/stdout")
+    config = write_config(tmp_path)
+    with serving(f"--config_path={config}", f"--log_path={tmp_path / path}", "--log_format=json") as server:
+        code, output = server.stop()
+    assert code == 0
+    assert output.count('"event": "drained"') == (1 if path == "/dev/null" else 2)
+
+
+def test_a_log_file_that_a_fifo_replaces_keeps_no_server_from_its_end(tmp_path: Path) -> None:
+    """The lines go on to the file that was opened."""
+    log = tmp_path / "log"
+    with serving(f"--config_path={write_config(tmp_path)}", f"--log_path={log}") as server:
+        kept = log.rename(tmp_path / "kept")
+        make_fifo(log)
+        code, _ = server.stop()
+    assert code == 0
+    assert "drained" in kept.read_text()
+
+
+_STUCK = """
+import os, signal, sys, threading
+import trio
+import trio.testing
+from ovmstrio.server.end_watchdog import END_WATCHDOG
+from ovmstrio.server.signals import obey_signals
+
+async def main():
+    END_WATCHDOG.enable(0, margin_seconds=0.2)
+    async with trio.open_nursery() as nursery:
+        async def end():
+            nursery.cancel_scope.cancel()
+        await nursery.start(obey_signals, end, nursery.cancel_scope)
+        if sys.argv[2] == "thread":
+            nursery.start_soon(trio.to_thread.run_sync, open, sys.argv[1])
+            await trio.testing.wait_all_tasks_blocked()
+        signal.raise_signal(signal.SIGTERM)
+        if sys.argv[2] == "loop":
+            open(sys.argv[1])
+        await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("where", ["thread", "loop"])
+def test_a_process_whose_thread_is_stuck_ends_when_its_time_is_over(tmp_path: Path, where: str) -> None:
+    """In a thread of a worker or of the event loop itself; the output shows the line."""
+    fifo = make_fifo(tmp_path / "fifo")
+    ended = subprocess.run(
+        [sys.executable, "-c", _STUCK, str(fifo), where],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "Timeout" in ended.stderr
+    assert "_threads.py" in ended.stderr if where == "thread" else "in main" in ended.stderr
