@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from ovmstrio.config.findings import did_you_mean, wrong
 from ovmstrio.config.model_options import MODEL_OPTIONS, read_model_options
+from ovmstrio.config.path_properties import refuse_paths
 from ovmstrio.config.shapes import object_in_text
 from ovmstrio.core.errors import ConfigError, Problem
 
@@ -53,6 +54,7 @@ def read_overrides(text: str) -> tuple[dict[str, Any], list[str]]:
         problems += error.problems
     fields, wrong_values = read_model_options(options)
     problems += wrong_values
+    problems += refuse_paths(fields.get("plugin_config", {}))
     if problems:
         # What a file may have wrong with a warning, a client is told: it waits for the answer.
         raise ConfigError(problems)

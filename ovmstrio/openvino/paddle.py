@@ -21,7 +21,9 @@ from openvino.frontend import FrontEndManager, NodeContext
 from openvino.frontend.paddle import ConversionExtension
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.openvino.paddle_program import PaddleProgram, read_program
+from ovmstrio.core.regular_files import read_regular_bytes
+from ovmstrio.core.texts import cut
+from ovmstrio.openvino.paddle_program import PaddleProgram, read_program, variable_names
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 
 __all__ = ["PROGRAM", "PaddleFiles", "find_paddle_files", "load_program", "read_paddle", "readable"]
@@ -141,16 +143,33 @@ def load_program(files: PaddleFiles) -> PaddleProgram:
         ConfigError: the file cannot be read, or is no program.
     """
     try:
-        return read_program(files.program.read_bytes())
+        return read_program(read_regular_bytes(files.program, max_bytes=None))
     except OSError as error:
         raise _refused(files.program, f"cannot be read: {error.strerror}") from error
     except ValueError as error:  # includes names that are not UTF-8
         raise _refused(files.program, f"is no Paddle program: {error}", "is it encrypted, or incomplete?") from error
 
 
+def _check_names(file: Path, program: PaddleProgram) -> None:
+    """Check the names of parameters that have a file each: OpenVINO takes the names for paths.
+
+    Raises:
+        ConfigError: a name leads out of the folder.
+    """
+    try:
+        names = list(variable_names(program.content))
+    except ValueError as error:
+        raise _refused(file, f"is no Paddle program: {error}") from None
+    for name in names:
+        if name.startswith("/") or ".." in name.split("/") or "\0" in name or "\\" in name:
+            raise _refused(file, f"the parameter {cut(name, 80)!r} is outside of the model's folder")
+
+
 @contextmanager
 def readable(files: PaddleFiles, program: PaddleProgram) -> Iterator[Path]:
     """Give what OpenVINO's Paddle frontend can load, for as long as the block lasts: a file or a folder."""
+    if files.parameters is None:
+        _check_names(files.program, program)
     with tempfile.TemporaryDirectory(prefix="paddle-") as scratch:
         folder = Path(scratch)
         if files.parameters is not None:

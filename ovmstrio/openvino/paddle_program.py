@@ -10,23 +10,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["PaddleProgram", "fields", "read_program"]
+from ovmstrio.openvino.wire_format import wire_fields
+
+__all__ = ["PaddleProgram", "fields", "read_program", "variable_names"]
 
 _BLOCKS: Final = 1
 _VERSION: Final = 4
 _VERSION_NUMBER: Final = 1
+_BLOCK_VARIABLES: Final = 3
+_VARIABLE_NAME: Final = 1
 _BLOCK_OPERATIONS: Final = 4
 _OPERATION_TYPE: Final = 3
 
-_VARINT: Final = 0
-_FIXED64: Final = 1
-_BYTES: Final = 2
-_FIXED32: Final = 5
-_FIXED_SIZES: Final = {_FIXED64: 8, _FIXED32: 4}
-_LONGEST_VARINT: Final = 10
 _FIRST_READABLE: Final = 2_000_000
-_LOW_BITS: Final = 0x7F
-_MORE: Final = 0x80
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,44 +37,7 @@ class PaddleProgram:
         """Give the file as OpenVINO takes it: one of an old version without its version."""
         if self.version >= _FIRST_READABLE:
             return self.content
-        return b"".join(extent for number, _, extent in _spans(self.content) if number != _VERSION)
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Read a number; give it and the position behind it."""
-    value = 0
-    for count, byte in enumerate(data[position : position + _LONGEST_VARINT]):
-        value |= (byte & _LOW_BITS) << (7 * count)
-        if byte < _MORE:
-            return value, position + count + 1
-    raise ValueError("a number does not end")
-
-
-def _spans(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
-    """Give number, value and whole extent of each field of a message.
-
-    Raises:
-        ValueError: it is no message.
-    """
-    position = 0
-    while position < len(data):
-        start = position
-        tag, position = _varint(data, position)
-        kind = tag & 7
-        value: int | bytes
-        if kind == _VARINT:
-            value, position = _varint(data, position)
-        else:
-            if kind == _BYTES:
-                size, position = _varint(data, position)
-            elif kind in _FIXED_SIZES:
-                size = _FIXED_SIZES[kind]
-            else:
-                raise ValueError(f"a field is of the unknown kind {kind}")
-            value, position = data[position : position + size], position + size
-            if position > len(data):
-                raise ValueError("a field is longer than the file")
-        yield tag >> 3, value, data[start:position]
+        return b"".join(field.extent for field in wire_fields(self.content) if field.number != _VERSION)
 
 
 def fields(data: bytes, number: int) -> Iterator[bytes]:
@@ -87,9 +46,20 @@ def fields(data: bytes, number: int) -> Iterator[bytes]:
     Raises:
         ValueError: the data is no message.
     """
-    for found, value, _ in _spans(data):
-        if found == number and isinstance(value, bytes):
-            yield value
+    for field in wire_fields(data):
+        if field.number == number and isinstance(field.value, memoryview):
+            yield bytes(field.value)
+
+
+def variable_names(data: bytes) -> Iterator[str]:
+    """Yield the names of a program's variables.
+
+    Raises:
+        ValueError: the data is no program, or a name is not UTF-8.
+    """
+    for block in fields(data, _BLOCKS):
+        for variable in fields(block, _BLOCK_VARIABLES):
+            yield from (name.decode() for name in fields(variable, _VARIABLE_NAME))
 
 
 def read_program(content: bytes) -> PaddleProgram:
@@ -100,7 +70,7 @@ def read_program(content: bytes) -> PaddleProgram:
     """
     version = 0
     for message in fields(content, _VERSION):
-        numbers = (value for number, value, _ in _spans(message) if number == _VERSION_NUMBER)
+        numbers = (field.value for field in wire_fields(message) if field.number == _VERSION_NUMBER)
         version = next((value for value in numbers if isinstance(value, int)), 0)
     operations = frozenset(
         kind.decode()

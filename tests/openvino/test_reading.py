@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from ovmstrio.core.errors import ConfigError
 from ovmstrio.openvino.compile import ModelFile, compile_model
 from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.reading import read_model
-from tests.support.onnx_files import onnx_loss_file
+from tests.support.onnx_files import EXTERNAL_PLACES, onnx_external_file, onnx_loss_file
 from tests.support.servables import EXACT
 
 
@@ -35,3 +36,108 @@ def test_of_an_onnx_file_with_weights_elsewhere_the_first_error_is_told(tmp_path
     with pytest.raises(ConfigError, match="get_attribute is not implemented") as caught:
         read_model(file)
     assert caught.value.problems[0].file == str(file)
+
+
+LOCATIONS = (
+    "/etc/passwd",
+    "../secret",
+    "a/../../secret",
+    "a/../weights",
+    "link",
+    "linked/secret",
+    "",
+    ".//weights",
+    "file:///etc/passwd",
+    "file:weights",
+    "..\\secret",
+    "weights\0",
+    "*/_ORT_MEM_ADDR_/*",
+)
+
+
+def external_model(folder: Path, content: bytes, name: str = "model.onnx") -> Path:
+    """Write a model in a folder that has its weights, next to a secret, and links to the secret and its folder."""
+    (folder / "model").mkdir()
+    for file in (folder / "secret", folder / "model" / "weights"):
+        file.write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    (folder / "model" / "link").symlink_to(folder / "secret")
+    (folder / "model" / "linked").symlink_to(folder)
+    file = folder / "model" / name
+    file.write_bytes(content)
+    return file
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_external_data_outside_of_the_models_folder_is_refused(tmp_path: Path, location: str) -> None:
+    """Also where OpenVINO would read it, and where it would take the location for an address in memory."""
+    file = external_model(tmp_path, onnx_external_file(location=location, offset="0", length="16"))
+    with pytest.raises(ConfigError, match='tensor "weights" is outside of the model\'s folder'):
+        read_model(file)
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.pb", "model.tflite"])
+@pytest.mark.parametrize("place", EXTERNAL_PLACES)
+def test_external_data_is_found_wherever_a_model_has_tensors(tmp_path: Path, place: str, name: str) -> None:
+    """In a file of any suffix, as OpenVINO recognises formats by their content."""
+    file = external_model(tmp_path, onnx_external_file(place, location="../secret"), name)
+    with pytest.raises(ConfigError, match="outside of the model's folder"):
+        read_model(file)
+
+
+def test_external_data_is_found_behind_unknown_fields_and_overlong_tags(tmp_path: Path) -> None:
+    """What parsers of protobuf skip or mask hides nothing from the check."""
+    content = onnx_external_file(location="../secret")
+    group = b"\xbb\x06\x08\x01\xc3\x06\xc4\x06\xbc\x06"  # group 103 with an integer and an empty group 104
+    graph = content.index(b"\x3a")
+    overlong = content[:graph] + b"\xba\x80\x80\x80\x10" + content[graph + 1 :]
+    for number, written in enumerate((group + content, overlong)):
+        (tmp_path / str(number)).mkdir()
+        with pytest.raises(ConfigError, match="outside of the model's folder"):
+            read_model(external_model(tmp_path / str(number), written))
+
+
+@pytest.mark.parametrize("entries", [{}, {"offset": "0", "length": "16"}, {"length": "0"}])
+async def test_external_data_in_the_models_folder_is_read(tmp_path: Path, entries: dict[str, str]) -> None:
+    """Also through a link within the folder."""
+    file = external_model(tmp_path, onnx_external_file(location="inside/data", **entries))
+    (file.parent / "inside").mkdir()
+    (file.parent / "inside" / "data").symlink_to("../weights")
+    network = Network(compile_model(ModelFile(file, ModelSpec(name="m", base_path=tmp_path, plugin_config=EXACT))))
+    (sums,) = await network.infer([np.ones(4, np.float32)])
+    np.testing.assert_array_equal(sums, [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"offset": "8", "length": "16"}, r"weights is too short \(expected 24 bytes, found 16 bytes\)"),
+        ({"offset": "-4"}, "the extent is no number"),
+        ({"offset": "9" * 30}, "the extent is no number"),
+        ({"location": "missing"}, "cannot be read: No such file or directory"),
+        ({"location": "fifo"}, "cannot be read: expected a regular file, got a FIFO"),
+    ],
+)
+def test_external_data_that_is_incomplete_is_refused(tmp_path: Path, entries: dict[str, str], words: str) -> None:
+    """With the tensor, the file, and the numbers of bytes."""
+    file = external_model(tmp_path, onnx_external_file(**{"location": "weights", **entries}))
+    os.mkfifo(file.parent / "fifo")
+    with pytest.raises(ConfigError, match=words):
+        read_model(file)
+
+
+def test_a_model_with_external_data_is_not_read_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenVINO would take its weights from the working directory."""
+    (tmp_path / "secret").write_bytes(np.ones(3, np.float32).tobytes())
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "secret").write_bytes(np.ones(3, np.float32).tobytes())
+    file = tmp_path / "model" / "model.onnx"
+    file.write_bytes(onnx_loss_file(weights="secret"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="get_attribute is not implemented"):
+        read_model(file)
+
+
+def test_a_damaged_model_with_external_data_is_refused(tmp_path: Path) -> None:
+    """The check does not guess where the rest would lead."""
+    with pytest.raises(ConfigError, match="the file is no ONNX model: a field is longer than the file"):
+        read_model(external_model(tmp_path, onnx_external_file(location="../secret")[:-1]))

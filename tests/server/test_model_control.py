@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support import ir
 from tests.support.both_doors import DOORS, triton_module
+from tests.support.onnx_files import onnx_external_file, onnx_loss_file
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
 X = np.arange(10, dtype=np.float32).reshape(1, 10)
@@ -201,6 +202,67 @@ def test_files_that_are_no_model_change_nothing(client: Any, tmp_path: Path, nam
     assert "failed to load" in text
     np.testing.assert_array_equal(infer(client, "simple"), X + 1)
     assert list((tmp_path / "scratch").glob("ovmstrio-loaded-*")) == []
+
+
+@pytest.mark.parametrize(
+    "location", ["secret", "/secret", "../secret", "*/_ORT_MEM_ADDR_/*"], ids=["relative", "absolute", "up", "memory"]
+)
+def test_a_model_that_comes_with_the_request_reads_no_file_of_the_server(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str
+) -> None:
+    """Neither below the working directory, nor elsewhere, nor as an address in memory; weights that come along are."""
+    (tmp_path / "secret").write_bytes(np.ones(3, np.float32).tobytes())
+    monkeypatch.chdir(tmp_path)
+    location = location.replace("/secret", f"{tmp_path}/secret") if location == "/secret" else location
+    files = {"file:1/model.onnx": onnx_loss_file(weights=location)}
+
+    text = refusal(lambda: client.load_model("added", config="{}", files=files))
+
+    assert 'external data of tensor "weights"' in text
+
+    content = onnx_external_file(location="data/weights")
+    weights = np.arange(4, dtype=np.float32).tobytes()
+    client.load_model("added", config="{}", files={"file:1/model.onnx": content, "file:1/data/weights": weights})
+    assert client.is_model_ready("added")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CACHE_DIR", "{}"),
+        ("cache_dir", "cache"),
+        ("CACHE_PATH", "{}"),
+        ("WEIGHTS_PATH", "/etc/passwd"),
+        ("CONFIG_FILE", "kernels.xml"),
+        ("NPUW_DUMP_SUBS_DIR", "dump"),
+        ("NPUW_PLAN", "plan.xml"),
+        ("DEVICE_PROPERTIES", "{{CPU:{{CACHE_DIR:{}}}}}"),
+        ("DEVICE_PROPERTIES_CPU", "{{ CACHE_DIR : cache }}"),
+        ("CPU.CACHE_DIR", "cache"),
+        ("NUM_STREAMS", "{}"),
+    ],
+)
+@pytest.mark.parametrize("has_files", [True, False])
+def test_settings_that_come_with_the_request_name_no_path(
+    client: Any, tmp_path: Path, name: str, value: str, *, has_files: bool
+) -> None:
+    """Whatever way the property is written; nothing is made there."""
+    place = tmp_path / "made"
+    files = onnx_like(5, tmp_path) if has_files else None
+    config = json.dumps({"plugin_config": {name: value.format(place)}, "target_device": "HETERO:CPU"})
+
+    text = refusal(lambda: client.load_model("simple", config=config, files=files))
+
+    assert "only the server's own configuration may set it" in text
+    assert "CACHE_DIR" in text if "CACHE_DIR" in name + value else name.upper() in text.upper()
+    assert not place.exists()
+
+
+def test_settings_that_come_with_the_request_may_tune_a_model(client: Any) -> None:
+    """Properties that name no path are OpenVINO's matter."""
+    properties = {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": 2, "INFERENCE_PRECISION_HINT": "f32"}
+    client.load_model("simple", config=json.dumps({"plugin_config": properties}))
+    np.testing.assert_array_equal(infer(client, "simple"), X + 1)
 
 
 def test_what_a_pipeline_calls_comes_and_goes_with_it(client: Any) -> None:

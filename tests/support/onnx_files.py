@@ -7,7 +7,15 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["OnnxNode", "OnnxValue", "onnx_file", "onnx_graph", "onnx_loss_file"]
+__all__ = [
+    "EXTERNAL_PLACES",
+    "OnnxNode",
+    "OnnxValue",
+    "onnx_external_file",
+    "onnx_file",
+    "onnx_graph",
+    "onnx_loss_file",
+]
 
 _FLOAT, _INT64 = 1, 7
 _INTEGER, _TEXT = 2, 3
@@ -71,6 +79,35 @@ def onnx_loss_file(*, weights: str = "") -> bytes:
         11, _value(OnnxValue("target", "int64", (2,)))
     )
     return _model(graph + _field(12, _value(OnnxValue("loss", "float32", ()))), 22)
+
+
+EXTERNAL_PLACES: Final = ("initializer", "sparse", "attribute", "attributes", "subgraph", "function", "training")
+
+
+def onnx_external_file(place: str = "initializer", /, **entries: str) -> bytes:
+    """Encode x FP32 [4] + weights FP32 [4] -> y, with weights that have these entries of ``external_data``.
+
+    In another place than ``initializer`` a second tensor has the entries, and nothing refers to that tensor.
+    """
+    outside = b"".join(_field(13, _field(1, key.encode()) + _field(2, text.encode())) for key, text in entries.items())
+    tensor = _field(1, 4) + _field(2, _FLOAT) + _field(8, b"weights") + outside + _field(14, 1)
+    node = b"".join(_field(1, name) for name in (b"x", b"weights")) + _field(2, b"y") + _field(4, b"Add")
+    rest = b""
+    if place == "initializer":
+        weights = _field(5, tensor)
+    else:
+        weights = _field(5, _constant("weights", np.arange(4, dtype=np.float32)))
+        graph = _field(5, tensor)
+        node += {
+            "attribute": _field(5, _field(1, b"a") + _field(5, tensor)),
+            "attributes": _field(5, _field(1, b"a") + _field(10, tensor)),
+            "subgraph": _field(5, _field(1, b"a") + _field(6, _field(1, _field(5, _field(6, graph))))),
+        }.get(place, b"")
+        weights += _field(15, _field(1, tensor)) if place == "sparse" else b""
+        function = _field(25, _field(7, _field(5, _field(11, graph))))
+        rest = {"function": function, "training": _field(20, _field(1, graph))}.get(place, b"")
+    ends = [_value(OnnxValue(name, "float32", (4,))) for name in "xy"]
+    return _model(_field(1, node) + weights + _field(11, ends[0]) + _field(12, ends[1]), 17) + rest
 
 
 def _varint(value: int) -> bytes:

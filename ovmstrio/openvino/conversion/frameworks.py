@@ -12,7 +12,7 @@ from ovmstrio.openvino.conversion.sources import refused
 from ovmstrio.openvino.conversion.torch_archives import EXPORT, SCRIPT
 from ovmstrio.openvino.conversion.torch_programs import read_torch
 from ovmstrio.openvino.paddle import read_paddle
-from ovmstrio.openvino.reading import read_onnx_content
+from ovmstrio.openvino.reading import check_files, read_onnx_content
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 
 __all__ = ["read_source"]
@@ -49,6 +49,7 @@ def read_source(source: Path, framework: str) -> ov.Model:
 
 
 def _read(source: Path, framework: str) -> ov.Model:
+    check_files(source)
     try:
         frontend = FrontEndManager().load_by_framework(_FRONTENDS[framework])
         return frontend.convert(frontend.load(str(source)))

@@ -1,0 +1,98 @@
+"""Fields of protobuf messages, without their schema (https://protobuf.dev/programming-guides/encoding/)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+__all__ = ["WireField", "wire_fields"]
+
+_VARINT: Final = 0
+_FIXED64: Final = 1
+_BYTES: Final = 2
+_GROUP: Final = 3
+_END_GROUP: Final = 4
+_FIXED32: Final = 5
+_FIXED_SIZES: Final = {_FIXED64: 8, _FIXED32: 4}
+_LONGEST_VARINT: Final = 10
+_LOW_BITS: Final = 0x7F
+_MORE: Final = 0x80
+_TAG_MASK: Final = 2**32 - 1
+_INTEGER_MASK: Final = 2**64 - 1
+_MAX_DEPTH: Final = 100
+"""Recursion limit of protobuf's own parsers."""
+
+
+class WireField(NamedTuple):
+    """A field: its number, its value (None for a group), and the extent of tag and value in the message."""
+
+    number: int
+    value: int | memoryview | None
+    extent: memoryview
+
+
+def wire_fields(data: bytes | memoryview) -> Iterator[WireField]:
+    """Parse the fields of a message; values of strings and messages are views of ``data``.
+
+    Raises:
+        ValueError: the data is no message.
+    """
+    view = memoryview(data)
+    position = 0
+    while position < len(view):
+        start = position
+        tag, position = _varint(view, position)
+        kind, number = tag & 7, (tag & _TAG_MASK) >> 3
+        value: int | memoryview | None
+        if kind == _VARINT:
+            value, position = _varint(view, position)
+        elif kind == _GROUP:
+            value, position = None, _group_end(view, position, number)
+        else:
+            if kind == _BYTES:
+                size, position = _varint(view, position)
+            elif kind in _FIXED_SIZES:
+                size = _FIXED_SIZES[kind]
+            else:
+                raise ValueError(f"a field is of the unknown kind {kind}")
+            value, position = view[position : position + size], position + size
+            if position > len(view):
+                raise ValueError("a field is longer than the file")
+        yield WireField(number, value, view[start:position])
+
+
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    """Parse an integer; return the integer and the position after it."""
+    value = 0
+    for count, byte in enumerate(data[position : position + _LONGEST_VARINT]):
+        value |= (byte & _LOW_BITS) << (7 * count)
+        if byte < _MORE:
+            return value & _INTEGER_MASK, position + count + 1
+    raise ValueError("a number does not end")
+
+
+def _group_end(data: memoryview, position: int, number: int) -> int:
+    """Return the position after a group, which may contain groups."""
+    open_groups = [number]
+    while open_groups:
+        tag, position = _varint(data, position)
+        kind = tag & 7
+        if kind == _GROUP:
+            open_groups.append((tag & _TAG_MASK) >> 3)
+            if len(open_groups) > _MAX_DEPTH:
+                raise ValueError("groups are nested too deeply")
+        elif kind == _END_GROUP:
+            if open_groups.pop() != (tag & _TAG_MASK) >> 3:
+                raise ValueError("a group does not end")
+        elif kind == _VARINT:
+            _, position = _varint(data, position)
+        elif kind == _BYTES:
+            size, position = _varint(data, position)
+            position += size
+        elif kind in _FIXED_SIZES:
+            position += _FIXED_SIZES[kind]
+        else:
+            raise ValueError(f"a field is of the unknown kind {kind}")
+        if position > len(data):
+            raise ValueError("a field is longer than the file")
+    return position
