@@ -116,12 +116,12 @@ def open_log_sink(path: Path) -> LogSink:
         found = path.stat()
     except FileNotFoundError:
         return FileSink(LogFileHandler(path, encoding="utf-8"))
-    if stat.S_ISREG(found.st_mode):
-        return FileSink(LogFileHandler(path, encoding="utf-8"))
     for descriptor in _STANDARD:
         with suppress(OSError):
             if os.path.samestat(os.fstat(descriptor), found):
                 return DescriptorSink(os.dup(descriptor))
+    if stat.S_ISREG(found.st_mode):
+        return FileSink(LogFileHandler(path, encoding="utf-8"))
     if not stat.S_ISCHR(found.st_mode) and not stat.S_ISFIFO(found.st_mode):
         raise OSError(errno.EINVAL, f"expected a regular file, got {file_kind(found.st_mode)}", str(path))
     try:

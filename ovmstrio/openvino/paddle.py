@@ -45,6 +45,8 @@ def read_paddle(source: Path) -> ov.Model:
     try:
         with readable(files, program) as given:
             return frontend.convert(frontend.load(str(given)))
+    except ConfigError:
+        raise
     except OPENVINO_ERRORS as error:
         raise ConfigError([_cannot_convert(files.program, program, error)]) from error
 

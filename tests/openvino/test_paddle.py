@@ -11,7 +11,7 @@ import pytest
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.openvino.paddle import read_paddle
-from tests.support.paddle_files import Layer, layers, write_model
+from tests.support.paddle_files import Layer, layers, write_field, write_model
 
 X = np.array([[1, 2, 3], [0.5, 0, -1]], np.float32)
 
@@ -90,6 +90,19 @@ def test_tells_that_there_is_no_folder(tmp_path: Path) -> None:
     """A path that leads nowhere is refused."""
     with pytest.raises(ConfigError, match="no such folder"):
         read_paddle(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("name", ["../w0", "/etc/passwd", "a/../../w0"])
+def test_parameters_outside_of_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+    """OpenVINO takes the names of parameters that have a file each for paths."""
+    folder = tmp_path / "model"
+    write_model(folder, *layers(), layout="separate")
+    (folder / "w0").rename(tmp_path / "w0")
+    program = folder / "__model__"
+    program.write_bytes(program.read_bytes() + write_field(1, write_field(3, write_field(1, name))))
+
+    with pytest.raises(ConfigError, match="is outside of the model's folder"):
+        read_paddle(folder)
 
 
 def test_names_operations_on_sequences(tmp_path: Path) -> None:

@@ -185,36 +185,53 @@ def test_a_log_file_that_a_fifo_replaces_keeps_no_server_from_its_end(tmp_path: 
 
 
 _STUCK = """
-import os, signal, sys, threading
+import signal, sys
+from functools import partial
+from pathlib import Path
 import trio
-import trio.testing
 from ovmstrio.server.end_watchdog import END_WATCHDOG
-from ovmstrio.server.signals import obey_signals
+from ovmstrio.server.own_process import serve_in_own_process
+from ovmstrio.server.plan import read_plan
+from ovmstrio.server.settings import ServerSettings
+
+config, fifo, where, port = sys.argv[1:]
+END_WATCHDOG.enable = partial(END_WATCHDOG.enable, margin_seconds=0.5)
+
+async def show(running):
+    signal.raise_signal(signal.SIGTERM)
+    if where == "thread":
+        await trio.to_thread.run_sync(open, fifo)
+    open(fifo)
 
 async def main():
-    END_WATCHDOG.enable(0, margin_seconds=0.2)
-    async with trio.open_nursery() as nursery:
-        async def end():
-            nursery.cancel_scope.cancel()
-        await nursery.start(obey_signals, end, nursery.cancel_scope)
-        if sys.argv[2] == "thread":
-            nursery.start_soon(trio.to_thread.run_sync, open, sys.argv[1])
-            await trio.testing.wait_all_tasks_blocked()
-        signal.raise_signal(signal.SIGTERM)
-        if sys.argv[2] == "loop":
-            open(sys.argv[1])
-        await trio.sleep_forever()
+    settings = ServerSettings(config_path=Path(config), rest_port=int(port), drain_seconds=0, trial_load="off")
+    await serve_in_own_process(await read_plan(settings), show=show)
 
 trio.run(main)
 """
 
+_STUCK_AT_EXIT = """
+import sys, threading
+from ovms_cli.entry import main
+from ovmstrio.server.end_watchdog import END_WATCHDOG
 
-@pytest.mark.parametrize("where", ["thread", "loop"])
-def test_a_process_whose_thread_is_stuck_ends_when_its_time_is_over(tmp_path: Path, where: str) -> None:
-    """In a thread of a worker or of the event loop itself; the output shows the line."""
+END_WATCHDOG.enable(0, margin_seconds=0.5)
+threading.Thread(target=open, args=(sys.argv[2],)).start()
+sys.argv[1:] = ["--version"]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "where", "shown"),
+    [(_STUCK, "thread", "_threads.py"), (_STUCK, "loop", "in show"), (_STUCK_AT_EXIT, "exit", "threading.py")],
+)
+def test_a_server_with_a_stuck_thread_ends_in_time(tmp_path: Path, program: str, where: str, shown: str) -> None:
+    """Whichever thread that is; the output shows where it is."""
     fifo = make_fifo(tmp_path / "fifo")
+    (port,) = free_ports(1)
     ended = subprocess.run(
-        [sys.executable, "-c", _STUCK, str(fifo), where],
+        [sys.executable, "-c", program, str(write_config(tmp_path)), str(fifo), where, str(port)],
         env=environment(),
         capture_output=True,
         text=True,
@@ -222,5 +239,5 @@ def test_a_process_whose_thread_is_stuck_ends_when_its_time_is_over(tmp_path: Pa
         check=False,
     )
     assert ended.returncode == 1
-    assert "Timeout" in ended.stderr
-    assert "_threads.py" in ended.stderr if where == "thread" else "in main" in ended.stderr
+    assert "Timeout (0:00:00.500000)!" in ended.stderr
+    assert shown in ended.stderr

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
+from ovmstrio.repository.versions import check_regular_files
+from ovmstrio.work.placement import run_load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,6 +45,9 @@ async def load_task(spec: TextModelSpec, context: LoadContext) -> GenerativeServ
         expected = ", ".join(sorted(task.value for task in LOADERS)) or "no task"
         problem = Problem("the task is not served here", path="task", expected=expected, found=spec.task.value)
         raise ConfigError([spec.placed(problem)])
+    for path in (spec.path, spec.draft_path):
+        if path is not None:
+            await run_load(partial(check_regular_files, path))
     module, _, name = LOADERS[spec.task].partition(":")
     load: Any = getattr(import_module(module), name)
     service: GenerativeService = await load(spec, context)

@@ -22,7 +22,6 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.regular_files import open_regular
 from ovmstrio.openvino.engine.frames import CONTEXT_FILE, LOADED
 from ovmstrio.openvino.engine.gguf_header import GgufError, read_header
-from ovmstrio.repository.versions import check_regular_files
 from ovmstrio.work.placement import run_load
 from ovmstrio.work.processes import WorkerEnded, WorkerProcess
 
@@ -72,7 +71,6 @@ async def model_folder(spec: TextModelSpec) -> Path:
         )
         raise ConfigError([spec.placed(problem)])
     if source.suffix != _SUFFIX:
-        await run_load(lambda: check_regular_files(source))
         return source
     try:
         return await _converted(spec, source)

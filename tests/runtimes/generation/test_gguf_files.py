@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import trio
 
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.core.generation import Task
 from ovmstrio.openvino.engine.gguf_header import GgufError, read_header
+from ovmstrio.runtimes.generation.loading import LOADERS
 from tests.runtimes.generation.conftest import ServeTiny
 from tests.runtimes.generation.test_text_model import greedy, made, text_of
 from tests.support.tiny_llm import CONTEXT, write_tiny_gguf
@@ -150,6 +153,15 @@ async def test_a_folder_of_another_sort_of_model_is_known_for_that(
     with pytest.raises(ConfigError, match=words):
         async with serve_tiny(path=tmp_path):
             pass
+
+
+@pytest.mark.parametrize("task", list(LOADERS))
+async def test_a_folder_with_a_fifo_is_not_loaded(serve_tiny: ServeTiny, tmp_path: Path, task: Task) -> None:
+    """No engine waits for a writer."""
+    os.mkfifo(tmp_path / "openvino_model.xml")
+    with trio.fail_after(60), pytest.raises(ConfigError, match="not a regular file"):
+        async with serve_tiny(path=tmp_path, task=task):
+            pytest.fail("it was loaded")
 
 
 async def test_a_folder_without_a_model_is_refused_with_what_is_missing(serve_tiny: ServeTiny, tmp_path: Path) -> None:
