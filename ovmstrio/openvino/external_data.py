@@ -8,11 +8,10 @@ the server's files as weights.  OpenVINO checks locations only when it reads a m
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.regular_files import check_regular, open_regular
@@ -25,6 +24,7 @@ _SUFFIX: Final = ".onnx"
 _KEY: Final = b"location"
 """The key of a location; a file without these bytes has no external data."""
 _EXPECTED: Final = "a relative path below the folder"
+_PIECE_BYTES: Final = 2**20
 _IN_MEMORY: Final = "_ORT_MEM_ADDR_"
 _MAX_DEPTH: Final = 100
 _MAX_FIELDS: Final = 10_000_000
@@ -86,13 +86,20 @@ def check_external_data(file: Path) -> bool:
 
 def _external_tensors(file: Path) -> list[_ExternalTensor]:
     with open_regular(file) as opened:
-        if not os.fstat(opened.fileno()).st_size:
+        if not _has_key(opened):
             return []
-        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            if content.find(_KEY) < 0:
-                return []
-            with memoryview(content) as view:
-                return _parsed(view, file)
+        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content, memoryview(content) as view:
+            return _parsed(view, file)
+
+
+def _has_key(opened: BinaryIO) -> bool:
+    """Search a file for the key of a location, in pieces, for a search holds the interpreter's lock."""
+    rest = b""
+    while piece := opened.read(_PIECE_BYTES):
+        if _KEY in rest + piece:
+            return True
+        rest = piece[-len(_KEY) :]
+    return False
 
 
 def _parsed(view: memoryview, file: Path) -> list[_ExternalTensor]:

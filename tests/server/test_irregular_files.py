@@ -161,6 +161,22 @@ def test_a_log_file_may_be_a_fifo_that_is_read(tmp_path: Path) -> None:
     assert [json.loads(line)["event"] for line in lines].count("drained") == 1
 
 
+def test_a_log_file_that_is_not_read_any_more_keeps_no_server_from_its_end(tmp_path: Path) -> None:
+    """A FIFO that is full is given up."""
+    fifo = make_fifo(tmp_path / "log")
+    reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(reader, bytes(4096))
+        with serving(f"--config_path={write_config(tmp_path)}", f"--log_path={fifo}") as server:
+            code, output = server.stop()
+    finally:
+        os.close(reader)
+    assert code == 0
+    assert "drained" in output
+
+
 @pytest.mark.parametrize("path", ["/dev/stdout", "/dev/stderr", "/dev/null", "link"])
 def test_a_log_file_may_be_a_stream_of_the_process_or_a_device(tmp_path: Path, path: str) -> None:
     """Standard output is a pipe in containers; images link a file of the log to it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,16 @@ def test_a_file_that_cannot_be_written_keeps_nobody_from_serving(tmp_path: Path)
         file.show(ready=False)
     assert [(each["log_level"], each["path"]) for each in logs] == [("warning", str(tmp_path / "file" / "ready.txt"))]
     assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_a_fifo_is_neither_written_nor_removed(tmp_path: Path) -> None:
+    """Nor is a device; the server goes on."""
+    fifo = tmp_path / "ready"
+    os.mkfifo(fifo)
+    file = ReadinessFile(fifo)
+    file.show(ready=True)
+    file.show(ready=False)
+    assert fifo.is_fifo()
 
 
 def test_the_usual_file_is_used_where_its_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
