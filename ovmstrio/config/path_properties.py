@@ -16,7 +16,7 @@ __all__ = ["refuse_paths"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.]+")
 _IGNORED: Final = re.compile(r"[\s\"']+")
-_WORDS: Final = frozenset({"DIR", "DIRS", "DIRECTORY", "FILE", "FILES", "FOLDER", "URI", "URL", "LOCATION"})
+_WORDS: Final = frozenset({"DIR", "DIRS", "DIRECTORY", "FILE", "FILES", "FOLDER", "LIBRARY", "URI", "URL", "LOCATION"})
 _ENDINGS: Final = ("DIR", "PATH", "PATHS", "FILENAME", "FOLDER")
 _PARTS: Final = ("DUMP", "BLOB")
 _OTHERS: Final = ("NPUW_PLAN", "COMPILATION_MODE_PARAMS", "COMPILATION_PARAMS")

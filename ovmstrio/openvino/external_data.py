@@ -187,7 +187,7 @@ def _problems_of(tensor: _ExternalTensor, folder: Path) -> Iterator[Problem]:
 
 
 def _is_inside(location: str, folder: Path) -> bool:
-    """Tell whether a location is a plain relative path below a folder, with its links followed."""
+    """Return whether a location is a plain relative path below a folder, with its links followed."""
     parts = location.split("/")
     if set(parts) & {"", ".."} or set(location) & {"\0", "\\"} or _IN_MEMORY in location or ":" in parts[0]:
         return False

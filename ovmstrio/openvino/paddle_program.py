@@ -41,7 +41,7 @@ class PaddleProgram:
 
 
 def fields(data: bytes, number: int) -> Iterator[bytes]:
-    """Give each value of a field that holds strings or messages.
+    """Yield each value of a field that holds strings or messages.
 
     Raises:
         ValueError: the data is no message.

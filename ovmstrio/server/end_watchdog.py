@@ -17,6 +17,8 @@ __all__ = ["END_WATCHDOG", "EndWatchdog"]
 MARGIN_SECONDS: Final = 30.0
 """Time for unloading after the drain; more than a parent process gives its workers."""
 _AT_ONCE_SECONDS: Final = 15.0
+_MAX_SECONDS: Final = 10_000_000.0
+"""Limit of the timer; a drain may have no bound."""
 
 
 class EndWatchdog:
@@ -64,10 +66,12 @@ class EndWatchdog:
             self._start(min(_AT_ONCE_SECONDS, self._margin_seconds))
 
     def _start(self, seconds: float) -> None:
-        if self._output is None:
-            self._output = _open_output()
         self._is_running = True
-        faulthandler.dump_traceback_later(seconds, exit=True, file=self._output)
+        # This runs in signal handlers, whose errors would end the event loop.
+        with suppress(OSError):
+            if self._output is None:
+                self._output = _open_output()
+            faulthandler.dump_traceback_later(min(seconds, _MAX_SECONDS), exit=True, file=self._output)
 
 
 def _open_output() -> int:
