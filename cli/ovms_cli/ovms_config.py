@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ovms_cli.console import EX_USAGE, fail, stdout
-from ovmstrio.core.regular_files import open_regular, read_regular_bytes
 from ovmstrio.server.ovms_options import CONFIGURING
+from ovmstrio.util.regular_files import open_regular, read_regular_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

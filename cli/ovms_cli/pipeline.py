@@ -11,7 +11,7 @@ from ovms_cli.console import EX_USAGE, fail, file_of, stderr
 from ovms_cli.pictures import FileOption, FormatOption, PictureFormat, render, write_picture
 from ovms_cli.problems import Strict, as_errors, conclude, count, point_to, problem_facts, show_problems
 from ovms_cli.tables import JsonOption, Output, OutputOption, chosen
-from ovmstrio.core.regular_files import read_regular_bytes
+from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import PipelineSpec

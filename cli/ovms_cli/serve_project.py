@@ -10,7 +10,7 @@ import typer
 
 from ovms_cli.console import EX_USAGE, fail, stderr
 from ovms_cli.serving import run_to_the_end, set_up_logs, usage
-from ovmstrio.core.regular_files import read_regular_bytes
+from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

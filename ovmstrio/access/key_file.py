@@ -33,7 +33,7 @@ from ovmstrio.config.findings import Findings, by_line
 from ovmstrio.config.located import Located
 from ovmstrio.core.callers import Scopes
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import read_regular_bytes
+from ovmstrio.util.regular_files import read_regular_bytes
 
 __all__ = ["CallerEntry", "digest_of", "new_key", "read_callers", "read_key_file", "write_key_file"]
 

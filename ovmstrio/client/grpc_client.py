@@ -10,10 +10,10 @@ import grpc
 from ovmstrio.client.api import Client, Health, ModelInfo, ModelState, TensorInfo
 from ovmstrio.client.grpc_streams import Messages, next_message, open_stream, read_outputs, read_reply, request_message
 from ovmstrio.core.errors import DeadlineExceeded, NotReady, NotSupported, ServerError
-from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.status_errors import Unreachable, error_of_grpc, reading
 from ovmstrio.protocol.wire_tensors import from_raw
+from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.core.regular_files import check_regular
+from ovmstrio.util.regular_files import check_regular
 
 __all__ = ["ClientTls"]
 

@@ -14,7 +14,7 @@ from ovmstrio.config.located import Located, Place
 from ovmstrio.config.model_entries import KnownModel, ModelEntries
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import read_regular_bytes
+from ovmstrio.util.regular_files import read_regular_bytes
 
 __all__ = ["ConfigFile", "ReadsConfig", "Subconfigs", "with_article"]
 

@@ -15,7 +15,7 @@ from ovmstrio.config.json_text import parse_json
 from ovmstrio.config.located import Document, InvalidSyntax, Located
 from ovmstrio.config.yaml_text import parse_yaml
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import read_regular_bytes
+from ovmstrio.util.regular_files import read_regular_bytes
 
 __all__ = ["OPTIONAL", "Schema", "check_members", "expected_by", "is_whole", "items_of", "load_document", "load_yaml"]
 

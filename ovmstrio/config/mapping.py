@@ -12,7 +12,7 @@ from ovmstrio.config.documents import OPTIONAL, Schema, check_members, load_docu
 from ovmstrio.config.findings import Findings, by_line
 from ovmstrio.config.located import Document, Located
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import read_regular_bytes
+from ovmstrio.util.regular_files import read_regular_bytes
 
 __all__ = ["MAPPING_FILE", "NO_MAPPING", "TensorMapping", "read_mapping"]
 

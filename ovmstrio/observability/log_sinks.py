@@ -13,7 +13,7 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from ovmstrio.core.line_streams import original_stream
-from ovmstrio.core.regular_files import file_kind, open_regular
+from ovmstrio.util.regular_files import file_kind, open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,7 +31,7 @@ from uuid import uuid4
 import structlog
 from platformdirs import user_cache_path
 
-from ovmstrio.core.regular_files import open_regular, read_regular_text
+from ovmstrio.util.regular_files import open_regular, read_regular_text
 
 __all__ = ["CompiledFiles", "LentFolder", "compiled_files", "compiled_folder", "keeping_compiled_files"]
 

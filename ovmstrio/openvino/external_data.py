@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import check_regular, open_regular
 from ovmstrio.core.texts import cut
 from ovmstrio.openvino.wire_format import wire_fields
+from ovmstrio.util.regular_files import check_regular, open_regular
 
 __all__ = ["check_external_data"]
 

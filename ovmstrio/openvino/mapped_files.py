@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ovmstrio.core.regular_files import open_regular
+from ovmstrio.util.regular_files import open_regular
 
 __all__ = ["let_file_pages_go"]
 

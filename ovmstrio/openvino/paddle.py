@@ -21,10 +21,10 @@ from openvino.frontend import FrontEndManager, NodeContext
 from openvino.frontend.paddle import ConversionExtension
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.core.texts import cut
 from ovmstrio.openvino.paddle_program import PaddleProgram, read_program, variable_names
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
+from ovmstrio.util.regular_files import read_regular_bytes
 
 __all__ = ["PROGRAM", "PaddleFiles", "find_paddle_files", "load_program", "read_paddle", "readable"]
 

@@ -9,10 +9,10 @@ import openvino as ov
 import structlog
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.openvino.external_data import check_external_data
 from ovmstrio.openvino.paddle import read_paddle
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, core, reason
+from ovmstrio.util.regular_files import read_regular_bytes
 
 __all__ = ["check_files", "read_model", "read_onnx_content"]
 

@@ -21,10 +21,10 @@ import trio
 from ovmstrio.config.model_overrides import read_overrides
 from ovmstrio.config.specs import ModelSpec, ServableSpec
 from ovmstrio.core.errors import ConfigError, ModelFailure, NotFound, Problem
-from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.core.texts import cut
 from ovmstrio.registry.states import ApplyResult
 from ovmstrio.repository.fingerprints import tree_mark
+from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -17,8 +17,8 @@ import trio
 
 from ovmstrio.config.specs import ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, ModelFailure, Problem, ServerError, VersionsFailure
-from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.repository.fingerprints import content_mark
+from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from ovmstrio.registry.registry import Registry

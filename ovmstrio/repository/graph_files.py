@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.repository.fingerprints import content_mark, paths_mark
+from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

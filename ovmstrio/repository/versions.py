@@ -21,7 +21,7 @@ import structlog
 
 from ovmstrio.config.specs import VersionPolicy
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import find_irregular
+from ovmstrio.util.regular_files import find_irregular
 
 __all__ = [
     "ONLY_VERSION",

@@ -17,8 +17,8 @@ from ovmstrio.access.key_file import CallerEntry, read_key_file
 from ovmstrio.core.callers import EVERYTHING, Caller
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.core.extras import Extra, way_to_install
-from ovmstrio.core.regular_files import read_regular_bytes, read_regular_text
 from ovmstrio.repository.fingerprints import paths_mark
+from ovmstrio.util.regular_files import read_regular_bytes, read_regular_text
 
 if TYPE_CHECKING:
     from pathlib import Path

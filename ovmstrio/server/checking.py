@@ -21,7 +21,6 @@ from ovmstrio.config.graph_entries import is_graph
 from ovmstrio.config.ovms_json import examine_config
 from ovmstrio.config.specs import AllVersions, ModelSpec, PipelineSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.openvino.trials import trials_folder, trying_models
 from ovmstrio.registry import Registry
 from ovmstrio.registry.order import find_circles
@@ -32,6 +31,7 @@ from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.table import KINDS, Kinds
 from ovmstrio.server.command_line import single_servable
 from ovmstrio.server.settings import ServerSettings
+from ovmstrio.util.regular_files import read_regular_bytes
 
 __all__ = ["CheckReport", "LoadedVersion", "check_config", "check_pipelines", "examine_pipelines"]
 

@@ -22,11 +22,11 @@ import trio
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.config.specs import ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.runtimes.table import KINDS, Kinds
 from ovmstrio.server.command_line import cache_directory, contradictions, listen_addresses, single_servable
 from ovmstrio.server.systemd.notifier import Notifier
 from ovmstrio.server.worker_count import count_workers
+from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path

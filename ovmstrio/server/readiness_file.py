@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from ovmstrio.core.regular_files import check_regular, open_regular
+from ovmstrio.util.regular_files import check_regular, open_regular
 
 if TYPE_CHECKING:
     from ovmstrio.dataplane.plane import DataPlane

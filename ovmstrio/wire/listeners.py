@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import trio
 
-from ovmstrio.core.regular_files import check_regular
+from ovmstrio.util.regular_files import check_regular
 from ovmstrio.wire.reloaded_tls import ReloadedTls, TlsListener
 from ovmstrio.wire.socket_listeners import InheritedListener, PlainListener
 

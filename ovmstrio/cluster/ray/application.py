@@ -21,9 +21,9 @@ from ovmstrio.config.findings import shown
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.config.placement import PlacementSpec, read_placement
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.runtimes.table import KINDS
 from ovmstrio.server.settings import ServerSettings
+from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import open_regular
 from ovmstrio.openvino.conversion.torch_archives import torch_framework_of
 from ovmstrio.openvino.paddle import PROGRAM
+from ovmstrio.util.regular_files import open_regular
 
 __all__ = ["FoundModel", "find_models", "framework_of", "refused"]
 

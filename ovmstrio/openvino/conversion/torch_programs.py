@@ -15,11 +15,11 @@ import openvino as ov
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.extras import Extra, way_to_install
-from ovmstrio.core.regular_files import open_regular
 from ovmstrio.core.texts import text_of
 from ovmstrio.openvino.conversion.sources import refused
 from ovmstrio.openvino.conversion.torch_archives import EXPORT, was_traced
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
+from ovmstrio.util.regular_files import open_regular
 
 __all__ = ["read_torch"]
 

@@ -12,8 +12,8 @@ import os
 import struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ovmstrio.core.regular_files import open_regular
 from ovmstrio.core.texts import cut
+from ovmstrio.util.regular_files import open_regular
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,9 +11,9 @@ from typing import Any, Final
 import openvino_genai as genai
 
 from ovmstrio.core.errors import InvalidField, ModelFailure
-from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.openvino.engine.library_errors import reason_of
 from ovmstrio.openvino.engine.recordings import RATE, Samples
+from ovmstrio.util.regular_files import read_regular_bytes
 
 __all__ = ["HeardWindow", "Hearing", "Wanted"]
 

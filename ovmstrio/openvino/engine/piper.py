@@ -19,9 +19,9 @@ import numpy as np
 import openvino as ov
 
 from ovmstrio.core.errors import InvalidField, ModelFailure
-from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.openvino.engine.library_errors import reason_of
 from ovmstrio.openvino.engine.speakers import bounded_memory, voice_missing
+from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ContextExceeded, InvalidRequest
 from ovmstrio.core.generation import Conversation
-from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.openvino.engine.frames import CONTEXT_FILE
 from ovmstrio.openvino.engine.library_errors import reason_of
+from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,8 +10,8 @@ import openvino as ov
 import openvino_genai as genai
 
 from ovmstrio.core.errors import InvalidField, ModelFailure
-from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.openvino.engine.library_errors import reason_of
+from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
-from ovmstrio.core.regular_files import read_regular_bytes, read_regular_text
 from ovmstrio.openvino.engine.generic_tools import with_generic_tools
 from ovmstrio.openvino.engine.template_environment import TemplateEnvironment
 from ovmstrio.openvino.engine.template_work import TooMuchWork, Work
+from ovmstrio.util.regular_files import read_regular_bytes, read_regular_text
 
 __all__ = ["ChatTemplate", "TemplateFailure", "read_template"]
 

@@ -20,8 +20,8 @@ from typing import Any, Final
 import structlog
 from platformdirs import user_cache_path
 
-from ovmstrio.core.regular_files import open_regular, read_regular_text
 from ovmstrio.openvino.trials.trial import Trial, Verdict
+from ovmstrio.util.regular_files import open_regular, read_regular_text
 
 __all__ = ["TrialMemory", "trials_folder"]
 

@@ -19,9 +19,9 @@ import trio
 from platformdirs import user_cache_path
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import open_regular
 from ovmstrio.openvino.engine.frames import CONTEXT_FILE, LOADED
 from ovmstrio.openvino.engine.gguf_header import GgufError, read_header
+from ovmstrio.util.regular_files import open_regular
 from ovmstrio.work.placement import run_load
 from ovmstrio.work.processes import WorkerEnded, WorkerProcess
 

@@ -11,7 +11,6 @@ from ovmstrio.config.findings import Findings, by_line, did_you_mean
 from ovmstrio.config.located import Located
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
-from ovmstrio.core.regular_files import read_regular_text
 from ovmstrio.runtimes.graphs.calculator import ContractError, NodeContract
 from ovmstrio.runtimes.graphs.calculators import find_kind, known_names
 from ovmstrio.runtimes.graphs.calculators.text_models import TEXT_CALCULATORS
@@ -27,6 +26,7 @@ from ovmstrio.runtimes.graphs.config.graph_messages import (
 )
 from ovmstrio.runtimes.graphs.config.wiring import check_wiring
 from ovmstrio.runtimes.graphs.policies import policy_names
+from ovmstrio.util.regular_files import read_regular_text
 
 __all__ = ["Examination", "examine_graph", "handler_file"]
 

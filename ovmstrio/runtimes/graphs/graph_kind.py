@@ -13,11 +13,11 @@ from ovmstrio.config.graph_sections import GRAPHS, read_graphs
 from ovmstrio.config.specs import GraphSpec, ServableSpec
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.core.inspection import NOTHING_INSIDE
-from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.repository.fingerprints import paths_mark
 from ovmstrio.repository.graph_files import graph_mark
 from ovmstrio.repository.versions import ONLY_VERSION, Listing
 from ovmstrio.runtimes.kind import Dependency, Kind, Takes
+from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ovmstrio.config.findings import Findings
 from ovmstrio.config.text_models import TextModelSpec
-from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.runtimes.graphs.calculators.text_models import HTTP_LLM, PAYLOADS, TEXT_CALCULATORS
 from ovmstrio.runtimes.graphs.calculators.text_node_options import read_node_options
 from ovmstrio.runtimes.graphs.config.graph_file import examine_text
 from ovmstrio.runtimes.graphs.examining import examine_graph
+from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.extras import Extra, way_to_install
-from ovmstrio.core.regular_files import open_regular
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
+from ovmstrio.util.regular_files import open_regular
 from ovmstrio.work.user_code.importing import HandlerPackage
 
 __all__ = [

@@ -16,7 +16,6 @@ from ovmstrio.config.mapping import read_mapping
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
-from ovmstrio.core.regular_files import read_regular_text
 from ovmstrio.core.sequence_owners import SequenceOwners
 from ovmstrio.core.servable import Servable
 from ovmstrio.openvino.bucket_warmup import warm_buckets
@@ -33,6 +32,7 @@ from ovmstrio.runtimes.models.model import ModelServable
 from ovmstrio.runtimes.models.reshaping import NetworkSource, check_auto, follows_requests
 from ovmstrio.runtimes.models.sequences import SequenceManagers
 from ovmstrio.runtimes.models.stateful import StatefulServable
+from ovmstrio.util.regular_files import read_regular_text
 from ovmstrio.work.placement import run_load
 
 __all__ = ["load_model"]

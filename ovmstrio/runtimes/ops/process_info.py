@@ -18,7 +18,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.core.regular_files import open_regular, read_regular_text
+from ovmstrio.util.regular_files import open_regular, read_regular_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

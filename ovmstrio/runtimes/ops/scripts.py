@@ -15,10 +15,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.core.texts import text_of
 from ovmstrio.runtimes.ops.config.overrides import CONFIG_VARIABLE
 from ovmstrio.runtimes.ops.web_service import set_service_runner
+from ovmstrio.util.regular_files import read_regular_bytes
 from ovmstrio.work.user_code.importing import HandlerPackage
 
 if TYPE_CHECKING:

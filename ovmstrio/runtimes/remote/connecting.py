@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import check_regular
 from ovmstrio.runtimes.remote.endpoint import NotSent
+from ovmstrio.util.regular_files import check_regular
 
 if TYPE_CHECKING:
     from ovmstrio.config.remote_entries import RemoteAddress, RemoteTls

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import read_regular_text
+from ovmstrio.util.regular_files import read_regular_text
 
 __all__ = ["TextFolder", "read_text_folder"]
 

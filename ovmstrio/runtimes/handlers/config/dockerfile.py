@@ -15,9 +15,9 @@ import re
 from pathlib import Path
 from typing import Final
 
-from ovmstrio.core.regular_files import read_regular_text
 from ovmstrio.runtimes.handlers.config.image_section import DEFAULT_PYTHON, python_for, system_for, tensorflow_for
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
+from ovmstrio.util.regular_files import read_regular_text
 
 __all__ = ["LOCAL_SERVER", "make_dockerfile"]
 

@@ -14,7 +14,6 @@ from ovmstrio.config.findings import Findings, shown
 from ovmstrio.config.located import Document
 from ovmstrio.config.sections import Rules, Section, any_spelling, any_word, flag, number, whole, written
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import read_regular_text
 from ovmstrio.runtimes.handlers.config.dotenv import parse_dotenv
 from ovmstrio.runtimes.handlers.config.image_section import IMAGE_KEYS, read_image
 from ovmstrio.runtimes.handlers.config.models_section import find_models_section, read_models
@@ -27,6 +26,7 @@ from ovmstrio.runtimes.handlers.config.project_spec import (
     is_folder,
     local_path,
 )
+from ovmstrio.util.regular_files import read_regular_text
 
 __all__ = ["expanded", "find_project_file", "read_project"]
 

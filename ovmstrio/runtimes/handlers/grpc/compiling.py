@@ -21,7 +21,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.extras import Extra, way_to_install
-from ovmstrio.core.regular_files import read_regular_bytes
+from ovmstrio.util.regular_files import read_regular_bytes
 
 __all__ = ["GOOGLE_FILES", "CompiledProto", "compile_proto", "module_name"]
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import trio
 
 from ovmstrio.core.http import ByteStream, Callback, Headers, HttpAnswer
-from ovmstrio.core.regular_files import open_regular
 from ovmstrio.runtimes.handlers.http.responses import HTTPError
+from ovmstrio.util.regular_files import open_regular
 
 __all__ = ["starlette_answer", "starlette_error"]
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import read_regular_bytes
 from ovmstrio.core.texts import text_of
 from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.util.regular_files import read_regular_bytes
 
 __all__ = ["SavedModel", "SavedModelSignature", "SavedModelTensor", "choose_signature", "read_saved_model"]
 

@@ -15,8 +15,8 @@ from urllib.parse import unquote, urlsplit
 
 from ovmstrio.core.errors import ConfigError, Problem, StorageFailure
 from ovmstrio.core.extras import Extra, way_to_install
-from ovmstrio.core.regular_files import open_regular
 from ovmstrio.runtimes.handlers.models.tree import StoredFile
+from ovmstrio.util.regular_files import open_regular
 
 __all__ = [
     "STALL_SECONDS",

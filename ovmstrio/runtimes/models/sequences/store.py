@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from ovmstrio.core.regular_files import open_regular, read_regular_bytes
 from ovmstrio.runtimes.models.sequences.encoding import DamagedStore, Segment, StoredSegments, fill, read_segments
 from ovmstrio.runtimes.models.sequences.manager import SequenceChanges
+from ovmstrio.util.regular_files import open_regular, read_regular_bytes
 
 if TYPE_CHECKING:
     from ovmstrio.runtimes.models.sequences.manager import Sequence, SequenceManager

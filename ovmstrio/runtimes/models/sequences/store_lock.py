@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import open_regular
+from ovmstrio.util.regular_files import open_regular
 
 __all__ = ["LOCK_FILE", "locked_folder"]
 

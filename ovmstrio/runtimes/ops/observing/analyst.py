@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import read_regular_text
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.config.pipeline_file import read_pipeline_config
+from ovmstrio.util.regular_files import read_regular_text
 
 __all__ = ["Analyst", "OpAnalyst"]
 

@@ -15,13 +15,13 @@ import structlog
 import trio
 import yaml
 
-from ovmstrio.core.regular_files import open_regular
 from ovmstrio.runtimes.ops.observing.figures import PipelineFigures, no_hooks, percentile, working_on
 from ovmstrio.runtimes.ops.observing.hooks import NOBODY, STAGES, Asker, OpHooks, Several, Span
 from ovmstrio.runtimes.ops.observing.log_files import open_log_files
 from ovmstrio.runtimes.ops.observing.looking import look_inside
 from ovmstrio.runtimes.ops.observing.metrics import OpMetrics
 from ovmstrio.runtimes.ops.observing.tracer import PERCENTS, Timelines, benchmark_document, tracer_lines
+from ovmstrio.util.regular_files import open_regular
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -16,9 +16,9 @@ from google.protobuf.message_factory import GetMessageClass
 
 from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.regular_files import read_regular_text
 from ovmstrio.core.tensor import Array, TensorSpec
 from ovmstrio.runtimes.ops.predictor.protocol import Feed, FeedMismatch, FeedTypeError
+from ovmstrio.util.regular_files import read_regular_text
 
 __all__ = [
     "CONFIG_FILE",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Final
 from uuid import uuid4
 
-from ovmstrio.core.regular_files import open_regular
+from ovmstrio.util.regular_files import open_regular
 
 __all__ = ["private_copy", "remove_leftovers"]
 

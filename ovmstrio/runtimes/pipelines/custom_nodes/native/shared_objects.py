@@ -7,7 +7,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from ovmstrio.core.regular_files import open_regular
+from ovmstrio.util.regular_files import open_regular
 
 __all__ = ["is_cut", "why_not_loadable"]
 

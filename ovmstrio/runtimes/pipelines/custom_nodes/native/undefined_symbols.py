@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from ovmstrio.core.regular_files import open_regular
+from ovmstrio.util.regular_files import open_regular
 
 __all__ = ["UndefinedSymbol", "undefined_symbol"]
 
