@@ -1,17 +1,21 @@
-"""Arrays as JSON in pieces, so that whoever prints a large one lets others have the interpreter in between."""
+"""Arrays and texts as JSON in pieces, so that a thread that prints a large one lets the event loop run in between."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
 import orjson
 
-__all__ = ["PIECE", "array_pieces"]
+__all__ = ["PIECE", "array_pieces", "text_pieces"]
 
 PIECE: Final = 16_384
 """Elements that are printed in well under a millisecond."""
+
+_SLICE: Final = 2**16
+"""Characters that are printed in well under a millisecond."""
 
 Array = np.ndarray[Any, Any]
 
@@ -43,3 +47,17 @@ def array_pieces(array: Array, show: Callable[[Array], bytes] = _print) -> Itera
             yield b"," if start else b""
             yield show(array[start : start + step])[1:-1]
     yield b"]"
+
+
+def text_pieces(text: str) -> Iterator[bytes]:
+    """Print a text as JSON; the pieces joined are what ``orjson`` prints of the whole."""
+    yield b'"'
+    for start in range(0, len(text), _SLICE):
+        part = text[start : start + _SLICE]
+        try:
+            printed = orjson.dumps(part)
+        except orjson.JSONEncodeError:
+            # Half of a surrogate pair, which only the standard library can write.
+            printed = json.dumps(part).encode()
+        yield printed[1:-1]
+    yield b'"'

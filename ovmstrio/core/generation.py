@@ -15,6 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from ovmstrio.core.servable import Service
+from ovmstrio.core.text_bounds import MAX_TOKENIZED_CHARACTERS, max_characters
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,10 +42,14 @@ __all__ = [
     "TextGenerator",
     "TokenIds",
     "TokenLogprob",
+    "TokenRow",
     "Tokenizer",
 ]
 
 TokenIds: TypeAlias = tuple[int, ...]
+
+TokenRow: TypeAlias = "TokenIds | npt.NDArray[np.int64]"
+"""Tokens of one text, which may be millions."""
 
 
 class Task(Enum):
@@ -240,12 +245,23 @@ class Generation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerationLimits:
-    """What a model can take: tokens of prompt and answer together; of the answer; beams; all None where unlimited."""
+    """What a model can take: tokens of prompt and answer together; of the answer; beams; all None where unlimited.
+
+    ``longest_token`` is the number of characters of the longest token, 0 if unknown.
+    """
 
     context_length: int | None = None
     max_tokens_limit: int | None = None
     best_of_limit: int = 20
     vocabulary_size: int | None = None
+    longest_token: int = 0
+
+    @property
+    def max_characters(self) -> int:
+        """Characters of a prompt; a longer one cannot fit the context."""
+        if self.context_length is None:
+            return MAX_TOKENIZED_CHARACTERS
+        return max_characters(self.context_length, self.longest_token)
 
 
 # Ports
@@ -295,7 +311,7 @@ class Tokenizer(GenerativeService, Protocol):
         add_special_tokens: bool = True,
         max_length: int | None = None,
         padding: Padding | None = None,
-    ) -> list[TokenIds]:
+    ) -> Sequence[TokenRow]:
         """Give the tokens of each text; never on the event loop.
 
         Args:

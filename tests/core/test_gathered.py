@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from ovmstrio.core.errors import InvalidRequest, MalformedJson, NotFound
-from ovmstrio.core.gathered import Gathered
+from ovmstrio.core.gathered import MAX_ERRORS, Gathered
 
 
 def test_one_refusal_is_told_as_it_is() -> None:
@@ -37,6 +39,32 @@ def test_several_are_told_together_in_their_order_and_in_bounds() -> None:
     assert second.startswith("input 1 is long")
     assert second.endswith("(1607 characters)")
     assert others == [*(f"input {number}" for number in range(2, 8)), "4 more"]
+
+
+def test_a_list_of_wrong_members_is_read_up_to_a_limit() -> None:
+    """The refusal that reaches the limit ends the request, also from within an inner block, and says so."""
+    wrong, read = Gathered(), 0
+    with pytest.raises(InvalidRequest) as refused, wrong:
+        for number in range(16_000):
+            read += 1
+            with wrong:
+                raise InvalidRequest(f"input {number}")
+    assert read == MAX_ERRORS
+    assert refused.value.message.startswith("input 0. Also: input 1. Also: ")
+    assert refused.value.message.endswith("24 more, and the rest of the request was not checked")
+
+
+def test_errors_that_exist_already_are_taken_up_to_a_limit() -> None:
+    """An iterator of errors makes no more of them than that."""
+    made = []
+
+    def errors() -> Iterator[InvalidRequest]:
+        for number in range(16_000):
+            made.append(number)
+            yield InvalidRequest(f"input {number}")
+
+    assert Gathered(errors())
+    assert len(made) == MAX_ERRORS
 
 
 def test_what_is_no_refusal_ends_the_request() -> None:

@@ -31,6 +31,7 @@ PREFIXES: Final = ("/v3", "/v1", "/v3/v1")
 
 _MOST_NAMES: Final = 8
 _NAME_CHARACTERS: Final = 80
+_MAX_MODEL_CHARACTERS: Final = 1024
 
 
 class Body(NamedTuple):
@@ -140,11 +141,14 @@ def model_of(document: dict[str, Any]) -> str:
     """Give the model that a body names.
 
     Raises:
-        InvalidField: there is none.
+        InvalidField: there is none, or it is too long for a name.
     """
     model = document.get("model")
     if model is None:
         raise InvalidField("model field is missing in JSON body", field="model", code="missing_required_parameter")
     if not isinstance(model, str):
         raise InvalidField("model field is not a string", field="model", got=type_of(model))
+    if len(model) > _MAX_MODEL_CHARACTERS:
+        message = f"model field: expected at most {_MAX_MODEL_CHARACTERS} characters"
+        raise InvalidField(message, field="model", got=str(len(model)))
     return model

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ovmstrio.api.openai.chat_answers import ChatEvents, WholeChat
-from ovmstrio.api.openai.fields import Fields
-from ovmstrio.api.openai.messages import check_length, read_messages
+from ovmstrio.api.openai.fields import Fields, PromptSize
+from ovmstrio.api.openai.messages import read_messages
 from ovmstrio.api.openai.sampling import read_max_tokens
 from ovmstrio.api.openai.text_endpoint import Asked, text_rules
 from ovmstrio.api.openai.text_request import make_request, read_stream_options
@@ -30,13 +30,13 @@ class Chat:
     def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
         """Read a body: messages, tools, and how tokens are chosen."""
         wrong = Gathered()
-        fields = Fields(document, wrong)
+        fields = Fields(document, wrong, prompt=PromptSize(limits, "messages"))
         options = read_stream_options(fields, is_stream=is_stream)
         max_tokens = read_max_tokens(fields, limits, "max_tokens", "max_completion_tokens")
         request = make_request(
             fields,
             limits,
-            _read_conversation(fields, limits, wrong),
+            _read_conversation(fields),
             max_tokens=max_tokens,
             is_stream=is_stream,
             logprobs=_read_logprobs(fields),
@@ -59,12 +59,11 @@ def chat_rules(api: OpenAIApi) -> list[Rule]:
     return text_rules(api, "/chat/completions", Chat())
 
 
-def _read_conversation(fields: Fields, limits: GenerationLimits, wrong: Gathered) -> Conversation:
+def _read_conversation(fields: Fields) -> Conversation:
     messages = read_messages(fields)
-    check_length([message["content"] for message in messages], limits, "messages", wrong)
     tools = read_tools(fields)
-    options = fields.mapping("chat_template_kwargs", "chat_template_kwargs must be an object") or {}
-    effort = fields.text("reasoning_effort")
+    options = fields.mapping("chat_template_kwargs", "chat_template_kwargs must be an object", is_prompt=True) or {}
+    effort = fields.name_text("reasoning_effort")
     if effort is not None:
         options = {"reasoning_effort": effort, **options}
     modalities = fields.items("modalities") or ["text"]

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.api.openai.completion_answers import CompletionEvents, WholeCompletion
-from ovmstrio.api.openai.fields import Fields, shown
-from ovmstrio.api.openai.messages import check_length
+from ovmstrio.api.openai.fields import MAX_PROMPT_TOKENS, Fields, are_tokens, check_length, shown
 from ovmstrio.api.openai.sampling import read_max_tokens
 from ovmstrio.api.openai.text_endpoint import Asked, text_rules
 from ovmstrio.api.openai.text_request import make_request, read_stream_options
@@ -86,7 +85,7 @@ def _read_prompts(fields: Fields, limits: GenerationLimits, wrong: Gathered) -> 
     if isinstance(prompt, str):
         if not prompt:
             fields.refuse("prompt", "prompt is missing", got="an empty text")
-        check_length([prompt], limits, "prompt", wrong)
+        check_length(prompt, limits, "prompt", wrong)
         return [prompt]
     if prompt is None:
         fields.refuse("prompt", "prompt is missing", code="missing_required_parameter")
@@ -106,7 +105,7 @@ def _read_one(fields: Fields, prompt: Any, at: int, limits: GenerationLimits, wr
     """Read one of several prompts."""
     name = f"prompt[{at}]"
     if prompt and isinstance(prompt, str):
-        check_length([prompt], limits, name, wrong)
+        check_length(prompt, limits, name, wrong)
         return [prompt]
     if isinstance(prompt, list):
         return _read_tokens(fields, prompt, name, limits, wrong)
@@ -119,12 +118,13 @@ def _read_one(fields: Fields, prompt: Any, at: int, limits: GenerationLimits, wr
 def _read_tokens(
     fields: Fields, prompt: list[Any], name: str, limits: GenerationLimits, wrong: Gathered
 ) -> list[str | TokenIds]:
-    most = limits.vocabulary_size or 2**31
-    if not prompt or not all(type(each) is int and 0 <= each < most for each in prompt):
-        fields.refuse(name, f"{name}: expected at least one number of a token, from 0 to {most - 1}")
-        return []
-    if limits.context_length is not None and len(prompt) > limits.context_length:
-        told = f"Number of prompt tokens: {len(prompt)} exceeds model max length: {limits.context_length}"
+    most_tokens = MAX_PROMPT_TOKENS if limits.context_length is None else limits.context_length
+    if len(prompt) > most_tokens:
+        told = f"Number of prompt tokens: {len(prompt)} exceeds model max length: {most_tokens}"
         wrong.add(ContextExceeded(told, field=name))
+        return []
+    most = limits.vocabulary_size or 2**31
+    if not are_tokens(prompt, most):
+        fields.refuse(name, f"{name}: expected at least one number of a token, from 0 to {most - 1}")
         return []
     return [tuple(prompt)]

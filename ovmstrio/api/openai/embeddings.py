@@ -10,7 +10,8 @@ import orjson
 import trio
 
 from ovmstrio.api.json_arrays import array_pieces
-from ovmstrio.api.openai.fields import Fields, shown
+from ovmstrio.api.openai.fields import MAX_PROMPT_TOKENS, Fields, are_tokens, shown
+from ovmstrio.api.openai.text_endpoint import read_apart
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.generation import Task
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["embedding_rules"]
 
 _MOST_INPUTS: Final = 500
-_TOKENS: Final = range(2**31)
+_MOST_TOKEN_NUMBER: Final = 2**31
 _FORMS: Final = ("float", "base64")
 _AT_ONCE: Final = 256 * 1024
 """Bytes of vectors that are written within a millisecond or two."""
@@ -42,7 +43,7 @@ def embedding_rules(api: OpenAIApi) -> list[Rule]:
 
     async def embed(request: HttpRequest) -> HttpAnswer:
         body = await api.body(request)
-        inputs, is_base64, dimensions = _read(body.document)
+        inputs, is_base64, dimensions = await read_apart(partial(_read, body.document), body)
         with await api.call(request, body.model, Task.EMBEDDINGS) as call:
             made = await cast("Embedder", call.service).embed(inputs)
             charge_caller(made.tokens)
@@ -86,6 +87,10 @@ def _read_inputs(fields: Fields) -> Sequence[str | TokenIds]:
         case [int(), *_]:
             return _read_tokens(fields, "input", given)
         case list() if 1 <= len(given) <= _MOST_INPUTS:
+            tokens = sum(len(each) for each in given if isinstance(each, list))
+            if tokens > MAX_PROMPT_TOKENS:
+                fields.refuse("input", f"input: expected at most {MAX_PROMPT_TOKENS} tokens in all", got=str(tokens))
+                return []
             return [found for at, each in enumerate(given) for found in _read_one(fields, f"input[{at}]", each)]
         case list():
             fields.refuse("input", f"input should have 1 to {_MOST_INPUTS} texts", got=str(len(given)))
@@ -104,10 +109,13 @@ def _read_one(fields: Fields, name: str, given: Any) -> Sequence[str | TokenIds]
 
 
 def _read_tokens(fields: Fields, name: str, given: list[Any]) -> Sequence[TokenIds]:
-    for each in given:
-        if not isinstance(each, int) or isinstance(each, bool) or each not in _TOKENS:
-            fields.refuse(name, f"{name} should have the numbers of tokens alone", got=shown(each))
-            return []
+    if len(given) > MAX_PROMPT_TOKENS:
+        fields.refuse(name, f"{name}: expected at most {MAX_PROMPT_TOKENS} tokens", got=str(len(given)))
+        return []
+    if given and not are_tokens(given, _MOST_TOKEN_NUMBER):
+        wrong = next(each for each in given if type(each) is not int or not 0 <= each < _MOST_TOKEN_NUMBER)
+        fields.refuse(name, f"{name} should have the numbers of tokens alone", got=shown(wrong))
+        return []
     return [tuple(given)]
 
 

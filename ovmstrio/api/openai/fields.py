@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from math import isfinite
+from itertools import islice
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.core.errors import InvalidField
+from ovmstrio.core.errors import ContextExceeded, InvalidField
+from ovmstrio.core.text_bounds import MAX_ITEMS, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ovmstrio.core.gathered import Gathered
+    from ovmstrio.core.generation import GenerationLimits
 
-__all__ = ["MOST_LEVELS", "MOST_OBJECTS", "Fields", "is_too_deep", "type_of"]
+__all__ = [
+    "MAX_NAME_CHARACTERS",
+    "MAX_OBJECT_SIZE",
+    "MAX_PROMPT_TOKENS",
+    "MOST_LEVELS",
+    "Fields",
+    "PromptSize",
+    "are_tokens",
+    "check_length",
+    "is_too_deep",
+    "type_of",
+]
 
 UNSIGNED: Final = range(2**32)
 """What OVMS takes for an unsigned number."""
@@ -21,10 +34,15 @@ UNSIGNED: Final = range(2**32)
 MOST_LEVELS: Final = 64
 """Of lists and objects in each other, where values are passed on as they are."""
 
-MOST_OBJECTS: Final = 20_000
-"""In the lists of a body whose objects are read one by one, such as messages, their parts, and tools."""
+MAX_OBJECT_SIZE: Final = 2**18
+"""Characters and members of an object that is passed on as it is, such as the schema of a function's parameters."""
+
+MAX_PROMPT_TOKENS: Final = 2**18
+"""Numbers of tokens in the lists of one body, where the model has no limit of its own."""
 
 _SHOWN_CHARACTERS: Final = 80
+MAX_NAME_CHARACTERS: Final = 256
+"""Of a text that is one of a few words, such as a role or a type."""
 
 
 def type_of(value: Any) -> str:
@@ -46,7 +64,7 @@ def type_of(value: Any) -> str:
 def shown(value: Any) -> str:
     """Show a value to who sent it: numbers and short texts as they are, of others what they are."""
     if isinstance(value, bool | int | float | str):
-        text = repr(value)
+        text = repr(value[: _SHOWN_CHARACTERS + 1] if isinstance(value, str) else value)
         return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
     return type_of(value)
 
@@ -66,6 +84,57 @@ def is_too_deep(value: Any) -> bool:
     return True
 
 
+class PromptSize:
+    """The characters of a body that become part of the prompt, and the objects in its lists.
+
+    Args:
+        limits: of the model; None for an endpoint that checks its texts itself.
+        field: the field that most of the characters are in, for the error.
+    """
+
+    __slots__ = ("_field", "_limits", "_most", "characters", "objects")
+
+    def __init__(self, limits: GenerationLimits | None = None, field: str = "") -> None:
+        self._limits = limits
+        self._field = field
+        self._most = inf if limits is None else limits.max_characters
+        self.characters = 0
+        self.objects = 0
+
+    def add(self, characters: int) -> None:
+        """Count characters of the prompt.
+
+        Raises:
+            ContextExceeded: the prompt cannot fit the context; raised at once, so that nothing else is read.
+        """
+        self.characters += characters
+        if self.characters > self._most and self._limits is not None:
+            raise too_long(self._limits, self._field, self.characters)
+
+
+def too_long(limits: GenerationLimits, field: str, characters: int) -> InvalidField:
+    """Return the error for a prompt with more characters than fit the context of a model."""
+    if limits.context_length is None:
+        message = f"{field}: expected at most {limits.max_characters} characters"
+        return InvalidField(message, field=field, got=str(characters))
+    most = f"This model's maximum context length is {limits.context_length} tokens"
+    tokens = characters * limits.context_length // limits.max_characters
+    return ContextExceeded(
+        f"{most}, and {field} has {characters} characters or more, which are at least {tokens} tokens", field=field
+    )
+
+
+def check_length(text: str, limits: GenerationLimits, field: str, wrong: Gathered) -> None:
+    """Refuse a text that cannot fit the context of a model, by its length alone."""
+    if len(text) > limits.max_characters:
+        wrong.add(too_long(limits, field, len(text)))
+
+
+def are_tokens(values: list[Any], most: int) -> bool:
+    """Return whether a list has numbers of tokens below ``most``, and at least one."""
+    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < most
+
+
 class Fields:
     """The fields of an object, each given if it is there and as it should be; null is as good as nothing.
 
@@ -73,26 +142,31 @@ class Fields:
         document: the object.
         wrong: takes what is wrong.
         at: the path of the object, empty for the whole body.
-        listed: counts the objects in lists of the whole body.
+        prompt: counts what the prompt is made of, and the objects in lists of the body.
     """
 
-    __slots__ = ("_at", "_document", "_listed", "_wrong")
+    __slots__ = ("_at", "_document", "_wrong", "prompt")
 
     def __init__(
-        self, document: Mapping[str, Any], wrong: Gathered, at: str = "", listed: Counter[str] | None = None
+        self, document: Mapping[str, Any], wrong: Gathered, at: str = "", prompt: PromptSize | None = None
     ) -> None:
         self._document = document
         self._wrong = wrong
         self._at = at
-        self._listed = Counter() if listed is None else listed
+        self.prompt = prompt or PromptSize()
 
     def get(self, name: str) -> Any:
         """Give what is there; None for nothing."""
         return self._document.get(name)
 
+    def word(self, name: str) -> Any:
+        """Return what is there; a text that is too long for a word is cut, so that it is none of the known words."""
+        value = self._document.get(name)
+        return value[: MAX_NAME_CHARACTERS + 1] if isinstance(value, str) else value
+
     def names(self) -> set[str]:
-        """Give the names that are there."""
-        return set(self._document)
+        """Return the names that are there, or some of them where there are very many."""
+        return set(islice(self._document, MAX_NAME_CHARACTERS))
 
     def path(self, name: str) -> str:
         """Name a field as the caller sees it."""
@@ -121,6 +195,26 @@ class Fields:
     def text(self, name: str, message: str = "") -> str | None:
         """Read a text."""
         value: str | None = self._typed(name, str, message or f"{self.path(name)} is not a string")
+        return value
+
+    def prompt_text(self, name: str, message: str = "") -> str | None:
+        """Read a text that becomes part of the prompt.
+
+        Raises:
+            ContextExceeded: the prompt cannot fit the context.
+        """
+        value = self.text(name, message)
+        self.prompt.add(len(value or ""))
+        return value
+
+    def name_text(self, name: str, message: str = "") -> str | None:
+        """Read a text that names something, which is short."""
+        value = self.text(name, message)
+        if value is not None and len(value) > MAX_NAME_CHARACTERS:
+            self.refuse(
+                name, f"{self.path(name)}: expected at most {MAX_NAME_CHARACTERS} characters", got=str(len(value))
+            )
+            return None
         return value
 
     def number(
@@ -158,14 +252,28 @@ class Fields:
         return value
 
     def items(self, name: str, message: str = "") -> list[Any] | None:
-        """Read a list."""
+        """Read a list of at most :data:`MAX_ITEMS` members."""
         value: list[Any] | None = self._typed(name, list, message or f"{self.path(name)} is not an array")
+        if value is not None and len(value) > MAX_ITEMS:
+            self.refuse(name, f"{self.path(name)}: expected at most {MAX_ITEMS} members", got=str(len(value)))
+            return None
         return value
 
-    def mapping(self, name: str, message: str = "") -> dict[str, Any] | None:
-        """Read an object that is passed on as it is, of few levels."""
+    def mapping(self, name: str, message: str = "", *, is_prompt: bool = False) -> dict[str, Any] | None:
+        """Read an object that is passed on as it is, of few levels and bounded size.
+
+        Raises:
+            ContextExceeded: it becomes part of the prompt (``is_prompt``), which cannot fit the context.
+        """
         value: dict[str, Any] | None = self._typed(name, dict, message or f"{self.path(name)} is not an object")
-        if value is not None and is_too_deep(value):
+        if value is None:
+            return None
+        size = size_of(value, MAX_OBJECT_SIZE)
+        self.prompt.add(size if is_prompt else 0)
+        if size > MAX_OBJECT_SIZE:
+            self.refuse(name, f"{self.path(name)}: expected at most {MAX_OBJECT_SIZE} characters and members")
+            return None
+        if is_too_deep(value):
             self.refuse(name, f"{self.path(name)}: at most {MOST_LEVELS} lists and objects may lie in each other")
             return None
         return value
@@ -173,19 +281,19 @@ class Fields:
     def within(self, name: str, message: str = "") -> Fields | None:
         """Read an object's own fields."""
         value = self._typed(name, dict, message or f"{self.path(name)} is not an object")
-        return None if value is None else Fields(value, self._wrong, self.path(name), self._listed)
+        return None if value is None else Fields(value, self._wrong, self.path(name), self.prompt)
 
     def objects(self, name: str, message: str = "", inner: str = "") -> Iterator[Fields]:
         """Read a list of objects, as far as the body has not too many; ``inner`` says that each should be one."""
-        values = self.items(name, message) or ()
-        self._listed["objects"] += len(values)
-        if values and self._listed["objects"] > MOST_OBJECTS:
-            self.refuse(name, f"{self.path(name)}: a body may have {MOST_OBJECTS} objects in its lists")
+        values: list[Any] = self._typed(name, list, message or f"{self.path(name)} is not an array") or []
+        self.prompt.objects += len(values)
+        if values and self.prompt.objects > MAX_ITEMS:
+            self.refuse(name, f"{self.path(name)}: a body may have {MAX_ITEMS} objects in its lists")
             return
         for position, value in enumerate(values):
             path = f"{self.path(name)}[{position}]"
             if isinstance(value, dict):
-                yield Fields(value, self._wrong, path, self._listed)
+                yield Fields(value, self._wrong, path, self.prompt)
             else:
                 said = inner or f"{path} is not an object"
                 self._wrong.add(InvalidField(said, field=path, got=shown(value)))

@@ -6,16 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from ovmstrio.api.openai.fields import Fields, is_too_deep, shown
-from ovmstrio.core.errors import ContextExceeded
+from ovmstrio.api.openai.fields import MAX_NAME_CHARACTERS, Fields, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from ovmstrio.core.gathered import Gathered
-    from ovmstrio.core.generation import GenerationLimits
-
-__all__ = ["check_length", "flattened", "read_messages", "role_of"]
+__all__ = ["flattened", "read_messages", "role_of"]
 
 _TEXTS: Final[Mapping[str, str]] = {
     "text": "text",
@@ -29,28 +25,25 @@ _PASSED: Final = ("name", "tool_call_id", "reasoning_content")
 _INSTEAD: Final[Mapping[str, str]] = {"developer": "system"}
 """Roles that templates do not know, with those that stand for them."""
 
-_MOST_CHARACTERS_PER_TOKEN: Final = 128
-"""No token of any vocabulary is longer but those of blanks, so that a text of more cannot fit, however it is cut."""
-
 
 def read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     """Read the messages of a chat: role and one text each, and what else templates know."""
     if fields.get("messages") is None:
         fields.refuse("messages", "Messages missing in request", code="missing_required_parameter")
         return ()
-    messages = fields.items("messages", "Messages are not an array")
-    if messages == []:
+    if fields.get("messages") == []:
         fields.refuse("messages", "Messages array cannot be empty")
-    return tuple(_read_message(each) for each in fields.objects("messages", "", "Message is not a JSON object"))
+    objects = fields.objects("messages", "Messages are not an array", "Message is not a JSON object")
+    return tuple(_read_message(each) for each in objects)
 
 
 def role_of(fields: Fields) -> str:
     """Read whose a message is, as templates know it."""
-    role = fields.get("role")
+    role = fields.word("role")
     if role is None or role == "":
         fields.refuse("role", "Every message must have 'role' field")
         return ""
-    if not isinstance(role, str):
+    if not isinstance(role, str) or len(role) > MAX_NAME_CHARACTERS:
         fields.refuse("role", "Invalid message structure", got=shown(role))
         return ""
     return _INSTEAD.get(role, role)
@@ -59,7 +52,7 @@ def role_of(fields: Fields) -> str:
 def _read_message(fields: Fields) -> dict[str, Any]:
     message: dict[str, Any] = {"role": role_of(fields), "content": flattened(fields, "content")}
     for name in _PASSED:
-        text = fields.text(name, "Invalid message structure")
+        text = fields.prompt_text(name, "Invalid message structure")
         if text is not None:
             message[name] = text
     calls = [_read_call(call) for call in fields.objects("tool_calls", "", "Each tool_call must be an object")]
@@ -74,11 +67,11 @@ def _read_call(fields: Fields) -> dict[str, Any]:
         if fields.get("function") is None:
             fields.refuse("function", "Each tool_call must have a 'function' object")
         return {}
-    name = function.text("name")
+    name = function.prompt_text("name")
     if not name:
         function.refuse("name", f"{function.path('name')} is missing")
     return {
-        "id": fields.text("id") or "",
+        "id": fields.prompt_text("id") or "",
         "type": "function",
         "function": {"name": name or "", "arguments": _read_arguments(function)},
     }
@@ -87,26 +80,28 @@ def _read_call(fields: Fields) -> dict[str, Any]:
 def _read_arguments(function: Fields) -> str:
     """Give arguments as the text that OpenAI has for them; some clients send the object."""
     value = function.get("arguments")
-    if isinstance(value, dict) and not is_too_deep(value):
-        return orjson.dumps(value).decode()
-    return function.text("arguments") or "{}"
+    if not isinstance(value, dict):
+        return function.prompt_text("arguments") or "{}"
+    arguments = function.mapping("arguments", is_prompt=True)
+    return "{}" if arguments is None else orjson.dumps(arguments).decode()
 
 
 def flattened(fields: Fields, name: str) -> str:
     """Read a content, a text or a list of parts, as one text; nothing is an empty one."""
     value = fields.get(name)
     if value is None or isinstance(value, str):
+        fields.prompt.add(len(value or ""))
         return value or ""
     if not isinstance(value, list):
         fields.refuse(name, "Invalid message structure", got=shown(value))
         return ""
     texts = []
     for part in fields.objects(name, "", "Invalid message structure - content array should contain objects"):
-        kind = part.get("type")
+        kind = part.word("type")
         if not isinstance(kind, str):
             part.refuse("type", "Invalid message structure - content object type missing")
         elif kind in _TEXTS:
-            text = part.text(_TEXTS[kind], "Invalid message structure - content text missing")
+            text = part.prompt_text(_TEXTS[kind], "Invalid message structure - content text missing")
             if part.get(_TEXTS[kind]) is None:
                 part.refuse(_TEXTS[kind], "Invalid message structure - content text missing")
             texts.append(text or "")
@@ -114,15 +109,3 @@ def flattened(fields: Fields, name: str) -> str:
             known = "this model reads text only" if kind in _MEDIA else "expected text"
             part.refuse("type", "Unsupported content type", got=f"{shown(kind)}, and {known}")
     return "\n".join(texts)
-
-
-def check_length(texts: Sequence[str], limits: GenerationLimits, field: str, wrong: Gathered) -> None:
-    """Refuse texts that cannot fit before anybody counts their tokens, which would take long."""
-    most = limits.context_length
-    size = sum(map(len, texts))
-    if most is not None and size > most * _MOST_CHARACTERS_PER_TOKEN:
-        wrong.add(
-            ContextExceeded(
-                f"This model's maximum context length is {most} tokens, and {field} has {size} characters", field=field
-            )
-        )

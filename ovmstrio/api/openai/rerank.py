@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from uuid import uuid4
 
+import orjson
+import trio
+
+from ovmstrio.api.json_arrays import text_pieces
 from ovmstrio.api.openai.api import PREFIXES
 from ovmstrio.api.openai.fields import Fields, shown
+from ovmstrio.api.openai.text_endpoint import read_apart
 from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.generation import Task
+from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.text_bounds import AT_ONCE
 from ovmstrio.dataplane.generation import charge_caller
-from ovmstrio.wire.http.answers import json_answer
+from ovmstrio.wire.http.answers import JSON_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.api.openai.api import OpenAIApi
     from ovmstrio.core.generation import Reranker
-    from ovmstrio.core.http import HttpAnswer, HttpRequest
+    from ovmstrio.core.http import HttpRequest
     from ovmstrio.wire.http.router import Rule
 
 __all__ = ["rerank_rules"]
@@ -41,13 +49,15 @@ def rerank_rules(api: OpenAIApi) -> list[Rule]:
 
     async def rerank(request: HttpRequest) -> HttpAnswer:
         body = await api.body(request)
-        asked = _read(body.document)
+        asked = await read_apart(partial(_read, body.document), body)
         with await api.call(request, body.model, Task.RERANK) as call:
             scores, tokens = await cast("Reranker", call.service).rerank(asked.query, asked.documents)
             charge_caller(tokens)
-            answer = json_answer(_document(body.model, asked, scores, tokens))
-            call.event.sent = len(answer.content)
-        return answer
+            write = partial(_write, body.model, asked, scores, tokens)
+            returned = sum(map(len, asked.documents)) if asked.returns_documents else 0
+            content = write() if returned <= AT_ONCE else await trio.to_thread.run_sync(write)
+            call.event.sent = len(content)
+        return HttpAnswer(200, JSON_TYPE, content)
 
     # Cohere's clients put the version of their API behind the address that they are given.
     return [*api.rules("/rerank", "POST", rerank), *api.rules("/v2/rerank", "POST", rerank, prefixes=("", *PREFIXES))]
@@ -98,17 +108,17 @@ def _read_documents(fields: Fields) -> list[str]:
     return texts
 
 
-def _document(model: str, asked: _Asked, scores: Sequence[float], tokens: int) -> dict[str, Any]:
+def _write(model: str, asked: _Asked, scores: Sequence[float], tokens: int) -> bytes:
     """Write the answer, best documents first, equal ones in their order."""
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
-    results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
-    if asked.returns_documents:
-        for result in results:
-            result["document"] = {"text": asked.documents[result["index"]]}
-    return {
-        "id": str(uuid4()),
-        "model": model,
-        "results": results,
+    pieces = [b'{"id":%b,"model":%b,"results":[' % (orjson.dumps(str(uuid4())), orjson.dumps(model))]
+    for place, index in enumerate(order):
+        head = b"," if place else b""
+        pieces.append(head + b'{"index":%d,"relevance_score":%b' % (index, orjson.dumps(scores[index])))
+        if asked.returns_documents:
+            pieces += (b',"document":{"text":', *text_pieces(asked.documents[index]), b"}")
+        pieces.append(b"}")
+    account = {
         "meta": {
             "api_version": {"version": _VERSION},
             "billed_units": {"search_units": 1},
@@ -116,3 +126,5 @@ def _document(model: str, asked: _Asked, scores: Sequence[float], tokens: int) -
         },
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
+    pieces.append(b"],%b" % orjson.dumps(account)[1:])
+    return b"".join(pieces)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["read_max_tokens", "read_number_of_texts", "read_sampling", "read_stop", "refuse_unserved"]
 
 _MOST_STOPS: Final = 16
+_MAX_STOP_CHARACTERS: Final = 1024
+"""Of a text that ends an answer, with which each character of the answer is compared."""
 _MOST_PROPOSED: Final = 100
 """Of tokens at a time, which are computed whether or not they are right."""
 _GREATEST: Final = 1e6
@@ -104,6 +106,10 @@ def read_stop(fields: Fields) -> tuple[str, ...]:
         return ()
     if not all(isinstance(text, str) for text in texts):
         fields.refuse("stop", "stop array contains non string element")
+        return ()
+    if any(len(text) > _MAX_STOP_CHARACTERS for text in texts):
+        longest = max(map(len, texts))
+        fields.refuse("stop", f"stop: expected at most {_MAX_STOP_CHARACTERS} characters each", got=str(longest))
         return ()
     if not all(texts):
         fields.refuse("stop", "stop array contains an empty string")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 import trio
 
@@ -44,6 +44,8 @@ __all__ = [
     "read_apart",
     "text_rules",
 ]
+
+_T = TypeVar("_T")
 
 _AT_ONCE_BYTES: Final = 2**18
 """Of a body that is read on the event loop."""
@@ -216,7 +218,7 @@ class _Answering:
             await send(streamed.end(usage))
 
 
-async def read_apart(read: Callable[[], Asked], body: Body) -> Asked:
+async def read_apart(read: Callable[[], _T], body: Body) -> _T:
     """Read a body; a large one in a thread, so that others have their turn meanwhile.
 
     Raises:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 import trio
 
+from ovmstrio.api.json_arrays import array_pieces
 from ovmstrio.api.openai.fields import Fields, shown
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.generation import Padding, Tokenizer
-from ovmstrio.wire.http.answers import json_answer
+from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.text_bounds import MAX_ITEMS, MAX_TOKENIZED_CHARACTERS
+from ovmstrio.wire.http.answers import JSON_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.api.openai.api import OpenAIApi
-    from ovmstrio.core.http import HttpAnswer, HttpRequest
+    from ovmstrio.core.generation import TokenRow
+    from ovmstrio.core.http import HttpRequest
     from ovmstrio.wire.http.router import Rule
 
 __all__ = ["tokenize_rules"]
@@ -51,13 +57,23 @@ def tokenize_rules(api: OpenAIApi) -> list[Rule]:
                 max_length=asked.max_length,
                 padding=asked.padding,
             )
-            document = {"tokens": rows if asked.is_list else rows[0]}
+            write = partial(_write, rows, is_list=asked.is_list)
             is_large = sum(map(len, rows)) > _MANY
-            answer = await trio.to_thread.run_sync(json_answer, document) if is_large else json_answer(document)
-            call.event.sent = len(answer.content)
-        return answer
+            content = await trio.to_thread.run_sync(write) if is_large else write()
+            call.event.sent = len(content)
+        return HttpAnswer(200, JSON_TYPE, content)
 
     return api.rules("/tokenize", "POST", tokenize)
+
+
+def _write(rows: Sequence[TokenRow], *, is_list: bool) -> bytes:
+    """Write the answer; of many tokens without a call that takes long."""
+    pieces = [b'{"tokens":[' if is_list else b'{"tokens":']
+    for number, row in enumerate(rows):
+        pieces.append(b"," if number else b"")
+        pieces += array_pieces(np.asarray(row, np.int64))
+    pieces.append(b"]}" if is_list else b"}")
+    return b"".join(pieces)
 
 
 def _read(document: Mapping[str, Any]) -> _Asked:
@@ -73,7 +89,7 @@ def _read(document: Mapping[str, Any]) -> _Asked:
     adds = fields.flag("add_special_tokens")
     max_length = fields.unsigned("max_length", least=1)
     pads = fields.flag("pad_to_max_length")
-    side = fields.text("padding_side")
+    side = fields.name_text("padding_side")
     if side is not None and side not in {each.value for each in Padding}:
         fields.refuse("padding_side", "padding_side should be either left or right", got=shown(side))
     wrong.tell()
@@ -82,12 +98,18 @@ def _read(document: Mapping[str, Any]) -> _Asked:
 
 
 def _read_texts(fields: Fields, given: Any) -> list[str]:
-    if isinstance(given, str):
-        return [given]
+    texts = [given] if isinstance(given, str) else given
     if given is None:
         fields.refuse("text", "text field is required", code="missing_required_parameter")
-    elif isinstance(given, list) and all(isinstance(each, str) for each in given):
-        return given
-    else:
+    elif not isinstance(texts, list):
         fields.refuse("text", "text should be string or array of strings", got=shown(given))
+    elif len(texts) > MAX_ITEMS:
+        fields.refuse("text", f"text: expected at most {MAX_ITEMS} texts", got=str(len(texts)))
+    elif not all(isinstance(each, str) for each in texts):
+        fields.refuse("text", "text should be string or array of strings", got=shown(given))
+    elif (size := sum(map(len, texts))) > MAX_TOKENIZED_CHARACTERS:
+        message = f"text: expected at most {MAX_TOKENIZED_CHARACTERS} characters in one request"
+        fields.refuse("text", message, got=f"{size}; send several requests")
+    else:
+        return texts
     return []

@@ -52,7 +52,7 @@ def _only(tools: tuple[Mapping[str, Any], ...], allowed: set[str], fields: Field
 
 def _read_choice(fields: Fields) -> tuple[str, str, set[str] | None]:
     """Give the choice, the one function that it may name, and those that it allows, None for all."""
-    value = fields.get("tool_choice")
+    value = fields.word("tool_choice")
     if value is None:
         return "auto", "", None
     if isinstance(value, str):
@@ -64,7 +64,7 @@ def _read_choice(fields: Fields) -> tuple[str, str, set[str] | None]:
     chosen = fields.within("tool_choice", "tool_choice is not a valid JSON object or string")
     if chosen is None:
         return "auto", "", None
-    if chosen.get("type") == _ALLOWED:
+    if chosen.word("type") == _ALLOWED:
         return _read_allowed(chosen)
     return *_read_named(chosen), None
 
@@ -74,7 +74,7 @@ def _read_allowed(chosen: Fields) -> tuple[str, str, set[str]]:
     holder = chosen if chosen.get(_ALLOWED) is None else chosen.within(_ALLOWED)
     if holder is None:
         return "auto", "", set()
-    mode = holder.get("mode")
+    mode = holder.word("mode")
     if mode not in {"auto", "required"}:
         holder.refuse("mode", f"{holder.path('mode')} should be either 'auto' or 'required'", got=shown(mode))
         return "auto", "", set()
@@ -91,7 +91,7 @@ def _read_named(chosen: Fields) -> tuple[str, str]:
         if chosen.get(_FUNCTION) is None:
             chosen.refuse(_FUNCTION, "tool_choice.function is not a valid JSON object")
         return "auto", ""
-    name = named.get("name")
+    name = named.word("name")
     if not isinstance(name, str) or not name:
         named.refuse("name", f"{named.path('name')} is not a valid string", got=shown(name))
         return "auto", ""
@@ -100,7 +100,7 @@ def _read_named(chosen: Fields) -> tuple[str, str]:
 
 def _read_tool(fields: Fields) -> Mapping[str, Any]:
     """Read a tool in the form of chat, or of the Responses API, which has everything on one level."""
-    kind = fields.text("type")
+    kind = fields.name_text("type")
     if kind not in {None, _FUNCTION}:
         fields.refuse("type", "Only function tools are supported", got=shown(kind), code="unsupported_parameter")
         return {"type": _FUNCTION, _FUNCTION: {"name": ""}}
@@ -114,15 +114,16 @@ def _read_tool(fields: Fields) -> Mapping[str, Any]:
 
 
 def _read_function(fields: Fields) -> Mapping[str, Any]:
-    name = fields.text("name")
-    if not name:
+    name = fields.name_text("name")
+    if not fields.get("name"):
         fields.refuse("name", f"{fields.path('name')} is missing")
+    fields.prompt.add(len(name or ""))
     function: dict[str, Any] = {"name": name or ""}
-    description = fields.text("description")
+    description = fields.prompt_text("description")
     if description is not None:
         function["description"] = description
     # Templates ask for them without looking whether they are there.
-    function["parameters"] = fields.mapping("parameters") or {"type": "object", "properties": {}}
+    function["parameters"] = fields.mapping("parameters", is_prompt=True) or {"type": "object", "properties": {}}
     strict = fields.flag("strict")
     if strict is not None:
         function["strict"] = strict

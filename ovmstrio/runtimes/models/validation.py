@@ -9,13 +9,14 @@ fit are named behind the first one.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import islice
 from math import prod
 from typing import Final
 
 from ovmstrio.config.findings import did_you_mean
 from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.core.gathered import Gathered
+from ovmstrio.core.gathered import MAX_ERRORS, Gathered
 from ovmstrio.core.request import Buffer, InferInput, InferRequest
 from ovmstrio.core.tensor import Array, TensorSpec
 from ovmstrio.runtimes.models.buffers import wrapped
@@ -167,7 +168,8 @@ class Validator:
                 errors.append(error)
         known = {check.spec.name for check in self._inputs}
         if errors or len(inputs) != len(known):
-            errors += [_unknown(name, known) for name in positions if name not in known]
+            unknown = (name for name in positions if name not in known)
+            errors += [_unknown(name, known) for name in islice(unknown, MAX_ERRORS)]
         return arrays, errors
 
 

@@ -98,6 +98,8 @@ def _read_parts(kind: str, body: bytes) -> tuple[dict[str, Any], dict[str, bytes
 
 def _value(name: str, text: str) -> Any:
     """Give a field as a document of JSON would have it; what cannot be read so stays a text, which is refused later."""
+    if len(text) > _MOST_PROMPT:
+        return text
     if name in _NUMBERS:
         try:
             return float(text)
@@ -125,13 +127,14 @@ def read_request(form: RecordingForm, *, translates: bool, deadline: float) -> A
         fields.refuse("response_format", f"a stream has text alone: {' or '.join(_STREAMED)}", got=repr(answer))
     if fields.get("include"):
         fields.refuse("include", "include is not supported: tokens are not told", code="unsupported_parameter")
-    if fields.get("chunking_strategy") not in (None, "auto"):
+    if fields.word("chunking_strategy") not in (None, "auto"):
         fields.refuse("chunking_strategy", "chunking_strategy is auto here", got=shown(fields.get("chunking_strategy")))
+    language = fields.name_text("language") or ""
     wrong.tell()
     asked = TranscriptionRequest(
         audio=form.audio,
         translates=translates,
-        language=(fields.text("language") or "").lower(),
+        language=language.lower(),
         prompt=prompt,
         temperature=temperature or 0.0,
         wants_segments=answer in {"srt", "vtt", "verbose_json"} or "segment" in granularities,
@@ -142,7 +145,7 @@ def read_request(form: RecordingForm, *, translates: bool, deadline: float) -> A
 
 
 def _choice(fields: Fields, name: str, values: tuple[str, ...]) -> str | None:
-    value = fields.text(name)
+    value = fields.name_text(name)
     if value is not None and value not in values:
         fields.refuse(name, f"{name} should be one of {', '.join(values)}", got=shown(value))
         return None

@@ -117,8 +117,8 @@ def _read(document: Mapping[str, Any], deadline: float) -> _Asked:
     form = SoundForm(_choice(fields, "response_format", tuple(each.value for each in SoundForm)) or SoundForm.WAV)
     is_streamed = stream is not None or form not in _WHOLE
     text = _read_text(fields, is_streamed=is_streamed)
-    voice = fields.text("voice", "voice field is not a string")
-    language = fields.text("language", "language field is not a string")
+    voice = fields.name_text("voice", "voice field is not a string")
+    language = fields.name_text("language", "language field is not a string")
     speed = _read_speed(fields)
     if fields.text("instructions", "instructions field is not a string"):
         message = "instructions are not supported: how a voice speaks is its own"
@@ -136,11 +136,11 @@ def _read_text(fields: Fields, *, is_streamed: bool) -> str:
             fields.refuse("input", message, code="missing_required_parameter")
         return ""
     most = _MOST_STREAMED if is_streamed else _MOST_WHOLE
-    if not text.strip():
-        fields.refuse("input", "input field is empty: there is nothing to speak")
-    elif len(text) > most:
+    if len(text) > most:
         more = "" if is_streamed else f", or {_MOST_STREAMED} where stream_format is {_AUDIO}"
         fields.refuse("input", f"input may have {most} characters{more}", got=str(len(text)))
+    elif not text.strip():
+        fields.refuse("input", "input field is empty: there is nothing to speak")
     return text
 
 
@@ -156,7 +156,7 @@ def _read_speed(fields: Fields) -> float:
 
 
 def _choice(fields: Fields, name: str, values: tuple[str, ...]) -> str | None:
-    value = fields.text(name, f"{name} field is not a string")
+    value = fields.name_text(name, f"{name} field is not a string")
     if value is not None and value not in values:
         fields.refuse(name, f"{name} should be one of {', '.join(values)}", got=shown(value))
         return None

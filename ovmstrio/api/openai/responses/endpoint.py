@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.api.openai.fields import Fields
-from ovmstrio.api.openai.messages import check_length
+from ovmstrio.api.openai.fields import Fields, PromptSize
 from ovmstrio.api.openai.passed_over import check_passed_over_of_responses
 from ovmstrio.api.openai.response_format import read_response_format
 from ovmstrio.api.openai.responses.input_items import read_input
@@ -42,10 +41,9 @@ class Responses:
     def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
         """Read a body: input and instructions, tools, and how tokens are chosen."""
         wrong = Gathered()
-        fields = Fields(document, wrong)
+        fields = Fields(document, wrong, prompt=PromptSize(limits, "input"))
         max_tokens = read_max_tokens(fields, limits, "max_output_tokens")
         messages = read_input(fields)
-        check_length([message["content"] for message in messages], limits, "input", wrong)
         tools = read_tools(fields)
         once = fields.flag("parallel_tool_calls") is False
         options = _read_template_options(fields)
@@ -89,12 +87,12 @@ def response_rules(api: OpenAIApi) -> list[Rule]:
 
 def _read_template_options(fields: Fields) -> Mapping[str, Any]:
     """Read variables of the template; any effort to reason has the model think, but none."""
-    options = fields.mapping("chat_template_kwargs", "chat_template_kwargs must be an object") or {}
+    options = fields.mapping("chat_template_kwargs", "chat_template_kwargs must be an object", is_prompt=True) or {}
     reasoning = fields.within("reasoning")
     if reasoning is None:
         return options
     fields.mapping("reasoning")
-    effort = reasoning.text("effort")
+    effort = reasoning.name_text("effort")
     if effort is None:
         return options
     return {"enable_thinking": effort != "none", "reasoning_effort": effort, **options}

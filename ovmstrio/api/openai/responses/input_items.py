@@ -21,13 +21,14 @@ _PASSED_OVER: Final = frozenset({"reasoning"})
 def read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     """Read instructions and input as messages; a call of a tool belongs to the assistant's message before it."""
     messages: list[dict[str, Any]] = []
-    instructions = fields.text("instructions")
+    instructions = fields.prompt_text("instructions")
     if instructions:
         messages.append({"role": "system", "content": instructions})
     given = fields.get("input")
     if given is None:
         fields.refuse("input", "input missing in request", code="missing_required_parameter")
     elif isinstance(given, str):
+        fields.prompt.add(len(given))
         messages.append({"role": "user", "content": given})
     else:
         if given == []:
@@ -39,24 +40,24 @@ def read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
 
 
 def _add_item(messages: list[dict[str, Any]], item: Fields) -> None:
-    kind = item.get("type")
+    kind = item.word("type")
     if kind is None or kind == "message":
         messages.append({"role": role_of(item), "content": flattened(item, "content")})
     elif kind == "function_call":
         _add_call(messages, item)
     elif kind == "function_call_output":
-        called = item.text("call_id") or ""
+        called = item.prompt_text("call_id") or ""
         messages.append({"role": "tool", "tool_call_id": called, "content": flattened(item, "output")})
     elif not isinstance(kind, str) or kind not in _PASSED_OVER:
         item.refuse("type", "Unsupported input item type", got=shown(kind))
 
 
 def _add_call(messages: list[dict[str, Any]], item: Fields) -> None:
-    name, arguments = item.text("name"), item.text("arguments")
+    name, arguments = item.prompt_text("name"), item.prompt_text("arguments")
     if not name:
         item.refuse("name", f"{item.path('name')} is missing")
     call = {
-        "id": item.text("call_id") or "",
+        "id": item.prompt_text("call_id") or "",
         "type": "function",
         "function": {"name": name or "", "arguments": arguments or "{}"},
     }
