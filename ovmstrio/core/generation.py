@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
+from ovmstrio.core.errors import ContextExceeded, InvalidField
 from ovmstrio.core.servable import Service
 from ovmstrio.core.text_bounds import MAX_TOKENIZED_CHARACTERS, max_characters
 
@@ -44,9 +45,13 @@ __all__ = [
     "TokenLogprob",
     "TokenRow",
     "Tokenizer",
+    "prompt_too_long",
 ]
 
 TokenIds: TypeAlias = tuple[int, ...]
+
+_TOKEN_CHARACTERS: Final = 6
+_MEMBER_CHARACTERS: Final = 100
 
 TokenRow: TypeAlias = "TokenIds | npt.NDArray[np.int64]"
 """Tokens of one text, which may be millions."""
@@ -177,6 +182,23 @@ class GenerationRequest:
     parses: bool = True
     deadline: float = math.inf
 
+    @property
+    def prompt_characters(self) -> int:
+        """The characters of a text, or of the contents and calls of a conversation; 0 for tokens."""
+        if not isinstance(self.prompt, Conversation):
+            return len(self.prompt) if isinstance(self.prompt, str) else 0
+        calls = (call for message in self.prompt.messages for call in message.get("tool_calls") or ())
+        arguments = sum(len(call.get("function", {}).get("arguments") or "") for call in calls)
+        return arguments + sum(len(message.get("content") or "") for message in self.prompt.messages)
+
+    @property
+    def prompt_size(self) -> int:
+        """About how many characters the prompt has as JSON."""
+        if isinstance(self.prompt, tuple):
+            return _TOKEN_CHARACTERS * len(self.prompt)
+        members = self.prompt.messages + self.prompt.tools if isinstance(self.prompt, Conversation) else ()
+        return self.prompt_characters + _MEMBER_CHARACTERS * len(members)
+
 
 # What comes
 
@@ -262,6 +284,18 @@ class GenerationLimits:
         if self.context_length is None:
             return MAX_TOKENIZED_CHARACTERS
         return max_characters(self.context_length, self.longest_token)
+
+
+def prompt_too_long(limits: GenerationLimits, field: str, characters: int) -> InvalidField:
+    """Return the error for a prompt with more characters than fit the context of a model."""
+    if limits.context_length is None:
+        message = f"{field}: expected at most {limits.max_characters} characters"
+        return InvalidField(message, field=field, got=str(characters))
+    most = f"This model's maximum context length is {limits.context_length} tokens"
+    tokens = characters * limits.context_length // limits.max_characters
+    return ContextExceeded(
+        f"{most}, and {field} has at least {characters} characters, which are at least {tokens} tokens", field=field
+    )
 
 
 # Ports

@@ -6,7 +6,8 @@ from itertools import islice
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.core.errors import ContextExceeded, InvalidField
+from ovmstrio.core.errors import InvalidField
+from ovmstrio.core.generation import prompt_too_long
 from ovmstrio.core.text_bounds import MAX_ITEMS, size_of
 
 if TYPE_CHECKING:
@@ -109,25 +110,13 @@ class PromptSize:
         """
         self.characters += characters
         if self.characters > self._most and self._limits is not None:
-            raise too_long(self._limits, self._field, self.characters)
-
-
-def too_long(limits: GenerationLimits, field: str, characters: int) -> InvalidField:
-    """Return the error for a prompt with more characters than fit the context of a model."""
-    if limits.context_length is None:
-        message = f"{field}: expected at most {limits.max_characters} characters"
-        return InvalidField(message, field=field, got=str(characters))
-    most = f"This model's maximum context length is {limits.context_length} tokens"
-    tokens = characters * limits.context_length // limits.max_characters
-    return ContextExceeded(
-        f"{most}, and {field} has {characters} characters or more, which are at least {tokens} tokens", field=field
-    )
+            raise prompt_too_long(self._limits, self._field, self.characters)
 
 
 def check_length(text: str, limits: GenerationLimits, field: str, wrong: Gathered) -> None:
     """Refuse a text that cannot fit the context of a model, by its length alone."""
     if len(text) > limits.max_characters:
-        wrong.add(too_long(limits, field, len(text)))
+        wrong.add(prompt_too_long(limits, field, len(text)))
 
 
 def are_tokens(values: list[Any], most: int) -> bool:

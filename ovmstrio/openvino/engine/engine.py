@@ -11,7 +11,7 @@ from ovmstrio.core.generation import Finish
 from ovmstrio.openvino.engine.admission import BlockAdmission, BlockNeed, BlockRoom
 from ovmstrio.openvino.engine.batch import Batch
 from ovmstrio.openvino.engine.form_trials import FormTrials
-from ovmstrio.openvino.engine.frames import ACCEPTED, REFUSED, decode_request, encode_failure
+from ovmstrio.openvino.engine.frames import ACCEPTED, CANCELLED, REFUSED, decode_request, encode_failure
 from ovmstrio.openvino.engine.prompt_scores import PromptScores
 from ovmstrio.openvino.engine.text_rows import TextRows
 from ovmstrio.openvino.engine.texts import AskedTexts, NewTokens
@@ -245,6 +245,9 @@ class Engine:
         reads_on = self._batch.cancel(asked)
         self._scores.cancel(asked)
         self._forget(asked, keeps_room=reads_on)
+        if asked.answer_to:
+            self._answer(asked.answer_to, [REFUSED, encode_failure(CANCELLED)])
+            asked.answer_to = 0
         self._admit()
         self._try_next()
 

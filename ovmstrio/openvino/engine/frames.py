@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Final
+
+import orjson
 
 from ovmstrio.core.errors import (
     ContextExceeded,
@@ -24,9 +28,11 @@ from ovmstrio.core.generation import (
     Prompt,
     Sampling,
 )
+from ovmstrio.core.text_bounds import encode_text
 
 __all__ = [
     "ACCEPTED",
+    "CANCELLED",
     "CONTEXT_FILE",
     "FAILED",
     "FINISHES",
@@ -37,8 +43,10 @@ __all__ = [
     "VOICE_FILES",
     "decode_failure",
     "decode_request",
+    "decode_texts",
     "encode_failure",
     "encode_request",
+    "encode_texts",
 ]
 
 CONTEXT_FILE: Final = "ovmstrio.json"
@@ -64,7 +72,10 @@ REFUSED: Final = "refused"
 """Answers a request that does not, with an error."""
 
 TOKENS: Final = "tokens"
-"""Answers texts, with their tokens."""
+"""Answers texts, with the tokens of all of them in one array and the numbers of tokens of each."""
+
+CANCELLED: Final = ModelFailure("the request was cancelled")
+"""Answers a request that was cancelled before it was answered, so that nothing waits for its answer."""
 
 PART: Final = "part"
 """Answers a request for the next part, with what was understood of a window, or the sound of a sentence."""
@@ -74,12 +85,36 @@ _TEXT: Final = "text"
 _IDS: Final = "ids"
 
 
+def encode_texts(texts: Sequence[str]) -> dict[str, Any]:
+    """Encode texts as one buffer, which a channel copies without reading it.
+
+    A thread may do this for long texts: no call in it takes long.
+    """
+    return {"text": encode_text("".join(texts)), "lengths": orjson.dumps(list(map(len, texts)))}
+
+
+def decode_texts(packed: dict[str, Any]) -> list[str]:
+    """Return the texts again."""
+    text, texts, start = packed["text"].decode(), [], 0
+    for length in orjson.loads(packed["lengths"]):
+        texts.append(text[start : start + length])
+        start += length
+    return texts
+
+
 def encode_request(asked: GenerationRequest) -> dict[str, Any]:
-    """Make plain data of a request; its deadline stays where its clock is."""
+    """Encode a request; its deadline stays where its clock is.
+
+    The texts of the prompt are one buffer, all else is JSON.
+
+    Raises:
+        TypeError, ValueError, RecursionError: it holds values that JSON cannot write.
+    """
     sampling = {each.name: getattr(asked.sampling, each.name) for each in fields(Sampling)}
     grammar = None if asked.grammar is None else [asked.grammar.kind.value, asked.grammar.text]
-    return {
-        "prompt": _encode_prompt(asked.prompt),
+    prompt, texts = _encode_prompt(asked.prompt)
+    plain = {
+        "prompt": prompt,
         "sampling": {name: value for name, value in sampling.items() if value is not None},
         "stop": list(asked.stop),
         "keeps_stop": asked.keeps_stop,
@@ -89,14 +124,23 @@ def encode_request(asked: GenerationRequest) -> dict[str, Any]:
         "grammar": grammar,
         "skips_special_tokens": asked.skips_special_tokens,
     }
+    try:
+        data = orjson.dumps(plain)
+    except orjson.JSONEncodeError:
+        # Half of a surrogate pair, or a number of more than 64 bits.
+        data = json.dumps(plain).encode()
+    return {"n": asked.n, "plain": data, **encode_texts(texts)}
 
 
-def decode_request(plain: dict[str, Any]) -> GenerationRequest:
-    """Make the request again."""
-    grammar = plain["grammar"]
+def decode_request(encoded: dict[str, Any]) -> GenerationRequest:
+    """Return the request again."""
+    plain = json.loads(encoded["plain"])
+    grammar, sampling = plain["grammar"], plain["sampling"]
+    if "stop_token_ids" in sampling:
+        sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
     return GenerationRequest(
-        prompt=_decode_prompt(*plain["prompt"]),
-        sampling=Sampling(**plain["sampling"]),
+        prompt=_decode_prompt(decode_texts(encoded), *plain["prompt"]),
+        sampling=Sampling(**sampling),
         stop=tuple(plain["stop"]),
         keeps_stop=plain["keeps_stop"],
         n=plain["n"],
@@ -108,22 +152,26 @@ def decode_request(plain: dict[str, Any]) -> GenerationRequest:
     )
 
 
-def _encode_prompt(prompt: Prompt) -> list[Any]:
+def _encode_prompt(prompt: Prompt) -> tuple[list[Any], list[str]]:
+    """Return the prompt without its texts, and its texts."""
     if isinstance(prompt, str):
-        return [_TEXT, prompt]
+        return [_TEXT], [prompt]
     if isinstance(prompt, tuple):
-        return [_IDS, list(prompt)]
-    messages = [dict(message) for message in prompt.messages]
+        return [_IDS, prompt], []
+    texts = [str(message.get("content") or "") for message in prompt.messages]
+    messages = [{**message, "content": ""} for message in prompt.messages]
     tools = [dict(tool) for tool in prompt.tools]
-    return [_CHAT, messages, tools, prompt.tool_choice, prompt.tool_name, dict(prompt.template_options)]
+    return [_CHAT, messages, tools, prompt.tool_choice, prompt.tool_name, dict(prompt.template_options)], texts
 
 
-def _decode_prompt(kind: str, *parts: Any) -> Prompt:
+def _decode_prompt(texts: Sequence[str], kind: str, *parts: Any) -> Prompt:
     if kind == _TEXT:
-        return str(parts[0])
+        return texts[0]
     if kind == _IDS:
         return tuple(parts[0])
     messages, tools, choice, name, options = parts
+    for message, text in zip(messages, texts, strict=True):
+        message["content"] = text
     return Conversation(tuple(messages), tuple(tools), choice, name, options)
 
 

@@ -4,31 +4,34 @@
 
     first                                       ["loaded", facts] or ["failed", reason]
     ["add", id, request]                        ["accepted", prompt tokens] or ["refused", error]
-    ["tokenize", texts, options]                ["tokens", [[...], ...]] or ["refused", error]
-    ["cancel", id]                              is not answered
+    ["tokenize", id, texts, options]            ["tokens", tokens, counts] or ["refused", error]
+    ["cancel", id]                              is not answered; what it ends is refused if it was not answered yet
     number 0, each step                         [rows, failures, figures]; see :meth:`Engine.step`
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.core.errors import ServerError
 from ovmstrio.openvino.engine.chat import choose_renderer
 from ovmstrio.openvino.engine.engine import Engine, Limits
 from ovmstrio.openvino.engine.form_compiler import FormCompiler
-from ovmstrio.openvino.engine.frames import FAILED, LOADED, REFUSED, TOKENS, encode_failure
+from ovmstrio.openvino.engine.frames import CANCELLED, FAILED, LOADED, REFUSED, encode_failure
 from ovmstrio.openvino.engine.library_errors import reason_of
 from ovmstrio.openvino.engine.pipeline import Pipeline, PipelineOptions
 from ovmstrio.openvino.engine.prompts import Prompts, context_length
+from ovmstrio.openvino.engine.text_tokenizing import TextTokenizing
 
 if TYPE_CHECKING:
     from ovmstrio.work.messages.blocking_channel import BlockingChannel
+    from ovmstrio.work.messages.message_packets import Message
 
 __all__ = ["EngineProgram", "serve"]
 
+_CANCEL: Final = "cancel"
 _TELL: Final = 0
 """The number of what nobody has asked for, or is not to be answered."""
 
@@ -59,6 +62,9 @@ class EngineProgram:
         limits = Limits(min(room, context or room), **options["limits"])
         render, source = choose_renderer(pipeline.tokenizer, folder, options["template_mode"])
         self._prompts = Prompts(pipeline.tokenizer, render, limits.tokens)
+        self._tokenizing = TextTokenizing(self._prompts.tokenize, self._answer)
+        self._ahead: deque[Message | None] = deque()
+        self._cancelled: set[int] = set()
         self._engine = Engine(
             pipeline,
             self._prompts,
@@ -70,6 +76,7 @@ class EngineProgram:
         self.facts = {
             "context_length": limits.tokens,
             "vocabulary_size": self._prompts.vocabulary_size,
+            "longest_token": self._prompts.longest_token,
             "blocks": pipeline.blocks,
             "block_tokens": pipeline.block_tokens,
             "chat_template": source,
@@ -89,37 +96,49 @@ class EngineProgram:
         while self._take_messages():
             if self._engine.is_busy:
                 self._channel.send([_TELL, self._engine.step()])
+            self._tokenizing.go_on()
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._engine.is_busy or self._tokenizing.is_busy
 
     def _take_messages(self) -> bool:
         """Take what has come, or wait for something where no text is made; False once nothing more will come."""
         started = time.monotonic()
         while True:
-            if not self._channel.has_message():
-                if self._engine.is_busy:
+            self._read_ahead()
+            if not self._ahead:
+                if self._is_busy:
                     return True
                 self._channel.wait(self._engine.descriptor)
                 continue
-            message = self._channel.receive()
+            message = self._ahead.popleft()
             if message is None:
                 return False
             self._take(*message.value)
-            if self._engine.is_busy and time.monotonic() - started > _READS_SECONDS:
+            if self._is_busy and time.monotonic() - started > _READS_SECONDS:
                 return True
 
-    def _take(self, number: int, value: list[Any]) -> None:
-        kind, *parts = value
-        if kind == "add":
-            self._engine.add(number, *parts)
-        elif kind == "tokenize":
-            self._answer(number, self._tokenize(*parts))
-        else:
-            self._engine.cancel(*parts)
+    def _read_ahead(self) -> None:
+        """Read the messages that have come, so that no work is done for a request whose cancellation is among them."""
+        while not (self._ahead and self._ahead[-1] is None) and self._channel.has_message():
+            message = self._channel.receive()
+            self._ahead.append(message)
+            if message is not None and message.value[1][0] == _CANCEL:
+                self._cancelled.add(message.value[1][1])
 
-    def _tokenize(self, texts: list[str], options: dict[str, Any]) -> list[Any]:
-        try:
-            return [TOKENS, [self._prompts.tokenize(text, **options) for text in texts]]
-        except ServerError as error:
-            return [REFUSED, encode_failure(error)]
+    def _take(self, number: int, value: list[Any]) -> None:
+        kind, request, *parts = value
+        if kind == _CANCEL:
+            self._cancelled.discard(request)
+            self._tokenizing.cancel(request)
+            self._engine.cancel(request)
+        elif request in self._cancelled:
+            self._answer(number, [REFUSED, encode_failure(CANCELLED)])
+        elif kind == "tokenize":
+            self._tokenizing.add(number, request, *parts)
+        else:
+            self._engine.add(number, request, *parts)
 
 
 def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> None:

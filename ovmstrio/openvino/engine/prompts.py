@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from ovmstrio.core.errors import ContextExceeded, InvalidRequest
 from ovmstrio.core.generation import Conversation
+from ovmstrio.core.text_bounds import has_enough_tokens, max_characters, prefix_lengths
 from ovmstrio.openvino.engine.frames import CONTEXT_FILE
 from ovmstrio.openvino.engine.library_errors import reason_of
 from ovmstrio.util.regular_files import read_regular_bytes
@@ -64,7 +68,8 @@ class Prompts:
         self._most = most
         vocabulary = tokenizer.get_vocab()
         self.vocabulary_size = len(vocabulary)
-        self._longest = max(map(len, vocabulary), default=1)
+        self.longest_token = max(map(len, vocabulary), default=1)
+        self._max_characters = max_characters(most, self.longest_token)
 
     def tokens_of(self, prompt: Prompt) -> list[int]:
         """Give the tokens of a prompt, at least one.
@@ -91,33 +96,37 @@ class Prompts:
         return list(tokens)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        least = len(text) // self._longest
-        if least > self._most:
-            raise self._exceeded(f"the prompt has at least {least}")
-        return self.encode(text, add_special_tokens=add_special_tokens)
+        """Tokenize a prompt, of a long one no more than is needed to know that it does not fit."""
+        if len(text) > self._max_characters:
+            raise self._exceeded(f"the prompt has at least {len(text) * self._most // self._max_characters}")
+        tokens = np.empty(0, np.int64)
+        for length in prefix_lengths(len(text), self._most):
+            tokens = self.encode(text[:length], add_special_tokens=add_special_tokens)
+            if length < len(text) and has_enough_tokens(len(tokens), self._most):
+                raise self._exceeded(f"the prompt has at least {len(tokens)}")
+        return tokens.tolist()
 
-    def encode(self, text: str, **options: Any) -> list[int]:
-        """Give the tokens of a text, with the tokenizer's own options.
+    def encode(self, text: str, **options: Any) -> npt.NDArray[np.int64]:
+        """Return the tokens of a text, with the tokenizer's own options.
 
         Raises:
-            InvalidRequest: it does not take them.
+            InvalidRequest: the tokenizer does not take the text.
         """
         if not text.isascii():
             # JSON can write half of a surrogate pair, which the library cannot read.
             text = text.encode("utf-8", "replace").decode()
         try:
-            tokens: list[int] = self._tokenizer.encode(text, **options).input_ids.data[0].tolist()
+            return np.array(self._tokenizer.encode(text, **options).input_ids.data[0], np.int64)
         except (RuntimeError, TypeError, ValueError) as error:
             raise InvalidRequest(f"the text cannot be cut into tokens: {reason_of(error)}") from error
-        return tokens
 
     def tokenize(
         self, text: str, *, add_special_tokens: bool, max_length: int | None = None, padding: str | None = None
-    ) -> list[int]:
-        """Give the tokens of a text, cut at their end and filled up to ``max_length`` on one side, if that is wished.
+    ) -> npt.NDArray[np.int64]:
+        """Return the tokens of a text, cut at their end and padded to ``max_length`` on one side if requested.
 
         Raises:
-            InvalidRequest: the tokenizer does not take it, or has no token to fill up with.
+            InvalidRequest: the tokenizer does not take the text, or has no token for padding.
         """
         options: dict[str, Any] = {"add_special_tokens": add_special_tokens}
         if max_length is not None:
@@ -130,7 +139,7 @@ class Prompts:
         filling = self._tokenizer.get_pad_token_id()
         if filling < 0:
             raise InvalidRequest("the tokenizer has no token to fill texts up with; leave out the padding")
-        return [filling] * missing + tokens if padding == "left" else tokens + [filling] * missing
+        return np.pad(tokens, (missing, 0) if padding == "left" else (0, missing), constant_values=filling)
 
     def end_of(self, prompt: Prompt, tokens: Sequence[int]) -> str:
         """Give the last letters of the prompt that a conversation has become; nothing for others."""

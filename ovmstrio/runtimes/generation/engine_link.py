@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import trio
 
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure
+from ovmstrio.core.text_bounds import AT_ONCE
 from ovmstrio.core.tracing import current_span
-from ovmstrio.openvino.engine.frames import ACCEPTED, TOKENS, decode_failure, encode_request
+from ovmstrio.openvino.engine.frames import ACCEPTED, TOKENS, decode_failure, encode_request, encode_texts
 from ovmstrio.runtimes.generation.answers import TextAnswer
 from ovmstrio.runtimes.generation.generation_span import GenerationSpan
 from ovmstrio.runtimes.generation.text_metrics import CANCELLED, ERROR, TextMetrics
 from ovmstrio.work.processes import WorkerEnded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-    from ovmstrio.core.generation import Finish, GenerationRequest
+    from ovmstrio.core.generation import Finish, GenerationRequest, TokenRow
     from ovmstrio.runtimes.generation.sharing.remote_engine import RemoteEngine
     from ovmstrio.work.processes import WorkerProcess
 
@@ -146,7 +149,7 @@ class EngineLink:
         span = self._traced(number)
         try:
             with trio.CancelScope(deadline=asked.deadline) as scope:
-                told = await self._call(process, ["add", number, encode_request(asked)])
+                told = await self._call(process, "add", number, partial(encode_request, asked), asked.prompt_size)
             if scope.cancelled_caught:
                 raise DeadlineExceeded("the deadline of the request passed while it waited for room in the batch")
             if told[0] != ACCEPTED:
@@ -176,24 +179,34 @@ class EngineLink:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _SECONDS_TO_TELL), suppress(WorkerEnded):
             await process.tell(["cancel", number])
 
-    async def tokenize(self, process: AskedEngine, texts: Sequence[str], **options: Any) -> list[tuple[int, ...]]:
-        """Give the tokens of texts.
+    async def tokenize(self, process: AskedEngine, texts: Sequence[str], **options: Any) -> list[TokenRow]:
+        """Return the tokens of each text.
 
         Raises:
-            InvalidRequest: they cannot be tokenized.
+            InvalidRequest: a text cannot be tokenized.
             ModelFailure: the process has ended.
 
-        Cancellation: at once.
+        Cancellation: at once; the engine tokenizes no further text.
         """
         self.last_asked = trio.current_time()
-        kind, told = await self._call(process, ["tokenize", list(texts), options])
-        if kind != TOKENS:
-            raise decode_failure(told)
-        return [tuple(row) for row in told]
-
-    async def _call(self, process: AskedEngine, value: Any) -> Any:
+        number, size = next(self._numbers), sum(map(len, texts))
         try:
-            return await process.call(value)
+            kind, *told = await self._call(process, "tokenize", number, partial(encode_texts, texts), size, options)
+        except trio.Cancelled:
+            await self._cancel(process, number)
+            raise
+        if kind != TOKENS:
+            raise decode_failure(told[0])
+        tokens, counts = told
+        return np.split(tokens, np.cumsum(counts)[:-1]) if len(counts) else []
+
+    async def _call(
+        self, process: AskedEngine, kind: str, number: int, encode: Callable[[], Any], size: int, *more: Any
+    ) -> Any:
+        """Send a request to the engine, which a thread encodes if it has many characters."""
+        try:
+            encoded = encode() if size <= AT_ONCE else await trio.to_thread.run_sync(encode)
+            return await process.call([kind, number, encoded, *more])
         except WorkerEnded as ended:
             raise ModelFailure(f"the process of the model {ended.why}") from ended
         except RecursionError:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.generation import Conversation, Finish, Piece
+from ovmstrio.core.text_bounds import size_of
 from ovmstrio.runtimes.generation.grammars import check_grammar, impose_calls, on_one_line
 from ovmstrio.runtimes.generation.parsing import Delta, OutputParser, chosen_parsers, make_parser, opens_reasoning
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AnswerReading", "OutputReading"]
 
+_QUICK_SIZE: Final = 8192
+"""Characters and members of a form that is checked within a few milliseconds."""
 _AUTO: Final = "auto"
 _NONE: Final = "none"
 
@@ -45,6 +48,15 @@ class OutputReading:
             spec.tool_parser or _AUTO, spec.reasoning_parser or _AUTO, template
         )
         self._guided = spec.enable_tool_guided_generation
+
+    def is_slow(self, asked: GenerationRequest) -> bool:
+        """Return whether :meth:`prepare` takes more than a few milliseconds, for a large grammar or many tools."""
+        if asked.grammar is not None and len(asked.grammar.text) > _QUICK_SIZE:
+            return True
+        conversation = asked.prompt
+        if not isinstance(conversation, Conversation) or not conversation.tools:
+            return False
+        return size_of(conversation.tools, _QUICK_SIZE) > _QUICK_SIZE
 
     def prepare(self, asked: GenerationRequest) -> tuple[GenerationRequest, AnswerReading]:
         """Give a request as the engine is to get it, and what reads its texts.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from ovmstrio.core.errors import InvalidField
-from ovmstrio.core.generation import GenerationLimits, Task
+from ovmstrio.core.generation import GenerationLimits, Task, prompt_too_long
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.runtimes.generation.engine_link import EngineLink, OpenAnswer
 from ovmstrio.runtimes.generation.output_reading import AnswerReading, OutputReading
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ovmstrio.config.text_models import TextModelSpec
-    from ovmstrio.core.generation import GenerationRequest, Padding, Piece, TokenIds
+    from ovmstrio.core.generation import GenerationRequest, Padding, Piece, TokenRow
     from ovmstrio.runtimes.generation.replacing import Handover
     from ovmstrio.runtimes.generation.sharing.choosing_engine import Engine
 
@@ -73,6 +76,7 @@ class TextModel(ResidentService):
             max_tokens_limit=spec.max_tokens_limit,
             best_of_limit=spec.best_of_limit,
             vocabulary_size=process.facts["vocabulary_size"],
+            longest_token=process.facts["longest_token"],
         )
         self._reading = OutputReading(spec, process.facts["chat_template"])
         self._metadata = ServableMetadata(spec.name, PLATFORM, (), ())
@@ -121,7 +125,9 @@ class TextModel(ResidentService):
                     yield generation
                 return
             self._check(asked)
-            asked, reading = self._reading.prepare(asked)
+            prepare = partial(self._reading.prepare, asked)
+            is_slow = self._reading.is_slow(asked)
+            asked, reading = await trio.to_thread.run_sync(prepare) if is_slow else prepare()
             process = await self._process.ready()
             async with self._link.ask(process, asked) as opened:
                 yield RunningGeneration(opened, reading)
@@ -133,6 +139,8 @@ class TextModel(ResidentService):
             InvalidField: it does.
         """
         limits, sampling = self._limits, asked.sampling
+        if asked.prompt_characters > limits.max_characters:
+            raise prompt_too_long(limits, "prompt", asked.prompt_characters)
         texts = max(asked.n, sampling.best_of)
         check_proposing(self._spec, asked)
         if texts > limits.best_of_limit:
@@ -152,7 +160,7 @@ class TextModel(ResidentService):
         add_special_tokens: bool = True,
         max_length: int | None = None,
         padding: Padding | None = None,
-    ) -> list[TokenIds]:
+    ) -> Sequence[TokenRow]:
         """Give the tokens of each text, as :meth:`Tokenizer.tokenize` says."""
         options: dict[str, Any] = {"add_special_tokens": add_special_tokens}
         if max_length is not None:

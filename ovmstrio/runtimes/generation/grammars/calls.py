@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ovmstrio.core.generation import Conversation, Grammar, GrammarKind
+from ovmstrio.core.text_bounds import size_of
 from ovmstrio.runtimes.generation.grammars.one_line import one_line_rules
-from ovmstrio.runtimes.generation.grammars.refusals import GrammarRefused
+from ovmstrio.runtimes.generation.grammars.refusals import MOST_TEXT, GrammarRefused
 from ovmstrio.runtimes.generation.grammars.schemas import check_schema, without_wide_bounds
 
 __all__ = ["ImposedCalls", "impose_calls"]
@@ -82,6 +83,8 @@ def impose_calls(conversation: Conversation, tool_parser: str, *, guided: bool =
     if form is None or not (forced or (form.trigger and (guided or strict))):
         return None
     places = {tool["function"]["name"]: number for number, tool in enumerate(conversation.tools)}
+    if size_of(functions, MOST_TEXT) > MOST_TEXT:
+        raise GrammarRefused("", f"expected at most {MOST_TEXT} characters whose calls are imposed", field="tools")
     tags = [_tag(form, function, places[function["name"]], imposed=forced or guided) for function in functions]
     if not forced:
         shape = {"type": "triggered_tags", "triggers": [form.trigger], "tags": tags}

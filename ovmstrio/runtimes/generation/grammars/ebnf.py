@@ -152,7 +152,7 @@ class _Grammar:
         elif token.kind == "sign":
             choices, inner = self._group(token, depth)
             # One of several alternatives: those that all of them need are needed, which is close enough for names.
-            needed = [name for name in choices[0] if all(name in choice for choice in choices)]
+            needed = list(set(choices[0]).intersection(*choices[1:]))
         return self._repetition(needed, inner)
 
     def _group(self, token: _Token, depth: int) -> tuple[list[list[str]], int]:
@@ -185,16 +185,28 @@ class _Grammar:
         return needed, inner
 
     def _check_ends(self) -> None:
-        finite: set[str] = set()
-        while grown := {
-            name
-            for name in self._rules.keys() - finite
-            if any(all(part in finite for part in choice) for choice in self._rules[name])
-        }:
-            finite |= grown
+        finite = self._finite()
         for name in self._rules:
             if name not in finite:
                 raise GrammarRefused("", f"the rule {name!r} needs itself, so that no answer could end")
+
+    def _finite(self) -> set[str]:
+        """Return the rules that can end: those with an alternative whose rules all can."""
+        waiting: dict[str, list[tuple[str, set[str]]]] = {}
+        for name, choices in self._rules.items():
+            for needed in map(set, choices):
+                for part in needed:
+                    waiting.setdefault(part, []).append((name, needed))
+        ready = [name for name, choices in self._rules.items() if not all(choices)]
+        finite = set(ready)
+        while ready:
+            part = ready.pop()
+            for name, needed in waiting.pop(part, ()):
+                needed.discard(part)
+                if not needed and name not in finite:
+                    finite.add(name)
+                    ready.append(name)
+        return finite
 
 
 def _check_set(token: _Token) -> None:

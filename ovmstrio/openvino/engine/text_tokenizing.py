@@ -1,0 +1,82 @@
+"""Requests for the tokens of texts, which are tokenized a few texts at a time between the steps of an engine."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ovmstrio.core.errors import ServerError
+from ovmstrio.core.text_bounds import AT_ONCE
+from ovmstrio.openvino.engine.frames import CANCELLED, REFUSED, TOKENS, decode_texts, encode_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["TextTokenizing"]
+
+Tokens = npt.NDArray[np.int64]
+
+
+class _Tokenized:
+    """One request: its texts that are left, and the tokens of the others."""
+
+    __slots__ = ("message", "options", "rows", "texts")
+
+    def __init__(self, message: int, texts: list[str], options: dict[str, Any]) -> None:
+        self.message = message
+        self.texts = deque(texts)
+        self.options = options
+        self.rows: list[Tokens] = []
+
+
+class TextTokenizing:
+    """The open requests, by their numbers; the oldest one is served first.
+
+    Args:
+        tokenize: tokenizes one text, with the options of a request.
+        answer: receives the number of a message and its answer.
+    """
+
+    def __init__(self, tokenize: Callable[..., Tokens], answer: Callable[[int, Any], None]) -> None:
+        self._tokenize = tokenize
+        self._answer = answer
+        self._open: dict[int, _Tokenized] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is open."""
+        return bool(self._open)
+
+    def add(self, message: int, number: int, texts: dict[str, Any], options: dict[str, Any]) -> None:
+        """Add a request, which is answered by :meth:`go_on`."""
+        self._open[number] = _Tokenized(message, decode_texts(texts), options)
+
+    def cancel(self, number: int) -> None:
+        """Forget a request; the rest of its texts is not tokenized."""
+        tokenized = self._open.pop(number, None)
+        if tokenized is not None:
+            self._answer(tokenized.message, [REFUSED, encode_failure(CANCELLED)])
+
+    def go_on(self) -> None:
+        """Tokenize one text of the oldest request, or several that are short, and answer if there are no more."""
+        number = next(iter(self._open), None)
+        if number is None:
+            return
+        tokenized, left = self._open[number], AT_ONCE
+        try:
+            while tokenized.texts and left > 0:
+                text = tokenized.texts.popleft()
+                left -= len(text) + 1
+                tokenized.rows.append(self._tokenize(text, **tokenized.options))
+        except ServerError as error:
+            del self._open[number]
+            self._answer(tokenized.message, [REFUSED, encode_failure(error)])
+            return
+        if not tokenized.texts:
+            del self._open[number]
+            counts = np.array([len(row) for row in tokenized.rows], np.int64)
+            tokens = np.concatenate(tokenized.rows) if tokenized.rows else np.empty(0, np.int64)
+            self._answer(tokenized.message, [TOKENS, tokens, counts])
