@@ -98,7 +98,7 @@ async def test_messages_become_the_prompt_of_the_models_template(serve_tiny: Ser
     prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     async with serve_tiny() as model:
         chat = await made(model, greedy(Conversation(({"role": "user", "content": "hi"},)), 40))
-        tokens = (await model.tokenize([prompt], add_special_tokens=False))[0]
+        tokens = tuple(map(int, (await model.tokenize([prompt], add_special_tokens=False))[0]))
         assert text_of(chat) == text_of(await made(model, greedy(tokens, 40)))
 
 
@@ -122,7 +122,7 @@ async def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused_with_the_nu
         assert f"the prompt has {CONTEXT}, and at most {CONTEXT - 1} fit" in str(caught.value)
         pieces = await made(model, greedy((5,) * (CONTEXT - 3), 100))
         assert sum(piece.tokens for piece in pieces) == 3
-        with pytest.raises(ContextExceeded, match=f"length is {CONTEXT} tokens, .*; the prompt has at least"):
+        with pytest.raises(ContextExceeded, match=f"length is {CONTEXT} tokens, and prompt has at least 40000000"):
             await made(model, greedy("the " * 10_000_000, 1))
 
 

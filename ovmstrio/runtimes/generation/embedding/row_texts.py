@@ -10,6 +10,7 @@ import numpy as np
 from ovmstrio.core.errors import ContextExceeded, InvalidField
 from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.generation import Padding, TokenIds
+from ovmstrio.core.text_bounds import MAX_TOKENIZED_CHARACTERS, has_enough_tokens, max_characters
 from ovmstrio.runtimes.generation.embedding.row_encoder import Row
 from ovmstrio.runtimes.generation.embedding.text_tokens import Ids, TextTokens, cut, surround
 
@@ -44,7 +45,9 @@ class RowTexts:
 
         Cancellation: at any checkpoint.
         """
-        written = iter(await self.tokens.encode([each for each in inputs if isinstance(each, str)]))
+        texts = [each for each in inputs if isinstance(each, str)]
+        self._check_characters(inputs)
+        written = iter(await self._encoded(texts))
         rows: list[Row] = []
         wrong = Gathered()
         for number, each in enumerate(inputs):
@@ -55,6 +58,40 @@ class RowTexts:
             rows.append(Row(ids))
         wrong.tell()
         return rows
+
+    async def _encoded(self, texts: Sequence[str]) -> list[Ids]:
+        """Return the tokens of texts, of long ones at least as many as the model takes."""
+        if self.max_length is None:
+            return await self.tokens.encode(texts)
+        if self._truncate:
+            most = max_characters(self.max_length)
+            texts = [text[-most:] if self._cuts_left else text[:most] for text in texts]
+        return await self.tokens.encode_within(texts, self.max_length, cuts_left=self._cuts_left and self._truncate)
+
+    def _check_characters(self, inputs: Sequence[str | TokenIds]) -> None:
+        """Refuse texts that are too long by their characters alone.
+
+        Raises:
+            ContextExceeded: a text cannot fit the model.
+            InvalidField: the model has no limit, and the texts together have more characters than one request may.
+        """
+        if self.max_length is None:
+            size = sum(len(each) for each in inputs if isinstance(each, str))
+            if size > MAX_TOKENIZED_CHARACTERS:
+                message = f"input: expected at most {MAX_TOKENIZED_CHARACTERS} characters in one request"
+                raise InvalidField(message, field="input", got=str(size))
+        elif not self._truncate:
+            most, wrong = max_characters(self.max_length), Gathered()
+            for number, each in enumerate(inputs):
+                if len(each) > (most if isinstance(each, str) else self.max_length):
+                    wrong.add(self._too_long(each, "input" if len(inputs) == 1 else f"input[{number}]"))
+            wrong.tell()
+
+    def _too_long(self, each: str | TokenIds, field: str) -> ContextExceeded:
+        what, length = "", len(each)
+        if isinstance(each, str) and self.max_length is not None:
+            what, length = "of at least ", length * self.max_length // max_characters(self.max_length)
+        return ContextExceeded(f"Input length {what}{length} longer than allowed {self.max_length}", field=field)
 
     def _text(self, text: Ids) -> Ids:
         single = self.tokens.special_tokens.single
@@ -76,7 +113,9 @@ class RowTexts:
             InvalidField: it is empty, or has tokens that the model does not know.
         """
         if self.max_length is not None and len(ids) > self.max_length:
-            message = f"Input length {len(ids)} longer than allowed {self.max_length}"
+            # Of a text that is much longer only the beginning was tokenized.
+            at_least = "of at least " if has_enough_tokens(len(ids), self.max_length) else ""
+            message = f"Input length {at_least}{len(ids)} longer than allowed {self.max_length}"
             raise ContextExceeded(message, field=field)
         if not len(ids):
             raise InvalidField(f"{field} has no tokens; send a text that is not empty", field=field)
@@ -96,11 +135,11 @@ class RowTexts:
         add_special_tokens: bool = True,
         max_length: int | None = None,
         padding: Padding | None = None,
-    ) -> list[TokenIds]:
+    ) -> list[Ids]:
         """Do as :class:`ovmstrio.core.generation.Tokenizer`.
 
         Raises:
-            InvalidRequest: not even the marks around a text fit into ``max_length``.
+            InvalidRequest: not even the marks around a text fit into ``max_length``, or the padded rows are too large.
             ModelFailure: the tokenizer failed.
 
         Cancellation: at any checkpoint.
@@ -110,11 +149,18 @@ class RowTexts:
         if max_length is not None and max_length < added:
             message = f"max_length must be {added} or more, for the tokens around a text"
             raise InvalidField(message, field="max_length", got=str(max_length))
-        made: list[TokenIds] = []
-        for text in await self.tokens.encode(texts):
+        made: list[Ids] = []
+        if max_length is None:
+            encoded = await self.tokens.encode(texts)
+        else:
+            encoded = await self.tokens.encode_within(texts, max_length, cuts_left=self._cuts_left)
+        for text in encoded:
             kept = text if max_length is None else cut(text, max_length - added, left=self._cuts_left)
-            made.append(tuple((surround(single, kept) if add_special_tokens else kept).tolist()))
+            made.append(surround(single, kept) if add_special_tokens else kept)
         if padding is None:
             return made
         length = max(map(len, made), default=0) if max_length is None else max_length
+        if length * len(made) > MAX_TOKENIZED_CHARACTERS:
+            message = f"pad_to_max_length: expected at most {MAX_TOKENIZED_CHARACTERS} tokens with the padding"
+            raise InvalidField(message, field="pad_to_max_length", got=str(length * len(made)))
         return self.tokens.padded(made, length, padding)

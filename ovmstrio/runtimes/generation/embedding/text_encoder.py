@@ -9,7 +9,7 @@ from ovmstrio.core.request import ServableMetadata
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ovmstrio.core.generation import Padding, Task, TokenIds
+    from ovmstrio.core.generation import Padding, Task, TokenRow
     from ovmstrio.runtimes.generation.embedding.row_encoder import RowEncoder
     from ovmstrio.runtimes.generation.embedding.row_texts import RowTexts
 
@@ -42,7 +42,7 @@ class TextEncoder:
         add_special_tokens: bool = True,
         max_length: int | None = None,
         padding: Padding | None = None,
-    ) -> list[TokenIds]:
+    ) -> Sequence[TokenRow]:
         """Do as :class:`ovmstrio.core.generation.Tokenizer`.
 
         Raises:

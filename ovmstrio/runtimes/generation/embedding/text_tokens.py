@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import trio
 
-from ovmstrio.core.generation import Padding, TokenIds
+from ovmstrio.core.generation import Padding
+from ovmstrio.core.text_bounds import AT_ONCE, encode_text, has_enough_tokens, prefix_lengths
 from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.tokenizing import SpecialTokens, Template
 
-__all__ = ["Ids", "TextTokens", "cut", "surround", "types_of"]
+__all__ = ["Ids", "TextTokens", "cut", "parts_of", "surround", "types_of"]
 
 Ids = npt.NDArray[np.int64]
 """Numbers of tokens, of one text."""
 
-_BYTES_AT_ONCE: Final = 256 * 1024
-"""What is tokenized in some 10 ms."""
+_NOTHING: Final = np.empty(0, np.int64)
 
 
 class TextTokens:
@@ -37,46 +39,89 @@ class TextTokens:
         self._network = network
 
     async def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """Give the tokens of each text, without those around it.
+        """Return the tokens of each text, without those around it.
 
         Raises:
             ModelFailure: OpenVINO failed.
 
-        Cancellation: at any checkpoint.
+        Cancellation: at any checkpoint; what is not tokenized by then is not.
         """
-        # Half of a surrogate pair, which JSON can carry, is no letter.
-        written = [text.encode("utf-8", "replace") for text in texts]
-        made: list[Ids] = [np.empty(0, np.int64)] * len(texts)
-        for part in _parts(written):
-            for number, tokens in zip(part, await self._encode_at_once([written[each] for each in part]), strict=True):
+        made: list[Ids] = [_NOTHING] * len(texts)
+        for part in parts_of(texts):
+            # The tokenizer takes no empty texts.
+            numbers = [number for number in part if texts[number]]
+            encoded = await self._encode_at_once([texts[number] for number in numbers]) if numbers else []
+            for number, tokens in zip(numbers, encoded, strict=True):
                 made[number] = tokens
         return made
 
-    async def _encode_at_once(self, texts: Sequence[bytes]) -> list[Ids]:
-        ends = np.fromiter(accumulate(map(len, texts)), np.int32, len(texts))
-        begins = np.concatenate((np.zeros(1, np.int32), ends[:-1]))
-        letters = np.frombuffer(b"".join(texts), np.uint8)
-        first, last, tokens = await self._network.infer((begins, ends, letters))
+    async def encode_within(self, texts: Sequence[str], most: int, *, cuts_left: bool = False) -> list[Ids]:
+        """Return the tokens of each text, or of its beginning if that has clearly more than ``most`` tokens.
+
+        A text has at most ``most`` tokens if its row has. In a longer row the first ``most`` tokens are those of the
+        text. So the work is bounded by ``most``, and not by the length of a text.
+
+        Args:
+            texts: each by itself.
+            most: how many tokens of each are needed.
+            cuts_left: whether the last tokens of a text are needed instead, and its end is tokenized.
+
+        Raises:
+            ModelFailure: OpenVINO failed.
+
+        Cancellation: as for :meth:`encode`.
+        """
+        made: list[Ids] = [_NOTHING] * len(texts)
+        lengths = [prefix_lengths(len(text), most) for text in texts]
+        left = list(range(len(texts)))
+        while left:
+            sizes = [next(lengths[number]) for number in left]
+            cut_texts = [
+                texts[number][-size:] if cuts_left and size else texts[number][:size]
+                for number, size in zip(left, sizes, strict=True)
+            ]
+            for number, tokens in zip(left, await self.encode(cut_texts), strict=True):
+                made[number] = tokens
+            left = [
+                number
+                for number, size in zip(left, sizes, strict=True)
+                if size < len(texts[number]) and not has_enough_tokens(len(made[number]), most)
+            ]
+        return made
+
+    async def _encode_at_once(self, texts: Sequence[str]) -> list[Ids]:
+        is_large = sum(map(len, texts)) > AT_ONCE
+        join = partial(_joined, texts)
+        inputs = await trio.to_thread.run_sync(join) if is_large else join()
+        first, last, tokens = await self._network.infer(inputs)
         wide = tokens[0].astype(np.int64)
         return [wide[begin:end] for begin, end in zip(first.tolist(), last.tolist(), strict=True)]
 
-    def padded(self, rows: Sequence[TokenIds], length: int, side: Padding) -> list[TokenIds]:
-        """Fill up what is shorter than ``length``."""
+    def padded(self, rows: Sequence[Ids], length: int, side: Padding) -> list[Ids]:
+        """Pad what is shorter than ``length``."""
         made = []
         for row in rows:
-            fill = (self.pad_id,) * (length - len(row))
-            made.append(fill + row if side is Padding.LEFT else row + fill)
+            missing = max(0, length - len(row))
+            where = (missing, 0) if side is Padding.LEFT else (0, missing)
+            made.append(np.pad(row, where, constant_values=self.pad_id))
         return made
 
 
-def _parts(texts: Sequence[bytes]) -> Iterator[list[int]]:
-    """Divide texts among inferences, by their positions; empty ones, which have no tokens, are left out."""
+def _joined(texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """Return where texts begin and end in their bytes, and the bytes."""
+    # Half of a surrogate pair, which JSON can carry, is no letter.
+    written = [encode_text(text) for text in texts]
+    ends = np.fromiter(accumulate(map(len, written)), np.int32, len(written))
+    begins = np.concatenate((np.zeros(1, np.int32), ends[:-1]))
+    return begins, ends, np.frombuffer(b"".join(written), np.uint8)
+
+
+def parts_of(texts: Sequence[str]) -> Iterator[list[int]]:
+    """Divide texts among inferences, by their positions."""
     part: list[int] = []
     size = 0
     for number, text in enumerate(texts):
-        if not text:
-            continue
-        if part and size + len(text) > _BYTES_AT_ONCE:
+        if part and size + len(text) > AT_ONCE:
             yield part
             part, size = [], 0
         part.append(number)
@@ -94,11 +139,11 @@ def surround(template: Template, *texts: Ids) -> Ids:
 
 
 def types_of(template: Template, *texts: Ids) -> Ids:
-    """Give the types of what :func:`surround` gives."""
-    parts = [template.mark_types[0]]
+    """Return the types of the tokens that :func:`surround` returns."""
+    parts: list[Ids] = [np.array(template.mark_types[0], np.int64)]
     for text, kind, behind in zip(texts, template.types, template.mark_types[1:], strict=True):
-        parts += [(kind,) * len(text), behind]
-    return np.array([kind for part in parts for kind in part], np.int64)
+        parts += [np.full(len(text), kind, np.int64), np.array(behind, np.int64)]
+    return np.concatenate(parts)
 
 
 def cut(tokens: Ids, room: int, *, left: bool) -> Ids:
