@@ -19,13 +19,17 @@ __all__ = [
     "max_characters",
     "prefix_lengths",
     "size_of",
+    "weight_of",
 ]
 
 MAX_ITEMS: Final = 16_384
 """Members of a list of one request: texts, messages, content parts, tools, token numbers of a stop condition."""
 
 MAX_TOKENIZED_CHARACTERS: Final = 4 * 2**20
-"""Characters of the texts of one request where no token limit applies: a million tokens of prose, or ten novels."""
+"""Characters of the texts of one request where no token limit applies: a million tokens of prose, or ten novels.
+
+As :func:`weight_of` counts them.
+"""
 
 AT_ONCE: Final = 2**18
 """Characters that are encoded within a millisecond."""
@@ -46,6 +50,11 @@ _MARGIN: Final = 256
 A prefix may end within a word. WordPiece splits a word of up to 100 characters, of which it makes 100 tokens at most;
 BPE and Unigram choose other tokens for a few characters before the end.
 """
+
+
+def weight_of(text: str) -> int:
+    """Return the characters of a text, of one that is not ASCII three for each: about its bytes, without counting."""
+    return len(text) if text.isascii() else 3 * len(text)
 
 
 def max_characters(tokens: int, longest_token: int = 0) -> int:

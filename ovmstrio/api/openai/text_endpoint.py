@@ -267,17 +267,17 @@ async def generate_all(
     if len(requests) == 1:
         await run(0, requests[0])
         return
-    room = trio.CapacityLimiter(_AT_ONCE)
+    left = iter(enumerate(requests))
 
-    async def run_later(position: int, asked: GenerationRequest) -> None:
-        async with room:
+    async def run_some() -> None:
+        for position, asked in left:
             await run(position, asked)
 
     failed = None
     try:
         async with trio.open_nursery() as nursery:
-            for position, asked in enumerate(requests):
-                nursery.start_soon(partial(run_later, position, asked))
+            for _ in range(min(_AT_ONCE, len(requests))):
+                nursery.start_soon(run_some)
     except* ServerError as group:
         failed = _first(group)
     if failed is not None:

@@ -14,7 +14,7 @@ from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.generation import Padding, Tokenizer
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.core.text_bounds import MAX_ITEMS, MAX_TOKENIZED_CHARACTERS
+from ovmstrio.core.text_bounds import MAX_ITEMS, MAX_TOKENIZED_CHARACTERS, weight_of
 from ovmstrio.wire.http.answers import JSON_TYPE
 
 if TYPE_CHECKING:
@@ -92,6 +92,9 @@ def _read(document: Mapping[str, Any]) -> _Asked:
     side = fields.name_text("padding_side")
     if side is not None and side not in {each.value for each in Padding}:
         fields.refuse("padding_side", "padding_side should be either left or right", got=shown(side))
+    if pads and max_length is not None and max_length * len(texts) > MAX_TOKENIZED_CHARACTERS:
+        message = f"max_length: expected at most {MAX_TOKENIZED_CHARACTERS} tokens in one request with the padding"
+        fields.refuse("max_length", message, got=str(max_length * len(texts)))
     wrong.tell()
     padding = Padding(side or Padding.RIGHT.value) if pads else None
     return _Asked(texts, isinstance(given, list), adds is not False, max_length, padding)
@@ -107,8 +110,8 @@ def _read_texts(fields: Fields, given: Any) -> list[str]:
         fields.refuse("text", f"text: expected at most {MAX_ITEMS} texts", got=str(len(texts)))
     elif not all(isinstance(each, str) for each in texts):
         fields.refuse("text", "text should be string or array of strings", got=shown(given))
-    elif (size := sum(map(len, texts))) > MAX_TOKENIZED_CHARACTERS:
-        message = f"text: expected at most {MAX_TOKENIZED_CHARACTERS} characters in one request"
+    elif (size := sum(map(weight_of, texts))) > MAX_TOKENIZED_CHARACTERS:
+        message = f"text: expected at most {MAX_TOKENIZED_CHARACTERS} bytes in one request"
         fields.refuse("text", message, got=f"{size}; send several requests")
     else:
         return texts

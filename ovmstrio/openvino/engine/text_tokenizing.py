@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ovmstrio.core.errors import ServerError
-from ovmstrio.core.text_bounds import AT_ONCE
 from ovmstrio.openvino.engine.frames import CANCELLED, REFUSED, TOKENS, decode_texts, encode_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["TextTokenizing"]
+
+_AT_ONCE: Final = 2**16
+"""Characters that are tokenized within some 20 ms, for which the texts that are made wait."""
+_CHARACTERS_FOR_CALL: Final = 2048
+"""Characters that take as long as a call of the tokenizer for an empty text."""
 
 Tokens = npt.NDArray[np.int64]
 
@@ -65,11 +69,11 @@ class TextTokenizing:
         number = next(iter(self._open), None)
         if number is None:
             return
-        tokenized, left = self._open[number], AT_ONCE
+        tokenized, left = self._open[number], _AT_ONCE
         try:
             while tokenized.texts and left > 0:
                 text = tokenized.texts.popleft()
-                left -= len(text) + 1
+                left -= len(text) + _CHARACTERS_FOR_CALL
                 tokenized.rows.append(self._tokenize(text, **tokenized.options))
         except ServerError as error:
             del self._open[number]

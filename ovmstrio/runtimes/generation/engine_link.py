@@ -198,7 +198,8 @@ class EngineLink:
         if kind != TOKENS:
             raise decode_failure(told[0])
         tokens, counts = told
-        return np.split(tokens, np.cumsum(counts)[:-1]) if len(counts) else []
+        ends = np.cumsum(counts).tolist()
+        return [tokens[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
     async def _call(
         self, process: AskedEngine, kind: str, number: int, encode: Callable[[], Any], size: int, *more: Any

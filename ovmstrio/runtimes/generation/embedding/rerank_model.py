@@ -13,7 +13,7 @@ import trio
 
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Task
-from ovmstrio.core.text_bounds import MAX_TOKENIZED_CHARACTERS, has_enough_tokens, max_characters
+from ovmstrio.core.text_bounds import MAX_TOKENIZED_CHARACTERS, has_enough_tokens, max_characters, weight_of
 from ovmstrio.runtimes.generation.embedding.row_encoder import Row
 from ovmstrio.runtimes.generation.embedding.text_encoder import MOST_DOCUMENTS, TextEncoder
 from ovmstrio.runtimes.generation.embedding.text_tokens import Ids, parts_of, surround, types_of
@@ -82,17 +82,16 @@ class RerankModel(TextEncoder):
             InvalidField: the query cannot fit the model, or the documents have too many parts.
         """
         longest = self._texts.max_length
-        size = sum(map(len, documents))
         if longest is None:
-            size += len(query)
+            size = sum(map(weight_of, (query, *documents)))
             if size > MAX_TOKENIZED_CHARACTERS:
-                message = f"documents: expected at most {MAX_TOKENIZED_CHARACTERS} characters with the query"
+                message = f"documents: expected at most {MAX_TOKENIZED_CHARACTERS} bytes with the query"
                 raise InvalidField(message, field="documents", got=str(size))
             return
         most = self._most_of_query(longest)
         if len(query) > max_characters(most):
             raise self._query_too_long(most, f"at least {len(query) * most // max_characters(most)}")
-        if size > max_characters(longest * self._most_chunks):
+        if sum(map(len, documents)) > max_characters(longest * self._most_chunks):
             raise self._too_many(longest)
 
     async def _query(self, query: str) -> Ids:

@@ -10,7 +10,7 @@ import numpy as np
 from ovmstrio.core.errors import ContextExceeded, InvalidField
 from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.generation import Padding, TokenIds
-from ovmstrio.core.text_bounds import MAX_TOKENIZED_CHARACTERS, has_enough_tokens, max_characters
+from ovmstrio.core.text_bounds import MAX_TOKENIZED_CHARACTERS, has_enough_tokens, max_characters, weight_of
 from ovmstrio.runtimes.generation.embedding.row_encoder import Row
 from ovmstrio.runtimes.generation.embedding.text_tokens import Ids, TextTokens, cut, surround
 
@@ -76,9 +76,9 @@ class RowTexts:
             InvalidField: the model has no limit, and the texts together have more characters than one request may.
         """
         if self.max_length is None:
-            size = sum(len(each) for each in inputs if isinstance(each, str))
+            size = sum(weight_of(each) for each in inputs if isinstance(each, str))
             if size > MAX_TOKENIZED_CHARACTERS:
-                message = f"input: expected at most {MAX_TOKENIZED_CHARACTERS} characters in one request"
+                message = f"input: expected at most {MAX_TOKENIZED_CHARACTERS} bytes in one request"
                 raise InvalidField(message, field="input", got=str(size))
         elif not self._truncate:
             most, wrong = max_characters(self.max_length), Gathered()

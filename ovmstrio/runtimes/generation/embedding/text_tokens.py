@@ -94,6 +94,9 @@ class TextTokens:
         join = partial(_joined, texts)
         inputs = await trio.to_thread.run_sync(join) if is_large else join()
         first, last, tokens = await self._network.infer(inputs)
+        if not tokens.size:
+            # Of texts that are all empty once they are normalized the tokenizer returns one row.
+            return [_NOTHING] * len(texts)
         wide = tokens[0].astype(np.int64)
         return [wide[begin:end] for begin, end in zip(first.tolist(), last.tolist(), strict=True)]
 
