@@ -70,7 +70,7 @@ def max_characters(tokens: int, longest_token: int = 0) -> int:
 def prefix_lengths(characters: int, tokens: int) -> Iterator[int]:
     """Return the lengths of prefixes to tokenize, one after the other, until one has enough tokens.
 
-    The last length is ``characters``.  All prefixes together have less than 4/3 of the characters of the last one.
+    The last length is ``characters``.  All prefixes together have less than 7/3 of the characters of the last one.
 
     Args:
         characters: of the text.

@@ -26,6 +26,8 @@ from ovmstrio.openvino.engine.prompts import Prompts, context_length
 from ovmstrio.openvino.engine.text_tokenizing import TextTokenizing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ovmstrio.work.messages.blocking_channel import BlockingChannel
     from ovmstrio.work.messages.message_packets import Message
 
@@ -44,47 +46,16 @@ class EngineProgram:
 
     Args:
         channel: the server's.
-        options: what is loaded, as the server says it.
-
-    Attributes:
-        facts: what is known of the model.
-
-    Raises:
-        RuntimeError: the model cannot be loaded.
+        engine: makes the texts.
+        tokenizing: makes tokens of texts.
     """
 
-    def __init__(self, channel: BlockingChannel, options: dict[str, Any]) -> None:
+    def __init__(self, channel: BlockingChannel, engine: Engine, tokenizing: TextTokenizing) -> None:
         self._channel = channel
-        pipeline = Pipeline(PipelineOptions(**options["pipeline"]))
-        folder = Path(options["pipeline"]["folder"])
-        room = pipeline.blocks * pipeline.block_tokens
-        context = context_length(folder)
-        limits = Limits(min(room, context or room), **options["limits"])
-        render, source = choose_renderer(pipeline.tokenizer, folder, options["template_mode"])
-        self._prompts = Prompts(pipeline.tokenizer, render, limits.tokens)
-        self._tokenizing = TextTokenizing(self._prompts.tokenize, self._answer)
+        self._engine = engine
+        self._tokenizing = tokenizing
         self._ahead: deque[Message | None] = deque()
         self._cancelled: set[int] = set()
-        self._engine = Engine(
-            pipeline,
-            self._prompts,
-            limits,
-            self._answer,
-            FormCompiler(pipeline, folder),
-            caches_prefixes=options["pipeline"]["caches_prefixes"],
-        )
-        self.facts = {
-            "context_length": limits.tokens,
-            "vocabulary_size": self._prompts.vocabulary_size,
-            "longest_token": self._prompts.longest_token,
-            "blocks": pipeline.blocks,
-            "block_tokens": pipeline.block_tokens,
-            "chat_template": source,
-        }
-
-    def _answer(self, message: int, value: Any) -> None:
-        if message != _TELL:
-            self._channel.send([message, value])
 
     def run(self) -> None:
         """Serve until the server has nothing more to say.
@@ -134,11 +105,43 @@ class EngineProgram:
             self._tokenizing.cancel(request)
             self._engine.cancel(request)
         elif request in self._cancelled:
-            self._answer(number, [REFUSED, encode_failure(CANCELLED)])
+            self._channel.send([number, [REFUSED, encode_failure(CANCELLED)]])
         elif kind == "tokenize":
             self._tokenizing.add(number, request, *parts)
         else:
             self._engine.add(number, request, *parts)
+
+
+def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[Engine, TextTokenizing, dict[str, Any]]:
+    """Load what makes texts and tokens, and return it with facts of the model.
+
+    Raises:
+        RuntimeError: the model cannot be loaded.
+    """
+    pipeline = Pipeline(PipelineOptions(**options["pipeline"]))
+    folder = Path(options["pipeline"]["folder"])
+    room = pipeline.blocks * pipeline.block_tokens
+    context = context_length(folder)
+    limits = Limits(min(room, context or room), **options["limits"])
+    render, source = choose_renderer(pipeline.tokenizer, folder, options["template_mode"])
+    prompts = Prompts(pipeline.tokenizer, render, limits.tokens)
+    engine = Engine(
+        pipeline,
+        prompts,
+        limits,
+        answer,
+        FormCompiler(pipeline, folder),
+        caches_prefixes=options["pipeline"]["caches_prefixes"],
+    )
+    facts = {
+        "context_length": limits.tokens,
+        "vocabulary_size": prompts.vocabulary_size,
+        "longest_token": prompts.longest_token,
+        "blocks": pipeline.blocks,
+        "block_tokens": pipeline.block_tokens,
+        "chat_template": source,
+    }
+    return engine, TextTokenizing(prompts.tokenize, answer), facts
 
 
 def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> None:
@@ -148,10 +151,15 @@ def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> Non
         RuntimeError: the model is lost.
         ChannelLost: the socket is not there any more.
     """
+
+    def answer(message: int, value: Any) -> None:
+        if message != _TELL:
+            channel.send([message, value])
+
     try:
-        program = EngineProgram(channel, options)
+        engine, tokenizing, facts = _load(options, answer)
     except Exception as error:  # noqa: BLE001 - whatever it is, the server says why there is no model
         channel.send([number, [FAILED, reason_of(error)]])
         return
-    channel.send([number, [LOADED, program.facts]])
-    program.run()
+    channel.send([number, [LOADED, facts]])
+    EngineProgram(channel, engine, tokenizing).run()
