@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import trio
 
 from ovmstrio.core.errors import ContextExceeded
 from ovmstrio.core.generation import Conversation, GenerationRequest, Grammar, GrammarKind, Sampling
@@ -22,6 +24,7 @@ from ovmstrio.openvino.engine.frames import (
 from ovmstrio.openvino.engine.program import EngineProgram
 from ovmstrio.openvino.engine.prompts import Prompts
 from ovmstrio.openvino.engine.text_tokenizing import TextTokenizing
+from ovmstrio.runtimes.generation.engine_link import EngineLink
 from ovmstrio.work.messages.message_packets import Message
 
 CONTEXT = 2000
@@ -195,3 +198,27 @@ def test_no_work_is_done_for_a_request_whose_cancellation_has_come() -> None:
     for number in (3, 4):
         kind, failure = channel.sent[number]
         assert (kind, decode_failure(failure).message) == (REFUSED, "the request was cancelled")
+
+
+async def test_a_client_that_leaves_ends_its_texts_in_the_engine() -> None:
+    """The engine receives a cancellation with the number of the request."""
+    asked = trio.Event()
+    told: list[Any] = []
+
+    class FakeProcess:
+        async def call(self, value: Any) -> Any:
+            told.append(value[:2])
+            asked.set()
+            await trio.sleep_forever()
+
+        async def tell(self, value: Any) -> None:
+            await trio.lowlevel.checkpoint()
+            told.append(value)
+
+    link: Any = EngineLink(SimpleNamespace(), itertools.count(7))  # type: ignore[arg-type]  # counts no texts
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.tokenize, FakeProcess(), ["abc", "x" * 1_000_000])
+        with trio.fail_after(10):
+            await asked.wait()
+        nursery.cancel_scope.cancel()
+    assert told == [["tokenize", 7], ["cancel", 7]]
