@@ -141,7 +141,7 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
         "block_tokens": pipeline.block_tokens,
         "chat_template": source,
     }
-    return engine, TextTokenizing(prompts.tokenize, answer), facts
+    return engine, TextTokenizing(prompts.tokenize_all, answer), facts
 
 
 def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> None:

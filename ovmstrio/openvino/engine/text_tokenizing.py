@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TextTokenizing"]
 
-_AT_ONCE: Final = 2**16
-"""Characters that are tokenized within some 20 ms, for which the texts that are made wait."""
-_CHARACTERS_FOR_CALL: Final = 2048
-"""Characters that take as long as a call of the tokenizer for an empty text."""
+_CHARACTERS_AT_ONCE: Final = 2**15
+"""Characters that are tokenized within some 10 ms, for which the texts that are made wait."""
+_MOST_AT_ONCE: Final = 64
 
 Tokens = npt.NDArray[np.int64]
 
@@ -35,16 +34,27 @@ class _Tokenized:
         self.options = options
         self.rows: list[Tokens] = []
 
+    def next_texts(self) -> list[str]:
+        """Take one text, or several that are short; all of them take as much room as the longest one."""
+        taken = [self.texts.popleft()]
+        longest = len(taken[0])
+        while self.texts and len(taken) < _MOST_AT_ONCE:
+            longest = max(longest, len(self.texts[0]))
+            if longest * (len(taken) + 1) > _CHARACTERS_AT_ONCE:
+                break
+            taken.append(self.texts.popleft())
+        return taken
+
 
 class TextTokenizing:
     """The open requests, by their numbers; the oldest one is served first.
 
     Args:
-        tokenize: tokenizes one text, with the options of a request.
+        tokenize: tokenizes texts, with the options of a request.
         answer: receives the number of a message and its answer.
     """
 
-    def __init__(self, tokenize: Callable[..., Tokens], answer: Callable[[int, Any], None]) -> None:
+    def __init__(self, tokenize: Callable[..., list[Tokens]], answer: Callable[[int, Any], None]) -> None:
         self._tokenize = tokenize
         self._answer = answer
         self._open: dict[int, _Tokenized] = {}
@@ -69,12 +79,10 @@ class TextTokenizing:
         number = next(iter(self._open), None)
         if number is None:
             return
-        tokenized, left = self._open[number], _AT_ONCE
+        tokenized = self._open[number]
         try:
-            while tokenized.texts and left > 0:
-                text = tokenized.texts.popleft()
-                left -= len(text) + _CHARACTERS_FOR_CALL
-                tokenized.rows.append(self._tokenize(text, **tokenized.options))
+            if tokenized.texts:
+                tokenized.rows += self._tokenize(tokenized.next_texts(), **tokenized.options)
         except ServerError as error:
             del self._open[number]
             self._answer(tokenized.message, [REFUSED, encode_failure(error)])

@@ -41,12 +41,15 @@ class CountingTokenizer:
         """Return a vocabulary whose longest token has 100 bytes."""
         return {b"a" * 100: 0}
 
-    def encode(self, text: str, **options: Any) -> Any:
-        """Return the tokens."""
+    def encode(self, texts: str | list[str], **options: Any) -> Any:
+        """Return the tokens, padded to those of the longest text."""
         del options
-        self.characters += len(text)
-        data = np.arange(-(-len(text) // self.step)).reshape(1, -1)
-        return SimpleNamespace(input_ids=SimpleNamespace(data=data))
+        rows = [np.arange(-(-len(text) // self.step)) for text in ([texts] if isinstance(texts, str) else texts)]
+        self.characters += sum(map(len, [texts] if isinstance(texts, str) else texts))
+        longest = max(map(len, rows))
+        data = np.array([np.pad(row, (longest - len(row), 0)) for row in rows])
+        mask = np.array([np.pad(np.ones(len(row), np.int64), (longest - len(row), 0)) for row in rows])
+        return SimpleNamespace(input_ids=SimpleNamespace(data=data), attention_mask=SimpleNamespace(data=mask))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +132,7 @@ def test_texts_are_tokenized_a_few_at_a_time_until_their_client_leaves() -> None
     tokenizer = CountingTokenizer(1)
     prompts = Prompts(tokenizer, str, CONTEXT)
     answers: dict[int, Any] = {}
-    tokenizing = TextTokenizing(prompts.tokenize, answers.__setitem__)
+    tokenizing = TextTokenizing(prompts.tokenize_all, answers.__setitem__)
     options = {"add_special_tokens": True}
     tokenizing.add(11, 1, encode_texts(["a" * 100_000] * 50), options)
     tokenizing.add(12, 2, encode_texts(["abc", "", "\u4e2d"]), options)

@@ -102,6 +102,15 @@ async def test_messages_become_the_prompt_of_the_models_template(serve_tiny: Ser
         assert text_of(chat) == text_of(await made(model, greedy(tokens, 40)))
 
 
+async def test_many_texts_have_the_tokens_of_each_alone(serve_tiny: ServeTiny) -> None:
+    """Short and long ones, empty ones, and what the library cannot read."""
+    texts = ["the cat", "", "a", "\u4e2d\u6587 x", "b \ud800", "the " * 1000, " "] * 40
+    async with serve_tiny() as model:
+        together = await model.tokenize(texts)
+        alone = [(await model.tokenize([text]))[0] for text in texts[:7]] * 40
+    assert [list(row) for row in together] == [list(row) for row in alone]
+
+
 async def test_pieces_count_the_tokens_and_the_last_one_says_why_the_text_ended(serve_tiny: ServeTiny) -> None:
     """Usage is the sum of the pieces."""
     async with serve_tiny() as model:
