@@ -6,17 +6,19 @@ import os
 import sys
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
 
 import typer
 
 from ovms_cli.exits import EX_FAILED, EX_INTERRUPTED, EX_USAGE
+from ovmstrio.core.texts import escape_controls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from rich.console import Console
+    from rich.segment import Segment
     from rich.table import Table
 
 __all__ = [
@@ -24,7 +26,9 @@ __all__ = [
     "EX_USAGE",
     "broken_pipe_ends",
     "data_table",
+    "echo",
     "ending_with",
+    "escaping_console",
     "fail",
     "file_of",
     "note",
@@ -37,18 +41,40 @@ __all__ = [
 
 @cache
 def stdout() -> Console:
-    """Give the console for answers."""
-    from rich.console import Console
-
-    return Console(emoji=False)
+    """Return the console for answers."""
+    return escaping_console()
 
 
 @cache
 def stderr() -> Console:
-    """Give the console for messages."""
+    """Return the console for messages."""
+    return escaping_console(stderr=True)
+
+
+def escaping_console(**options: Any) -> Console:
+    """Return a console with these options of rich's, which shows control characters instead of writing them."""
+    return _console_class()(emoji=False, **options)
+
+
+@cache
+def _console_class() -> type[Console]:
     from rich.console import Console
 
-    return Console(stderr=True, emoji=False)
+    class EscapingConsole(Console):
+        """A console that escapes control characters: names and errors come from servers, clients and files."""
+
+        def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
+            """Render into segments; those that control the cursor are rich's own."""
+            for segment in super().render(renderable, options):
+                text = segment.text if segment.control else escape_controls(segment.text, keep="\n")
+                yield segment if text is segment.text else segment._replace(text=text)
+
+    return EscapingConsole
+
+
+def echo(text: str, *, nl: bool = True, file: IO[str] | None = None) -> None:
+    """Print a text that is for people, with its control characters escaped; not through rich, which breaks lines."""
+    typer.echo(escape_controls(text, keep="\n\t"), nl=nl, file=file)
 
 
 def say(markup: str) -> None:

@@ -95,5 +95,5 @@ def _items(verdict: LibraryVerdict) -> Table:
     table = data_table("side", "name", "element type", "shape")
     for side, items in (("input", verdict.inputs), ("output", verdict.outputs)):
         for item in items:
-            table.add_row(side, safe(item.name), item.datatype or "unknown", safe(str(list(item.shape))))
+            table.add_row(side, safe(item.name), safe(item.datatype or "unknown"), safe(str(list(item.shape))))
     return table

@@ -6,10 +6,12 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from ovms_cli.console import echo
 from ovmstrio.custom_nodes import include_folder
 
 __all__ = ["BuildError", "NothingToBuildError", "build_library"]
@@ -66,7 +68,7 @@ def build_library(source: Path, output: Path | None, flags: Sequence[str]) -> Pa
             made.unlink(missing_ok=True)
         raise BuildError(_explained([str(library) if part == str(made) else part for part in command], messages))
     if messages:
-        os.write(2, messages.encode())
+        echo(messages, nl=False, file=sys.stderr)
     if made != library:
         made.replace(library)
     return library

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
-from ovms_cli.console import fail, note
+from ovms_cli.console import echo, fail, note
 from ovms_cli.exits import EX_UNREACHABLE
 from ovms_cli.problems import conclude
 
@@ -88,10 +88,10 @@ def ray(
         return
     ran_before = _deploy(address, document, built)
     if ran_before and not (_answers(http_host, http_port) and _answers(http_host, grpc_port)):
-        typer.echo(f"✓ deployed {name}")
+        echo(f"✓ deployed {name}")
         note(_KEPT.format(f"{http_host}:{http_port} and {grpc_port}"), style="yellow")
         return
-    typer.echo(f"✓ deployed {name}: http://{http_host}:{http_port}{route_prefix}, gRPC at port {grpc_port}")
+    echo(f"✓ deployed {name}: http://{http_host}:{http_port}{route_prefix}, gRPC at port {grpc_port}")
 
 
 def _settings(given: Sequence[str]) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _write(output: Path, document: dict[str, Any]) -> None:
         output.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
     except OSError as error:
         fail(f"{output} cannot be written: {error.strerror}")
-    typer.echo(f"✓ generated {output}")
+    echo(f"✓ generated {output}")
     note(f"deploy it with: serve deploy {output}", style="")
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from rich.columns import Columns
-from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from ovms_cli.console import stdout
+from ovms_cli.console import escaping_console, stdout
 
 if TYPE_CHECKING:
     from ovmstrio.core.drawing import Drawing, DrawnBox, DrawnEdge
@@ -22,7 +21,7 @@ _NARROWEST: Final = 20
 
 def to_text(drawing: Drawing, *, plain: bool = False) -> str:
     """Draw as wide as the terminal is; without colours if ``plain``."""
-    console = Console(width=stdout().width, no_color=True, color_system=None) if plain else stdout()
+    console = escaping_console(width=stdout().width, no_color=True, color_system=None) if plain else stdout()
     titles = {box.key: box.title for layer in drawing.layers for box in layer}
     with console.capture() as captured:
         for number, layer in enumerate(drawing.layers):

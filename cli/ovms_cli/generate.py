@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from ovms_cli.console import fail, note
+from ovms_cli.console import echo, fail, note
 from ovms_cli.problems import conclude, show_problems
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def generate(
     if not project.directory.is_relative_to(context):
         context = project.directory
     ruler = "-" * 80
-    typer.echo(f"{ruler}\n{expanded(project)}{ruler}")
+    echo(f"{ruler}\n{expanded(project)}{ruler}")
     file = output / _NAME
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def generate(
         file.write_text(make_dockerfile(project, context, version("ovmstrio"), wheel), encoding="utf-8")
     except OSError as error:
         fail(f"{file} cannot be written: {error.strerror}")
-    typer.echo(f"✓ generated {file}")
+    echo(f"✓ generated {file}")
     is_context = project.image.use_local_cortex_libs and not wheel
     sources = f" --build-context {LOCAL_SERVER}=SOURCES" if is_context else ""
     note(f"build the image with: docker build -f {file}{sources} -t {project.name} {context}", style="")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from ovms_cli.console import note
+from ovms_cli.console import echo, note
 from ovms_cli.tensor_contents import sniff
 from ovms_cli.tensor_output import FORMS
 from ovmstrio.core.errors import InvalidRequest
@@ -63,6 +63,8 @@ def _content_type(file: str, content: bytes) -> str:
 def _print(answer: Posted) -> None:
     if answer.content_type.startswith(_JSON):
         typer.echo(json.dumps(json.loads(answer.body), indent=2))
+    elif sys.stdout.isatty():
+        echo(answer.body.decode(errors="replace"))
     elif answer.content_type.startswith("text/"):
         typer.echo(answer.body.decode(errors="replace"))
     else:

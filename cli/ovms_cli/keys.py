@@ -10,6 +10,7 @@ import typer
 
 from ovms_cli.console import data_table, ending_with, fail, note
 from ovms_cli.exits import EX_USAGE
+from ovms_cli.problems import safe
 from ovms_cli.tables import JsonOption, Output, OutputOption, show_data
 
 if TYPE_CHECKING:
@@ -143,7 +144,8 @@ def _table(entries: list[CallerEntry]) -> Table:
     for each in entries:
         by = f"key {each.sha256}..." if each.sha256 else f"{each.proof} {each.certificate or each.subject}"
         limits = (f"{limit:g}" if limit else "any" for limit in _limits(each))
-        table.add_row(each.name, by, ", ".join(each.scopes.texts()), *limits, each.created, each.expires or "never")
+        cells = (each.name, by, ", ".join(each.scopes.texts()), *limits, each.created, each.expires or "never")
+        table.add_row(*map(safe, cells))
     return table
 
 

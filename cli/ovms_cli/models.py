@@ -73,8 +73,8 @@ def _table(states: list[ModelState], known: Known) -> Table:
         colour = _COLOURS.get(state.state, "red")
         table.add_row(
             safe(state.name),
-            state.version,
-            f"[{colour}]{state.state}[/]",
+            safe(state.version),
+            f"[{colour}]{safe(state.state)}[/]",
             _inputs(info) if info else "",
             _tensors(info.outputs) if info else "",
             safe(state.reason),

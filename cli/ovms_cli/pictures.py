@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ovms_cli.console import fail
+from ovmstrio.core.texts import escape_controls
 
 if TYPE_CHECKING:
     from ovmstrio.core.drawing import Drawing
@@ -38,7 +39,8 @@ def render(drawing: Drawing, picture: PictureFormat, *, plain: bool) -> str:
         return to_text(drawing, plain=plain)
     from ovmstrio.core.drawing import to_mermaid, to_svg
 
-    return to_svg(drawing) if picture is PictureFormat.SVG else to_mermaid(drawing)
+    text = to_svg(drawing) if picture is PictureFormat.SVG else to_mermaid(drawing)
+    return escape_controls(text, keep="\n\t")
 
 
 def write_picture(text: str, output: Path | None) -> None:

@@ -170,7 +170,7 @@ def _tensors(converted: Converted) -> Table:
 
 def _show(converted: Converted, name: str) -> None:
     quantized = f", quantized to int8 with {count(converted.samples, 'sample')}" if converted.samples else ""
-    say(f"[green]prepared[/] {converted.directory} from {converted.framework}{quantized}")
+    say(f"[green]prepared[/] {safe(str(converted.directory))} from {converted.framework}{quantized}")
     print_table(_tensors(converted))
     for before, after in converted.state.items():
         say(f"[dim]state[/]   {safe(before)} <- {safe(after)}")

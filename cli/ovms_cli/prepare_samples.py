@@ -113,7 +113,7 @@ def prepare_sample(name: str, repository: Path, version: int, *, force: bool, fo
 
 def _tell_written(folders: Sequence[Path], *, is_there: bool) -> None:
     for folder in folders:
-        say(f"[green]{'is there already' if is_there else 'prepared'}[/] {folder}")
+        say(f"[green]{'is there already' if is_there else 'prepared'}[/] {safe(str(folder))}")
     if is_there:
         note("left as it is; --force replaces it")
 

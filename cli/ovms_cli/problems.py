@@ -11,6 +11,7 @@ import typer
 
 from ovms_cli.console import print_json, say, stderr, stdout
 from ovms_cli.tables import Output, print_csv
+from ovmstrio.core.texts import escape_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -136,7 +137,7 @@ def count(number: int, noun: str) -> str:
 
 
 def safe(text: str) -> str:
-    """Keep rich from reading markup in a text of users."""
+    """Escape rich's markup and control characters in a text that comes from a client, a file or a server."""
     from rich.markup import escape
 
-    return escape(text)
+    return escape(escape_controls(text, keep="\n"))

@@ -68,7 +68,7 @@ def _threads(told: Mapping[str, Any]) -> tuple[str, Table]:
         table.add_row(safe(named(threads, threads["name"])), cpu, f"{waiting:.0%}")
     for process in told.get("workers", [told]):
         name = named(process, "OpenVINO and other native threads")
-        table.add_row(name, f"{process['native_cpu_seconds']:.2f} s", "")
+        table.add_row(safe(name), f"{process['native_cpu_seconds']:.2f} s", "")
     for process in told["processes"]:
         name = named(process, f"process {process['pid']} of {process['service']}")
         table.add_row(safe(name), f"{process['cpu_seconds']:.2f} s", "not sampled" if process["problem"] else "")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from ovms_cli.console import fail
+from ovms_cli.console import echo, fail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ def execute_script(
     except ConfigError as error:
         fail(str(error))
     except Exception as error:  # noqa: BLE001 - the border of the user's script
-        sys.stderr.write("".join(traceback.format_exception(_in_script(error, script.absolute()))))
+        echo("".join(traceback.format_exception(_in_script(error, script.absolute()))), nl=False, file=sys.stderr)
         raise typer.Exit(1) from None
 
 

@@ -13,6 +13,7 @@ import typer
 
 from ovms_cli.console import stderr
 from ovms_cli.ovms_lines import ServeCommand
+from ovms_cli.problems import safe
 from ovms_cli.script import let_scripts_import
 from ovms_cli.serve_project import run_project
 from ovms_cli.serve_service import run_pipeline_service
@@ -93,7 +94,7 @@ def run_server(options: dict[str, Any]) -> None:
         if settings.log_format != "pretty":
             _log_warning(f"--{name} has no effect: {reason}")
             continue
-        stderr().print(f"[yellow]warning:[/] --{name} has no effect: {reason}", highlight=False)
+        stderr().print(f"[yellow]warning:[/] --{name} has no effect: {safe(reason)}", highlight=False)
 
     async def run() -> bool:
         from ovms_cli.startup import show_startup
@@ -117,5 +118,5 @@ def _embedded_samples() -> Path:
     from ovmstrio_samples import prepare_repository
 
     path = prepare_repository(user_cache_path("ovmstrio"))
-    stderr().print(f"[dim]no model named: serving the embedded samples of {path}[/]", highlight=False)
+    stderr().print(f"[dim]no model named: serving the embedded samples of {safe(str(path))}[/]", highlight=False)
     return path

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import typer
 from rich.live import Live
 from rich.text import Text
 
-from ovms_cli.console import stdout
+from ovms_cli.console import echo, stdout
 from ovms_cli.stream_text import TextReader, line_of, safe_for_terminals
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def show_live(replies: Iterator[StreamReply], seen: Seen) -> None:
                     growing.add(output.name, f"{line_of(output)}\n" if text is None else text)
     finally:
         for text in growing.texts():
-            typer.echo(text)
+            echo(text)
 
 
 class _Growing:

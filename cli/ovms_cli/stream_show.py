@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ovms_cli.console import broken_pipe_ends, note, stdout
+from ovms_cli.console import broken_pipe_ends, echo, note, stdout
 from ovms_cli.stream_live import show_live
 from ovms_cli.stream_text import TextReader, line_of, safe_for_terminals, text_of, values_of
 from ovms_cli.tables import Output, print_csv
@@ -78,7 +79,7 @@ def _print_lines(replies: Iterator[StreamReply], seen: Seen) -> None:
         stamp = "-" if reply.timestamp is None else reply.timestamp
         for output in reply.outputs:
             text = texts.read(output)
-            typer.echo(f"{stamp}  {output.name}  {line_of(output) if text is None else _escaped(text)}")
+            echo(f"{stamp}  {output.name}  {line_of(output) if text is None else _escaped(text)}")
 
 
 def _escaped(text: str) -> str:
@@ -130,5 +131,5 @@ class _Writer:
             self._put("\n")
 
     def _put(self, text: str) -> None:
-        typer.echo(text, nl=False)
+        typer.echo(safe_for_terminals(text) if sys.stdout.isatty() else text, nl=False)
         self._in_line = not text.endswith("\n")

@@ -12,6 +12,7 @@ from ovms_cli.console import note
 from ovms_cli.problems import count
 from ovms_cli.tensor_output import plain
 from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.texts import escape_controls
 from ovmstrio.protocol.wire_tensors import from_raw
 
 if TYPE_CHECKING:
@@ -24,9 +25,7 @@ __all__ = ["Seen", "TextReader", "line_of", "safe_for_terminals", "text_of", "va
 _TEXT_TYPES: Final = frozenset({"UINT8", "BYTES"})
 _NOT_TEXT: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 """Characters that no text has; bytes that hold one are numbers."""
-_COMMANDS: Final = {0x1B: "\N{SYMBOL FOR ESCAPE}", 0x0D: None, 0x0B: "\n", 0x0C: "\n"} | dict.fromkeys(
-    range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}"
-)
+_LINE_BREAKS: Final = {0x0D: None, 0x0B: "\n", 0x0C: "\n"}
 _SHOWN: Final = 8
 
 _Utf8: Final = getincrementaldecoder("utf-8")
@@ -103,8 +102,8 @@ def _is_encoded(output: StreamOutput) -> bool:
 
 
 def safe_for_terminals(text: str) -> str:
-    """Take out what a terminal would obey instead of showing it."""
-    return text.translate(_COMMANDS)
+    """Escape what a terminal would obey instead of showing it, and make one line break of all kinds."""
+    return escape_controls(text.translate(_LINE_BREAKS), keep="\n\t")
 
 
 def values_of(output: StreamOutput) -> Any:

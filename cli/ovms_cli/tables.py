@@ -8,13 +8,14 @@ and ``--json`` as a short form of it.
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from ovms_cli.console import print_json, stdout
+from ovms_cli.console import echo, print_json, stdout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -75,7 +76,10 @@ def show_data(table: Table, facts: Any, output: Output, *, as_json: bool = False
 
 def print_csv(rows: Iterable[Sequence[object]]) -> None:
     """Print rows, the first of which names the columns."""
-    csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    # Programs get the values as they are.
+    (echo if sys.stdout.isatty() else typer.echo)(out.getvalue(), nl=False)
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
@@ -83,7 +87,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
     console = console or stdout()
     # Not through rich, which would break lines where nobody's window ends.
     if not console.is_terminal:
-        typer.echo(_lines(plain_rows(table)), file=console.file)
+        echo(_lines(plain_rows(table)), file=console.file)
     else:
         shown = fitted(table, console)
         is_text = isinstance(shown, str)

@@ -10,12 +10,11 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import httpx
-import typer
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from ovms_cli.console import stdout
+from ovms_cli.console import echo, stdout
 from ovms_cli.stream_text import safe_for_terminals
 from ovms_cli.tables import fitted, print_table
 from ovmstrio.core.errors import ConfigError
@@ -130,7 +129,7 @@ def print_figures(figures: Mapping[str, Any]) -> None:
     if console.is_terminal:
         console.print(draw(figures, console))
         return
-    typer.echo(_summary(figures).plain)
+    echo(_summary(figures).plain)
     for table in (_ops(figures["ops"], _PERCENTS), _channels(figures["channels"])):
         print_table(table)
 

@@ -5,16 +5,19 @@ Nothing here takes longer for a larger text, and what users write to tell of the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from reprlib import Repr
 from typing import Any, Final
 
 __all__ = [
+    "CONTROLS",
     "MOST_CAUSES",
     "MOST_CHARACTERS",
     "causes_of",
     "cut",
+    "escape_controls",
     "is_plain",
     "is_short",
     "keep_texts",
@@ -29,6 +32,9 @@ MOST_CHARACTERS: Final = 4096
 MOST_CAUSES: Final = 10
 """How many errors of a chain are told, the last one included."""
 
+CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that a terminal obeys instead of showing: C0, DEL, C1, line separators, bidi overrides, and surrogates."""
+
 _MOST_PARTS: Final = 1000
 _KEPT: Final = "_ovmstrio_text"
 _SCALARS: Final = (int, float, complex, bool, type(None))
@@ -41,6 +47,13 @@ _QUOTED: Final = KeyError.__str__
 def utf8(text: str) -> bytes:
     """Encode a text; half of a surrogate pair, which JSON can write and UTF-8 cannot, is passed on as it came."""
     return text.encode("utf-8", "surrogatepass")
+
+
+def escape_controls(text: str, *, keep: str = "") -> str:
+    """Return a text with its control characters written as Python's escapes, except for those in ``keep``."""
+    if CONTROLS.search(text) is None:
+        return text
+    return CONTROLS.sub(lambda match: match[0] if match[0] in keep else repr(match[0])[1:-1], text)
 
 
 def cut(text: str, most: int = MOST_CHARACTERS) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
@@ -14,6 +15,7 @@ import orjson
 
 from ovmstrio.core.callers import current_caller
 from ovmstrio.core.grpc_statuses import GRPC_STATUSES, http_status_of
+from ovmstrio.core.texts import CONTROLS
 from ovmstrio.core.unrecorded_spans import span_of
 from ovmstrio.observability.log_sinks import StandardSink
 from ovmstrio.observability.log_writer import LogOutlet
@@ -100,7 +102,13 @@ def _json_line(request: WireRequest) -> str:
             "code": event.code,
             "trace_id": "" if (span := span_of(event)) is None else span.trace_id,
         }
-    return orjson.dumps(document).decode()
+    try:
+        line = orjson.dumps(document).decode()
+    except TypeError:
+        # Half of a surrogate pair is no UTF-8; the standard library escapes all that is not ASCII.
+        line = json.dumps(document)
+    # JSON itself leaves DEL, C1 and bidi overrides as they are; outside of strings there are none.
+    return CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
 
 
 def _combined_line(request: WireRequest) -> str:
@@ -110,7 +118,7 @@ def _combined_line(request: WireRequest) -> str:
     elif request.protocol == "gRPC":
         status = http_status_of(status)
     now = time.localtime()
-    asked = f"{request.method} {_escaped(_path(request))} {_VERSIONS[request.protocol]}"
+    asked = f"{_escaped(request.method)} {_escaped(_path(request))} {_VERSIONS[request.protocol]}"
     referer = _escaped(request.header("referer").partition("?")[0]) or "-"
     agent = _escaped(request.header("user-agent")) or "-"
     return (

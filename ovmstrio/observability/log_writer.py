@@ -16,10 +16,11 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
+from ovmstrio.core.texts import escape_controls
 from ovmstrio.observability.bounded_records import bounded_record
 from ovmstrio.observability.log_sinks import LogSink
 
-__all__ = ["WRITER", "LogOutlet", "LogWriter"]
+__all__ = ["WRITER", "LineFormatter", "LogOutlet", "LogWriter"]
 
 _MOST_CHARACTERS: Final = 4 * 2**20
 """That may wait to be written."""
@@ -31,6 +32,18 @@ _GIVE_UP_SECONDS: Final = 0.5
 _GATHER_SECONDS: Final = 0.005
 """How long the first line waits for others, so that they are written together."""
 _MOST_STUCK: Final = 4
+
+
+class LineFormatter(logging.Formatter):
+    """Formats a record as one line of text, and its traceback below, with control characters escaped."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as the standard library calls it
+        """Return the line without the traceback."""
+        return escape_controls(super().formatMessage(record), keep="\t")
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - as above
+        """Return the lines of a traceback."""
+        return escape_controls(super().formatException(ei), keep="\n\t")
 
 
 class LogOutlet(logging.Handler):

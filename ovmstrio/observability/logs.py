@@ -6,12 +6,15 @@ them is cut, and a thread writes their lines while a server runs (:mod:`.log_wri
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import sys
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import structlog
 
+from ovmstrio.core.texts import CONTROLS, escape_controls
 from ovmstrio.observability.call_ids import add_call_ids
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_sinks import StandardSink, open_log_sink
@@ -21,8 +24,9 @@ from ovmstrio.observability.worker_number import add_worker_number
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import TextIO
 
-    from structlog.typing import Processor
+    from structlog.typing import EventDict, ExcInfo, Processor
 
 __all__ = ["LEVELS", "configure_logs"]
 
@@ -76,11 +80,63 @@ def _formatter(fmt: LogFormat, *, colors: bool) -> logging.Formatter:
         rendering: list[Processor] = [
             # Local variables would put callers' tensors into the log.
             structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
-            structlog.processors.JSONRenderer(),
+            structlog.processors.JSONRenderer(serializer=_to_json),
         ]
     else:
-        rendering = [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)]
+        rendering = [
+            _escape_values,
+            structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_write_traceback),
+        ]
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=list(_SHARED),
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
     )
+
+
+class _Literal:
+    """A value that the console shows as the text says."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+_BARE: Final = frozenset({"event", "level", "logger", "logger_name", "timestamp"})
+"""Fields that the console shows without quotation marks."""
+_TRACES: Final = frozenset({"exception", "stack"})
+"""Fields whose texts have several lines."""
+
+
+def _escape_values(_: Any, __: str, event: EventDict) -> EventDict:
+    """Escape control characters in all fields: the console would obey them, and a line break would forge a record."""
+    return {escape_controls(str(name)): _escaped(name, value) for name, value in event.items()}
+
+
+def _escaped(name: str, value: Any) -> Any:
+    if name == "exc_info":
+        return value
+    if isinstance(value, str):
+        if CONTROLS.search(value) is None:
+            return value
+        if name in _TRACES:
+            return escape_controls(value, keep="\n")
+        return escape_controls(value) if name in _BARE else _Literal(repr(value))
+    if value is None or isinstance(value, int | float):
+        return value
+    text = str(value) if name in _BARE else repr(value)
+    return value if CONTROLS.search(text) is None else _Literal(escape_controls(text))
+
+
+def _write_traceback(out: TextIO, exc_info: ExcInfo) -> None:
+    text = io.StringIO()
+    structlog.dev.plain_traceback(text, exc_info)
+    out.write(escape_controls(text.getvalue(), keep="\n"))
+
+
+def _to_json(event: Any, **options: Any) -> str:
+    """Encode as ASCII; JSON itself leaves DEL as it is."""
+    return json.dumps(event, **options).replace("\x7f", "\\u007f")

@@ -49,7 +49,7 @@ def test_verbose_lines_have_timestamps(capsys: pytest.CaptureFixture[str]) -> No
     seen = Seen()
     show(outputs((WORD, b"a\nb"), (WORD, b"\x1b[2J")), seen, Output.TABLE, verbose=True, live=True)
     told = capsys.readouterr()
-    assert told.out == "1  word  a\\nb\n2  word  \u241b[2J\n"
+    assert told.out == "1  word  a\\nb\n2  word  \\x1b[2J\n"
     assert told.err.startswith("first output after")
     assert "2 outputs" in seen.summary()
 

@@ -72,4 +72,4 @@ def test_other_outputs_are_summed_up() -> None:
 
 def test_a_terminal_is_not_given_commands() -> None:
     """Colours, titles and moves of the cursor are shown as signs."""
-    assert safe_for_terminals("a\x1b[2Jb\r\nc\td\x9be") == "a\u241b[2Jb\nc\td\ufffde"
+    assert safe_for_terminals("a\x1b[2Jb\r\nc\td\x9be") == "a\\x1b[2Jb\nc\td\\x9be"

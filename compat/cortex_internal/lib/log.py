@@ -109,6 +109,11 @@ def configure_logger(name: str, config_file: str | None = None) -> logging.Logge
 
 
 def _written(line: dict[str, Any]) -> str:
+    # JSON itself leaves DEL as it is.
+    return _encoded(line).replace("\x7f", "\\u007f")
+
+
+def _encoded(line: dict[str, Any]) -> str:
     try:
         return json.dumps(line, default=_text)
     except (TypeError, ValueError, RecursionError):

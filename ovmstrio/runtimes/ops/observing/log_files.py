@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_sinks import FileSink, LogFileHandler
-from ovmstrio.observability.log_writer import LogOutlet
+from ovmstrio.observability.log_writer import LineFormatter, LogOutlet
 from ovmstrio.runtimes.ops.observing.figures import PIPELINE, current_ids
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def open_log_files(settings: LoggingSettings) -> Iterator[LogFiles | None]:
             message = f"the log files cannot be made: {error.strerror or error}"
             hint = f"set {DIRECTORY_VARIABLE} to a directory that can be written to"
             raise ConfigError([Problem(message, str(directory), suggestion=hint)]) from None
-        handlers["pipeline.tracer"].setFormatter(logging.Formatter(_TRACER_LINE))
+        handlers["pipeline.tracer"].setFormatter(LineFormatter(_TRACER_LINE))
         of_records = [handlers[name] for name in _OF_RECORDS]
         if settings.folder is not None:
             for handler in of_records:
@@ -167,7 +167,7 @@ class _OfPipeline(logging.Filter):
         return PIPELINE.get() == self._name
 
 
-class _LineFormatter(logging.Formatter):
+class _LineFormatter(LineFormatter):
     """Names the samples at work on every line, and renders structured records as ``event key=value``."""
 
     def format(self, record: logging.LogRecord) -> str:
