@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ovms_cli.exits import EX_INTERRUPTED
+from ovmstrio.core.standard_streams import ignore_failed_writes, open_standard_streams
 from ovmstrio.server.collector import spare_imports
 from ovmstrio.server.end_watchdog import END_WATCHDOG
 
@@ -11,6 +12,8 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line; one that is interrupted ends with 130 and without a word."""
+    open_standard_streams()
+    ignore_failed_writes("stderr")
     spare_imports()
     try:
         from ovms_cli.main import main as run

@@ -58,11 +58,14 @@ def usage() -> Iterator[None]:
 
 def set_up_logs(settings: ServerSettings, project: ProjectSpec | None = None) -> None:
     """Log as the settings say, and a project as it says itself; exits with 1 if the log's file cannot be opened."""
+    from ovmstrio.core.standard_streams import ignore_failed_writes
     from ovmstrio.observability.log_level import LOG_LEVEL
     from ovmstrio.observability.log_trees import read_log_levels
     from ovmstrio.observability.logs import configure_logs
     from ovmstrio.server.project_logs import configure_project_logs
 
+    # A server goes on where nothing can be printed.
+    ignore_failed_writes("stdout")
     try:
         if project is None:
             configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
@@ -78,11 +81,12 @@ def run_to_the_end(
     settings: ServerSettings,
     tell: Callable[[BaseExceptionGroup[Any]], None] | None = None,
 ) -> int:
-    """Run a server to its end, and give the exit code: 0 if it ended gently, 1 if it could not start or was cut.
+    """Run a server to its end, and return the exit code: 0 if it ended gently, 1 if it could not start or was cut.
 
-    Whoever reads the log as JSON gets nothing else.  ``tell`` says why the server could not start; by default that is
-    printed, or logged.
+    A reader of the log as JSON gets nothing else.  ``tell`` reports why the server could not start; by default the
+    reason is printed, and a log in a file has it, too: standard error may be closed.
     """
+    import structlog
     import trio
 
     from ovmstrio.core.errors import ServerError
@@ -90,12 +94,21 @@ def run_to_the_end(
 
     gently = failed = False
     is_json = settings.log_format == "json"
+    reports = [tell] if tell else [_log_reasons] if is_json else [_print_reasons]
+    if settings.log_path is not None and reports == [_print_reasons]:
+        reports.append(_log_reasons)
     with prints_logged(is_all=True) if is_json else nullcontext():
         try:
-            gently = trio.run(serve)
-        except* (ServerError, OSError) as group:
-            failed = True
-            (tell or (_log_reasons if is_json else _print_reasons))(group)
+            try:
+                gently = trio.run(serve)
+            except* (ServerError, OSError) as group:
+                failed = True
+                for report in reports:
+                    report(group)
+        except Exception as error:
+            if settings.log_path is not None:
+                structlog.get_logger(__name__).critical("server failed", exc_info=error)
+            raise
     return 0 if gently and not failed else 1
 
 

@@ -165,6 +165,8 @@ class FileSink:
 
     def __init__(self, handler: logging.FileHandler) -> None:
         self._handler = handler
+        # The standard library would print a traceback for each line that cannot be written.
+        handler.handleError = _raise_again  # type: ignore[assignment, method-assign]
         self._is_given_up = False
 
     @property
@@ -173,7 +175,11 @@ class FileSink:
         return self._handler
 
     def write(self, text: str) -> None:
-        """Write lines, unless it was given up."""
+        """Write lines, unless it was given up.
+
+        Raises:
+            OSError: the file cannot be written to.
+        """
         if not self._is_given_up:
             self._handler.emit(logging.makeLogRecord({"msg": text}))
 
@@ -184,4 +190,10 @@ class FileSink:
     def close(self) -> None:
         """Close the file."""
         if not self._is_given_up:
-            self._handler.close()
+            # What its buffer still holds cannot be written either.
+            with suppress(OSError):
+                self._handler.close()
+
+
+def _raise_again(_: logging.LogRecord) -> None:
+    raise  # noqa: PLE0704 - called where the error is handled

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import trio
 
+from ovmstrio.core.standard_streams import ignore_failed_writes
 from ovmstrio.work.messages.message_packets import Message
 from ovmstrio.work.messages.stack_requests import SAMPLES, encode_samples, is_for_samples, sampler_of_process
 from ovmstrio.work.processes.message_channel import MessageChannel
@@ -128,6 +129,7 @@ def run_program(serve: ServeRequests) -> None:
     """
     for meant_for_the_server in (signal.SIGINT, signal.SIGTERM):
         signal.signal(meant_for_the_server, _leave_it_to_the_server)
+    ignore_failed_writes("stdout", "stderr")
     end = socket.socket(fileno=int(sys.argv[1]))
     end.set_inheritable(False)
     try:
