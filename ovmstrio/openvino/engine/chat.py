@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Conversation
 from ovmstrio.openvino.engine.library_errors import reason_of
-from ovmstrio.openvino.engine.templates import ChatTemplate, TemplateFailure, read_template
+from ovmstrio.openvino.engine.template_process import TemplateProcess
+from ovmstrio.openvino.engine.templates import TemplateFailure, read_template_source
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,14 +23,21 @@ _ANSWERS: Final = "add_generation_prompt"
 
 
 class PromptRenderer(NamedTuple):
-    """What makes prompts of conversations, and the source of its template, by which parsers of answers are found."""
+    """Makes prompts of conversations.
+
+    Attributes:
+        render: renders at once, or refuses.
+        source: the template, by which parsers of answers are found.
+        process: renders as well, while other requests go on; None for what takes next to no time.
+    """
 
     render: Callable[[Conversation], str]
     source: str
+    process: TemplateProcess | None = None
 
 
 def choose_renderer(tokenizer: Any, folder: Path, mode: str) -> PromptRenderer:
-    """Give what makes prompts of conversations; what is wrong with the template is told to those who have some.
+    """Return what makes prompts of conversations; a template that cannot be read refuses each of them.
 
     Args:
         tokenizer: the library's.
@@ -39,26 +47,20 @@ def choose_renderer(tokenizer: Any, folder: Path, mode: str) -> PromptRenderer:
     if mode == _LIBRARY:
         return PromptRenderer(partial(_render_with_library, tokenizer), tokenizer.chat_template)
     try:
-        template = read_template(
+        template = read_template_source(
             folder, tokenizer.chat_template, bos_token=tokenizer.get_bos_token(), eos_token=tokenizer.get_eos_token()
         )
     except (TemplateFailure, OSError) as error:
         return PromptRenderer(partial(_refuse, f"the chat template of the model cannot be used: {error}"), "")
     if template is None:
         return PromptRenderer(partial(_refuse, "the model has no chat template; send a prompt to /completions"), "")
-    return PromptRenderer(partial(_render, template), template.tool_source)
+    source = template.arguments["tool_source"] or template.arguments["source"]
+    process = TemplateProcess(template.arguments, f"the chat template {template.file}".rstrip())
+    return PromptRenderer(process.render, source, process)
 
 
 def _refuse(why: str, _: Conversation) -> str:
     raise InvalidField(why, field=_FIELD)
-
-
-def _render(template: ChatTemplate, conversation: Conversation) -> str:
-    tools = conversation.tools if conversation.tool_choice != "none" else ()
-    try:
-        return template.render(conversation.messages, tools, options=conversation.template_options)
-    except TemplateFailure as error:
-        raise InvalidField(f"the chat template does not take the messages: {error}", field=_FIELD) from error
 
 
 def _render_with_library(tokenizer: Any, conversation: Conversation) -> str:

@@ -7,12 +7,13 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ovmstrio.core.errors import Overloaded, ServerError
-from ovmstrio.core.generation import Finish
+from ovmstrio.core.generation import Conversation, Finish
 from ovmstrio.openvino.engine.admission import BlockAdmission, BlockNeed, BlockRoom
 from ovmstrio.openvino.engine.batch import Batch
 from ovmstrio.openvino.engine.form_trials import FormTrials
 from ovmstrio.openvino.engine.frames import ACCEPTED, CANCELLED, REFUSED, decode_request, encode_failure
 from ovmstrio.openvino.engine.prompt_scores import PromptScores
+from ovmstrio.openvino.engine.template_process import Renderings
 from ovmstrio.openvino.engine.text_rows import TextRows
 from ovmstrio.openvino.engine.texts import AskedTexts, NewTokens
 
@@ -23,12 +24,15 @@ if TYPE_CHECKING:
     from ovmstrio.openvino.engine.form_trials import CompilesForms
     from ovmstrio.openvino.engine.pipeline import Pipeline
     from ovmstrio.openvino.engine.prompts import Prompts
+    from ovmstrio.openvino.engine.template_process import TemplateProcess
 
 __all__ = ["Engine", "Limits"]
 
 _LEARNS: Final = 0.2
 _LONGEST_RETRY: Final = 60.0
 _SEEDS: Final = 2**32
+_RENDER_SECONDS: Final = 0.02
+"""How long the texts that run wait for a conversation to be rendered; most take less than a millisecond."""
 
 
 class Limits(NamedTuple):
@@ -49,6 +53,14 @@ class Limits(NamedTuple):
     overcommit: float = 1.0
 
 
+class _AddedRequest(NamedTuple):
+    """A request before its prompt is known: the number of its message, its own, and what it requests."""
+
+    message: int
+    number: int
+    request: GenerationRequest
+
+
 class Engine:
     """One model's requests.
 
@@ -58,6 +70,7 @@ class Engine:
         limits: what requests may ask for.
         answer: is told the number of a message and what it is answered with.
         forms: compiles those that answers are to have.
+        templates: renders conversations; without it ``prompts`` does.
         caches_prefixes: whether the pipeline computes once what prompts have in common.
     """
 
@@ -69,6 +82,7 @@ class Engine:
         answer: Callable[[int, Any], None],
         forms: CompilesForms,
         *,
+        templates: TemplateProcess | None = None,
         caches_prefixes: bool = True,
     ) -> None:
         self._pipeline = pipeline
@@ -79,8 +93,10 @@ class Engine:
         self._admission: BlockAdmission[AskedTexts] = BlockAdmission(room, limits.waiting)
         self._batch = Batch(pipeline)
         self._trials = FormTrials(forms)
+        self._renderings = None if templates is None else Renderings[_AddedRequest](templates)
         self._scores = PromptScores(pipeline, limits.tokens)
         self._rows = TextRows(self._decode)
+        self._unrendered: dict[int, _AddedRequest] = {}
         self._asked: dict[int, AskedTexts] = {}
         self._rows_told: list[list[Any]] = []
         self._failures: list[list[Any]] = []
@@ -98,13 +114,19 @@ class Engine:
     @property
     def is_busy(self) -> bool:
         """Whether a step has something to do."""
-        has_news = self._rows_told or self._failures or self._trials.has_ended
+        has_rendered = self._renderings is not None and self._renderings.has_ended
+        has_news = self._rows_told or self._failures or self._trials.has_ended or has_rendered
         return self._batch.is_busy or self._scores.is_busy or bool(has_news)
 
     @property
-    def descriptor(self) -> int:
-        """What can be read when there is something to do without a message: a trial has ended."""
-        return self._trials.descriptor
+    def descriptors(self) -> list[int]:
+        """What can be read when there is something to do without a message: a trial or a rendering has ended."""
+        return [self._trials.descriptor, *([] if self._renderings is None else [self._renderings.descriptor])]
+
+    @property
+    def seconds_left(self) -> float | None:
+        """After how many seconds :attr:`is_busy` may change without a message or a descriptor."""
+        return None if self._renderings is None else self._renderings.seconds_left
 
     # Requests
 
@@ -116,21 +138,54 @@ class Engine:
         try:
             request = decode_request(plain)
             waiting = self._admission.waiting if request.grammar is None else self._trials.waiting
+            if self._renderings is not None and isinstance(request.prompt, Conversation):
+                waiting += self._renderings.waiting
             if waiting and self._waiting >= self._limits.waiting:
                 raise self._overloaded()
-            asked = self._prepare(message, number, request)
-            if asked.is_proven:
-                self._take(asked)
-            else:
-                self._asked[number] = asked
-                self._trials.wait(asked)
-                self._try_next()
+            added = _AddedRequest(message, number, request)
+            if self._renderings is None or not isinstance(request.prompt, Conversation):
+                self._add_tokens(added, self._prompts.tokens_of(request.prompt))
+                return
+            self._unrendered[number] = added
+            self._renderings.add(added, request.prompt, _RENDER_SECONDS)
+            self._take_rendered()
         except ServerError as error:
             self._answer(message, [REFUSED, encode_failure(error)])
 
+    def _take_rendered(self) -> None:
+        """Go on with the requests whose conversations have been rendered."""
+        while self._renderings is not None and self._renderings.has_ended:
+            rendered = self._renderings.take()
+            if rendered is None:
+                continue
+            added, outcome = rendered
+            del self._unrendered[added.number]
+            try:
+                if isinstance(outcome, ServerError):
+                    raise outcome
+                self._add_tokens(added, self._prompts.tokens_of_rendered(outcome))
+            except ServerError as error:
+                self._answer(added.message, [REFUSED, encode_failure(error)])
+
+    def _add_tokens(self, added: _AddedRequest, tokens: list[int]) -> None:
+        """Take a request with the tokens of its prompt.
+
+        Raises:
+            InvalidRequest: it does not fit.
+            Overloaded: too many others wait.
+        """
+        asked = self._prepare(added, tokens)
+        if asked.is_proven:
+            self._take(asked)
+            return
+        self._asked[added.number] = asked
+        self._trials.wait(asked)
+        self._try_next()
+
     @property
     def _waiting(self) -> int:
-        return self._admission.waiting + self._trials.waiting
+        rendered = 0 if self._renderings is None else self._renderings.waiting
+        return self._admission.waiting + self._trials.waiting + rendered
 
     def _overloaded(self) -> Overloaded:
         waiting = self._waiting
@@ -138,20 +193,20 @@ class Engine:
         message = f"{waiting} requests wait for room already (max_queue); try again in {seconds:.0f} s"
         return Overloaded(message, retry_after_seconds=seconds)
 
-    def _prepare(self, message: int, number: int, request: GenerationRequest) -> AskedTexts:
-        """Make tokens of the prompt, and see that it fits.
+    def _prepare(self, added: _AddedRequest, tokens: list[int]) -> AskedTexts:
+        """Check that a prompt fits, and return what is to be made.
 
         Raises:
-            InvalidRequest: it does not.
+            InvalidRequest: it does not fit.
         """
-        tokens = self._prompts.tokens_of(request.prompt)
+        request = added.request
         wished = request.sampling.max_tokens
         self._prompts.check_length(tokens, needs_answer=wished != 0)
         most = min(value for value in (wished, self._limits.answer, self._limits.tokens) if value is not None)
         seed = request.sampling.seed
         return AskedTexts(
-            id=number,
-            answer_to=message,
+            id=added.number,
+            answer_to=added.message,
             request=request,
             prompt=tokens,
             most=min(most, self._limits.tokens - len(tokens)),
@@ -237,6 +292,10 @@ class Engine:
 
     def cancel(self, number: int) -> None:
         """Forget a request, wherever it is; one that has ended is nothing."""
+        added = self._unrendered.pop(number, None)
+        if added is not None and self._renderings is not None:
+            self._renderings.withdraw(added)
+            self._answer(added.message, [REFUSED, encode_failure(CANCELLED)])
         asked = self._asked.get(number)
         if asked is None:
             return
@@ -282,6 +341,7 @@ class Engine:
             RuntimeError: the model is lost.
         """
         started = time.perf_counter()
+        self._take_rendered()
         self._take_tried()
         size = self._batch.running
         if self._batch.is_busy:

@@ -81,7 +81,7 @@ class EngineProgram:
             if not self._ahead:
                 if self._is_busy:
                     return True
-                self._channel.wait(self._engine.descriptor)
+                self._channel.wait(self._engine.descriptors, self._engine.seconds_left)
                 continue
             message = self._ahead.popleft()
             if message is None:
@@ -123,14 +123,15 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
     room = pipeline.blocks * pipeline.block_tokens
     context = context_length(folder)
     limits = Limits(min(room, context or room), **options["limits"])
-    render, source = choose_renderer(pipeline.tokenizer, folder, options["template_mode"])
-    prompts = Prompts(pipeline.tokenizer, render, limits.tokens)
+    renderer = choose_renderer(pipeline.tokenizer, folder, options["template_mode"])
+    prompts = Prompts(pipeline.tokenizer, renderer.render, limits.tokens)
     engine = Engine(
         pipeline,
         prompts,
         limits,
         answer,
         FormCompiler(pipeline, folder),
+        templates=renderer.process,
         caches_prefixes=options["pipeline"]["caches_prefixes"],
     )
     facts = {
@@ -139,7 +140,7 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
         "longest_token": prompts.longest_token,
         "blocks": pipeline.blocks,
         "block_tokens": pipeline.block_tokens,
-        "chat_template": source,
+        "chat_template": renderer.source,
     }
     return engine, TextTokenizing(prompts.tokenize_all, answer), facts
 

@@ -81,9 +81,22 @@ class Prompts:
         if isinstance(prompt, tuple):
             tokens = self._checked(prompt)
         elif isinstance(prompt, Conversation):
-            tokens = self._encode(self._render(prompt), add_special_tokens=False)
+            return self.tokens_of_rendered(self._render(prompt))
         else:
             tokens = self._encode(prompt, add_special_tokens=True)
+        return self._nonempty(tokens)
+
+    def tokens_of_rendered(self, text: str) -> list[int]:
+        """Return the tokens of the text that a conversation was rendered into.
+
+        Raises:
+            ContextExceeded: it is so long that its tokens need not be counted.
+            InvalidRequest: it has none, or the tokenizer does not take it.
+        """
+        return self._nonempty(self._encode(text, add_special_tokens=False))
+
+    @staticmethod
+    def _nonempty(tokens: list[int]) -> list[int]:
         if not tokens:
             raise InvalidRequest("the prompt has no tokens; send a text that is not empty")
         return tokens

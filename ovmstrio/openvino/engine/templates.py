@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
@@ -16,9 +16,10 @@ from ovmstrio.openvino.engine.template_environment import TemplateEnvironment
 from ovmstrio.openvino.engine.template_work import TooMuchWork, Work
 from ovmstrio.util.regular_files import read_regular_bytes, read_regular_text
 
-__all__ = ["ChatTemplate", "TemplateFailure", "read_template"]
+__all__ = ["ChatTemplate", "TemplateFailure", "TemplateSource", "read_template", "read_template_source"]
 
 _FILE: Final = "<template>"
+_SETTINGS: Final = "tokenizer_config.json"
 _MOST_SOURCE: Final = 1 << 20
 _MOST_TEXT: Final = 4096
 
@@ -114,7 +115,22 @@ class ChatTemplate:
             raise _failure(error) from error
 
 
+class TemplateSource(NamedTuple):
+    """A template that was read: arguments of :class:`ChatTemplate`, and the file; empty for the tokenizer's own."""
+
+    arguments: dict[str, Any]
+    file: str
+
+
 def read_template(folder: Path, source: str = "", *, bos_token: str = "", eos_token: str = "") -> ChatTemplate | None:
+    """Read the template of a model's folder and compile it; see :func:`read_template_source`."""
+    found = read_template_source(folder, source, bos_token=bos_token, eos_token=eos_token)
+    return None if found is None else ChatTemplate(**found.arguments)
+
+
+def read_template_source(
+    folder: Path, source: str = "", *, bos_token: str = "", eos_token: str = ""
+) -> TemplateSource | None:
     """Read the template of a model's folder; None if it has none.
 
     Args:
@@ -124,30 +140,34 @@ def read_template(folder: Path, source: str = "", *, bos_token: str = "", eos_to
         eos_token: likewise.
 
     Raises:
-        TemplateFailure: it is no template.
+        TemplateFailure: a file is no JSON.
         OSError: a file cannot be read.
     """
-    settings = _json(folder / "tokenizer_config.json")
+    settings = _json(folder / _SETTINGS)
     tokens = {**_json(folder / "special_tokens_map.json"), **settings}
     variables = {key: _token(value) for key, value in tokens.items() if key.endswith("_token") and _token(value)}
     named = settings.get("chat_template")
     sources = {"default": named} if isinstance(named, str) else {}
+    name = _SETTINGS
     if isinstance(named, list):
         sources = {str(one.get("name")): str(one.get("template")) for one in named if isinstance(one, dict)}
     file = folder / "chat_template.jinja"
     if file.is_file():
-        sources = {"default": read_regular_text(file)}
+        sources, name = {"default": read_regular_text(file)}, file.name
     found = sources.get("default") or source or next(iter(sources.values()), "")
     if not found:
         return None
+    if found not in sources.values():
+        name = ""
     extras = {key: value for key, value in variables.items() if key not in {"bos_token", "eos_token"}}
-    return ChatTemplate(
-        found,
-        bos_token=variables.get("bos_token", bos_token),
-        eos_token=variables.get("eos_token", eos_token),
-        extras=extras,
-        tool_source=sources.get("tool_use", ""),
-    )
+    arguments = {
+        "source": found,
+        "bos_token": variables.get("bos_token", bos_token),
+        "eos_token": variables.get("eos_token", eos_token),
+        "extras": extras,
+        "tool_source": sources.get("tool_use", ""),
+    }
+    return TemplateSource(arguments, name)
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -210,6 +230,8 @@ def _failure(error: Exception) -> TemplateFailure:
     line = (lines[-1] if lines else 0) or 0
     if isinstance(error, RecursionError):
         return TemplateFailure("it calls itself too deeply", line)
+    if isinstance(error, MemoryError):
+        return TemplateFailure("it needs more memory than it may have", line)
     known = isinstance(error, TemplateError | TooMuchWork)
     text = str(error) if known else f"{type(error).__name__}: {error}"
     return TemplateFailure(text[:_MOST_TEXT] or type(error).__name__, line)

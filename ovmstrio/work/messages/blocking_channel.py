@@ -7,10 +7,13 @@ import os
 import select
 import socket
 import threading
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.work.messages.message_packets import MOST_FILES, MOST_PACKET, Message, MessagePackets
 from ovmstrio.work.messages.stack_requests import is_for_samples, sample_in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 __all__ = ["BlockingChannel", "ChannelLost"]
 
@@ -138,19 +141,21 @@ class BlockingChannel:
             return
         self._ahead.append(message)
 
-    def wait(self, descriptor: int) -> None:
-        """Wait until :meth:`has_message` would tell so, or another descriptor can be read.
+    def wait(self, descriptors: Collection[int], seconds: float | None = None) -> None:
+        """Wait until :meth:`has_message` would return True, or another descriptor can be read, or for so long.
 
         Raises:
             ChannelLost: code of users has closed the socket.
         """
-        self._poll.register(descriptor, select.POLLIN)
+        for descriptor in descriptors:
+            self._poll.register(descriptor, select.POLLIN)
         try:
-            self._poll.poll()
+            self._poll.poll(None if seconds is None else seconds * 1e3)
         except OSError as error:
             raise ChannelLost(str(error)) from error
         finally:
-            self._poll.unregister(descriptor)
+            for descriptor in descriptors:
+                self._poll.unregister(descriptor)
 
     def disown(self) -> None:
         """Let a process that code of users has forked have no part in this."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pytest
 import trio
+import trio.testing
 
 from ovmstrio.core.errors import InvalidField, InvalidRequest
 from ovmstrio.core.generation import Conversation, Finish, GenerationRequest, Grammar, GrammarKind, Piece, Sampling
@@ -180,3 +181,28 @@ async def test_a_template_that_loops_or_refuses_is_the_requests_error(serve_tiny
             with pytest.raises(InvalidRequest, match=said):
                 await _pieces(model, GenerationRequest(Conversation(messages), asked.sampling))
         assert _text(await _pieces(model, asked)) == "fine"
+
+
+async def test_other_requests_go_on_while_a_template_runs_for_too_long(serve_tiny: ServeTiny, folder_with: Any) -> None:
+    """The comparison of two lists that share their parts has no end; its process is stopped, and not the engine."""
+    template = (
+        "{% if messages[0].content == 'hostile' %}{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}"
+        "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}{% endif %}hello"
+    )
+    folder = folder_with(template)
+    hostile = GenerationRequest(Conversation(({"role": "user", "content": "hostile"},)), _asked(_said("fine")).sampling)
+    ends: list[str] = []
+
+    async def fail(model: Any) -> None:
+        with pytest.raises(InvalidRequest, match=r"chat_template\.jinja used more than 2 s of CPU time"):
+            await _pieces(model, hostile)
+        ends.append("hostile")
+
+    async with serve_tiny(base_path=folder, path=folder) as model:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail, model)
+            await trio.testing.wait_all_tasks_blocked()
+            assert await _pieces(model, GenerationRequest("fine", Sampling(max_tokens=20)))
+            ends.append("text")
+        assert ends == ["text", "hostile"]
+        assert _text(await _pieces(model, _asked(_said("fine")))) == "fine"
