@@ -6,6 +6,7 @@ could serve at once.  A process that dies is started again, after a pause that g
 
 from __future__ import annotations
 
+import math
 import resource
 import secrets
 import signal
@@ -367,7 +368,7 @@ class _Parent:
         task = WorkerTask.of(self._plan, self._board.rows, row, self._secret)
         return KeptProcess(
             row,
-            partial(WorkerProcess, _PROGRAM, own_group=True, heard=self._hear),
+            partial(WorkerProcess, _PROGRAM, own_group=True, heard=self._hear, stopped_seconds=math.inf),
             task.model_dump(mode="json"),
             self._board.descriptor,
             backoff=Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _STABLE_SECONDS),

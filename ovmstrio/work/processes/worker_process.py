@@ -32,6 +32,10 @@ _NO_ANSWER_EXPECTED: Final = 0
 _SECONDS_TO_TELL: Final = 5.0
 """How much longer than it was asked to look a process may take to tell what it has seen."""
 
+_STOPPED_SECONDS: Final = 20.0
+_LOOKS_AT_STOPPED: Final = 4
+"""How often in succession a process is seen stopped before it is killed."""
+
 _SECONDS_BETWEEN_LOOKS: Final = 0.05
 """How often the memory of a process is looked at that has a limit."""
 
@@ -58,6 +62,14 @@ class _PendingAnswer:
         self.is_abandoned = False
 
 
+def _is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal; one that a debugger holds is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    except (OSError, IndexError):
+        return False
+
+
 async def _nothing() -> None:
     """Do nothing."""
 
@@ -74,6 +86,8 @@ class WorkerProcess:
         stuck: is called when that happens.
         tells_of_leaving: whether the program is told of requests whose callers have left, as ``["cancel", number]``.
         memory_limit: how many bytes of memory the process may have; 0 for any number.  It is killed above that.
+        stopped_seconds: how long the process may be stopped, as by SIGSTOP, until it is killed.  Time in which this
+            process was stopped as well does not count.
         own_group: as for :func:`start_program`.
         ends_group: whether what is left of its own group when it has ended, such as what it has forked, is killed.
         names: say in the log whose code prints there; without them what it prints goes where the server's goes.
@@ -96,6 +110,7 @@ class WorkerProcess:
         spare_seconds: float = math.inf,
         tells_of_leaving: bool = False,
         memory_limit: int = 0,
+        stopped_seconds: float = _STOPPED_SECONDS,
         stuck: Callable[[], None] = lambda: None,
         own_group: bool = False,
         ends_group: bool = False,
@@ -114,6 +129,7 @@ class WorkerProcess:
         self._spare_seconds = spare_seconds
         self._tells_of_leaving = tells_of_leaving
         self._memory_limit = memory_limit
+        self._stopped_seconds = stopped_seconds
         self._stuck = stuck
         self._is_stuck = False
         self._own_group = own_group or ends_group
@@ -232,6 +248,8 @@ class WorkerProcess:
             nursery.start_soon(self._wait_for_end, process, channel)
             if self._memory_limit:
                 nursery.start_soon(self._watch_memory, process.pid)
+            if self._stopped_seconds != math.inf:
+                nursery.start_soon(self._watch_stops, process.pid)
             await self._receive_all(channel)
             with trio.move_on_after(_SECONDS_TO_DIE):
                 await process.wait()
@@ -261,6 +279,24 @@ class WorkerProcess:
                 self.kill()
                 return
             await trio.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    async def _watch_stops(self, pid: int) -> None:
+        """Kill the process when it has been stopped for too long.
+
+        The kernel is asked, and not the process: one that computes for long in C, with the interpreter's lock, answers
+        no more than one that is stopped.
+
+        Cancellation: at once.
+        """
+        interval = self._stopped_seconds / _LOOKS_AT_STOPPED
+        looks, last = 0, trio.current_time()
+        while looks < _LOOKS_AT_STOPPED:
+            await trio.sleep(interval)
+            # A late look is that of a server that was stopped itself, maybe together with the process.
+            is_late, last = trio.current_time() - last > 2 * interval, trio.current_time()
+            looks = looks + 1 if _is_stopped(pid) and not is_late else 0
+        self.why = f"was stopped (SIGSTOP) for {self._stopped_seconds:g} s and was killed"
+        self.kill()
 
     async def _receive_all(self, channel: MessageChannel) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 
 import pytest
 import trio
@@ -11,6 +12,7 @@ import trio
 from ovmstrio.core.errors import InvalidField, ModelFailure, NotReady
 from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling
 from ovmstrio.runtimes.generation.text_model import TextModel
+from ovmstrio.work.processes import WorkerProcess
 from tests.runtimes.generation.conftest import ServeTiny
 from tests.runtimes.generation.test_text_model import greedy, made, text_of
 
@@ -29,12 +31,12 @@ async def until_ready(model: TextModel) -> None:
                 return
 
 
-async def killed_midway(model: TextModel) -> None:
-    """Kill the engine while it makes a text."""
+async def killed_midway(model: TextModel, number: signal.Signals = signal.SIGKILL) -> None:
+    """Kill or stop the engine while it makes a text."""
     async with model.generate(ENDLESS) as generation:
         async for _ in generation:
             if model.pid is not None:
-                os.kill(model.pid, signal.SIGKILL)
+                os.kill(model.pid, number)
 
 
 async def test_a_killed_engine_fails_its_streams_at_once_says_why_and_is_there_again(serve_tiny: ServeTiny) -> None:
@@ -48,6 +50,22 @@ async def test_a_killed_engine_fails_its_streams_at_once_says_why_and_is_there_a
             await made(model, greedy("hello", 1))
         await until_ready(model)
         assert model.obstacle == ""
+        assert text_of(await made(model, greedy("hello", 40))) == before
+
+
+@pytest.mark.parametrize("seconds", [0.8, pytest.param(None, marks=pytest.mark.slow)])
+async def test_an_engine_that_is_stopped_is_killed_and_replaced(
+    serve_tiny: ServeTiny, monkeypatch: pytest.MonkeyPatch, seconds: float | None
+) -> None:
+    """Its streams end with the reason, within half a minute as engines are started, and the next engine answers."""
+    if seconds is not None:
+        short = partial(WorkerProcess, stopped_seconds=seconds)
+        monkeypatch.setattr("ovmstrio.runtimes.generation.engine_process.WorkerProcess", short)
+    async with serve_tiny() as model:
+        before = text_of(await made(model, greedy("hello", 40)))
+        with trio.fail_after(30), pytest.raises(ModelFailure, match="was stopped"):
+            await killed_midway(model, signal.SIGSTOP)
+        await until_ready(model)
         assert text_of(await made(model, greedy("hello", 40))) == before
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -305,3 +306,36 @@ def test_what_is_no_sample_is_refused(nonsense: Any) -> None:
     """Code of users can send it in its process."""
     with pytest.raises(ValueError, match="no samples"):
         decode_samples(nonsense)
+
+
+async def test_a_process_that_is_stopped_is_killed_and_its_calls_fail_with_the_reason() -> None:
+    """SIGKILL works on a stopped process."""
+    async with started(stopped_seconds=0.4) as process:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(WorkerEnded, match=r"was stopped \(SIGSTOP\) for 0.4 s and was killed"):
+            await process.call(["echo", 1])
+
+
+async def test_a_process_that_is_continued_in_time_goes_on() -> None:
+    """Also where it is stopped again and again."""
+    async with started(stopped_seconds=2) as process:
+        assert process.pid is not None
+        for number in range(3):
+            os.kill(process.pid, signal.SIGSTOP)
+            await trio.sleep(0.9)
+            os.kill(process.pid, signal.SIGCONT)
+            await trio.sleep(0.6)
+            assert await process.call(["echo", number]) == number
+
+
+async def test_time_in_which_the_server_is_stopped_itself_does_not_count() -> None:
+    """As where a terminal stops the group of all processes, or a computer sleeps."""
+    async with started(stopped_seconds=0.8) as process:
+        assert process.pid is not None
+        for number in range(4):
+            os.kill(process.pid, signal.SIGSTOP)
+            time.sleep(1)  # noqa: ASYNC251 - nothing else may run
+            await trio.sleep(0.3)
+            os.kill(process.pid, signal.SIGCONT)
+            assert await process.call(["echo", number]) == number
