@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 import trio
 
+from ovmstrio.wire.bounded_wakeups import bound_wakeups
+from ovmstrio.wire.closing import close_now
 from ovmstrio.wire.listeners import address_of, is_inherited, socket_of
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ class Accepting:
         Ownership: the listeners, which are closed in any case; ``handler`` owns the connections.
         Cancellation: at once; what waits is reset.
         """
+        bound_wakeups()
         try:
             async with trio.open_nursery() as each:
                 for listener in listeners:
@@ -164,7 +167,7 @@ class _Gate:
         try:
             await self._handler(stream)
         finally:
-            await trio.aclose_forcefully(stream)
+            await close_now(stream)
 
     async def _pause(self, error: OSError) -> None:
         self._pauses += 1

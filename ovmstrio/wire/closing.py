@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import select
+import termios
 from contextlib import suppress
 from typing import Final
 
 import trio
 
-__all__ = ["LINGER_SECONDS", "close_gently", "has_unread", "transport_of"]
+from ovmstrio.wire.direct_stream import DirectStream
+
+__all__ = ["LINGER_SECONDS", "close_gently", "close_now", "has_unread", "has_unread_bytes", "transport_of"]
 
 LINGER_SECONDS: Final = 2.0
 """How long a client may go on sending once it has been answered for the last time."""
@@ -31,6 +35,29 @@ def has_unread(stream: trio.abc.Stream) -> bool:
     return bool(poll.poll(0))
 
 
+def has_unread_bytes(stream: trio.abc.Stream) -> bool:
+    """Return whether bytes of the peer have come that were not read, which a goodbye alone is not."""
+    sock = getattr(transport_of(stream), "socket", None)
+    if sock is None or sock.fileno() < 0:
+        return False
+    with suppress(OSError):
+        return any(fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))
+    return False
+
+
+async def close_now(stream: trio.abc.Stream) -> None:
+    """Close a stream without a word to the peer.
+
+    A plain socket is closed in one step: cancel scopes and checkpoints take longer, and thousands may close at once.
+
+    Cancellation: the stream is closed in any case.
+    """
+    if isinstance(stream, trio.SocketStream | DirectStream):
+        stream.socket.close()
+    else:
+        await trio.aclose_forcefully(stream)
+
+
 async def close_gently(stream: trio.abc.Stream, seconds: float = LINGER_SECONDS) -> None:
     """Say that nothing more will come, drop what the peer still sends, and close when it does, or after a time.
 
@@ -46,4 +73,4 @@ async def close_gently(stream: trio.abc.Stream, seconds: float = LINGER_SECONDS)
                 while await transport.receive_some(_READ_BYTES):
                     pass
     finally:
-        await trio.aclose_forcefully(stream)
+        await close_now(stream)

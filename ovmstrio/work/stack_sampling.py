@@ -29,6 +29,7 @@ _ELSE: Final = "other stacks"
 _WAITS: Final = frozenset(
     {
         ("_io_epoll.py", "get_events"),
+        ("bounded_wakeups.py", "poll"),
         ("_thread_cache.py", "_work"),
         ("worker_threads.py", "_work_once"),
         ("log_writer.py", "_wait"),

@@ -87,7 +87,7 @@ def test_a_process_that_waits_for_messages_or_for_something_else_waits() -> None
     ours, theirs = packet_pair()
 
     def wait(_: threading.Event) -> None:
-        BlockingChannel(theirs).wait(reader)
+        BlockingChannel(theirs).wait([reader])
 
     with ours, theirs, _running(_busy, wait):
         try:

@@ -29,7 +29,7 @@ from ovmstrio.core.peers import Peer
 from ovmstrio.core.pending_answers import PendingShare, current_share
 from ovmstrio.core.request import Buffer
 from ovmstrio.observability.repeated_faults import RepeatedFaults
-from ovmstrio.wire.closing import transport_of
+from ovmstrio.wire.closing import close_now, transport_of
 from ovmstrio.wire.direct_stream import DirectStream, told_of_waiting
 from ovmstrio.wire.grpc.core import Http2Core
 from ovmstrio.wire.grpc.endings import Endings
@@ -136,6 +136,7 @@ class Connection:
         self._closing = False
         self._broken = False
         self._is_faulty = False
+        self._has_left = False
         self._opened_at = self._heard_at = trio.current_time()
         self._pinged_at = math.inf
         self._drain_announced = False
@@ -161,13 +162,14 @@ class Connection:
                 nursery.start_soon(self._write)
                 nursery.start_soon(self._read)
                 await self._read_to_end.wait()
-                if self._is_faulty or not self._broken:
+                if (self._is_faulty or not self._broken) and not self._has_nothing_left:
                     self._closing = True
                     self._unsent.wake()
                     with trio.move_on_after(self.limits.flush_seconds):
                         await self._written.wait()
                         if not self._is_faulty:
                             await self._linger()
+                await self._endings.pace.turn()
                 await self._endings.cancel(self.calls.values())
                 nursery.cancel_scope.cancel()
                 # Before the calls have unwound, because a handler in a thread may take its time.
@@ -193,6 +195,7 @@ class Connection:
                         # A call that waits has this task, and would keep what was read for as long.
                         del data
                     else:
+                        self._has_left = True
                         break
                     if self._whole:
                         await self._answer_whole()
@@ -279,6 +282,11 @@ class Connection:
         """Let the writer send what waits in the core, unless the reader does so in a moment."""
         if not self._is_answering:
             self._unsent.wake()
+
+    @property
+    def _has_nothing_left(self) -> bool:
+        """Whether the peer has ended the connection, and nothing waits for it: the connection closes at once."""
+        return self._has_left and not self.calls and not self.core.waiting_bytes and not self._is_flushing
 
     async def _linger(self) -> None:
         """Say goodbye, and drop what still comes: closed with bytes unread, the connection would be reset."""
@@ -422,9 +430,12 @@ class Connection:
             self.mark_dirty()
         with trio.move_on_at(min(deadline, trio.current_time() + _ANNOUNCEMENT_SECONDS)):
             await self._last_stream_named.wait()
+        await self._endings.pace.turn()
         self._name_last_stream()
         with trio.move_on_at(deadline):
             await self.closed.wait()
+        if not self.closed.is_set():
+            await self._endings.pace.turn()
         cut = list(self.calls.values())
         for call in cut:
             call.cancel(GRPCError(Status.UNAVAILABLE, "the server is shutting down"))
@@ -505,5 +516,8 @@ async def close_stream(stream: trio.abc.Stream) -> None:
 
     Cancellation: shielded, and bounded by a second.
     """
+    if isinstance(stream, DirectStream):
+        await close_now(stream)
+        return
     with trio.move_on_after(_CLOSE_SECONDS, shield=True), suppress(trio.BrokenResourceError, OSError):
         await stream.aclose()

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from ovmstrio.wire.batches import Pace
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -19,11 +21,16 @@ _PASSES: Final = 2
 
 
 class Endings:
-    """Ends what connections leave behind, one connection after the other."""
+    """Ends what connections leave behind, one connection after the other.
 
-    __slots__ = ("_turn",)
+    Attributes:
+        pace: of the connections' own ends.
+    """
+
+    __slots__ = ("_turn", "pace")
 
     def __init__(self) -> None:
+        self.pace = Pace()
         self._turn: trio.Lock | None = None
 
     async def cancel(self, calls: Collection[Call]) -> None:

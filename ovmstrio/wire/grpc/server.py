@@ -18,6 +18,7 @@ from ovmstrio.core.peers import NO_PROXIES, ClientAddress, Peer, TrustedProxies
 from ovmstrio.core.pending_answers import PendingAnswers
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.accepting import Accepting
+from ovmstrio.wire.batches import Spread, in_batches
 from ovmstrio.wire.direct_stream import direct, peer_address_of
 from ovmstrio.wire.grpc.connection import NO_ROUTES, Connection, Routes, close_stream
 from ovmstrio.wire.grpc.endings import Endings
@@ -157,7 +158,7 @@ class GrpcServer:
             handshake.deadline = min(handshake.deadline, trio.current_time() + _LAST_HANDSHAKE_SECONDS)
         async with trio.open_nursery() as nursery:
             drain = self._drain = _Drain(nursery, trio.current_time() + grace_seconds)
-            for connection in self._connections:
+            async for connection in in_batches(list(self._connections)):
                 drain.begin(connection)
             with trio.move_on_at(drain.deadline):
                 if self._is_running:
@@ -237,8 +238,9 @@ class GrpcServer:
         while True:
             await trio.sleep(_HOUSEKEEPING_SECONDS)
             now = trio.current_time()
-            for connection in self._connections:
-                connection.look_after(now)
+            async for connection in in_batches(list(self._connections)):
+                if not connection.closed.is_set():
+                    connection.look_after(now)
 
 
 class _Drain:
@@ -255,11 +257,12 @@ class _Drain:
         self.deadline = deadline
         self.cut = 0
         self.is_over = False
+        self._spread = Spread()
 
     def begin(self, connection: Connection) -> None:
         """Drain a connection, unless it is too late for that."""
-        if not self.is_over:
+        if not self.is_over and not connection.closed.is_set():
             self._nursery.start_soon(self._drain, connection)
 
     async def _drain(self, connection: Connection) -> None:
-        self.cut += await connection.drain(max(0.0, self.deadline - trio.current_time()))
+        self.cut += await connection.drain(max(0.0, self.deadline - trio.current_time()) + self._spread.next())

@@ -7,6 +7,8 @@ from typing import Final, Protocol
 
 import trio
 
+from ovmstrio.wire.batches import Spread
+
 __all__ = ["IDLE_GRACE_SECONDS", "Ending", "EndingConnection", "Handshake"]
 
 IDLE_GRACE_SECONDS: Final = 1.0
@@ -24,6 +26,11 @@ class Ending:
     def __init__(self) -> None:
         self.is_near = False
         self.idle_until = math.inf
+        self._spread = Spread()
+
+    def next_end(self) -> float:
+        """Return when the next connection without a request is closed: one shortly after the other."""
+        return self.idle_until + self._spread.next()
 
     def is_last(self, now: float, *, has_more: bool) -> bool:
         """Tell whether an answer is its connection's last; what followed its request is answered, for a while."""

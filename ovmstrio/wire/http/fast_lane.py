@@ -182,7 +182,7 @@ class FastLane:
     def hurry(self) -> None:
         """Close the connection at the time that the ending says, if it has no request by then."""
         if self._phase is _IDLE and self._lane is not None:
-            self._set_deadline(min(self._deadline, max(self._ending.idle_until, self._grace_until)))
+            self._set_deadline(min(self._deadline, max(self._ending.next_end(), self._grace_until)))
 
     async def _refuse_slowness(self) -> None:
         error = slowness_refusal(self._receive_seconds)

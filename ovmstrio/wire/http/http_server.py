@@ -21,8 +21,9 @@ from ovmstrio.core.pending_answers import PendingAnswers, current_share
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.accepting import Accepting
 from ovmstrio.wire.at_addresses import AtAddresses
-from ovmstrio.wire.closing import close_gently, has_unread, transport_of
-from ovmstrio.wire.direct_stream import direct, peer_address_of
+from ovmstrio.wire.batches import Pace, in_batches
+from ovmstrio.wire.closing import close_gently, close_now, has_unread_bytes, transport_of
+from ovmstrio.wire.direct_stream import DirectStream, direct, peer_address_of
 from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending, Handshake
 from ovmstrio.wire.http.fast_lane import RECEIVE_SECONDS, FastLane
 from ovmstrio.wire.http.recoverable import recoverable_request
@@ -86,6 +87,7 @@ class HttpFrontEnd(AtAddresses):
         self._open: dict[trio.abc.Stream, EndingConnection] = {}
         self._nobody_left = trio.Event()
         self._everything: trio.CancelScope | None = None
+        self._pace = Pace()
         self._faults = RepeatedFaults(log)
 
     @property
@@ -126,7 +128,7 @@ class HttpFrontEnd(AtAddresses):
             await self._end_of_all()
             return 0
         cut = sum(connection.has_request for connection in self._open.values())
-        self._close_sockets()
+        await self._close_sockets()
         with trio.move_on_after(CLOSE_SECONDS):
             await self._end_of_all()
             return cut
@@ -139,9 +141,12 @@ class HttpFrontEnd(AtAddresses):
         while self._open:
             await self._nobody_left.wait()
 
-    def _close_sockets(self) -> None:
-        """Close under their users' feet what has not ended: this ends even writes that hypercorn shields."""
-        for stream in list(self._open):
+    async def _close_sockets(self) -> None:
+        """Close the sockets of all connections that are open: this ends even writes that hypercorn shields.
+
+        Cancellation: leaves some of them open.
+        """
+        async for stream in in_batches(list(self._open)):
             transport: Any = transport_of(stream)
             transport.socket.close()
 
@@ -180,15 +185,19 @@ class HttpFrontEnd(AtAddresses):
                 self._open[stream] = connection
                 with recoverable_request(stream, None):
                     await connection.run()
-            elif not lane.is_finished or has_unread(stream):
+            elif not lane.is_finished or has_unread_bytes(stream):
                 await close_gently(stream)
+            await self._pace.turn()
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             log.debug("connection broke")
         except* Exception:  # the border of one connection: its failure must not reach the others
             log.exception("connection failed")
         finally:
-            with trio.move_on_after(CLOSE_SECONDS, shield=True):
-                await stream.aclose()
+            if isinstance(stream, DirectStream):
+                await close_now(stream)
+            else:
+                with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                    await stream.aclose()
             share.close()
             self._open.pop(stream, None)
             if not self._open:
