@@ -31,7 +31,7 @@ async def in_batches(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 class Pace:
-    """Lets few tasks pass in each turn of the event loop, in the order in which they come."""
+    """A gate that few tasks pass in each turn of the event loop, in the order in which they come."""
 
     __slots__ = ("_limiter",)
 

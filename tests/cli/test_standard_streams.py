@@ -64,7 +64,7 @@ def test_a_server_starts_and_logs_to_its_file_where_nothing_can_be_printed(redir
 
 
 @pytest.mark.slow
-def test_a_server_whose_standard_error_nobody_reads_starts_and_logs_to_its_file(tmp_path: Path) -> None:
+def test_a_server_without_a_reader_of_its_standard_error_starts_and_logs_to_its_file(tmp_path: Path) -> None:
     """A pipe without a reader fails each write."""
     grpc, rest = free_ports(2)
     log = tmp_path / "server.log"

@@ -59,7 +59,7 @@ def _fail(text: str) -> None:
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("place", ["event", "value", "object", "nested", "key", "logger", "standard", "argument"])
 def test_a_field_of_a_console_line_has_no_raw_control_characters(text: str, place: str, tmp_path: Path) -> None:
-    """Each field of each record, whoever logs it, is one line without control characters."""
+    """A record of any logger is one line without control characters, in each of its fields."""
     path = tmp_path / "server.log"
     configure_logs(path=path)
     ours = structlog.get_logger("ours")

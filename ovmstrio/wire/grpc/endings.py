@@ -21,7 +21,7 @@ _PASSES: Final = 2
 
 
 class Endings:
-    """Ends what connections leave behind, one connection after the other.
+    """Cancels the calls of connections that end, one connection after the other.
 
     Attributes:
         pace: of the connections' own ends.

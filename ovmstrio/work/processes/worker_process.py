@@ -283,7 +283,7 @@ class WorkerProcess:
     async def _watch_stops(self, pid: int) -> None:
         """Kill the process when it has been stopped for too long.
 
-        The kernel is asked, and not the process: one that computes for long in C, with the interpreter's lock, answers
+        The state comes from the kernel: a process that computes for long in C, with the interpreter's lock, answers
         no more than one that is stopped.
 
         Cancellation: at once.
