@@ -9,7 +9,7 @@ from __future__ import annotations
 import select
 from typing import TYPE_CHECKING, Any, Final
 
-from trio._core._run import GLOBAL_RUN_CONTEXT
+import trio
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,8 +37,13 @@ class _BoundedPoll:
 
 
 def bound_wakeups() -> None:
-    """Bound the sockets that wake tasks in one turn of the running loop; does nothing on systems without epoll."""
-    # trio has no option for this.
-    manager: Any = GLOBAL_RUN_CONTEXT.runner.io_manager
+    """Bound the sockets that wake tasks in one turn of the running loop.
+
+    trio has no option for this bound, so the poll object of the loop is wrapped.  A trio without the object is left as
+    it is.
+    """
+    core: Any = trio._core  # noqa: SLF001 - as above
+    run = getattr(core, "_run", None)
+    manager: Any = None if run is None else getattr(run.GLOBAL_RUN_CONTEXT.runner, "io_manager", None)
     if isinstance(getattr(manager, "_epoll", None), select.epoll):
         manager._epoll = _BoundedPoll(manager._epoll)  # noqa: SLF001 - as above

@@ -10,19 +10,14 @@ from typing import Final
 
 import trio
 
-from ovmstrio.wire.direct_stream import DirectStream
+from ovmstrio.wire.direct_stream import DirectStream, transport_of
 
-__all__ = ["LINGER_SECONDS", "close_gently", "close_now", "has_unread", "has_unread_bytes", "transport_of"]
+__all__ = ["LINGER_SECONDS", "close_gently", "close_now", "has_unread", "has_unread_bytes"]
 
 LINGER_SECONDS: Final = 2.0
 """How long a client may go on sending once it has been answered for the last time."""
 
 _READ_BYTES: Final = 64 * 1024
-
-
-def transport_of(stream: trio.abc.Stream) -> trio.abc.Stream:
-    """Give the stream below TLS, or the stream itself."""
-    return stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
 
 
 def has_unread(stream: trio.abc.Stream) -> bool:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import trio
 
 from ovmstrio.core.peers import UNKNOWN, socket_address
-from ovmstrio.wire.closing import transport_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.peers import ClientAddress
     from ovmstrio.core.request import Buffer
 
-__all__ = ["MOST_BUFFERS", "DirectStream", "carry_on", "direct", "peer_address_of", "told_of_waiting"]
+__all__ = ["MOST_BUFFERS", "DirectStream", "carry_on", "direct", "peer_address_of", "told_of_waiting", "transport_of"]
 
 _T = TypeVar("_T")
 
@@ -206,6 +205,11 @@ class DirectStream(trio.abc.HalfCloseableStream):
 def direct(stream: trio.abc.Stream) -> trio.abc.Stream:
     """Return a :class:`DirectStream` of a socket's stream; other streams are returned as they are."""
     return DirectStream(stream, peer_address_of(stream)) if isinstance(stream, trio.SocketStream) else stream
+
+
+def transport_of(stream: trio.abc.Stream) -> trio.abc.Stream:
+    """Return the stream below TLS, or the stream itself."""
+    return stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
 
 
 def peer_address_of(stream: trio.abc.Stream) -> ClientAddress:

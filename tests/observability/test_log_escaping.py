@@ -17,6 +17,7 @@ from ovmstrio.observability.access_log import AccessLog, AccessLogForm
 from ovmstrio.observability.log_sinks import StandardSink
 from ovmstrio.observability.log_writer import LogOutlet
 from ovmstrio.observability.logs import configure_logs
+from tests.support.peers import LOCAL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,7 +127,7 @@ def test_an_access_log_line_has_no_raw_control_characters(
     """Everything that a client sends ends up escaped in its own field."""
     out = io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
-    request = WireRequest("HTTP", text, f"/v2/{text}", [("user-agent", text), ("referer", text)], f"host{text}")
+    request = WireRequest("HTTP", text, f"/v2/{text}", [("user-agent", text), ("referer", text)], LOCAL)
     request.status = 200
     AccessLog(form, LogOutlet(StandardSink("stdout"))).request_ended(request)
     written = out.getvalue()

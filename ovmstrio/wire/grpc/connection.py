@@ -29,8 +29,8 @@ from ovmstrio.core.peers import Peer
 from ovmstrio.core.pending_answers import PendingShare, current_share
 from ovmstrio.core.request import Buffer
 from ovmstrio.observability.repeated_faults import RepeatedFaults
-from ovmstrio.wire.closing import close_now, transport_of
-from ovmstrio.wire.direct_stream import DirectStream, told_of_waiting
+from ovmstrio.wire.closing import close_now
+from ovmstrio.wire.direct_stream import DirectStream, told_of_waiting, transport_of
 from ovmstrio.wire.grpc.core import Http2Core
 from ovmstrio.wire.grpc.endings import Endings
 from ovmstrio.wire.grpc.events import (

@@ -22,8 +22,8 @@ from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.accepting import Accepting
 from ovmstrio.wire.at_addresses import AtAddresses
 from ovmstrio.wire.batches import Pace, in_batches
-from ovmstrio.wire.closing import close_gently, close_now, has_unread_bytes, transport_of
-from ovmstrio.wire.direct_stream import DirectStream, direct, peer_address_of
+from ovmstrio.wire.closing import close_gently, close_now, has_unread_bytes
+from ovmstrio.wire.direct_stream import DirectStream, direct, peer_address_of, transport_of
 from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending, Handshake
 from ovmstrio.wire.http.fast_lane import RECEIVE_SECONDS, FastLane
 from ovmstrio.wire.http.recoverable import recoverable_request

@@ -10,7 +10,8 @@ import trio
 
 from ovmstrio.core.http import BODILESS, WHOLE_BODIES
 from ovmstrio.core.pieced_message import PiecedMessage
-from ovmstrio.wire.closing import LINGER_SECONDS, transport_of
+from ovmstrio.wire.closing import LINGER_SECONDS
+from ovmstrio.wire.direct_stream import transport_of
 from ovmstrio.wire.http.answers import answer_head
 from ovmstrio.wire.http.bounded_sending import send_bounded
 from ovmstrio.wire.http.recoverable import RecoverableStream
