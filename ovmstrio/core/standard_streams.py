@@ -15,15 +15,18 @@ __all__ = ["ignore_failed_writes", "open_standard_streams"]
 _STREAMS: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
-class _LossyFile(io.FileIO):
-    """A file that drops what cannot be written: its reader has left, or its disk is full."""
+class _LossyStream(io.TextIOWrapper):
+    """A stream that drops text that cannot be written: its reader has left, or its disk is full.
 
-    def write(self, data: Any, /) -> int:
-        """Write bytes, or drop them; returns their number."""
+    The stream has no buffer: an interrupt may be raised behind any write, and a buffer would be written again then.
+    """
+
+    def write(self, text: str, /) -> int:
+        """Write text, or drop it; returns its length."""
         try:
-            return super().write(data)
+            return super().write(text)
         except OSError:
-            return memoryview(data).nbytes
+            return len(text)
 
 
 def open_standard_streams() -> None:
@@ -52,13 +55,7 @@ def ignore_failed_writes(*names: Literal["stdout", "stderr"]) -> None:
         stream = getattr(sys, name)
         if stream is not getattr(sys, f"__{name}__") or not isinstance(stream, io.TextIOWrapper):
             continue
-        raw = _LossyFile(stream.fileno(), "w", closefd=False)
-        lossy = io.TextIOWrapper(
-            io.BufferedWriter(raw),
-            stream.encoding,
-            stream.errors,
-            line_buffering=stream.line_buffering,
-            write_through=stream.write_through,
-        )
+        raw: Any = io.FileIO(stream.fileno(), "w", closefd=False)
+        lossy = _LossyStream(raw, stream.encoding, stream.errors, write_through=True)
         setattr(sys, name, lossy)
         setattr(sys, f"__{name}__", lossy)
