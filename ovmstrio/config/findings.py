@@ -16,6 +16,8 @@ __all__ = ["Findings", "Severity", "by_line", "did_you_mean", "shown", "suggest_
 Severity = Literal["error", "warning"]
 
 _SHOWN_CHARACTERS: Final = 80
+_MAX_WORD_CHARACTERS: Final = 200
+"""Longer words are close to no known one, and comparing takes time that grows with their length."""
 
 
 def shown(value: Any) -> str:
@@ -26,7 +28,7 @@ def shown(value: Any) -> str:
 
 def did_you_mean(found: str, known: Iterable[str], *, otherwise: str = "") -> str:
     """Suggest the known word that the found one is close to, or else what ``otherwise`` says."""
-    close = get_close_matches(found, list(known), 1, 0.6)
+    close = get_close_matches(found, list(known), 1, 0.6) if len(found) <= _MAX_WORD_CHARACTERS else ()
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from ovmstrio.core.datatypes import BYTES, from_bf16
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.tensor import RawTensor, Tensor
+from ovmstrio.core.texts import cut, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,7 @@ def check_classes(wanted: Sequence[RequestedOutput]) -> None:
         count = output.parameters.get(_COUNT, 0)
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise InvalidRequest(
-                f"output {output.name}: {_COUNT}: expected a number of classes, got {str(count)[:40]!r}"
+                f"output {cut(output.name, 80)}: {_COUNT}: expected a number of classes, got {shown(count, 40)}"
             )
 
 

@@ -38,6 +38,7 @@ _FURTHER: Final = ("ovmstrio.printed",)
 """What has no file of its name: what code of users prints."""
 _PACKAGE: Final = Path(__file__).parents[1]
 _LONGEST: Final = 200
+_MAX_LEVELS_CHARACTERS: Final = 4096
 
 _NAME: Final = re.compile(r"[A-Za-z_][\w.\-]*")
 _FORM: Final = "such as ovmstrio.graphs=debug,ovmstrio.registry=error"
@@ -49,6 +50,8 @@ def read_log_levels(text: str) -> dict[str, int]:
     Raises:
         ValueError: it is not of the form, a level is none, or the server has no such part; the text says what is wrong.
     """
+    if len(text) > _MAX_LEVELS_CHARACTERS:
+        raise ValueError(f"expected at most {_MAX_LEVELS_CHARACTERS} characters, got {len(text)}")
     levels: dict[str, int] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, equals, level = (each.strip() for each in part.partition("="))

@@ -9,7 +9,7 @@ from typing import Any, Final
 import structlog
 
 from ovmstrio.core.errors import FailedPrecondition, InvalidRequest, NotSupported
-from ovmstrio.core.texts import cut
+from ovmstrio.core.texts import cut, shown
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_trees import read_log_levels, written_log_levels
 
@@ -84,7 +84,7 @@ def change_log_settings(asked: Mapping[str, Any]) -> None:
     for name, option in _FIXED.items():
         if asked.get(name, present[name]) != present[name]:
             raise NotSupported(
-                f"{name}: expected {present[name]!r}, got {cut(str(asked[name]), _LONGEST)!r}; "
+                f"{name}: expected {present[name]!r}, got {shown(asked[name], _LONGEST)}; "
                 f"it is not changed while serving, {option} chooses it at the start"
             )
     if _PARTS in asked:
@@ -101,7 +101,7 @@ def _set_parts(text: object) -> None:
         InvalidRequest: it is not of the form.
     """
     try:
-        parts = read_log_levels(str(text))
+        parts = read_log_levels(text if isinstance(text, str) else shown(text, _LONGEST))
     except ValueError as error:
         raise InvalidRequest(f"{_PARTS}: {error}") from None
     if parts != LOG_LEVEL.parts:
@@ -137,7 +137,7 @@ def _is_on(name: str, value: object) -> bool:
     if name != _VERBOSE and isinstance(value, bool):
         return value
     expected = "a whole number, 0 for none" if name == _VERBOSE else "true or false"
-    raise InvalidRequest(f"{name}: expected {expected}, got {cut(repr(value), _LONGEST)}")
+    raise InvalidRequest(f"{name}: expected {expected}, got {shown(value, _LONGEST)}")
 
 
 def _apply(on: list[str], off: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from ovmstrio.core.errors import FailedPrecondition, InvalidRequest
-from ovmstrio.core.texts import cut
+from ovmstrio.core.texts import cut, shown
 from ovmstrio.dataplane.whole_changes import control_of_all
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def unload_parameters(given: Mapping[str, Any]) -> bool:
         if name != _DEPENDENTS:
             raise _unknown(name, _DEPENDENTS)
         if not isinstance(value, bool):
-            raise InvalidRequest(f"the parameter {_DEPENDENTS} must be true or false, got {str(value)[:40]!r}")
+            raise InvalidRequest(f"the parameter {_DEPENDENTS} must be true or false, got {shown(value, 40)}")
     return bool(given.get(_DEPENDENTS, False))
 
 

@@ -9,6 +9,7 @@ import trio
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.tensor import MemoryPlace, RawTensor
+from ovmstrio.core.texts import shown
 from ovmstrio.runtimes.models.buffers import buffer_of
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _bytes_of(tensor: Tensor | RawTensor) -> Buffer:
 def _place_of(what: str, parameters: Mapping[str, ParameterValue], regions: ClientRegions) -> _Place:
     name = parameters[_REGION]
     if not isinstance(name, str):
-        raise InvalidRequest(f"{what}: {_REGION}: expected the name of a region, got {name!r}")
+        raise InvalidRequest(f"{what}: {_REGION}: expected the name of a region, got {shown(name, 40)}")
     region = regions.find(name)
     if _SIZE not in parameters:
         raise InvalidRequest(f"{what}: {_REGION} needs {_SIZE}")
@@ -152,5 +153,5 @@ def _place_of(what: str, parameters: Mapping[str, ParameterValue], regions: Clie
 
 def _number(what: str, key: str, value: ParameterValue) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{what}: {key}: expected a whole number of bytes, got {str(value)[:40]!r}")
+        raise InvalidRequest(f"{what}: {key}: expected a whole number of bytes, got {shown(value, 40)}")
     return value

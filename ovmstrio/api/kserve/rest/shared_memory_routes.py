@@ -9,6 +9,7 @@ from ovmstrio.api.kserve.shared_memory import NO_CUDA
 from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import InvalidRequest, NotSupported
 from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.texts import shown
 from ovmstrio.dataplane.whole_changes import register_region, unregister_region
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
@@ -78,5 +79,5 @@ def _cuda_rules() -> list[Rule]:
 def _number(asked: dict[str, Any], key: str, otherwise: int | None = None) -> int:
     value = asked.get(key, otherwise)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{key}: expected a whole number of bytes, got {str(value)[:40]!r}")
+        raise InvalidRequest(f"{key}: expected a whole number of bytes, got {shown(value, 40)}")
     return value
