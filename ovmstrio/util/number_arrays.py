@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
+from math import prod
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ import orjson
 from ovmstrio.core.tensor import Array
 from ovmstrio.util.slices import SLICE_BYTES
 
-__all__ = ["NumberArray", "NumberKind", "find_runs", "list_bounds"]
+__all__ = ["NumberArray", "NumberKind", "find_runs", "list_bounds", "read_numbers"]
 
 NumberKind = Literal["d", "i", "u"]
 """Doubles, signed or unsigned 64-bit integers."""
@@ -114,6 +115,24 @@ class NumberArray:
                 if len(rest) > _MAX_NUMBER_WINDOWS:
                     break
         yield b"".join(rest)
+
+
+def read_numbers(value: Any, kind: NumberKind) -> Array | None:
+    """Return the numbers of an array, or of a list of arrays of one shape, in the lists' shape; None otherwise."""
+    rows = value if type(value) is list else [value]
+    if not rows or set(map(type, rows)) != {NumberArray}:
+        return None
+    shapes = {row.shape() for row in rows}
+    shape = shapes.pop()
+    if shapes or shape is None:
+        return None
+    parts: list[Array] = []
+    for row in rows:
+        part = row.numbers(kind)
+        if part is None or part.size != prod(shape):
+            return None
+        parts.append(part)
+    return parts[0].reshape(shape) if rows is not value else np.concatenate(parts).reshape(len(rows), *shape)
 
 
 class _Level:

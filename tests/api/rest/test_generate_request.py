@@ -61,6 +61,39 @@ def test_values_for_models_have_the_models_datatypes() -> None:
     assert request.raw_inputs == []
 
 
+@pytest.mark.parametrize(
+    ("number", "datatype"), [("7", "INT64"), (str(2**63), "UINT64"), ("-0.5", "FP64"), ("2e0", "FP64")]
+)
+def test_long_lists_of_numbers_are_read_as_short_ones(number: str, datatype: str) -> None:
+    """More numbers than a document may have other values, with and without rows."""
+    count = 600_000
+    flat, rows = ",".join([number] * count), ",".join([f"[{','.join([number] * 1000)}]"] * (count // 1000))
+    request = read_generate_request("m", "", f'{{"text": [{flat}], "seed": [{rows}]}}'.encode(), GRAPH)
+    typed = read_generate_request("m", "", f'{{"x": [{rows}]}}'.encode(), MODEL)
+
+    assert [(given.datatype, given.shape) for given in request.inputs] == [
+        (datatype, (count,)),
+        (datatype, (600, 1000)),
+    ]
+    expected = np.full(count, float(number), BY_NAME[datatype].numpy).tobytes()
+    assert [bytes(raw or b"") for raw in request.raw_inputs] == [expected, expected]
+    assert typed.inputs[0].shape == (1, 600, 1000)
+    assert typed.inputs[0].contents is not None
+    assert set(np.asarray(typed.inputs[0].contents.values).tolist()) == {float(number)}
+
+
+@pytest.mark.parametrize("text", ["[-1,18446744073709551615]", "[1,[2]]", "[[1],[2,3]]", '[1,"a"]', "[1,true]"])
+def test_long_lists_of_other_values_are_refused_as_short_ones(text: str) -> None:
+    """What is wrong is at the end of the list."""
+    with pytest.raises(InvalidRequest) as short:
+        read_generate_request("m", "", f'{{"text": {text}}}'.encode(), GRAPH)
+    first, rest = text[1:-1].split(",", 1)
+    long = f'{{"text": [{f"{first}," * 40_000}{rest}]}}'.encode()
+    with pytest.raises(InvalidRequest) as caught:
+        read_generate_request("m", "", long, GRAPH)
+    assert caught.value.message == short.value.message
+
+
 def test_what_is_no_input_is_a_parameter() -> None:
     """Keys of the body and of its parameters are the same: inputs by their names, all others parameters."""
     document = {"id": "7", "text": "hi", "top": True, "parameters": {"seed": 3, "temperature": 0.5, "n": 2}}

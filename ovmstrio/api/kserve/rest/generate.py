@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -15,7 +16,14 @@ import orjson
 from ovmstrio.api.doors import KSERVE_REST
 from ovmstrio.api.event_streams import answer_with_events
 from ovmstrio.api.kserve.rest.infer_answer import check_version, json_values
-from ovmstrio.api.kserve.rest.infer_request import document_in_slices, read_contents, read_id
+from ovmstrio.api.kserve.rest.infer_request import (
+    NUMBER_KINDS,
+    document_in_slices,
+    json_errors,
+    kind_of,
+    read_contents,
+    read_id,
+)
 from ovmstrio.api.kserve.rest.kserve_routes import model_paths
 from ovmstrio.api.raw_contents import raw_contents
 from ovmstrio.api.refusals import admits, body_of_call
@@ -24,10 +32,11 @@ from ovmstrio.core.datatypes import BY_NAME, BYTES, INVALID
 from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError
 from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.core.request import InferInput, InferRequest, StreamProblem
+from ovmstrio.core.request import Contents, InferInput, InferRequest, StreamProblem
 from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.core.texts import utf8
-from ovmstrio.util.json_reader import AT_ONCE_BYTES
+from ovmstrio.util.json_reader import AT_ONCE_BYTES, check_arrays, without_arrays
+from ovmstrio.util.number_arrays import read_numbers
 from ovmstrio.util.slices import run_in_slices, run_to_end
 from ovmstrio.wire.http.answers import JSON_TYPE, error_answer
 from ovmstrio.wire.http.router import rule
@@ -40,6 +49,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import Buffer, InferResponse, StreamReply
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.util.number_arrays import NumberArray, NumberKind
     from ovmstrio.wire.http.router import Rule
 
 __all__ = ["error_event", "event", "generate_document", "generate_rules", "read_generate_request"]
@@ -73,14 +83,15 @@ def read_generate_request(model: str, version: str, body: Buffer, inputs: Sequen
 def _request_in_slices(
     model: str, version: str, body: Buffer, inputs: Sequence[TensorSpec]
 ) -> Generator[None, None, InferRequest]:
-    document = yield from document_in_slices(body, None)
+    arrays: list[NumberArray] = []
+    document = yield from document_in_slices(body, arrays)
     yield
     specs = {spec.name: spec for spec in inputs}
     request = InferRequest(model, version, "" if _ID in specs else read_id(document))
     nested = document.get(_PARAMETERS, {})
     if _PARAMETERS not in specs:
         if not isinstance(nested, dict):
-            raise InvalidRequest(f"{_PARAMETERS}: expected an object, got {nested!r:.80}")
+            raise InvalidRequest(f"{_PARAMETERS}: expected an object, got {kind_of(nested)}")
         document = {name: value for name, value in document.items() if name != _PARAMETERS} | nested
     wrong = Gathered()
     for name, value in document.items():
@@ -90,22 +101,19 @@ def _request_in_slices(
             elif name != _ID:
                 _add_parameter(request, name, value, specs)
     wrong.tell()
+    with json_errors():
+        yield from check_arrays(arrays)
     return request
 
 
 def _add_parameter(request: InferRequest, name: str, value: Any, specs: dict[str, TensorSpec]) -> None:
     if not isinstance(value, str | bool | int | float):
         known = ", ".join(specs) or "none"
+        found = kind_of(value)
         raise InvalidRequest(
-            f"{name[:80]}: expected a text, number or boolean for a parameter, got {_kind(value)}; inputs are: {known}"
+            f"{name[:80]}: expected a text, number or boolean for a parameter, got {found}; inputs are: {known}"
         )
     request.parameters[name] = value
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, dict):
-        return "an object"
-    return "a list" if isinstance(value, list) else "null"
 
 
 def _add_input(request: InferRequest, spec: TensorSpec, value: Any) -> None:
@@ -116,55 +124,81 @@ def _add_input(request: InferRequest, spec: TensorSpec, value: Any) -> None:
         raw: Buffer = utf8(value)
         given = InferInput(spec.name, BYTES.name, (len(raw),))
     else:
-        tensor = _guessed(spec.name, _elements(spec.name, value))
+        tensor = _guessed(spec.name, value)
         raw = raw_contents(tensor)
         given = InferInput(spec.name, tensor.datatype.name, tensor.shape)
     request.inputs.append(given)
     request.raw_inputs.append(raw)
 
 
-def _elements(name: str, value: Any) -> Array:
-    """Give a value, of which a single one is a list of one, as an array of objects."""
-    array = np.array(value if isinstance(value, list) else [value], object)
-    if array.ndim > _MOST_LEVELS:
-        raise InvalidRequest(f"input {name}: expected lists of at most {_MOST_LEVELS} levels, got more")
-    if not array.size:
-        raise InvalidRequest(f"input {name}: expected at least one element, got an empty list")
-    for element in array.flat:
-        if isinstance(element, list):
+def _elements(name: str, value: Any) -> tuple[list[Any], tuple[int, ...]]:
+    """Return the elements of a value depth first, and its shape; a value that is no list has the shape of one element.
+
+    Raises:
+        InvalidRequest: lists of one level differ in length or lie too deep, or an element is null or an object.
+    """
+    with json_errors():
+        lists = without_arrays(value)
+    level = lists if isinstance(lists, list) else [lists]
+    shape = [len(level)]
+    while list in (kinds := set(map(type, level))):
+        sizes = set(map(len, level)) if len(kinds) == 1 else set()
+        if len(sizes) != 1:
             raise InvalidRequest(f"input {name}: expected lists of one length on each level, got lists of several")
-        if not isinstance(element, str | int | float):
-            raise InvalidRequest(f"input {name}: expected texts, numbers or booleans, got {_kind(element)}")
-    return array
+        shape.append(sizes.pop())
+        if len(shape) > _MOST_LEVELS:
+            raise InvalidRequest(f"input {name}: expected lists of at most {_MOST_LEVELS} levels, got more")
+        level = list(chain.from_iterable(level))
+    if not level:
+        raise InvalidRequest(f"input {name}: expected at least one element, got an empty list")
+    strange = next((element for element in ({}, None) if type(element) in kinds), "")
+    if strange != "":
+        raise InvalidRequest(f"input {name}: expected texts, numbers or booleans, got {kind_of(strange)}")
+    return level, tuple(shape)
 
 
 def _typed(spec: TensorSpec, value: Any) -> InferInput:
-    array = _elements(spec.name, value)
-    shape = (1,) * (len(spec.shape) - array.ndim) + array.shape
-    given = InferInput(spec.name, spec.datatype.name, shape)
-    given.contents = read_contents(given, array.ravel().tolist())
+    kind = NUMBER_KINDS.get(spec.datatype.contents_field)
+    array = None if kind is None else read_numbers(value, kind)
+    elements, shape = _elements(spec.name, value) if array is None else ([], array.shape)
+    given = InferInput(spec.name, spec.datatype.name, (1,) * (len(spec.shape) - len(shape)) + shape)
+    if array is None:
+        given.contents = read_contents(given, elements)
+    else:
+        given.contents = Contents(spec.datatype.contents_field, array.ravel())
     return given
 
 
-def _guessed(name: str, array: Array) -> Tensor:
-    """Make a tensor of the narrowest datatype that has all the elements."""
-    kinds = set(map(type, array.flat))
+_KINDS: Final[dict[NumberKind, str]] = {"i": "INT64", "u": "UINT64", "d": "FP64"}
+
+
+def _guessed(name: str, value: Any) -> Tensor:
+    """Return a tensor of the narrowest datatype that has all the elements of a value."""
+    for kind, datatype in _KINDS.items():
+        numbers = read_numbers(value, kind)
+        # These may be whole numbers that no datatype holds together.
+        is_too_wide = kind == "d" and numbers is not None and numbers.min() < 0 and numbers.max() >= _INT64.stop
+        if numbers is not None and not is_too_wide:
+            return Tensor(name, BY_NAME[datatype], numbers)
+    elements, shape = _elements(name, value)
+    kinds = set(map(type, elements))
     if kinds == {str}:
-        array[...] = np.vectorize(utf8, otypes=[object])(array)
-        return Tensor(name, BYTES, array)
+        texts = np.empty(len(elements), object)
+        texts[:] = list(map(utf8, elements))
+        return Tensor(name, BYTES, texts.reshape(shape))
     if kinds == {bool}:
         datatype = "BOOL"
     elif kinds == {int}:
-        datatype = _integers(name, array)
+        datatype = _integers(name, elements)
     elif kinds <= {int, float}:
         datatype = "FP64"
     else:
         raise InvalidRequest(f"input {name}: expected elements of one type, got {_names(kinds)}")
-    return Tensor(name, BY_NAME[datatype], array.astype(BY_NAME[datatype].numpy))
+    return Tensor(name, BY_NAME[datatype], np.array(elements, BY_NAME[datatype].numpy).reshape(shape))
 
 
-def _integers(name: str, array: Array) -> str:
-    smallest, largest = min(array.flat), max(array.flat)
+def _integers(name: str, elements: list[int]) -> str:
+    smallest, largest = min(elements), max(elements)
     if smallest in _INT64 and largest in _INT64:
         return "INT64"
     if smallest in _UINT64 and largest in _UINT64:

@@ -15,7 +15,7 @@ from ovmstrio.api.kserve.rest.infer_request import NUMBER_KINDS
 from ovmstrio.api.kserve.rest.large_document import count_lists, read_large_member
 from ovmstrio.core.request import Contents, InferInput
 from ovmstrio.core.tensor import Array
-from ovmstrio.util.number_arrays import NumberArray
+from ovmstrio.util.number_arrays import read_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ovmstrio.api.kserve.rest.large_document import LargeData
     from ovmstrio.core.datatypes import Datatype
     from ovmstrio.core.tensor import TensorSpec
+    from ovmstrio.util.number_arrays import NumberKind
 
 __all__ = ["read_arrays", "read_large_predict"]
 
@@ -62,7 +63,7 @@ def _read_all(given: Mapping[str, LargeData], datatypes: Mapping[str, Datatype],
     seen, inputs = 0, []
     for name, data in given.items():
         nesting = data.nesting(lists)
-        read = None if nesting is None or name not in datatypes else _read(name, datatypes[name], [data], nesting[0])
+        read = None if nesting is None or name not in datatypes else _read(name, datatypes[name], data, nesting[0])
         if nesting is None or read is None:
             return None
         seen += nesting[1]
@@ -73,31 +74,22 @@ def _read_all(given: Mapping[str, LargeData], datatypes: Mapping[str, Datatype],
 
 def read_arrays(name: str, datatype: Datatype, value: Any) -> InferInput | None:
     """Read an input from an array of numbers, or from the rows of a list that are all such arrays; None otherwise."""
-    rows = value if type(value) is list else [value]
-    if not rows or set(map(type, rows)) != {NumberArray}:
-        return None
-    shapes = {row.shape() for row in rows}
-    shape = shapes.pop()
-    if shapes or shape is None:
-        return None
-    return _read(name, datatype, rows, (len(rows), *shape) if rows is value else shape)
+    kind = _kind_of(datatype)
+    array = None if kind is None else read_numbers(value, kind)
+    return None if array is None else _input(name, datatype, array.ravel(), array.shape)
 
 
-def _read(
-    name: str, datatype: Datatype, rows: Sequence[LargeData | NumberArray], shape: tuple[int, ...]
-) -> InferInput | None:
-    kind = NUMBER_KINDS.get(datatype.contents_field)
-    if kind is None or datatype.name == "BF16":
-        return None
-    arrays: list[Array] = []
-    for row in rows:
-        numbers = row.numbers(kind)
-        if numbers is None:
-            return None
-        arrays.append(numbers)
-    array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-    if array.size != prod(shape):
-        return None
+def _read(name: str, datatype: Datatype, data: LargeData, shape: tuple[int, ...]) -> InferInput | None:
+    kind = _kind_of(datatype)
+    array = None if kind is None else data.numbers(kind)
+    return None if array is None or array.size != prod(shape) else _input(name, datatype, array, shape)
+
+
+def _kind_of(datatype: Datatype) -> NumberKind | None:
+    return None if datatype.name == "BF16" else NUMBER_KINDS.get(datatype.contents_field)
+
+
+def _input(name: str, datatype: Datatype, array: Array, shape: tuple[int, ...]) -> InferInput:
     if datatype.numpy.kind == "f":
         with np.errstate(over="ignore"):
             array = array.astype(datatype.numpy)
