@@ -151,9 +151,9 @@ def _elements(name: str, value: Any) -> tuple[list[Any], tuple[int, ...]]:
         level = list(chain.from_iterable(level))
     if not level:
         raise InvalidRequest(f"input {name}: expected at least one element, got an empty list")
-    strange = next((element for element in ({}, None) if type(element) in kinds), "")
-    if strange != "":
-        raise InvalidRequest(f"input {name}: expected texts, numbers or booleans, got {kind_of(strange)}")
+    if not kinds <= {str, int, float, bool}:
+        found = kind_of({} if dict in kinds else None)
+        raise InvalidRequest(f"input {name}: expected texts, numbers or booleans, got {found}")
     return level, tuple(shape)
 
 
