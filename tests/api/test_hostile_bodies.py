@@ -1,0 +1,258 @@
+"""The work that a request body causes is bounded at every REST route, whatever the body holds."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+
+from ovmstrio.server import rest_front_end
+from ovmstrio.util import json_reader, slices
+from ovmstrio.util.json_reader import AT_ONCE_BYTES
+from ovmstrio.wire.http.router import Router
+from tests.support.all_kinds import write_all_kinds
+from tests.support.graphs import graph_text, python_node
+from tests.support.hostile_bodies import FORMS, HEADERS, ROUTES, SHAPES, bodies
+from tests.support.served_in_thread import serving_in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ovmstrio.wire.http.router import Rule
+
+PATIENCE_SECONDS = 60
+MAX_MESSAGE_CHARACTERS = 8192
+NOT_SUPPORTED = 501
+"""Status of settings that the server does not have."""
+LOAD_FAILURE = b'{"error":"failed to load'
+"""Begin of the answer, with the status 500, to a configuration that cannot be loaded."""
+SIZES = (60 * 1024, 256 * 1024)
+KINDS = ("JSON", "gzip", "large gzip", "large JSON")
+PAYLOAD_NODE = """
+class OvmsPythonModel:
+    def execute(self, inputs):
+        asked, = inputs
+        return {"got": type(asked.json).__name__}
+"""
+HANDLER = """
+class Handler:
+    def handle_post(self, payload):
+        return {"got": type(payload).__name__}
+"""
+OPS = """
+from ovmstrio.ops import Op, WebService
+
+
+class Count(Op):
+    def preprocess(self, input_dicts, data_id=0, log_id=0):
+        (given,) = input_dicts.values()
+        return {"y": str(len(given))}, False, None, ""
+
+
+class Service(WebService):
+    def get_pipeline_response(self, read_op):
+        return Count(name="count", input_ops=[read_op])
+
+
+service = Service(name="ops")
+service.prepare_pipeline_config("config.yml")
+service.run_service()
+"""
+
+
+@dataclass
+class Attacked:
+    """A server in a thread.
+
+    Attributes:
+        port: its REST port.
+        rules: the rules of its router.
+        parsed_on_loop: sizes of texts above the limit that were parsed in the thread of the event loop.
+        pause: runs in the worker thread before the first slice of each turn.
+    """
+
+    port: int
+    rules: list[Rule]
+    parsed_on_loop: list[int] = field(default_factory=list)
+    pause: Any = None
+
+    def post(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        """Post a body; returns the status and the body of the answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
+        with closing(connection):
+            connection.request("POST", path, body, headers)
+            with connection.getresponse() as answer:
+                return answer.status, answer.read()
+
+
+def _write(folder: Path) -> Path:
+    config = write_all_kinds(folder, handler=HANDLER, ops=OPS)
+    (folder / "payload").mkdir()
+    (folder / "payload" / "node.py").write_text(PAYLOAD_NODE)
+    inputs, outputs = ["HTTP_REQUEST_PAYLOAD:asked"], ["HTTP_RESPONSE_PAYLOAD:answer"]
+    text = graph_text(python_node("node.py", inputs, outputs), inputs=inputs, outputs=outputs)
+    (folder / "payload" / "graph.pbtxt").write_text(text)
+    document = json.loads(config.read_text())
+    document["mediapipe_config_list"].append({"name": "payload", "base_path": str(folder / "payload")})
+    config.write_text(json.dumps(document))
+    return config
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+    """Serve a service of every kind but text models, and observe where JSON is parsed."""
+    rules: list[Rule] = []
+
+    class RecordedRouter(Router):
+        def __init__(self, given: Any, *arguments: Any, **options: Any) -> None:
+            rules[:] = given
+            super().__init__(given, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rest_front_end, "Router", RecordedRouter)
+        settings: dict[str, Any] = {"model_control": "explicit", "allow_shared_memory": True, "load_model": "*"}
+        config = _write(tmp_path_factory.mktemp("attacked"))
+        with serving_in_thread(config_path=config, **settings) as server:
+            made = Attacked(int(server.http.rpartition(":")[2]), rules)
+            loops = {thread.ident for thread in threading.enumerate() if thread.name.endswith("(run)")}
+            assert len(loops) == 1
+
+            def observed(loads: Any) -> Any:
+                def parse(text: Any, *arguments: Any, **options: Any) -> Any:
+                    if threading.get_ident() in loops and len(text) > AT_ONCE_BYTES:
+                        made.parsed_on_loop.append(len(text))
+                    return loads(text, *arguments, **options)
+
+                return parse
+
+            run_turn = slices._run_turn
+
+            def paused_turn(*arguments: Any) -> bool:
+                if made.pause is not None:
+                    made.pause()
+                return run_turn(*arguments)
+
+            patch.setattr(orjson, "loads", observed(orjson.loads))
+            patch.setattr(json, "loads", observed(json.loads))
+            patch.setattr(slices, "_run_turn", paused_turn)
+            yield made
+
+
+def test_every_route_that_takes_a_body_is_in_the_table(attacked: Attacked) -> None:
+    """A route that is added needs a valid body and places in the table."""
+    tested = {
+        next((rule.pattern.pattern for rule in attacked.rules if rule.pattern.fullmatch(path)), path)
+        for route in ROUTES.values()
+        for path in route.paths
+    }
+    routes = {rule.pattern.pattern for rule in attacked.rules if rule.methods & {"POST", "PUT", "PATCH"}}
+    assert len(routes) > 50
+    assert routes <= tested
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_the_body_that_hostile_values_are_put_into_is_valid(attacked: Attacked, name: str) -> None:
+    """A refusal of a hostile body is due to the hostile value."""
+    route = ROUTES[name]
+    status, answer = attacked.post(route.paths[0], json.dumps(route.base).encode(), HEADERS)
+    assert status == route.status, answer
+
+
+def _message_of(answer: bytes) -> str:
+    return str(json.loads(answer).get("error", ""))
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_a_hostile_body_is_refused_shortly_or_served(attacked: Attacked, name: str) -> None:
+    """No body makes the server fail, and no large one is parsed on the event loop."""
+    route = ROUTES[name]
+    wrong: list[str] = []
+    attacked.parsed_on_loop.clear()
+    for number, shape in enumerate(SHAPES):
+        # Each place and each kind of body meets every other shape; the slow test has all of them.
+        place, kind = route.places[number % len(route.places)], KINDS[number // len(route.places) % len(KINDS)]
+        body = bodies(route, place, shape, SIZES["large" in kind])
+        headers = dict(HEADERS)
+        if "gzip" in kind:
+            body, headers["Content-Encoding"] = gzip.compress(body, 1), "gzip"
+        status, answer = attacked.post(route.paths[0], body, headers)
+        is_refused = 400 <= status < 500 or status == NOT_SUPPORTED or answer.startswith(LOAD_FAILURE)
+        if not is_refused and status != 200:
+            wrong.append(f"{shape} at {place!r} as {kind}: {status} {answer[:200]!r}")
+        elif is_refused and len(_message_of(answer)) > MAX_MESSAGE_CHARACTERS:
+            wrong.append(f"{shape} at {place!r} as {kind}: a message of {len(answer)} bytes")
+    assert not wrong
+    assert attacked.parsed_on_loop == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_hostile_forms_are_refused_shortly_or_served(attacked: Attacked, size: int) -> None:
+    """Forms and texts for handlers, as bodies of JSON."""
+    wrong: list[str] = []
+    for name, (content_type, make) in FORMS.items():
+        status, answer = attacked.post("/handler", make(size), {"Content-Type": content_type})
+        if status not in {200, *range(400, 500)} or len(answer) > MAX_MESSAGE_CHARACTERS:
+            wrong.append(f"{name}: {status} {answer[:200]!r}")
+    assert not wrong
+
+
+LARGE_JSON = [
+    "infer",
+    "predict",
+    "generate",
+    "chat",
+    "payload",
+    "load",
+    "index",
+    "logging",
+    "handler",
+    "ops",
+    "profile",
+]
+
+
+@pytest.mark.parametrize("name", LARGE_JSON)
+def test_a_neighbour_is_answered_while_a_hostile_body_is_read(attacked: Attacked, name: str) -> None:
+    """The reader of the hostile body waits in its worker thread for the neighbour's answer."""
+    is_reading, may_read = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        is_reading.set()
+        assert may_read.wait(PATIENCE_SECONDS)
+
+    route, headers = ROUTES[name], HEADERS
+    neighbour = ROUTES["infer"]
+    attacked.pause = pause
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            body = bodies(route, route.places[-1], "texts", 2**20)
+            hostile = pool.submit(attacked.post, route.paths[0], body, headers)
+            try:
+                assert is_reading.wait(PATIENCE_SECONDS)
+                status, _ = attacked.post(neighbour.paths[0], json.dumps(neighbour.base).encode(), headers)
+                assert status == 200
+                assert not hostile.done()
+            finally:
+                may_read.set()
+            assert hostile.result(PATIENCE_SECONDS)
+    finally:
+        attacked.pause = None
+
+
+def test_a_parse_of_a_large_text_on_the_loop_would_be_seen(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a limit of any size the router's reader parses at once."""
+    monkeypatch.setattr("ovmstrio.api.kserve.rest.infer_request.AT_ONCE_BYTES", 2**40)
+    monkeypatch.setattr(json_reader, "AT_ONCE_BYTES", 2**40)
+    attacked.parsed_on_loop.clear()
+    attacked.post("/v2/repository/index", bodies(ROUTES["index"], "x", "zeros", 2**18), {})
+    assert len(attacked.parsed_on_loop) == 1
+    attacked.parsed_on_loop.clear()
