@@ -77,11 +77,13 @@ class NumberArray:
         An empty list counts as one number, so that the product of the shape differs from the count of numbers.
         """
         levels: list[_Level] = []
-        depth = 0
+        depth, is_begin = 0, True
         for window in self._windows():
             structure = np.frombuffer(window.translate(None, _NUMBER_BYTES), np.uint8)
-            if not levels:
-                levels = [_Level() for _ in range(int((structure != _OPENING).argmax()))]
+            if is_begin:
+                ends = np.flatnonzero(structure != _OPENING)
+                levels += [_Level() for _ in range(int(ends[0]) if len(ends) else len(structure))]
+                is_begin = not len(ends)
             depths = np.cumsum(_STEP_OF[structure], dtype=np.int32)
             depths += depth
             depth = int(depths[-1]) if len(depths) else depth
