@@ -1,0 +1,91 @@
+"""Computations in slices: turns, cancellation and errors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator
+from threading import current_thread, main_thread
+
+import pytest
+import trio
+
+from ovmstrio.util import slices
+from ovmstrio.util.slices import run_in_slices, run_to_end
+
+PATIENCE_SECONDS = 20
+
+
+async def test_two_computations_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither runs two turns in a row while the other one waits, and neither runs in the event loop's thread."""
+    steps: list[str] = []
+    counts, names = {"a": 0, "b": 0}, dict[int, str]()
+
+    def compute(name: str) -> Generator[None, None, str]:
+        for _ in range(20):
+            assert current_thread() is not main_thread()
+            steps.append(name)
+            yield
+        return name
+
+    def one_step(computation: Generator[None, None, str], results: list[str]) -> bool:
+        counts[names[id(computation)]] += 1
+        try:
+            next(computation)
+        except StopIteration as end:
+            results.append(end.value)
+            return True
+        return False
+
+    monkeypatch.setattr(slices, "_run_turn", one_step)
+    results: list[str] = []
+
+    async def run(name: str) -> None:
+        computation = compute(name)
+        names[id(computation)] = name
+        results.append(await run_in_slices(computation))
+
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, "a")
+            nursery.start_soon(run, "b")
+    assert sorted(results) == ["a", "b"]
+    first_end = max(steps.index("a"), steps.index("b"))
+    together = steps[first_end : min(len(steps) - steps[::-1].index("a"), len(steps) - steps[::-1].index("b"))]
+    assert all(left != right for left, right in itertools.pairwise(together))
+    assert counts == {"a": 21, "b": 21}
+
+
+async def test_cancellation_closes_the_computation() -> None:
+    """The generator ends where it was, and the next computation runs."""
+    closed: list[bool] = []
+
+    def endless() -> Generator[None, None, None]:
+        try:
+            while True:
+                yield
+        finally:
+            closed.append(True)
+
+    def short() -> Generator[None, None, int]:
+        yield
+        return 7
+
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_in_slices, endless())
+            assert await run_in_slices(short()) == 7
+            nursery.cancel_scope.cancel()
+    assert closed == [True]
+
+
+async def test_an_error_of_a_computation_is_raised() -> None:
+    """In the task that waits for the result, in slices and at once."""
+
+    def failing() -> Generator[None, None, None]:
+        yield
+        raise LookupError("missing")
+
+    with pytest.raises(LookupError, match="missing"):
+        await run_in_slices(failing())
+    with pytest.raises(LookupError, match="missing"):
+        run_to_end(failing())
