@@ -36,6 +36,8 @@ __all__ = ["ModelControl"]
 
 log = structlog.get_logger(__name__)
 
+_AT_ONCE_CHARACTERS: Final = 2_048
+"""Longer settings are read in a worker thread."""
 _EVERYTHING: Final = "*"
 _FILE: Final = "file:"
 _MOST_FILES: Final = 1_024
@@ -252,7 +254,12 @@ class ModelControl:
     async def _spec_of(
         self, name: str, config: str | None, files: Mapping[str, bytes]
     ) -> tuple[ServableSpec, Path | None]:
-        fields, passed_over = read_overrides(config) if config is not None else ({}, [])
+        fields: dict[str, Any] = {}
+        passed_over: list[str] = []
+        if config is not None and len(config) <= _AT_ONCE_CHARACTERS:
+            fields, passed_over = read_overrides(config)
+        elif config is not None:
+            fields, passed_over = await trio.to_thread.run_sync(read_overrides, config)
         if passed_over:
             log.info("settings without effect", name=name, settings=passed_over)
         if files:

@@ -144,6 +144,7 @@ def test_settings_may_come_with_the_request(client: Any) -> None:
         ('{"max_batch_size": -1}', "config.max_batch_size"),
         ('{"max_batch_size": true}', "config.max_batch_size"),
         ('{"nireqs": 2}', "unknown key 'nireqs'; did you mean 'nireq'?"),
+        (json.dumps({f"nireq{number}": 2 for number in range(1000)}), "unknown key 'nireq7'"),
         ('{"nireq": "many"}', "nireq"),
         ('{"version_policy": {"newest": {}}}', "unknown policy 'newest'"),
         ('{"target_device": "NOWHERE"}', "failed to load"),
@@ -158,6 +159,12 @@ def test_settings_that_cannot_be_used_change_nothing(client: Any, config: str, e
     assert text.startswith('failed to load "simple"')
     assert expected in text
     np.testing.assert_array_equal(infer(client, "simple"), X + 1)
+
+
+def test_long_settings_are_refused_before_they_are_read(client: Any) -> None:
+    """The reader of settings takes microseconds for each value."""
+    text = refusal(lambda: client.load_model("simple", config=json.dumps({"nireq": "x" * 70_000})))
+    assert text == "the parameter config: expected at most 65536 characters, got 70013"
 
 
 def test_files_may_come_with_the_request(client: Any, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ __all__ = ["control_of", "load_parameters", "unload_parameters"]
 _CONFIG: Final = "config"
 _FILE: Final = "file:"
 _DEPENDENTS: Final = "unload_dependents"
+_MAX_CONFIG_CHARACTERS: Final = 64 * 1024
 
 
 def control_of(plane: DataPlane) -> LoadsByName:
@@ -72,11 +73,15 @@ def unload_parameters(given: Mapping[str, Any]) -> bool:
 
 
 def _json_of(value: object) -> str:
-    if isinstance(value, dict):
-        return orjson.dumps(value).decode()
-    if not isinstance(value, str):
+    text = orjson.dumps(value).decode() if isinstance(value, dict) else value
+    if not isinstance(text, str):
         raise InvalidRequest(f"the parameter {_CONFIG} must be a text of JSON, got {type(value).__name__}")
-    return value
+    if len(text) > _MAX_CONFIG_CHARACTERS:
+        # The reader of configurations notes the line of each value, which takes microseconds for each.
+        raise InvalidRequest(
+            f"the parameter {_CONFIG}: expected at most {_MAX_CONFIG_CHARACTERS} characters, got {len(text)}"
+        )
+    return text
 
 
 def _bytes_of(name: str, value: object) -> bytes:
