@@ -59,12 +59,14 @@ class JsonLimits(NamedTuple):
     Attributes:
         members: members of all objects, and objects.
         values: list items and containers, without the numbers of a :class:`NumberArray`.
+        containers: lists and objects, which take longest to build, to collect and to free.
         depth: containers that may lie in each other.
         string_bytes: bytes of one string.
     """
 
     members: int = MAX_MEMBERS
     values: int = 524_288
+    containers: int = 131_072
     depth: int = 100
     string_bytes: int = 16 * 1024 * 1024
 
@@ -72,7 +74,7 @@ class JsonLimits(NamedTuple):
 PROTOCOL_DOCUMENT: Final = JsonLimits()
 LONG_STRINGS: Final = PROTOCOL_DOCUMENT._replace(string_bytes=2**40)
 """Limits of documents whose strings may be files; the size of a body is limited before."""
-USER_DOCUMENT: Final = JsonLimits(members=262_144, values=1_048_576, depth=512, string_bytes=2**40)
+USER_DOCUMENT: Final = JsonLimits(members=262_144, values=1_048_576, containers=262_144, depth=512, string_bytes=2**40)
 """Limits of documents that only user code gives a meaning."""
 
 
@@ -330,7 +332,7 @@ class _Scan:
         self._limits = limits
         self._parts: list[_Structure] = []
         self._at = 0
-        self._members = self._objects = self._values = 0
+        self._members = self._objects = self._values = self._containers = 0
         self.is_in_string = False
         self.depth = 0
 
@@ -397,12 +399,16 @@ class _Scan:
         counts = np.bincount(kinds, minlength=_CLOSE_OBJECT + 1)
         self._members += int(counts[_COLON])
         self._objects += int(counts[_OPEN_OBJECT])
-        self._values += int(counts[_COMMA] + counts[_OPEN_LIST] + counts[_OPEN_OBJECT])
+        containers = int(counts[_OPEN_LIST] + counts[_OPEN_OBJECT])
+        self._containers += containers
+        self._values += int(counts[_COMMA]) + containers
         limits = self._limits
         if depth > limits.depth:
             raise JsonLimitExceeded(f"at most {limits.depth} lists and objects may lie in each other", is_depth=True)
         if max(self._members, self._objects) > limits.members:
             raise JsonLimitExceeded(f"expected at most {limits.members} objects and members of objects, got more")
+        if self._containers > limits.containers:
+            raise JsonLimitExceeded(f"expected at most {limits.containers} lists and objects, got more")
         if self._values > limits.values:
             raise JsonLimitExceeded(f"expected at most {limits.values} values, got more")
 

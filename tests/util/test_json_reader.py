@@ -27,7 +27,7 @@ from ovmstrio.util.number_arrays import NumberArray
 from ovmstrio.util.slices import run_to_end
 from tests.support.examples import examples
 
-NO_LIMITS = JsonLimits(10**9, 10**9, 500, 10**9)
+NO_LIMITS = JsonLimits(10**9, 10**9, 10**9, 500, 10**9)
 
 _STRINGS = st.one_of(
     st.text(max_size=12),
@@ -147,6 +147,7 @@ _LIMITED: dict[str, tuple[JsonLimits, str, str]] = {
     "members": (NO_LIMITS._replace(members=3), '{"a":1,"b":{"c":2}}', '{"a":1,"b":{"c":2,"d":3}}'),
     "objects": (NO_LIMITS._replace(members=3), "[{},{},{}]", "[{},{},{},{}]"),
     "values": (NO_LIMITS._replace(values=4), '[1,[2,"x"]]', '[1,[2,"x",3]]'),
+    "containers": (NO_LIMITS._replace(containers=3), '[[1],{"a":2}]', '[[1],{"a":[]}]'),
     "depth": (NO_LIMITS._replace(depth=3), '[{"a":[1]}]', '[{"a":[[1]]}]'),
     "bytes of a string": (NO_LIMITS._replace(string_bytes=40), f'["{"x" * 38}"]', f'["{"x" * 39}"]'),
 }
