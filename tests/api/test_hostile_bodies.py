@@ -18,14 +18,12 @@ from ovmstrio.server import rest_front_end
 from ovmstrio.util import json_reader, slices
 from ovmstrio.util.json_reader import AT_ONCE_BYTES
 from ovmstrio.wire.http.router import Router
-from tests.support.all_kinds import write_all_kinds
-from tests.support.graphs import graph_text, python_node
 from tests.support.hostile_bodies import FORMS, HEADERS, ROUTES, SHAPES, bodies
+from tests.support.hostile_services import write_hostile_services
 from tests.support.served_in_thread import serving_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from ovmstrio.wire.http.router import Rule
 
@@ -37,36 +35,6 @@ LOAD_FAILURE = b'{"error":"failed to load'
 """Begin of the answer, with the status 500, to a configuration that cannot be loaded."""
 SIZES = (60 * 1024, 256 * 1024)
 KINDS = ("JSON", "gzip", "large gzip", "large JSON")
-PAYLOAD_NODE = """
-class OvmsPythonModel:
-    def execute(self, inputs):
-        asked, = inputs
-        return {"got": type(asked.json).__name__}
-"""
-HANDLER = """
-class Handler:
-    def handle_post(self, payload):
-        return {"got": type(payload).__name__}
-"""
-OPS = """
-from ovmstrio.ops import Op, WebService
-
-
-class Count(Op):
-    def preprocess(self, input_dicts, data_id=0, log_id=0):
-        (given,) = input_dicts.values()
-        return {"y": str(len(given))}, False, None, ""
-
-
-class Service(WebService):
-    def get_pipeline_response(self, read_op):
-        return Count(name="count", input_ops=[read_op])
-
-
-service = Service(name="ops")
-service.prepare_pipeline_config("config.yml")
-service.run_service()
-"""
 
 
 @dataclass
@@ -94,19 +62,6 @@ class Attacked:
                 return answer.status, answer.read()
 
 
-def _write(folder: Path) -> Path:
-    config = write_all_kinds(folder, handler=HANDLER, ops=OPS)
-    (folder / "payload").mkdir()
-    (folder / "payload" / "node.py").write_text(PAYLOAD_NODE)
-    inputs, outputs = ["HTTP_REQUEST_PAYLOAD:asked"], ["HTTP_RESPONSE_PAYLOAD:answer"]
-    text = graph_text(python_node("node.py", inputs, outputs), inputs=inputs, outputs=outputs)
-    (folder / "payload" / "graph.pbtxt").write_text(text)
-    document = json.loads(config.read_text())
-    document["mediapipe_config_list"].append({"name": "payload", "base_path": str(folder / "payload")})
-    config.write_text(json.dumps(document))
-    return config
-
-
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     """Serve a service of every kind but text models, and observe where JSON is parsed."""
@@ -120,7 +75,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rest_front_end, "Router", RecordedRouter)
         settings: dict[str, Any] = {"model_control": "explicit", "allow_shared_memory": True, "load_model": "*"}
-        config = _write(tmp_path_factory.mktemp("attacked"))
+        config = write_hostile_services(tmp_path_factory.mktemp("attacked"))
         with serving_in_thread(config_path=config, **settings) as server:
             made = Attacked(int(server.http.rpartition(":")[2]), rules)
             loops = {thread.ident for thread in threading.enumerate() if thread.name.endswith("(run)")}

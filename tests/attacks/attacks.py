@@ -45,6 +45,7 @@ ATTACKS: Final[dict[str, Attack]] = {
     "slow_readers": Attack(readers.slow_readers, ("--stalled_client_seconds", "3")),
     "slow_bodies": Attack(bodies.slow_bodies, ("--request_receive_seconds", "3")),
     "gzip_bombs": Attack(bodies.gzip_bombs),
+    "hostile_bodies": Attack(bodies.hostile_bodies),
     "overload": Attack(overload.overload),
     "long_searches": Attack(overload.long_searches, graph_keys={"long_search": {"python_isolation": "process"}}),
 }

@@ -145,9 +145,9 @@ class Watch:
 
 
 @contextlib.contextmanager
-def neighbour(ports: Ports, latencies: list[float]) -> Iterator[None]:
-    """Have a neighbour call while the block runs, and give its latencies."""
-    command = [sys.executable, "-m", "tests.attacks.neighbour", *map(str, ports)]
+def neighbour(ports: Ports, latencies: list[float], *, model: str = TRIVIAL) -> Iterator[None]:
+    """Run a neighbour that calls a model while the block runs, and return its latencies."""
+    command = [sys.executable, "-m", "tests.attacks.neighbour", *map(str, ports), model]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

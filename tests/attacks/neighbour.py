@@ -1,7 +1,7 @@
 """A client that keeps its own pace and measures what its calls take, while others are served or attack.
 
-``python -m tests.attacks.neighbour GRPC_PORT REST_PORT`` asks a trivial model over both until its input ends, and
-prints the latencies in milliseconds as JSON.  Calls are due at a steady rate, and each is measured from then on, so
+``python -m tests.attacks.neighbour GRPC_PORT REST_PORT MODEL`` calls a trivial model over both until its input ends,
+and prints the latencies in milliseconds as JSON.  Calls are due at a steady rate, and each is measured from then on, so
 that a server that stood still is seen by every call that waited.  A call without an answer is the last one, and
 counts as long as it was waited for.
 """
@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.requests import framed_infer_request
-from tests.attacks.served import ROW, TRIVIAL
+from tests.attacks.served import ROW
 from tests.support.bare_http2 import ANSWER_SECONDS, BareConnection, ConnectionEnded
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ RATE: Final = 100.0
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 
 
-def _grpc_caller(port: int) -> Callable[[], None]:
-    connection, body = BareConnection(port), framed_infer_request(TRIVIAL, "b", ROW)[5:]
+def _grpc_caller(port: int, model: str) -> Callable[[], None]:
+    connection, body = BareConnection(port), framed_infer_request(model, "b", ROW)[5:]
 
     def ask() -> None:
         answer = connection.ask(INFER, body)
@@ -40,13 +40,13 @@ def _grpc_caller(port: int) -> Callable[[], None]:
     return ask
 
 
-def _rest_caller(port: int) -> Callable[[], None]:
+def _rest_caller(port: int, model: str) -> Callable[[], None]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
     tensor = {"name": "b", "shape": [1, 10], "datatype": "FP32", "data": ROW.ravel().tolist()}
     body = json.dumps({"inputs": [tensor]})
 
     def ask() -> None:
-        connection.request("POST", f"/v2/models/{TRIVIAL}/infer", body)
+        connection.request("POST", f"/v2/models/{model}/infer", body)
         answer = connection.getresponse()
         text = answer.read()
         if answer.status != http.client.OK:
@@ -67,9 +67,9 @@ def _keep_asking(ask: Callable[[], None], over: threading.Event, latencies: list
         due += 1 / RATE
 
 
-def _main(grpc: int, rest: int) -> None:
+def _main(grpc: int, rest: int, model: str) -> None:
     over, latencies = threading.Event(), list[float]()
-    callers = [_grpc_caller(grpc), _rest_caller(rest)]
+    callers = [_grpc_caller(grpc, model), _rest_caller(rest, model)]
     for ask in callers:
         ask()
     threads = [threading.Thread(target=_keep_asking, args=(ask, over, latencies)) for ask in callers]
@@ -84,4 +84,4 @@ def _main(grpc: int, rest: int) -> None:
 
 
 if __name__ == "__main__":
-    _main(*map(int, sys.argv[1:]))
+    _main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

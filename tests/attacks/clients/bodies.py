@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import socket
 import time
 import zlib
 from typing import TYPE_CHECKING, Final
 
-from tests.attacks.served import TRIVIAL
+from tests.attacks.served import SLEEPER, TRIVIAL
 from tests.support.bare_http2 import BareConnection, ConnectionEnded, framed
+from tests.support.hostile_bodies import HEADERS, ROUTES, SHAPES, bodies
 
 if TYPE_CHECKING:
     from tests.attacks.ports import Ports
 
-__all__ = ["BOMB_BYTES", "gzip_bombs", "slow_bodies"]
+__all__ = ["BOMB_BYTES", "gzip_bombs", "hostile_bodies", "slow_bodies"]
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 PATH: Final = f"/v2/models/{TRIVIAL}/infer"
@@ -60,6 +62,20 @@ def slow_bodies(ports: Ports) -> str:
             time.sleep(max(0.0, due - time.monotonic()))
     last = f", the last after {ended[-1]:.1f} s" if ended else ""
     return f"{len(ended)} of {CONNECTIONS} were ended within {HELD_SECONDS:.0f} s{last}"
+
+
+def hostile_bodies(ports: Ports) -> str:
+    """Send bodies of a megabyte with hostile values to an inference, a prediction and a handler."""
+    paths = {"infer": PATH, "predict": f"/v1/models/{TRIVIAL}:predict", "handler": f"/{SLEEPER}"}
+    statuses: dict[int, int] = {}
+    for name, path in paths.items():
+        for number, shape in enumerate(SHAPES):
+            place = ROUTES[name].places[number % len(ROUTES[name].places)]
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", ports.rest, timeout=60)) as connection:
+                connection.request("POST", path, bodies(ROUTES[name], place, shape, 2**20), HEADERS)
+                status = connection.getresponse().status
+            statuses[status] = statuses.get(status, 0) + 1
+    return f"statuses {statuses}"
 
 
 def _bomb() -> bytes:
