@@ -525,7 +525,8 @@ class _Builder:
             if self._kinds[first + 1] != _COLON:
                 raise JsonSyntaxError(f"expected a name and a colon near byte {start}")
             colon = int(self._positions[first + 1])
-            name = self._parse_span(start, colon)
+            is_long = colon - start > SLICE_BYTES
+            name = (yield from self._scalar(start, colon)) if is_long else self._parse_span(start, colon)
             if type(name) is not str:
                 raise JsonSyntaxError(f"expected a string for a name near byte {start}")
             made[name] = yield from self._value(colon + 1, stop, first + 2, last)
