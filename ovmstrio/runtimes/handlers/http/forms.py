@@ -33,6 +33,8 @@ _TEXT: Final = "text/plain"
 _MULTIPART: Final = "multipart/form"
 _URLENCODED: Final = "application/x-www-form-urlencoded"
 _MOST_URLENCODED_BYTES: Final = 1024 * 1024
+_MAX_PARTS: Final = 4_096
+"""Parts of a multipart form; each takes 20 microseconds."""
 _AT_ONCE_BYTES: Final = 16 * 1024
 """Of a form of many small fields, which takes milliseconds; larger ones are read beside the event loop."""
 
@@ -63,7 +65,7 @@ def multipart_form(content_type: str, body: bytes) -> Any:
     Raises:
         MalformedPayload: it cannot be parsed, or there is no boundary.
     """
-    return _form([(part.name, _value(part)) for part in form_parts(content_type, body, most=MAX_MEMBERS)])
+    return _form([(part.name, _value(part)) for part in form_parts(content_type, body, most=_MAX_PARTS)])
 
 
 def _value(part: FormPart) -> Any:
