@@ -38,7 +38,7 @@ _FURTHER: Final = ("ovmstrio.printed",)
 """What has no file of its name: what code of users prints."""
 _PACKAGE: Final = Path(__file__).parents[1]
 _LONGEST: Final = 200
-_MAX_LEVELS_CHARACTERS: Final = 4096
+_MAX_LEVELS_CHARACTERS: Final = 16_384
 
 _NAME: Final = re.compile(r"[A-Za-z_][\w.\-]*")
 _FORM: Final = "such as ovmstrio.graphs=debug,ovmstrio.registry=error"
