@@ -171,6 +171,10 @@ def _read_tensor(index: int, value: Any) -> PipelineTensor:
     for name, given in value.items():
         read = _PLAIN_FIELDS.get(name)
         elements = None if read is None else read(given)
+        if read is not None and elements is None and type(given) is NumberArray:
+            # Booleans, null or lists.
+            given = without_arrays(given)  # noqa: PLW2901 - the same value
+            elements = read(given)
         if elements is not None:
             plain[name] = elements
         elif name in _FIELDS:

@@ -71,9 +71,18 @@ def test_a_tensor_may_have_more_numbers_than_a_document_other_values(field: str,
     assert (len(values), set(values), tensor.shape) == (count, {expected}, [count])
 
 
+@pytest.mark.parametrize("field", ["bool_data", "float_data"])
+def test_a_long_list_of_booleans_is_read_as_a_short_one(field: str) -> None:
+    """Lists without texts are looked at as numbers first."""
+    bodies = [f'{{"tensors":[{{"{field}":[{",".join(["true"] * count)}]}}]}}'.encode() for count in (1, 40_000)]
+    short, long = (getattr(read_request(body, "ops", "x").tensors[0], field) for body in bodies)
+    assert long == short * 40_000
+    assert set(map(type, long)) == set(map(type, short))
+
+
 @pytest.mark.parametrize("element", ['"1.5"', "null", "{}"])
 def test_a_long_list_of_other_values_is_refused(element: str) -> None:
     """Protobuf's reader takes a microsecond for each."""
     body = f'{{"tensors":[{{"float64_data":[{",".join([element] * 16_385)}]}}]}}'
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequest, match="the field's own type in a list of more than 16384"):
         read_request(body.encode(), "ops", "x")
