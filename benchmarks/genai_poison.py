@@ -58,7 +58,7 @@ def _served(folder: str, poison_after: int | None) -> list[str]:
         if steps == poison_after:
             add(_NEIGHBOURS, grammar=Grammar(GrammarKind.JSON_SCHEMA, _SCHEMA))
         if not engine.is_busy:
-            select.select([engine.descriptor], [], [])
+            select.select(engine.descriptors, [], [])
         rows, _, figures = engine.step()
         rebuilds = figures[5]
         for row in rows:
