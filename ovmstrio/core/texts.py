@@ -51,7 +51,7 @@ def utf8(text: str) -> bytes:
 
 def escape_controls(text: str, *, keep: str = "") -> str:
     """Return a text with its control characters written as Python's escapes, except for those in ``keep``."""
-    if CONTROLS.search(text) is None:
+    if text.isprintable() or CONTROLS.search(text) is None:
         return text
     return CONTROLS.sub(lambda match: match[0] if match[0] in keep else repr(match[0])[1:-1], text)
 

@@ -108,6 +108,8 @@ def _json_line(request: WireRequest) -> str:
         # Half of a surrogate pair is no UTF-8; the standard library escapes all that is not ASCII.
         line = json.dumps(document)
     # JSON itself leaves DEL, C1 and bidi overrides as they are; outside of strings there are none.
+    if line.isprintable():
+        return line
     return CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
 
 

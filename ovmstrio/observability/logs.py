@@ -107,13 +107,20 @@ class _Literal:
 
 _BARE: Final = frozenset({"event", "level", "logger", "logger_name", "timestamp"})
 """Fields that the console shows without quotation marks."""
+_PRINTABLE: Final = frozenset({bool, float, int, type(None)})
 _TRACES: Final = frozenset({"exception", "stack"})
 """Fields whose texts have several lines."""
 
 
 def _escape_values(_: Any, __: str, event: EventDict) -> EventDict:
     """Escape control characters in all fields: the console would obey them, and a line break would forge a record."""
-    return {escape_controls(str(name)): _escaped(name, value) for name, value in event.items()}
+    if all(name.isprintable() and _is_printable(value) for name, value in event.items()):
+        return event
+    return {escape_controls(name): _escaped(name, value) for name, value in event.items()}
+
+
+def _is_printable(value: Any) -> bool:
+    return value.isprintable() if type(value) is str else type(value) in _PRINTABLE
 
 
 def _escaped(name: str, value: Any) -> Any:
