@@ -31,9 +31,9 @@ class _BoundedPoll:
         self.register = epoll.register
         self.unregister = epoll.unregister
 
-    def poll(self, timeout: float, most: int) -> Any:
+    def poll(self, timeout: float, _: int) -> Any:
         """Wait for events, and return some of those that there are."""
-        return self._poll(timeout, min(most, _MOST))
+        return self._poll(timeout, _MOST)
 
 
 def bound_wakeups() -> None:
