@@ -75,7 +75,9 @@ def _engines(server: OvmsProcess) -> list[psutil.Process]:
     for each in psutil.Process(server.process.pid).children(recursive=True):
         # One may end while it is looked at.
         with suppress(psutil.NoSuchProcess):
-            if "ovmstrio.openvino.engine" in " ".join(each.cmdline()):
+            command = " ".join(each.cmdline())
+            # Each engine has a process that renders its chat template.
+            if "ovmstrio.openvino.engine" in command and "template_program" not in command:
                 found.append(each)
     return found
 
