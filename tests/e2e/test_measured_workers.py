@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from ovmstrio.work.cores import usable_cores
+from tests.support import ir
 from tests.support.processes import serving
 
 pytestmark = [
@@ -34,14 +34,6 @@ def _soon(find: Callable[[], _T | None]) -> _T:
     return found
 
 
-def _writer_of(pipe: Path) -> int | None:
-    """Open a pipe that somebody reads."""
-    try:
-        return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:
-        return None
-
-
 def _measuring(server: int) -> psutil.Process | None:
     """Find the process that measures."""
     children = psutil.Process(server).children()
@@ -52,19 +44,14 @@ def _measuring(server: int) -> psutil.Process | None:
     ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -signal.SIGKILL)]
 )
 def test_what_measures_ends_with_the_server(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    """Be it that it would go on for ever, as here, where it reads what nobody writes; and no traceback is printed."""
+    """Also while it computes for long, as here; and no traceback is printed."""
     config, log = tmp_path / "config.json", tmp_path / "log"
-    os.mkfifo(config)
-    models = [{"config": {"name": "m", "base_path": str(tmp_path / "m")}}]
+    base = ir.save(ir.slow(1024, 2_000), tmp_path, "m")
+    config.write_text(json.dumps({"model_config_list": [{"config": {"name": "m", "base_path": str(base)}}]}))
     with serving("--config_path", str(config), "--workers", "auto", ready=False, log=log) as server:
-        writer = _soon(lambda: _writer_of(config))
-        os.write(writer, json.dumps({"model_config_list": models}).encode())
-        os.close(writer)
         measuring = _soon(lambda: _measuring(server.process.pid))
-        writer = _soon(lambda: _writer_of(config))
-        try:
-            status, printed = server.stop(number)
-            assert (status, "Traceback" in printed) == (code, False)
-            measuring.wait(SECONDS)
-        finally:
-            os.close(writer)
+        # It has imported everything, and loads or computes from now on.
+        _soon(lambda: any("openvino" in each.path for each in measuring.memory_maps()) or None)
+        status, printed = server.stop(number)
+        assert (status, "Traceback" in printed) == (code, False)
+        measuring.wait(SECONDS)
