@@ -50,7 +50,7 @@ async def obey_signals(
 
 
 def _start_watchdog_at_signals() -> None:
-    """Let the signal handlers start the watchdog, for an event loop that is stuck does not receive the signals."""
+    """Start the watchdog in the signal handlers, because a stuck event loop does not receive the signals."""
     for number in _SIGNALS:
         receive = signal.getsignal(number)
 

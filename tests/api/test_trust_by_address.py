@@ -1,4 +1,4 @@
-"""What is granted by the address of a client, over REST and gRPC, whenever and however the address is missing."""
+"""Grants by the address of a client over REST and gRPC, for each way in which the address can be missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands show of names and errors of a server: on a terminal that obeys control characters, and in a pipe."""
+"""Output of commands for names and errors with control characters, on a terminal and in a pipe."""
 
 from __future__ import annotations
 

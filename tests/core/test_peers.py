@@ -124,7 +124,7 @@ def test_requests_of_proxies_are_never_local(headers: Pairs, name: str, value: s
 
 @given(headers=headers_)
 def test_no_default_of_a_connection_or_request_is_local(headers: Pairs) -> None:
-    """What nobody has given an address is unknown."""
+    """A connection or request without an address is unknown."""
     defaults: list[Any] = [HttpRequest("POST", "/", headers=headers), WireRequest("HTTP", "POST", "/", headers, Peer())]
     clients = [Peer().client(headers), UNKNOWN_PEER.client(headers), *(request.client for request in defaults)]
     assert clients == [UNKNOWN] * 4
@@ -205,7 +205,7 @@ def test_a_trusted_proxy_names_the_client(headers: list[tuple[str, str]], client
 
 
 def test_headers_of_other_machines_do_not_matter() -> None:
-    """Who is no trusted proxy is known by the connection alone."""
+    """A peer that is no trusted proxy is known by its connection alone."""
     peer = Peer(Remote("192.0.2.1", 5), None, TrustedProxies.parse("10.0.0.0/8,127.0.0.1,unix"))
     assert peer.client([(XFF, "203.0.113.9")]) is peer.address
 

@@ -85,7 +85,7 @@ def test_external_data_is_found_wherever_a_model_has_tensors(tmp_path: Path, pla
 
 
 def test_external_data_is_found_behind_unknown_fields_and_overlong_tags(tmp_path: Path) -> None:
-    """What parsers of protobuf skip or mask hides nothing from the check."""
+    """Bytes that protobuf parsers skip or mask hide nothing from the check."""
     content = onnx_external_file(location="../secret")
     group = b"\xbb\x06\x08\x01\xc3\x06\xc4\x06\xbc\x06"  # group 103 with an integer and an empty group 104
     graph = content.index(b"\x3a")

@@ -156,7 +156,7 @@ _LIMITED: dict[str, tuple[JsonLimits, str, str]] = {
 @pytest.mark.parametrize("name", _LIMITED)
 @pytest.mark.parametrize("has_arrays", [False, True])
 def test_a_document_at_a_limit_is_read_and_one_beyond_is_refused(name: str, *, has_arrays: bool) -> None:
-    """Whether lists of numbers become arrays or not."""
+    """Documents are equal with and without arrays for lists of numbers."""
     limits, at_limit, beyond = _LIMITED[name]
     with _small_slices(32, 512):
         read = run_to_end(read_json(at_limit.encode(), limits, arrays=[] if has_arrays else None))

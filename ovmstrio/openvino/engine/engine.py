@@ -120,7 +120,7 @@ class Engine:
 
     @property
     def descriptors(self) -> list[int]:
-        """What can be read when there is something to do without a message: a trial or a rendering has ended."""
+        """Descriptors that become readable when a trial or a rendering has ended."""
         return [self._trials.descriptor, *([] if self._renderings is None else [self._renderings.descriptor])]
 
     @property

@@ -63,7 +63,7 @@ class TemplateProcess:
 
     @property
     def descriptor(self) -> int:
-        """What can be read when the process has answered or ended."""
+        """Descriptor that becomes readable when the process has answered or ended."""
         return self._socket.fileno()
 
     @property
@@ -203,7 +203,7 @@ class Renderings(Generic[T]):
 
     @property
     def descriptor(self) -> int:
-        """What can be read when a rendering has ended."""
+        """Descriptor that becomes readable when a rendering has ended."""
         return self._process.descriptor
 
     @property
@@ -213,7 +213,7 @@ class Renderings(Generic[T]):
 
     @property
     def has_ended(self) -> bool:
-        """Whether :meth:`take` has a request to return."""
+        """True if :meth:`take` has a request to return."""
         return self._current is not None and self._process.has_ended()
 
     def add(self, item: T, conversation: Conversation, within_seconds: float) -> None:

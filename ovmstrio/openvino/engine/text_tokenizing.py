@@ -61,7 +61,7 @@ class TextTokenizing:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is open."""
+        """True if a request is open."""
         return bool(self._open)
 
     def add(self, message: int, number: int, texts: dict[str, Any], options: dict[str, Any]) -> None:

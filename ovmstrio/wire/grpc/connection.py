@@ -285,7 +285,7 @@ class Connection:
 
     @property
     def _has_nothing_left(self) -> bool:
-        """Whether the peer has ended the connection, and nothing waits for it: the connection closes at once."""
+        """True if the peer has ended the connection and nothing waits for the peer: the connection closes at once."""
         return self._has_left and not self.calls and not self.core.waiting_bytes and not self._is_flushing
 
     async def _linger(self) -> None:

@@ -84,7 +84,7 @@ def test_long_lists_of_numbers_are_read_as_short_ones(number: str, datatype: str
 
 @pytest.mark.parametrize("text", ["[-1,18446744073709551615]", "[1,[2]]", "[[1],[2,3]]", '[1,"a"]', "[1,true]"])
 def test_long_lists_of_other_values_are_refused_as_short_ones(text: str) -> None:
-    """What is wrong is at the end of the list."""
+    """The value of the wrong type is at the end of the list."""
     with pytest.raises(InvalidRequest) as short:
         read_generate_request("m", "", f'{{"text": {text}}}'.encode(), GRAPH)
     first, rest = text[1:-1].split(",", 1)

@@ -1,4 +1,4 @@
-"""What an engine does for long texts and for requests that are cancelled: as little as is needed, counted."""
+"""Work of an engine for long texts and cancelled requests, counted in calls."""
 
 from __future__ import annotations
 

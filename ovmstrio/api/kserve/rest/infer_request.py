@@ -353,7 +353,8 @@ def _inputs(document: dict[str, Any]) -> list[Any]:
         raise _refuse(NO_INPUTS)
     given = document["inputs"]
     if not isinstance(given, list):
-        raise _refuse(INPUT_UNREADABLE, f"inputs: expected a list of objects, got {kind_of(given)}")
+        found = "a list of other values" if isinstance(given, NumberArray) else kind_of(given)
+        raise _refuse(INPUT_UNREADABLE, f"inputs: expected a list of objects, got {found}")
     check_count("inputs", given)
     return given
 
