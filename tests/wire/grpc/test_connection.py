@@ -381,7 +381,8 @@ async def test_drain_ends_with_its_grace(autojump_clock: MockClock) -> None:
             await idle.wait_closed()
             assert trio.current_time() == started
             assert (await busy.trailers(call))["grpc-status"] == "14"
-            assert trio.current_time() - started == pytest.approx(7)
+            # Drains of several connections end a quarter of a millisecond apart, in any order.
+            assert trio.current_time() - started == pytest.approx(7, abs=0.000_3)
             await busy.wait_closed()
         assert trio.current_time() - started < 8
         assert not server.connections
