@@ -87,6 +87,19 @@ def _pids(server: OvmsProcess) -> set[int]:
         return {_pid(client) for client in _connections(server, stack, 4)}
 
 
+def _both_pids(server: OvmsProcess) -> set[int]:
+    """Return the ids of the two processes; a process that is still starting gets no connections."""
+    found = set[int]()
+
+    def both_answer() -> bool:
+        found.clear()
+        found.update(_pids(server))
+        return len(found) == 2
+
+    _until(both_answer)
+    return found
+
+
 def _sample(server: OvmsProcess, family_name: str, **labels: str) -> float:
     text = server.get("/metrics").text
     return sum(
@@ -395,18 +408,18 @@ def test_processes_are_renewed_one_after_the_other_and_nothing_is_lost(tmp_path:
         serving("--config_path", str(file), *options, log=log) as server,
         _busy_clients(server) as (answered, failures),
     ):
-        before = _pids(server)
+        before = _both_pids(server)
         text = file.read_text(encoding="utf-8")
         file.write_text("{", encoding="utf-8")
         server.process.send_signal(signal.SIGHUP)
         _until(lambda: "processes not renewed" in server.printed_so_far())
-        assert _pids(server) == before
+        assert _both_pids(server) == before
         entry = '{"config": {"name": "other", "base_path": "' + str(tmp_path / "dummy") + '"}}, '
         place = text.index("[") + 1
         file.write_text(text[:place] + entry + text[place:], encoding="utf-8")
         server.process.send_signal(signal.SIGHUP)
         _until(lambda: "processes renewed" in server.printed_so_far())
-        assert _pids(server).isdisjoint(before)
+        assert _both_pids(server).isdisjoint(before)
         with ExitStack() as stack:
             for client in _connections(server, stack, 4):
                 assert client.get("/v2/models/other/ready").status_code == 200
@@ -420,7 +433,7 @@ def test_a_stop_amid_a_renewal_is_a_stop_like_any_other(tmp_path: Path) -> None:
     """With all that the renewal has begun."""
     options = ("--workers", "2", "--config_path", str(_configure(tmp_path)))
     with serving(*options, log=tmp_path / "log") as server:
-        before = _pids(server)
+        before = _both_pids(server)
         server.process.send_signal(signal.SIGHUP)
         _until(lambda: _pids(server) != before)
         code, printed = server.stop()
@@ -434,7 +447,7 @@ def test_a_process_that_is_stuck_is_renewed_too(tmp_path: Path) -> None:
     """It is killed when it has not ended in its time, and the others follow."""
     options = ("--workers", "2", "--drain_seconds", "0")
     with serving("--config_path", str(_configure(tmp_path)), *options, log=tmp_path / "log") as server:
-        before = _pids(server)
+        before = _both_pids(server)
         for pid in before:
             os.kill(pid, signal.SIGSTOP)
         server.process.send_signal(signal.SIGHUP)
@@ -443,7 +456,7 @@ def test_a_process_that_is_stuck_is_renewed_too(tmp_path: Path) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         _until(lambda: "processes renewed" in server.printed_so_far())
-        assert _pids(server).isdisjoint(before)
+        assert _both_pids(server).isdisjoint(before)
         assert server.stop()[0] == 0
 
 
