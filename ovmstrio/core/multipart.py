@@ -33,13 +33,16 @@ class FormPart(NamedTuple):
     headers: Headers = ()
 
 
-def form_parts(content_type: str, body: bytes, *, most: int | None = None) -> Iterator[FormPart]:
+def form_parts(
+    content_type: str, body: bytes, *, most: int | None = None, piece_bytes: int = _PIECE_BYTES
+) -> Iterator[FormPart]:
     """Read the parts of a form.
 
     Args:
         content_type: as it was sent, because the boundary in it is not without case.
         body: the form.
         most: how many parts it may have; None for any number.
+        piece_bytes: how many bytes are searched for boundaries at once, while other threads wait.
 
     Raises:
         MalformedPayload: it cannot be parsed, there is no boundary, or there are too many parts, or headers of one.
@@ -49,16 +52,16 @@ def form_parts(content_type: str, body: bytes, *, most: int | None = None) -> It
     if not boundary:
         raise MalformedPayload("a multipart form needs a boundary in its content-type, found none")
     try:
-        yield from _parts(boundary.encode("latin-1"), body, options.get("charset", _DEFAULT_CHARSET), most)
+        yield from _parts(boundary.encode("latin-1"), body, options.get("charset", _DEFAULT_CHARSET), most, piece_bytes)
     except (LookupError, ValueError) as error:
         raise MalformedPayload(f"the multipart form cannot be parsed: {error}") from error
 
 
-def _parts(boundary: bytes, body: bytes, charset: str, most: int | None) -> Iterator[FormPart]:
+def _parts(boundary: bytes, body: bytes, charset: str, most: int | None, piece_bytes: int) -> Iterator[FormPart]:
     part: Field | File | None = None
     content: list[bytes] = []
     count = 0
-    for event in _events(MultipartDecoder(boundary), body):
+    for event in _events(MultipartDecoder(boundary), body, piece_bytes):
         if isinstance(event, Field | File):
             part, content, count = event, [], count + 1
             if most is not None and count > most:
@@ -69,11 +72,11 @@ def _parts(boundary: bytes, body: bytes, charset: str, most: int | None) -> Iter
                 yield _part(part, b"".join(content), charset)
 
 
-def _events(decoder: MultipartDecoder, body: bytes) -> Iterator[Event]:
+def _events(decoder: MultipartDecoder, body: bytes, piece_bytes: int) -> Iterator[Event]:
     """Give what a form consists of; it is looked through bit by bit, in between which other threads have their turn."""
     end = 0
     while end < len(body):
-        start, end = end, _end_of_piece(body, end, b"--" + decoder.boundary)
+        start, end = end, _end_of_piece(body, end, piece_bytes, b"--" + decoder.boundary)
         decoder.receive_data(body[start:end])
         while (event := _next_event(decoder)) is not NEED_DATA:
             yield event
@@ -82,9 +85,9 @@ def _events(decoder: MultipartDecoder, body: bytes) -> Iterator[Event]:
         yield event
 
 
-def _end_of_piece(body: bytes, start: int, mark: bytes) -> int:
+def _end_of_piece(body: bytes, start: int, piece_bytes: int, mark: bytes) -> int:
     """Tell where a piece ends: the decoder must have the line of a boundary, and the line's end before it, at once."""
-    end = start + _PIECE_BYTES
+    end = start + piece_bytes
     while start < end < len(body):
         at = body.rfind(mark, max(0, start - len(mark)), end)
         if at < 0 or body[at + len(mark) : end].strip(b"- \t\v\f\r\n"):

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from grpclib.const import Status
 
-from ovmstrio.cluster.ray import request_streams
 from ovmstrio.cluster.ray.group_server import GroupServer, ReplicaPlan
 from ovmstrio.cluster.ray.request_streams import OpenStreams, answer_stream, pass_stream
 from ovmstrio.cluster.ray.stream_keys import replica_of
@@ -55,7 +54,7 @@ async def _nobody(*_: Any) -> Any:
 
 
 @asynccontextmanager
-async def _linked(root: Path, most: int = 8) -> AsyncIterator[_NearLink]:
+async def _linked(root: Path, most: int = 8, **options: float) -> AsyncIterator[_NearLink]:
     """Serve a model that adds one, as another group's replica."""
     ir.save(ir.dummy(), root, "m")
     settings = {"trial_load": "off", "file_system_poll_wait_seconds": 0}
@@ -65,7 +64,7 @@ async def _linked(root: Path, most: int = 8) -> AsyncIterator[_NearLink]:
     async with asyncio.timeout(PATIENCE_SECONDS):
         await guest.start(server.run)
         try:
-            yield _NearLink(OpenStreams("r1", most), guest, server)
+            yield _NearLink(OpenStreams("r1", most, **options), guest, server)
         finally:
             await guest.aclose()
 
@@ -94,7 +93,7 @@ def test_each_request_of_a_stream_is_answered_in_its_turn(tmp_path: Path) -> Non
                 assert isinstance(reply, bytes)
                 told = Reply.FromString(reply).infer_response
                 found.append((told.id, float(np.frombuffer(told.raw_output_contents[0], np.float32)[0])))
-            assert link.streams._inboxes == {}
+            assert link.streams.keys == []
             return found
 
     assert asyncio.run(run()) == [(str(number), number + 1.0) for number in range(COUNT)]
@@ -114,8 +113,8 @@ def test_who_closes_the_replies_has_the_stream_ended_there(tmp_path: Path) -> No
         async with _linked(tmp_path) as link:
             async with aclosing(pass_stream(link, next_request)) as replies:
                 assert isinstance(await anext(replies), bytes)
-                (key,) = link.streams._inboxes
-            assert link.streams._inboxes == {}
+                (key,) = link.streams.keys
+            assert link.streams.keys == []
             assert replica_of(key) == "r1"
             is_open: bool = await link.call_once("push_to_stream", key, _request(1), is_last=False)
             return is_open
@@ -126,23 +125,22 @@ def test_who_closes_the_replies_has_the_stream_ended_there(tmp_path: Path) -> No
 def test_a_stream_that_is_closed_before_its_first_request_leaves_nothing(tmp_path: Path) -> None:
     """Whoever has opened it was gone before it could use its key."""
 
-    async def run() -> dict[str, Any]:
+    async def run() -> list[str]:
         async with _linked(tmp_path) as link:
             opened = link.stream("open_stream")
             key = await anext(opened)
-            assert key in link.streams._inboxes
+            assert key in link.streams.keys
             await opened.aclose()
-            return link.streams._inboxes
+            return link.streams.keys
 
-    assert asyncio.run(run()) == {}
+    assert asyncio.run(run()) == []
 
 
-def test_a_stream_of_which_nothing_is_heard_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_of_which_nothing_is_heard_any_more_ends(tmp_path: Path) -> None:
     """As the group that has passed it on may be gone; one that is not must not take what has come for all."""
-    monkeypatch.setattr(request_streams, "_SILENCE_SECONDS", 0.01)
 
     async def run() -> list[Any]:
-        async with _linked(tmp_path) as link, aclosing(link.stream("open_stream")) as replies:
+        async with _linked(tmp_path, silence_seconds=0.01) as link, aclosing(link.stream("open_stream")) as replies:
             assert await link.call_once("push_to_stream", await anext(replies), _request(0), is_last=False)
             return [reply async for reply in replies]
 
@@ -153,7 +151,6 @@ def test_a_stream_of_which_nothing_is_heard_any_more_ends(tmp_path: Path, monkey
 
 def test_who_passes_a_stream_on_says_that_it_is_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that one without requests for long is kept."""
-    monkeypatch.setattr(request_streams, "_BEAT_SECONDS", 0.01)
     beats: list[Any] = []
 
     async def run() -> list[Any]:
@@ -175,7 +172,7 @@ def test_who_passes_a_stream_on_says_that_it_is_still_there(tmp_path: Path, monk
                 await enough.wait()
                 return given.pop() if given else None
 
-            return [reply async for reply in pass_stream(link, next_request)]
+            return [reply async for reply in pass_stream(link, next_request, beat_seconds=0.01)]
 
     assert len(asyncio.run(run())) == 1
     assert beats[:3] == [(None, False)] * 3
@@ -212,7 +209,7 @@ def test_what_keeps_a_request_from_its_replica_ends_the_stream_at_once(
             monkeypatch.setattr(link.streams, "push", broken)
             with pytest.raises(NotReady, match="the way is broken"):
                 await receive()
-            assert link.streams._inboxes == {}
+            assert link.streams.keys == []
         return found
 
     assert [Reply.FromString(reply).infer_response.id for reply in asyncio.run(run())] == ["0"]

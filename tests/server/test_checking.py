@@ -340,11 +340,8 @@ async def test_an_input_that_goes_nowhere_is_only_a_warning(tmp_path: Path) -> N
     assert (await check_pipelines(config, load=False)).problems == report.problems
 
 
-async def test_a_model_that_crashes_openvino_is_an_error_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_model_that_crashes_openvino_is_an_error_of_its_own(tmp_path: Path) -> None:
     """The check goes on, and tells the signal; one that only zeros crash is told of and loads."""
-    monkeypatch.setattr("ovmstrio.openvino.trials.pool._SECONDS_FOR_LAYER", 0)
     for name, model in (("bad", ir.steps(bad=1)), ("good", ir.dummy()), ("odd", ir.steps())):
         ir.save(model, tmp_path, name)
     report = await check_config(

@@ -24,7 +24,7 @@ from ovmstrio.server.plan import read_plan
 from ovmstrio.server.project_plan import plan_project
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.worker_count import MeasuredCall, choose_count, count_workers, worth_measuring
-from ovmstrio.server.workers.choosing import choose_workers
+from ovmstrio.server.workers.choosing import Measuring, choose_workers
 from ovmstrio.server.workers.stores import check_store, part_of_store
 from ovmstrio.work.cores import usable_cores
 from tests.support import ir
@@ -134,8 +134,7 @@ async def test_a_trivial_model_is_measured_to_be_the_loops_and_a_long_one_to_be_
         with trio.fail_after(PATIENCE_SECONDS):
             plan = await choose_workers(await read_plan(ServerSettings(config_path=file, workers=0)))
         assert (plan.processes, repr(names[0]) in plan.workers_reason) == (count, True)
-    monkeypatch.setattr("ovmstrio.server.workers.choosing._MOST_BYTES", 1)
-    assert "computing is most" in (await choose_workers(plan)).workers_reason
+    assert "computing is most" in (await choose_workers(plan, Measuring(max_model_bytes=1))).workers_reason
 
 
 async def test_measuring_that_takes_too_long_decides_for_one_process(
@@ -145,16 +144,14 @@ async def test_measuring_that_takes_too_long_decides_for_one_process(
     monkeypatch.setattr("ovmstrio.server.workers.choosing.usable_cores", lambda: 2)
     ir.save(ir.dummy(), tmp_path, "m")
     plan = await read_plan(ServerSettings(model_name="m", model_path=tmp_path / "m", workers=0))
-    for attribute, value, reason in (
-        ("_MOST_SECONDS", 0.01, "the models were not loaded in 0.01 s"),
-        ("_PROGRAM", "ovmstrio.no_such_program", ""),
+    for measuring, reason in (
+        (Measuring(timeout_seconds=0.01), "the models were not loaded in 0.01 s"),
+        (Measuring(program="ovmstrio.no_such_program"), ""),
     ):
-        monkeypatch.setattr(f"ovmstrio.server.workers.choosing.{attribute}", value)
         with capture_logs() as lines, trio.fail_after(PATIENCE_SECONDS):
-            assert (await choose_workers(plan)).processes == 1
+            assert (await choose_workers(plan, measuring)).processes == 1
         (line,) = [line for line in lines if line["event"] == "calls not measured"]
         assert reason in line["reason"]
-        monkeypatch.setattr("ovmstrio.server.workers.choosing._MOST_SECONDS", 60.0)
 
 
 async def test_kept_sequences_say_how_many_processes_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,10 +45,10 @@ async def refusal_of(spec: ModelSpec) -> Problem:
 
 
 @asynccontextmanager
-async def trying(folder: Path, mode: TrialMode = "auto") -> AsyncIterator[None]:
+async def trying(folder: Path, mode: TrialMode = "auto", **options: float) -> AsyncIterator[None]:
     """Have models tried that are loaded in the block, and remembered in a folder."""
     async with trio.open_nursery() as nursery:
-        with trying_models(nursery, mode, folder):
+        with trying_models(nursery, mode, folder, **options):
             yield
         nursery.cancel_scope.cancel()
 

@@ -96,8 +96,15 @@ async def answer_stream(guest: TrioGuest, door: GrpcDoor, next_request: NextRequ
         yield failure
 
 
-async def pass_stream(link: StreamLink, next_request: NextRequest) -> AsyncGenerator[StreamReply]:
+async def pass_stream(
+    link: StreamLink, next_request: NextRequest, *, beat_seconds: float = _BEAT_SECONDS
+) -> AsyncGenerator[StreamReply]:
     """Have a replica of another group answer a stream.
+
+    Args:
+        link: leads to the replicas of that group.
+        next_request: returns the next request of the stream.
+        beat_seconds: interval of the signs of life while no request comes.
 
     Raises:
         NotReady: there is no replica, or it has ended under the stream, or is being replaced.
@@ -107,7 +114,7 @@ async def pass_stream(link: StreamLink, next_request: NextRequest) -> AsyncGener
     """
     async with aclosing(link.stream("open_stream")) as replies:
         key = await anext(replies)
-        passing = asyncio.ensure_future(_push_all(link, key, next_request))
+        passing = asyncio.ensure_future(_push_all(link, key, next_request, beat_seconds))
         try:
             while (reply := await _next_reply(replies, passing)) is not None:
                 yield reply
@@ -138,12 +145,12 @@ async def _next_reply(replies: AsyncGenerator[Any], passing: asyncio.Future[None
         await asyncio.gather(coming, return_exceptions=True)
 
 
-async def _push_all(link: StreamLink, key: str, next_request: NextRequest) -> None:
+async def _push_all(link: StreamLink, key: str, next_request: NextRequest, beat_seconds: float) -> None:
     is_open = True
     while is_open:
         coming = asyncio.ensure_future(next_request())
         try:
-            while is_open and not (await asyncio.wait({coming}, timeout=_BEAT_SECONDS))[0]:
+            while is_open and not (await asyncio.wait({coming}, timeout=beat_seconds))[0]:
                 is_open = await link.call_once("push_to_stream", key, None, is_last=False)
             if not is_open:
                 return
@@ -160,12 +167,19 @@ class OpenStreams:
     Args:
         replica: its name for Ray.
         most: how many of them there may be.
+        silence_seconds: timeout of a stream whose other side sends nothing, not even a sign of life.
     """
 
-    def __init__(self, replica: str, most: int) -> None:
+    def __init__(self, replica: str, most: int, *, silence_seconds: float = _SILENCE_SECONDS) -> None:
         self._replica = replica
         self._most = most
+        self._silence_seconds = silence_seconds
         self._inboxes: dict[str, asyncio.Queue[tuple[bytes | None, bool]]] = {}
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of the open streams."""
+        return list(self._inboxes)
 
     async def open(self, guest: TrioGuest, door: GrpcDoor) -> AsyncGenerator[str | StreamReply]:
         """Give the key of a new stream, and then its replies; or its status, where there are as many as may be."""
@@ -179,11 +193,11 @@ class OpenStreams:
         async def next_request() -> bytes | None:
             while True:
                 try:
-                    async with asyncio.timeout(_SILENCE_SECONDS):
+                    async with asyncio.timeout(self._silence_seconds):
                         message, is_last = await inbox.get()
                 except TimeoutError:
                     raise NotReady(
-                        f"nothing was heard for {_SILENCE_SECONDS:g} s of who passes the stream on"
+                        f"nothing was heard for {self._silence_seconds:g} s of who passes the stream on"
                     ) from None
                 if is_last or message is not None:
                     return message

@@ -21,8 +21,8 @@ __all__ = ["TrialPool"]
 
 log = structlog.get_logger(__name__)
 
-_SECONDS_FOR_LAYER: Final = 30.0
-"""How long the layer is looked for that crashes; where it takes longer, it is not told."""
+LAYER_SECONDS: Final = 30.0
+"""Timeout of the search for the layer that crashes."""
 
 
 class TrialPool:
@@ -32,15 +32,24 @@ class TrialPool:
         nursery: hosts the processes.
         memory: what is known.
         tries_again: whether models are tried that are known to crash, once.
+        layer_seconds: timeout of the search for the layer that crashes; after it no layer is reported.
 
     Attributes:
         token: of the event loop, for threads.
     """
 
-    def __init__(self, nursery: trio.Nursery, memory: TrialMemory, *, tries_again: bool = False) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        memory: TrialMemory,
+        *,
+        tries_again: bool = False,
+        layer_seconds: float = LAYER_SECONDS,
+    ) -> None:
         self.token = trio.lowlevel.current_trio_token()
         self._memory = memory
         self._tries_again = tries_again
+        self._layer_seconds = layer_seconds
         self._limiter = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
         self._workers = TrialWorkers(nursery)
         self._seen: set[str] = set()
@@ -125,7 +134,7 @@ class TrialPool:
 
     async def _layer(self, trial: Trial, value: int) -> str:
         """Tell which layer of a model crashes on inputs of a value: the last one of the shortest part that does."""
-        with trio.move_on_after(_SECONDS_FOR_LAYER):
+        with trio.move_on_after(self._layer_seconds):
             try:
                 async with self._workers.lend() as process:
                     layers = await process.ask(trial, "layers")

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import trio
 
 from ovmstrio.openvino.trials.memory import TrialMemory
-from ovmstrio.openvino.trials.pool import TrialPool
+from ovmstrio.openvino.trials.pool import LAYER_SECONDS, TrialPool
 from ovmstrio.openvino.trials.trial import Trial, Verdict
 
 __all__ = ["TrialMode", "try_model", "try_model_from_thread", "trying_models"]
@@ -24,18 +24,22 @@ _current: Final[ContextVar[TrialPool | None]] = ContextVar("trials of models", d
 
 
 @contextmanager
-def trying_models(nursery: trio.Nursery, mode: TrialMode, folder: Path | None) -> Iterator[None]:
+def trying_models(
+    nursery: trio.Nursery, mode: TrialMode, folder: Path | None, *, layer_seconds: float = LAYER_SECONDS
+) -> Iterator[None]:
     """Have models tried that tasks load which start in the block.
 
     Args:
         nursery: hosts the processes, which end when it is cancelled.
         mode: whether at all.
         folder: where verdicts are remembered.
+        layer_seconds: timeout of the search for the layer that crashes.
     """
     if mode == "off":
         yield
         return
-    before = _current.set(TrialPool(nursery, TrialMemory(folder), tries_again=mode == "again"))
+    memory = TrialMemory(folder)
+    before = _current.set(TrialPool(nursery, memory, tries_again=mode == "again", layer_seconds=layer_seconds))
     try:
         yield
     finally:

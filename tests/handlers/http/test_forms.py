@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 from urllib.parse import urlencode
 
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from ovmstrio.core import multipart
 from ovmstrio.core.errors import MalformedPayload
 from ovmstrio.core.http import HttpRequest
+from ovmstrio.runtimes.handlers import http as handlers_http
 from ovmstrio.runtimes.handlers.http import forms
 from ovmstrio.runtimes.handlers.http.forms import parse_payload
 from ovmstrio.runtimes.handlers.http.values import FormData, UploadFile
@@ -25,10 +28,14 @@ TYPE = "multipart/form-data; boundary=Edge7"
 
 
 @pytest.fixture
-def own_classes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Parse as where Starlette is not installed."""
-    monkeypatch.setattr(forms, "_starlette", lambda: None)
-    return iter(())
+def own_parse(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, bytes], Any]:
+    """Return the parser as a server without Starlette has it."""
+    monkeypatch.setitem(sys.modules, "starlette.datastructures", None)
+    # The import below replaces both.
+    monkeypatch.setattr(handlers_http, "forms", forms)
+    monkeypatch.delitem(sys.modules, forms.__name__)
+    parse: Callable[[str, bytes], Any] = import_module(forms.__name__).parse_payload
+    return parse
 
 
 def part(name: str, content: bytes, rest: str = "") -> bytes:
@@ -42,11 +49,10 @@ def form(*parts: bytes) -> bytes:
     return b"".join(parts) + b"--Edge7--\r\n"
 
 
-@pytest.mark.usefixtures("own_classes")
-async def test_files_and_fields_of_a_form() -> None:
+async def test_files_and_fields_of_a_form(own_parse: Callable[[str, bytes], Any]) -> None:
     """Files have their name, content and type, for plain handlers and for async ones; fields are text."""
     image = part("image", b"\x89PNG\r\n\x00", '; filename="c\u00e4t.png"\r\nContent-Type: image/png')
-    payload = parse_payload(TYPE, form(part("label", "hübsch".encode()), image))
+    payload = own_parse(TYPE, form(part("label", "hübsch".encode()), image))
     assert isinstance(payload, FormData)
     assert payload["label"] == "hübsch"
     upload = payload["image"]
@@ -61,22 +67,20 @@ async def test_files_and_fields_of_a_form() -> None:
     assert upload.file.closed
 
 
-@pytest.mark.usefixtures("own_classes")
-async def test_the_content_of_an_upload_can_be_changed() -> None:
+async def test_the_content_of_an_upload_can_be_changed(own_parse: Callable[[str, bytes], Any]) -> None:
     """As with Starlette's; a file without a type has none."""
-    upload = parse_payload(TYPE, form(part("f", b"abc", '; filename="f"')))["f"]
+    upload = own_parse(TYPE, form(part("f", b"abc", '; filename="f"')))["f"]
     await upload.write(b"x")
     await upload.seek(0)
     assert await upload.read() == b"xbc"
     assert upload.content_type is None
 
 
-@pytest.mark.usefixtures("own_classes")
-def test_keys_may_repeat_in_both_kinds_of_forms() -> None:
+def test_keys_may_repeat_in_both_kinds_of_forms(own_parse: Callable[[str, bytes], Any]) -> None:
     """The last value counts, and all are there in their order."""
-    several = parse_payload(TYPE, form(part("a", b"1"), part("b", b"2"), part("a", b"3")))
+    several = own_parse(TYPE, form(part("a", b"1"), part("b", b"2"), part("a", b"3")))
     assert (several["a"], several.getlist("a"), several.get("c")) == ("3", ["1", "3"], None)
-    coded = parse_payload("application/x-www-form-urlencoded; charset=utf-8", b"a=1&b=&a=%C3%BC+x")
+    coded = own_parse("application/x-www-form-urlencoded; charset=utf-8", b"a=1&b=&a=%C3%BC+x")
     assert coded.multi_items() == [("a", "1"), ("b", ""), ("a", "ü x")]
     assert dict(coded) == {"a": "ü x", "b": ""}
 
@@ -147,10 +151,8 @@ def test_a_form_is_the_same_however_it_is_cut_to_be_looked_through(
 ) -> None:
     """In the midst of boundaries and of what looks like them, behind which there may be blanks."""
     parts = [part("f", content, '; filename="f"').replace(b"--Edge7", b"--Edge7" + blanks, 1) for content in contents]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(multipart, "_PIECE_BYTES", size)
-        found = multipart.form_parts(TYPE, form(*parts))
-        assert [each.content for each in found] == contents
+    found = multipart.form_parts(TYPE, form(*parts), piece_bytes=size)
+    assert [each.content for each in found] == contents
 
 
 async def test_forms_are_starlettes_where_it_is_installed() -> None:

@@ -16,6 +16,7 @@ from ovmstrio.config.specs import ShapeSpec
 from ovmstrio.core.errors import NotReady
 from ovmstrio.openvino.trials import pool, trial_workers
 from ovmstrio.runtimes.models.load_model import load_model
+from ovmstrio.work.processes import WorkerProcess
 from tests.support import ir
 from tests.support.servables import raw_request
 from tests.support.trials import load_saved, refusal_of, saved, trying, verdicts
@@ -24,10 +25,8 @@ TODAY = datetime.now(UTC).date().isoformat()
 NO_PROGRAM = "ovmstrio.no_program"
 
 
-@pytest.fixture
-def _no_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Save the processes that are needed to find the layer of a crash."""
-    monkeypatch.setattr(pool, "_SECONDS_FOR_LAYER", 0)
+def _let_no_process_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_workers, "WorkerProcess", lambda _: WorkerProcess(NO_PROGRAM))
 
 
 @pytest.mark.parametrize(
@@ -56,15 +55,14 @@ async def test_a_model_that_crashes_is_refused_with_the_signal_and_the_layer(
     assert noted in verdicts(tmp_path / "trials")
 
 
-@pytest.mark.usefixtures("_no_layers")
 async def test_what_was_tried_is_known_to_later_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They start no process: what ran is loaded, what crashed is refused, with the way to have it tried again."""
     bad, good = saved(ir.steps(bad=1), tmp_path, "bad"), saved(ir.dummy(), tmp_path, "good")
-    async with trying(tmp_path / "trials"):
+    async with trying(tmp_path / "trials", layer_seconds=0):
         await refusal_of(bad)
         await load_saved(good)
-    monkeypatch.setattr(trial_workers, "_PROGRAM", NO_PROGRAM)
-    async with trying(tmp_path / "trials"):
+    _let_no_process_start(monkeypatch)
+    async with trying(tmp_path / "trials", layer_seconds=0):
         await load_saved(good)
         problem = await refusal_of(bad)
         assert f"has shown on {TODAY}; it is not tried again as long as files, settings and OpenVINO" in problem.message
@@ -75,19 +73,18 @@ async def test_what_was_tried_is_known_to_later_servers(tmp_path: Path, monkeypa
             await load_saved(bad)
 
 
-@pytest.mark.usefixtures("_no_layers")
 async def test_what_crashed_is_tried_again_once_when_that_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What ran is not."""
     bad, good = saved(ir.steps(bad=1), tmp_path, "bad"), saved(ir.dummy(), tmp_path, "good")
-    async with trying(tmp_path / "trials"):
+    async with trying(tmp_path / "trials", layer_seconds=0):
         await refusal_of(bad)
         await load_saved(good)
-    async with trying(tmp_path / "trials", "again"):
+    async with trying(tmp_path / "trials", "again", layer_seconds=0):
         assert "has shown on" not in (await refusal_of(bad)).message
         assert "has shown on" in (await refusal_of(bad)).message
-        monkeypatch.setattr(trial_workers, "_PROGRAM", NO_PROGRAM)
+        _let_no_process_start(monkeypatch)
         await load_saved(good)
 
 
@@ -112,12 +109,16 @@ async def test_other_settings_and_other_files_are_tried_anew_and_copies_are_not(
     async with trying(tmp_path / "trials"):
         first = saved(ir.dummy(), tmp_path, "first")
         await load_saved(first)
-        monkeypatch.setattr(pool.TrialPool, "_try", _refuse)
+        monkeypatch.setattr(trial_workers.TrialWorkers, "lend", _lend_nothing)
         copy = Path(shutil.copytree(tmp_path / "first", tmp_path / "copy"))
         await load_saved(first.model_copy(update={"name": "copy", "base_path": copy, "nireq": 3}))
         for model, settings in ((ir.dummy(), {"target_device": "AUTO"}), (ir.dummy((2, 3)), {})):
-            with pytest.raises(NotReady, match="tried"):
+            with pytest.raises(NotReady, match="no process"):
                 await load_saved(saved(model, tmp_path, "other", **settings))
+
+
+def _lend_nothing(*_: object) -> None:
+    raise NotReady("no process")
 
 
 async def _refuse(*_: object) -> None:
@@ -147,7 +148,7 @@ async def test_a_process_that_others_end_says_nothing_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is tried again with the next load."""
-    monkeypatch.setattr(trial_workers, "_CRASHES", frozenset())
+    monkeypatch.setattr(trial_workers, "signal_name", lambda _: "SIGKILL")
     async with trying(tmp_path / "trials"):
         with pytest.raises(NotReady, match=r"'model' could not be tried: the worker process was killed by SIGFPE"):
             await load_saved(saved(ir.steps(bad=1), tmp_path))
@@ -169,7 +170,7 @@ async def test_a_folder_that_cannot_be_written_makes_trials_last_as_long_as_the_
 
 async def test_no_model_is_tried_where_that_is_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who knows the models may save the second that it takes."""
-    monkeypatch.setattr(trial_workers, "_PROGRAM", NO_PROGRAM)
+    _let_no_process_start(monkeypatch)
     async with trying(tmp_path / "trials", "off"):
         await load_saved(saved(ir.dummy(), tmp_path))
 
