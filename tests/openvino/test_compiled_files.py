@@ -16,7 +16,6 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import Array, Tensor
-from ovmstrio.openvino import compiled_files as module
 from ovmstrio.openvino.compile import ModelFile, compile_model
 from ovmstrio.openvino.compiled_files import CompiledFiles, compiled_files, keeping_compiled_files
 from ovmstrio.runtimes.models.load_model import load_model
@@ -176,7 +175,7 @@ def test_of_several_that_keep_the_same_at_the_same_time_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As processes of one server do, which would push others' files out by as many copies."""
-    checksum = module._stored_checksum
+    fsync = os.fsync
     with keeping_compiled_files(tmp_path, ENOUGH):
         lent = [_open().lend("a") for _ in range(2)]
         for each in lent:
@@ -186,12 +185,13 @@ def test_of_several_that_keep_the_same_at_the_same_time_one_does(
         assert first is not None
         assert second is not None
 
-        def keep_the_other(path: Path) -> int:
-            monkeypatch.setattr(module, "_stored_checksum", checksum)
+        def keep_the_other(descriptor: int) -> None:
+            monkeypatch.setattr(os, "fsync", fsync)
             second.keep()
-            return checksum(path)
+            fsync(descriptor)
 
-        monkeypatch.setattr(module, "_stored_checksum", keep_the_other)
+        # The first file is written to the disk before the lock is taken.
+        monkeypatch.setattr(os, "fsync", keep_the_other)
         first.keep()
     assert len(_files(tmp_path, "blobs")) == 1
 

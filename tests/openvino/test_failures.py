@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,9 +102,10 @@ def _compiled(subject: str, config: str) -> Compiled:
 
 
 @cache
-def _network(subject: str, config: str) -> Network:
-    """Give one for all examples, so that each meets what those before it left behind."""
-    return Network(_compiled(subject, config))
+def _network(subject: str, config: str, *, is_away: bool = False) -> Network:
+    """Return one network for all examples, so that each meets what those before it left behind."""
+    compiled = _compiled(subject, config)
+    return Network(replace(compiled, placement=Placement.away()) if is_away else compiled)
 
 
 async def _ask(network: Network, subject: _Subject, size: int, value: float) -> None:
@@ -135,10 +137,8 @@ def test_every_request_has_its_own_answer_or_its_own_failure(
 
     async def main() -> None:
         nonlocal number
-        network = _network(subject, config)
-        short = _compiled(subject, config).placement
         for sizes, inline, impatient in waves:
-            network._placement = short if inline else Placement.away()
+            network = _network(subject, config, is_away=not inline)
             with trio.fail_after(60):
                 async with trio.open_nursery() as nursery:
                     if impatient:

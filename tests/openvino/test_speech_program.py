@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import openvino_genai as genai
 import pytest
 
 from ovmstrio.core.errors import ModelFailure
-from ovmstrio.openvino.engine import speech_program
+from ovmstrio.openvino.engine import speakers, speech_program
 from ovmstrio.openvino.engine.speakers import PipelineSpeaker
 from tests.support.scripted_channel import ScriptedChannel
 
@@ -29,15 +30,15 @@ class _SlowSpeaker:
         return np.zeros(1200, np.float32), 1
 
 
-def test_a_whole_file_has_an_end_and_a_streamed_one_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_file_has_an_end_and_a_streamed_one_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For it is kept until then; who asked for it is told what to do."""
-    monkeypatch.setattr(speech_program, "_load", lambda _: _SlowSpeaker())
+    monkeypatch.setattr(speakers, "PipelineSpeaker", lambda *_: _SlowSpeaker())
     channel: Any = ScriptedChannel(
         ["open", 1, "One. Two.", {**_HOW, "is_streamed": False}],
         ["open", 2, "One. Two.", {**_HOW, "is_streamed": True}],
         *(["part", number] for number in (1, 2, 1, 2)),
     )
-    speech_program.serve(channel, 1, {})
+    speech_program.serve(channel, 1, {"folder": str(tmp_path), "device": "CPU", "properties": {}, "voices": {}})
 
     assert [channel.sent[number][0] for number in (4, 5, 6, 7)] == ["part", "part", "refused", "part"]
     name, message, _ = channel.sent[6][1]

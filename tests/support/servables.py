@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,15 @@ from ovmstrio.config.specs import BatchingSpec, ModelSpec
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.request import Contents, InferInput, InferRequest
+from ovmstrio.core.sequence_owners import SequenceOwners
 from ovmstrio.openvino.compile import ModelFile, compile_model
 from ovmstrio.openvino.network import Network
 from ovmstrio.runtimes.models.batched import BatchedServable
 from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.runtimes.models.model import ModelServable
-from ovmstrio.runtimes.models.sequences import SequenceManagers
+from ovmstrio.runtimes.models.sequences import SequenceManager, SequenceManagers
 from ovmstrio.runtimes.models.stateful import StatefulServable
+from ovmstrio.work.placement import Placement
 from tests.support import ir
 
 __all__ = [
@@ -133,14 +137,39 @@ async def load_stateful(
     *,
     version: int = 1,
     managers: SequenceManagers | None = None,
+    owners: SequenceOwners | None = None,
     **settings: Any,
 ) -> StatefulServable:
     """Save a model and load a version of it with sequences; ``settings`` are those of :class:`ModelSpec`."""
     ir.save(model, repository, name, version)
     spec = _spec(model, repository, name, {"stateful": True, **settings})
-    servable = await load_model(spec, version, spec.base_path / str(version), managers=managers)
+    servable = await load_model(spec, version, spec.base_path / str(version), managers=managers, owners=owners)
     assert isinstance(servable, StatefulServable)
     return servable
+
+
+async def load_managed(model: ov.Model, repository: Path, **settings: Any) -> tuple[StatefulServable, SequenceManager]:
+    """Load a model as :func:`load_stateful` and return it with the manager of its sequences."""
+    managers = SequenceManagers()
+    servable = await load_stateful(model, repository, managers=managers, **settings)
+    (manager,) = managers
+    return servable, manager
+
+
+def stateful_over(
+    model: ov.Model,
+    repository: Path,
+    wrap: Callable[[Network], Any],
+    *,
+    managers: SequenceManagers | None = None,
+    placement: Placement | None = None,
+    **settings: Any,
+) -> StatefulServable:
+    """Save a model and serve it with sequences over what ``wrap`` makes of its network."""
+    spec = _spec(model, repository, "model", {"stateful": True, **settings})
+    compiled = compile_model(ModelFile(spec.base_path / "1" / "model.xml", spec))
+    made = Network(compiled if placement is None else replace(compiled, placement=placement))
+    return StatefulServable(spec, 1, wrap(made), managers or SequenceManagers())
 
 
 def network(

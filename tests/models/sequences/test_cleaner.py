@@ -11,7 +11,7 @@ import trio.testing
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.runtimes.models.sequences import Control, SequenceManager, SequenceManagers
-from ovmstrio.runtimes.models.sequences.cleaner import _portions, clean_sequences, scan
+from ovmstrio.runtimes.models.sequences.cleaner import clean_sequences, scan
 
 MINUTE = 60
 INSTANT = 0.001
@@ -142,17 +142,24 @@ async def test_requests_run_while_many_sequences_are_removed(autojump_clock: tri
     assert _ids(manager) == [1]
 
 
-async def test_a_sequence_that_moves_during_a_scan_is_looked_at_once() -> None:
+async def test_a_sequence_that_moves_during_a_scan_is_looked_at_once(autojump_clock: trio.testing.MockClock) -> None:
     """What was marked in one version and goes to another while the scan is under way survives it."""
     managers = SequenceManagers()
     spec = ModelSpec(name="model", base_path="/", stateful=True)
     old, new = (managers.open(spec, version, ()) for version in (1, 2))
     await _request(old, 1, start=True)
     await _request(new, 2, start=True)
-    portions = _portions(managers)
-    next(portions)
-    managers.close(old)
-    assert _ids(new) == [1, 2]
-    assert sum(portions) == 0
-    assert _ids(new) == [1, 2]
+    (first,) = old
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(clean_sequences, managers, 1)
+        await trio.sleep(MINUTE)
+        while not first.idle:
+            await trio.lowlevel.checkpoint()
+        # The scan has looked at the old version and not yet at the new one.
+        assert not any(sequence.idle for sequence in new)
+        managers.close(old)
+        assert _ids(new) == [1, 2]
+        await trio.sleep(MINUTE / 2)
+        assert _ids(new) == [1, 2]
+        nursery.cancel_scope.cancel()
     assert scan(managers) == 2

@@ -15,11 +15,12 @@ from grpclib.const import Status
 
 from ovmstrio.core import errors
 from ovmstrio.core.request import Contents, InferInput, InferRequest
+from ovmstrio.runtimes.models.sequences import SequenceManager
 from ovmstrio.runtimes.models.sequences.sequence_requests import Control, read_control
 from ovmstrio.runtimes.models.stateful import StatefulServable
 from ovmstrio.wire.statuses import status_of
 from tests.support import ir
-from tests.support.servables import load_stateful, sequence_request
+from tests.support.servables import load_managed, load_stateful, sequence_request
 
 START, END = 1, 2
 ONES = {"x": np.ones((1, 2), np.float32)}
@@ -127,9 +128,9 @@ def test_both_forms_are_read(request_: InferRequest, control: Control) -> None:
 
 
 @asynccontextmanager
-async def _busy(servable: StatefulServable, control: Control) -> AsyncIterator[None]:
+async def _busy(manager: SequenceManager, control: Control) -> AsyncIterator[None]:
     """Hold a sequence as a request does that takes its time."""
-    async with servable._manager.turn(control):
+    async with manager.turn(control):
         yield
 
 
@@ -154,9 +155,9 @@ async def test_unknown_and_ended_sequences(control: int | None, tmp_path: Path) 
 
 async def test_live_ids_are_taken(tmp_path: Path) -> None:
     """An id can be started once, also while its sequence is busy, which is not waited for."""
-    servable = await load_stateful(ir.accumulator(), tmp_path)
+    servable, manager = await load_managed(ir.accumulator(), tmp_path)
     await servable.infer(sequence_request(ONES, number=9, control=START))
-    async with _busy(servable, Control(9)):
+    async with _busy(manager, Control(9)):
         error = await _refused(servable, 9, START)
     assert isinstance(error, errors.SequenceExists)
     assert error.message == "Sequence with provided ID already exists"
@@ -166,9 +167,9 @@ async def test_live_ids_are_taken(tmp_path: Path) -> None:
 
 async def test_while_the_last_request_is_processed(tmp_path: Path) -> None:
     """The id of an ending sequence can neither be started nor used; afterwards it is free."""
-    servable = await load_stateful(ir.accumulator(), tmp_path)
+    servable, manager = await load_managed(ir.accumulator(), tmp_path)
     await servable.infer(sequence_request(ONES, number=9, control=START))
-    async with _busy(servable, Control(9, end=True)):
+    async with _busy(manager, Control(9, end=True)):
         error = await _refused(servable, 9, START)
         assert isinstance(await _refused(servable, 9, None), errors.SequenceMissing)
         assert isinstance(await _refused(servable, 9, END), errors.SequenceMissing)
@@ -181,14 +182,14 @@ async def test_while_the_last_request_is_processed(tmp_path: Path) -> None:
 
 async def test_no_more_than_the_maximum(tmp_path: Path) -> None:
     """The room is looked at before the id, and ending sequences still take it."""
-    servable = await load_stateful(ir.accumulator(), tmp_path, max_sequence_number=1)
+    servable, manager = await load_managed(ir.accumulator(), tmp_path, max_sequence_number=1)
     await servable.infer(sequence_request(ONES, number=9, control=START))
     for number in (None, 9, 10):
         error = await _refused(servable, number, START)
         assert isinstance(error, errors.TooManySequences)
         assert error.message == "Max sequence number has been reached. Could not create new sequence."
         assert status_of(error) == (Status.UNAVAILABLE, 503)
-    async with _busy(servable, Control(9, end=True)):
+    async with _busy(manager, Control(9, end=True)):
         assert isinstance(await _refused(servable, 10, START), errors.TooManySequences)
     await servable.infer(sequence_request(ONES, number=10, control=START))
 

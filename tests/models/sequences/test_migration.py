@@ -94,12 +94,13 @@ async def test_requests_in_flight_end_on_the_old_instance(tmp_path: Path) -> Non
         old = server.servable()
         for number in (5, 6):
             await server.step(1, number, control=START)
+        (manager,) = server.managers
         sums: list[float] = []
 
         async def send(value: float) -> None:
             sums.append(await server.step(value))
 
-        async with trio.open_nursery() as nursery, old._manager.turn(Control(5)) as sequence:
+        async with trio.open_nursery() as nursery, manager.turn(Control(5)) as sequence:
             nursery.start_soon(send, 10)
             await trio.testing.wait_all_tasks_blocked()
             ir.save(ir.accumulator(offset=100), tmp_path, "m")
@@ -265,7 +266,8 @@ async def test_sequences_do_not_move_to_a_version_that_is_not_loaded(tmp_path: P
     """With the last loaded version its sequences end, though others were restored for a version that never came."""
     managers = SequenceManagers()
     servable = await load_stateful(ir.accumulator(), tmp_path, managers=managers, version=2)
-    restored = managers.add("model", 1, servable._manager.variables)
+    (manager,) = managers
+    restored = managers.add("model", 1, manager.variables)
     x = {"x": np.ones((1, 2), np.float32)}
     await servable.infer(sequence_request(x, number=5, control=START))
     await servable.aclose()

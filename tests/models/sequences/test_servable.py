@@ -18,13 +18,23 @@ from ovmstrio.core.request import InferResponse
 from ovmstrio.core.sequence_owners import ForwardedStep, SequenceElsewhere
 from ovmstrio.core.servable import SequenceServable
 from ovmstrio.core.tensor import Array, RawTensor, Tensor
+from ovmstrio.openvino.network import Network
+from ovmstrio.runtimes.models.sequences import SequenceManager
 from ovmstrio.runtimes.models.sequences.sequence_requests import Control
 from ovmstrio.runtimes.models.stateful import StatefulServable
 from ovmstrio.server.workers.board import Board
 from ovmstrio.server.workers.sequence_directory import BoardDirectory
 from ovmstrio.work.placement import Placement
 from tests.support import ir
-from tests.support.servables import load, load_stateful, network, raw_request, sequence_request
+from tests.support.servables import (
+    load,
+    load_managed,
+    load_stateful,
+    network,
+    raw_request,
+    sequence_request,
+    stateful_over,
+)
 
 START, END = 1, 2
 
@@ -72,8 +82,8 @@ class _Another:
 
 async def test_a_sequence_that_another_process_has_no_more_begins_here(tmp_path: Path) -> None:
     """Whoever was asked has ended; from then on nobody is asked, as it is here."""
-    servable = await load_stateful(ir.accumulator(), tmp_path)
-    servable._owners = another = _Another()
+    another = _Another()
+    servable = await load_stateful(ir.accumulator(), tmp_path, owners=another)
     assert await step(servable, 1, number=7, control=START) == 1
     assert await step(servable, 2, number=7) == 3
     assert another.asked == [(1, 7, True)]
@@ -81,11 +91,11 @@ async def test_a_sequence_that_another_process_has_no_more_begins_here(tmp_path:
 
 async def test_a_start_that_came_too_late_is_told_that_there_is_such_a_sequence(tmp_path: Path) -> None:
     """Where it ended while the start was on its way from another process, and a third one was faster."""
-    servable = await load_stateful(ir.accumulator(), tmp_path)
+    servable, manager = await load_managed(ir.accumulator(), tmp_path)
     board = Board.create(2)
     try:
         here, there = (BoardDirectory(board, row, "secret") for row in range(2))
-        servable._manager.directory = here
+        manager.directory = here
         there.begin(servable.name, 1, 7, 500)
         arrays = {"x": np.ones((1, 2), np.float32)}
         with pytest.raises(SequenceExists):
@@ -161,7 +171,7 @@ async def test_a_sequence_of_one_request(tmp_path: Path) -> None:
 
 async def test_ids_are_handed_out_once(tmp_path: Path) -> None:
     """Ids start at 1, pass over those that are taken, wrap around without 0, and do not come back at once."""
-    servable = await load_stateful(ir.accumulator(), tmp_path)
+    servable, manager = await load_managed(ir.accumulator(), tmp_path)
 
     async def new_id() -> int:
         request = sequence_request({"x": np.ones((1, 2), np.float32)}, control=START)
@@ -171,7 +181,7 @@ async def test_ids_are_handed_out_once(tmp_path: Path) -> None:
     assert [await new_id(), await new_id()] == [1, 3]
     await step(servable, 1, number=3, control=END)
     assert await new_id() == 4
-    servable._manager.next_id = 2**64 - 1
+    manager.next_id = 2**64 - 1
     await step(servable, 1, number=2**64 - 1, control=START)
     await step(servable, 1, number=1, control=END)
     assert await new_id() == 1
@@ -204,8 +214,6 @@ async def test_low_latency_transformation(tmp_path: Path) -> None:
 async def test_tiny_models_run_on_the_event_loop(tmp_path: Path) -> None:
     """State does not send a short inference away: a free sequence is served without a checkpoint."""
     servable = await load_stateful(ir.accumulator(), tmp_path)
-    assert servable._network is not None
-    assert servable._network.runs_inline
     await step(servable, 1, number=5, control=START)
     with trio.testing.assert_no_checkpoints():
         assert await step(servable, 1, number=5) == 2
@@ -213,14 +221,14 @@ async def test_tiny_models_run_on_the_event_loop(tmp_path: Path) -> None:
 
 async def test_requests_of_one_sequence_run_in_the_order_of_their_arrival(tmp_path: Path) -> None:
     """However many wait, none overtakes another, and no state is lost."""
-    servable = await load_stateful(ir.accumulator(), tmp_path)
+    servable, manager = await load_managed(ir.accumulator(), tmp_path)
     await step(servable, 0, number=5, control=START)
     sums: list[float] = []
 
     async def send(value: int) -> None:
         sums.append(await step(servable, value, number=5))
 
-    async with trio.open_nursery() as nursery, servable._manager.turn(Control(5)):
+    async with trio.open_nursery() as nursery, manager.turn(Control(5)):
         for value in range(1, 21):
             nursery.start_soon(send, value)
             await trio.testing.wait_all_tasks_blocked()
@@ -230,10 +238,10 @@ async def test_requests_of_one_sequence_run_in_the_order_of_their_arrival(tmp_pa
 
 async def test_sequences_do_not_wait_for_each_other(tmp_path: Path) -> None:
     """While one sequence is busy and others queue behind it, every other one goes on."""
-    servable = await load_stateful(ir.accumulator(), tmp_path)
+    servable, manager = await load_managed(ir.accumulator(), tmp_path)
     for number in (1, 2):
         await step(servable, number, number=number, control=START)
-    async with trio.open_nursery() as nursery, servable._manager.turn(Control(1)):
+    async with trio.open_nursery() as nursery, manager.turn(Control(1)):
         nursery.start_soon(step_into, servable, 1, [])
         await trio.testing.wait_all_tasks_blocked()
         assert await step(servable, 1, number=2) == 3
@@ -248,14 +256,14 @@ async def step_into(servable: StatefulServable, number: int, sums: list[float]) 
 
 async def test_steps_before_the_end_run_before_it(tmp_path: Path) -> None:
     """What came before the last request is served; what comes behind it is refused at once."""
-    servable = await load_stateful(ir.accumulator(), tmp_path)
+    servable, manager = await load_managed(ir.accumulator(), tmp_path)
     await step(servable, 0, number=5, control=START)
     sums: list[float] = []
 
     async def end() -> None:
         sums.append(await step(servable, 10, number=5, control=END))
 
-    async with trio.open_nursery() as nursery, servable._manager.turn(Control(5)):
+    async with trio.open_nursery() as nursery, manager.turn(Control(5)):
         nursery.start_soon(step_into, servable, 5, sums)
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(end)
@@ -268,9 +276,9 @@ async def test_steps_before_the_end_run_before_it(tmp_path: Path) -> None:
 
 async def test_slow_sequences_side_by_side(tmp_path: Path) -> None:
     """Sequences share the infer requests of the pool, and each gets its own sums."""
-    servable = await load_stateful(ir.slow_accumulator(128, 40), tmp_path, nireq=2)
-    assert servable._network is not None
-    servable._network._placement = Placement.away()
+    servable = stateful_over(
+        ir.slow_accumulator(128, 40), tmp_path, lambda network: network, placement=Placement.away(), nireq=2
+    )
 
     async def run(number: int) -> None:
         for count in range(1, 6):
@@ -312,8 +320,8 @@ async def test_cancelled_requests_leave_no_trace(tmp_path: Path) -> None:
 class Failing:
     """A network that fails while it is told to, in the place of a real one."""
 
-    def __init__(self, servable: StatefulServable) -> None:
-        self.real = servable._network
+    def __init__(self, real: Network) -> None:
+        self.real = real
         self.fails = False
 
     def __getattr__(self, name: str) -> Any:
@@ -321,7 +329,6 @@ class Failing:
 
     async def infer(self, *args: Any) -> Any:
         """Infer, or fail behind an inference that has succeeded."""
-        assert self.real is not None
         outputs = await self.real.infer(*args)
         if self.fails:
             raise ModelFailure("told to")
@@ -330,9 +337,14 @@ class Failing:
 
 async def test_failed_requests_leave_no_trace(tmp_path: Path) -> None:
     """As cancelled ones: the sequence is as it was before, and who waited for a start that failed is refused."""
-    servable = await load_stateful(ir.accumulator(), tmp_path)
-    failing: Any = Failing(servable)
-    servable._network = failing
+    made: list[Failing] = []
+
+    def wrap(real: Network) -> Failing:
+        made.append(Failing(real))
+        return made[-1]
+
+    servable = stateful_over(ir.accumulator(), tmp_path, wrap)
+    (failing,) = made
 
     async def fail(control: int | None) -> None:
         failing.fails = True
@@ -351,9 +363,9 @@ async def test_failed_requests_leave_no_trace(tmp_path: Path) -> None:
 
 async def test_a_step_that_fails_does_not_take_back_the_end_behind_it(tmp_path: Path) -> None:
     """While an end waits its turn the sequence takes no requests, whatever became of the one before."""
-    servable = await load_stateful(ir.accumulator(), tmp_path)
+    servable, manager = await load_managed(ir.accumulator(), tmp_path)
     await step(servable, 1, number=5, control=START)
-    failing = servable._manager.turn(Control(5))
+    failing = manager.turn(Control(5))
     sequence = await failing.__aenter__()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_end, servable)
@@ -367,7 +379,7 @@ async def test_a_step_that_fails_does_not_take_back_the_end_behind_it(tmp_path: 
 
 async def test_who_waits_for_a_start_that_fails_is_refused(tmp_path: Path) -> None:
     """The sequence never came to be, so that requests queued behind its start do not exist for it."""
-    servable = await load_stateful(ir.accumulator(), tmp_path)
+    servable, manager = await load_managed(ir.accumulator(), tmp_path)
     refused: list[BaseException] = []
 
     async def wait() -> None:
@@ -377,14 +389,14 @@ async def test_who_waits_for_a_start_that_fails_is_refused(tmp_path: Path) -> No
 
     async with trio.open_nursery() as nursery:
         with pytest.raises(ModelFailure):
-            await _failing_start(servable, nursery, wait)
+            await _failing_start(manager, nursery, wait)
     assert len(refused) == 1
 
 
 async def _failing_start(
-    servable: StatefulServable, nursery: trio.Nursery, meanwhile: Callable[[], Awaitable[None]]
+    manager: SequenceManager, nursery: trio.Nursery, meanwhile: Callable[[], Awaitable[None]]
 ) -> None:
-    async with servable._manager.turn(Control(5, start=True)):
+    async with manager.turn(Control(5, start=True)):
         nursery.start_soon(meanwhile)
         await trio.testing.wait_all_tasks_blocked()
         raise ModelFailure("the start")
@@ -392,9 +404,9 @@ async def _failing_start(
 
 async def test_a_cancelled_wait_gives_up_the_place(tmp_path: Path) -> None:
     """Who is cancelled in the queue is left out, and an end in the queue leaves the sequence alive."""
-    servable = await load_stateful(ir.accumulator(), tmp_path)
+    servable, manager = await load_managed(ir.accumulator(), tmp_path)
     await step(servable, 1, number=5, control=START)
-    async with trio.open_nursery() as nursery, servable._manager.turn(Control(5)):
+    async with trio.open_nursery() as nursery, manager.turn(Control(5)):
         nursery.start_soon(_end, servable)
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()

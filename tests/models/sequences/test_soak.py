@@ -21,7 +21,7 @@ from ovmstrio.runtimes.models.sequences.cleaner import scan
 from ovmstrio.runtimes.models.stateful import StatefulServable
 from ovmstrio.work.placement import Placement
 from tests.support import ir
-from tests.support.servables import load_stateful, sequence_request
+from tests.support.servables import sequence_request, stateful_over
 
 START, END = 1, 2
 SEQUENCES: Final = 2_000
@@ -40,7 +40,6 @@ class YieldingNetwork:
 
     def __init__(self, real: Network) -> None:
         self._real = real
-        real._placement = Placement.away()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -151,13 +150,22 @@ def _live(kind: type) -> int:
 async def test_soak(tmp_path: Path) -> None:
     """No sum is lost, abandoned sequences go and no others, and neither memory nor slots nor turns are left over."""
     managers = SequenceManagers()
-    servable = await load_stateful(
-        ir.accumulator(WIDTH), tmp_path, managers=managers, nireq=2, max_sequence_number=CLIENTS + SEQUENCES // 10
+    made: list[Network] = []
+
+    def wrap(real: Network) -> YieldingNetwork:
+        made.append(real)
+        return YieldingNetwork(real)
+
+    servable = stateful_over(
+        ir.accumulator(WIDTH),
+        tmp_path,
+        wrap,
+        managers=managers,
+        placement=Placement.away(),
+        nireq=2,
+        max_sequence_number=CLIENTS + SEQUENCES // 10,
     )
-    real = servable._network
-    assert real is not None
-    network: Any = YieldingNetwork(real)
-    servable._network = network
+    (real,) = made
     soak = Soak(servable, managers)
     async with trio.open_nursery() as nursery:
         for _ in range(CLIENTS):

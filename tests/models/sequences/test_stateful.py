@@ -6,6 +6,7 @@ import math
 import shutil
 import tempfile
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from ovmstrio.runtimes.models.sequences.cleaner import scan
 from ovmstrio.runtimes.models.stateful import StatefulServable
 from tests.support import ir
 from tests.support.loops import TrioThread
-from tests.support.servables import load_stateful, raw_request
+from tests.support.servables import raw_request, stateful_over
 
 CAPACITY = 3
 KINDS = st.sampled_from(["start", "step", "step", "end", "both"])
@@ -114,23 +115,21 @@ class SequenceHistory(RuleBasedStateMachine):
         self.servable = self.loop.run(self._load, True)
 
     async def _load(self, migrates: bool) -> StatefulServable:
-        servable = await load_stateful(
+        return stateful_over(
             ir.accumulator(),
             self.base,
+            partial(GatedNetwork, sent=self.sent),
             managers=self.managers,
             max_sequence_number=CAPACITY,
             sequence_migration=migrates,
         )
-        network: Any = GatedNetwork(servable._network, self.sent)
-        servable._network = network
-        return servable
 
     def teardown(self) -> None:
         """End what is under way, and the loop."""
         for sent in self.sent.values():
             self.loop.call(sent.scope.cancel)
         self.loop.close()
-        assert all(not sequence.is_busy for sequence in self.servable._manager)
+        assert all(not sequence.is_busy for manager in self.managers for sequence in manager)
         shutil.rmtree(self.base)
 
     async def _infer(self, sent: Sent, number: int) -> None:
@@ -266,8 +265,10 @@ class SequenceHistory(RuleBasedStateMachine):
     @rule(migrates=st.sampled_from([True, True, False]))
     def load_again(self, migrates: bool) -> None:
         """Load the model again: sequences go on or are dropped, and requests in flight end on the old instance."""
-        old, self.servable = self.servable, self.loop.run(self._load, migrates)
-        assert (old._manager is self.servable._manager) == migrates
+        (before,) = self.managers
+        self.servable = self.loop.run(self._load, migrates)
+        (after,) = self.managers
+        assert (before is after) == migrates
         if not migrates:
             self.dropped += self.alive.values()
             self.alive = {}
@@ -276,7 +277,7 @@ class SequenceHistory(RuleBasedStateMachine):
     @invariant()
     def the_live_sequences_are_the_expected_ones(self) -> None:
         """No sequence is lost, and none is left over."""
-        assert {sequence.id for sequence in self.servable._manager} == set(self.alive)
+        assert {sequence.id for manager in self.managers for sequence in manager} == set(self.alive)
 
     @invariant()
     def the_first_of_each_queue_runs(self) -> None:

@@ -292,13 +292,12 @@ def test_a_file_of_changes_says_what_one_of_everything_says(deeds: list[tuple[st
                 await _step(there[0], number, place, end=True)
             elif deed == "move" and there:
                 other = versions[3 - there[0].version]
-                other.take(there[0]._sequences[number])
+                other.take(next(each for each in there[0] if each.id == number))
             elif deed == "drop":
                 version = 1 + place % 2
                 versions[version] = managers.add("m", version, TOTAL)
             elif deed == "save":
-                async with store._turn:
-                    assert await store._save()
+                assert await store.save()
                 assert _totals(await _restored(Path(folder))) == _totals(managers)
 
     async def in_a_folder() -> None:
@@ -314,7 +313,7 @@ async def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatc
     store = SequenceStore(managers, tmp_path, 5)
     await store.restore()
     await _step(managers.add("m", 1, TOTAL), 1, 10, start=True)
-    await _save(store)
+    await store.save()
     (manager,) = managers
     old = (tmp_path / STORE_FILE).read_bytes()
     await _step(manager, 1, 20)
@@ -324,8 +323,8 @@ async def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatc
 
     with capture_logs() as logs, monkeypatch.context() as patched:
         patched.setattr("ovmstrio.runtimes.models.sequences.store.os.fsync", full)
-        assert not await _save(store)
-        assert not await _save(store)
+        assert not await store.save()
+        assert not await store.save()
         assert (tmp_path / STORE_FILE).read_bytes() == old
         assert not await store.save_at_end()
     assert [entry["event"] for entry in logs] == ["sequences not saved"] * 2
@@ -357,11 +356,6 @@ async def test_what_could_not_be_written_is_written_when_there_is_room_again(
         nursery.cancel_scope.cancel()
     assert [entry["event"] for entry in logs] == ["sequences not saved", "sequences saved again"]
     assert _totals(await _restored(tmp_path)) == {(1, 1): 10}
-
-
-async def _save(store: SequenceStore) -> bool:
-    async with store._turn:
-        return await store._save()
 
 
 async def test_an_end_before_anything_was_read_keeps_the_file(tmp_path: Path) -> None:

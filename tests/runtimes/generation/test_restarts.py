@@ -150,8 +150,8 @@ def test_of_several_that_have_come_together_only_the_one_fails_that_breaks_the_s
 
 def test_texts_that_run_are_to_blame_where_a_step_fails_without_those_that_came_together() -> None:
     """Those that have come since are made nevertheless."""
-    batch = _batch()
-    library = cast("_Library", batch._pipeline)
+    library = _Library(caches_prefixes=False)
+    batch = Batch(cast("Pipeline", library))
     old = _begin(batch, 1, GenerationRequest(""), [7] * 10)
     batch.step()
     library.handles[0].breaks = True

@@ -122,6 +122,14 @@ class SequenceStore:
                 if self._is_restored and (self._changes or self._has_failed):
                     await self._save()
 
+    async def save(self) -> bool:
+        """Write what has changed; return False if that failed, which the log says for the first failure in a row.
+
+        Cancellation: as of :meth:`run`.
+        """
+        async with self._turn:
+            return await self._save()
+
     async def save_at_end(self) -> bool:
         """Write all sequences when no request runs any more; False if that failed, which leaves the file as it was.
 

@@ -13,6 +13,7 @@ import trio
 from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
+from ovmstrio.core.hooks import NULL_METERS, Meters
 from ovmstrio.runtimes.generation.loading import load_task
 from ovmstrio.runtimes.kind import LoadContext, lease_nothing
 from tests.support.tiny_encoders import write_embedder, write_reranker
@@ -33,10 +34,12 @@ def reranker_folder(tmp_path_factory: pytest.TempPathFactory, embedder_folder: P
 
 
 @asynccontextmanager
-async def _load(folder: Path, task: Task = Task.EMBEDDINGS, **settings: Any) -> AsyncIterator[Any]:
+async def _load(
+    folder: Path, task: Task = Task.EMBEDDINGS, meters: Meters = NULL_METERS, **settings: Any
+) -> AsyncIterator[Any]:
     spec = TextModelSpec(name="tiny", base_path=folder, path=folder, task=task, **settings)
     async with trio.open_nursery() as tasks:
-        service = await load_task(spec, LoadContext(lease_nothing, tasks))
+        service = await load_task(spec, LoadContext(lease_nothing, tasks, meters))
         try:
             yield service
         finally:

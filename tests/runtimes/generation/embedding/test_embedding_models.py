@@ -13,7 +13,9 @@ import pytest
 import trio
 
 from ovmstrio.core.errors import ContextExceeded, InvalidField, Overloaded
+from ovmstrio.core.hooks import Meters, ServableHooks
 from tests.runtimes.generation.embedding.conftest import Load, problems_of
+from tests.support.servables import RecordingHooks
 from tests.support.tiny_encoders import LONGEST, VOCABULARY, TinyEncoder, word_pieces
 
 TEXTS = ("the cat sat.", "red house", "A dog ran, the cats sat!", "xyz", "the blue dogs running")
@@ -85,34 +87,30 @@ async def test_many_texts_come_back_in_their_order(load: Load, embedder_folder: 
 async def test_clients_share_batches(load: Load, embedder_folder: Path) -> None:
     """What comes while a batch runs is joined, and each gets its own; tokens come all at once, as nothing waits."""
     made: dict[int, Any] = {}
-    sizes: list[int] = []
+    meters = _Meters()
 
     async def ask(number: int) -> None:
         made[number] = (await service.embed([tuple(ids_of(f"{number} cats"))])).vectors[0]
 
-    async with load(embedder_folder) as service:
-        service._rows._batcher._hooks = Noting(sizes)
-        async with trio.open_nursery() as nursery:
-            for number in range(40):
-                nursery.start_soon(ask, number)
+    async with load(embedder_folder, meters=meters) as service, trio.open_nursery() as nursery:
+        for number in range(40):
+            nursery.start_soon(ask, number)
 
     for number, vector in made.items():
         assert np.allclose(vector, pooled(ids_of(f"{number} cats"), "CLS"), atol=1e-5)
-    assert len(sizes) < 20
+    assert 0 < len(meters.hooks.batch_sizes) < 20
 
 
-class Noting:
-    """Notes the sizes of batches."""
+class _Meters(Meters):
+    """Records what the hooks of the one service are called with."""
 
-    def __init__(self, sizes: list[int]) -> None:
-        self._sizes = sizes
+    def __init__(self) -> None:
+        self.hooks = RecordingHooks()
 
-    def batch_size(self, size: int) -> None:
-        """Note one."""
-        self._sizes.append(size)
-
-    def queue_time(self, seconds: float) -> None:
-        """Do nothing."""
+    def servable(self, name: str, version: str) -> ServableHooks:
+        """Return the recording hooks."""
+        del name, version
+        return self.hooks
 
 
 @pytest.mark.parametrize("each", ["the " * LONGEST, (5,) * (LONGEST + 1)])
@@ -174,22 +172,21 @@ async def test_requests_beyond_the_queue_are_refused(load: Load, embedder_folder
         except Overloaded:
             outcomes.append("refused")
 
-    async with load(embedder_folder, max_queue=1) as service, trio.open_nursery() as nursery:
-        side_by_side = service._rows._network.side_by_side
-        for _ in range(side_by_side + 5):
+    one_stream = {"NUM_STREAMS": 1}
+    async with load(embedder_folder, max_queue=1, plugin_config=one_stream) as service, trio.open_nursery() as nursery:
+        for _ in range(6):
             nursery.start_soon(ask)
 
-    assert sorted(outcomes) == ["answered"] * (side_by_side + 1) + ["refused"] * 4
+    assert sorted(outcomes) == ["answered"] * 2 + ["refused"] * 4
 
 
 async def test_a_caller_that_leaves_takes_its_texts_along(load: Load, embedder_folder: Path) -> None:
-    """And the next one is answered."""
-    async with load(embedder_folder) as service:
-        with trio.move_on_after(0):
-            await service.embed([(5, 6)] * 500)
+    """Requests that were cancelled take no place of the queue."""
+    async with load(embedder_folder, max_queue=1) as service:
+        for _ in range(50):
+            with trio.move_on_after(0):
+                await service.embed([(5, 6)] * 500)
         made = await service.embed(["the cat"])
-        assert service._rows._requests == 0
-        assert service._rows._batcher.waiting == 0
 
     assert np.allclose(made.vectors, [pooled(ids_of("the cat"), "CLS")], atol=1e-5)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from ovmstrio.core.errors import ContextExceeded, InvalidField
 from ovmstrio.core.generation import Padding, Task
 from ovmstrio.core.text_bounds import MAX_TOKENIZED_CHARACTERS, max_characters
+from ovmstrio.openvino.network import Network
 from tests.runtimes.generation.embedding.conftest import Load
 from tests.support.tiny_encoders import LONGEST
 
@@ -20,18 +23,18 @@ FIRST_PREFIX = 4096
 
 
 class Counted:
-    """Counts the characters that a model's tokenizer is given."""
+    """Counts the characters that tokenizers are given."""
 
-    def __init__(self, service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.characters = 0
-        tokens = service._texts.tokens
-        encode = tokens._encode_at_once
+        infer = Network.infer
 
-        async def counted(texts: Sequence[str]) -> Any:
-            self.characters += sum(map(len, texts))
-            return await encode(texts)
+        async def counted(network: Network, arrays: Sequence[Any], *arguments: Any) -> Any:
+            # Of all models only a tokenizer takes bytes.
+            self.characters += sum(len(each.tobytes().decode()) for each in arrays if each.dtype == np.uint8)
+            return await infer(network, arrays, *arguments)
 
-        monkeypatch.setattr(tokens, "_encode_at_once", counted)
+        monkeypatch.setattr(Network, "infer", counted)
 
 
 def text_of(kind: str, characters: int) -> str:
@@ -46,7 +49,7 @@ async def test_a_text_of_too_many_characters_is_not_tokenized(
     """Alone, and as one of several."""
     text = text_of(kind, 3_000_000)
     async with load(embedder_folder) as service:
-        counted = Counted(service, monkeypatch)
+        counted = Counted(monkeypatch)
         with pytest.raises(ContextExceeded, match=rf"^Input length of at least \d+ longer than allowed {LONGEST}$"):
             await service.embed([text])
         with pytest.raises(ContextExceeded, match=r"^Input length of at least \d+ longer.*24 more, and the rest"):
@@ -62,7 +65,7 @@ async def test_a_text_of_too_many_tokens_is_refused_by_its_beginning(
 ) -> None:
     """The rest of it is not tokenized."""
     async with load(embedder_folder) as service:
-        counted = Counted(service, monkeypatch)
+        counted = Counted(monkeypatch)
         with pytest.raises(ContextExceeded, match=rf"^Input length of at least \d+ longer than allowed {LONGEST}$"):
             await service.embed([text_of(kind, 200_000)])
     assert counted.characters == FIRST_PREFIX
@@ -80,14 +83,18 @@ async def test_a_text_of_few_and_long_tokens_is_taken(load: Load, embedder_folde
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cuts_left", [False, True])
 async def test_a_text_that_is_cut_has_the_vector_of_what_is_kept(
-    load: Load, embedder_folder: Path, kind: str, cuts_left: bool, monkeypatch: pytest.MonkeyPatch
+    load: Load, embedder_folder: Path, kind: str, cuts_left: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From either side; no more of it is tokenized than is needed for that."""
     text = "the dog " * 50 + text_of(kind, 2_000_000) + " the blue house" * 50
+    if cuts_left:
+        embedder_folder = shutil.copytree(embedder_folder, tmp_path / "model")
+        options = embedder_folder / "tokenizer_config.json"
+        told = json.loads(options.read_text()) if options.exists() else {}
+        options.write_text(json.dumps({**told, "truncation_side": "left"}))
     async with load(embedder_folder, truncate=True) as service:
-        service._texts._cuts_left = cuts_left
         short = await service.embed([text[-800:] if cuts_left else text[:800]])
-        counted = Counted(service, monkeypatch)
+        counted = Counted(monkeypatch)
         long = await service.embed([text])
     assert np.array_equal(short.vectors, long.vectors)
     assert long.tokens == LONGEST
@@ -115,7 +122,7 @@ async def test_tokens_of_a_text_that_is_cut_are_those_of_its_beginning(
     text = "the cats " * 400_000
     async with load(embedder_folder) as service:
         (alone,) = await service.tokenize([text[:4000]], max_length=500)
-        counted = Counted(service, monkeypatch)
+        counted = Counted(monkeypatch)
         (cut,) = await service.tokenize([text], max_length=500)
     assert cut.tolist() == alone.tolist()
     assert counted.characters == 4096
@@ -148,7 +155,7 @@ async def test_a_long_query_and_long_documents_are_refused_before_all_of_them_is
 ) -> None:
     """The error is the one that they have always had."""
     async with load(reranker_folder, Task.RERANK, max_allowed_chunks=50) as service:
-        counted = Counted(service, monkeypatch)
+        counted = Counted(monkeypatch)
         with pytest.raises(InvalidField, match=message):
             await service.rerank("the cat " * (query // 8), ["the cat " * (documents // 8)])
     assert counted.characters == read
@@ -159,7 +166,7 @@ async def test_no_document_is_read_behind_those_with_too_many_parts(
 ) -> None:
     """Documents of 500 KB are tokenized one after the other."""
     async with load(reranker_folder, Task.RERANK, max_allowed_chunks=10_000) as service:
-        counted = Counted(service, monkeypatch)
+        counted = Counted(monkeypatch)
         with pytest.raises(InvalidField, match="the documents have more than 10000 parts of 15 tokens together"):
             await service.rerank("the cat", ["the cat " * 60_000] * 25)
     assert counted.characters < 500_000 * 3

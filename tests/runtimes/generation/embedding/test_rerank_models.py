@@ -70,8 +70,7 @@ async def test_no_documents_and_too_many_are_refused(load: Load, reranker_folder
 
 async def test_documents_of_too_many_parts_are_refused(load: Load, reranker_folder: Path) -> None:
     """Before any of them is read by the model."""
-    async with load(reranker_folder, Task.RERANK) as service:
-        service._most_chunks = 3
+    async with load(reranker_folder, Task.RERANK, max_allowed_chunks=3) as service:
         with pytest.raises(InvalidField, match="the documents have more than 3 parts of 15 tokens together"):
             await service.rerank(QUERY, ["the " * 20, "cat", "dog"])
 
