@@ -14,6 +14,7 @@ from ovmstrio.api import refusals
 from ovmstrio.api.refusals import inflated_body
 from ovmstrio.core.errors import PayloadTooLarge
 from ovmstrio.core.http import HttpRequest
+from ovmstrio.core.inflation import Inflation
 from tests.support.kept_by_errors import bytes_kept_by
 
 NOISE = random.Random(1).randbytes(10_000)
@@ -26,13 +27,13 @@ def _request(body: bytes) -> HttpRequest:
 async def test_a_large_body_is_inflated_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small one, of which not much can come, on the event loop."""
     threads: list[int] = []
-    inflate = refusals._inflated
 
-    def note(body: bytes, encoding: str, limit: int) -> bytes:
-        threads.append(threading.get_ident())
-        return inflate(body, encoding, limit)
+    class Noted(Inflation):
+        def finish(self) -> bytes:
+            threads.append(threading.get_ident())
+            return super().finish()
 
-    monkeypatch.setattr(refusals, "_inflated", note)
+    monkeypatch.setattr(refusals, "Inflation", Noted)
     for body in (b"small", NOISE):
         assert await inflated_body(_request(gzip.compress(body)), 2**20) == body
     assert [thread == threading.get_ident() for thread in threads] == [True, False]
@@ -48,15 +49,17 @@ async def test_one_body_is_inflated_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     """Each may become as large as a message may be, and takes the processor from the event loop."""
     gate, running = threading.Event(), threading.Semaphore(0)
 
-    def inflate(body: bytes, encoding: str, limit: int) -> bytes:
-        running.release()
-        gate.wait(20)
-        return body
+    class Waiting(Inflation):
+        def finish(self) -> bytes:
+            running.release()
+            gate.wait(20)
+            return super().finish()
 
-    monkeypatch.setattr(refusals, "_inflated", inflate)
+    monkeypatch.setattr(refusals, "Inflation", Waiting)
+    body = gzip.compress(NOISE)
     async with trio.open_nursery() as nursery:
         for _ in range(6):
-            nursery.start_soon(inflated_body, _request(NOISE), 2**20)
+            nursery.start_soon(inflated_body, _request(body), 2**20)
         assert await trio.to_thread.run_sync(running.acquire, True, 20)
         await trio.testing.wait_all_tasks_blocked()
         assert not running.acquire(blocking=False)
@@ -68,7 +71,7 @@ def test_a_refusal_does_not_keep_what_was_made() -> None:
 
     def refused() -> BaseException:
         with pytest.raises(PayloadTooLarge) as caught:
-            refusals._inflated(gzip.compress(bytes(5 * 2**20)), "gzip", 4 * 2**20)
+            trio.run(inflated_body, _request(gzip.compress(bytes(5 * 2**20))), 4 * 2**20)
         return caught.value
 
     assert bytes_kept_by(refused) < 2**19

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import numpy as np
@@ -90,11 +91,12 @@ def test_a_large_answer_of_tensorflow_is_written_as_a_small_one(
         assert value[0][1] == "w1" * 10
 
 
-@given(st.lists(st.integers(0, 50), max_size=6), st.integers(1, 20))
-def test_buffers_joined_in_pieces_are_the_whole(sizes: list[int], piece: int) -> None:
-    """Bytes and views alike."""
-    parts = [bytes(range(size)) if size % 2 else memoryview(bytes(range(size))) for size in sizes]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("ovmstrio.api.raw_contents._JOINED_AT_ONCE", piece)
-        assert join_buffers(parts) == b"".join(parts)
-        assert gather_buffers(parts) == b"".join(parts)
+@given(st.lists(st.sampled_from([0, 1, 50, 2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20]), max_size=4), st.booleans())
+def test_buffers_joined_in_pieces_are_the_whole(sizes: list[int], is_view: bool) -> None:
+    """Bytes and views alike, shorter and longer than what is joined at once."""
+    noise = random.Random(1).randbytes(3 * 2**20)
+    parts: list[bytes | memoryview] = []
+    for number, size in enumerate(sizes):
+        parts.append(memoryview(noise)[:size] if is_view ^ (number % 2 == 0) else noise[:size])
+    assert join_buffers(parts) == b"".join(parts)
+    assert gather_buffers(parts) == b"".join(parts)

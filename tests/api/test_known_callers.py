@@ -269,7 +269,7 @@ def test_every_method_of_the_server_says_what_it_needs(tmp_path: Path) -> None:
 async def test_rules_for_administrators_are_those_that_change_the_server(tmp_path: Path) -> None:
     """A rule that does not say what it needs is one of theirs, and would be seen here."""
     async with serving_rest(tmp_path) as serving:
-        rules = make_router(serving.plane)._rules
+        rules = make_router(serving.plane).rules
     assert {each.pattern.pattern.split("(")[0].rstrip("/?") for each in rules if each.need is Need.ADMIN} == {
         "/v1/config/reload",
         "/v2/repository/models",

@@ -147,7 +147,7 @@ async def test_a_nested_call_overtakes_those_that_wait_for_the_server() -> None:
 def test_no_mix_of_calls_waits_for_ever(most: int, each: list[int], calls: list[tuple[int, list[int], float]]) -> None:
     """Services call those behind them, some callers leave: limits hold, all end, and nothing is left."""
     limits = {str(number): Limit(value, 100) for number, value in enumerate(each)}
-    admission = Admission(Limit(most, 100), lambda name: limits[name])
+    admission = Admission(Limit(most, 100), lambda name: limits.get(name, NO_LIMIT))
     under_way = dict.fromkeys(limits, 0)
     directly = 0
 
@@ -181,7 +181,13 @@ def test_no_mix_of_calls_waits_for_ever(most: int, each: list[int], calls: list[
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
     for name in limits:
         assert (admission.under_way(name), admission.queued(name)) == (0, 0)
-    assert admission._server.under_way == admission._queued == 0
+
+    async def take_all_places() -> None:
+        with trio.fail_after(1):
+            for _ in range(most):
+                await admission.enter("another")
+
+    trio.run(take_all_places, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 async def test_nodes_take_places_of_what_they_call() -> None:

@@ -208,7 +208,7 @@ class Router:
         self._told = None if observer is None else ToldRequests(observer)
         # Without anybody who is told there is nothing between who asks for an answer and what answers.
         self.answer: Answering = self._answer if self._told is None else partial(self._answer_told, self._told)
-        self._rules = rules
+        self.rules = rules
         self._own = frozenset(each.first for each in rules)
         self._refusals = refusals
         self._mounts = mounts
@@ -348,7 +348,7 @@ class Router:
 
     def _match(self, method: str, path: str) -> Route | HttpAnswer:
         is_known = False
-        for each in self._rules:
+        for each in self.rules:
             match = each.pattern.fullmatch(path)
             if match is None:
                 continue

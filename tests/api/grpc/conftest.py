@@ -11,6 +11,7 @@ import trio
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.dataplane.plane import DataPlane
+from ovmstrio.observability.metrics import Metrics
 from ovmstrio.registry import Registry
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.support.pass_through import PassThrough, load_pass_through
@@ -33,6 +34,11 @@ class Serving:
         return self.addresses[0]
 
     @property
+    def metrics(self) -> str:
+        """Every metric, as text."""
+        return (self.plane.render_metrics() or b"").decode()
+
+    @property
     def servable(self) -> PassThrough:
         """The version that the default stands for."""
         servable = self.registry.peek("echo")
@@ -44,7 +50,7 @@ class Serving:
 async def serving(tmp_path: Path) -> AsyncIterator[Serving]:
     """Serve the model ``echo`` in versions 1 and 2 (the default is 2), as long as the test lasts."""
     registry = registry_of(load_pass_through, poll_seconds=0)
-    plane = DataPlane(registry)
+    plane = DataPlane(registry, metrics=Metrics())
     base = tmp_path / "echo"
     for version in ("1", "2"):
         (base / version).mkdir(parents=True)

@@ -24,6 +24,7 @@ from tests.wire.grpc.peers import Peer
 
 _KSERVE = "/inference.GRPCInferenceService/ModelInfer"
 _TENSORFLOW = "/tensorflow.serving.PredictionService/Predict"
+_QUEUED = 'ovmstrio_queued_requests{name="echo"} 1.0'
 _GARBAGE = b"\xff\xff\xff\xff"
 
 
@@ -57,6 +58,15 @@ def _predict() -> bytes:
 async def _peer(serving: Serving) -> Peer:
     host, _, port = serving.address.rpartition(":")
     return await Peer(await trio.open_tcp_stream(host, int(port))).start()
+
+
+async def _check_all_places_free(serving: Serving, peer: Peer) -> None:
+    """Check that no call waits, and that a call is answered though the service has one place."""
+    assert _QUEUED not in serving.metrics
+    last = _send(peer, _infer())
+    await peer.flush()
+    with trio.fail_after(60):
+        assert (await peer.trailers(last))["grpc-status"] == "0"
 
 
 @pytest.mark.parametrize(("path", "body"), [(_KSERVE, _infer()), (_TENSORFLOW, _predict())])
@@ -99,7 +109,7 @@ async def test_who_waits_leaves_with_its_deadline_and_its_client(serving: Servin
         for each in waiting:
             assert (await peer.trailers(each))["grpc-status"] == "0"
         assert [request.id for request in serving.servable.requests] == ["", "a", "b"]
-    assert serving.plane._admission.under_way("echo") == serving.plane._admission.queued("echo") == 0
+        await _check_all_places_free(serving, peer)
 
 
 async def test_a_name_that_is_said_twice_counts_as_it_is_read(serving: Serving) -> None:
@@ -134,7 +144,8 @@ async def test_a_stream_has_one_place_while_it_is_open(tmp_path: Path) -> None:
                 stream.end()
                 async for _ in stream:
                     pass
-        assert plane._admission.under_way(GRAPH) == 0
+        async with plane.open_stream(InferRequest(GRAPH), door) as stream:
+            stream.end()
 
 
 async def test_a_stream_beyond_the_queue_is_refused_before_its_first_message_is_read(tmp_path: Path) -> None:
@@ -155,7 +166,6 @@ async def test_a_stream_beyond_the_queue_is_refused_before_its_first_message_is_
             wrong = _send(peer, _infer(GRAPH) + _GARBAGE, STREAM)
             await peer.flush()
             assert (await peer.trailers(wrong))["grpc-status"] == "3"
-        assert serving.plane._admission.under_way(GRAPH) == 0
         (counted,) = (line for line in serving.metrics.splitlines() if 'code="Overloaded"' in line)
         assert 'method="ModelInferStream"' in counted
         assert 'ovmstrio_refused_requests_total{name="graph"} 1.0' in serving.metrics
@@ -171,7 +181,7 @@ async def test_requests_of_a_stream_to_a_model_wait_unread(serving: Serving, mon
         read.append(request.id)
         return request
 
-    monkeypatch.setitem(grpc_codec._DECODERS, InferRequest, spy)
+    monkeypatch.setitem(grpc_codec._DECODERS, InferRequest, spy)  # noqa: SLF001 - decoding shows nowhere else
     peer = await _peer(serving)
     async with peer.stream:
         holder = _send(peer, _infer(block=1))
@@ -181,7 +191,7 @@ async def test_requests_of_a_stream_to_a_model_wait_unread(serving: Serving, mon
         waiting = _send(peer, _infer(id="waits"), STREAM)
         await peer.flush()
         with trio.fail_after(10):
-            while not serving.plane._admission.queued("echo"):
+            while _QUEUED not in serving.metrics:
                 await trio.lowlevel.checkpoint()
         assert read == []
         refused = _send(peer, _infer(id="refused"), STREAM)
@@ -191,8 +201,8 @@ async def test_requests_of_a_stream_to_a_model_wait_unread(serving: Serving, mon
         peer.h2.reset_stream(holder)
         await peer.flush()
         assert (await peer.trailers(waiting))["grpc-status"] == "0"
-    assert read == ["refused", "waits"]
-    assert serving.plane._admission.under_way("echo") == serving.plane._admission.queued("echo") == 0
+        assert read == ["refused", "waits"]
+        await _check_all_places_free(serving, peer)
 
 
 @pytest.mark.parametrize(

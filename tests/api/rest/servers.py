@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import httpx
 import trio
+import trio.testing
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.dataplane.plane import DataPlane
@@ -144,7 +145,7 @@ class Serving:
         """Return once the server has no connection left."""
         with trio.fail_after(PATIENCE_SECONDS):
             while self.front_end.open_connections:
-                await self.front_end._nobody_left.wait()
+                await trio.testing.wait_all_tasks_blocked(0.005)
 
 
 def infer_head(length: int | str | None, *extra: str, model: str = "echo", suffix: str = "") -> bytes:

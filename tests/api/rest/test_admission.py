@@ -27,7 +27,8 @@ async def limited(folder: Path, most: int, queue: int) -> AsyncIterator[Serving]
 
 async def _wait_queued(serving: Serving, count: int) -> None:
     with trio.fail_after(10):
-        while serving.plane._admission.queued("echo") != count:
+        queued = f'ovmstrio_queued_requests{{name="echo"}} {count}.0'.encode()
+        while queued not in (serving.plane.render_metrics() or b""):
             await trio.testing.wait_all_tasks_blocked(0.01)
 
 

@@ -15,13 +15,13 @@ class _InTwoPieces(trio.abc.Stream):
     """Gives one piece and, having taken the next off the wire, is at a checkpoint with it, as sockets are."""
 
     def __init__(self, first: bytes, second: bytes) -> None:
-        self._pieces = [first, second]
+        self.pieces = [first, second]
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Give the next piece."""
-        if not self._pieces:
+        if not self.pieces:
             await trio.sleep_forever()
-        piece = self._pieces.pop(0)
+        piece = self.pieces.pop(0)
         await trio.lowlevel.cancel_shielded_checkpoint()
         return piece
 
@@ -46,5 +46,5 @@ async def test_bytes_that_the_reader_holds_are_handed_over(tmp_path: Path) -> No
             with trio.fail_after(5):
                 left = await FastLane(make_router(plane), stream, 1000).run()
             assert left is not None
-            taken = b"HEAD /v2 HTTP/1.1\r\n" + (b"" if stream._pieces else b"Host: h\r\n\r\n")
+            taken = b"HEAD /v2 HTTP/1.1\r\n" + (b"" if stream.pieces else b"Host: h\r\n\r\n")
             assert left == taken
