@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from functools import cache
 from importlib import import_module
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -25,7 +24,7 @@ import structlog
 from httpx._transports import default as transports
 from hypothesis import settings
 
-from tests.support.processes import SHARED_CACHE
+from tests.support.processes import SHARED_CACHE, is_resource_tracker
 from tests.support.whole_ends import killed
 
 # A machine that is busy with something else must not fail a property; many examples of one are for slow runs.
@@ -118,9 +117,8 @@ def _processes() -> set[psutil.Process]:
 
     Also what has outlived whoever had started it.
     """
-    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
     found = {*psutil.Process().children(recursive=True), *filter(_is_of_this_run, psutil.process_iter())}
-    return {each for each in found if each.pid != tracker}
+    return {each for each in found if not is_resource_tracker(each)}
 
 
 def _is_of_this_run(process: psutil.Process) -> bool:

@@ -16,7 +16,6 @@ from ovmstrio.core.payloads import PayloadDocument
 from ovmstrio.runtimes.graphs.config.graph_file import examine_text
 from ovmstrio.runtimes.graphs.examining import examine_graph
 from ovmstrio.work.isolation.isolated_code import Isolation
-from pyovms import HttpPayload
 from tests.support.graphs import LOOPBACK, ask, graph_text, loaded, python_node
 from tests.support.peers import LOCAL
 
@@ -218,10 +217,20 @@ async def test_a_deadline_ends_what_takes_too_long(tmp_path: Path, autojump_cloc
     assert autojump_clock.autojump_threshold == 0
 
 
-def test_a_payload_is_read_only_and_shows_what_it_is() -> None:
-    """User code of several nodes sees the same one."""
-    made = HttpPayload._received("x", b"{}", ("GET", "/", {"a": "b"}, ""))
-    with pytest.raises(TypeError):
-        made.headers["a"] = "c"  # type: ignore[index]  # what it tests
-    assert made.json == {}
-    assert made.json is made.json
+async def test_headers_of_a_payload_are_read_only(tmp_path: Path) -> None:
+    """Several nodes get the same payload, and its JSON is parsed once."""
+    source = """
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            asked, = inputs
+            try:
+                asked.headers["x-tag"] = "c"
+            except TypeError as error:
+                refusal = str(error)
+            return [{"told": [refusal, asked.json is asked.json, asked.headers["x-tag"]]}]
+    """
+    async with loaded(tmp_path / "g", ONCE, handler=source) as graph:
+        (document,) = await _documents(graph)
+    refusal, is_parsed_once, tag = json.loads(document.data)["told"]
+    assert "does not support item assignment" in refusal
+    assert (is_parsed_once, tag) == (True, "a, b")

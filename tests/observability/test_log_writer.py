@@ -18,7 +18,7 @@ import trio
 
 from ovmstrio.core.texts import MOST_CHARACTERS
 from ovmstrio.observability.log_sinks import StandardSink
-from ovmstrio.observability.log_writer import WRITER, LogOutlet, LogWriter
+from ovmstrio.observability.log_writer import LogOutlet, LogWriter
 from ovmstrio.observability.logs import configure_logs
 
 LONG = "x" * 20_000_000
@@ -208,10 +208,3 @@ def test_a_line_that_cannot_be_formatted_says_so(tmp_path: Path) -> None:
     logging.getLogger("theirs").info("%d", "seven")
     (line,) = [json.loads(each) for each in path.read_text().splitlines()]
     assert line["event"].startswith(f"a line cannot be formatted: {__file__}: TypeError")
-
-
-def test_one_writer_serves_the_process() -> None:
-    """Logs that are configured anew go the same way."""
-    configure_logs()
-    (outlet,) = [each for each in logging.getLogger().handlers if isinstance(each, LogOutlet)]
-    assert outlet._writer is WRITER

@@ -75,6 +75,18 @@ def test_what_was_read_is_known(journal: Journal, pair: tuple[socket.socket, soc
         journal.read(3, accepted)
 
 
+class _Dying:
+    """A socket whose process ends as soon as bytes have been read from it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Read, and end."""
+        assert self._connection.recv_into(buffer) == 11
+        raise KeyboardInterrupt
+
+
 def test_what_was_read_last_is_found_though_its_length_was_not_written(
     journal: Journal, pair: tuple[socket.socket, socket.socket]
 ) -> None:
@@ -85,8 +97,8 @@ def test_what_was_read_last_is_found_though_its_length_was_not_written(
     journal.read(3, accepted)
     journal.finish(3, 9)
     client.sendall(b"lost length")
-    start = journal._start(3)
-    assert accepted.recv_into(journal._bytes[start : start + 100]) == 11
+    with pytest.raises(KeyboardInterrupt):
+        journal.read(3, cast("socket.socket", _Dying(accepted)))
     assert _standing(journal, accepted).kept == b"lost length"
     client.shutdown(socket.SHUT_WR)
     assert _standing(journal, accepted).kept == b"lost length"
@@ -107,7 +119,8 @@ def test_what_is_not_whole_is_not_taken_for_it(journal: Journal, pair: tuple[soc
             break
     journal.restart(3, 70_000)
     assert _standing(journal, accepted) == Standing(State.WAITING, 70_000, b"", 0)
-    journal._cells[journal._cell(3, 5)] = 1
+    # As after the end of a process in the midst of a change of the slot.
+    journal._cells[journal._cell(3, 5)] = 1  # noqa: SLF001 - see above
     assert _standing(journal, accepted).kept is None
     journal.restart(3, 69_990)
     assert _standing(journal, accepted).kept is not None
@@ -404,8 +417,8 @@ async def test_connections_have_places_until_they_end(pair: tuple[socket.socket,
     lost = given.lose(1)
     assert [connection for connection, _ in lost] == made[1:3]
     assert all(connection.is_lost for connection in made[1:3])
-    given._rows[1].free.clear()
-    assert given.place(1, made[3]) == NO_SLOT
+    while given.place(1, made[3]) != NO_SLOT:
+        pass
     assert given.place(0, made[3]) in range(SLOTS)
     given.close()
     assert made[3].stream.socket.fileno() < 0

@@ -38,12 +38,14 @@ class _Processes:
         self.board = Board.create(rows)
         self._stack.callback(self.board.close)
         self._most = most
+        self.boards: dict[int, Board] = {}
         self.directories = [self._join(row) for row in range(rows)]
         self.managers = [self._begin(row) for row in range(rows)]
 
     def _join(self, row: int) -> BoardDirectory:
         board = Board(os.dup(self.board.descriptor), self.board.rows)
         self._stack.callback(board.close)
+        self.boards[row] = board
         return BoardDirectory(board, row, SECRET)
 
     def _begin(self, row: int) -> SequenceManagers:
@@ -268,14 +270,16 @@ async def test_sequences_of_a_process_that_comes_back_stay_its_own(two: _Process
     manager = two.load(0)
     store = SequenceStore(two.managers[0], tmp_path, 5)
     await store.restore()
-    for identity in (1, 2):
-        _start(manager, identity).advance({})
+    _start(manager, 1).advance({})
+    (key_of_first,) = two.board.sequences.keys(0)
+    _start(manager, 2).advance({})
+    (key_of_second,) = {*two.board.sequences.keys(0)} - {key_of_first}
     assert await store.save_at_end()
     two.managers[0].close(manager)
     assert (two.owners(1), two.owners(2)) == ({0}, {0})
     two.die(0, keeps_sequences=True)
     # As if 2 had been ended after it was written down, and 3 been begun.
-    two.board.sequences.remove(two.directories[1]._key("m", 2))
+    two.board.sequences.remove(key_of_second)
     _start(two.load(1), 2)
     two.directories[0].begin("m", 1, 3, 500)
     two.die(0, keeps_sequences=True)
@@ -332,7 +336,7 @@ async def test_what_there_is_no_room_for_keeps_no_server_from_starting(tmp_path:
     assert await store.save_at_end()
     before.close()
     after = _Processes()
-    sequences = after.directories[0]._board.sequences
+    sequences = after.boards[0].sequences
     put = sequences.put
     try:
         with pytest.MonkeyPatch.context() as patched, structlog.testing.capture_logs() as logs:
@@ -351,7 +355,7 @@ async def test_there_is_room_for_what_is_configured() -> None:
     processes = _Processes()
     try:
         manager = processes.load(0)
-        sequences = processes.directories[0]._board.sequences
+        sequences = processes.boards[0].sequences
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(sequences, "put", lambda *_: False)
             with pytest.raises(TooManySequences, match="start it again"):

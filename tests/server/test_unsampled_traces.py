@@ -86,7 +86,7 @@ async def test_an_answer_that_comes_too_late_is_a_failure_of_a_call_that_has_suc
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its status says so; the call itself had ended well."""
-    ends = stream.Call._end
+    ends = stream.Call._end  # noqa: SLF001 - no deadline passes between answer and end otherwise
 
     def too_late(self: stream.Call, _: object) -> None:
         ends(self, GRPCError(Status.DEADLINE_EXCEEDED, "too late"))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
+import psutil
 
 from tests.support.ports import free_ports
 from tests.support.whole_ends import end_of_output
@@ -46,6 +47,14 @@ def run_ovms(*arguments: str, timeout: float = 60) -> subprocess.CompletedProces
     )
 
 
+def is_resource_tracker(process: psutil.Process) -> bool:
+    """Return whether a process is the one of Python's shared memory, which lives as long as its parent."""
+    try:
+        return any("multiprocessing.resource_tracker" in part for part in process.cmdline())
+    except psutil.Error:
+        return False
+
+
 class OvmsProcess:
     """A running ``ovms`` command that serves."""
 
@@ -68,13 +77,14 @@ class OvmsProcess:
 
     def wait_ready(self) -> None:
         """Return once the server calls itself ready; fail when it ends or takes too long."""
-        self._wait("/v2/health/ready")
+        self.wait_path("/v2/health/ready")
 
     def wait_live(self) -> None:
         """Return once the server answers at all; fail when it ends or takes too long."""
-        self._wait("/v2/health/live")
+        self.wait_path("/v2/health/live")
 
-    def _wait(self, path: str) -> None:
+    def wait_path(self, path: str) -> None:
+        """Return once the REST port answers a path with success; fail when the server ends or takes too long."""
         ends = time.monotonic() + START_TIMEOUT_SECONDS
         while time.monotonic() < ends:
             if self.process.poll() is not None:

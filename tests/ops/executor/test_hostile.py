@@ -33,7 +33,6 @@ SHAPES = {"chain": ["a<@", "b<a"], "diamond": ["a<@", "b<@", "c<a b"], "fork": [
 def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[Release]:
     """Give what ends the hooks of a test, and end them after it; workers are given up early."""
     monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers.GRACE_SECONDS", 0.01)
-    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers._FIRST_DELAY", 0.01)
     made = Release()
     monkeypatch.setattr(Hostile, "release", made, raising=False)
     yield made

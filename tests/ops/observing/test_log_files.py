@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import io
 import logging
+import logging.handlers
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.observability.log_sinks import FileSink
-from ovmstrio.observability.log_writer import LogOutlet
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.ops.config.op_settings import LoggingSettings
 from ovmstrio.runtimes.ops.observing.figures import working_on
@@ -76,19 +76,19 @@ def test_rotation(tmp_path: Path) -> None:
     assert "line 19 " in _read(tmp_path, "pipeline.log")
 
 
-def test_default_sizes() -> None:
+def test_default_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are put away at 512 000 000 bytes; 20, 10 and 5 of them are kept."""
     before = set(logging.getLogger().handlers)
-    with open_log_files(LoggingSettings()) as files:
-        assert files is not None
-        added = [each for each in logging.getLogger().handlers if each not in before]
-        kept = {
-            (Path(file.baseFilename).name, file.maxBytes, file.backupCount)
-            for each in [*added, files._tracer]
-            if isinstance(each, LogOutlet)
-            and isinstance(each.sink, FileSink)
-            and isinstance(file := each.sink.handler, logging.handlers.RotatingFileHandler)
-        }
+    made: list[logging.handlers.RotatingFileHandler] = []
+    init = logging.handlers.RotatingFileHandler.__init__
+
+    def noted(self: logging.handlers.RotatingFileHandler, *arguments: Any, **options: Any) -> None:
+        init(self, *arguments, **options)
+        made.append(self)
+
+    monkeypatch.setattr(logging.handlers.RotatingFileHandler, "__init__", noted)
+    with open_log_files(LoggingSettings()):
+        kept = {(Path(file.baseFilename).name, file.maxBytes, file.backupCount) for file in made}
     size = 512_000_000
     assert kept == {("pipeline.log", size, 20), ("pipeline.log.wf", size, 10), ("pipeline.tracer", size, 5)}
     assert set(logging.getLogger().handlers) == before

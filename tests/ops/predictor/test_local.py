@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,8 @@ from structlog.testing import capture_logs
 from ovmstrio.core.errors import ConfigError, FailedPrecondition
 from ovmstrio.runtimes.ops.config.op_settings import LocalServiceConf, OpSettings
 from ovmstrio.runtimes.ops.predictor.local_predict import LocalPredictor
-from ovmstrio.runtimes.ops.predictor.make import PredictorMaker, WorkerPredictor
+from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
 from ovmstrio.runtimes.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
-from ovmstrio.work import cores as cores_module
 from tests.support.paddle_files import layers, write_described, write_model, write_prototxt
 from tests.support.trials import trying, verdicts
 
@@ -136,11 +133,11 @@ async def test_threads_share_the_model(tmp_path: Path) -> None:
     """Workers of one process and device share one model; workers of processes have their own, of other Ops, too."""
     conf = LocalServiceConf(str(write_described(tmp_path, *layers())))
     maker = PredictorMaker(is_thread_op=True)
-    made = [await maker(OpSettings(name, concurrency=2, local_service_conf=conf), 0) for name in ("a", "a", "b")]
+    with capture_logs() as logs:
+        made = [await maker(OpSettings(name, concurrency=2, local_service_conf=conf), 0) for name in ("a", "a", "b")]
 
-    shared = [vars(each)["_shared"] for each in made]
-    assert shared[0] is shared[1]
-    assert shared[0] is not shared[2]
+    assert [line["op"] for line in logs if line["event"] == "model loaded"] == ["a", "b"]
+    del made
 
 
 @pytest.mark.parametrize(
@@ -237,19 +234,3 @@ async def test_models_of_ops_and_of_predictors_in_threads_are_tried_first(tmp_pa
         predictor = LocalPredictor()
         await trio.to_thread.run_sync(predictor.load_model_config, str(folder), False, 0, False, 3)
         assert len(verdicts(tmp_path / "trials")) == 2
-
-
-async def test_a_model_that_is_compiled_anew_lets_what_was_compiled_before_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Workers need the names and shapes of the model, and keep no more of it; the weights would be there twice."""
-    monkeypatch.setattr(cores_module, "usable_cores", lambda: 2)
-    (layer,) = layers()
-    predictor = await make(write_described(tmp_path, layer))
-    assert isinstance(predictor, WorkerPredictor)
-    network = predictor._shared.network
-    network._at_once, before = 1, weakref.ref(network._model)
-    await network.choose_cores()
-    gc.collect()
-    assert before() is None
-    np.testing.assert_allclose((await predictor.predict({"feed": X}))["first"], layer.of(X), rtol=1e-6)

@@ -213,7 +213,6 @@ class _AgainstTheRules(RuleBasedStateMachine):
         if not hasattr(self, "made"):
             return
         assert len(self.made) == len(self.waiting)
-        assert self.made._groups.keys() == {item.key for item in self.waiting}
         when = self.made.next_time()
         assert (when <= self.now) == bool(self._fronts())
         if when > self.now:

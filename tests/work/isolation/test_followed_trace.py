@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from typing import Any
 
 import pytest
 from opentelemetry import trace
 
+from ovmstrio.work import isolation
 from ovmstrio.work.isolation import followed_trace
-from ovmstrio.work.isolation.followed_trace import following_trace
 
 PARENT = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 
@@ -24,13 +26,15 @@ def test_calls_go_on_where_the_packages_that_export_spans_do_not_go_together(
         raise TypeError("Descriptors cannot be created directly")
 
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setattr(followed_trace, "import_module", broken)
-    monkeypatch.setattr(followed_trace, "_providers", [])
-    monkeypatch.setattr(followed_trace, "_problems", [], raising=False)
+    # Each process has the module's state once, so that the test needs the module as a new process has it.
+    monkeypatch.setattr(isolation, "followed_trace", isolation.followed_trace)
+    monkeypatch.delitem(sys.modules, followed_trace.__name__)
+    fresh = import_module(followed_trace.__name__)
+    monkeypatch.setattr(fresh, "import_module", broken)
     monkeypatch.setattr(trace, "get_tracer_provider", trace.ProxyTracerProvider)
     done = []
     for number in range(3):
-        with following_trace("call", PARENT) as fail:
+        with fresh.following_trace("call", PARENT) as fail:
             done.append(number)
             fail("reason")
     assert done == [0, 1, 2]

@@ -16,7 +16,7 @@ import trio.testing
 from ovmstrio.runtimes.pipelines.custom_nodes.native.abi import PRECISIONS
 from ovmstrio.work.messages.message_packets import MOST_INLINE, NO_MESSAGE
 from ovmstrio.work.processes.message_channel import MessageChannel
-from ovmstrio.work.processes.packet_socket import packet_pair
+from ovmstrio.work.processes.packet_socket import PacketSocket, packet_pair
 
 
 def _descriptors() -> int:
@@ -28,6 +28,18 @@ async def ends() -> AsyncIterator[tuple[MessageChannel, MessageChannel]]:
     """Give the two ends; no descriptor is left of them."""
     before = _descriptors()
     one, other = (MessageChannel(end) for end in packet_pair())
+    yield one, other
+    one.close()
+    other.close()
+    assert _descriptors() == before
+
+
+@pytest.fixture
+async def raw_ends() -> AsyncIterator[tuple[PacketSocket, MessageChannel]]:
+    """Return a socket that sends any packet, and the channel that receives it."""
+    before = _descriptors()
+    raw, end = packet_pair()
+    one, other = PacketSocket(raw), MessageChannel(end)
     yield one, other
     one.close()
     other.close()
@@ -93,42 +105,46 @@ async def test_what_cannot_be_sent_is_not_sent(ends: tuple[MessageChannel, Messa
     ("packet", "content"), [(b"junk", None), (b"i", None), (b"f", None), (b"f", b""), (b"f", b"\xff" * 100)]
 )
 async def test_what_is_no_message_is_refused(
-    ends: tuple[MessageChannel, MessageChannel], packet: bytes, content: bytes | None
+    raw_ends: tuple[PacketSocket, MessageChannel], packet: bytes, content: bytes | None
 ) -> None:
     """And no file that came with it stays open."""
-    one, other = ends
+    one, other = raw_ends
     files = []
     if content is not None:
         files = [os.memfd_create("test", os.MFD_ALLOW_SEALING) for _ in range(2)]
         os.write(files[0], content)
-    await one._socket.send(packet, files)
+    await one.send(packet, files)
     for file in files:
         os.close(file)
     with pytest.raises(NO_MESSAGE):
         await other.receive()
 
 
-async def test_more_descriptors_than_one_are_refused(ends: tuple[MessageChannel, MessageChannel]) -> None:
+async def test_more_descriptors_than_one_are_refused(raw_ends: tuple[PacketSocket, MessageChannel]) -> None:
     """And closed."""
-    one, other = ends
+    one, other = raw_ends
     text = b'["x",[]]'
     reader, writer = os.pipe()
-    await one._socket.send(b"i" + len(text).to_bytes(8, "little") + text, [reader, writer])
+    await one.send(b"i" + len(text).to_bytes(8, "little") + text, [reader, writer])
     os.close(reader)
     os.close(writer)
     with pytest.raises(TypeError):
         await other.receive()
 
 
-async def test_memory_that_is_in_use_cannot_be_taken_away(ends: tuple[MessageChannel, MessageChannel]) -> None:
+async def test_memory_that_is_in_use_cannot_be_taken_away(raw_ends: tuple[PacketSocket, MessageChannel]) -> None:
     """The sender may have kept the file open."""
-    one, other = ends
-    await one.send(np.ones(MOST_INLINE, np.int8))
-    received = await other._socket.receive(64)
+    one, other = raw_ends
+    end, raw = packet_pair()
+    sender, observer = MessageChannel(end), PacketSocket(raw)
+    await sender.send(np.ones(MOST_INLINE, np.int8))
+    received = await observer.receive(64)
+    sender.close()
+    observer.close()
     assert received is not None
     packet, (file,) = received
     kept = os.dup(file)
-    await one._socket.send(packet, [file])
+    await one.send(packet, [file])
     os.close(file)
     message = await other.receive()
     assert message is not None

@@ -33,7 +33,7 @@ async def test_a_generator_that_is_left_as_its_turn_has_just_ended_is_closed(mon
     async with trio.open_nursery() as nursery:
         await nursery.start(threads.run)
         pump = ThreadPump(numbers(), str, threads, copy_context())
-        run_turn = pump._run_turn
+        run_turn = pump._run_turn  # noqa: SLF001 - the end of a turn is observed in its thread
 
         def watched() -> None:
             run_turn()

@@ -197,7 +197,7 @@ async def test_a_generator_runs_ahead_by_its_credit_only(tmp_path: Path, taken: 
             await opened.run()
             for number in range(1, taken):
                 await opened.again(number)
-            await until(lambda: made.threads._open_jobs == 0)
+            await until(lambda: not made.threads.is_busy)
             assert taken + CREDIT // 2 <= node.resources.model.count <= taken + CREDIT
 
 
@@ -214,8 +214,8 @@ async def test_paused_generators_hold_no_threads(tmp_path: Path) -> None:
             instances.append(opening)
             opened = await opening.__aenter__()
             await opened.run()
-        await until(lambda: made.threads._places.taken == 0)
-        assert (made.threads._open_jobs, node.resources.model.left) == (0, 200)
+        await until(lambda: made.threads.threads == 0)
+        assert (made.threads.is_busy, node.resources.model.left) == (False, 200)
         for opening in instances:
             await opening.__aexit__(None, None, None)
         assert node.resources.model.left == 0

@@ -17,6 +17,7 @@ from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
 from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import open_python_node
 from tests.support.custom_nodes import DOUBLER, opened_python, write_node
 from tests.support.tasks import hosting
+from tests.support.threads import until
 
 INFOS = """
     import numpy as np
@@ -183,16 +184,19 @@ async def test_outputs_are_contiguous_and_in_native_order(tmp_path: Path) -> Non
 async def test_a_call_that_is_left_ends_before_deinitialize(tmp_path: Path) -> None:
     """Who is cancelled goes at once; the thread is waited for when the node is closed."""
     source = """
-        import pathlib, threading, time
-        import numpy as np
+        import pathlib, time
 
-        began, goes_on, order = threading.Event(), threading.Event(), []
+        folder = pathlib.Path(__file__).parent
+
+        def note(what):
+            with open(folder / "order", "a") as file:
+                file.write(what)
 
         def initialize(params):
-            return began, goes_on, order
+            return None
 
         def deinitialize(manager):
-            order.append("deinitialize")
+            note("deinitialize")
 
         def get_inputs_info(params, manager):
             return {"x": ("FP32", [1, -1])}
@@ -201,24 +205,26 @@ async def test_a_call_that_is_left_ends_before_deinitialize(tmp_path: Path) -> N
             return {"x": ("FP32", [1, -1])}
 
         def execute(inputs, params):
-            began.set()
-            goes_on.wait(10)
-            order.append("execute")
+            (folder / "began").touch()
+            while not (folder / "goes_on").exists():
+                time.sleep(0.001)
+            note("execute ")
             return inputs
     """
     async with hosting() as tasks:
-        node = await open_python_node(write_node(tmp_path, source), "node", {}, tasks=tasks)
-        began, goes_on, order = node._manager
+        file = write_node(tmp_path, source)
+        began, goes_on, order = (file.parent / name for name in ("began", "goes_on", "order"))
+        node = await open_python_node(file, "node", {}, tasks=tasks)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.execute, X)
-            await trio.to_thread.run_sync(began.wait)
+            await until(began.exists)
             nursery.cancel_scope.cancel()
-        assert order == []
+        assert not order.exists()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.aclose)
             await trio.testing.wait_all_tasks_blocked()
-            goes_on.set()
-        assert order == ["execute", "deinitialize"]
+            goes_on.touch()
+        assert order.read_text() == "execute deinitialize"
 
 
 async def test_a_failing_deinitialize_is_logged(tmp_path: Path) -> None:
