@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +18,10 @@ from tests.support.examples import examples
 from tests.support.whole_ends import end_of_output
 
 PROJECT = Path(__file__).parents[1]
+_OWN = {"self", "cls", "mcs"}
+_MAY_BE_PRIVATE = re.compile(r"(?<!self)(?<!cls)\._[a-zA-Z]|[\"']_[a-zA-Z]|\bimport\b[^.]*?\b_[a-zA-Z]\w*\s*[,)\n]")
+"""Saves parsing most files."""
+_BY_NAME = {"setattr", "delattr", "getattr", "hasattr"}
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 
 
@@ -42,6 +48,34 @@ def test_a_test_that_waits_for_ever_ends_the_run_and_shows_where(tmp_path: Path)
     )
     assert done.returncode != 0
     assert "test_hanging.py" in done.stderr
+
+
+def _uses_private_names(tree: ast.Module) -> bool:
+    """Return whether a file imports private names, accesses those of other objects, or patches them by name."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom):
+            names = [*(node.module or "").split("."), *(each.name for each in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [part for each in node.names for part in each.name.split(".")]
+        elif isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id in _OWN):
+            names = [node.attr]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            if called in _BY_NAME:
+                texts = (each.value for each in node.args[:2] if isinstance(each, ast.Constant))
+                names = [each.rpartition(".")[2] for each in texts if isinstance(each, str)]
+        if any(name.startswith("_") and not name.startswith("__") for name in names):
+            return True
+    return False
+
+
+def test_few_test_files_use_private_names() -> None:
+    """Ruff reports accesses file by file; this bound also covers imports and patches, which Ruff does not report."""
+    files = sorted((PROJECT / "tests").rglob("*.py"))
+    suspected = [file for file in files if _MAY_BE_PRIVATE.search(file.read_text())]
+    private = [str(file) for file in suspected if _uses_private_names(ast.parse(file.read_text()))]
+    assert 0 < len(private) <= len(files) * 0.05, private
 
 
 _LEAVING = """

@@ -50,8 +50,8 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OvmsProcess]:
     config.write_text(json.dumps({"model_config_list": [{"config": entry} for entry in entries]}))
     with serving("--config_path", str(config), ready=False) as running:
         running.wait_live()
-        running._wait("/v2/models/two/versions/1/ready")
-        running._wait("/v2/models/pixels/ready")
+        running.wait_path("/v2/models/two/versions/1/ready")
+        running.wait_path("/v2/models/pixels/ready")
         yield running
 
 

@@ -88,7 +88,7 @@ def growing(monkeypatch: pytest.MonkeyPatch, width: int, height: int) -> stream_
     """Make texts that grow on a terminal of a size."""
     screen = Console(width=width, height=height, force_terminal=True)
     monkeypatch.setattr(stream_live, "stdout", lambda: screen)
-    return stream_live._Growing(Seen())
+    return stream_live._Growing(Seen())  # noqa: SLF001 - drawing is observed without a terminal
 
 
 def test_the_end_of_a_long_text_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OvmsProcess]:
     with serving("--config_path", str(root / "config.json"), ready=False, log=root / "log") as running:
         running.wait_live()
         for name in ("dummy", "words", "iris", "sums", "asked"):
-            running._wait(f"/v2/models/{name}/ready")
+            running.wait_path(f"/v2/models/{name}/ready")
         yield running
 
 

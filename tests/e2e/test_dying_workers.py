@@ -55,8 +55,8 @@ class _Client:
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=60)
-        self._file = self._socket.makefile("rb")
+        self.socket = socket.create_connection((host, int(port)), timeout=60)
+        self.file = self.socket.makefile("rb")
         self.pid = int(self.ask("GET")[1]["pid"])
 
     def send(self, verb: str, payload: Any = None, **headers: str) -> None:
@@ -68,18 +68,18 @@ class _Client:
             body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
         else:
             lines += [f"content-length: {len(body)}"]
-        self._socket.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+        self.socket.sendall("\r\n".join([*lines, "", ""]).encode() + body)
 
     def receive(self) -> tuple[int, Any]:
         """Receive an answer; 0 if the connection has ended instead."""
-        status = self._file.readline()
+        status = self.file.readline()
         if not status:
             return 0, None
         headers = {}
-        while line := self._file.readline().strip():
+        while line := self.file.readline().strip():
             name, _, value = line.decode().partition(":")
             headers[name.lower()] = value.strip()
-        return int(status.split()[1]), json.loads(self._file.read(int(headers["content-length"])))
+        return int(status.split()[1]), json.loads(self.file.read(int(headers["content-length"])))
 
     def ask(self, verb: str, payload: Any = None) -> tuple[int, Any]:
         """Send, and receive."""
@@ -88,12 +88,12 @@ class _Client:
 
     def rest(self) -> bytes:
         """Receive everything up to the end."""
-        return self._file.read()
+        return self.file.read()
 
     def close(self) -> None:
         """Close the connection."""
-        self._file.close()
-        self._socket.close()
+        self.file.close()
+        self.socket.close()
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def test_an_answer_that_had_begun_breaks_off(tmp_path: Path) -> None:
     with serving_project(_project(tmp_path)) as server, _clients(server, 2) as (mine, _):
         streaming, waiting = mine
         streaming.send("PUT", {"go": str(go)})
-        while streaming._file.readline().strip() != b"first":
+        while streaming.file.readline().strip() != b"first":
             pass
         waiting.send("POST", {"text": "waits "})
         go.touch()
@@ -237,7 +237,7 @@ def test_connections_end_where_they_did(tmp_path: Path) -> None:
         parent = Path(f"/proc/{server.process.pid}/fd")
         for _ in range(5):
             client = _Client(server.address)
-            client._socket.sendall(b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n")
+            client.socket.sendall(b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n")
             assert b"pid" in client.rest()
             client.close()
         before = len(list(parent.iterdir()))

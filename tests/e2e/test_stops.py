@@ -50,7 +50,7 @@ CONTEXT.set_forkserver_preload(["tests.support.served_command"])
 def _no_fork_server_left() -> Iterator[None]:
     """End the process from which the servers were forked, which otherwise stays as long as the tests of other files."""
     yield
-    stop = getattr(forkserver._forkserver, "_stop")  # noqa: B009 - there is no public one, and no type of this
+    stop = getattr(forkserver._forkserver, "_stop")  # noqa: B009, SLF001 - there is no public one, and no type of this
     stop()
 
 
@@ -78,8 +78,8 @@ def _request(path: str, body: Any = None, *, is_chunked: bool = False) -> bytes:
 
 
 def _infer(model: str, given: str, shape: list[int], datatype: str) -> tuple[str, bytes]:
-    tensor = tritonclient.grpc.InferInput(given, shape, datatype)
-    request = tritonclient.grpc.service_pb2.ModelInferRequest(model_name=model, inputs=[tensor._get_tensor()])
+    request = tritonclient.grpc.service_pb2.ModelInferRequest(model_name=model)
+    request.inputs.add(name=given, datatype=datatype, shape=shape)
     size = 40 if datatype == "FP32" else 3
     request.raw_input_contents.append(b"abcd" * 10 if size == 40 else b"abc")
     return "/inference.GRPCInferenceService/ModelInfer", request.SerializeToString()
