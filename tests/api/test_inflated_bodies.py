@@ -15,6 +15,7 @@ from ovmstrio.api.refusals import inflated_body
 from ovmstrio.core.errors import PayloadTooLarge
 from ovmstrio.core.http import HttpRequest
 from tests.support.kept_by_errors import bytes_kept_by
+from tests.support.waits import WAIT_SECONDS
 
 NOISE = random.Random(1).randbytes(10_000)
 
@@ -50,7 +51,7 @@ async def test_one_body_is_inflated_at_a_time(monkeypatch: pytest.MonkeyPatch) -
 
     def inflate(body: bytes, encoding: str, limit: int) -> bytes:
         running.release()
-        gate.wait(20)
+        gate.wait(WAIT_SECONDS)
         return body
 
     monkeypatch.setattr(refusals, "_inflated", inflate)

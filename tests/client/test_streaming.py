@@ -23,8 +23,8 @@ from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.status_errors import status_of
 from tests.support.plain_http import QuietHandler, answering_http
 from tests.support.ports import free_ports
+from tests.support.waits import WAIT_SECONDS
 
-WAIT_SECONDS = 10
 Behaviour = Callable[[Iterator[Any], grpc.ServicerContext], Iterator[Any]]
 """What answers ``ModelStreamInfer``: requests in, messages out."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from tests.support.ports import free_ports
+from tests.support.waits import WAIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,7 +81,7 @@ def _wait_ready(process: subprocess.Popen[bytes], address: str) -> None:
     while time.monotonic() < ends:
         assert process.poll() is None, "Prometheus has ended"
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{address}/-/ready", timeout=10, trust_env=False).is_success:
+            if httpx.get(f"{address}/-/ready", timeout=WAIT_SECONDS, trust_env=False).is_success:
                 return
         threading.Event().wait(0.05)
     raise AssertionError("Prometheus is not ready in time")

@@ -19,6 +19,7 @@ import yaml
 from tests.support import ir
 from tests.support.ports import free_ports
 from tests.support.processes import OvmsProcess, running
+from tests.support.waits import WAIT_SECONDS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -95,7 +96,7 @@ class _Endpoints:
         """Call until it is over, each call over a connection of its own, or many over one as long as it lasts."""
         while not self.is_over.is_set():
             base = random.choice(self.pods).server.rest
-            with httpx.Client(base_url=base, timeout=30) as client:
+            with httpx.Client(base_url=base, timeout=WAIT_SECONDS) as client:
                 for _ in range(50 if keeps else 1):
                     answer = client.post("/v2/models/iris/infer", json=_BODY)
                     self.outcomes[str(answer.status_code)] += 1
@@ -112,7 +113,7 @@ def test_probes_of_a_pod_pass_in_their_order(container: dict[str, Any], models: 
         pod.server.process.terminate()
         pod.until("readinessProbe", passes=False)
         assert pod.passes("livenessProbe")
-        answer = httpx.post(f"{pod.server.rest}/v2/models/iris/infer", json=_BODY, timeout=30)
+        answer = httpx.post(f"{pod.server.rest}/v2/models/iris/infer", json=_BODY, timeout=WAIT_SECONDS)
         assert answer.json()["outputs"][0]["data"] == [2.0] * 10
         assert pod.server.process.wait(_DELAY + _DRAIN + 15) == 0
 

@@ -20,6 +20,7 @@ from ovmstrio.core.texts import MOST_CHARACTERS
 from ovmstrio.observability.log_sinks import StandardSink
 from ovmstrio.observability.log_writer import WRITER, LogOutlet, LogWriter
 from ovmstrio.observability.logs import configure_logs
+from tests.support.waits import WAIT_SECONDS
 
 LONG = "x" * 20_000_000
 
@@ -101,7 +102,7 @@ async def test_an_end_that_takes_nothing_is_given_up_at_the_end() -> None:
     sink, other, writer = Slow(), Slow(), LogWriter(flush_seconds=0.1)
     other.is_open.set()
     log, told = logger_to(LogOutlet(sink, writer)), logger_to(LogOutlet(other, writer))
-    with trio.fail_after(20):
+    with trio.fail_after(WAIT_SECONDS):
         async with writer.in_thread():
             log.info("unread")
             told.info("read")
@@ -137,7 +138,7 @@ async def test_a_pipe_that_nobody_reads_holds_neither_the_loop_nor_the_end() -> 
     """Whoever started the server has forgotten its output."""
     writer = LogWriter(flush_seconds=0.1)
     log = logger_to(LogOutlet(StandardSink("stderr"), writer))
-    with unread() as pipe, trio.fail_after(20):
+    with unread() as pipe, trio.fail_after(WAIT_SECONDS):
         async with writer.in_thread():
             for _ in range(1000):
                 log.info("y" * 1000)
@@ -151,7 +152,7 @@ async def test_a_pipe_that_is_read_late_gets_every_line() -> None:
     log = logger_to(LogOutlet(StandardSink("stderr"), writer))
     read = bytearray()
     expected = [f"{number} {'y' * 1000}" for number in range(300)]
-    with unread() as pipe, trio.fail_after(20):
+    with unread() as pipe, trio.fail_after(WAIT_SECONDS):
         async with writer.in_thread():
             for line in expected:
                 log.info(line)

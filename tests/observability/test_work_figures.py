@@ -19,6 +19,7 @@ from ovmstrio.work.loop_load import current_loop_load
 from ovmstrio.work.processes import WorkerProcess
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 from tests.support.obedient_program import PROGRAM
+from tests.support.waits import WAIT_SECONDS
 
 
 def _watching() -> Metrics:
@@ -81,7 +82,7 @@ async def test_threads_that_were_given_up_are_stuck() -> None:
 
     def wait() -> None:
         begun.set()
-        go.wait(30)
+        go.wait(WAIT_SECONDS)
 
     with owned_by("mine"):
         pool = WorkerThreads(limit=1)

@@ -29,6 +29,7 @@ from ovmstrio.openvino.slot import Slot
 from ovmstrio.work.placement import Placement
 from tests.support import ir
 from tests.support.servables import RecordingHooks, network
+from tests.support.waits import WAIT_SECONDS
 
 ONES = np.ones((1, 10), np.float32)
 
@@ -82,7 +83,7 @@ async def test_python_knows_the_thread_that_calls_back_from_one_inference_to_the
     for _ in range(4):
         slot.bind([ONES])
         done = slot.start(CompletionQueue(1))
-        with trio.fail_after(20):
+        with trio.fail_after(WAIT_SECONDS):
             await done.wait()
         slot.unbind()
     assert remembered[1:] == [True] * 3
@@ -196,7 +197,7 @@ async def test_requests_are_given_first_come_first_served(tmp_path: Path) -> Non
 
 async def refuses(running: Network, *shapes: tuple[int, int]) -> None:
     """Hold that a matrix product of these shapes fails with OpenVINO's reason."""
-    with trio.fail_after(5), pytest.raises(ModelFailure, match="incompatible"):
+    with trio.fail_after(WAIT_SECONDS), pytest.raises(ModelFailure, match="incompatible"):
         await running.infer([np.ones(shape, np.float32) for shape in shapes])
 
 
@@ -473,7 +474,7 @@ async def test_the_loops_own_model_is_made_again_where_it_cannot_be_mended(
     before, again = running._inline_slot.model, threading.Event()
 
     def replace_late(*args: Any) -> None:
-        again.wait(10)
+        again.wait(WAIT_SECONDS)
         replace_model(*args)
 
     monkeypatch.setattr(network_module, "replace_model", replace_late)

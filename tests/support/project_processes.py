@@ -15,6 +15,7 @@ import httpx
 
 from tests.support.ports import free_ports
 from tests.support.processes import START_TIMEOUT_SECONDS, STOP_TIMEOUT_SECONDS
+from tests.support.waits import WAIT_SECONDS
 from tests.support.whole_ends import SECONDS_TO_END, kill_and_tell
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class ProjectProcess:
 
     def ask(self, verb: str = "GET", path: str = "/", **options: Any) -> httpx.Response:
         """Ask once, on a connection of its own."""
-        return httpx.request(verb, f"http://{self.address}{path}", timeout=20, trust_env=False, **options)
+        return httpx.request(verb, f"http://{self.address}{path}", timeout=WAIT_SECONDS, trust_env=False, **options)
 
     def log(self) -> list[dict[str, Any]]:
         """Give the lines of the log."""

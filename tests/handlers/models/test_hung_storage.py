@@ -29,7 +29,7 @@ from ovmstrio.runtimes.handlers.project import open_handler
 from tests.support.model_projects import CountingStorage, Loads, library_over, models_in, next_look, write_model
 from tests.support.projects import make_project
 from tests.support.s3 import Bucket, s3_server
-from tests.support.threads import until
+from tests.support.waits import WAIT_SECONDS, until_async
 
 _CODE = """
 from pathlib import Path
@@ -135,13 +135,13 @@ async def test_models_that_are_here_are_given_while_the_store_hangs(
         assert "nothing" in told.value.detail
         failed.set()
 
-    with trio.fail_after(30):
+    with trio.fail_after(WAIT_SECONDS):
         async with _relay(bucket, monkeypatch) as relay, _served(tmp_path, 1.0) as (handler, _):
             assert await handler.call(verb, payload="a") == "a"
             relay.hangs = True
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask_in_vain)
-                await until(lambda: relay.kept)
+                await until_async(lambda: relay.kept)
                 for _ in range(20):
                     assert await handler.call(verb, payload="a") == "a"
                 assert not failed.is_set()
@@ -185,7 +185,7 @@ class _StuckStorage(CountingStorage):
         """Fetch, sooner or later."""
         if self._stuck in file.location:
             self.begun += 1
-            assert self.let_go.wait(20)
+            assert self.let_go.wait(WAIT_SECONDS)
         super().fetch(file, target, lambda: None)
 
 
@@ -248,7 +248,7 @@ class _StuckMaker(CopyMaker):
     def make(self, key: ModelKey, version: VersionFiles, moved: object = None) -> Copy:
         """Wait, and give a copy of nothing."""
         self.begun += 1
-        assert self.let_go.wait(20)
+        assert self.let_go.wait(WAIT_SECONDS)
         return Copy(key, "", Path())
 
     def remove(self, copy: Copy) -> None:
@@ -277,7 +277,7 @@ async def test_a_storage_that_keeps_its_thread_keeps_no_caller(tmp_path: Path) -
         with pytest.raises(StorageFailure, match=r"b:1: the storage threads stood still for 0.1 s"):
             await trio.to_thread.run_sync(threads.fetch, ModelKey("b", "1"), _VERSION)
         maker.let_go.set()
-        await until(lambda: [copy.key.name for copy in maker.removed] == ["a"])
+        await until_async(lambda: [copy.key.name for copy in maker.removed] == ["a"])
         copy = await trio.to_thread.run_sync(threads.fetch, ModelKey("c", "1"), _VERSION)
         assert copy.key.name == "c"
         assert maker.begun == 2
@@ -302,7 +302,7 @@ async def test_so_many_may_wait(tmp_path: Path) -> None:
         async with _threads(maker, 2, 30) as threads:
             for number in range(MAX_WAITING):
                 nursery.start_soon(fetch_in_thread, number)
-            await until(lambda: len(threads._open) == MAX_WAITING)
+            await until_async(lambda: len(threads._open) == MAX_WAITING)
             with pytest.raises(Overloaded, match=f"n:1 cannot be fetched now: {MAX_WAITING} calls wait"):
                 threads.fetch(ModelKey("n", "1"), _VERSION)
         maker.let_go.set()
@@ -329,12 +329,12 @@ async def test_a_call_that_waits_for_a_storage_lends_its_thread(tmp_path: Path) 
         open_handler(project, Supplies(opened.clients)) as handler,
         trio.open_nursery() as nursery,
     ):
-        with trio.fail_after(10):
+        with trio.fail_after(WAIT_SECONDS):
             for _ in range(3):
                 nursery.start_soon(ask, "b")
-            await until(lambda: storage.begun == 1)
+            await until_async(lambda: storage.begun == 1)
             await ask("a")
             assert given == ["a"]
             storage.let_go.set()
-            await until(lambda: given == ["a", "b", "b", "b"])
+            await until_async(lambda: given == ["a", "b", "b", "b"])
     assert storage.fetched == [str(tmp_path / "up" / name / "model.txt") for name in "ab"]

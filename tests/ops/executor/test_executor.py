@@ -18,6 +18,7 @@ from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
 from ovmstrio.runtimes.ops.graph import OpGraph
 from tests.support.ops import TextOp, asking, settings, single, text_graph
+from tests.support.waits import WAIT_SECONDS
 
 
 def answered(response: PipelineResponse) -> Any:
@@ -404,7 +405,7 @@ class Stuck(Op):
         (one,) = input_dicts.values()
         if one["x"] == "wait":
             self.entered.release()
-            self.release.wait(30)
+            self.release.wait(WAIT_SECONDS)
         return dict(one)
 
 
@@ -435,7 +436,7 @@ class StuckProcess(Op):
         """Wait if asked to."""
         (feed,) = feed_batch
         if feed["x"] == "wait":
-            self.release.wait(30)
+            self.release.wait(WAIT_SECONDS)
         return dict(feed)
 
 

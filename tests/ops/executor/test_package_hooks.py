@@ -11,6 +11,7 @@ from ovmstrio.runtimes.ops.executor import open_executor
 from ovmstrio.runtimes.ops.graph import build
 from ovmstrio.runtimes.ops.tensors import from_array
 from tests.support.ops import asking, settings, single
+from tests.support.waits import WAIT_SECONDS
 
 
 class Waiting(RequestOp):
@@ -21,7 +22,7 @@ class Waiting(RequestOp):
     def unpack_request_package(self, request: PipelineRequest) -> Any:
         """Wait if asked to."""
         if request.values[0] == "wait":
-            self.release.wait(30)
+            self.release.wait(WAIT_SECONDS)
         return {"x": request.values[0]}
 
 

@@ -21,6 +21,7 @@ from ovmstrio.core.inflation import GZIP_BITS, Inflation, InflationError
 from ovmstrio.wire.grpc import Call, GrpcServer, TransportLimits
 from ovmstrio.wire.grpc.inflation import Inflater
 from tests.support.kept_by_errors import bytes_kept_by
+from tests.support.waits import WAIT_SECONDS
 from tests.wire.grpc.bytes_client import HELLO, data, headers, message, request_headers
 from tests.wire.grpc.echo import BytesCodec
 from tests.wire.grpc.peers import MemoryListener
@@ -151,7 +152,7 @@ async def test_many_bombs_on_a_connection_take_turns(method: str) -> None:
         with most_memory() as most:
             script = [headers(n, pairs) + data(n, prefixed, end=True) for n in range(1, 2 * count, 2)]
             await raw.send_all(HELLO + b"".join(script))
-            with trio.fail_after(20):
+            with trio.fail_after(WAIT_SECONDS):
                 while service.held < (1 if method == "One" else count):
                     await trio.testing.wait_all_tasks_blocked(0.01)
             if method == "One":
@@ -159,7 +160,7 @@ async def test_many_bombs_on_a_connection_take_turns(method: str) -> None:
                 assert service.held == 1
             service.released.set()
             answers = b""
-            with trio.fail_after(20):
+            with trio.fail_after(WAIT_SECONDS):
                 while answers.count(b"grpc-status") < count:
                     answers += bytes(await raw.receive_some())
         assert answers.count(b"\x0bgrpc-status\x010") == count
@@ -176,7 +177,7 @@ async def test_small_messages_do_not_wait_for_large_ones() -> None:
         await inflater.inflate(gzip.compress(bytes(900_000)))
     assert patience.cancelled_caught
     inflater.release(len(large))
-    with trio.fail_after(5):
+    with trio.fail_after(WAIT_SECONDS):
         assert len(await inflater.inflate(gzip.compress(bytes(900_000)))) == 900_000
 
 

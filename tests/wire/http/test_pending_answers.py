@@ -12,10 +12,10 @@ from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.core.pending_answers import PendingAnswers, PendingShare, current_share
 from ovmstrio.wire.http.http_server import HttpFrontEnd
 from ovmstrio.wire.http.router import Refusals, Router, rule
+from tests.support.waits import WAIT_SECONDS
 
 SIZE = 30_000_000
 LANES = {"fast": b"", "application": b"TE: trailers\r\n"}
-PATIENCE_SECONDS = 20
 
 
 class _Refusals(Refusals):
@@ -54,7 +54,7 @@ async def _ask(address: str, lane: bytes) -> trio.SocketStream:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(PATIENCE_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         while not condition():
             await trio.testing.wait_all_tasks_blocked(0.01)
 
@@ -67,7 +67,7 @@ async def test_answers_count_until_they_are_taken(serve: Serve, lane: bytes) -> 
     async with await _ask(address, lane) as stream:
         await _until(lambda: pending.budget.held >= SIZE)
         taken = 0
-        with trio.fail_after(PATIENCE_SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             while taken < SIZE:
                 taken += len(await stream.receive_some(1_000_000))
         await _until(lambda: pending.budget.held == 0)

@@ -21,7 +21,7 @@ from ovmstrio.work.isolation import isolated_code
 from ovmstrio.work.isolation.isolated_code import Isolation
 from pyovms import Tensor
 from tests.support.python_nodes import make_node, nodes
-from tests.support.threads import until
+from tests.support.waits import until_async
 
 
 def open_files() -> int:
@@ -360,9 +360,9 @@ async def test_a_call_whose_client_leaves_is_told(tmp_path: Path) -> None:
         before = node.resources.code.code.pids
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.run_once, b"wait")
-            await until((tmp_path / "started").exists)
+            await until_async((tmp_path / "started").exists)
             nursery.cancel_scope.cancel()
-        await until((tmp_path / "heard").exists)
+        await until_async((tmp_path / "heard").exists)
         assert await node.run_once(b"ok") == []
         assert node.resources.code.code.pids == before
 

@@ -19,6 +19,7 @@ from ovmstrio.runtimes.ops.observing.hooks import NULL, OpHooks, Several
 from ovmstrio.runtimes.ops.tensors import from_array, to_array
 from tests.support.ops import asking, settings, single
 from tests.support.ops_processes import Told, loaded
+from tests.support.waits import WAIT_SECONDS
 
 
 @asynccontextmanager
@@ -117,7 +118,7 @@ async def test_a_worker_that_dies_is_noticed_though_its_own_child_lives_on(tmp_p
     try:
         async with opened("Told") as executor:
             before = parts(await executor.infer(asking()))
-            with trio.fail_after(20):
+            with trio.fail_after(WAIT_SECONDS):
                 response = await executor.infer(asking(f"orphan:{file}"))
             assert response.err_no == CustomExceptionCode.UNKNOW.value
             assert "was killed by SIGKILL" in response.err_msg

@@ -202,7 +202,7 @@ async def test_a_call_that_is_left_ends_before_deinitialize(tmp_path: Path) -> N
 
         def execute(inputs, params):
             began.set()
-            goes_on.wait(10)
+            goes_on.wait(60)
             order.append("execute")
             return inputs
     """
