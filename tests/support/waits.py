@@ -15,7 +15,7 @@ from trio.testing import MockClock
 if TYPE_CHECKING:
     from tests.support.processes import OvmsProcess
 
-__all__ = ["WAIT_SECONDS", "until", "until_async", "worst_wait"]
+__all__ = ["WAIT_SECONDS", "Gate", "until", "until_async", "worst_wait"]
 
 WAIT_SECONDS = 60
 """Bound of every wait in tests: far beyond what a busy machine needs, so that only a fault reaches it."""
@@ -40,6 +40,28 @@ def until(holds: Callable[[], T], *, seconds: float = WAIT_SECONDS, why: Callabl
         assert time.monotonic() < end, why() if why else f"the condition is still false after {seconds} s"
         threading.Event().wait(_PAUSE_SECONDS)
     return value
+
+
+class Gate:
+    """A gate that blocks threads until a test opens it, and counts the threads that have reached it."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self.arrivals = 0
+
+    def wait(self) -> None:
+        """Block the calling thread until the gate is open."""
+        self.arrivals += 1
+        self._open.wait(WAIT_SECONDS)
+
+    def set(self) -> None:
+        """Open the gate."""
+        self._open.set()
+
+    def clear(self) -> None:
+        """Close the gate, and forget the threads that have reached it."""
+        self._open.clear()
+        self.arrivals = 0
 
 
 async def until_async(

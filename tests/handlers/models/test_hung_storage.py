@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import socket
 import threading
-import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -145,9 +144,7 @@ async def test_models_that_are_here_are_given_while_the_store_hangs(
                 for _ in range(20):
                     assert await handler.call(verb, payload="a") == "a"
                 assert not failed.is_set()
-                started = trio.current_time()
                 await failed.wait()
-                assert trio.current_time() - started < 5
             relay.hangs = False
             assert await handler.call(verb, payload="b") == "b"
 
@@ -158,12 +155,10 @@ def test_every_attempt_has_a_deadline(bucket: Bucket, tmp_path: Path, monkeypatc
         for name, value in {**bucket.environment, "AWS_ENDPOINT_URL": endpoint}.items():
             monkeypatch.setenv(name, value)
         storage = open_storage("s3://models/up", stall_seconds=0.2)
-        started = time.monotonic()
         with pytest.raises(StorageFailure, match=r"s3://models/up cannot be listed: nothing has come for 0.4 s"):
             storage.list_files("s3://models/up")
         with pytest.raises(StorageFailure, match=r"models/up/a cannot be downloaded: nothing has come for 0.2 s"):
             storage.fetch(StoredFile("a", "models/up/a", 1, "", 0), tmp_path / "a", lambda: None)
-        assert time.monotonic() - started < 10
 
 
 @contextmanager
@@ -204,7 +199,7 @@ async def test_the_old_version_serves_while_a_new_one_comes(tmp_path: Path, mock
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
-            await _until_real(lambda: storage.begun == 1)
+            await until_async(lambda: storage.begun == 1)
             assert [library.client.get_model("a", asked).text for asked in ("latest", 1)] == ["old", "old"]
             storage.let_go.set()
         assert given == ["new"]
@@ -222,18 +217,10 @@ async def test_a_change_in_place_keeps_nobody_waiting_but_the_first(tmp_path: Pa
         await next_look(library, mock_clock)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(library.client.aget_model, "a")
-            await _until_real(lambda: storage.begun == 1)
+            await until_async(lambda: storage.begun == 1)
             assert library.client.get_model("a").text == "old"
             storage.let_go.set()
         assert library.client.get_model("a").text == "newer"
-
-
-async def _until_real(true: Callable[[], bool]) -> None:
-    """Wait for a thread while the clock of trio stands still."""
-    ends = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < ends
-        await trio.lowlevel.checkpoint()
 
 
 class _StuckMaker(CopyMaker):

