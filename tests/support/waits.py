@@ -54,6 +54,11 @@ class Gate:
         self.arrivals += 1
         self._open.wait(WAIT_SECONDS)
 
+    def next_arrival(self) -> Callable[[], bool]:
+        """Return a condition that is true once another thread has reached the gate."""
+        before = self.arrivals
+        return lambda: self.arrivals > before
+
     def set(self) -> None:
         """Open the gate."""
         self._open.set()

@@ -19,7 +19,7 @@ from ovmstrio.protocol.descriptors import message_class
 from tests.api.grpc.conftest import Serving
 from tests.api.grpc.streams import STREAM, Streaming, open_peer, streaming_server
 from tests.support.streaming_servables import GRAPH
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import WAIT_SECONDS, until_async
 from tests.wire.grpc.bytes_client import message, request_headers
 from tests.wire.grpc.peers import Peer
 
@@ -181,9 +181,7 @@ async def test_requests_of_a_stream_to_a_model_wait_unread(serving: Serving, mon
             await serving.servable.blocked.wait()
         waiting = _send(peer, _infer(id="waits"), STREAM)
         await peer.flush()
-        with trio.fail_after(WAIT_SECONDS):
-            while not serving.plane._admission.queued("echo"):
-                await trio.lowlevel.checkpoint()
+        await until_async(lambda: serving.plane._admission.queued("echo"))
         assert read == []
         refused = _send(peer, _infer(id="refused"), STREAM)
         await peer.flush()

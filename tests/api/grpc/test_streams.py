@@ -209,7 +209,7 @@ async def test_the_deadline_of_the_call_ends_the_stream(streaming: Streaming) ->
     """The client's timeout stops a graph that still works, which has known of it."""
 
     def work(channel: Any) -> Any:
-        caller = Caller(channel, timeout=0.3)
+        caller = Caller(channel, timeout=2)
         caller.send(payload(hold=True))
         return caller.finish()
 

@@ -12,7 +12,7 @@ import trio.testing
 
 from ovmstrio.observability.metrics import Metrics
 from tests.api.rest.servers import BODY, Peer, Serving, infer_head, infer_post, serving_rest
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import WAIT_SECONDS, until_async
 
 _BLOCK = b'{"parameters":{"block":true},' + BODY[1:]
 
@@ -27,9 +27,7 @@ async def limited(folder: Path, most: int, queue: int) -> AsyncIterator[Serving]
 
 
 async def _wait_queued(serving: Serving, count: int) -> None:
-    with trio.fail_after(WAIT_SECONDS):
-        while serving.plane._admission.queued("echo") != count:
-            await trio.testing.wait_all_tasks_blocked(0.01)
+    await until_async(lambda: serving.plane._admission.queued("echo") == count)
 
 
 @pytest.mark.parametrize("extra", [(), ("Accept-Encoding: x", "TE: trailers")], ids=["fast lane", "application"])

@@ -418,7 +418,7 @@ async def test_a_thread_that_does_not_end_costs_only_its_own_request(
     try:
         async with open_executor(single(Stuck), settings(worker_num=1)) as executor:
             for _ in range(3):
-                assert (await infer_until_deadline(executor, Stuck.release, mock_clock)).err_no == 6000
+                assert (await infer_until_deadline(executor, Stuck.release.next_arrival(), mock_clock)).err_no == 6000
                 assert answered(await executor.infer(asking("next"))) == "next"
     finally:
         Stuck.release.set()
@@ -457,7 +457,7 @@ async def test_a_worker_whose_process_goes_on_serves_the_next_request_at_once(
     """With the same copy of the Op, in a fresh thread."""
     async with open_executor(single(stuck), settings(worker_num=1)) as executor:
         for _ in range(3):
-            assert (await infer_until_deadline(executor, stuck.release, mock_clock)).err_no == 6000
+            assert (await infer_until_deadline(executor, stuck.release.next_arrival(), mock_clock)).err_no == 6000
             assert answered(await executor.infer(asking("next"))) == "next"
     assert len(stuck.made) == 1
 
@@ -470,7 +470,7 @@ async def test_many_threads_that_do_not_end_cost_the_copy_of_the_op(
     monkeypatch.setattr("ovmstrio.runtimes.ops.executor.op_instance._MOST_LATE", 2)
     async with open_executor(single(stuck), settings(worker_num=1)) as executor:
         for made in (1, 2, 2):
-            assert (await infer_until_deadline(executor, stuck.release, mock_clock)).err_no == 6000
+            assert (await infer_until_deadline(executor, stuck.release.next_arrival(), mock_clock)).err_no == 6000
             assert answered(await executor.infer(asking("next"))) == "next"
             assert len(stuck.made) == made
 

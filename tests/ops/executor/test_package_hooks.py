@@ -35,7 +35,7 @@ async def test_hooks_of_the_ends_that_never_end_cost_only_their_own_requests(
         async with open_executor(graph, settings(worker_num=2)) as executor:
             for _ in range(2):
                 assert (await executor.infer(asking())).values == ["x"]
-                assert (await infer_until_deadline(executor, Waiting.release, mock_clock)).err_no == 6000
+                assert (await infer_until_deadline(executor, Waiting.release.next_arrival(), mock_clock)).err_no == 6000
             response = await executor.infer(asking())
             assert response.err_no == 8000
             assert response.err_msg == "rpc package error: 2 hooks of the RequestOp or the ResponseOp do not end"

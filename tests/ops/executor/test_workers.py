@@ -76,7 +76,7 @@ async def test_a_worker_that_cannot_be_started_again_is_told(
     """Requests are answered at once with the reason, and again with results when it can."""
     try:
         async with open_executor(single(blocking), settings()) as executor:
-            assert (await infer_until_deadline(executor, blocking.release, mock_clock)).err_no == 6000
+            assert (await infer_until_deadline(executor, blocking.release.next_arrival(), mock_clock)).err_no == 6000
             response = await executor.infer(asking())
             assert executor.obstacle() == "no worker of op runs"
             assert response.err_no == 10000
@@ -97,7 +97,9 @@ async def test_hooks_that_never_end_make_an_op_fail_at_last(
     try:
         async with open_executor(single(blocking), settings()) as executor:
             for _ in range(2):
-                assert (await infer_until_deadline(executor, blocking.release, mock_clock)).err_no == 6000
+                assert (
+                    await infer_until_deadline(executor, blocking.release.next_arrival(), mock_clock)
+                ).err_no == 6000
             assert "2 hooks of Op op do not end" in (await executor.infer(asking())).err_msg
             await works_again(executor, blocking, blocking.release)
     finally:

@@ -162,7 +162,7 @@ async def test_a_deadline_ends_both_sides(method: str) -> None:
 
     def client() -> grpc.StatusCode:
         with channel_to(address) as channel, pytest.raises(grpc.RpcError) as caught:
-            list(channel.unary_stream(f"/test.Echo/{method}")(b"", timeout=0.2))
+            list(channel.unary_stream(f"/test.Echo/{method}")(b"", timeout=2))
         return caught.value.code()
 
     async with echo_server() as (_, service, address):
@@ -170,7 +170,7 @@ async def test_a_deadline_ends_both_sides(method: str) -> None:
         assert await in_thread(client) is grpc.StatusCode.DEADLINE_EXCEEDED
         with trio.fail_after(WAIT_SECONDS):
             await service.wait_cancelled()
-        assert service.cancelled_at[0] - started > 0.1
+        assert service.cancelled_at[0] - started > 1
 
 
 async def test_a_slow_reader_holds_its_handler_and_not_the_server() -> None:

@@ -59,11 +59,14 @@ async def test_answers_come_in_any_order_and_go_to_whoever_asked() -> None:
 async def test_no_more_than_so_many_are_asked_at_once() -> None:
     """The others wait until one is answered, be it for nobody."""
     async with started() as process:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
         with trio.move_on_after(0):
-            await process.call(["late", 0.1, "for nobody"])
+            await process.call(["echo", "for nobody"])
         with trio.move_on_after(0.01):
-            await process.call(["late", 0.1, "for nobody"])
+            await process.call(["echo", "for nobody"])
         assert process.is_busy
+        os.kill(process.pid, signal.SIGCONT)
         assert await process.call(["echo", 1]) == 1
         assert not process.is_busy
 

@@ -262,6 +262,6 @@ assert self.left.wait(60)
 self.seen.append(context.is_active())
 """)
     async with served(tmp_path, proto(tmp_path), handler) as project:
-        error = await project.failure(lambda stub: stub.Alpha(project.pb.Sample(), timeout=0.2))
+        error = await project.failure(lambda stub: stub.Alpha(project.pb.Sample(), timeout=2))
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert project.handler.seen == [False]

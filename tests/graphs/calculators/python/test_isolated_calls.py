@@ -21,7 +21,7 @@ from ovmstrio.work.isolation import isolated_code
 from ovmstrio.work.isolation.isolated_code import Isolation
 from pyovms import Tensor
 from tests.support.python_nodes import make_node, nodes
-from tests.support.waits import until_async
+from tests.support.waits import WAIT_SECONDS, until_async
 
 
 def open_files() -> int:
@@ -371,11 +371,13 @@ async def test_calls_are_spread_over_processes(tmp_path: Path) -> None:
     """Each has an object of its own; calls go to one that has none, and all those of a stream to one."""
     source = """
     import os, time
-    from pyovms import current_context
+    from pathlib import Path
     class OvmsPythonModel:
         def execute(self, inputs):
             if not inputs[0].size:
-                time.sleep(0.3)
+                Path(__file__).with_name(f"started-{os.getpid()}").touch()
+                while len(list(Path(__file__).parent.glob("started-*"))) < 2:
+                    time.sleep(0.001)
             return [Tensor("out", b"%d" % os.getpid())]
     """
     said: list[str] = []
@@ -385,9 +387,10 @@ async def test_calls_are_spread_over_processes(tmp_path: Path) -> None:
         async def run() -> None:
             said.append((await node.run_once())[0][2])
 
-        async with trio.open_nursery() as nursery:
-            for _ in range(2):
-                nursery.start_soon(run)
+        with trio.fail_after(WAIT_SECONDS):
+            async with trio.open_nursery() as nursery:
+                for _ in range(2):
+                    nursery.start_soon(run)
         assert sorted(map(int, said)) == sorted(node.resources.code.code.pids)
         async with node.opened() as opened:
             stream = {(await opened.run(b"x")).said[0][2] for _ in range(5)}
@@ -399,7 +402,7 @@ async def test_a_process_outlives_a_stream_whose_client_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:
     """However often, and at whichever moment: nothing of it is left for which the process would be ended."""
-    monkeypatch.setattr(isolated_code, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(isolated_code, "GRACE_SECONDS", WAIT_SECONDS)
     wait = "await trio.sleep(0.02)" if prefix else "time.sleep(0.02)"
     head = "import trio" if prefix else "import time"
     source = f"""
@@ -425,7 +428,9 @@ async def test_a_process_outlives_a_stream_whose_client_leaves(
             with trio.move_on_after(milliseconds / 1000):
                 async with node.opened() as opened:
                     await opened.go_on(await opened.run())
-        await trio.sleep(1)
+        (worker,) = node.resources.code.code._workers.values()
+        with trio.fail_after(WAIT_SECONDS):
+            await worker.process.idle()
         assert node.resources.code.code.pids == before
         assert [each[2] for each in await node.run_once(b"x")] == ["0"]
 

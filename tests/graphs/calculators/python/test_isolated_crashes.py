@@ -196,7 +196,7 @@ async def test_a_process_without_descriptors_is_replaced(tmp_path: Path) -> None
 @pytest.mark.parametrize("deed", ["segfault", "loop"])
 async def test_calls_of_the_other_processes_of_a_node_go_on(tmp_path: Path, deed: str) -> None:
     """And those that come while a process is replaced wait for nothing but a place."""
-    isolation = Isolation(processes=2, limit_seconds=0.5)
+    isolation = Isolation(processes=2, limit_seconds=2)
     async with nodes(tmp_path, isolation=isolation) as made:
         node = await load(made, is_stream=False)
         with capture_logs(), trio.fail_after(WAIT_SECONDS):

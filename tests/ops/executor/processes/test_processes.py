@@ -17,7 +17,7 @@ from ovmstrio.ops import CustomExceptionCode, PipelineRequest, PipelineResponse,
 from ovmstrio.runtimes.ops.executor import Executor, PipelineSource, open_executor
 from ovmstrio.runtimes.ops.observing.hooks import NULL, OpHooks, Several
 from ovmstrio.runtimes.ops.tensors import from_array, to_array
-from tests.support.ops import asking, settings, single
+from tests.support.ops import asking, infer_until_deadline, settings, single
 from tests.support.ops_processes import Told, loaded
 from tests.support.waits import WAIT_SECONDS
 
@@ -152,12 +152,17 @@ async def test_an_output_that_cannot_be_sent_fails_alone() -> None:
     assert parts(answers["fine"])[0] == "0"
 
 
-async def test_a_caller_that_leaves_a_hook_that_never_ends_costs_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_that_leaves_a_hook_that_never_ends_costs_a_process(
+    mock_clock: trio.testing.MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process is replaced after a while, and the next request is answered."""
     monkeypatch.setattr("ovmstrio.runtimes.ops.executor.processes.process_worker.GRACE_SECONDS", 0.05)
+    started = tmp_path / "started"
+    mock_clock.rate = 1
     async with opened("Told") as executor:
         before = parts(await executor.infer(asking()))
-        assert (await executor.infer(asking("wait"), trio.current_time() + 0.1)).err_no == 6000
+        response = await infer_until_deadline(executor, started.exists, mock_clock, f"wait:{started}")
+        assert response.err_no == 6000
         assert parts(await executor.infer(asking()))[1] != before[1]
         assert not is_alive(before[1])
 
