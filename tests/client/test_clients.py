@@ -14,7 +14,7 @@ from ovmstrio.client import Client, Unreachable, open_client
 from ovmstrio.core import errors
 from ovmstrio.protocol.wire_tensors import datatype_of, from_raw, to_raw
 from tests.support import ir
-from tests.support.ports import free_ports
+from tests.support.ports import refusing_port
 from tests.support.processes import OvmsProcess, serving
 from tests.support.waits import WAIT_SECONDS
 
@@ -131,8 +131,8 @@ def test_an_answer_that_takes_too_long_is_a_deadline(server: OvmsProcess, rest: 
 @pytest.mark.parametrize("rest", [False, True])
 def test_nobody_at_the_address_is_told_apart_from_a_refusal(rest: bool) -> None:
     """Scripts can wait for a server that is not there yet."""
-    (port,) = free_ports(1)
     with (
+        refusing_port() as port,
         open_client(f"127.0.0.1:{port}", rest=rest, timeout=WAIT_SECONDS) as client,
         pytest.raises(Unreachable, match=str(port)),
     ):

@@ -48,7 +48,7 @@ class Blocking(Op):
         return dict(one)
 
 
-async def works_again(executor: Executor, blocking: type[Blocking], awaited: threading.Event) -> None:
+async def works_again(executor: Executor, blocking: type[Blocking], awaited: threading.Event | Gate) -> None:
     """See that a worker is there, and answers, when what it waits for has come."""
     blocking.started = trio.Event()
     awaited.set()
