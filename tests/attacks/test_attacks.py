@@ -8,6 +8,7 @@ import pytest
 
 from tests.attacks.attacks import ATTACKS
 from tests.attacks.measuring import measure
+from tests.support.waits import WAIT_SECONDS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -22,4 +23,5 @@ QUIET_SECONDS = 2.0
 def test_an_attack_leaves_no_memory(tmp_path: Path, name: str) -> None:
     """The server answers another client during the attack, and returns the memory afterwards."""
     measured = measure(name, tmp_path, quiet_seconds=QUIET_SECONDS)
+    assert measured.attacked.slowest < WAIT_SECONDS * 1e3, measured
     assert measured.growth < GROWTH or measured.kept < KEPT, measured

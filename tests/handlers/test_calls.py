@@ -228,7 +228,7 @@ async def test_callbacks_are_waited_for_when_the_handler_ends(tmp_path: Path) ->
     wait = threading.Event()
     async with trio.open_nursery() as nursery:
         async with opened(tmp_path, code) as handler:
-            handler.run_after((partial(wait.wait, 5), partial(done.append, 1)))
+            handler.run_after((partial(wait.wait, WAIT_SECONDS), partial(done.append, 1)))
             nursery.start_soon(_set_late, wait)
         assert done == [1]
     handler.run_after((partial(done.append, 2),))

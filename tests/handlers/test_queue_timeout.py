@@ -98,7 +98,7 @@ BATCHED = """
             self.may_end = threading.Event()
         def handle_post(self, payload):
             self.begun.append(payload)
-            self.may_end.wait(5)
+            self.may_end.wait(60)
             return payload
     """
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import trio
 from structlog.testing import capture_logs
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.ops import Op, PipelineRequest, PipelineResponse
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
@@ -23,7 +23,8 @@ from tests.support.hostile_ops import (
     StubbornRequest,
     StubbornResponse,
 )
-from tests.support.ops import asking, settings, text_graph
+from tests.support.ops import asking, infer_until_deadline, settings, text_graph
+from tests.support.waits import WAIT_SECONDS
 
 HOOKS = ["preprocess", "process", "postprocess"]
 SHAPES = {"chain": ["a<@", "b<a"], "diamond": ["a<@", "b<@", "c<a b"], "fork": ["a<@", "b<a", "c<a", "d<b c"]}
@@ -48,7 +49,7 @@ def hostile(shape: str, where: str, make: type[Op] = Hostile) -> OpGraph:
     return graph
 
 
-async def ended(executor: Executor, text: str, seconds: float = 10.0) -> PipelineResponse:
+async def ended(executor: Executor, text: str, seconds: float = WAIT_SECONDS) -> PipelineResponse:
     """Give the answer to a request, which comes long before anybody loses patience."""
     with trio.fail_after(seconds + 20):
         return await executor.infer(asking(text), trio.current_time() + seconds)
@@ -116,7 +117,7 @@ async def test_attempts_that_never_end_do_not_take_every_thread(release: Release
 
 
 async def test_ends_that_ignore_their_cancellation_cost_only_their_own_requests(
-    release: Release, monkeypatch: pytest.MonkeyPatch
+    release: Release, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those get 6000, later ones their answers; and too many of them are an error."""
     monkeypatch.setattr("ovmstrio.runtimes.ops.executor.package_hooks.PACK_SECONDS", 0.2)
@@ -125,9 +126,11 @@ async def test_ends_that_ignore_their_cancellation_cost_only_their_own_requests(
     answer = StubbornResponse(input_ops=Op(input_ops=read))
     answer.release = release
     async with open_executor(build(answer), settings(worker_num=1)) as executor, release:
-        assert (await ended(executor, "unpack", 0.02)).err_no == 6000
+        response = await infer_until_deadline(executor, lambda: release.held == 1, mock_clock, "unpack")
+        assert response.err_no == 6000
         assert (await ended(executor, "fine")).values == ["fine"]
-        assert (await ended(executor, "pack", 0.02)).err_no == 6000
+        response = await infer_until_deadline(executor, lambda: release.held == 2, mock_clock, "pack")
+        assert response.err_no == 6000
         assert "2 hooks of the RequestOp or the ResponseOp do not end" in (await ended(executor, "fine")).err_msg
         release()
         await wait_all_tasks_blocked()

@@ -105,7 +105,7 @@ async def test_a_waiting_call_leaves_the_queue() -> None:
     gate = threading.Event()
     ran: list[int] = []
     async with pool(limit=1) as threads, trio.open_nursery() as nursery:
-        nursery.start_soon(threads.call, gate.wait, 5.0)
+        nursery.start_soon(threads.call, gate.wait, WAIT_SECONDS)
         await until_async(lambda: busy_threads() == 1)
         with trio.move_on_after(0.01) as scope:
             await threads.call(ran.append, 1)

@@ -230,7 +230,7 @@ async def test_a_process_that_cannot_be_started_again_is_tried_by_calls(
 
 async def test_a_process_with_a_call_that_nobody_waits_for_is_replaced_after_a_grace(library: Path) -> None:
     """The client that leaves does not wait; other calls of that process are not disturbed."""
-    async with opened(library, grace_seconds=0.3, execute="hang_if_negative") as custom_node:
+    async with opened(library, grace_seconds=2, execute="hang_if_negative") as custom_node:
         pid = custom_node.pid
         await leave_hanging(custom_node, library)
         np.testing.assert_array_equal((await custom_node.execute({"x": X}))["y"], X)
@@ -241,14 +241,13 @@ async def test_a_process_with_a_call_that_nobody_waits_for_is_replaced_after_a_g
 
 async def test_a_process_is_not_killed_under_a_call_that_is_waited_for(library: Path) -> None:
     """It takes no more calls, and is killed when the last of its callers leaves."""
-    async with opened(library, grace_seconds=1, execute="hang_if_negative") as custom_node:
-        pid = custom_node.pid
+    async with opened(library, grace_seconds=2, execute="hang_if_negative") as custom_node:
+        pid, retired = custom_node.pid, custom_node._worker
+        assert retired is not None
         async with trio.open_nursery() as nursery:
             await leave_hanging(custom_node, library)
             nursery.start_soon(custom_node.execute, {"x": BAD})
             await until_async(partial(hangs, library, 2))
-            retired = custom_node._worker
-            assert retired is not None
             await until_async(lambda: retired.is_retired)
             await custom_node.execute({"x": X})
             assert {pid, custom_node.pid} == {child.pid for child in children()}
