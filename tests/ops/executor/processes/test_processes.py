@@ -24,11 +24,11 @@ from tests.support.waits import WAIT_SECONDS
 
 @asynccontextmanager
 async def opened(
-    name: str, concurrency: int = 1, batch_size: int = 1, hooks: OpHooks = NULL
+    name: str, concurrency: int = 1, batch_size: int = 1, hooks: OpHooks = NULL, seconds: float = WAIT_SECONDS
 ) -> AsyncIterator[Executor]:
     """Open a pipeline whose Op is in processes; none of them takes long."""
     pipeline, source = loaded(name, concurrency, batch_size)
-    with trio.fail_after(60):
+    with trio.fail_after(seconds):
         async with open_executor(pipeline.graph, pipeline.settings, hooks=hooks, source=source) as executor:
             yield executor
 
@@ -159,7 +159,7 @@ async def test_a_caller_that_leaves_a_hook_that_never_ends_costs_a_process(
     monkeypatch.setattr("ovmstrio.runtimes.ops.executor.processes.process_worker.GRACE_SECONDS", 0.05)
     started = tmp_path / "started"
     mock_clock.rate = 1
-    async with opened("Told") as executor:
+    async with opened("Told", seconds=2000) as executor:
         before = parts(await executor.infer(asking()))
         response = await infer_until_deadline(executor, started.exists, mock_clock, f"wait:{started}")
         assert response.err_no == 6000
