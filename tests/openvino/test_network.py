@@ -23,7 +23,7 @@ from ovmstrio.openvino import compile as compile_module
 from ovmstrio.openvino import network as network_module
 from ovmstrio.openvino import slot as slot_module
 from ovmstrio.openvino.completions import CompletionQueue
-from ovmstrio.openvino.first_runs import Timing
+from ovmstrio.openvino.first_runs import Timing, warm_up
 from ovmstrio.openvino.mending import replace_model
 from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.ov_tensors import from_tensor
@@ -40,13 +40,13 @@ ONES = np.ones((1, 10), np.float32)
 @pytest.fixture
 def short_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time inferences and the event loop by a clock of the test: on a busy machine short inferences look long."""
-    measure, ticks = compile_module.warm_up, itertools.count()
+    ticks = itertools.count()
 
-    def warm_up(compiled: Any, signature: Any, blocking: Any, clock: Any) -> Any:
+    def measure(compiled: Any, signature: Any, blocking: Any, clock: Any) -> Any:
         del clock
-        return measure(compiled, signature, blocking, lambda: next(ticks) * 1e-6)
+        return warm_up(compiled, signature, blocking, lambda: next(ticks) * 1e-6)
 
-    monkeypatch.setattr(compile_module, "warm_up", warm_up)
+    monkeypatch.setattr(compile_module, "warm_up", measure)
     monkeypatch.setattr(network_module, "time", SimpleNamespace(perf_counter=lambda: 100.0, thread_time=lambda: 100.0))
     for name in ("is_full", "is_overdue"):
         monkeypatch.setattr(LoopLoad, name, property(lambda _: False))

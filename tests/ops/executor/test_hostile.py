@@ -94,7 +94,7 @@ async def test_a_hook_that_ignores_its_cancellation_costs_only_its_own_request(r
         assert (await ended(executor, "fine")).values == ["fine"]
 
 
-async def test_an_attempt_that_ignores_its_cancellation_is_late(release: Release) -> None:
+async def test_an_attempt_that_ignores_its_cancellation_is_late(release: Release, autojump_clock: MockClock) -> None:
     """It is answered after as many attempts as there may be, each of which gets the whole feed."""
     graph = hostile("chain", "process", AsyncHostile)
     ops = {"a": OpSettings(timeout=20, retry=3)}
@@ -105,10 +105,11 @@ async def test_an_attempt_that_ignores_its_cancellation_is_late(release: Release
         assert (await ended(executor, "fine")).values == ["fine"]
 
 
-async def test_attempts_that_never_end_do_not_take_every_thread(release: Release) -> None:
+async def test_attempts_that_never_end_do_not_take_every_thread(release: Release, mock_clock: MockClock) -> None:
     """However often it may be tried, the request ends with 6000, and there is an end of threads."""
     graph = hostile("chain", "process")
     ops = {"a": OpSettings(timeout=1, retry=200)}
+    mock_clock.rate = 0.25
     async with open_executor(graph, settings(ops=ops)) as executor, release:
         assert (await ended(executor, "wait")).err_no == 6000
         assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
