@@ -36,7 +36,7 @@ CODE = ("ovmstrio", "cli", "compat")
 STARTING_SERVERS = ("attacks", "chaos", "cli", "clients", "console", "deploy", "e2e", "fuzz", "samples")
 """Folders whose tests mostly wait for processes: few tests, which take long."""
 
-SECONDS_FOR_PROCESSES_TO_END = 10
+SECONDS_FOR_PROCESSES_TO_END = 60
 RUN = ("OVMSTRIO_TESTS_RUN", uuid4().hex)
 """A variable that tells what one process of tests has started from what others have."""
 

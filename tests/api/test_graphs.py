@@ -25,8 +25,9 @@ from ovmstrio.server.rest_front_end import RestFrontEnd
 from tests.api.grpc.streams import Caller, payload
 from tests.api.grpc.tensorflow.calls import predict_request, refusal, tensor
 from tests.support.graphs import LOOPBACK, graph_text, python_node
-from tests.support.grpc_clients import TIMEOUT_SECONDS, call, with_channel, with_triton
+from tests.support.grpc_clients import call, with_channel, with_triton
 from tests.support.stub_registry import registry_of
+from tests.support.waits import WAIT_SECONDS
 
 HANDLERS = {
     "upper": """
@@ -71,7 +72,7 @@ class Both:
         """Make one request."""
 
         def work() -> httpx.Response:
-            with httpx.Client(base_url=f"http://{self.rest}", timeout=TIMEOUT_SECONDS, trust_env=False) as client:
+            with httpx.Client(base_url=f"http://{self.rest}", timeout=WAIT_SECONDS, trust_env=False) as client:
                 return client.request(method, path, **options)
 
         return await trio.to_thread.run_sync(work)

@@ -33,6 +33,7 @@ from tests.api.rest.servers import BODY, infer_head, infer_post, serving_rest
 from tests.support import ir
 from tests.support.both_doors import DOORS, BothDoors, serving_both
 from tests.support.callers import bearer, entry_of, gate_of
+from tests.support.waits import WAIT_SECONDS
 
 SCOPES: Final = {
     "shop": "infer:add",
@@ -173,7 +174,7 @@ async def test_a_refusal_over_grpc_says_what_to_show_in_a_trailer(doors: BothDoo
         with grpc.insecure_channel(doors.grpc) as channel:
             call = channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")
             with pytest.raises(grpc.RpcError) as caught:
-                call(b"", metadata=list(bearer(key).items()) if key else [], timeout=30)
+                call(b"", metadata=list(bearer(key).items()) if key else [], timeout=WAIT_SECONDS)
             error: Any = caught.value
             return error.code().name, dict(error.trailing_metadata()).get("www-authenticate", "")
 
@@ -215,7 +216,7 @@ async def test_grpc_methods_beside_inference_are_guarded_too(doors: BothDoors) -
             for path in ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "/no.Such/Method"):
                 for key in ("", "shop", "reader"):
                     metadata = list(bearer(key).items()) if key else []
-                    call = channel.stream_stream(path)(iter(()), metadata=metadata, timeout=30)
+                    call = channel.stream_stream(path)(iter(()), metadata=metadata, timeout=WAIT_SECONDS)
                     with pytest.raises(grpc.RpcError) if call.code() is not grpc.StatusCode.OK else _nothing():
                         list(call)
                     codes.append(call.code().name)
@@ -317,7 +318,7 @@ async def test_requests_at_once_are_limited_by_caller_and_counted_to_their_end(t
                 refused = await peer.ask(infer_post(BODY, *lines))
                 assert (refused.status, refused.headers["retry-after"]) == (429, "1")
                 assert "has 1 requests under way" in refused.json["error"]
-            with trio.fail_after(20):
+            with trio.fail_after(WAIT_SECONDS):
                 await serving.servable.cancelled.wait()
             await serving.wait_closed()
             assert allowance.under_way == 0

@@ -20,9 +20,10 @@ from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from tests.support import ir
-from tests.support.grpc_clients import TIMEOUT_SECONDS, with_triton
+from tests.support.grpc_clients import with_triton
 from tests.support.servables import EXACT
 from tests.support.stub_registry import registry_of
+from tests.support.waits import WAIT_SECONDS
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Doors:
         """Ask for a document over REST."""
 
         def work() -> Any:
-            answer = httpx.get(f"http://{self.rest}{path}", timeout=TIMEOUT_SECONDS, trust_env=False)
+            answer = httpx.get(f"http://{self.rest}{path}", timeout=WAIT_SECONDS, trust_env=False)
             return answer.raise_for_status().json()
 
         return await trio.to_thread.run_sync(work)

@@ -14,6 +14,7 @@ import trio.testing
 from tests.chaos.ledger import Ledger, Said
 from tests.chaos.proxy import Proxy
 from tests.chaos.run import chaos
+from tests.support.waits import WAIT_SECONDS
 
 SECONDS = 60
 SEED = 7
@@ -75,7 +76,7 @@ async def _echo(stream: trio.SocketStream) -> None:
 @asynccontextmanager
 async def _proxied() -> AsyncIterator[tuple[Proxy, trio.SocketStream]]:
     """Give a connection through a proxy to a server that sends back what it gets."""
-    with trio.fail_after(10):
+    with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             proxy, port = await _open(nursery)
             async with await trio.open_tcp_stream("127.0.0.1", port) as stream:

@@ -21,6 +21,7 @@ from tests.support.all_kinds import write_all_kinds
 from tests.support.ports import free_ports
 from tests.support.processes import OvmsProcess, running
 from tests.support.projects import write_project
+from tests.support.waits import WAIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -141,7 +142,7 @@ def small_disk(folder: Path) -> Iterator[str]:
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK}", "tmpfs", str(folder)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_SECONDS)
     except OSError as error:
         yield str(error)
         return
@@ -151,7 +152,7 @@ def small_disk(folder: Path) -> Iterator[str]:
     try:
         yield ""
     finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=False, timeout=10)
+        subprocess.run(["umount", "--lazy", str(folder)], check=False, timeout=WAIT_SECONDS)
 
 
 def everything(folder: Path, disk: Path, clock: Path | None) -> Server:

@@ -14,8 +14,9 @@ from ovmstrio.client import Client, Unreachable, open_client
 from ovmstrio.core import errors
 from ovmstrio.protocol.wire_tensors import datatype_of, from_raw, to_raw
 from tests.support import ir
-from tests.support.ports import free_ports
+from tests.support.ports import refusing_port
 from tests.support.processes import OvmsProcess, serving
+from tests.support.waits import WAIT_SECONDS
 
 EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
 MODELS: dict[str, ov.Model] = {
@@ -120,17 +121,21 @@ def test_an_answer_that_takes_too_long_is_a_deadline(server: OvmsProcess, rest: 
     """The server is there, which the error says by its class, and is named."""
     url = server.rest if rest else server.grpc
     x = np.zeros((512, 512), np.float32)
-    with open_client(url, rest=rest, timeout=0.1) as client:
+    with open_client(url, rest=rest, timeout=WAIT_SECONDS) as client:
         client.server_live()
-        with pytest.raises(errors.DeadlineExceeded, match="did not answer in time"):
-            client.infer("slow", {"x": x})
+    deadline = pytest.raises(errors.DeadlineExceeded, match="did not answer in time")
+    with open_client(url, rest=rest, timeout=0.1) as client, deadline:
+        client.infer("slow", {"x": x})
 
 
 @pytest.mark.parametrize("rest", [False, True])
 def test_nobody_at_the_address_is_told_apart_from_a_refusal(rest: bool) -> None:
     """Scripts can wait for a server that is not there yet."""
-    (port,) = free_ports(1)
-    with open_client(f"127.0.0.1:{port}", rest=rest, timeout=5) as client, pytest.raises(Unreachable, match=str(port)):
+    with (
+        refusing_port() as port,
+        open_client(f"127.0.0.1:{port}", rest=rest, timeout=WAIT_SECONDS) as client,
+        pytest.raises(Unreachable, match=str(port)),
+    ):
         client.server_live()
 
 

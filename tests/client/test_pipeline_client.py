@@ -10,9 +10,9 @@ import trio
 
 from ovmstrio.client.pipeline import PipelineClient
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
+from tests.support.waits import WAIT_SECONDS
 
 ResultT = TypeVar("ResultT")
-TIMEOUT_SECONDS = 20
 
 
 async def ask(executor: EchoExecutor, work: Callable[[PipelineClient], ResultT]) -> ResultT:
@@ -33,7 +33,7 @@ async def ask(executor: EchoExecutor, work: Callable[[PipelineClient], ResultT])
 async def test_texts_arrays_and_lists_are_text() -> None:
     """Without tensors everything is text, arrays as they are printed, and the raw message comes back."""
     feed = {"a": "1", "b": np.array([1, 2]), "c": [1.5]}
-    answer = await ask(EchoExecutor(), lambda client: client.predict(feed, fetch=["a"], timeout=TIMEOUT_SECONDS))
+    answer = await ask(EchoExecutor(), lambda client: client.predict(feed, fetch=["a"], timeout=WAIT_SECONDS))
     assert list(answer.key) == ["a", "b", "c"]
     assert list(answer.value) == ["1", "array([1, 2])", "array([1.5])"]
 
@@ -47,7 +47,7 @@ async def test_tensors_of_every_type(dtype: str, *, as_bytes: bool) -> None:
     array = np.array([[1], [0], [1]], dtype)
     feed = {"x": array, "x.lod": [0, 1, 3]}
     options: dict[str, Any] = {"pack_tensor_format": True, "use_tensor_bytes": as_bytes}
-    answer = await ask(EchoExecutor(), lambda client: client.predict(feed, timeout=TIMEOUT_SECONDS, **options))
+    answer = await ask(EchoExecutor(), lambda client: client.predict(feed, timeout=WAIT_SECONDS, **options))
     assert dict(zip(answer.key, answer.value, strict=True)) == {
         "x": repr(array),
         "x.lod": "array([0, 1, 3], dtype=int32)",
@@ -59,9 +59,9 @@ async def test_numbers_and_addresses_are_sent_apart() -> None:
     executor = EchoExecutor()
 
     def work(client: PipelineClient) -> None:
-        client.predict({"x": "1", "logid": 5, "clientip": "10.0.0.1"}, timeout=TIMEOUT_SECONDS)
-        client.predict({"x": "1", "logid": 5}, log_id=7, timeout=TIMEOUT_SECONDS)
-        client.predict({"x": "1"}, timeout=TIMEOUT_SECONDS, profile=True)
+        client.predict({"x": "1", "logid": 5, "clientip": "10.0.0.1"}, timeout=WAIT_SECONDS)
+        client.predict({"x": "1", "logid": 5}, log_id=7, timeout=WAIT_SECONDS)
+        client.predict({"x": "1"}, timeout=WAIT_SECONDS, profile=True)
 
     await ask(executor, work)
     assert [request.logid for request in executor.requests] == [5, 7, 0]
@@ -74,7 +74,7 @@ async def test_a_hundred_calls_at_once() -> None:
 
     def work(client: PipelineClient) -> list[str]:
         futures = [client.predict({"x": str(number)}, asyn=True) for number in range(100)]
-        return [future.result(TIMEOUT_SECONDS).value[0] for future in futures]
+        return [future.result(WAIT_SECONDS).value[0] for future in futures]
 
     assert await ask(EchoExecutor(), work) == [str(number) for number in range(100)]
 

@@ -22,9 +22,9 @@ from ovmstrio.core import errors
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.status_errors import status_of
 from tests.support.plain_http import QuietHandler, answering_http
-from tests.support.ports import free_ports
+from tests.support.ports import refusing_port
+from tests.support.waits import WAIT_SECONDS
 
-WAIT_SECONDS = 10
 Behaviour = Callable[[Iterator[Any], grpc.ServicerContext], Iterator[Any]]
 """What answers ``ModelStreamInfer``: requests in, messages out."""
 
@@ -278,8 +278,8 @@ def test_rest_tells_errors_before_and_within_a_stream() -> None:
 
 def test_rest_tells_a_broken_stream_from_an_absent_server() -> None:
     """What came before the break is given."""
-    (port,) = free_ports(1)
     with (
+        refusing_port() as port,
         open_client(f"127.0.0.1:{port}", rest=True) as client,
         pytest.raises(Unreachable, match="no server answers REST"),
     ):

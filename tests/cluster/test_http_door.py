@@ -19,6 +19,7 @@ from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import Router, rule
+from tests.support.waits import WAIT_SECONDS
 
 LIMIT = 1024
 
@@ -131,7 +132,7 @@ async def test_a_stream_whose_reader_is_gone_is_closed(*, is_hot: bool) -> None:
         assert head.pieces is not None
         del head
         gc.collect()
-        with trio.fail_after(30):
+        with trio.fail_after(WAIT_SECONDS):
             await stream.closed.wait()
 
 

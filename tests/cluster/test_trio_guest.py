@@ -16,8 +16,7 @@ import trio
 
 from ovmstrio.cluster.ray.trio_guest import TrioGuest
 from ovmstrio.core.errors import ConfigError, NotReady, Overloaded, Problem
-
-PATIENCE_SECONDS = 30
+from tests.support.waits import WAIT_SECONDS
 
 
 async def _idle(until: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[str]) -> None:
@@ -28,7 +27,7 @@ async def _idle(until: Callable[[], Awaitable[None]], *, task_status: trio.TaskS
 @asynccontextmanager
 async def _bridge(program: Any = _idle) -> AsyncIterator[TrioGuest]:
     guest = TrioGuest()
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(WAIT_SECONDS):
         assert await guest.start(program) == "begun"
         try:
             yield guest
@@ -151,7 +150,7 @@ def test_what_cannot_start_says_so_where_it_was_started() -> None:
 
     async def run() -> None:
         guest = TrioGuest()
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(WAIT_SECONDS):
             with pytest.raises(ConfigError, match="no such model"):
                 await guest.start(program)
             await guest.aclose()
@@ -170,7 +169,7 @@ def test_what_fails_later_is_told_in_the_log() -> None:
 
     async def run() -> None:
         async with _bridge(program) as guest:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(WAIT_SECONDS):
                 while not guest.has_ended:  # noqa: ASYNC110 - a guest has no event of its end
                     await asyncio.sleep(0.005)
 
@@ -186,7 +185,7 @@ def test_who_leaves_before_the_start_is_done_has_it_ended() -> None:
 
     async def run() -> None:
         guest = TrioGuest()
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(WAIT_SECONDS):
             starting = asyncio.ensure_future(guest.start(_idle))
             await asyncio.sleep(0)
             starting.cancel()
@@ -203,7 +202,7 @@ def test_calls_that_are_left_at_the_end_are_told_that_it_has_come() -> None:
 
     async def run() -> None:
         guest = TrioGuest()
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(WAIT_SECONDS):
             await guest.start(_idle)
             call = asyncio.ensure_future(guest.call(trio.sleep_forever))
             assert await guest.call(_twice, 1) == 2

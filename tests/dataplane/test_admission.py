@@ -15,6 +15,7 @@ from ovmstrio.core.errors import Overloaded
 from ovmstrio.core.limits import NO_LIMIT, Limit
 from ovmstrio.core.request import InferRequest
 from ovmstrio.dataplane.admission import Admission
+from tests.support.waits import WAIT_SECONDS
 
 
 def _admission(server: Limit = NO_LIMIT, **limits: Limit) -> Admission:
@@ -123,7 +124,7 @@ async def test_a_nested_call_overtakes_those_that_wait_for_the_server() -> None:
     admission = _admission(Limit(1, 5), model=Limit(1, 5))
     held: list[int] = []
     done = trio.Event()
-    with trio.fail_after(5):
+    with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             with await admission.enter("pipeline"):
                 nursery.start_soon(_hold, admission, "model", held, 1, done)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovmstrio.core.arrivals import Arrival, Arrivals
+from tests.support.waits import WAIT_SECONDS
 
 
 @given(
@@ -43,7 +44,7 @@ def test_turns_come_in_order_and_always_come(calls: list[tuple[str, str, int]]) 
 
     async def run() -> None:
         arrivals = Arrivals()
-        with trio.fail_after(10):
+        with trio.fail_after(WAIT_SECONDS):
             async with trio.open_nursery() as nursery:
                 for number, (name, deed, steps) in enumerate(calls, 1):
                     nursery.start_soon(serve, arrivals.note(number), name, deed, steps)

@@ -16,6 +16,7 @@ from ovmstrio.core.events import Door
 from ovmstrio.core.request import InferResponse
 from ovmstrio.core.tensor import Array, RawTensor, Tensor
 from ovmstrio.dataplane.rendering import Renderer
+from tests.support.waits import WAIT_SECONDS
 
 
 def _response(elements: int) -> InferResponse:
@@ -90,7 +91,7 @@ async def test_few_answers_are_written_at_a_time_and_who_waits_can_leave() -> No
     renderer, gate = Renderer(), threading.Event()
 
     def write(response: InferResponse) -> None:
-        gate.wait(20)
+        gate.wait(WAIT_SECONDS)
 
     async with trio.open_nursery() as nursery:
         for _ in range(2):

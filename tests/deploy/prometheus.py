@@ -7,13 +7,13 @@ import json
 import re
 import shutil
 import subprocess
-import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
 from tests.support.ports import free_ports
+from tests.support.waits import WAIT_SECONDS, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,14 +76,13 @@ def evaluating(folder: Path, scrapes: Sequence[str]) -> Iterator[Prometheus]:
 
 
 def _wait_ready(process: subprocess.Popen[bytes], address: str) -> None:
-    ends = time.monotonic() + _PATIENCE_SECONDS
-    while time.monotonic() < ends:
+    def is_ready() -> bool:
         assert process.poll() is None, "Prometheus has ended"
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{address}/-/ready", timeout=10, trust_env=False).is_success:
-                return
-        threading.Event().wait(0.05)
-    raise AssertionError("Prometheus is not ready in time")
+            return httpx.get(f"{address}/-/ready", timeout=WAIT_SECONDS, trust_env=False).is_success
+        return False
+
+    until(is_ready)
 
 
 def _with_times(scrapes: Sequence[str], begin: int) -> str:

@@ -22,6 +22,7 @@ from tests.support.envoy import EnvoyProcess, envoy_before
 from tests.support.graphs import LOOPBACK, graph_text, python_node
 from tests.support.ports import free_ports
 from tests.support.processes import OvmsProcess, running
+from tests.support.waits import WAIT_SECONDS
 
 pytestmark = pytest.mark.e2e
 
@@ -91,7 +92,7 @@ def _input(name: str, values: Any) -> Any:
 def _infer(proxy: EnvoyProcess, value: float) -> float:
     client = triton.InferenceServerClient(proxy.address)
     try:
-        result = client.infer("dummy", [_input("b", np.full((1, 10), value))], client_timeout=30)
+        result = client.infer("dummy", [_input("b", np.full((1, 10), value))], client_timeout=WAIT_SECONDS)
         return float(result.as_numpy("a")[0, 0])
     finally:
         client.close()
@@ -102,7 +103,7 @@ def _step_grpc(proxy: EnvoyProcess, sequence: int, value: float, **flags: bool) 
     client = triton.InferenceServerClient(proxy.address)
     try:
         result = client.infer(
-            "sums", [_input("x", np.full((1, 2), value))], sequence_id=sequence, client_timeout=30,
+            "sums", [_input("x", np.full((1, 2), value))], sequence_id=sequence, client_timeout=WAIT_SECONDS,
             headers={"x-sequence-id": str(sequence)}, **flags,
         )  # fmt: skip
         return float(result.as_numpy("y")[0, 0])
@@ -114,7 +115,7 @@ def _step_rest(proxy: EnvoyProcess, sequence: int, value: float, **flags: bool) 
     inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [value, value]}]
     body = {"inputs": inputs, "parameters": {"sequence_id": sequence, **flags}}
     headers = {"x-sequence-id": str(sequence)}
-    answer = httpx.post(f"{proxy.url}/v2/models/sums/infer", json=body, headers=headers, timeout=30)
+    answer = httpx.post(f"{proxy.url}/v2/models/sums/infer", json=body, headers=headers, timeout=WAIT_SECONDS)
     assert answer.status_code == 200, answer.text
     return float(answer.json()["outputs"][0]["data"][0])
 
@@ -129,7 +130,7 @@ def test_calls_of_both_protocols_come_through_one_port(proxy: EnvoyProcess, serv
     """And both servers have their part."""
     assert [_infer(proxy, value) for value in range(20)] == [value + 1 for value in range(20)]
     body = {"inputs": [{"name": "b", "datatype": "FP32", "shape": [1, 10], "data": [1] * 10}]}
-    with httpx.Client(base_url=proxy.url, timeout=30) as client:
+    with httpx.Client(base_url=proxy.url, timeout=WAIT_SECONDS) as client:
         for _ in range(20):
             answer = client.post("/v2/models/dummy/infer", json=body)
             assert answer.json()["outputs"][0]["data"] == [2.0] * 10
@@ -151,9 +152,9 @@ def test_a_stream_comes_through_in_order_and_errors_keep_their_status(proxy: Env
     try:
         client.start_stream(take)
         client.async_stream_infer("count", [_input("in", [1])])
-        assert is_whole.wait(30), told
+        assert is_whole.wait(WAIT_SECONDS), told
         with pytest.raises(Exception, match=r"NOT_FOUND.*requested name is not found"):
-            client.infer("nobody", [_input("b", [1])], client_timeout=30)
+            client.infer("nobody", [_input("b", [1])], client_timeout=WAIT_SECONDS)
     finally:
         client.stop_stream()
         client.close()
@@ -208,7 +209,7 @@ def _load_grpc(proxy: EnvoyProcess, is_over: threading.Event) -> Counter[str]:
     with triton.InferenceServerClient(proxy.address) as client:
         while not is_over.is_set():
             try:
-                client.infer("dummy", [_input("b", np.ones((1, 10)))], client_timeout=30)
+                client.infer("dummy", [_input("b", np.ones((1, 10)))], client_timeout=WAIT_SECONDS)
                 outcomes["grpc answered"] += 1
             except Exception as error:  # noqa: BLE001 - whatever it is, it is lost
                 outcomes[f"grpc {error}"] += 1
@@ -218,7 +219,7 @@ def _load_grpc(proxy: EnvoyProcess, is_over: threading.Event) -> Counter[str]:
 def _load_rest(proxy: EnvoyProcess, is_over: threading.Event) -> Counter[str]:
     outcomes: Counter[str] = Counter()
     body = {"inputs": [{"name": "b", "datatype": "FP32", "shape": [1, 10], "data": [1] * 10}]}
-    with httpx.Client(base_url=proxy.url, timeout=30) as client:
+    with httpx.Client(base_url=proxy.url, timeout=WAIT_SECONDS) as client:
         while not is_over.is_set():
             answer = client.post("/v2/models/dummy/infer", json=body)
             outcomes["rest answered" if answer.status_code == 200 else f"rest {answer.status_code}"] += 1
@@ -237,4 +238,4 @@ def test_a_server_that_was_killed_costs_the_calls_that_it_had_and_no_others(conf
         assert [_infer(proxy, value) for value in range(20)] == [value + 1 for value in range(20)]
         proxy.wait_well(1, "grpc", "rest")
         with grpc.insecure_channel(proxy.address) as channel:
-            assert grpc.channel_ready_future(channel).result(30) is None
+            assert grpc.channel_ready_future(channel).result(WAIT_SECONDS) is None

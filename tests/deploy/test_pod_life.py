@@ -19,6 +19,7 @@ import yaml
 from tests.support import ir
 from tests.support.ports import free_ports
 from tests.support.processes import OvmsProcess, running
+from tests.support.waits import WAIT_SECONDS, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -49,12 +50,11 @@ class _Pod:
         return self.server.answers(self.container[probe]["httpGet"]["path"])
 
     def until(self, probe: str, *, passes: bool) -> None:
-        for _ in range(3000):
-            if self.passes(probe) == passes:
-                return
+        def is_reached() -> bool:
             assert self.server.process.poll() is None
-            threading.Event().wait(0.02)
-        raise AssertionError(f"the {probe} does not become {passes}")
+            return self.passes(probe) == passes
+
+        until(is_reached, why=lambda: f"the {probe} does not become {passes}")
 
 
 @contextmanager
@@ -95,7 +95,7 @@ class _Endpoints:
         """Call until it is over, each call over a connection of its own, or many over one as long as it lasts."""
         while not self.is_over.is_set():
             base = random.choice(self.pods).server.rest
-            with httpx.Client(base_url=base, timeout=30) as client:
+            with httpx.Client(base_url=base, timeout=WAIT_SECONDS) as client:
                 for _ in range(50 if keeps else 1):
                     answer = client.post("/v2/models/iris/infer", json=_BODY)
                     self.outcomes[str(answer.status_code)] += 1
@@ -112,9 +112,9 @@ def test_probes_of_a_pod_pass_in_their_order(container: dict[str, Any], models: 
         pod.server.process.terminate()
         pod.until("readinessProbe", passes=False)
         assert pod.passes("livenessProbe")
-        answer = httpx.post(f"{pod.server.rest}/v2/models/iris/infer", json=_BODY, timeout=30)
+        answer = httpx.post(f"{pod.server.rest}/v2/models/iris/infer", json=_BODY, timeout=WAIT_SECONDS)
         assert answer.json()["outputs"][0]["data"] == [2.0] * 10
-        assert pod.server.process.wait(_DELAY + _DRAIN + 15) == 0
+        assert pod.server.process.wait(_DELAY + _DRAIN + WAIT_SECONDS) == 0
 
 
 def test_no_request_is_lost_while_all_pods_are_replaced(container: dict[str, Any], models: Path) -> None:
@@ -144,6 +144,6 @@ def _replace(old: _Pod, new: _Pod, endpoints: _Endpoints) -> None:
     old.server.process.terminate()
     threading.Event().wait(_LATE_SECONDS)
     endpoints.pods = [pod for pod in endpoints.pods if pod is not old]
-    output, _ = old.server.process.communicate(timeout=_DELAY + _DRAIN + 15)
+    output, _ = old.server.process.communicate(timeout=_DELAY + _DRAIN + WAIT_SECONDS)
     assert old.server.process.returncode == 0, output
     assert "requests cut" not in output

@@ -27,8 +27,7 @@ from tests.graphs.random_graphs import (
     plan_of,
     views,
 )
-
-SECONDS = 5.0
+from tests.support.waits import WAIT_SECONDS
 
 Property = Callable[[Case], None]
 
@@ -67,10 +66,10 @@ def begin(case: Case, recorders: Recorders, sink: Outputs) -> GraphInstance:
 
 
 def run(test: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-    """Run on trio; where nothing goes on any more, the clock jumps to the end of ``SECONDS``."""
+    """Run on trio; where nothing goes on any more, the clock jumps to the end of ``WAIT_SECONDS``."""
 
     async def bounded() -> None:
-        with trio.fail_after(SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             await test(*arguments)
 
     trio.run(bounded, clock=MockClock(autojump_threshold=0))

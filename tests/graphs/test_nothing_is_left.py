@@ -13,6 +13,7 @@ from ovmstrio.core.errors import GraphFailure
 from ovmstrio.runtimes.graphs.graph_instance import GraphInstance
 from ovmstrio.work.isolation.isolated_code import Isolation
 from tests.support.graphs import LOOPBACK, Answers, ask, graph_text, loaded, python_node, stream, texts
+from tests.support.waits import WAIT_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -154,7 +155,10 @@ async def test_the_first_failure_cancels_the_siblings(tmp_path: Path, isolation:
         outputs=["OVMS_PY_TENSOR_A:out", "OVMS_PY_TENSOR_B:other"],
     )
     async with loaded(tmp_path / "g", text, isolation=isolation, failing=failing, waiting=waiting) as graph:
-        with trio.fail_after(5), pytest.raises(GraphFailure, match=r'node "failing" failed: .*RuntimeError: first'):
+        with (
+            trio.fail_after(WAIT_SECONDS),
+            pytest.raises(GraphFailure, match=r'node "failing" failed: .*RuntimeError: first'),
+        ):
             await graph.infer(ask({"in": b""}))
     assert (tmp_path / "g" / "waiting.py.done").exists()
 

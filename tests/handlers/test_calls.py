@@ -16,7 +16,7 @@ from ovmstrio.core.errors import NotFound, UserCodeError
 from ovmstrio.handlers import HTTPError
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
 from tests.support.handlers import opened
-from tests.support.threads import until
+from tests.support.waits import WAIT_SECONDS, until_async
 
 HELD = """
     import threading
@@ -26,7 +26,7 @@ HELD = """
             self.may_end = {}
         def handle_post(self, payload):
             self.begun.append(payload)
-            self.may_end.setdefault(payload, threading.Event()).wait(5)
+            self.may_end.setdefault(payload, threading.Event()).wait(60)
             return payload
     """
 
@@ -48,9 +48,9 @@ async def test_as_many_calls_run_at_once_as_there_are_threads(tmp_path: Path) ->
         for payload in range(5):
             nursery.start_soon(ask, payload)
             await trio.testing.wait_all_tasks_blocked()
-        await until(lambda: len(handler.instance.begun) == 2)
+        await until_async(lambda: len(handler.instance.begun) == 2)
         let(handler.instance, 1)
-        await until(lambda: handler.instance.begun == [0, 1, 2])
+        await until_async(lambda: handler.instance.begun == [0, 1, 2])
         let(handler.instance, 0, 2, 3, 4)
     assert sorted(results) == [0, 1, 2, 3, 4]
     assert handler.instance.begun[2:] == [2, 3, 4]
@@ -60,7 +60,7 @@ async def test_a_call_whose_caller_leaves_while_it_waits_is_not_made(tmp_path: P
     """And takes nobody's place."""
     async with opened(tmp_path, HELD) as handler, trio.open_nursery() as nursery:
         nursery.start_soon(partial(handler.call, "handle_post", payload=0))
-        await until(lambda: handler.instance.begun == [0])
+        await until_async(lambda: handler.instance.begun == [0])
         with trio.move_on_after(0.01) as scope:
             await handler.call("handle_post", payload=1)
         assert scope.cancelled_caught
@@ -73,20 +73,20 @@ async def test_a_call_whose_caller_leaves_while_it_runs_keeps_its_thread(tmp_pat
     """The caller does not wait for it, and no more threads run than there should."""
     async with opened(tmp_path, HELD) as handler, trio.open_nursery() as nursery:
         with trio.CancelScope() as scope:
-            nursery.start_soon(until, lambda: handler.instance.begun == [0])
+            nursery.start_soon(until_async, lambda: handler.instance.begun == [0])
             nursery.start_soon(lambda: _cancel_when(scope, lambda: handler.instance.begun == [0]))
             await handler.call("handle_post", payload=0)
         assert scope.cancelled_caught
         nursery.start_soon(partial(handler.call, "handle_post", payload=1))
         with trio.move_on_after(0.05):
-            await until(lambda: handler.instance.begun != [0])
+            await until_async(lambda: handler.instance.begun != [0])
         assert handler.instance.begun == [0]
         let(handler.instance, 0, 1)
     assert handler.instance.begun == [0, 1]
 
 
 async def _cancel_when(scope: trio.CancelScope, true: Any) -> None:
-    await until(true)
+    await until_async(true)
     scope.cancel()
 
 
@@ -206,11 +206,11 @@ async def test_callbacks_take_no_thread_from_requests(tmp_path: Path) -> None:
     async with opened(tmp_path, code) as handler:
         with capture_logs() as logs:
             handler.run_after(())
-            handler.run_after((lambda: wait.wait(5), lambda: order.append("second"), lambda: 1 / 0, on_loop))
+            handler.run_after((lambda: wait.wait(WAIT_SECONDS), lambda: order.append("second"), lambda: 1 / 0, on_loop))
             assert await handler.call("handle_get") == 7
             assert order == []
             wait.set()
-            await until(lambda: len(order) == 2)
+            await until_async(lambda: len(order) == 2)
     assert order == ["second", threading.get_ident()]
     assert [(entry["method"], entry["error"].partition(" (")[0]) for entry in logs] == [
         ("callback", "ZeroDivisionError: division by zero")
@@ -228,7 +228,7 @@ async def test_callbacks_are_waited_for_when_the_handler_ends(tmp_path: Path) ->
     wait = threading.Event()
     async with trio.open_nursery() as nursery:
         async with opened(tmp_path, code) as handler:
-            handler.run_after((partial(wait.wait, 5), partial(done.append, 1)))
+            handler.run_after((partial(wait.wait, WAIT_SECONDS), partial(done.append, 1)))
             nursery.start_soon(_set_late, wait)
         assert done == [1]
     handler.run_after((partial(done.append, 2),))

@@ -28,6 +28,7 @@ from ovmstrio.runtimes.handlers.isolated.isolated_handler import (
 from ovmstrio.work.isolation.isolated_code import Isolation
 from tests.support.model_projects import write_model
 from tests.support.projects import make_project
+from tests.support.waits import until_async
 
 _CODE = """
 import ctypes, os, signal, time
@@ -210,8 +211,7 @@ async def test_a_crash_fails_its_own_call_alone(tmp_path: Path, way: str, why: s
         first = handler.processes.pids[0]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(crash)
-            while not begun.exists():  # noqa: ASYNC110 - another process makes it
-                await trio.sleep(0.005)
+            await until_async(begun.exists)
             for _ in range(3):
                 nursery.start_soon(ask)
             await trio.testing.wait_all_tasks_blocked(0.01)
@@ -230,7 +230,7 @@ async def test_a_crash_fails_its_own_call_alone(tmp_path: Path, way: str, why: s
 @pytest.mark.parametrize("verb", ["post", "get"])
 async def test_code_that_never_ends_is_ended(tmp_path: Path, verb: str) -> None:
     """After the limit of a call: nobody else notices."""
-    async with _isolated(tmp_path, isolation=Isolation(limit_seconds=0.3)) as handler:
+    async with _isolated(tmp_path, isolation=Isolation(limit_seconds=1)) as handler:
         with pytest.raises(UserCodeError, match="the process that ran this call was killed"):
             await _ask_or_read(handler, verb)
         assert json.loads((await _ask(handler, 2)).content)["payload"] == 2
@@ -242,8 +242,7 @@ async def test_descriptors_and_children_hurt_nobody(tmp_path: Path, way: str) ->
     async with _isolated(tmp_path) as handler:
         if way == "fork":
             assert (await _ask(handler, {"way": way})).content == b"the parent"
-            while _living_children(handler.processes.pids[0]):  # noqa: ASYNC110 - other processes end
-                await trio.sleep(0.005)
+            await until_async(lambda: not _living_children(handler.processes.pids[0]))
         else:
             with pytest.raises(UserCodeError, match="the process that ran this call"):
                 await _ask(handler, {"way": way})
@@ -266,8 +265,7 @@ async def test_callbacks_run_in_the_process(tmp_path: Path) -> None:
         assert answer.content == b"done"
         assert not file.exists()
         handler.run_after(answer.after)
-        while not file.exists() or not file.read_text():  # noqa: ASYNC110 - another process writes it
-            await trio.sleep(0.005)
+        await until_async(lambda: file.exists() and file.read_text())
         assert file.read_text() == str(handler.processes.pids[0])
 
 
@@ -289,8 +287,7 @@ class Handler:
         assert answer.stream is not None
         assert await anext(answer.stream) == b"more"
         await answer.stream.aclose()
-        while not file.exists():  # noqa: ASYNC110 - another process makes it
-            await trio.sleep(0.005)
+        await until_async(file.exists)
 
 
 async def test_requests_are_gathered_in_the_server(tmp_path: Path) -> None:
@@ -391,8 +388,7 @@ async def test_several_processes_share_the_calls(tmp_path: Path) -> None:
     async with _isolated(tmp_path, isolation=Isolation(processes=2)) as handler, trio.open_nursery() as nursery:
         for number in range(2):
             nursery.start_soon(ask, number)
-        while sum("begun" in name for name in os.listdir(tmp_path)) < 2:  # noqa: ASYNC110, PTH208 - as above
-            await trio.sleep(0.005)
+        await until_async(lambda: len(list(tmp_path.glob("*begun*"))) == 2)
         wait.touch()
     assert len({*pids}) == 2
 

@@ -15,7 +15,7 @@ from ovmstrio.core.errors import QueueTimeout
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from tests.handlers.test_calls import HELD, let
 from tests.support.handlers import opened
-from tests.support.threads import until
+from tests.support.waits import until_async
 
 WAITED = "nothing was free to run the call within 30 s .--queue_timeout.; try again later"
 
@@ -46,7 +46,7 @@ async def held(folder: Path) -> AsyncIterator[Calls]:
     async with opened(folder, HELD, queue_timeout=30) as handler, trio.open_nursery() as nursery:
         calls = Calls(handler, nursery)
         nursery.start_soon(calls.ask, 1)
-        await until(lambda: handler.instance.begun == [1])
+        await until_async(lambda: handler.instance.begun == [1])
         yield calls
 
 
@@ -66,7 +66,7 @@ async def test_a_call_that_waits_too_long_for_a_thread_is_refused(
             mock_clock.jump(2)
         mock_clock.jump(1000)
         let(handler.instance, 1, 3)
-        await until(lambda: calls.results == [1])
+        await until_async(lambda: calls.results == [1])
         await calls.ask(3)
     assert calls.results == [1, 3]
     assert handler.instance.begun == [1, 3]
@@ -83,7 +83,7 @@ async def test_a_call_that_gets_a_thread_in_time_is_answered(
         await trio.testing.wait_all_tasks_blocked()
         mock_clock.jump(29)
         let(handler.instance, 1)
-        await until(lambda: handler.instance.begun == [1, 2])
+        await until_async(lambda: handler.instance.begun == [1, 2])
         mock_clock.jump(1000)
         await trio.testing.wait_all_tasks_blocked()
         let(handler.instance, 2)
@@ -98,7 +98,7 @@ BATCHED = """
             self.may_end = threading.Event()
         def handle_post(self, payload):
             self.begun.append(payload)
-            self.may_end.wait(5)
+            self.may_end.wait(60)
             return payload
     """
 
@@ -116,7 +116,7 @@ async def test_a_call_that_waits_too_long_for_a_batch_is_refused(
 
         for payload in (1, 2):
             nursery.start_soon(ask, payload)
-        await until(lambda: handler.instance.begun != [])
+        await until_async(lambda: handler.instance.begun != [])
         async with trio.open_nursery() as waiting:
             waiting.start_soon(refused, lambda: handler.call("handle_post", payload=3))
             await trio.testing.wait_all_tasks_blocked()

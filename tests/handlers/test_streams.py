@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from ovmstrio.core.errors import UserCodeError
 from ovmstrio.work.user_code.pumps import CREDIT
 from tests.support.handlers import opened
-from tests.support.threads import until
+from tests.support.waits import until_async
 
 NUMBERS = """
     class Handler:
@@ -56,11 +56,11 @@ async def test_a_generator_runs_a_bounded_number_of_values_ahead(tmp_path: Path)
     async with opened(tmp_path, NUMBERS.format(prefix="")) as handler:
         stream = await handler.iterate("handle_get", int, query_params=10**9)
         assert await first(stream, 1) == [1]
-        await until(lambda: handler.instance.made >= CREDIT)
+        await until_async(lambda: handler.instance.made >= CREDIT)
         assert await handler.run_in_thread(lambda: 7) == 7
         assert handler.instance.made <= CREDIT + 1
         await stream.aclose()
-        await until(lambda: handler.instance.closed)
+        await until_async(lambda: handler.instance.closed)
 
 
 @PREFIXES
@@ -71,7 +71,7 @@ async def test_a_generator_is_closed_when_its_caller_leaves(tmp_path: Path, pref
         await first(stream, 3)
         await stream.aclose()
         await stream.aclose()
-        await until(lambda: handler.instance.closed)
+        await until_async(lambda: handler.instance.closed)
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
 
@@ -86,7 +86,7 @@ async def test_a_caller_does_not_wait_for_the_step_that_a_generator_is_in(tmp_pa
                 self.closed = threading.Event()
             def handle_get(self):
                 try:
-                    self.wait.wait(5)
+                    self.wait.wait(60)
                     yield 1
                 finally:
                     self.closed.set()
@@ -100,7 +100,7 @@ async def test_a_caller_does_not_wait_for_the_step_that_a_generator_is_in(tmp_pa
         instance: Any = handler.instance
         assert not instance.closed.is_set()
         instance.wait.set()
-        await until(instance.closed.is_set)
+        await until_async(instance.closed.is_set)
 
 
 async def test_anything_can_be_iterated(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from ovmstrio.core.texts import MOST_CHARACTERS
 from ovmstrio.observability.log_sinks import StandardSink
 from ovmstrio.observability.log_writer import LogOutlet, LogWriter
 from ovmstrio.observability.logs import configure_logs
+from tests.support.waits import WAIT_SECONDS
 
 LONG = "x" * 20_000_000
 
@@ -101,7 +101,7 @@ async def test_an_end_that_takes_nothing_is_given_up_at_the_end() -> None:
     sink, other, writer = Slow(), Slow(), LogWriter(flush_seconds=0.1)
     other.is_open.set()
     log, told = logger_to(LogOutlet(sink, writer)), logger_to(LogOutlet(other, writer))
-    with trio.fail_after(20):
+    with trio.fail_after(WAIT_SECONDS):
         async with writer.in_thread():
             log.info("unread")
             told.info("read")
@@ -137,7 +137,7 @@ async def test_a_pipe_that_nobody_reads_holds_neither_the_loop_nor_the_end() -> 
     """Whoever started the server has forgotten its output."""
     writer = LogWriter(flush_seconds=0.1)
     log = logger_to(LogOutlet(StandardSink("stderr"), writer))
-    with unread() as pipe, trio.fail_after(20):
+    with unread() as pipe, trio.fail_after(WAIT_SECONDS):
         async with writer.in_thread():
             for _ in range(1000):
                 log.info("y" * 1000)
@@ -151,7 +151,7 @@ async def test_a_pipe_that_is_read_late_gets_every_line() -> None:
     log = logger_to(LogOutlet(StandardSink("stderr"), writer))
     read = bytearray()
     expected = [f"{number} {'y' * 1000}" for number in range(300)]
-    with unread() as pipe, trio.fail_after(20):
+    with unread() as pipe, trio.fail_after(WAIT_SECONDS):
         async with writer.in_thread():
             for line in expected:
                 log.info(line)
@@ -162,7 +162,7 @@ async def test_a_pipe_that_is_read_late_gets_every_line() -> None:
 
 
 @pytest.mark.parametrize("fmt", ["pretty", "json"])
-def test_whatever_is_logged_a_line_is_short_and_cheap(fmt: str, tmp_path: Path) -> None:
+def test_whatever_is_logged_a_line_is_short(fmt: str, tmp_path: Path) -> None:
     """Messages, arguments, values, exceptions and what is extra, of the server and of others: 20 MB each."""
     path = tmp_path / "server.log"
     configure_logs(fmt="json" if fmt == "json" else "pretty", path=path, level="DEBUG")
@@ -179,9 +179,7 @@ def test_whatever_is_logged_a_line_is_short_and_cheap(fmt: str, tmp_path: Path) 
         lambda: theirs.error("failed", exc_info=error),
         lambda: theirs.info("extra", extra={"payload": [list(range(1000))] * 1000}),
     ):
-        begun = time.thread_time()
         tell()
-        assert time.thread_time() - begun < 0.1
         assert path.stat().st_size - size < 50_000
         size = path.stat().st_size
 

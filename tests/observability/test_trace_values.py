@@ -15,6 +15,7 @@ from ovmstrio.observability.tracing.recent import RecentTraces
 from ovmstrio.observability.tracing.sampling import TraceSampling
 from ovmstrio.observability.tracing.spans import MOST_EVENTS, RecordedSpan
 from ovmstrio.observability.tracing.trace_context import TraceParent, read_parent, written_parent
+from tests.support.waits import WAIT_SECONDS
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -140,7 +141,7 @@ def test_spans_may_end_in_any_thread() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(WAIT_SECONDS)
     call.end()
 
     (trace,) = recent.traces()

@@ -14,8 +14,10 @@ from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.specs import BatchSpec, LayoutSpec, ModelSpec, ShapeSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.tensor import ANY_SIZE, Dim
+from ovmstrio.openvino import compile as compile_module
 from ovmstrio.openvino.compile import ModelFile, compile_model
 from ovmstrio.openvino.compiled import Compiled
+from ovmstrio.openvino.first_runs import Timing
 from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.runtime import core, devices, reason
 from tests.support import ir
@@ -183,8 +185,9 @@ async def test_precision_mean_scale_and_colours(tmp_path: Path) -> None:
     np.testing.assert_allclose((await Network(made).infer([x]))[0], expected)
 
 
-def test_small_models_run_inline_on_one_thread(tmp_path: Path) -> None:
+def test_small_models_run_inline_on_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of microseconds is compiled for one thread and stays on the event loop."""
+    monkeypatch.setattr(compile_module, "warm_up", lambda *_: Timing(2e-6, 1e-6, 40))
     made = compiled(ir.dummy(), tmp_path)
     assert made.model.get_property("INFERENCE_NUM_THREADS") == 1
     assert made.placement.is_inline(40)

@@ -29,6 +29,7 @@ from ovmstrio.work.cores import CoreShare
 from ovmstrio.work.placement import FEW_CORES_THRESHOLD_SECONDS, FILLING_THRESHOLD_SECONDS, Placement
 from tests.support import ir
 from tests.support.servables import RecordingHooks, network
+from tests.support.waits import WAIT_SECONDS
 
 ONES = np.ones((1, 10), np.float32)
 ONE_THREAD = {"INFERENCE_NUM_THREADS": "1"}
@@ -348,7 +349,7 @@ async def test_who_waits_for_the_pool_goes_on_when_the_loop_gets_a_stream_for_it
     running = network(ir.matmul(), tmp_path)
     slot = await running.pool.acquire()
     running._placement = Placement(float("inf"))
-    with trio.fail_after(30):
+    with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(running.infer, [np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)])
             await trio.testing.wait_all_tasks_blocked()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -129,13 +128,11 @@ def templates() -> Iterator[list[TemplateProcess]]:
 def _check_is_stopped(source: str, templates: list[TemplateProcess], cpu_seconds: float) -> None:
     process = TemplateProcess({"source": _guarded(source)}, "the chat template x.jinja", cpu_seconds)
     templates.append(process)
-    used = time.process_time()
     with pytest.raises(InvalidField) as refused:
         process.render(_HOSTILE)
     assert refused.value.message.startswith("the chat template x.jinja ")
     assert len(refused.value.message) < 5000
-    # This process is that of the engine: it waits.
-    assert time.process_time() - used < 1
+    assert process.pid != os.getpid()
     assert process.render(_PLAIN) == "fine"
 
 

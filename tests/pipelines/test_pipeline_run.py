@@ -22,6 +22,7 @@ from ovmstrio.runtimes.pipelines.pipeline_plan import make_plan
 from ovmstrio.runtimes.pipelines.pipeline_run import MAX_SHARDS, MAX_TASKS, PipelineRun
 from ovmstrio.runtimes.pipelines.structure import examine_structure
 from tests.support.pipelines import make_node, make_pipeline
+from tests.support.waits import WAIT_SECONDS
 
 FP32 = BY_NAME["FP32"]
 ROW = np.array([[1, 2]], np.float32)
@@ -107,7 +108,7 @@ async def test_independent_nodes_run_at_the_same_time() -> None:
 
         return call
 
-    with trio.fail_after(5):
+    with trio.fail_after(WAIT_SECONDS):
         found = await _run(TWO, BOTH, {"one": meeting("one", "two"), "two": meeting("two", "one")})
     assert found.keys() == {"a", "b"}
 

@@ -20,6 +20,7 @@ from tests.support import ir
 from tests.support.native_nodes import compiled
 from tests.support.pipelines import answers, call, make_node, make_pipeline, serving_pipeline, write_library
 from tests.support.servables import load
+from tests.support.waits import WAIT_SECONDS
 
 BYTES = """
     def get_inputs_info(params):
@@ -165,7 +166,7 @@ async def test_clients_that_leave_give_back_what_they_held(tmp_path: Path) -> No
                     await call(pipeline, x=[[1, 2]])
                     nursery.cancel_scope.cancel()
             assert trio.lowlevel.current_statistics().tasks_living == tasks
-            with trio.fail_after(5):
+            with trio.fail_after(WAIT_SECONDS):
                 assert (await call(pipeline, x=[[1, 2]]))["y"].tolist() == [[9, 15]]
             if not scope.cancelled_caught:
                 break

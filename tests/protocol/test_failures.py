@@ -22,6 +22,7 @@ from ovmstrio.core import errors
 from ovmstrio.protocol.status_errors import error_of_grpc, error_of_http
 from ovmstrio.protocol.wire_tensors import from_raw, to_raw
 from ovmstrio.wire.statuses import STATUS_OF
+from tests.support.waits import WAIT_SECONDS
 
 REFUSAL = "cannot connect to the database"
 
@@ -95,7 +96,7 @@ def test_an_address_that_keeps_silent_is_absent(rest: bool) -> None:
 def test_a_name_that_no_one_has_is_absent(rest: bool) -> None:
     """A host that does not resolve is told apart from a refusal."""
     url = "no-such-host.invalid:9000"
-    with open_client(url, rest=rest, timeout=10) as client, pytest.raises(Unreachable, match="no-such-host"):
+    with open_client(url, rest=rest, timeout=WAIT_SECONDS) as client, pytest.raises(Unreachable, match="no-such-host"):
         client.server_live()
 
 

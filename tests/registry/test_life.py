@@ -14,6 +14,7 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import NotReady
 from ovmstrio.registry import Readiness, Registry, VersionState
 from tests.support.stub_registry import StubLoader, add_versions, registry_of, running
+from tests.support.waits import WAIT_SECONDS
 
 
 def _spec(base: Path, name: str = "m") -> ModelSpec:
@@ -213,7 +214,7 @@ def test_one_that_is_told_to_end_while_it_starts_ends(steps: int) -> None:
     # Nothing within could end a test that hangs because of what is shielded.
     running_it = threading.Thread(target=trio.run, args=(start,), daemon=True)
     running_it.start()
-    running_it.join(30)
+    running_it.join(WAIT_SECONDS)
     assert not running_it.is_alive()
 
 

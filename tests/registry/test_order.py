@@ -26,6 +26,7 @@ from ovmstrio.runtimes.table import KINDS
 from tests.support.called_graphs import graph_calling
 from tests.support.graphs import graph_text, python_node
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
+from tests.support.waits import WAIT_SECONDS
 
 
 def _model(root: Path, name: str) -> ModelSpec:
@@ -286,7 +287,7 @@ async def test_a_real_pipeline_of_a_graph_is_ready_after_the_first_pass(tmp_path
     node = PipelineNode(name="n", model_name="g", inputs=(request,), outputs=(output,))
     answer = NodeInput(name="out", node="n", data_item="out")
     pipeline = PipelineSpec(name="p", base_path=tmp_path, inputs=("in",), outputs=(answer,), nodes=(node,))
-    with trio.fail_after(30):
+    with trio.fail_after(WAIT_SECONDS):
         async with running(Registry(KINDS, poll_seconds=0, load_wait_seconds=600)) as registry:
             assert (await registry.apply([pipeline, graph])).failures == ()
             assert registry.readiness.ready

@@ -25,6 +25,7 @@ from ovmstrio.server.workers.peers import Peers
 from ovmstrio.server.workers.sequence_directory import BoardDirectory
 from ovmstrio.server.workers.steps import SWIFT_STEP, PeerOwners
 from ovmstrio.work.messages.message_packets import Swift, swift_packet
+from tests.support.waits import WAIT_SECONDS
 
 
 @given(
@@ -89,7 +90,7 @@ async def test_a_step_is_answered_by_the_process_that_has_its_sequence(
         for peers in made:
             await nursery.start(peers.run, answer)
         step = ForwardedStep("acc", "3", identity, False, True, {"x": array}, math.inf if is_swift else 1e9)
-        with trio.fail_after(30):
+        with trio.fail_after(WAIT_SECONDS):
             (output,) = await PeerOwners(made[0], BoardDirectory(board, 0, secret)).run_step(1, step)
         assert isinstance(output, Tensor)
         np.testing.assert_array_equal(output.array, array + 1 if is_swift else array)
@@ -164,6 +165,6 @@ async def test_steps_go_where_those_are_that_came_before_them() -> None:
         nursery.start_soon(owners.run_step, 1, _step(start=True))
         await trio.testing.wait_all_tasks_blocked(0.05)
         gate.set()
-        with trio.fail_after(30):
+        with trio.fail_after(WAIT_SECONDS):
             while owners.owner("m", 5) is not None:
                 await trio.lowlevel.checkpoint()

@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from ovmstrio.server.freed_memory import Growth, give_back_freed_memory
+from tests.support.waits import WAIT_SECONDS
 
 MIB = 2**20
 
@@ -54,9 +55,9 @@ before = freed_memory.resident_bytes()
 together = Barrier(4)
 
 def leave():
-    together.wait(20)
+    together.wait(60)
     held = [b"x" * 2**20 for _ in range(40)]
-    together.wait(20)
+    together.wait(60)
 
 async def main():
     async with trio.open_nursery() as nursery:
@@ -157,7 +158,7 @@ async def test_a_server_at_rest_gives_back_what_requests_left(mock_clock: trio.t
         for _ in range(2):
             mock_clock.jump(2)
             await trio.testing.wait_all_tasks_blocked()
-        assert await trio.to_thread.run_sync(process.trimmed.wait, 20)
+        assert await trio.to_thread.run_sync(process.trimmed.wait, WAIT_SECONDS)
         for _ in range(100):
             await trio.testing.wait_all_tasks_blocked()
             mock_clock.jump(2)
@@ -178,6 +179,6 @@ async def test_what_an_unloaded_model_leaves_is_given_back(mock_clock: trio.test
             assert not process.trims
             mock_clock.jump(2)
             await trio.testing.wait_all_tasks_blocked()
-        assert await trio.to_thread.run_sync(process.trimmed.wait, 20)
+        assert await trio.to_thread.run_sync(process.trimmed.wait, WAIT_SECONDS)
         assert process.size == 100 * MIB
         nursery.cancel_scope.cancel()

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,8 +18,7 @@ from tests.support import ir
 from tests.support.ports import free_ports
 from tests.support.processes import environment, serving
 from tests.support.served_in_thread import serving_in_thread
-
-PATIENCE_SECONDS = 60
+from tests.support.waits import WAIT_SECONDS, until
 
 
 def run_ovms(*arguments: str) -> tuple[int, str]:
@@ -31,7 +29,7 @@ def run_ovms(*arguments: str) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=WAIT_SECONDS,
         check=False,
     )
     # Lines are wrapped at the width of the terminal.
@@ -100,14 +98,11 @@ def test_a_configuration_replaced_by_a_fifo_or_device_changes_nothing(
     with serving(f"--config_path={config}", "--file_system_poll_wait_seconds=1", log=log) as server:
         replace(config)
 
-        answer = httpx.post(f"{server.rest}/v1/config/reload", timeout=PATIENCE_SECONDS)
+        answer = httpx.post(f"{server.rest}/v1/config/reload", timeout=WAIT_SECONDS)
 
         assert not answer.is_success
         assert server.get("/v2/models/m/ready").is_success
-        ends = time.monotonic() + PATIENCE_SECONDS
-        while "expected a regular file" not in server.printed_so_far():
-            assert time.monotonic() < ends
-            threading.Event().wait(0.05)
+        until(lambda: "expected a regular file" in server.printed_so_far(), why=server.printed_so_far)
         code, _ = server.stop()
     assert code == 0
 
@@ -146,7 +141,7 @@ def reading(fifo: Path) -> Iterator[list[str]]:
     reader = threading.Thread(target=lambda: lines.extend(fifo.read_text().splitlines()))
     reader.start()
     yield lines
-    reader.join(PATIENCE_SECONDS)
+    reader.join(WAIT_SECONDS)
     assert not reader.is_alive()
 
 
@@ -251,7 +246,7 @@ def test_a_server_with_a_stuck_thread_ends_in_time(tmp_path: Path, program: str,
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=WAIT_SECONDS,
         check=False,
     )
     assert ended.returncode == 1

@@ -19,6 +19,7 @@ from ovmstrio.server.settings import ServerSettings
 from tests.support import ir
 from tests.support.servables import raw_request
 from tests.support.served_plans import serving_plan
+from tests.support.waits import WAIT_SECONDS
 
 
 def _config(folder: Path) -> Path:
@@ -49,7 +50,7 @@ async def test_limits_of_server_and_entries_hold_together(tmp_path: Path) -> Non
     )  # fmt: skip
     async with serving_plan(await read_plan(settings)) as served:
         plane = served.plane
-        with trio.fail_after(20):
+        with trio.fail_after(WAIT_SECONDS):
             while not plane.readiness().ready:
                 await plane.wait_change()
             sums: list[float] = []

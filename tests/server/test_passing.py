@@ -16,6 +16,7 @@ from ovmstrio.work.messages.message_packets import Message
 from ovmstrio.work.processes import WorkRequest, WorkRequests
 from ovmstrio.work.processes.message_channel import MessageChannel
 from ovmstrio.work.processes.packet_socket import packet_pair
+from tests.support.waits import WAIT_SECONDS
 
 
 async def _connected() -> tuple[trio.SocketStream, trio.SocketStream]:
@@ -97,7 +98,7 @@ async def test_the_end_of_the_giver_is_the_end() -> None:
     """Whether it said so or not."""
     with _passing() as passing:
         passing.giver.close()
-        with trio.fail_after(5):
+        with trio.fail_after(WAIT_SECONDS):
             await passing.run()
 
 

@@ -20,6 +20,7 @@ from ovmstrio.core.errors import FailedPrecondition, NotReady, NotSupported, Seq
 from ovmstrio.server.workers.peers import LEFT, Peers
 from ovmstrio.server.workers.steps import answer_step
 from ovmstrio.work.messages.message_packets import Swift
+from tests.support.waits import WAIT_SECONDS
 
 Answer = Callable[[Any], Awaitable[Any]]
 
@@ -211,7 +212,7 @@ async def test_a_caller_that_leaves_ends_the_work_for_it() -> None:
             nursery.start_soon(first.ask, 1, "long")
             await begun.wait()
             nursery.cancel_scope.cancel()
-        with trio.fail_after(30):
+        with trio.fail_after(WAIT_SECONDS):
             await ended.wait()
         assert await first.ask(1, "short") == "short"
 
@@ -283,7 +284,7 @@ async def test_questions_of_an_order_wait_for_the_successor_of_a_process_that_le
         assert results == [["old", 1]]
         async with _running(Peers(secret, 2, 1), new):
             first.announce()
-            with trio.fail_after(30):
+            with trio.fail_after(WAIT_SECONDS):
                 while len(results) < 2:
                     await trio.testing.wait_all_tasks_blocked(0.01)
     assert results == [["old", 1], ["new", 2]]
@@ -367,7 +368,7 @@ async def test_a_process_that_waits_for_none_tells_those_that_may_wait_for_it() 
         told.append(value)
 
     async with _several(note, _echo, _echo) as (_, alone, last):
-        with trio.fail_after(30):
+        with trio.fail_after(WAIT_SECONDS):
             await alone.leave(None)
             await last.leave(set())
     assert told == [[LEFT, 2]]
@@ -460,7 +461,7 @@ async def test_nonsense_ends_its_connection_and_nothing_else() -> None:
         with trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
             await other.connect(f"\0ovmstrio-{secret}-1")
             await other.send(b"nonsense")
-            with trio.fail_after(30):
+            with trio.fail_after(WAIT_SECONDS):
                 assert await other.recv(10) == b""
         assert await first.ask(1, "question") == "question"
 
@@ -483,7 +484,7 @@ async def test_nonsense_for_an_answer_is_told_to_whoever_waits() -> None:
             with accepted:
                 await accepted.recv(1000)
                 await accepted.send(b"nonsense")
-                with trio.fail_after(30):
+                with trio.fail_after(WAIT_SECONDS):
                     assert await accepted.recv(10) == b""
 
 
@@ -563,7 +564,7 @@ async def test_an_address_that_somebody_else_has_taken_is_not_asked(monkeypatch:
         other.listen(1)
         async with _running(first):
             monkeypatch.setattr(os, "geteuid", lambda: -2)
-            with trio.fail_after(30), pytest.raises(NotReady, match="being started"):
+            with trio.fail_after(WAIT_SECONDS), pytest.raises(NotReady, match="being started"):
                 await first.ask(1, "question")
             accepted, _ = await other.accept()
             with accepted:

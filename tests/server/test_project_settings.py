@@ -44,7 +44,7 @@ class Handler:
 
     def handle_put(self):
         self.begun.set()
-        self.go.wait(20)
+        self.go.wait(60)
         return "done"
 """
 GRPC_HANDLER = """

@@ -29,8 +29,7 @@ from ovmstrio.server.workers import ledger_memory
 from ovmstrio.server.workers.bells import Bells
 from ovmstrio.server.workers.board import Board
 from ovmstrio.server.workers.shared_ledger import LedgerLimit, SharedLedger
-
-SECONDS = 10
+from tests.support.waits import WAIT_SECONDS
 
 
 class _Processes:
@@ -262,7 +261,7 @@ async def test_places_and_queues_are_those_of_all_processes(processes: _Processe
                     await each.enter("m")
             assert held == []
             place.release()
-            with trio.fail_after(SECONDS):
+            with trio.fail_after(WAIT_SECONDS):
                 while not held:
                     await trio.testing.wait_all_tasks_blocked(0.01)
             done.set()
@@ -284,7 +283,7 @@ async def test_a_call_that_came_first_goes_first_in_whichever_process_it_waits(p
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(_hold, one, held, "third", done[2])
         await trio.testing.wait_all_tasks_blocked()
-        with trio.fail_after(SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             for number, name in enumerate(("first", "second", "third")):
                 while len(held) <= number:
                     await trio.testing.wait_all_tasks_blocked(0.01)
@@ -306,7 +305,7 @@ async def test_places_of_a_process_that_has_ended_are_given_to_those_that_wait(p
         await trio.testing.wait_all_tasks_blocked()
         processes.board.clear(0)
         processes.ledgers[1].ring((1,))
-        with trio.fail_after(SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             while not held:
                 await trio.testing.wait_all_tasks_blocked(0.01)
         done.set()
@@ -328,7 +327,7 @@ def test_every_call_has_its_turn_and_never_more_than_may(
     answered: list[int] = []
 
     async def call(admission: SharedAdmission, number: int, name: str, *, leaves: bool) -> None:
-        with trio.move_on_after(0.001 if leaves else SECONDS):
+        with trio.move_on_after(0.001 if leaves else WAIT_SECONDS):
             with await admission.enter(name):
                 under_way[name] += 1
                 try:
@@ -348,7 +347,7 @@ def test_every_call_has_its_turn_and_never_more_than_may(
             async with trio.open_nursery() as following:
                 for admission in admissions:
                     following.start_soon(admission.follow_others)
-                with trio.fail_after(SECONDS):
+                with trio.fail_after(WAIT_SECONDS):
                     async with trio.open_nursery() as nursery:
                         for number, (row, name, leaves) in enumerate(calls):
                             nursery.start_soon(

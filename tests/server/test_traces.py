@@ -25,6 +25,7 @@ from tests.support.all_kinds import write_all_kinds
 from tests.support.both_doors import triton_module
 from tests.support.otlp import Collector, collecting
 from tests.support.served_plans import ServedPlan, serving_plan
+from tests.support.waits import WAIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -67,7 +68,7 @@ async def traced(
 
 async def ask(server: ServedPlan, method: str, path: str, **options: Any) -> httpx.Response:
     """Make a call over REST."""
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=WAIT_SECONDS) as client:
         return await client.request(method, f"http://{server.rest[0]}{path}", **options)
 
 

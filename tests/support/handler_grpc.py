@@ -25,8 +25,9 @@ from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.work.isolation.isolated_code import Isolation
 from tests.support.protos import written
 from tests.support.stub_registry import registry_of
+from tests.support.waits import WAIT_SECONDS
 
-__all__ = ["HANDS_BACK", "TIMEOUT_SECONDS", "ServedProject", "front_end_of", "opened", "served"]
+__all__ = ["HANDS_BACK", "ServedProject", "front_end_of", "opened", "served"]
 
 HANDS_BACK = """
         class Handler:
@@ -47,7 +48,6 @@ HANDS_BACK = """
     """
 """A handler for the service with a method of each kind, whose replies are the requests."""
 
-TIMEOUT_SECONDS = 20.0
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _LARGEST = 2**31 - 1
 
@@ -185,7 +185,7 @@ def _side(*, streams: bool) -> str:
 
 def _with_deadline(method: Any) -> Any:
     def call(request: Any, **options: Any) -> Any:
-        return method(request, **{"timeout": TIMEOUT_SECONDS, **options})
+        return method(request, **{"timeout": WAIT_SECONDS, **options})
 
     call.with_call = getattr(method, "with_call", None)  # type: ignore[attr-defined]
     return call

@@ -20,6 +20,12 @@ class Release:
     def __init__(self) -> None:
         self.threads = threading.Event()
         self.tasks = trio.Event()
+        self.held = 0
+
+    async def hold(self) -> None:
+        """Block a task until the release, and count the task."""
+        self.held += 1
+        await self.tasks.wait()
 
     def __call__(self) -> None:
         """End them."""
@@ -130,7 +136,7 @@ class AsyncHostile(Hostile):
         waits = isinstance(values, dict) and values.get("x") == "wait"
         if waits and hook == self.where and self.name in {"a", "op"}:
             with trio.CancelScope(shield=True):
-                await self.release.tasks.wait()
+                await self.release.hold()
 
     async def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
         """Wait first."""
@@ -157,7 +163,7 @@ class StubbornRequest(RequestOp):
         """Ignore the cancellation."""
         if request.values == ["unpack"]:
             with trio.CancelScope(shield=True):
-                await self.release.tasks.wait()
+                await self.release.hold()
         return super().unpack_request_package(request)
 
 
@@ -170,6 +176,6 @@ class StubbornResponse(ResponseOp):
         """Ignore the cancellation."""
         if channeldata.parse().get("x") == "pack":
             with trio.CancelScope(shield=True):
-                await self.release.tasks.wait()
+                await self.release.hold()
         packed: PipelineResponse = super().pack_response_package(channeldata)
         return packed

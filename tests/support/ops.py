@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import trio
+from trio.testing import MockClock
 
-from ovmstrio.ops import Op, PipelineRequest, RequestOp, ResponseOp
+from ovmstrio.ops import Op, PipelineRequest, PipelineResponse, RequestOp, ResponseOp
 from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, PipelineSettings
+from ovmstrio.runtimes.ops.executor.executor import Executor
 from ovmstrio.runtimes.ops.graph import OpGraph, build
+from tests.support.waits import until_async
 
 
 class TextOp(Op):
@@ -23,6 +26,26 @@ class TextOp(Op):
         await trio.sleep(self.seconds)
         inner = ",".join(str(one["x"]) for one in input_dicts.values())
         return {"x": f"{self.name}({inner})"}
+
+
+async def infer_until_deadline(
+    executor: Executor, has_started: Callable[[], bool], clock: MockClock, text: str = "wait"
+) -> PipelineResponse:
+    """Request a hook that blocks, and return the answer to the request at its deadline.
+
+    The clock runs as the real one, and jumps to the deadline once the hook has started.
+    """
+    answers: list[PipelineResponse] = []
+    clock.rate = 1
+
+    async def infer() -> None:
+        answers.append(await executor.infer(asking(text), trio.current_time() + 1000))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(infer)
+        await until_async(has_started)
+        clock.jump(1000)
+    return answers[0]
 
 
 def text_graph(

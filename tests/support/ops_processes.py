@@ -58,6 +58,7 @@ def _do(deed: str) -> None:
         case "leave":
             raise SystemExit(4)
         case "wait":
+            Path(file).touch()
             threading.Event().wait(60)
 
 

@@ -7,13 +7,14 @@ import os
 import random
 import socket
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["free_ports"]
+__all__ = ["free_ports", "refusing_port"]
 
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _COUNT = 12_000
@@ -35,6 +36,14 @@ def free_ports(count: int) -> list[int]:
         if process not in _candidates:
             _candidates[process] = _shuffled(process)
         return list(itertools.islice(filter(_is_free, _candidates[process]), count))
+
+
+@contextmanager
+def refusing_port() -> Iterator[int]:
+    """Return a loopback port that refuses connections: it stays bound, and nothing listens on it."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 def _shuffled(process: int) -> Iterator[int]:

@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +15,7 @@ import httpx
 import psutil
 
 from tests.support.ports import free_ports
+from tests.support.waits import WAIT_SECONDS, until
 from tests.support.whole_ends import end_of_output
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class OvmsProcess:
 
     def get(self, path: str) -> httpx.Response:
         """Ask the REST port."""
-        return httpx.get(self.rest + path, timeout=10)
+        return httpx.get(self.rest + path, timeout=WAIT_SECONDS)
 
     def answers(self, path: str = "/v2/health/live") -> bool:
         """Tell whether the REST port answers a path with success."""
@@ -85,14 +84,13 @@ class OvmsProcess:
 
     def wait_path(self, path: str) -> None:
         """Return once the REST port answers a path with success; fail when the server ends or takes too long."""
-        ends = time.monotonic() + START_TIMEOUT_SECONDS
-        while time.monotonic() < ends:
+
+        def answers() -> bool:
             if self.process.poll() is not None:
                 raise AssertionError(f"the server ended with {self.process.returncode}:\n{self._printed()}")
-            if self.answers(path):
-                return
-            threading.Event().wait(0.02)
-        raise AssertionError(f"the server did not answer {path} with success in time")
+            return self.answers(path)
+
+        until(answers, seconds=START_TIMEOUT_SECONDS, why=lambda: f"no success from {path}")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Send a signal and wait for the end; returns the exit code and all that was printed."""

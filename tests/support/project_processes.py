@@ -15,6 +15,7 @@ import httpx
 
 from tests.support.ports import free_ports
 from tests.support.processes import START_TIMEOUT_SECONDS, STOP_TIMEOUT_SECONDS
+from tests.support.waits import WAIT_SECONDS, until
 from tests.support.whole_ends import SECONDS_TO_END, kill_and_tell
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class ProjectProcess:
 
     def ask(self, verb: str = "GET", path: str = "/", **options: Any) -> httpx.Response:
         """Ask once, on a connection of its own."""
-        return httpx.request(verb, f"http://{self.address}{path}", timeout=20, trust_env=False, **options)
+        return httpx.request(verb, f"http://{self.address}{path}", timeout=WAIT_SECONDS, trust_env=False, **options)
 
     def log(self) -> list[dict[str, Any]]:
         """Give the lines of the log."""
@@ -71,10 +72,7 @@ class ProjectProcess:
 
     def wait_file(self, *, exists: bool) -> None:
         """Return once the readiness file is there, or is not."""
-        ends = time.monotonic() + START_TIMEOUT_SECONDS
-        while self.readiness_file.exists() is not exists:
-            assert time.monotonic() < ends, "".join(self.lines)
-            threading.Event().wait(0.01)
+        until(lambda: self.readiness_file.exists() is exists, why=lambda: "".join(self.lines))
 
     def wait_end(self) -> int:
         """Return the exit code."""

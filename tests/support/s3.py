@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tests.support.waits import WAIT_SECONDS
 from tests.support.whole_ends import killed_if_late
 
 __all__ = ["Bucket", "s3_server"]
@@ -84,7 +85,7 @@ def s3_server(bucket: str, port: int = 0) -> Iterator[Bucket]:
         finally:
             process.stdin.close()
             try:
-                process.wait(10)
+                process.wait(WAIT_SECONDS)
             finally:
                 # The block waits for its end without a bound.
                 process.kill()

@@ -26,9 +26,10 @@ import h2.connection
 import h2.events
 import h2.exceptions
 
+from tests.support.waits import WAIT_SECONDS
+
 __all__ = ["CLIENTS", "StopTarget", "Tally", "Workload"]
 
-PATIENCE_SECONDS = 20
 _MAX_STREAM_ID = 2**31 - 1
 
 
@@ -103,7 +104,7 @@ class Workload:
         """Wait until all have ended, which they do once the server is gone."""
         self.over.set()
         for thread in self._threads:
-            thread.join(PATIENCE_SECONDS * 2)
+            thread.join(WAIT_SECONDS * 2)
             assert not thread.is_alive(), "a client waits for ever"
 
     def _run(self, client: Client, chance: random.Random) -> None:
@@ -155,7 +156,7 @@ class _Connection:
 def _connect(target: StopTarget, port: int, protocol: str = "http/1.1") -> _Connection:
     """Connect; a server that goes while one is on the way is one that refuses."""
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    made.settimeout(PATIENCE_SECONDS)
+    made.settimeout(WAIT_SECONDS)
     try:
         made.connect(("127.0.0.1", port))
     except OSError as error:
@@ -289,7 +290,7 @@ def _channel(target: StopTarget) -> grpc.Channel:
 
 
 def _begin(channel: grpc.Channel, path: str, message: bytes) -> Any:
-    return channel.unary_unary(path).future(message, timeout=PATIENCE_SECONDS)
+    return channel.unary_unary(path).future(message, timeout=WAIT_SECONDS)
 
 
 def _is_refusal(error: Any) -> bool:

@@ -1,17 +1,93 @@
-"""How long a server keeps its other callers waiting."""
+"""Waiting for a state in tests, with one bound for all of them, and the latency of a server under load."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
 
 import httpx
+import trio
+from trio.testing import MockClock
 
-from tests.support.processes import OvmsProcess
+if TYPE_CHECKING:
+    from tests.support.processes import OvmsProcess
 
-__all__ = ["worst_wait"]
+__all__ = ["WAIT_SECONDS", "Gate", "until", "until_async", "worst_wait"]
+
+WAIT_SECONDS = 60
+"""Bound of every wait in tests: far beyond what a busy machine needs, so that only a fault reaches it."""
+
+_PAUSE_SECONDS = 0.01
+T = TypeVar("T")
+
+
+def until(holds: Callable[[], T], *, seconds: float = WAIT_SECONDS, why: Callable[[], object] | None = None) -> T:
+    """Poll a condition until it is true, and return its value.
+
+    Args:
+        holds: the condition; it may raise to end the wait, for example because a process has exited.
+        seconds: bound of the wait.
+        why: the message for a failure, created when the bound is reached.
+
+    Raises:
+        AssertionError: the condition is still false after ``seconds``.
+    """
+    end = time.monotonic() + seconds
+    while not (value := holds()):
+        assert time.monotonic() < end, why() if why else f"the condition is still false after {seconds} s"
+        threading.Event().wait(_PAUSE_SECONDS)
+    return value
+
+
+class Gate:
+    """A gate that blocks threads until a test opens it, and counts the threads that have reached it."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self.arrivals = 0
+
+    def wait(self) -> None:
+        """Block the calling thread until the gate is open."""
+        self.arrivals += 1
+        self._open.wait(WAIT_SECONDS)
+
+    def next_arrival(self) -> Callable[[], bool]:
+        """Return a condition that is true once another thread has reached the gate."""
+        before = self.arrivals
+        return lambda: self.arrivals > before
+
+    def set(self) -> None:
+        """Open the gate."""
+        self._open.set()
+
+    def clear(self) -> None:
+        """Close the gate, and forget the threads that have reached it."""
+        self._open.clear()
+        self.arrivals = 0
+
+
+async def until_async(
+    holds: Callable[[], T], *, seconds: float = WAIT_SECONDS, why: Callable[[], object] | None = None
+) -> T:
+    """Poll a condition that threads, processes or other tasks bring about, and return its true value.
+
+    The bound is of the real clock. A mock clock stands still meanwhile.
+
+    Raises:
+        AssertionError: the condition is still false after ``seconds``.
+    """
+    end = time.monotonic() + seconds
+    is_mocked = isinstance(trio.lowlevel.current_clock(), MockClock)
+    while not (value := holds()):
+        assert time.monotonic() < end, why() if why else f"the condition is still false after {seconds} s"
+        if is_mocked:
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.sleep(0.001)
+    return value
 
 
 @contextmanager

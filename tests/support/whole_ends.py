@@ -18,7 +18,7 @@ import psutil
 
 __all__ = ["SECONDS_TO_END", "end_of_output", "kill_and_tell", "killed", "killed_if_late"]
 
-SECONDS_TO_END = 30
+SECONDS_TO_END = 60
 """How long what a server has started may take to end behind it on a busy machine."""
 
 

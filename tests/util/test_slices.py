@@ -11,8 +11,7 @@ import trio
 
 from ovmstrio.util import slices
 from ovmstrio.util.slices import run_in_slices, run_to_end
-
-PATIENCE_SECONDS = 20
+from tests.support.waits import WAIT_SECONDS
 
 
 async def test_two_computations_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +35,7 @@ async def test_two_computations_take_turns(monkeypatch: pytest.MonkeyPatch) -> N
     async def run(name: str) -> None:
         results.append(await run_in_slices(compute(name)))
 
-    with trio.fail_after(PATIENCE_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run, "a")
             nursery.start_soon(run, "b")
@@ -62,7 +61,7 @@ async def test_cancellation_closes_the_computation() -> None:
         yield
         return 7
 
-    with trio.fail_after(PATIENCE_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run_in_slices, endless())
             assert await run_in_slices(short()) == 7

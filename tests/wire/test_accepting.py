@@ -17,6 +17,7 @@ from trio.testing import MockClock
 from ovmstrio.core.peers import Loopback
 from ovmstrio.wire.accepting import PAUSE_SECONDS, SETTLE_SECONDS, Accepting
 from ovmstrio.wire.listeners import open_listeners, socket_of
+from tests.support.waits import WAIT_SECONDS
 
 ADDRESSES = ["127.0.0.1:0", "[::1]:0", "unix"]
 
@@ -54,7 +55,7 @@ async def test_who_waits_when_the_end_comes_is_served(tmp_path: Path, kind: str)
         # Nobody accepts yet, so that all of them wait.
         clients = [_client(listeners[0]) for _ in range(20)]
         accepting.stop()
-        with trio.fail_after(5):
+        with trio.fail_after(WAIT_SECONDS):
             await accepting.run(listeners, greeter, nursery)
         for client in clients:
             with client:
@@ -97,7 +98,7 @@ async def test_no_handshake_begins_once_the_end_has_come(kind: str) -> None:
             late.setblocking(False)
             assert late.connect_ex(name) == errno.EINPROGRESS
             await accepting.ended.wait()
-            with trio.fail_after(10), suppress(OSError):
+            with trio.fail_after(WAIT_SECONDS), suppress(OSError):
                 await trio.lowlevel.wait_writable(late)
             assert late.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED
 
@@ -116,7 +117,7 @@ async def test_connections_that_fail_before_they_are_accepted_end_no_listener(mo
             return await accept()
 
         monkeypatch.setattr(sock, "accept", fail_first)
-        with _client(listener) as client, trio.fail_after(5):
+        with _client(listener) as client, trio.fail_after(WAIT_SECONDS):
             stream = await listener.accept()
             assert stream.peer_address == Loopback(*client.getsockname())
             await stream.aclose()

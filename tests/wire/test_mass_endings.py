@@ -16,6 +16,7 @@ from grpclib.encoding.proto import ProtoCodec
 from ovmstrio.wire.grpc.server import GrpcServer
 from ovmstrio.wire.http.http_server import HttpFrontEnd
 from ovmstrio.wire.http.router import Router
+from tests.support.waits import until_async
 
 Kind = Literal["grpc", "http"]
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0" + b"\0\0\0\4\1\0\0\0\0"
@@ -75,12 +76,6 @@ def _clients(kind: Kind, count: int, port: int) -> Iterator[list[socket.socket]]
             each.close()
 
 
-async def _wait_until(is_met: Callable[[], bool]) -> None:
-    with trio.fail_after(60):
-        while not is_met():  # noqa: ASYNC110 - the server has no event for it
-            await trio.sleep(0.01)
-
-
 @pytest.mark.parametrize("count", _COUNTS)
 @pytest.mark.parametrize("how", ["clients leave", "server drains"])
 @pytest.mark.parametrize("kind", ["grpc", "http"])
@@ -90,7 +85,7 @@ async def test_few_connections_end_in_one_turn_of_the_loop(kind: Kind, how: str,
         connecting = _clients(kind, count, port)
         sockets = await trio.to_thread.run_sync(connecting.__enter__)
         try:
-            await _wait_until(lambda: opened() == count)
+            await until_async(lambda: opened() == count)
             await trio.testing.wait_all_tasks_blocked(0.1)
             turns = _Turns(opened)
             trio.lowlevel.add_instrument(turns)
@@ -98,7 +93,7 @@ async def test_few_connections_end_in_one_turn_of_the_loop(kind: Kind, how: str,
                 for each in sockets:
                     with suppress(OSError):
                         each.shutdown(socket.SHUT_RDWR)
-                await _wait_until(lambda: opened() == 0)
+                await until_async(lambda: opened() == 0)
             else:
                 with trio.fail_after(60):
                     assert await server.drain(10) == 0

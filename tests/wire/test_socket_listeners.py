@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from ovmstrio.wire.listeners import open_listeners, socket_of
+from tests.support.waits import WAIT_SECONDS
 
 AT_ONCE = 8
 
@@ -23,7 +24,8 @@ def clients() -> Iterator[ExitStack]:
 
 def _connect(clients: ExitStack, port: int, count: int) -> list[socket.socket]:
     return [
-        clients.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=10))) for _ in range(count)
+        clients.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECONDS)))
+        for _ in range(count)
     ]
 
 

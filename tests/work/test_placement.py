@@ -12,6 +12,7 @@ from ovmstrio.work.placement import (
     Placement,
     run_load,
 )
+from tests.support.waits import WAIT_SECONDS
 
 
 def test_short_inferences_of_fixed_shape_run_inline() -> None:
@@ -108,7 +109,7 @@ async def test_loads_run_in_threads_and_can_be_abandoned() -> None:
     assert await run_load(threading.current_thread) is not threading.current_thread()
     release = threading.Event()
     with trio.move_on_after(0.01) as scope:
-        await run_load(lambda: release.wait(10))
+        await run_load(lambda: release.wait(WAIT_SECONDS))
     assert scope.cancelled_caught
     release.set()
 
@@ -129,10 +130,10 @@ def test_loads_abandoned_at_the_end_of_a_run_do_not_block_the_next() -> None:
 
     async def abandon() -> None:
         with trio.move_on_after(0.01):
-            await run_load(lambda: release.wait(10))
+            await run_load(lambda: release.wait(WAIT_SECONDS))
 
     async def load() -> None:
-        with trio.fail_after(5):
+        with trio.fail_after(WAIT_SECONDS):
             assert await run_load(lambda: 1) == 1
 
     for _ in range(LOADS_AT_ONCE):

@@ -32,10 +32,11 @@ from ovmstrio.observability.recent_past import RecentPast
 from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.wire.http.answers import Cors
 from ovmstrio.wire.http.router import Route
-from tests.api.rest.servers import BODY, PATIENCE_SECONDS, Serving, serving_rest, stack
+from tests.api.rest.servers import BODY, Serving, serving_rest, stack
 from tests.support.callers import bearer, gate_of
 from tests.support.pass_through import load_pass_through
 from tests.support.peers import LOCAL, peer_at
+from tests.support.waits import WAIT_SECONDS
 
 _EVENT: Final = re.compile(rb"event: (\w+)\ndata: (.*)\n\n")
 INFER: Final = "/v2/models/echo/infer"
@@ -58,7 +59,7 @@ class _Events:
 
     async def head(self) -> str:
         """Give the head of the answer."""
-        with trio.fail_after(PATIENCE_SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             while b"\r\n\r\n" not in self._buffer:
                 await self._more()
         head, self._buffer = self._buffer.split(b"\r\n\r\n", 1)
@@ -66,7 +67,7 @@ class _Events:
 
     async def next(self, name: str) -> Any:
         """Give the data of the next event of a name."""
-        with trio.fail_after(PATIENCE_SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             while True:
                 for found in _EVENT.finditer(self._buffer):
                     if found[1] == name.encode():
@@ -76,7 +77,7 @@ class _Events:
 
     async def rest(self) -> bytes:
         """Read until the answer ends."""
-        with trio.fail_after(PATIENCE_SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             while b"\r\n0\r\n\r\n" not in self._buffer:
                 await self._more()
         return self._buffer

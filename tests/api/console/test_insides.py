@@ -153,7 +153,7 @@ def test_a_profile_names_processes_of_services_with_what_they_took(tmp_path: Pat
         told = profiling.result().json()
     (process,) = [each for each in told["processes"] if each["service"] == "graph"]
     assert [process["pid"]] == pids
-    assert process["cpu_seconds"] > 0.1
+    assert process["cpu_seconds"] > 0
 
 
 def test_what_failed_requests_have_sent_is_kept_where_that_was_asked_for_and_no_secret_of_it(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from ovmstrio.observability.request_log import RequestLog
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.registry import Registry
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
-from tests.support.grpc_clients import TIMEOUT_SECONDS
 from tests.support.streaming_servables import GRAPH, ScriptedServable, load_scripted
 from tests.support.stub_registry import registry_of
+from tests.support.waits import WAIT_SECONDS
 from tests.wire.grpc.bytes_client import message, request_headers
 from tests.wire.grpc.peers import Peer
 
@@ -56,7 +56,7 @@ class Streaming:
 
     async def wait(self, event: trio.Event) -> None:
         """Wait for something that must happen."""
-        with trio.fail_after(TIMEOUT_SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             await event.wait()
 
 
@@ -97,7 +97,7 @@ class Caller:
     """One stream as grpcio sees it, for use in a thread."""
 
     channel: Any
-    timeout: float = TIMEOUT_SECONDS
+    timeout: float = WAIT_SECONDS
     _requests: SimpleQueue[bytes | None] = field(default_factory=SimpleQueue)
 
     def __post_init__(self) -> None:

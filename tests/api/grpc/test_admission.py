@@ -19,6 +19,7 @@ from ovmstrio.protocol.descriptors import message_class
 from tests.api.grpc.conftest import Serving
 from tests.api.grpc.streams import STREAM, Streaming, open_peer, streaming_server
 from tests.support.streaming_servables import GRAPH
+from tests.support.waits import WAIT_SECONDS
 from tests.wire.grpc.bytes_client import message, request_headers
 from tests.wire.grpc.peers import Peer
 
@@ -77,7 +78,7 @@ async def test_a_call_beyond_the_queue_is_refused_unread(serving: Serving, path:
     async with peer.stream:
         _send(peer, _infer(block=1))
         await peer.flush()
-        with trio.fail_after(10):
+        with trio.fail_after(WAIT_SECONDS):
             await serving.servable.blocked.wait()
         refused = _send(peer, body + _GARBAGE, path)
         await peer.flush()
@@ -186,7 +187,7 @@ async def test_requests_of_a_stream_to_a_model_wait_unread(serving: Serving, mon
     async with peer.stream:
         holder = _send(peer, _infer(block=1))
         await peer.flush()
-        with trio.fail_after(10):
+        with trio.fail_after(WAIT_SECONDS):
             await serving.servable.blocked.wait()
         waiting = _send(peer, _infer(id="waits"), STREAM)
         await peer.flush()

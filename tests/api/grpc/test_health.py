@@ -9,7 +9,8 @@ import pytest
 import trio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.support.grpc_clients import TIMEOUT_SECONDS, with_channel
+from tests.support.grpc_clients import with_channel
+from tests.support.waits import WAIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ async def check(serving: Serving, service: str) -> int:
 
     def work(channel: Any) -> int:
         request = health_pb2.HealthCheckRequest(service=service)
-        status: int = health_pb2_grpc.HealthStub(channel).Check(request, timeout=TIMEOUT_SECONDS).status
+        status: int = health_pb2_grpc.HealthStub(channel).Check(request, timeout=WAIT_SECONDS).status
         return status
 
     return await with_channel(serving.address, work)
@@ -38,7 +39,7 @@ class Watch:
     def __init__(self, address: str, service: str) -> None:
         self._channel = grpc.insecure_channel(address)
         request = health_pb2.HealthCheckRequest(service=service)
-        self._call = health_pb2_grpc.HealthStub(self._channel).Watch(request, timeout=TIMEOUT_SECONDS)
+        self._call = health_pb2_grpc.HealthStub(self._channel).Watch(request, timeout=WAIT_SECONDS)
 
     async def next(self) -> int:
         """Wait for the next status."""
@@ -116,7 +117,7 @@ def wait_for_end(call: Any, opened: Callable[[], None]) -> grpc.StatusCode:
 
 def hold_watch_open(channel: Any, opened: Callable[[], None]) -> grpc.StatusCode:
     """Open a health watch, tell when the first answer is there, and wait until it ends."""
-    return wait_for_end(channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=TIMEOUT_SECONDS), opened)
+    return wait_for_end(channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=WAIT_SECONDS), opened)
 
 
 def hold_reflection_open(channel: Any, opened: Callable[[], None]) -> grpc.StatusCode:
@@ -124,7 +125,7 @@ def hold_reflection_open(channel: Any, opened: Callable[[], None]) -> grpc.Statu
     requests: SimpleQueue[bytes | None] = SimpleQueue()
     requests.put(b"")
     method = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
-    call = method(iter(requests.get, None), timeout=TIMEOUT_SECONDS)
+    call = method(iter(requests.get, None), timeout=WAIT_SECONDS)
     try:
         return wait_for_end(call, opened)
     finally:
@@ -143,10 +144,10 @@ async def test_streams_without_end_do_not_hold_up_a_drain(
         opened = partial(trio.from_thread.run_sync, is_open.set)
         codes.append(await with_channel(serving.address, lambda channel: hold(channel, opened)))
 
-    with trio.fail_after(TIMEOUT_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run)
             await is_open.wait()
-            await serving.front_end.drain(grace_seconds=TIMEOUT_SECONDS * 2)
+            await serving.front_end.drain(grace_seconds=WAIT_SECONDS * 2)
 
     assert codes == [grpc.StatusCode.UNAVAILABLE]

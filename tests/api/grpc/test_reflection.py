@@ -10,7 +10,8 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from ovmstrio.protocol.descriptors import message_class
-from tests.support.grpc_clients import TIMEOUT_SECONDS, with_channel
+from tests.support.grpc_clients import with_channel
+from tests.support.waits import WAIT_SECONDS
 
 if TYPE_CHECKING:
     from tests.api.grpc.conftest import Serving
@@ -29,7 +30,7 @@ async def ask(serving: Serving, version: str, **question: Any) -> Any:
             f"/{package}.ServerReflection/ServerReflectionInfo",
             response_deserializer=message_class(f"{package}.ServerReflectionResponse").FromString,
         )
-        (answer,) = method(iter([request.SerializeToString()]), timeout=TIMEOUT_SECONDS)
+        (answer,) = method(iter([request.SerializeToString()]), timeout=WAIT_SECONDS)
         assert answer.valid_host == "h"
         assert answer.original_request == request
         return answer
@@ -52,7 +53,7 @@ async def test_a_client_without_stubs_can_infer(serving: Serving) -> None:
             request_serializer=type(request).SerializeToString,
             response_deserializer=GetMessageClass(method.output_type).FromString,
         )
-        return sorted(database.get_services()), infer(request, timeout=TIMEOUT_SECONDS).raw_output_contents[0]
+        return sorted(database.get_services()), infer(request, timeout=WAIT_SECONDS).raw_output_contents[0]
 
     services, raw = await with_channel(serving.address, work)
 

@@ -21,10 +21,11 @@ from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.support import ir
 from tests.support.both_doors import BothDoors, serving_both
-from tests.support.grpc_clients import TIMEOUT_SECONDS, with_channel
+from tests.support.grpc_clients import with_channel
 from tests.support.pass_through import PassThrough
 from tests.support.servables import EXACT
 from tests.support.stub_registry import registry_of
+from tests.support.waits import WAIT_SECONDS
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 Request = message_class("inference.ModelInferRequest")
@@ -110,7 +111,7 @@ class Caller:
     def __init__(self, channel: grpc.Channel) -> None:
         self._requests: SimpleQueue[bytes | None] = SimpleQueue()
         method = channel.stream_stream(STREAM, response_deserializer=Response.FromString)
-        self.replies = method(iter(self._requests.get, None), timeout=TIMEOUT_SECONDS)
+        self.replies = method(iter(self._requests.get, None), timeout=WAIT_SECONDS)
 
     def send(self, *requests: bytes) -> None:
         """Send requests."""
@@ -152,7 +153,7 @@ async def test_answers_come_in_the_order_of_their_requests(served: Served) -> No
     async def ask() -> None:
         got.append(await stream_of(served, request(0), request(1, gate="slow"), request(2), request(3)))
 
-    with trio.fail_after(TIMEOUT_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
             await servable.arrived["1"].wait()
@@ -225,7 +226,7 @@ async def test_requests_of_a_client_that_leaves_are_cancelled(served: Served) ->
         caller.replies.cancel()
         caller.send()
 
-    with trio.fail_after(TIMEOUT_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         await with_channel(served.address, work)
         await served.servable.cancelled.wait()
 
@@ -252,7 +253,7 @@ def drive(client: Any, module: Any, steps: list[tuple[int | str, float, bool, bo
             "sums", [given], request_id=str(number), sequence_id=identity, sequence_start=start, sequence_end=end
         )
     try:
-        return [answers.get(timeout=TIMEOUT_SECONDS) for _ in steps]
+        return [answers.get(timeout=WAIT_SECONDS) for _ in steps]
     except Empty:
         pytest.fail("not every step was answered")
     finally:

@@ -13,9 +13,10 @@ from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.wire.statuses import map_error
-from tests.support.grpc_clients import TIMEOUT_SECONDS, call
+from tests.support.grpc_clients import call
 from tests.support.pass_through import load_pass_through
 from tests.support.stub_registry import registry_of
+from tests.support.waits import WAIT_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,7 +91,7 @@ async def test_a_drain_waits_for_calls_in_flight_and_then_ends_them(serving: Ser
             await call(serving.address, f"{SERVICE}/ModelInfer", message, "inference.ModelInferResponse")
         codes.append(caught.value.code())
 
-    with trio.fail_after(TIMEOUT_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(blocked)
             await servable.blocked.wait()

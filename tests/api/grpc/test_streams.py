@@ -17,8 +17,9 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from tests.api.grpc.streams import Caller, Streaming, open_peer, payload, start_stream, streaming_server
-from tests.support.grpc_clients import TIMEOUT_SECONDS, call, with_channel, with_triton
+from tests.support.grpc_clients import call, with_channel, with_triton
 from tests.support.streaming_servables import FIRST_TIMESTAMP
+from tests.support.waits import WAIT_SECONDS
 from tests.wire.grpc.bytes_client import message
 
 FAILURE = "Mediapipe execution failed. MP status - INTERNAL: node"
@@ -208,7 +209,7 @@ async def test_the_deadline_of_the_call_ends_the_stream(streaming: Streaming) ->
     """The client's timeout stops a graph that still works, which has known of it."""
 
     def work(channel: Any) -> Any:
-        caller = Caller(channel, timeout=0.3)
+        caller = Caller(channel, timeout=2)
         caller.send(payload(hold=True))
         return caller.finish()
 
@@ -274,7 +275,7 @@ async def test_leases_are_given_back_whatever_happens(streaming: Streaming) -> N
             caller.finish()
         left = Caller(channel)
         left.send(payload(hold=True))
-        streaming_held.get(timeout=TIMEOUT_SECONDS)
+        streaming_held.get(timeout=WAIT_SECONDS)
         left.call.cancel()
         left.end()
 
@@ -285,7 +286,7 @@ async def test_leases_are_given_back_whatever_happens(streaming: Streaming) -> N
         await streaming.wait(servable.holding)
         streaming_held.put(True)
     await streaming.wait(servable.cancelled)
-    with trio.fail_after(TIMEOUT_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         await streaming.registry.apply([])
     assert servable.open == 0
 
@@ -340,7 +341,7 @@ async def test_a_slow_reader_holds_up_the_graph(streaming: Streaming) -> None:
 async def _read_all(peer: Any, stream_id: int) -> None:
     """Read to the end of a call, opening windows as clients do."""
     credited = 0
-    with trio.fail_after(TIMEOUT_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         while not any(isinstance(e, h2.events.StreamEnded) and e.stream_id == stream_id for e in peer.events):
             come = len(peer.body(stream_id))
             if come > credited:
@@ -385,7 +386,7 @@ async def test_triton_gets_replies_problems_and_the_failure(streaming: Streaming
         client.start_stream(lambda result, error: answers.put((result, error)))
         for parameters in ({}, {"problem": "bad one"}, {"fail": FAILURE}):
             client.async_stream_infer("graph", [text], parameters=parameters)
-        seen = [answers.get(timeout=TIMEOUT_SECONDS) for _ in range(5)]
+        seen = [answers.get(timeout=WAIT_SECONDS) for _ in range(5)]
         client.stop_stream()
         return seen
 
@@ -403,7 +404,7 @@ async def test_asyncio_clients_are_served(streaming: Streaming) -> None:
 
     async def talk() -> tuple[list[bytes], Any]:
         async with grpc.aio.insecure_channel(streaming.address) as channel:
-            stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(timeout=TIMEOUT_SECONDS)
+            stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(timeout=WAIT_SECONDS)
             await stream.write(payload(data=b"hello"))
             received = [await stream.read()]
             await stream.write(payload(fail=FAILURE, replies=0))

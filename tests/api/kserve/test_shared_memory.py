@@ -23,6 +23,7 @@ from ovmstrio.server.settings import ServerSettings
 from tests.support import ir
 from tests.support.both_doors import DOORS, BothDoors, serving_both
 from tests.support.servables import EXACT
+from tests.support.waits import WAIT_SECONDS
 
 SHAPE = (2, 5)
 SIZE = 40
@@ -490,7 +491,7 @@ async def test_large_outputs_are_written_besides_the_loop(region: Region) -> Non
     request = InferRequest("m", outputs=[RequestedOutput("y", parameters)])
     response = InferResponse("m", "1", [Tensor("y", BY_NAME["FP32"], array)])
 
-    with trio.fail_after(20):
+    with trio.fail_after(WAIT_SECONDS):
         await write_outputs(response, output_places(request, regions))
 
     np.testing.assert_array_equal(shm.get_contents_as_numpy(outs, np.float32, array.shape), array)

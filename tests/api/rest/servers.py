@@ -20,12 +20,12 @@ from ovmstrio.registry import Registry
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from tests.support.pass_through import PassThrough, load_pass_through
 from tests.support.stub_registry import registry_of
+from tests.support.waits import WAIT_SECONDS
 
 __all__ = ["BODY", "HttpAnswer", "Peer", "Serving", "infer_head", "infer_post", "serving_rest", "stack"]
 
 ResultT = TypeVar("ResultT")
 
-PATIENCE_SECONDS = 20
 BODY = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[0.5,-1]}]}'
 
 
@@ -52,7 +52,7 @@ class Peer:
 
     async def send(self, data: bytes) -> None:
         """Send bytes."""
-        with trio.fail_after(PATIENCE_SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             await self.stream.send_all(data)
 
     async def answer(self, *, has_body: bool = True) -> HttpAnswer:
@@ -63,7 +63,7 @@ class Peer:
         return answer
 
     async def _next_answer(self, *, has_body: bool) -> HttpAnswer:
-        with trio.fail_after(PATIENCE_SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             while b"\r\n\r\n" not in self._buffer:
                 await self._more()
             head, self._buffer = self._buffer.split(b"\r\n\r\n", 1)
@@ -83,7 +83,7 @@ class Peer:
 
     async def rest(self) -> bytes:
         """Read until the server closes; a connection that it cut has ended, too."""
-        with trio.fail_after(PATIENCE_SECONDS), contextlib.suppress(trio.BrokenResourceError):
+        with trio.fail_after(WAIT_SECONDS), contextlib.suppress(trio.BrokenResourceError):
             while data := await self.stream.receive_some():
                 self._buffer += data
         rest, self._buffer = self._buffer, b""
@@ -123,7 +123,7 @@ class Serving:
         """Run ``work`` in a thread with an HTTP client."""
 
         def connected() -> ResultT:
-            with httpx.Client(base_url=f"http://{self.address}", timeout=PATIENCE_SECONDS, trust_env=False) as client:
+            with httpx.Client(base_url=f"http://{self.address}", timeout=WAIT_SECONDS, trust_env=False) as client:
                 return work(client)
 
         return await trio.to_thread.run_sync(connected)
@@ -138,12 +138,12 @@ class Serving:
 
     async def wait_blocked(self) -> None:
         """Return once a call waits for ever."""
-        with trio.fail_after(PATIENCE_SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             await self.servable.blocked.wait()
 
     async def wait_closed(self) -> None:
         """Return once the server has no connection left."""
-        with trio.fail_after(PATIENCE_SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             while self.front_end.open_connections:
                 await trio.testing.wait_all_tasks_blocked(0.005)
 

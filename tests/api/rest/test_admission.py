@@ -12,6 +12,7 @@ import trio.testing
 
 from ovmstrio.observability.metrics import Metrics
 from tests.api.rest.servers import BODY, Peer, Serving, infer_head, infer_post, serving_rest
+from tests.support.waits import WAIT_SECONDS
 
 _BLOCK = b'{"parameters":{"block":true},' + BODY[1:]
 
@@ -51,7 +52,7 @@ async def test_a_call_beyond_the_queue_is_refused_at_its_head(tmp_path: Path, ex
             await second.send(BODY)
             assert (await second.ask(infer_post(model="none"))).status == 404
             await first.stream.aclose()
-            with trio.fail_after(10):
+            with trio.fail_after(WAIT_SECONDS):
                 await serving.servable.cancelled.wait()
             assert (await second.ask(infer_post())).status == 200
         metrics = (serving.plane.render_metrics() or b"").decode()

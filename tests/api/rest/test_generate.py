@@ -16,8 +16,9 @@ import trio.testing
 from ovmstrio.config.specs import GraphSpec
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.wire.http.answers import Cors
-from tests.api.rest.servers import PATIENCE_SECONDS, Peer, Serving, serving_rest
+from tests.api.rest.servers import Peer, Serving, serving_rest
 from tests.support.streaming_servables import FIRST_TIMESTAMP, GRAPH, ScriptedServable, load_scripted
+from tests.support.waits import WAIT_SECONDS
 
 FAILURE = "Mediapipe execution failed. MP status - INTERNAL: node"
 STREAM = f"/v2/models/{GRAPH}/generate_stream"
@@ -53,7 +54,7 @@ def _post(**document: Any) -> bytes:
 
 async def _read_until(peer: Peer, text: bytes) -> bytes:
     come = b""
-    with trio.fail_after(PATIENCE_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         while text not in come:
             data = await peer.stream.receive_some()
             assert data, f"the connection ended after {come!r}"
@@ -62,7 +63,7 @@ async def _read_until(peer: Peer, text: bytes) -> bytes:
 
 
 async def _wait(event: trio.Event) -> None:
-    with trio.fail_after(PATIENCE_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         await event.wait()
 
 
@@ -275,7 +276,7 @@ async def test_a_client_that_does_not_read_holds_up_the_graph_and_may_leave(serv
     async with serving.connect() as peer:
         await peer.send(_post(x="x" * 100_000, replies=100_000))
         await _read_until(peer, b"data: ")
-        with trio.fail_after(PATIENCE_SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             made = -1
             while graph.streams[0].made > made:
                 made = graph.streams[0].made

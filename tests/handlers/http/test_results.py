@@ -16,7 +16,7 @@ from ovmstrio.handlers import HTTPError, JSONResponse, Response, StreamingRespon
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.http.results import to_answer
 from tests.support.handlers import opened
-from tests.support.threads import until
+from tests.support.waits import until_async
 
 TEXT = (("content-type", "text/plain; charset=utf-8"),)
 BYTES = (("content-type", "application/octet-stream"),)
@@ -165,7 +165,7 @@ async def test_a_stream_that_nobody_reads_on_is_closed(tmp_path: Path, prefix: s
         made: Any = await answer(handler)
         assert await anext(made.body) == b"x"
         await made.body.aclose()
-        await until(lambda: handler.instance.closed)
+        await until_async(lambda: handler.instance.closed)
 
 
 async def test_who_leaves_before_the_first_value_closes_the_generator(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ return made
         assert (made.status, made.body) == (400, b'{"error":"unknown"}')
         assert [name for name, _ in made.headers] == ["content-type", "set-cookie"]
         handler.run_after(made.after)
-        await until(lambda: handler.instance.closed == 7)
+        await until_async(lambda: handler.instance.closed == 7)
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])

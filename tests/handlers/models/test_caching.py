@@ -26,6 +26,7 @@ from tests.support.model_projects import (
     wait_gone,
     write_model,
 )
+from tests.support.waits import WAIT_SECONDS
 
 
 def _models(root: Path, *names: str) -> Path:
@@ -149,7 +150,7 @@ async def test_a_model_that_goes_while_it_is_loaded_is_given_but_not_kept(
 
         def load_slowly(folder: str) -> str:
             trio.from_thread.run_sync(begun.set)
-            assert go_on.wait(30)
+            assert go_on.wait(WAIT_SECONDS)
             return folder
 
         async def ask() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import socket
 import threading
-import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -29,7 +28,7 @@ from ovmstrio.runtimes.handlers.project import open_handler
 from tests.support.model_projects import CountingStorage, Loads, library_over, models_in, next_look, write_model
 from tests.support.projects import make_project
 from tests.support.s3 import Bucket, s3_server
-from tests.support.threads import until
+from tests.support.waits import WAIT_SECONDS, until_async
 
 _CODE = """
 from pathlib import Path
@@ -135,19 +134,17 @@ async def test_models_that_are_here_are_given_while_the_store_hangs(
         assert "nothing" in told.value.detail
         failed.set()
 
-    with trio.fail_after(30):
+    with trio.fail_after(WAIT_SECONDS):
         async with _relay(bucket, monkeypatch) as relay, _served(tmp_path, 1.0) as (handler, _):
             assert await handler.call(verb, payload="a") == "a"
             relay.hangs = True
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask_in_vain)
-                await until(lambda: relay.kept)
+                await until_async(lambda: relay.kept)
                 for _ in range(20):
                     assert await handler.call(verb, payload="a") == "a"
                 assert not failed.is_set()
-                started = trio.current_time()
                 await failed.wait()
-                assert trio.current_time() - started < 5
             relay.hangs = False
             assert await handler.call(verb, payload="b") == "b"
 
@@ -158,12 +155,10 @@ def test_every_attempt_has_a_deadline(bucket: Bucket, tmp_path: Path, monkeypatc
         for name, value in {**bucket.environment, "AWS_ENDPOINT_URL": endpoint}.items():
             monkeypatch.setenv(name, value)
         storage = open_storage("s3://models/up", stall_seconds=0.2)
-        started = time.monotonic()
         with pytest.raises(StorageFailure, match=r"s3://models/up cannot be listed: nothing has come for 0.4 s"):
             storage.list_files("s3://models/up")
         with pytest.raises(StorageFailure, match=r"models/up/a cannot be downloaded: nothing has come for 0.2 s"):
             storage.fetch(StoredFile("a", "models/up/a", 1, "", 0), tmp_path / "a", lambda: None)
-        assert time.monotonic() - started < 10
 
 
 @contextmanager
@@ -185,7 +180,7 @@ class _StuckStorage(CountingStorage):
         """Fetch, sooner or later."""
         if self.stuck in file.location:
             self.begun += 1
-            assert self.let_go.wait(20)
+            assert self.let_go.wait(WAIT_SECONDS)
         super().fetch(file, target, lambda: None)
 
 
@@ -204,7 +199,7 @@ async def test_the_old_version_serves_while_a_new_one_comes(tmp_path: Path, mock
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
-            await _until_real(lambda: storage.begun == 1)
+            await until_async(lambda: storage.begun == 1)
             assert [library.client.get_model("a", asked).text for asked in ("latest", 1)] == ["old", "old"]
             storage.let_go.set()
         assert given == ["new"]
@@ -222,18 +217,10 @@ async def test_a_change_in_place_keeps_nobody_waiting_but_the_first(tmp_path: Pa
         await next_look(library, mock_clock)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(library.client.aget_model, "a")
-            await _until_real(lambda: storage.begun == 1)
+            await until_async(lambda: storage.begun == 1)
             assert library.client.get_model("a").text == "old"
             storage.let_go.set()
         assert library.client.get_model("a").text == "newer"
-
-
-async def _until_real(true: Callable[[], bool]) -> None:
-    """Wait for a thread while the clock of trio stands still."""
-    ends = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < ends
-        await trio.lowlevel.checkpoint()
 
 
 class _StuckMaker(CopyMaker):
@@ -248,7 +235,7 @@ class _StuckMaker(CopyMaker):
     def make(self, key: ModelKey, version: VersionFiles, moved: object = None) -> Copy:
         """Wait, and give a copy of nothing."""
         self.begun += 1
-        assert self.let_go.wait(20)
+        assert self.let_go.wait(WAIT_SECONDS)
         return Copy(key, "", Path())
 
     def remove(self, copy: Copy) -> None:
@@ -277,7 +264,7 @@ async def test_a_storage_that_keeps_its_thread_keeps_no_caller(tmp_path: Path) -
         with pytest.raises(StorageFailure, match=r"b:1: the storage threads stood still for 0.1 s"):
             await trio.to_thread.run_sync(threads.fetch, ModelKey("b", "1"), _VERSION)
         maker.let_go.set()
-        await until(lambda: [copy.key.name for copy in maker.removed] == ["a"])
+        await until_async(lambda: [copy.key.name for copy in maker.removed] == ["a"])
         copy = await trio.to_thread.run_sync(threads.fetch, ModelKey("c", "1"), _VERSION)
         assert copy.key.name == "c"
         assert maker.begun == 2
@@ -305,7 +292,7 @@ async def test_so_many_may_wait(tmp_path: Path) -> None:
         async with _threads(maker, 2, 30) as threads:
             for number in range(MAX_WAITING + 1):
                 nursery.start_soon(fetch_in_thread, number)
-            await until(lambda: len(refusals) == 1)
+            await until_async(lambda: len(refusals) == 1)
             assert f"cannot be fetched now: {MAX_WAITING} calls wait" in refusals[0]
         maker.let_go.set()
     assert failures == ["the models are about to be closed"] * MAX_WAITING
@@ -331,12 +318,12 @@ async def test_a_call_that_waits_for_a_storage_lends_its_thread(tmp_path: Path) 
         open_handler(project, Supplies(opened.clients)) as handler,
         trio.open_nursery() as nursery,
     ):
-        with trio.fail_after(10):
+        with trio.fail_after(WAIT_SECONDS):
             for _ in range(3):
                 nursery.start_soon(ask, "b")
-            await until(lambda: storage.begun == 1)
+            await until_async(lambda: storage.begun == 1)
             await ask("a")
             assert given == ["a"]
             storage.let_go.set()
-            await until(lambda: given == ["a", "b", "b", "b"])
+            await until_async(lambda: given == ["a", "b", "b", "b"])
     assert storage.fetched == [str(tmp_path / "up" / name / "model.txt") for name in "ab"]

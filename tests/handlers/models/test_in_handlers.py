@@ -35,7 +35,7 @@ class Handler:
         model = self.client.get_model(payload["model"], payload.get("version"))
         if "wait" in payload:
             payload["begun"].set()
-            assert payload["wait"].wait(30)
+            assert payload["wait"].wait(60)
         return model["text"], Path(model["path"], "model.txt").exists(), model is self.first
 
     async def handle_get(self, query_params):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from time import thread_time
-
 import pytest
 import trio
 import trio.testing
@@ -103,23 +101,15 @@ async def test_failed_requests_keep_nothing_alive() -> None:
     assert scan(managers) == 1
 
 
-async def test_ten_thousand_sequences_are_scanned_in_no_time() -> None:
-    """A scan stops the event loop for less than 10 ms."""
+async def test_a_scan_removes_ten_thousand_idle_sequences() -> None:
+    """A scan marks sequences that were in use; the next one removes them."""
     managers = SequenceManagers()
     manager = _manager(managers)
     for number in range(1, 10_001):
         await _request(manager, number, start=True)
-    times = []
-    for _ in range(5):
-        for sequence in manager:
-            sequence.idle = False
-        begin = thread_time()
-        assert scan(managers) == 0
-        times.append(thread_time() - begin)
-    assert min(times) < 0.01
-    begin = thread_time()
+    assert scan(managers) == 0
     assert scan(managers) == 10_000
-    assert thread_time() - begin < 0.1
+    assert _ids(manager) == []
 
 
 async def test_requests_run_while_many_sequences_are_removed(autojump_clock: trio.testing.MockClock) -> None:

@@ -17,6 +17,7 @@ from ovmstrio.openvino.trials.model_trial import compile_plain, trial_of
 from ovmstrio.work.processes import WorkerProcess
 from tests.support import ir
 from tests.support.trials import load_saved, saved, trying, verdicts
+from tests.support.waits import WAIT_SECONDS
 
 
 @pytest.fixture
@@ -89,11 +90,11 @@ async def test_a_load_that_is_given_up_kills_the_process(tmp_path: Path, workers
     async with trying(tmp_path / "trials"):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(load_saved, spec)
-            with trio.fail_after(20):
+            with trio.fail_after(WAIT_SECONDS):
                 while not workers or not workers[0].is_busy:
                     await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
-        with trio.fail_after(20):
+        with trio.fail_after(WAIT_SECONDS):
             await workers[0].ended.wait()
     assert verdicts(tmp_path / "trials") == []
 

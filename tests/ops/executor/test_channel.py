@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.runtimes.ops.executor.channel import Channel, Ticket
+from tests.support.waits import WAIT_SECONDS
 
 
 async def entered(channel: Channel, *data_ids: int) -> list[Ticket]:
     """Let samples into a channel that has room for them."""
-    with trio.fail_after(1):
+    with trio.fail_after(WAIT_SECONDS):
         return [await channel.enter(data_id) for data_id in data_ids]
 
 
@@ -21,7 +22,7 @@ async def test_seats_go_to_the_oldest_requests() -> None:
     """Not to those that came first."""
     channel = Channel(0, 1)
     first, *others = await entered(channel, 7, 9, 3, 5)
-    with trio.fail_after(1):
+    with trio.fail_after(WAIT_SECONDS):
         await first.seated()
         for ticket in (first, others[1], others[2], others[0]):
             await ticket.seated()
@@ -96,7 +97,7 @@ async def test_seats_are_free_again_when_their_samples_leave(seats: int) -> None
     channel = Channel(1, seats)
     for data_id in range(5):
         (ticket,) = await entered(channel, data_id)
-        with trio.fail_after(1):
+        with trio.fail_after(WAIT_SECONDS):
             await ticket.seated()
         ticket.leave()
     assert channel.size == 0

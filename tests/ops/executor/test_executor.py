@@ -17,7 +17,8 @@ from ovmstrio.ops import (
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
 from ovmstrio.runtimes.ops.graph import OpGraph
-from tests.support.ops import TextOp, asking, settings, single, text_graph
+from tests.support.ops import TextOp, asking, infer_until_deadline, settings, single, text_graph
+from tests.support.waits import Gate
 
 
 def answered(response: PipelineResponse) -> Any:
@@ -396,7 +397,7 @@ async def test_a_hook_that_takes_what_nobody_gives_ends_the_start() -> None:
 class Stuck(Op):
     """Waits in a thread for as long as a test wants."""
 
-    release = threading.Event()
+    release = Gate()
     entered = threading.Semaphore(0)
 
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
@@ -404,18 +405,20 @@ class Stuck(Op):
         (one,) = input_dicts.values()
         if one["x"] == "wait":
             self.entered.release()
-            self.release.wait(30)
+            self.release.wait()
         return dict(one)
 
 
-async def test_a_thread_that_does_not_end_costs_only_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thread_that_does_not_end_costs_only_its_own_request(
+    mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its caller is answered at its deadline, and the worker gets a new copy of the Op for the next request."""
     monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers.GRACE_SECONDS", 0.01)
     Stuck.release.clear()
     try:
         async with open_executor(single(Stuck), settings(worker_num=1)) as executor:
             for _ in range(3):
-                assert (await executor.infer(asking("wait"), trio.current_time() + 0.1)).err_no == 6000
+                assert (await infer_until_deadline(executor, Stuck.release.next_arrival(), mock_clock)).err_no == 6000
                 assert answered(await executor.infer(asking("next"))) == "next"
     finally:
         Stuck.release.set()
@@ -424,7 +427,7 @@ async def test_a_thread_that_does_not_end_costs_only_its_own_request(monkeypatch
 class StuckProcess(Op):
     """Waits in ``process``, in a thread, for as long as a test wants; counts its copies."""
 
-    release = threading.Event()
+    release = Gate()
     made: list[int] = []  # noqa: RUF012 - shared by the copies of the workers
 
     def init_op(self) -> None:
@@ -435,7 +438,7 @@ class StuckProcess(Op):
         """Wait if asked to."""
         (feed,) = feed_batch
         if feed["x"] == "wait":
-            self.release.wait(30)
+            self.release.wait()
         return dict(feed)
 
 
@@ -448,23 +451,25 @@ def stuck() -> Iterator[type[StuckProcess]]:
     StuckProcess.release.set()
 
 
-async def test_a_worker_whose_process_goes_on_serves_the_next_request_at_once(stuck: type[StuckProcess]) -> None:
+async def test_a_worker_whose_process_goes_on_serves_the_next_request_at_once(
+    mock_clock: trio.testing.MockClock, stuck: type[StuckProcess]
+) -> None:
     """With the same copy of the Op, in a fresh thread."""
     async with open_executor(single(stuck), settings(worker_num=1)) as executor:
         for _ in range(3):
-            assert (await executor.infer(asking("wait"), trio.current_time() + 0.1)).err_no == 6000
+            assert (await infer_until_deadline(executor, stuck.release.next_arrival(), mock_clock)).err_no == 6000
             assert answered(await executor.infer(asking("next"))) == "next"
     assert len(stuck.made) == 1
 
 
 async def test_many_threads_that_do_not_end_cost_the_copy_of_the_op(
-    stuck: type[StuckProcess], monkeypatch: pytest.MonkeyPatch
+    mock_clock: trio.testing.MockClock, stuck: type[StuckProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is an end of threads: the worker gets a new copy then, with threads of its own."""
     monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers.GRACE_SECONDS", 0.01)
     async with open_executor(single(stuck), settings(worker_num=1)) as executor:
         for made in (*[1] * 7, 2, 2):
-            assert (await executor.infer(asking("wait"), trio.current_time() + 0.1)).err_no == 6000
+            assert (await infer_until_deadline(executor, stuck.release.next_arrival(), mock_clock)).err_no == 6000
             assert answered(await executor.infer(asking("next"))) == "next"
             assert len(stuck.made) == made
 

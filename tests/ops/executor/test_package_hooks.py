@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -10,22 +9,25 @@ from ovmstrio.ops import Op, PipelineRequest, PipelineResponse, RequestOp, Respo
 from ovmstrio.runtimes.ops.executor import open_executor
 from ovmstrio.runtimes.ops.graph import build
 from ovmstrio.runtimes.ops.tensors import from_array
-from tests.support.ops import asking, settings, single
+from tests.support.ops import asking, infer_until_deadline, settings, single
+from tests.support.waits import Gate
 
 
 class Waiting(RequestOp):
     """Waits in a thread until a test lets it go on."""
 
-    release = threading.Event()
+    release = Gate()
 
     def unpack_request_package(self, request: PipelineRequest) -> Any:
         """Wait if asked to."""
         if request.values[0] == "wait":
-            self.release.wait(30)
+            self.release.wait()
         return {"x": request.values[0]}
 
 
-async def test_hooks_of_the_ends_that_never_end_cost_only_their_own_requests() -> None:
+async def test_hooks_of_the_ends_that_never_end_cost_only_their_own_requests(
+    mock_clock: trio.testing.MockClock,
+) -> None:
     """Those get 6000, later ones their answers; too many such hooks are an error, and no end of threads."""
     Waiting.release.clear()
     graph = build(ResponseOp(input_ops=Op(name="op", input_ops=Waiting())))
@@ -33,7 +35,7 @@ async def test_hooks_of_the_ends_that_never_end_cost_only_their_own_requests() -
         async with open_executor(graph, settings(worker_num=2)) as executor:
             for _ in range(2):
                 assert (await executor.infer(asking())).values == ["x"]
-                assert (await executor.infer(asking("wait"), trio.current_time() + 0.02)).err_no == 6000
+                assert (await infer_until_deadline(executor, Waiting.release.next_arrival(), mock_clock)).err_no == 6000
             response = await executor.infer(asking())
             assert response.err_no == 8000
             assert response.err_msg == "rpc package error: 2 hooks of the RequestOp or the ResponseOp do not end"

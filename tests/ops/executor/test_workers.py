@@ -21,13 +21,14 @@ from ovmstrio.runtimes.ops.executor.opening import kept_by_preprocess
 from ovmstrio.runtimes.ops.executor.workers import WorkerPool
 from ovmstrio.runtimes.ops.observing.hooks import NULL, ChannelState, Several, Span, Stage
 from ovmstrio.runtimes.ops.tensors import from_array
-from tests.support.ops import Model, TextOp, asking, settings, single, text_graph, with_model
+from tests.support.ops import Model, TextOp, asking, infer_until_deadline, settings, single, text_graph, with_model
+from tests.support.waits import Gate
 
 
 class Blocking(Op):
     """Waits in a thread until a test lets it go on; can be made once, unless a test lets it be made again."""
 
-    release = threading.Event()
+    release = Gate()
     may_start = threading.Event()
     made: list[int] = []  # noqa: RUF012 - shared by the copies of the workers
     started = trio.Event()
@@ -43,11 +44,11 @@ class Blocking(Op):
         """Wait if asked to."""
         (one,) = input_dicts.values()
         if one["x"] == "wait":
-            self.release.wait(30)
+            self.release.wait()
         return dict(one)
 
 
-async def works_again(executor: Executor, blocking: type[Blocking], awaited: threading.Event) -> None:
+async def works_again(executor: Executor, blocking: type[Blocking], awaited: threading.Event | Gate) -> None:
     """See that a worker is there, and answers, when what it waits for has come."""
     blocking.started = trio.Event()
     awaited.set()
@@ -68,11 +69,13 @@ def blocking(monkeypatch: pytest.MonkeyPatch) -> type[Blocking]:
     return Blocking
 
 
-async def test_a_worker_that_cannot_be_started_again_is_told(blocking: type[Blocking]) -> None:
+async def test_a_worker_that_cannot_be_started_again_is_told(
+    mock_clock: trio.testing.MockClock, blocking: type[Blocking]
+) -> None:
     """Requests are answered at once with the reason, and again with results when it can."""
     try:
         async with open_executor(single(blocking), settings()) as executor:
-            assert (await executor.infer(asking("wait"), trio.current_time() + 0.05)).err_no == 6000
+            assert (await infer_until_deadline(executor, blocking.release.next_arrival(), mock_clock)).err_no == 6000
             response = await executor.infer(asking())
             assert executor.obstacle() == "no worker of op runs"
             assert response.err_no == 10000
@@ -85,17 +88,18 @@ async def test_a_worker_that_cannot_be_started_again_is_told(blocking: type[Bloc
 
 
 async def test_hooks_that_never_end_make_an_op_fail_at_last(
-    blocking: type[Blocking], monkeypatch: pytest.MonkeyPatch
+    mock_clock: trio.testing.MockClock, blocking: type[Blocking], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no end of threads: after some copies the Op says why, until one of them has ended."""
     monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers.MOST_STUCK", 2)
     blocking.may_start.set()
     try:
         async with open_executor(single(blocking), settings()) as executor:
-            # A request may reach its deadline before its hook begins.
-            with trio.fail_after(60):
-                while "2 hooks of Op op do not end" not in (await executor.infer(asking())).err_msg:
-                    assert (await executor.infer(asking("wait"), trio.current_time() + 0.05)).err_no == 6000
+            for _ in range(2):
+                assert (
+                    await infer_until_deadline(executor, blocking.release.next_arrival(), mock_clock)
+                ).err_no == 6000
+            assert "2 hooks of Op op do not end" in (await executor.infer(asking())).err_msg
             await works_again(executor, blocking, blocking.release)
     finally:
         blocking.release.set()

@@ -26,7 +26,7 @@ from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.observing.analyst import Analyst
 from ovmstrio.runtimes.ops.observing.observing import Observing, open_observing
 from tests.support.ops import asking, settings, text_graph
-from tests.support.threads import until
+from tests.support.waits import until_async
 
 _STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
 
@@ -158,7 +158,7 @@ async def test_tracer_of_real_traffic(directory: Path) -> None:
     async with _running(settings(tracer=TracerSettings(1), worker_num=7)) as (executor, _):
         for x in ("x", "x", "bad"):
             await _ask(executor, x)
-        await until(lambda: "chl1(" in (directory / "pipeline.tracer").read_text())
+        await until_async(lambda: "chl1(" in (directory / "pipeline.tracer").read_text())
     lines = (directory / "pipeline.tracer").read_text().splitlines()
     texts = [re.fullmatch(rf"{_STAMP} (.*)", line) for line in lines]
     ms = r"\[[0-9.e-]+ ms\]"

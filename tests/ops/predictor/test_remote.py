@@ -29,6 +29,7 @@ from tests.support import ir
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.paddle_files import write_prototxt
 from tests.support.stub_registry import registry_of
+from tests.support.waits import WAIT_SECONDS
 
 PACKAGE = "baidu.paddle_serving.pipeline_serving"
 ROW = np.arange(10, dtype=np.float64).reshape(1, 10)
@@ -261,7 +262,7 @@ async def test_calls_end_in_time_and_when_cancelled() -> None:
         with pytest.raises((DeadlineExceeded, Unreachable), match=silent):
             await predictor.predict({"x": "1"})
         patient = await remote(silent, client_type="pipeline_grpc")
-        with trio.fail_after(10), trio.move_on_after(0.05) as scope:
+        with trio.fail_after(WAIT_SECONDS), trio.move_on_after(0.05) as scope:
             await patient.predict({"x": "1"})
         assert scope.cancelled_caught
         for each in (predictor, patient):

@@ -35,12 +35,6 @@ def test_texts_are_what_they_are_alone(tiny_folder: Path, case: str) -> None:
     assert _found(tiny_folder, case) == 0
 
 
-def test_the_library_still_mixes_up_texts_that_start_in_one_step(tiny_folder: Path) -> None:
-    """Once it does not, ``PromptStarts`` may go."""
-    if not _found(tiny_folder, "mixed_up"):
-        pytest.fail("docs/openvino_defects.md: mend what it says of prefixes that are mixed up")
-
-
 def test_only_texts_that_would_disturb_each_other_wait_for_each_other(tiny_folder: Path) -> None:
     """Four strangers start in one step, one of four that compute the same beginning, and all four once it is cached."""
     assert _found(tiny_folder, "that_start_together") == [4, 1, 4]

@@ -26,6 +26,7 @@ from ovmstrio.openvino.engine.prompts import Prompts
 from ovmstrio.openvino.engine.text_tokenizing import TextTokenizing
 from ovmstrio.runtimes.generation.engine_link import EngineLink
 from ovmstrio.work.messages.message_packets import Message
+from tests.support.waits import WAIT_SECONDS
 
 CONTEXT = 2000
 
@@ -221,7 +222,7 @@ async def test_a_client_that_leaves_ends_its_texts_in_the_engine() -> None:
     link: Any = EngineLink(SimpleNamespace(), itertools.count(7))  # type: ignore[arg-type]  # counts no texts
     async with trio.open_nursery() as nursery:
         nursery.start_soon(link.tokenize, FakeProcess(), ["abc", "x" * 1_000_000])
-        with trio.fail_after(10):
+        with trio.fail_after(WAIT_SECONDS):
             await asked.wait()
         nursery.cancel_scope.cancel()
     assert told == [["tokenize", 7], ["cancel", 7]]

@@ -15,6 +15,7 @@ from ovmstrio.runtimes.generation.text_model import TextModel
 from ovmstrio.work.processes import WorkerProcess
 from tests.runtimes.generation.conftest import ServeTiny
 from tests.runtimes.generation.test_text_model import greedy, made, text_of
+from tests.support.waits import WAIT_SECONDS
 
 ENDLESS = GenerationRequest("of the barn", Sampling(ignore_eos=True))
 
@@ -63,7 +64,7 @@ async def test_an_engine_that_is_stopped_is_killed_and_replaced(
         monkeypatch.setattr("ovmstrio.runtimes.generation.engine_process.WorkerProcess", short)
     async with serve_tiny() as model:
         before = text_of(await made(model, greedy("hello", 40)))
-        with trio.fail_after(30), pytest.raises(ModelFailure, match="was stopped"):
+        with trio.fail_after(WAIT_SECONDS), pytest.raises(ModelFailure, match="was stopped"):
             await killed_midway(model, signal.SIGSTOP)
         await until_ready(model)
         assert text_of(await made(model, greedy("hello", 40))) == before

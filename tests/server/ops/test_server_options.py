@@ -15,6 +15,7 @@ import trustme
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
 from tests.support.grpc_clients import call
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
+from tests.support.waits import WAIT_SECONDS
 
 
 async def test_messages_have_a_size() -> None:
@@ -51,7 +52,7 @@ async def test_a_drain_that_is_too_short_cuts() -> None:
         nursery.start_soon(ask)
         await executor.arrived.wait()
         running.drain()
-        with trio.fail_after(10):
+        with trio.fail_after(WAIT_SECONDS):
             await executor.left.wait()
 
 
@@ -89,7 +90,7 @@ async def test_tls_is_that_of_both_protocols(tmp_path: Path) -> None:
             credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
             with grpc.secure_channel(running.grpc[0], credentials) as channel:
                 method = channel.unary_unary(METHOD, REQUEST.SerializeToString, RESPONSE.FromString)
-                return method(request, timeout=20)
+                return method(request, timeout=WAIT_SECONDS)
 
         assert list((await trio.to_thread.run_sync(ask)).value) == ["1"]
         with pytest.raises(grpc.RpcError) as refused:

@@ -37,6 +37,7 @@ from tests.support.grpc_clients import call
 from tests.support.op_pipelines import EchoExecutor, executor_plan
 from tests.support.ports import free_ports
 from tests.support.served_plans import ServedPlan, serving_plan
+from tests.support.waits import WAIT_SECONDS
 
 RESPONSE_NAME = RESPONSE.DESCRIPTOR.full_name
 
@@ -231,7 +232,7 @@ class _WaitingService(WebService):
 
 async def post(running: ServedPlan, x: str, answers: dict[str, Any] | None = None) -> Any:
     """Make one call over HTTP, whose answer is kept by its text where there is room for it."""
-    async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=WAIT_SECONDS) as client:
         answer = await client.post(f"http://{running.rest[0]}/uci/prediction", json={"key": ["x"], "value": [x]})
     if answers is not None:
         answers[x] = answer.json()
@@ -263,7 +264,7 @@ async def test_a_client_that_leaves_makes_room() -> None:
             nursery.start_soon(post, running, "gate")
             await _Waiting.arrived["gate"].wait()
             nursery.cancel_scope.cancel()
-        with trio.fail_after(10):
+        with trio.fail_after(WAIT_SECONDS):
             assert (await post(running, "next"))["value"] == ["next"]
 
 

@@ -16,6 +16,7 @@ from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.systemd import managed
 from ovmstrio.wire.accepting import Accepting
 from ovmstrio.wire.listeners import address_of, is_inherited
+from tests.support.waits import WAIT_SECONDS
 
 
 async def _plan(tmp_path: Path) -> Plan:
@@ -59,7 +60,7 @@ async def test_a_descriptor_is_listened_at_and_its_socket_goes_on_without_this_s
 
 
 async def _answer_one(listener: trio.abc.Listener[trio.SocketStream]) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(WAIT_SECONDS):
         async with await listener.accept() as stream:
             await stream.send_all(b"hello")
 

@@ -13,6 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.registry.states import Readiness
 from ovmstrio.server.systemd.notifier import Notifier
+from tests.support.waits import WAIT_SECONDS
 
 
 class Manager:
@@ -130,5 +131,5 @@ async def test_without_a_manager_or_after_its_end_nothing_happens(tmp_path: Path
     for notifier in (Notifier(), Notifier(str(tmp_path / "nobody"))):
         notifier.show(ready=True)
         notifier.stop()
-    with trio.fail_after(10):
+    with trio.fail_after(WAIT_SECONDS):
         await Notifier().follow(lambda: Readiness(ready=True), trio.sleep_forever)

@@ -22,6 +22,7 @@ from trio.testing import MockClock
 
 from ovmstrio.wire.grpc import TransportLimits, frames
 from ovmstrio.wire.grpc.frames import ErrorCode
+from tests.support.waits import WAIT_SECONDS
 from tests.wire.grpc.bytes_client import HELLO, data, frame, headers, message, request_headers
 from tests.wire.grpc.peers import memory_server
 
@@ -205,7 +206,7 @@ async def test_calls_of_a_lost_connection_end_a_few_at_a_time() -> None:
         await service.wait_started(count)
         ended = [0]
         await peer.stream.aclose()
-        with trio.fail_after(20):
+        with trio.fail_after(WAIT_SECONDS):
             while server.active_calls:
                 await trio.lowlevel.checkpoint()
                 ended.append(len(service.cancelled_at))

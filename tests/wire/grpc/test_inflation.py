@@ -21,6 +21,7 @@ from ovmstrio.core.inflation import GZIP_BITS, Inflation, InflationError
 from ovmstrio.wire.grpc import Call, GrpcServer, TransportLimits
 from ovmstrio.wire.grpc.inflation import Inflater
 from tests.support.kept_by_errors import bytes_kept_by
+from tests.support.waits import WAIT_SECONDS
 from tests.wire.grpc.bytes_client import HELLO, data, headers, message, request_headers
 from tests.wire.grpc.echo import BytesCodec
 from tests.wire.grpc.peers import MemoryListener
@@ -32,7 +33,7 @@ MIB = 2**20
 def test_messages_come_out_whole_however_they_are_made(unit: bytes, times: int, step: int) -> None:
     """A piece at a time or at once, up to exactly what they may become."""
     whole = unit * times
-    inflation = Inflation(gzip.compress(whole), GZIP_BITS, len(whole))
+    inflation = Inflation(gzip.compress(whole, mtime=0), GZIP_BITS, len(whole))
     reached = 0
     while not inflation.go_on(reached):
         reached += step * 1_000
@@ -42,10 +43,10 @@ def test_messages_come_out_whole_however_they_are_made(unit: bytes, times: int, 
 @pytest.mark.parametrize(
     ("packed", "status"),
     [
-        (gzip.compress(b"a" * 1_001), Status.RESOURCE_EXHAUSTED),
-        (gzip.compress(bytes(10_000_000)), Status.RESOURCE_EXHAUSTED),
+        (gzip.compress(b"a" * 1_001, mtime=0), Status.RESOURCE_EXHAUSTED),
+        (gzip.compress(bytes(10_000_000), mtime=0), Status.RESOURCE_EXHAUSTED),
         (b"no gzip at all", Status.INVALID_ARGUMENT),
-        (gzip.compress(b"a" * 500)[:-6], Status.INVALID_ARGUMENT),
+        (gzip.compress(b"a" * 500, mtime=0)[:-6], Status.INVALID_ARGUMENT),
         (b"", Status.INVALID_ARGUMENT),
     ],
     ids=["one byte too long", "a bomb", "no gzip", "cut off", "empty"],
@@ -57,7 +58,7 @@ async def test_what_is_no_message_is_refused(packed: bytes, status: Status) -> N
         with pytest.raises(GRPCError) as caught:
             await inflater.inflate(packed)
         assert caught.value.status is status
-    assert await inflater.inflate(gzip.compress(b"a" * 1_000)) == b"a" * 1_000
+    assert await inflater.inflate(gzip.compress(b"a" * 1_000, mtime=0)) == b"a" * 1_000
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ async def test_what_is_no_message_is_refused(packed: bytes, status: Status) -> N
     [
         (zlib.compress(b"a" * 1_001), Status.RESOURCE_EXHAUSTED),
         (zlib.compress(bytes(10_000_000)), Status.RESOURCE_EXHAUSTED),
-        (gzip.compress(b"a"), Status.INVALID_ARGUMENT),
+        (gzip.compress(b"a", mtime=0), Status.INVALID_ARGUMENT),
         (zlib.compress(b"a" * 500)[:-2], Status.INVALID_ARGUMENT),
         (b"", Status.INVALID_ARGUMENT),
     ],
@@ -103,7 +104,7 @@ def test_a_bomb_costs_no_more_than_a_message() -> None:
 
 def test_a_large_message_is_held_once() -> None:
     """It is made in one place, and that place is the message."""
-    packed = gzip.compress(bytes(8 * MIB))
+    packed = gzip.compress(bytes(8 * MIB), mtime=0)
     with most_memory() as most:
         assert len(Inflation(packed, GZIP_BITS, 8 * MIB).finish()) == 8 * MIB
     assert most[0] < 12 * MIB
@@ -139,7 +140,7 @@ class _Holding:
 async def test_many_bombs_on_a_connection_take_turns(method: str) -> None:
     """Messages that are small on the wire and as large as may be are in use one at a time, and all are answered."""
     count, size = 12, 4 * MIB
-    packed = gzip.compress(bytes(size))
+    packed = gzip.compress(bytes(size), mtime=0)
     prefixed = b"\1" + message(packed)[1:]
     limits = replace(TransportLimits(), max_receive_message_bytes=size)
     service, listener = _Holding(), MemoryListener(trio.testing.memory_stream_pair)
@@ -151,7 +152,7 @@ async def test_many_bombs_on_a_connection_take_turns(method: str) -> None:
         with most_memory() as most:
             script = [headers(n, pairs) + data(n, prefixed, end=True) for n in range(1, 2 * count, 2)]
             await raw.send_all(HELLO + b"".join(script))
-            with trio.fail_after(20):
+            with trio.fail_after(WAIT_SECONDS):
                 while service.held < (1 if method == "One" else count):
                     await trio.testing.wait_all_tasks_blocked(0.01)
             if method == "One":
@@ -159,7 +160,7 @@ async def test_many_bombs_on_a_connection_take_turns(method: str) -> None:
                 assert service.held == 1
             service.released.set()
             answers = b""
-            with trio.fail_after(20):
+            with trio.fail_after(WAIT_SECONDS):
                 while answers.count(b"grpc-status") < count:
                     answers += bytes(await raw.receive_some())
         assert answers.count(b"\x0bgrpc-status\x010") == count
@@ -170,27 +171,29 @@ async def test_many_bombs_on_a_connection_take_turns(method: str) -> None:
 async def test_small_messages_do_not_wait_for_large_ones() -> None:
     """As long as there is room, one that is made at once passes those in a thread."""
     inflater = Inflater(MIB)
-    large = await inflater.inflate(gzip.compress(bytes(900_000)))
-    assert await inflater.inflate(gzip.compress(b"small")) == b"small"
+    large = await inflater.inflate(gzip.compress(bytes(900_000), mtime=0))
+    assert await inflater.inflate(gzip.compress(b"small", mtime=0)) == b"small"
     with trio.move_on_after(0.05) as patience:
-        await inflater.inflate(gzip.compress(bytes(900_000)))
+        await inflater.inflate(gzip.compress(bytes(900_000), mtime=0))
     assert patience.cancelled_caught
     inflater.release(len(large))
-    with trio.fail_after(5):
-        assert len(await inflater.inflate(gzip.compress(bytes(900_000)))) == 900_000
+    with trio.fail_after(WAIT_SECONDS):
+        assert len(await inflater.inflate(gzip.compress(bytes(900_000), mtime=0))) == 900_000
 
 
 async def test_a_message_that_lies_about_its_size_is_refused() -> None:
     """What announces little and becomes much never takes the room of a message that it is not."""
     inflater = Inflater(MIB)
-    lie = gzip.compress(bytes(900_000))[:-4] + (10).to_bytes(4, "little")
+    lie = gzip.compress(bytes(900_000), mtime=0)[:-4] + (10).to_bytes(4, "little")
     with pytest.raises(GRPCError) as caught:
         await inflater.inflate(lie)
     assert caught.value.status is Status.INVALID_ARGUMENT
-    assert len(await inflater.inflate(gzip.compress(bytes(MIB)))) == MIB
+    assert len(await inflater.inflate(gzip.compress(bytes(MIB), mtime=0))) == MIB
 
 
-@pytest.mark.parametrize("packed", [gzip.compress(bytes(5 * MIB)), gzip.compress(bytes(3 * MIB))[:-9]])
+@pytest.mark.parametrize(
+    "packed", [gzip.compress(bytes(5 * MIB), mtime=0), gzip.compress(bytes(3 * MIB), mtime=0)[:-9]]
+)
 def test_an_error_does_not_keep_what_was_made(packed: bytes) -> None:
     """It leads to the frames that it went through, and may be held for long."""
 

@@ -13,6 +13,7 @@ from grpclib.const import Cardinality, Handler, Status
 
 from ovmstrio.wire.grpc.lent_scope import LentScope
 from tests.support.bare_http2 import BareConnection, framed
+from tests.support.waits import WAIT_SECONDS
 from tests.wire.grpc.echo import serving
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ async def test_calls_of_one_read_end_each_by_itself() -> None:
             assert peer.ask("/test.Lent/Ask", b"after").message == b"after"
 
     async with serving(_Service()) as (server, address):
-        with trio.fail_after(20):
+        with trio.fail_after(WAIT_SECONDS):
             port = int(address.rpartition(":")[2])
             await trio.to_thread.run_sync(work, port, abandon_on_cancel=True)
         assert server.active_calls == 0
@@ -130,7 +131,7 @@ async def test_many_calls_of_one_read_let_others_have_their_turn() -> None:
             assert {peer.wait(stream).message for stream, _ in begun} == {b"many"}
 
     async with serving(busy) as (_, address):
-        with trio.fail_after(20):
+        with trio.fail_after(WAIT_SECONDS):
             port = int(address.rpartition(":")[2])
             await trio.to_thread.run_sync(work, port, abandon_on_cancel=True)
     assert busy.asked.index(b"between") < _FEW

@@ -14,6 +14,7 @@ import trustme
 from ovmstrio.wire.grpc import TransportLimits
 from ovmstrio.wire.listeners import open_listeners, tls_context
 from ovmstrio.wire.socket_listeners import PlainListener
+from tests.support.waits import WAIT_SECONDS
 from tests.wire.grpc.bytes_client import HELLO, headers, request_headers
 from tests.wire.grpc.echo import echo_server
 
@@ -45,7 +46,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
 def call(channel: grpc.Channel, method: str = "Unary", request: bytes = b"hello") -> bytes:
     """Make one call and close the channel."""
     with channel:
-        return bytes(channel.unary_unary(f"/test.Echo/{method}")(request, timeout=10))
+        return bytes(channel.unary_unary(f"/test.Echo/{method}")(request, timeout=WAIT_SECONDS))
 
 
 def credentials(keys: Keys, *, with_client: bool = False) -> grpc.ChannelCredentials:
@@ -106,7 +107,7 @@ async def test_a_tls_client_that_says_nothing_is_closed(keys: Keys) -> None:
     async with echo_server(limits, tls=tls_context(*keys.server)) as (_, _, address):
         host, port = address.rsplit(":", 1)
         async with await trio.open_tcp_stream(host, int(port)) as silent:
-            with trio.fail_after(5):
+            with trio.fail_after(WAIT_SECONDS):
                 assert await silent.receive_some() == b""
 
 

@@ -13,6 +13,7 @@ from ovmstrio.wire.closing import LINGER_SECONDS
 from ovmstrio.wire.direct_stream import direct
 from ovmstrio.wire.http.bounded_sending import send_bounded
 from ovmstrio.wire.http.prefixed_stream import PrefixedStream
+from tests.support.waits import WAIT_SECONDS
 
 STALLED_SECONDS = PendingAnswers().patience_seconds
 
@@ -49,7 +50,7 @@ async def test_nothing_is_sent_after_the_end(sockets: Pair) -> None:
     server, _ = sockets
     stream = direct(server)
     await server.send_eof()
-    with trio.fail_after(10):
+    with trio.fail_after(WAIT_SECONDS):
         await send_bounded(stream, b"")
         with pytest.raises(trio.ClosedResourceError):
             await send_bounded(stream, b"late")

@@ -13,14 +13,13 @@ import trio.testing
 
 from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS
 from tests.api.rest.servers import Serving, infer_head, infer_post, serving_rest
+from tests.support.waits import WAIT_SECONDS
 
 FAST = infer_post()
 APPLICATION = b"GET /v2/models/echo HTTP/1.1\r\nHost: h\r\n\r\n"
 SLOW = b'{"parameters":{"block":1},"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1]}]}'
 LANES = pytest.mark.parametrize("request_bytes", [FAST, APPLICATION], ids=["fast", "application"])
-GRACE_SECONDS = 30
-LONGEST_SECONDS = 10
-"""Much less than the grace, which nobody needs here."""
+GRACE_SECONDS = 3600
 
 
 @asynccontextmanager
@@ -31,7 +30,7 @@ async def _draining(serving: Serving) -> AsyncIterator[None]:
     async def drain() -> None:
         cut.append(await serving.front_end.drain(GRACE_SECONDS))
 
-    with trio.fail_after(LONGEST_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(drain)
             await trio.testing.wait_all_tasks_blocked(0.01)
@@ -108,7 +107,7 @@ async def test_idle_connections_get_a_grace_of_their_own(serving: Serving, sent:
         began = trio.current_time()
         async with _draining(serving):
             assert await peer.rest() == b""
-        assert trio.current_time() - began == pytest.approx(IDLE_GRACE_SECONDS, abs=0.5)
+        assert trio.current_time() - began >= IDLE_GRACE_SECONDS
 
 
 @LANES
@@ -116,7 +115,7 @@ async def test_a_short_grace_does_not_cut_idle_connections(serving: Serving, req
     """What has no request loses none."""
     async with serving.connect() as peer:
         await peer.ask(request_bytes)
-        with trio.fail_after(LONGEST_SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             assert await serving.front_end.drain(0.05) == 0
 
 
@@ -126,7 +125,7 @@ async def test_what_was_sent_behind_a_request_in_progress_holds_nothing_up(servi
         head = infer_head(None, "Transfer-Encoding: chunked")
         await peer.send(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(SLOW), SLOW) + APPLICATION)
         await serving.wait_blocked()
-        with trio.fail_after(LONGEST_SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             assert await serving.front_end.drain(0.2) == 1
         await serving.wait_closed()
 
@@ -137,7 +136,7 @@ async def test_half_a_request_is_cut_with_the_grace(tmp_path: Path, sent: bytes)
     async with serving_rest(tmp_path) as serving, serving.connect() as peer:
         await peer.send(sent)
         await trio.testing.wait_all_tasks_blocked(0.05)
-        with trio.fail_after(LONGEST_SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             assert await serving.front_end.drain(0.2) == 1
 
 

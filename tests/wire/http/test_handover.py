@@ -9,6 +9,7 @@ import trio
 from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.wire.http.fast_lane import FastLane
 from tests.api.rest.servers import stack
+from tests.support.waits import WAIT_SECONDS
 
 
 class _InTwoPieces(trio.abc.Stream):
@@ -43,7 +44,7 @@ async def test_bytes_that_the_reader_holds_are_handed_over(tmp_path: Path) -> No
     async with stack(tmp_path) as (plane, _, _):
         for _ in range(50):
             stream = _InTwoPieces(b"HEAD /v2 HTTP/1.1\r\n", b"Host: h\r\n\r\n")
-            with trio.fail_after(5):
+            with trio.fail_after(WAIT_SECONDS):
                 left = await FastLane(make_router(plane), stream, 1000).run()
             assert left is not None
             taken = b"HEAD /v2 HTTP/1.1\r\n" + (b"" if stream.pieces else b"Host: h\r\n\r\n")

@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from tests.api.rest.servers import BODY, Peer, Serving, infer_head, infer_post, serving_rest
+from tests.support.waits import WAIT_SECONDS
 
 MEBIBYTE = 2**20
 GET_METADATA = b"GET /v2/models/echo HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -129,7 +130,7 @@ async def test_a_client_that_does_not_read_bounds_nothing(serving: Serving, lane
         peer.stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await _ask_for_much(peer, 40, request)
         await _still_serves(serving)
-        with trio.fail_after(5):
+        with trio.fail_after(WAIT_SECONDS):
             await serving.front_end.drain(0.5)
         assert serving.front_end.open_connections == 0
 
@@ -141,7 +142,7 @@ async def test_a_call_without_end_bounds_nothing(serving: Serving, request_bytes
         await peer.send(request_bytes)
         await serving.wait_blocked()
         began = trio.current_time()
-        with trio.fail_after(5):
+        with trio.fail_after(WAIT_SECONDS):
             await serving.front_end.drain(0.5)
         assert trio.current_time() - began >= 0.5
         assert serving.servable.cancelled.is_set()
@@ -154,8 +155,8 @@ async def test_idle_connections_end_with_the_drain_at_once(serving: Serving) -> 
         await fast.ask(infer_post())
         await application.ask(GET_METADATA)
         await trio.testing.wait_all_tasks_blocked()
-        with trio.fail_after(5):
-            await serving.front_end.drain(30)
+        with trio.fail_after(WAIT_SECONDS):
+            await serving.front_end.drain(3600)
         assert [await peer.rest() for peer in (fresh, fast, application)] == [b"", b"", b""]
 
 

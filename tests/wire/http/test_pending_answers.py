@@ -12,10 +12,10 @@ from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.core.pending_answers import PendingAnswers, PendingShare, current_share
 from ovmstrio.wire.http.http_server import HttpFrontEnd
 from ovmstrio.wire.http.router import Refusals, Router, rule
+from tests.support.waits import WAIT_SECONDS, until_async
 
 SIZE = 30_000_000
 LANES = {"fast": b"", "application": b"TE: trailers\r\n"}
-PATIENCE_SECONDS = 20
 
 
 class _Refusals(Refusals):
@@ -53,27 +53,21 @@ async def _ask(address: str, lane: bytes) -> trio.SocketStream:
     return stream
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(PATIENCE_SECONDS):
-        while not condition():
-            await trio.testing.wait_all_tasks_blocked(0.01)
-
-
 @pytest.mark.parametrize("lane", LANES.values(), ids=LANES)
 async def test_answers_count_until_they_are_taken(serve: Serve, lane: bytes) -> None:
     """What waits for a client counts for all, whichever lane answers it, and no more once it has been read or left."""
     pending = PendingAnswers()
     address = await serve(pending)
     async with await _ask(address, lane) as stream:
-        await _until(lambda: pending.budget.held >= SIZE)
+        await until_async(lambda: pending.budget.held >= SIZE)
         taken = 0
-        with trio.fail_after(PATIENCE_SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             while taken < SIZE:
                 taken += len(await stream.receive_some(1_000_000))
-        await _until(lambda: pending.budget.held == 0)
+        await until_async(lambda: pending.budget.held == 0)
         await stream.send_all(b"GET /large HTTP/1.1\r\nHost: h\r\n" + lane + b"\r\n")
-        await _until(lambda: pending.budget.held >= SIZE)
-    await _until(lambda: pending.budget.held == 0)
+        await until_async(lambda: pending.budget.held >= SIZE)
+    await until_async(lambda: pending.budget.held == 0)
 
 
 @pytest.mark.parametrize("lane", LANES.values(), ids=LANES)
@@ -82,8 +76,8 @@ async def test_clients_that_read_nothing_are_cut_off(serve: Serve, lane: bytes) 
     pending = PendingAnswers(stalled_seconds=0.3)
     address = await serve(pending)
     async with await _ask(address, lane):
-        await _until(lambda: pending.budget.held >= SIZE)
-        await _until(lambda: pending.budget.held == 0)
+        await until_async(lambda: pending.budget.held >= SIZE)
+        await until_async(lambda: pending.budget.held == 0)
 
 
 async def test_each_connection_has_a_share_of_its_own(nursery: trio.Nursery) -> None:
@@ -98,7 +92,7 @@ async def test_each_connection_has_a_share_of_its_own(nursery: trio.Nursery) -> 
     (address,) = await nursery.start(front_end.serve)
     async with await _ask(address, b"") as one, await _ask(address, LANES["application"]):
         await one.send_all(b"GET /large HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n")
-        await _until(lambda: len(seen) == 3)
+        await until_async(lambda: len(seen) == 3)
     assert None not in seen
     assert sorted(map(seen.count, set(seen))) == [1, 2]
     nursery.cancel_scope.cancel()

@@ -19,6 +19,7 @@ from tests.api.rest.servers import BODY, infer_post, serving_rest
 from tests.support.callers import gate_of
 from tests.support.pass_through import PassThrough
 from tests.support.python_calls import calls_of_one
+from tests.support.waits import WAIT_SECONDS
 
 HANDLER = "class Handler:\n    def handle_post(self, payload):\n        return payload\n"
 MOST_OF_A_HANDLER = 336 * 1.1
@@ -31,7 +32,7 @@ MOST_OF_A_KEY = 20
 
 def _drive(address: str, request: bytes, count: int) -> None:
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as client:
+    with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as client:
         for _ in range(count):
             client.sendall(request)
             come = client.recv(65536)

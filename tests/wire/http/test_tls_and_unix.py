@@ -12,6 +12,7 @@ import trustme
 
 from ovmstrio.wire.listeners import tls_context
 from tests.api.rest.servers import BODY, Peer, infer_post, serving_rest
+from tests.support.waits import WAIT_SECONDS
 
 INFER = "/v2/models/echo/infer"
 
@@ -81,7 +82,7 @@ async def test_plain_bytes_on_the_tls_port_cost_one_connection(authority: trustm
             await peer.send(infer_post())
             assert b"HTTP/1.1 200" not in await peer.rest()
         assert await _statuses(serving.address, _client_context(authority)) == (200, 200)
-        with trio.fail_after(5):
+        with trio.fail_after(WAIT_SECONDS):
             await serving.front_end.drain(0.1)
         assert await silent.rest() == b""
 

@@ -38,7 +38,7 @@ def host():
 
 def answer_of(number):
     while True:
-        answered, value = answers.get(timeout=20)
+        answered, value = answers.get(timeout=60)
         if answered == number:
             return value
 

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+from tests.support.waits import WAIT_SECONDS
+
 _CODE = """
 import sys
 from ovmstrio.work.messages.lifeline import watch_lifeline
@@ -28,14 +30,14 @@ def test_a_process_ends_when_its_lifeline_does() -> None:
         assert process.stdout.readline() == "watches\n"
         assert process.poll() is None
         os.close(kept_open)
-        assert process.wait(30) == -signal.SIGIO
+        assert process.wait(WAIT_SECONDS) == -signal.SIGIO
 
 
 def test_a_process_ends_whose_lifeline_has_ended_while_it_started() -> None:
     """Before it could watch it."""
     process, kept_open = _started()
     os.close(kept_open)
-    assert process.communicate("go\n", timeout=30)[0] == ""
+    assert process.communicate("go\n", timeout=WAIT_SECONDS)[0] == ""
     assert process.returncode == -signal.SIGIO
 
 

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.work.processes import WorkerEnded, WorkerProcess
 from tests.support.obedient_program import PROGRAM
+from tests.support.waits import WAIT_SECONDS
 
 FILES = Path("/proc/self/fd")
 NAMES = {"servable": "graph", "node": "counter"}
@@ -23,7 +24,7 @@ def _open_files() -> int:
 
 async def _logged_of(*requests: list[Any]) -> list[Any]:
     """Give what is logged of a process that gets these requests, the last of which may end it."""
-    with capture_logs() as logged, trio.fail_after(30):
+    with capture_logs() as logged, trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             process = WorkerProcess(PROGRAM, names=NAMES)
             await process.start(nursery, "work")

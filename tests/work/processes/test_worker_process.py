@@ -19,14 +19,14 @@ from ovmstrio.work.backoff import Backoff
 from ovmstrio.work.messages.stack_requests import decode_samples
 from ovmstrio.work.processes import KeptProcess, WorkerEnded, WorkerProcess
 from tests.support.obedient_program import PROGRAM
-from tests.support.threads import until
+from tests.support.waits import WAIT_SECONDS, until_async
 
 
 @asynccontextmanager
 async def started(**options: Any) -> AsyncIterator[WorkerProcess]:
     """Start a process and see that it has ended."""
     process = WorkerProcess(PROGRAM, **options)
-    with trio.fail_after(30):
+    with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             assert (await process.start(nursery, "work"))[:2] == ["work", process.pid]
             try:
@@ -59,11 +59,14 @@ async def test_answers_come_in_any_order_and_go_to_whoever_asked() -> None:
 async def test_no_more_than_so_many_are_asked_at_once() -> None:
     """The others wait until one is answered, be it for nobody."""
     async with started() as process:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
         with trio.move_on_after(0):
-            await process.call(["late", 0.1, "for nobody"])
+            await process.call(["echo", "for nobody"])
         with trio.move_on_after(0.01):
-            await process.call(["late", 0.1, "for nobody"])
+            await process.call(["echo", "for nobody"])
         assert process.is_busy
+        os.kill(process.pid, signal.SIGCONT)
         assert await process.call(["echo", 1]) == 1
         assert not process.is_busy
 
@@ -164,7 +167,7 @@ async def test_a_process_ends_with_its_nursery() -> None:
 @pytest.mark.parametrize("_", range(6))
 async def test_callers_may_be_cancelled_with_the_process(_: int) -> None:
     """In whatever order they and the tasks of the process come to know of it."""
-    with trio.fail_after(30):
+    with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             process = WorkerProcess(PROGRAM)
             await process.start(nursery, "work")
@@ -185,18 +188,18 @@ async def test_a_kept_process_is_started_again_until_it_is_to_stop() -> None:
         changed=lambda: None, ended=lambda _, process: ends.append(process.why),
     )  # fmt: skip
     pids = []
-    with trio.fail_after(30):
+    with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(kept.keep)
             for _ in range(2):
-                await until(lambda: kept.is_ready)
+                await until_async(lambda: kept.is_ready)
                 assert await kept.give(None, writer)
                 await trio.lowlevel.wait_readable(reader)
                 pids.append(int(os.read(reader, 100)))
                 assert kept.given == 1
                 if len(pids) == 1:
                     os.kill(pids[0], signal.SIGKILL)
-                    await until(lambda: bool(ends))
+                    await until_async(lambda: bool(ends))
             stopping.set()
             kept.dismiss()
     assert ends == ["was killed by SIGKILL", "ended with status 0"]

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from ovmstrio.work.threads.lending import lent_place
-from tests.support.threads import until
+from tests.support.waits import WAIT_SECONDS, until_async
 from tests.work.threads.test_worker_threads import busy_threads, pool
 
 
@@ -24,7 +24,7 @@ class _Storage:
         """Wait, and then go on as code of users."""
         self.waiting += 1
         with lent_place():
-            assert self.answers.wait(10)
+            assert self.answers.wait(WAIT_SECONDS)
         self.notes.append(name)
         return name
 
@@ -36,33 +36,33 @@ async def test_others_are_called_while_one_waits(*, is_strict: bool) -> None:
 
     def hold() -> None:
         held.set()
-        gate.wait(10)
+        gate.wait(WAIT_SECONDS)
         storage.notes.append("held")
 
     async with pool(limit=1, is_strict=is_strict) as threads:
-        with trio.fail_after(10):
+        with trio.fail_after(WAIT_SECONDS):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(threads.call, storage.call, "waited")
-                await until(lambda: storage.waiting == 1)
+                await until_async(lambda: storage.waiting == 1)
                 assert await threads.call(lambda: "other") == "other"
                 nursery.start_soon(threads.call, hold)
-                await until(held.is_set)
+                await until_async(held.is_set)
                 nursery.start_soon(threads.call, storage.notes.append, "last")
                 storage.answers.set()
-                await until(lambda: threads._places.is_wanted)  # noqa: SLF001 - a blocked thread shows nowhere else
+                await until_async(lambda: threads._places.is_wanted)  # noqa: SLF001 - a blocked thread shows nowhere else
                 gate.set()
             assert storage.notes == ["held", "waited", "last"]
-            await until(lambda: busy_threads() == 1)
+            await until_async(lambda: busy_threads() == 1)
 
 
 async def test_an_idle_thread_gives_the_place_back() -> None:
     """Nothing else has to be called for that."""
     storage = _Storage()
     async with pool(limit=1, idle_seconds=None) as threads:
-        with trio.fail_after(10):
+        with trio.fail_after(WAIT_SECONDS):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(threads.call, storage.call, "waited")
-                await until(lambda: storage.waiting == 1)
+                await until_async(lambda: storage.waiting == 1)
                 await threads.call(lambda: None)
                 storage.answers.set()
         assert storage.notes == ["waited"]
@@ -85,12 +85,12 @@ async def test_as_many_run_at_once_as_before() -> None:
                 pass
 
     async with pool(limit=2, idle_seconds=0.001) as threads:
-        with trio.fail_after(30):
+        with trio.fail_after(WAIT_SECONDS):
             async with trio.open_nursery() as nursery:
                 for _ in range(200):
                     nursery.start_soon(threads.call, work)
         assert most <= 2
-        await until(lambda: threads.threads == 0)
+        await until_async(lambda: threads.threads == 0)
 
 
 async def test_a_pool_ends_while_places_are_lent() -> None:
@@ -99,11 +99,11 @@ async def test_a_pool_ends_while_places_are_lent() -> None:
     async with trio.open_nursery() as nursery:
         async with pool(limit=1, grace_seconds=0.05) as threads:
             job = threads.start(storage.call, "waited")
-            await until(lambda: storage.waiting == 1)
+            await until_async(lambda: storage.waiting == 1)
         assert not job.is_done
         storage.answers.set()
-        with trio.fail_after(10):
-            await until(lambda: storage.notes == ["waited"])
+        with trio.fail_after(WAIT_SECONDS):
+            await until_async(lambda: storage.notes == ["waited"])
         nursery.cancel_scope.cancel()
 
 
@@ -112,12 +112,12 @@ async def test_a_call_that_was_given_up_needs_no_place() -> None:
     storage = _Storage()
     async with pool(limit=1, grace_seconds=0.01) as threads:
         job = threads.start(storage.call, "waited")
-        await until(lambda: storage.waiting == 1)
+        await until_async(lambda: storage.waiting == 1)
         assert not await threads.finish(job)
         assert threads.stuck == 1
         storage.answers.set()
-        with trio.fail_after(10):
-            await until(lambda: threads.stuck == 0)
+        with trio.fail_after(WAIT_SECONDS):
+            await until_async(lambda: threads.stuck == 0)
             assert await threads.call(lambda: 1) == 1
 
 

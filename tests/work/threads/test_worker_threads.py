@@ -16,7 +16,7 @@ import trio
 import trio.testing
 
 from ovmstrio.work.threads.worker_threads import ThreadCall, WorkerThreads
-from tests.support.threads import until
+from tests.support.waits import WAIT_SECONDS, until_async
 
 
 @asynccontextmanager
@@ -105,8 +105,8 @@ async def test_a_waiting_call_leaves_the_queue() -> None:
     gate = threading.Event()
     ran: list[int] = []
     async with pool(limit=1) as threads, trio.open_nursery() as nursery:
-        nursery.start_soon(threads.call, gate.wait, 5.0)
-        await until(lambda: busy_threads() == 1)
+        nursery.start_soon(threads.call, gate.wait, WAIT_SECONDS)
+        await until_async(lambda: busy_threads() == 1)
         with trio.move_on_after(0.01) as scope:
             await threads.call(ran.append, 1)
         assert scope.cancelled_caught
@@ -134,7 +134,7 @@ async def test_a_running_call_is_told_and_waited_for() -> None:
     scopes: list[trio.CancelScope] = []
     async with pool() as threads, trio.open_nursery() as nursery:
         nursery.start_soon(caller)
-        await until(started.is_set)
+        await until_async(started.is_set)
         scopes[0].cancel()
     assert threads.stuck == 0
 
@@ -150,19 +150,19 @@ async def test_a_call_that_does_not_end_is_given_up() -> None:
     async with pool(limit=1, grace_seconds=0.02) as threads:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(threads.call, work)
-            await until(started.is_set)
+            await until_async(started.is_set)
             nursery.cancel_scope.cancel()
         assert threads.stuck == 1
         assert await threads.call(lambda: "other") == "other"
         gate.set()
-        await until(lambda: threads.stuck == 0)
+        await until_async(lambda: threads.stuck == 0)
         assert await threads.call(lambda: "again") == "again"
-    await until(lambda: busy_threads() == 0)
+    await until_async(lambda: busy_threads() == 0)
 
 
 async def give_up(threads: WorkerThreads, job: ThreadCall) -> None:
     """Lose patience with a call that runs."""
-    await until(lambda: job.worker is not None)
+    await until_async(lambda: job.worker is not None)
     assert not await threads.finish(job)
 
 
@@ -180,7 +180,7 @@ async def test_stuck_threads_are_not_replaced_for_ever() -> None:
         assert jobs[2].worker is None
         gate.set()
         assert await threads.finish(jobs[2], 5)
-    await until(lambda: busy_threads() == 0)
+    await until_async(lambda: busy_threads() == 0)
 
 
 async def test_the_pool_ends_without_a_stuck_thread() -> None:
@@ -188,12 +188,12 @@ async def test_the_pool_ends_without_a_stuck_thread() -> None:
     gate = threading.Event()
     async with pool(grace_seconds=0.02) as threads:
         job = threads.start(gate.wait)
-        await until(lambda: job.worker is not None)
-        with trio.fail_after(2):
+        await until_async(lambda: job.worker is not None)
+        with trio.fail_after(WAIT_SECONDS):
             await threads.aclose()
     assert busy_threads() == 1
     gate.set()
-    await until(lambda: busy_threads() == 0)
+    await until_async(lambda: busy_threads() == 0)
 
 
 async def test_no_thread_is_left_after_the_end() -> None:
@@ -202,16 +202,16 @@ async def test_no_thread_is_left_after_the_end() -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(8):
                 nursery.start_soon(threads.call, time.sleep, 0)
-        await until(lambda: threads.threads == 0)
+        await until_async(lambda: threads.threads == 0)
         assert busy_threads() == 0
         await threads.call(time.sleep, 0)
-    await until(lambda: busy_threads() == 0)
+    await until_async(lambda: busy_threads() == 0)
 
 
 async def test_calls_come_while_threads_leave() -> None:
     """A thread that goes for want of work does not leave a call behind."""
     async with pool(limit=1, idle_seconds=0) as threads:
-        with trio.fail_after(10):
+        with trio.fail_after(WAIT_SECONDS):
             for number in range(300):
                 assert await threads.call(abs, number) == number
 
@@ -283,11 +283,11 @@ async def test_a_caller_may_leave_its_call_to_itself() -> None:
     async with pool(grace_seconds=60) as threads:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(threads.call, work, may_leave=True))
-            await until(begun.is_set)
+            await until_async(begun.is_set)
             nursery.cancel_scope.cancel()
         assert ended == []
         may_end.set()
-        await until(lambda: ended == [True])
+        await until_async(lambda: ended == [True])
         assert await threads.call(lambda: 7) == 7
         assert threads.stuck == 0
 
@@ -304,11 +304,11 @@ async def test_a_strict_pool_has_no_more_threads_than_it_may() -> None:
     async with pool(limit=1, grace_seconds=0.01, is_strict=True) as threads, trio.open_nursery() as nursery:
         async with trio.open_nursery() as leaving:
             leaving.start_soon(threads.call, wait)
-            await until(begun.is_set)
+            await until_async(begun.is_set)
             leaving.cancel_scope.cancel()
         nursery.start_soon(threads.call, done.append, 1)
         with trio.move_on_after(0.05):
-            await until(lambda: done)
+            await until_async(lambda: done)
         assert (done, threads.stuck) == ([], 0)
         may_end.set()
     assert done == [1]
@@ -333,7 +333,7 @@ async def left_alone(threads: WorkerThreads, work: Callable[[], Any], **options:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(threads.call, begin, may_leave=True, **options))
-        await until(began.is_set)
+        await until_async(began.is_set)
         nursery.cancel_scope.cancel()
 
 
@@ -346,17 +346,17 @@ async def test_what_a_call_gives_whose_caller_has_left_is_discarded_once() -> No
         discarded.append((value, threading.get_ident() != here))
 
     def fail() -> None:
-        gate.wait(5)
+        gate.wait(WAIT_SECONDS)
         raise ValueError
 
     here = threading.get_ident()
     async with pool() as threads:
         assert await threads.call(lambda: "taken", may_leave=True, discard=discard) == "taken"
-        await left_alone(threads, lambda: gate.wait(5), discard=discard)
+        await left_alone(threads, lambda: gate.wait(WAIT_SECONDS), discard=discard)
         await left_alone(threads, fail, discard=discard)
         assert (threads.abandoned, discarded) == (2, [])
         gate.set()
-        with trio.fail_after(5):
+        with trio.fail_after(WAIT_SECONDS):
             await threads.idle()
     assert (threads.abandoned, discarded) == (0, [(True, True)])
 
@@ -405,7 +405,7 @@ async def test_calls_are_refused_while_too_many_go_on_without_callers() -> None:
         with pytest.raises(TimeoutError, match="2 do not end"):
             await threads.call(print)
         gate.set()
-        with trio.fail_after(5):
+        with trio.fail_after(WAIT_SECONDS):
             await threads.idle()
         assert (threads.abandoned, threads.is_busy) == (0, False)
         assert await threads.call(lambda: 7) == 7
@@ -422,12 +422,12 @@ async def test_a_pool_may_end_with_its_owner() -> None:
         nursery.cancel_scope.cancel()
     assert busy_threads() >= 1
     gate.set()
-    await until(lambda: busy_threads() == 0)
+    await until_async(lambda: busy_threads() == 0)
 
 
 async def test_who_is_cancelled_while_a_pool_starts_need_not_close_it() -> None:
     """It has not begun to outlive anybody."""
-    with trio.fail_after(5):
+    with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             with trio.CancelScope() as scope:
                 scope.cancel()

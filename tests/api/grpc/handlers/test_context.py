@@ -12,8 +12,9 @@ import trio
 
 from ovmstrio.core.peers import TrustedProxies
 from ovmstrio.work.isolation.isolated_code import Isolation
-from tests.support.handler_grpc import TIMEOUT_SECONDS, served
+from tests.support.handler_grpc import served
 from tests.support.protos import FOUR_KINDS
+from tests.support.waits import WAIT_SECONDS
 
 
 def alpha(body: str) -> str:
@@ -65,7 +66,7 @@ return payload
         assert metadata["user-agent"].startswith("grpc-python/")
         assert {key: metadata[key] for key in ("colour", "shade-bin")} == dict(sent)
         assert peer.startswith("ipv4:127.0.0.1:")
-        assert 0 < remaining <= TIMEOUT_SECONDS
+        assert 0 < remaining <= WAIT_SECONDS
         assert rest == [True, None, ""]
         await project.ask(lambda stub: stub.Alpha(project.pb.Sample(), timeout=None))
         assert project.handler.seen[2] is None
@@ -110,7 +111,7 @@ return payload
     async with served(tmp_path, proto(tmp_path), handler) as project:
 
         def work(stub: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-            _, call = stub.Alpha.with_call(project.pb.Sample(), timeout=TIMEOUT_SECONDS)
+            _, call = stub.Alpha.with_call(project.pb.Sample(), timeout=WAIT_SECONDS)
             return dict(call.initial_metadata()), dict(call.trailing_metadata())
 
         assert await project.ask(work) == ({"first": "1", "raw-bin": b"\x01"}, {"last": "2"})
@@ -125,7 +126,7 @@ try:
     context.send_initial_metadata([("first", "2")])
 except ValueError:
     self.seen.append("once")
-assert self.left.wait(20)
+assert self.left.wait(60)
 return payload
 """)
     async with served(tmp_path, proto(tmp_path), handler) as project:
@@ -134,7 +135,7 @@ return payload
             with grpc.insecure_channel(project.address) as channel:
                 path = project.project.proto.services[0].rpcs[0].path
                 # Of a call whose reply is no stream, grpcio gives the metadata only together with the reply.
-                call = channel.unary_stream(path)(b"", timeout=TIMEOUT_SECONDS)
+                call = channel.unary_stream(path)(b"", timeout=WAIT_SECONDS)
                 metadata = dict(call.initial_metadata())
                 project.handler.left.set()
                 return metadata, list(call)
@@ -213,7 +214,7 @@ return payload
 """)
     async with served(tmp_path, proto(tmp_path), handler) as project:
         await project.ask(lambda stub: stub.Alpha(project.pb.Sample()))
-        assert await trio.to_thread.run_sync(project.handler.left.wait, TIMEOUT_SECONDS)
+        assert await trio.to_thread.run_sync(project.handler.left.wait, WAIT_SECONDS)
         assert project.handler.seen == [False]
         assert project.handler.context.add_callback(print) is False
 
@@ -223,7 +224,7 @@ async def test_a_method_can_cancel_its_call(tmp_path: Path) -> None:
     handler = alpha("""
 context.add_callback(self.left.set)
 context.cancel()
-assert self.left.wait(20)
+assert self.left.wait(60)
 self.seen.append(context.is_active())
 """)
     async with served(tmp_path, proto(tmp_path), handler) as project:
@@ -237,7 +238,7 @@ async def test_a_client_that_leaves_is_noticed_in_a_thread(tmp_path: Path) -> No
     handler = alpha("""
 context.add_callback(self.left.set)
 self.entered.set()
-assert self.left.wait(20)
+assert self.left.wait(60)
 self.seen.append(context.is_active())
 """)
     async with served(tmp_path, proto(tmp_path), handler) as project:
@@ -245,8 +246,8 @@ self.seen.append(context.is_active())
         def work(_stub: Any) -> bool:
             with grpc.insecure_channel(project.address) as channel:
                 path = project.project.proto.services[0].rpcs[0].path
-                call = channel.unary_unary(path).future(b"", timeout=TIMEOUT_SECONDS)
-                assert project.handler.entered.wait(TIMEOUT_SECONDS)
+                call = channel.unary_unary(path).future(b"", timeout=WAIT_SECONDS)
+                assert project.handler.entered.wait(WAIT_SECONDS)
                 return bool(call.cancel())
 
         assert await project.ask(work)
@@ -257,10 +258,10 @@ async def test_the_deadline_ends_a_call(tmp_path: Path) -> None:
     """The client gets DEADLINE_EXCEEDED and the method is told."""
     handler = alpha("""
 context.add_callback(self.left.set)
-assert self.left.wait(20)
+assert self.left.wait(60)
 self.seen.append(context.is_active())
 """)
     async with served(tmp_path, proto(tmp_path), handler) as project:
-        error = await project.failure(lambda stub: stub.Alpha(project.pb.Sample(), timeout=0.2))
+        error = await project.failure(lambda stub: stub.Alpha(project.pb.Sample(), timeout=2))
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert project.handler.seen == [False]

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from tests.support.handler_grpc import HANDS_BACK, ServedProject, served
 from tests.support.protos import FOUR_KINDS
+from tests.support.waits import WAIT_SECONDS
 
 RAISING = """
     class Handler:
@@ -150,7 +151,7 @@ async def test_requests_that_are_no_messages_are_the_callers_fault(tmp_path: Pat
             def work(_stub: Any) -> Any:
                 with grpc.insecure_channel(project.address) as channel:
                     request: Any = iter([b"\xff\xff"]) if kind.startswith("stream") else b"\xff\xff"
-                    result = getattr(channel, kind)(path)(request, timeout=20)
+                    result = getattr(channel, kind)(path)(request, timeout=WAIT_SECONDS)
                     return list(result) if kind.endswith("stream") else result
 
             return work

@@ -28,8 +28,8 @@ from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.support.grpc_clients import with_channel
 from tests.support.projects import write_project
 from tests.support.stub_registry import registry_of
+from tests.support.waits import WAIT_SECONDS
 
-TIMEOUT_SECONDS = 20
 PROTO = """
 syntax = "proto3";
 package {package};
@@ -116,7 +116,7 @@ class Hosting:
         def work(channel: Any) -> Any:
             request = health_pb2.HealthCheckRequest(service=service)
             try:
-                return health_pb2_grpc.HealthStub(channel).Check(request, timeout=TIMEOUT_SECONDS).status
+                return health_pb2_grpc.HealthStub(channel).Check(request, timeout=WAIT_SECONDS).status
             except grpc.RpcError as error:
                 return error.code()
 
@@ -141,7 +141,7 @@ class Hosting:
         }
 
         def work(channel: Any) -> Any:
-            return channel.unary_unary(path, **coding)(request, timeout=TIMEOUT_SECONDS)
+            return channel.unary_unary(path, **coding)(request, timeout=WAIT_SECONDS)
 
         return await with_channel(self.address, work)
 
@@ -355,7 +355,7 @@ class OpenTalk:
             request_serializer=StringValue.SerializeToString,
             response_deserializer=StringValue.FromString,
         )
-        self._replies = method(requests(), timeout=TIMEOUT_SECONDS)
+        self._replies = method(requests(), timeout=WAIT_SECONDS)
 
     async def say(self, text: str) -> str:
         """Send a text, and give the answer."""

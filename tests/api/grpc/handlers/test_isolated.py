@@ -14,7 +14,7 @@ from ovmstrio.work.isolation.isolated_code import Isolation
 from tests.api.grpc.handlers.test_kinds import ASYNC, SYNC
 from tests.support.handler_grpc import served
 from tests.support.protos import FOUR_KINDS
-from tests.support.threads import until
+from tests.support.waits import WAIT_SECONDS, until_async
 
 _CONTEXT = """
     import ctypes, os, time
@@ -98,7 +98,9 @@ async def test_the_context_works_from_there(tmp_path: Path) -> None:
         sample = project.pb.Sample
 
         def work(stub: Any) -> Any:
-            reply, call = stub.Alpha.with_call(sample(text=f"callback {file}"), metadata=[("mine", "sent")], timeout=10)
+            reply, call = stub.Alpha.with_call(
+                sample(text=f"callback {file}"), metadata=[("mine", "sent")], timeout=WAIT_SECONDS
+            )
             return reply, dict(call.initial_metadata()), dict(call.trailing_metadata())
 
         reply, initial, trailing = await project.ask(work)
@@ -106,7 +108,7 @@ async def test_the_context_works_from_there(tmp_path: Path) -> None:
         assert reply.number in project.project.handler.processes.pids  # type: ignore[attr-defined]
         assert initial["first"] == "1"
         assert (trailing["last"], trailing["last-bin"]) == ("2", b"\x00")
-        await until(file.exists)
+        await until_async(file.exists)
         for text, code, details in (
             ("abort", grpc.StatusCode.NOT_FOUND, "not here"),
             ("code", grpc.StatusCode.FAILED_PRECONDITION, "not now"),
@@ -159,7 +161,7 @@ async def test_a_client_that_leaves_ends_its_call_there(tmp_path: Path) -> None:
         def work(stub: Any) -> None:
             def requests() -> Any:
                 yield sample(text="a")
-                leaving.wait(20)
+                leaving.wait(WAIT_SECONDS)
 
             replies = stub.Delta(requests())
             assert next(replies).text == "a"
@@ -167,4 +169,4 @@ async def test_a_client_that_leaves_ends_its_call_there(tmp_path: Path) -> None:
             leaving.set()
 
         await project.ask(work)
-        await until((tmp_path / "closed").exists)
+        await until_async((tmp_path / "closed").exists)

@@ -17,8 +17,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.protocol.descriptors import message_class
 from tests.support.grpc_clients import call, with_channel
-from tests.support.handler_grpc import TIMEOUT_SECONDS, opened, served
+from tests.support.handler_grpc import opened, served
 from tests.support.protos import PRIMES
+from tests.support.waits import WAIT_SECONDS
 
 OWN_SERVICES = [
     "grpc.health.v1.Health",
@@ -77,7 +78,7 @@ async def test_a_client_without_stubs_can_call_a_handler(tmp_path: Path) -> None
                     request_serializer=type(request).SerializeToString,
                     response_deserializer=GetMessageClass(method.output_type).FromString,
                 )
-                replies.append(infer(request, timeout=TIMEOUT_SECONDS).at.seconds)
+                replies.append(infer(request, timeout=WAIT_SECONDS).at.seconds)
             return sorted(database.get_services()), replies
 
         assert await with_channel(project.address, work) == (
@@ -96,7 +97,7 @@ async def test_both_versions_of_reflection_are_served(tmp_path: Path) -> None:
                 "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
                 response_deserializer=message_class("grpc.reflection.v1.ServerReflectionResponse").FromString,
             )
-            (answer,) = method(iter([request.SerializeToString()]), timeout=TIMEOUT_SECONDS)
+            (answer,) = method(iter([request.SerializeToString()]), timeout=WAIT_SECONDS)
             return [service.name for service in answer.list_services_response.service]
 
         assert await with_channel(project.address, work) == sorted([*OWN_SERVICES, "prime_generator.Generator"])
@@ -110,13 +111,12 @@ async def test_health_is_told_of_the_server_and_of_each_service(tmp_path: Path) 
             stub = health_pb2_grpc.HealthStub(channel)
             names = ("", "prime_generator.Generator")
             statuses = [
-                stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=TIMEOUT_SECONDS).status
-                for name in names
+                stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=WAIT_SECONDS).status for name in names
             ]
             with pytest.raises(grpc.RpcError) as caught:
-                stub.Check(health_pb2.HealthCheckRequest(service="other"), timeout=TIMEOUT_SECONDS)
+                stub.Check(health_pb2.HealthCheckRequest(service="other"), timeout=WAIT_SECONDS)
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-            watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_SECONDS)
+            watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=WAIT_SECONDS)
             statuses.append(next(watch).status)
             watch.cancel()
             return statuses

@@ -11,8 +11,9 @@ import grpc
 import pytest
 import trio
 
-from tests.support.handler_grpc import TIMEOUT_SECONDS, ServedProject, front_end_of, opened, served
+from tests.support.handler_grpc import ServedProject, front_end_of, opened, served
 from tests.support.protos import FOUR_KINDS
+from tests.support.waits import WAIT_SECONDS
 
 ENDLESS = """
     import threading
@@ -63,7 +64,7 @@ def proto(folder: Path) -> str:
 
 async def closed(project: ServedProject) -> bool:
     """Wait until the handler's generator is closed, and tell whether that has happened."""
-    return bool(await trio.to_thread.run_sync(project.handler.closed.wait, TIMEOUT_SECONDS))
+    return bool(await trio.to_thread.run_sync(project.handler.closed.wait, WAIT_SECONDS))
 
 
 @pytest.mark.parametrize("handler", [ENDLESS, ENDLESS_ASYNC], ids=["plain", "async"])
@@ -94,14 +95,14 @@ async def test_a_client_that_leaves_ends_a_wait_for_requests(tmp_path: Path, han
 
         def requests() -> Iterator[bytes]:
             yield b""
-            ended.wait(TIMEOUT_SECONDS)
+            ended.wait(WAIT_SECONDS)
 
         def work(_stub: Any) -> None:
             with grpc.insecure_channel(project.address) as channel:
                 path = next(rpc.path for rpc in project.project.proto.rpcs if rpc.name == method)
-                call = channel.stream_stream(path)(requests(), timeout=TIMEOUT_SECONDS)
+                call = channel.stream_stream(path)(requests(), timeout=WAIT_SECONDS)
                 call.add_done_callback(lambda _: ended.set())
-                assert project.handler.began.wait(TIMEOUT_SECONDS)
+                assert project.handler.began.wait(WAIT_SECONDS)
                 call.cancel()
 
         await project.ask(work)

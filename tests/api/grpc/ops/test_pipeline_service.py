@@ -17,6 +17,7 @@ from ovmstrio.runtimes.ops.values import PipelineResponse
 from tests.support.grpc_clients import call, with_channel
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.original_package import unpack_original
+from tests.support.waits import WAIT_SECONDS
 
 RESPONSE_NAME = RESPONSE.DESCRIPTOR.full_name
 ORIGINAL = Path(__file__).parents[3] / "support" / "original_client.py"
@@ -90,12 +91,12 @@ async def test_a_request_beyond_the_queue_is_refused_undecoded(path: str, body: 
     executor.gate = trio.Event()
 
     def work(channel: grpc.Channel) -> list[tuple[grpc.StatusCode, str]]:
-        held = channel.unary_unary(METHOD).future(REQUEST(name="uci").SerializeToString(), timeout=20)
+        held = channel.unary_unary(METHOD).future(REQUEST(name="uci").SerializeToString(), timeout=WAIT_SECONDS)
         trio.from_thread.run(executor.arrived.wait)
         ends = []
         for _ in range(2):
             with pytest.raises(grpc.RpcError) as raised:
-                channel.unary_unary(path)(body, timeout=20)
+                channel.unary_unary(path)(body, timeout=WAIT_SECONDS)
             ends.append((raised.value.code(), raised.value.details()))
             trio.from_thread.run_sync(executor.gate.set)
             held.result()
@@ -128,7 +129,7 @@ async def test_large_messages_pass() -> None:
         def work() -> Any:
             with grpc.insecure_channel(running.grpc[0], options=limits) as channel:
                 method = channel.unary_unary(METHOD, REQUEST.SerializeToString, RESPONSE.FromString)
-                return method(REQUEST(key=["x"], value=[text]), timeout=20)
+                return method(REQUEST(key=["x"], value=[text]), timeout=WAIT_SECONDS)
 
         answer = await trio.to_thread.run_sync(work)
     assert list(answer.value) == [text]
@@ -146,7 +147,7 @@ async def test_leaving_client_cancels_its_request() -> None:
             future.cancel()
 
         await with_channel(running.grpc[0], work)
-        with trio.fail_after(5):
+        with trio.fail_after(WAIT_SECONDS):
             await executor.left.wait()
 
 

@@ -16,6 +16,7 @@ from ovmstrio.registry import VersionState
 from tests.api.grpc.tensorflow.calls import Server, array_of, content, predict_request, refusal, tensor
 from tests.support import ir
 from tests.support.grpc_clients import call
+from tests.support.waits import WAIT_SECONDS
 
 ONES = content("DT_FLOAT", np.ones((1, 10), "f4"))
 X = content("DT_FLOAT", np.ones((1, 2), "f4"))
@@ -235,7 +236,7 @@ async def test_status_tells_what_has_ended_and_what_has_failed(server: Server) -
     assert [failure.version for failure in result.failures] == [2]
     failed = (await server.status(name="dummy", version=2)).model_version_status[0]
     assert (failed.state, failed.status.error_code, failed.status.error_message) == (20, 2, "UNKNOWN")
-    with trio.fail_after(10):
+    with trio.fail_after(WAIT_SECONDS):
         while server.registry.statuses()["two"][0].state is not VersionState.END:
             await server.registry.wait_change()
     assert (await server.status(name="two")).model_version_status[0].state == 50

@@ -21,10 +21,9 @@ from ovmstrio.server.rest_front_end import RestFrontEnd
 from tests.api.rest.servers import Peer
 from tests.support.lone_service import open_plane_of
 from tests.support.projects import make_project
+from tests.support.waits import WAIT_SECONDS
 
-__all__ = ["PATIENCE_SECONDS", "ServedHandler", "WatchedLimit", "serving_handler"]
-
-PATIENCE_SECONDS = 20
+__all__ = ["ServedHandler", "WatchedLimit", "serving_handler"]
 
 
 class WatchedLimit(LocalLimit):
@@ -50,7 +49,7 @@ class WatchedLimit(LocalLimit):
 
     async def wait(self, count: int) -> None:
         """Return once so many requests are in flight."""
-        with trio.fail_after(PATIENCE_SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             while self.in_flight != count:
                 await self._changed.wait()
 
@@ -81,7 +80,7 @@ class ServedHandler:
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:
         """Open an HTTP client."""
         async with httpx.AsyncClient(
-            base_url=f"http://{self.address}", timeout=PATIENCE_SECONDS, trust_env=False
+            base_url=f"http://{self.address}", timeout=WAIT_SECONDS, trust_env=False
         ) as client:
             yield client
 

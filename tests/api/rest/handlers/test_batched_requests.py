@@ -8,7 +8,8 @@ from typing import Any, Final
 import httpx
 import trio
 
-from tests.api.rest.handlers.servers import PATIENCE_SECONDS, serving_handler
+from tests.api.rest.handlers.servers import serving_handler
+from tests.support.waits import WAIT_SECONDS
 
 CODE: Final = """
 import threading
@@ -63,7 +64,7 @@ async def test_each_result_of_a_batch_is_an_answer_of_its_kind(tmp_path: Path) -
                     assert (bad.status_code, list(bad.json())) == (400, ["error"])
                     assert (await served.ask("PUT", json=[1])).json() == [1]
                 nursery.start_soon(post, number, kind)
-        assert await trio.to_thread.run_sync(served.instance.done.wait, PATIENCE_SECONDS)
+        assert await trio.to_thread.run_sync(served.instance.done.wait, WAIT_SECONDS)
         assert served.instance.sizes == [len(EXPECTED)]
     for kind, (status, content_type, text) in EXPECTED.items():
         answer = answers[kind]

@@ -15,6 +15,7 @@ from ovmstrio.server.life import serve
 from ovmstrio.server.running import Running
 from ovmstrio.server.settings import ServerSettings
 from tests.support.projects import write_project
+from tests.support.waits import WAIT_SECONDS
 
 HANDLER = """
 class Handler:
@@ -30,7 +31,6 @@ class Handler:
         yield "a"
         yield "b"
 """
-PATIENCE_SECONDS = 20
 lanes = pytest.mark.parametrize("fast", [True, False], ids=["fast", "application"])
 
 
@@ -54,7 +54,7 @@ async def _serving(config: Path, *, metrics_enable: bool = False) -> AsyncIterat
     async with trio.open_nursery() as nursery:
         running = await nursery.start(_serve, settings)
         transport = httpx.AsyncHTTPTransport(uds=f"{config.parent}/rest")
-        async with httpx.AsyncClient(transport=transport, base_url="http://h", timeout=PATIENCE_SECONDS) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://h", timeout=WAIT_SECONDS) as client:
             await running.plane.registry.wait_loaded()
             yield running, client
         nursery.cancel_scope.cancel()

@@ -12,7 +12,8 @@ import trio
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from tests.api.rest.handlers.servers import PATIENCE_SECONDS, ServedHandler, serving_handler
+from tests.api.rest.handlers.servers import ServedHandler, serving_handler
+from tests.support.waits import WAIT_SECONDS
 
 lanes = pytest.mark.parametrize("fast", [True, False], ids=["fast", "application"])
 
@@ -103,7 +104,7 @@ async def test_what_comes_after_the_answer_is_of_its_request(tmp_path: Path, fas
     with capture_logs([merge_contextvars]) as logs:
         async with serving_handler(tmp_path, CODE) as served:
             assert (await served.ask("GET", fast=fast, headers=headers)).text == "first"
-            assert await trio.to_thread.run_sync(served.instance.done.wait, PATIENCE_SECONDS)
+            assert await trio.to_thread.run_sync(served.instance.done.wait, WAIT_SECONDS)
             with pytest.raises(httpx.RemoteProtocolError):
                 await served.ask("PUT", fast=fast, headers=headers)
             await served.limit.wait(0)

@@ -11,8 +11,8 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from tests.api.rest.handlers.servers import PATIENCE_SECONDS, ServedHandler, serving_handler
-from tests.support.threads import until
+from tests.api.rest.handlers.servers import ServedHandler, serving_handler
+from tests.support.waits import WAIT_SECONDS, until_async
 
 lanes = pytest.mark.parametrize("fast", [True, False], ids=["fast", "application"])
 
@@ -36,7 +36,7 @@ class Handler:
     def handle_post(self, payload):
         self.calls.append(payload)
         if payload == "wait":
-            self.go.wait(20)
+            self.go.wait(60)
         if payload == "fail":
             raise ValueError
         return payload
@@ -150,7 +150,7 @@ async def test_a_client_that_leaves_ends_its_stream(tmp_path: Path, fast: bool) 
         async with served.connect() as peer:
             await peer.send(f"GET /?count=100000000 HTTP/1.1\r\nHost: h\r\n{extra}\r\n".encode())
             assert await peer.stream.receive_some()
-        assert await trio.to_thread.run_sync(served.instance.closed.wait, PATIENCE_SECONDS)
+        assert await trio.to_thread.run_sync(served.instance.closed.wait, WAIT_SECONDS)
         await served.limit.wait(0)
 
 
@@ -160,7 +160,7 @@ async def test_callbacks_follow_the_answer(tmp_path: Path, fast: bool) -> None:
     async with serving_handler(tmp_path, STREAMS) as served:
         answer = await served.ask(json=[1], fast=fast)
         assert answer.json() == [1]
-        assert await trio.to_thread.run_sync(served.instance.done.wait, PATIENCE_SECONDS)
+        assert await trio.to_thread.run_sync(served.instance.done.wait, WAIT_SECONDS)
 
 
 @lanes
@@ -175,7 +175,7 @@ async def test_callbacks_wait_for_all_of_the_answer(tmp_path: Path, fast: bool) 
             assert await peer.stream.receive_some(100)
             await trio.testing.wait_all_tasks_blocked(0.05)
             assert not served.instance.done.is_set()
-        assert await trio.to_thread.run_sync(served.instance.done.wait, PATIENCE_SECONDS)
+        assert await trio.to_thread.run_sync(served.instance.done.wait, WAIT_SECONDS)
 
 
 @lanes
@@ -184,7 +184,7 @@ async def test_a_call_that_got_no_thread_is_told_when_to_try_again(tmp_path: Pat
     options: dict[str, Any] = {"threads_per_process": 1, "queue_timeout": 0.01}
     async with serving_handler(tmp_path, WAITING, **options) as served, trio.open_nursery() as nursery:
         nursery.start_soon(_ask, served, b"wait", fast)
-        await until(lambda: served.instance.calls == ["wait"])
+        await until_async(lambda: served.instance.calls == ["wait"])
         answer = await served.ask(content=b"second", headers=TEXT, fast=fast)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         served.instance.go.set()
@@ -251,7 +251,7 @@ async def test_a_drain_lets_requests_in_flight_end(tmp_path: Path) -> None:
 
         nursery.start_soon(ask)
         await served.limit.wait(1)
-        nursery.start_soon(served.front_end.drain, PATIENCE_SECONDS)
+        nursery.start_soon(served.front_end.drain, WAIT_SECONDS)
         await trio.testing.wait_all_tasks_blocked(0.01)
         with pytest.raises(httpx.ConnectError):
             await served.ask(content=b"late", headers=TEXT)

@@ -19,9 +19,10 @@ from ovmstrio.api.openai.text_endpoint import TextEndpoint, Usage
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.generation import Finish, GenerationLimits, Piece
 from tests.api.rest.openai.talking import chat_body, generator_of, post_of
-from tests.api.rest.servers import PATIENCE_SECONDS, Serving
+from tests.api.rest.servers import Serving
 from tests.support.examples import examples
 from tests.support.text_generators import CHAT
+from tests.support.waits import WAIT_SECONDS
 
 ENDPOINTS: dict[str, TextEndpoint] = {
     "/chat/completions": Chat(),
@@ -205,13 +206,13 @@ async def test_a_client_may_leave_at_any_byte(serving: Serving) -> None:
     async with serving.connect() as peer:
         await peer.send(request)
         text = b""
-        with trio.fail_after(PATIENCE_SECONDS):
+        with trio.fail_after(WAIT_SECONDS):
             while not text.endswith(b"0\r\n\r\n"):
                 text += await peer.stream.receive_some()
     for size in range(0, len(text), 37):
         async with serving.connect() as peer:
             await peer.send(request)
-            with trio.fail_after(PATIENCE_SECONDS):
+            with trio.fail_after(WAIT_SECONDS):
                 taken = 0
                 while taken < size:
                     taken += len(await peer.stream.receive_some(size - taken))

@@ -23,8 +23,9 @@ from ovmstrio.core.generation import (
 from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.wire.http.router import Route
 from tests.api.rest.openai.talking import chat_body, events_of, generator_of, post_of
-from tests.api.rest.servers import PATIENCE_SECONDS, Serving
+from tests.api.rest.servers import Serving
 from tests.support.text_generators import CHAT
+from tests.support.waits import WAIT_SECONDS
 
 PATH = "/v3/chat/completions"
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -412,7 +413,7 @@ async def test_a_time_that_is_none_is_refused(serving: Serving) -> None:
 async def test_a_client_that_leaves_ends_its_generation(serving: Serving, stream: bool) -> None:
     """While it waits for the answer, and in the midst of one."""
     generator_of(serving).script = lambda _: [Piece(text="a"), trio.Event()]
-    with trio.fail_after(PATIENCE_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         async with serving.connect() as peer:
             await peer.send(post_of(PATH, chat_body(stream=stream)))
             await generator_of(serving).waiting.wait()
@@ -426,7 +427,7 @@ async def test_streams_are_answered_on_the_fast_lane_and_its_connection_goes_on(
         for _ in range(2):
             await peer.send(post_of(PATH, chat_body("a", stream=True)))
             text = b""
-            with trio.fail_after(PATIENCE_SECONDS):
+            with trio.fail_after(WAIT_SECONDS):
                 while not text.endswith(b"0\r\n\r\n"):
                     text += await peer.stream.receive_some()
             assert text.count(b"[DONE]") == 1

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import pytest
-import trio
 
-from ovmstrio.api.openai.api import Body, OpenAIApi, model_of
 from ovmstrio.core.text_bounds import MAX_ITEMS, MAX_TOKENIZED_CHARACTERS, max_characters
 from tests.api.rest.openai.talking import generator_of
 from tests.api.rest.servers import Serving, serving_rest
@@ -236,42 +233,3 @@ async def test_the_largest_requests_that_fit_are_answered(texts: Serving) -> Non
     body = {"model": WORDS, "query": "a", "documents": [text, "b"], "return_documents": True}
     answer = await texts.post("/v3/rerank", json=body)
     assert [each["document"]["text"] for each in answer.json()["results"]] == [text, "b"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-async def test_no_refusal_of_a_text_of_30_megabytes_holds_the_event_loop(
-    texts: Serving, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Measured behind the parsing of the body: no turn of the loop takes 50 ms, whatever field the text is in."""
-    size = 30_000_000 if len(KINDS[kind].encode()) > 1 and kind != "wide" else 10_000_000
-    text = KINDS[kind] * (size // len(KINDS[kind]))
-    documents: dict[bytes, Any] = {
-        case.encode(): (path, {"model": CHAT, **filled(body, text)}) for case, (path, body, _) in TOO_LONG.items()
-    }
-    documents[b"tokenize"] = "/v3/tokenize", {"model": WORDS, "text": text}
-
-    async def parsed(_: OpenAIApi, request: Any) -> Body:
-        await trio.lowlevel.checkpoint()
-        document = documents[request.body][1]
-        return Body(document, model_of(document), 6 * len(text))
-
-    monkeypatch.setattr(OpenAIApi, "body", parsed)
-    longest = 0.0
-
-    async def measure() -> None:
-        nonlocal longest
-        last = perf_counter()
-        while True:
-            await trio.sleep(0.0005)
-            longest, last = max(longest, perf_counter() - last), perf_counter()
-
-    async with trio.open_nursery() as nursery, texts.connect() as peer:
-        nursery.start_soon(measure)
-        for case, (path, _) in documents.items():
-            head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Length: {len(case)}\r\n\r\n".encode()
-            answer = await peer.ask(head + case)
-            assert answer.status == 400, answer.body[:500]
-        nursery.cancel_scope.cancel()
-    assert generator_of(texts).requests == []
-    assert longest < 0.05

@@ -19,10 +19,11 @@ from ovmstrio.core.errors import InvalidField, ModelFailure, Overloaded
 from ovmstrio.core.generation import Task
 from ovmstrio.core.speech import SoundForm, SpeechPart, SpeechRequest
 from tests.api.rest.openai.talking import chat_body, events_of
-from tests.api.rest.servers import PATIENCE_SECONDS, Serving, serving_rest
+from tests.api.rest.servers import Serving, serving_rest
 from tests.support.callers import bearer, gate_of
 from tests.support.speakers import ScriptedSpeaker
 from tests.support.text_generators import CHAT, load_generator, text_spec
+from tests.support.waits import WAIT_SECONDS
 
 VOICE = "voice"
 ALL = b"head and firstsecond\x00"
@@ -132,7 +133,7 @@ async def test_the_first_sentence_is_sent_before_the_second_one_is_spoken(speaki
     service, goes_on = _service(speaking), trio.Event()
     service.steps = (SpeechPart(b"first", 1.0), goes_on, SpeechPart(b"second", 1.0))
     request = _raw("pcm")
-    with trio.fail_after(PATIENCE_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         async with speaking.connect() as peer:
             await peer.send(request)
             begun = b""
@@ -257,7 +258,7 @@ async def test_a_client_that_leaves_ends_its_request(speaking: Serving, form: st
     """While it waits for the file, and in the midst of one."""
     service = _service(speaking)
     service.steps = (SpeechPart(b"one", 1.0), trio.Event())
-    with trio.fail_after(PATIENCE_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         async with speaking.connect() as peer:
             await peer.send(_raw(form))
             await service.waiting.wait()
@@ -279,7 +280,7 @@ async def test_a_stream_breaks_off_for_clients_of_the_application_as_well(speaki
     _service(speaking).steps = (SpeechPart(b"first", 1.0), ModelFailure("it has ended"))
     data = f'{{"model": "{VOICE}", "input": "One. Two.", "response_format": "pcm"}}'
     head = "POST /v3/audio/speech HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ntransfer-encoding: chunked"
-    with trio.fail_after(PATIENCE_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         async with speaking.connect() as peer:
             await peer.send(f"{head}\r\n\r\n{len(data):x}\r\n{data}\r\n0\r\n\r\n".encode())
             answer = await peer.rest()

@@ -18,10 +18,11 @@ from ovmstrio.core.errors import InvalidField, ModelFailure, Overloaded
 from ovmstrio.core.generation import Task
 from ovmstrio.core.speech import TranscriptionRequest, TranscriptPart
 from tests.api.rest.openai.talking import chat_body, events_of
-from tests.api.rest.servers import PATIENCE_SECONDS, Serving, serving_rest
+from tests.api.rest.servers import Serving, serving_rest
 from tests.support.callers import bearer, gate_of
 from tests.support.text_generators import CHAT, load_generator, text_spec
 from tests.support.transcribers import ScriptedTranscriber
+from tests.support.waits import WAIT_SECONDS
 
 EARS = "ears"
 TEXT = "Ever tried. Ever --> failed."
@@ -272,7 +273,7 @@ async def test_a_client_that_leaves_ends_its_request(ears: Serving, is_stream: b
     body = "".join(f'--b\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{parts[name]}\r\n' for name in parts)
     head = "POST /v3/audio/transcriptions HTTP/1.1\r\nhost: h\r\ncontent-type: multipart/form-data; boundary=b\r\n"
     data = f"{body}--b--\r\n"
-    with trio.fail_after(PATIENCE_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         async with ears.connect() as peer:
             await peer.send(f"{head}content-length: {len(data)}\r\n\r\n{data}".encode())
             await service.waiting.wait()

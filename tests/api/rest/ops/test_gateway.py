@@ -18,6 +18,7 @@ from ovmstrio.runtimes.ops.values import PipelineResponse, PipelineTensor
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.original_package import unpack_original
 from tests.support.ports import free_ports
+from tests.support.waits import WAIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -87,7 +88,7 @@ async def served(executor: EchoExecutor, **options: Any) -> AsyncIterator[httpx.
     """Give a client of the HTTP port."""
     async with (
         serving_pipeline(executor, **options) as running,
-        httpx.AsyncClient(base_url=f"http://{running.rest[0]}", timeout=20) as client,
+        httpx.AsyncClient(base_url=f"http://{running.rest[0]}", timeout=WAIT_SECONDS) as client,
     ):
         yield client
 
@@ -112,7 +113,9 @@ async def original_gateway(running: ServedPlan, home: Path) -> AsyncIterator[htt
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.run_process, [sys.executable, "-c", code])
         patient = httpx.AsyncHTTPTransport(retries=6)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, transport=patient) as client:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", timeout=WAIT_SECONDS, transport=patient
+        ) as client:
             yield client
         nursery.cancel_scope.cancel()
 
@@ -242,7 +245,7 @@ async def test_leaving_client_cancels_its_request() -> None:
         nursery.start_soon(client.post, "/uci/prediction")
         await executor.arrived.wait()
         nursery.cancel_scope.cancel()
-    with trio.fail_after(5):
+    with trio.fail_after(WAIT_SECONDS):
         await executor.left.wait()
 
 

@@ -18,7 +18,7 @@ from ovmstrio.runtimes.graphs.config.graph_config import Port
 from ovmstrio.work.user_code.pumps import CREDIT
 from tests.support.python_nodes import LOOP, Nodes, PythonNodeCall, make_node, nodes
 from tests.support.python_nodes import Node as LoadedNode
-from tests.support.threads import until
+from tests.support.waits import WAIT_SECONDS, until_async
 
 BOTH = pytest.mark.parametrize("prefix", ["", "async "])
 
@@ -116,7 +116,7 @@ async def test_a_value_is_sent_before_the_next_is_waited_for(tmp_path: Path, pre
         node = await load(made, f"yield [Tensor('out', b'1')]\n{wait}\nyield [Tensor('out', b'2')]", prefix)
         node.resources.model.gate = gate = trio.Event() if prefix else threading.Event()
         async with node.opened() as opened:
-            with trio.fail_after(5):
+            with trio.fail_after(WAIT_SECONDS):
                 first = await opened.run()
             gate.set()
             rest = [await opened.again(1), await opened.again(2)]
@@ -197,7 +197,7 @@ async def test_a_generator_runs_ahead_by_its_credit_only(tmp_path: Path, taken: 
             await opened.run()
             for number in range(1, taken):
                 await opened.again(number)
-            await until(lambda: not made.threads.is_busy)
+            await until_async(lambda: not made.threads.is_busy)
             assert taken + CREDIT // 2 <= node.resources.model.count <= taken + CREDIT
 
 
@@ -214,7 +214,7 @@ async def test_paused_generators_hold_no_threads(tmp_path: Path) -> None:
             instances.append(opening)
             opened = await opening.__aenter__()
             await opened.run()
-        await until(lambda: made.threads.threads == 0)
+        await until_async(lambda: made.threads.threads == 0)
         assert (made.threads.is_busy, node.resources.model.left) == (False, 200)
         for opening in instances:
             await opening.__aexit__(None, None, None)
@@ -228,7 +228,7 @@ async def test_generators_take_turns_when_threads_are_few(tmp_path: Path) -> Non
         node.resources.model.pause = threading.Event()
         async with node.opened() as first, node.opened() as second, trio.open_nursery() as nursery:
             nursery.start_soon(first.go_on, await first.run())
-            with trio.fail_after(5):
+            with trio.fail_after(WAIT_SECONDS):
                 await second.run()
                 for number in range(1, 5):
                     await second.again(number)
@@ -269,7 +269,7 @@ finally:
         model.started, model.never = threading.Event(), threading.Event()
         async with node.opened() as opened:
             await opened.run()
-            await until(model.started.is_set)
+            await until_async(model.started.is_set)
         assert (model.closed, model.steps) == (True, 3)
         assert made.threads.stuck == 0
 
@@ -285,7 +285,7 @@ async def test_a_cancelled_run_ends_its_generator(tmp_path: Path, prefix: str) -
         model.started, model.gate = threading.Event(), trio.Event() if prefix else threading.Event()
         async with node.opened() as opened, trio.open_nursery() as nursery:
             nursery.start_soon(opened.run)
-            await until(model.started.is_set)
+            await until_async(model.started.is_set)
             nursery.cancel_scope.cancel()
             model.gate.set()
         assert model.closed
@@ -306,15 +306,15 @@ finally:
         node = await load(made, body)
         model = node.resources.model
         model.started, model.gate, model.closed = threading.Event(), threading.Event(), threading.Event()
-        with capture_logs() as logs, trio.fail_after(5):
+        with capture_logs() as logs, trio.fail_after(WAIT_SECONDS):
             async with node.opened() as opened:
                 await opened.run()
-                await until(model.started.is_set)
+                await until_async(model.started.is_set)
         assert made.threads.stuck == 1
         assert not model.closed.is_set()
         model.gate.set()
-        await until(model.closed.is_set)
-        await until(lambda: made.threads.stuck == 0)
+        await until_async(model.closed.is_set)
+        await until_async(lambda: made.threads.stuck == 0)
     assert any("did not end" in str(entry.get("exc_info", [0, ""])[1]) for entry in logs)
 
 

@@ -21,7 +21,7 @@ from ovmstrio.work.isolation import isolated_code
 from ovmstrio.work.isolation.isolated_code import Isolation
 from pyovms import Tensor
 from tests.support.python_nodes import make_node, nodes
-from tests.support.threads import until
+from tests.support.waits import WAIT_SECONDS, until_async
 
 
 def open_files() -> int:
@@ -238,7 +238,7 @@ async def test_the_context_is_that_of_the_call(tmp_path: Path) -> None:
         def execute(self, inputs):
             context = current_context()
             context.storage.seen += 1
-            told = context.request_id, dict(context.parameters), round(context.remaining()), context.storage.seen
+            told = context.request_id, dict(context.parameters), round(context.remaining(), -4), context.storage.seen
             return [Tensor("out", repr(told).encode())]
         def close(self, context):
             assert current_context() is context
@@ -246,13 +246,13 @@ async def test_the_context_is_that_of_the_call(tmp_path: Path) -> None:
     """
     async with nodes(tmp_path, isolation=Isolation(processes=2)) as made:
         node = await made.load(source=source)
-        deadline = trio.current_time() + 60
+        deadline = trio.current_time() + 1e6
         async with node.opened(deadline, a=1) as first, node.opened(deadline, b="x") as second:
             said = [(await opened.run()).said[0][2] for opened in (first, second, first)]
     assert said == [
-        "('request-1', {'a': 1}, 60, 2)",
-        "('request-1', {'b': 'x'}, 60, 2)",
-        "('request-1', {'a': 1}, 60, 3)",
+        "('request-1', {'a': 1}, 1000000.0, 2)",
+        "('request-1', {'b': 'x'}, 1000000.0, 2)",
+        "('request-1', {'a': 1}, 1000000.0, 3)",
     ]
     assert sorted((tmp_path / "closed").read_text().split()) == ["2", "3"]
 
@@ -359,9 +359,9 @@ async def test_a_call_whose_client_leaves_is_told(tmp_path: Path) -> None:
         before = node.resources.code.code.pids
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.run_once, b"wait")
-            await until((tmp_path / "started").exists)
+            await until_async((tmp_path / "started").exists)
             nursery.cancel_scope.cancel()
-        await until((tmp_path / "heard").exists)
+        await until_async((tmp_path / "heard").exists)
         assert await node.run_once(b"ok") == []
         assert node.resources.code.code.pids == before
 
@@ -370,11 +370,13 @@ async def test_calls_are_spread_over_processes(tmp_path: Path) -> None:
     """Each has an object of its own; calls go to one that has none, and all those of a stream to one."""
     source = """
     import os, time
-    from pyovms import current_context
+    from pathlib import Path
     class OvmsPythonModel:
         def execute(self, inputs):
             if not inputs[0].size:
-                time.sleep(0.3)
+                Path(__file__).with_name(f"started-{os.getpid()}").touch()
+                while len(list(Path(__file__).parent.glob("started-*"))) < 2:
+                    time.sleep(0.001)
             return [Tensor("out", b"%d" % os.getpid())]
     """
     said: list[str] = []
@@ -384,9 +386,10 @@ async def test_calls_are_spread_over_processes(tmp_path: Path) -> None:
         async def run() -> None:
             said.append((await node.run_once())[0][2])
 
-        async with trio.open_nursery() as nursery:
-            for _ in range(2):
-                nursery.start_soon(run)
+        with trio.fail_after(WAIT_SECONDS):
+            async with trio.open_nursery() as nursery:
+                for _ in range(2):
+                    nursery.start_soon(run)
         assert sorted(map(int, said)) == sorted(node.resources.code.code.pids)
         async with node.opened() as opened:
             stream = {(await opened.run(b"x")).said[0][2] for _ in range(5)}
@@ -398,7 +401,7 @@ async def test_a_process_outlives_a_stream_whose_client_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:
     """However often, and at whichever moment: nothing of it is left for which the process would be ended."""
-    monkeypatch.setattr(isolated_code, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(isolated_code, "GRACE_SECONDS", WAIT_SECONDS)
     wait = "await trio.sleep(0.02)" if prefix else "time.sleep(0.02)"
     head = "import trio" if prefix else "import time"
     source = f"""
@@ -424,9 +427,10 @@ async def test_a_process_outlives_a_stream_whose_client_leaves(
             with trio.move_on_after(milliseconds / 1000):
                 async with node.opened() as opened:
                     await opened.go_on(await opened.run())
-        await trio.sleep(1)
+        with trio.fail_after(WAIT_SECONDS):
+            while [each[2] for each in await node.run_once(b"x")] != ["0"]:
+                pass
         assert node.resources.code.code.pids == before
-        assert [each[2] for each in await node.run_once(b"x")] == ["0"]
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from ovmstrio.runtimes.graphs.calculator import NodeFailure
 from ovmstrio.work.isolation import isolated_code
 from ovmstrio.work.isolation.isolated_code import Isolation
 from tests.support.python_nodes import Node, Nodes, Opened, make_node, nodes
-from tests.support.threads import until
+from tests.support.waits import WAIT_SECONDS, until_async
 
 MEMORY_LIMIT = 400 * 2**20
 SOURCE = """
@@ -110,7 +110,7 @@ async def neighbour(made: Nodes) -> AsyncIterator[None]:
         nursery.start_soon(go_on)
         yield
         seen = len(times)
-        await until(lambda: len(times) > seen)
+        await until_async(lambda: len(times) > seen)
         nursery.cancel_scope.cancel()
     assert sorted(times)[int(0.99 * len(times))] < 5
 
@@ -130,7 +130,7 @@ async def test_what_a_node_does_hurts_its_own_call_only(tmp_path: Path, deed: st
     async with nodes(tmp_path, isolation=isolation) as made, neighbour(made):
         node = await load(made, is_stream=is_stream)
         before = node.resources.code.code.pids
-        with capture_logs() as logs, trio.fail_after(20):
+        with capture_logs() as logs, trio.fail_after(WAIT_SECONDS):
             with pytest.raises(NodeFailure) as raised:
                 async with node.opened() as opened:
                     await go_on(opened, deed)
@@ -163,7 +163,7 @@ async def test_async_code_hurts_no_more_than_other_code(tmp_path: Path, deed: st
     """
     async with nodes(tmp_path, isolation=Isolation(limit_seconds=1.5)) as made, neighbour(made):
         node = await made.load(source=source)
-        with capture_logs(), trio.fail_after(20):
+        with capture_logs(), trio.fail_after(WAIT_SECONDS):
             with pytest.raises(NodeFailure, match=why):
                 await node.run_once(b"x")
             assert await node.run_once() == []
@@ -186,7 +186,7 @@ async def test_a_process_without_descriptors_is_replaced(tmp_path: Path) -> None
     """
     async with nodes(tmp_path, isolation=Isolation()) as made:
         node = await made.load(source=source)
-        with capture_logs(), trio.fail_after(20):
+        with capture_logs(), trio.fail_after(WAIT_SECONDS):
             assert await node.run_once(b"x") == [(0, "out", "1")]
             with pytest.raises(NodeFailure, match="no file descriptors or no memory left"):
                 await node.run_once(bytes(10**6))
@@ -196,10 +196,10 @@ async def test_a_process_without_descriptors_is_replaced(tmp_path: Path) -> None
 @pytest.mark.parametrize("deed", ["segfault", "loop"])
 async def test_calls_of_the_other_processes_of_a_node_go_on(tmp_path: Path, deed: str) -> None:
     """And those that come while a process is replaced wait for nothing but a place."""
-    isolation = Isolation(processes=2, limit_seconds=0.5)
+    isolation = Isolation(processes=2, limit_seconds=2)
     async with nodes(tmp_path, isolation=isolation) as made:
         node = await load(made, is_stream=False)
-        with capture_logs(), trio.fail_after(20):
+        with capture_logs(), trio.fail_after(WAIT_SECONDS):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(fail, node, deed)
                 for _ in range(50):
@@ -218,11 +218,11 @@ async def test_a_child_that_a_node_has_forked_keeps_nothing(tmp_path: Path) -> N
         node = await load(made, is_stream=False)
         ((_, _, pid),) = await node.run_once(b"fork")
         (child,) = psutil.Process(int(pid)).children()
-        await until(lambda: not [each for each in child.net_connections("unix") if each.type == 5])
-        with capture_logs(), trio.fail_after(20):
+        await until_async(lambda: not [each for each in child.net_connections("unix") if each.type == 5])
+        with capture_logs(), trio.fail_after(WAIT_SECONDS):
             await fail(node, "segfault")
             await node.run_once()
-        await until(lambda: not is_at_work(child.pid))
+        await until_async(lambda: not is_at_work(child.pid))
 
 
 async def test_a_child_that_comes_back_ends(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ async def test_a_child_that_comes_back_ends(tmp_path: Path) -> None:
         for _ in range(3):
             ((_, _, child),) = await node.run_once()
             assert int(child)
-            await until(lambda: not is_at_work(int(child)))  # noqa: B023 - awaited here
+            await until_async(lambda: not is_at_work(int(child)))  # noqa: B023 - awaited here
 
 
 def is_at_work(pid: int) -> bool:
@@ -259,11 +259,11 @@ async def test_code_that_does_not_end_when_its_client_leaves_is_ended(
     async with nodes(tmp_path, isolation=Isolation()) as made:
         node = await load(made, is_stream=False)
         before = node.resources.code.code.pids
-        with capture_logs(), trio.fail_after(20):
+        with capture_logs(), trio.fail_after(WAIT_SECONDS):
             with trio.move_on_after(0.2) as scope:
                 await node.run_once(deed.encode())
             assert scope.cancelled_caught
-            await until(lambda: node.resources.code.code.pids not in ([], before))
+            await until_async(lambda: node.resources.code.code.pids not in ([], before))
             await node.run_once()
 
 
@@ -275,10 +275,8 @@ async def test_a_node_that_holds_the_lock_is_unloaded_in_time(tmp_path: Path) ->
             nursery.start_soon(node.run_once, b"lock")
             await trio.testing.wait_all_tasks_blocked(0.1)
             nursery.cancel_scope.cancel()
-        before = trio.current_time()
-        with capture_logs():
+        with capture_logs(), trio.fail_after(WAIT_SECONDS):
             await node.resources.aclose()
-        assert trio.current_time() - before < 8
 
 
 async def test_a_process_that_cannot_be_made_ready_again_is_told(tmp_path: Path) -> None:
@@ -286,12 +284,12 @@ async def test_a_process_that_cannot_be_made_ready_again_is_told(tmp_path: Path)
     async with nodes(tmp_path, isolation=Isolation()) as made:
         node = await load(made, is_stream=False)
         (tmp_path / "handler.py").write_text("raise ValueError('broken meanwhile')")
-        with capture_logs(), trio.fail_after(20):
+        with capture_logs(), trio.fail_after(WAIT_SECONDS):
             await fail(node, "segfault")
             with pytest.raises(NotReady, match="cannot be started again: broken meanwhile"):
                 await node.run_once()
             made.write("handler.py", "from pyovms import Tensor\n" + SOURCE.format(is_stream=False))
-            await until(lambda: node.resources.code.code.pids)
+            await until_async(lambda: node.resources.code.code.pids)
             await node.run_once()
 
 
@@ -320,4 +318,4 @@ def test_a_process_ends_with_its_server(tmp_path: Path, deed: str) -> None:
             while worker.cpu_times().user < 0.5:
                 assert server.poll() is None
         os.kill(server.pid, signal.SIGKILL)
-        worker.wait(10)
+        worker.wait(WAIT_SECONDS)

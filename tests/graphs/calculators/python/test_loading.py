@@ -16,7 +16,7 @@ from ovmstrio.config.located import Located
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.runtimes.graphs.calculators.python import python_handler as handler_module
 from tests.support.python_nodes import make_node, nodes
-from tests.support.threads import until
+from tests.support.waits import WAIT_SECONDS, until_async
 
 CLASS = "class OvmsPythonModel:\n    def execute(self, inputs): ...\n"
 FAILED = "The Python Node state initialization failed"
@@ -186,9 +186,9 @@ async def test_an_initialize_that_does_not_end_is_not_finalized(tmp_path: Path) 
         made.write("held_up.py", "import threading\nstarted, gate = threading.Event(), threading.Event()")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.load, None, source)
-            await until(lambda: [each for each in sys.modules if each.endswith(".held_up")])
+            await until_async(lambda: [each for each in sys.modules if each.endswith(".held_up")])
             (held_up,) = [module for each, module in sys.modules.items() if each.endswith(".held_up")]
-            await until(held_up.started.is_set)
+            await until_async(held_up.started.is_set)
             nursery.cancel_scope.cancel()
         assert made.threads.stuck == 1
         held_up.gate.set()
@@ -202,7 +202,7 @@ async def test_a_finalize_that_does_not_end_is_given_up(tmp_path: Path, monkeypa
     async with nodes(tmp_path, grace_seconds=0.02) as made:
         node = await made.load(source="class OvmsPythonModel:\n    def execute(self, inputs): ...\n")
         node.resources.model.finalize = gate.wait
-        with capture_logs() as logs, trio.fail_after(5):
+        with capture_logs() as logs, trio.fail_after(WAIT_SECONDS):
             await node.resources.aclose()
         gate.set()
     assert "finalize did not end in time" in [entry["event"] for entry in logs]

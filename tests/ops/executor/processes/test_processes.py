@@ -17,17 +17,18 @@ from ovmstrio.ops import CustomExceptionCode, PipelineRequest, PipelineResponse,
 from ovmstrio.runtimes.ops.executor import Executor, PipelineSource, open_executor
 from ovmstrio.runtimes.ops.observing.hooks import NULL, OpHooks, Several
 from ovmstrio.runtimes.ops.tensors import from_array, to_array
-from tests.support.ops import asking, settings, single
+from tests.support.ops import asking, infer_until_deadline, settings, single
 from tests.support.ops_processes import Told, loaded
+from tests.support.waits import WAIT_SECONDS
 
 
 @asynccontextmanager
 async def opened(
-    name: str, concurrency: int = 1, batch_size: int = 1, hooks: OpHooks = NULL
+    name: str, concurrency: int = 1, batch_size: int = 1, hooks: OpHooks = NULL, seconds: float = WAIT_SECONDS
 ) -> AsyncIterator[Executor]:
     """Open a pipeline whose Op is in processes; none of them takes long."""
     pipeline, source = loaded(name, concurrency, batch_size)
-    with trio.fail_after(60):
+    with trio.fail_after(seconds):
         async with open_executor(pipeline.graph, pipeline.settings, hooks=hooks, source=source) as executor:
             yield executor
 
@@ -117,7 +118,7 @@ async def test_a_worker_that_dies_is_noticed_though_its_own_child_lives_on(tmp_p
     try:
         async with opened("Told") as executor:
             before = parts(await executor.infer(asking()))
-            with trio.fail_after(20):
+            with trio.fail_after(WAIT_SECONDS):
                 response = await executor.infer(asking(f"orphan:{file}"))
             assert response.err_no == CustomExceptionCode.UNKNOW.value
             assert "was killed by SIGKILL" in response.err_msg
@@ -151,12 +152,17 @@ async def test_an_output_that_cannot_be_sent_fails_alone() -> None:
     assert parts(answers["fine"])[0] == "0"
 
 
-async def test_a_caller_that_leaves_a_hook_that_never_ends_costs_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_that_leaves_a_hook_that_never_ends_costs_a_process(
+    mock_clock: trio.testing.MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process is replaced after a while, and the next request is answered."""
     monkeypatch.setattr("ovmstrio.runtimes.ops.executor.processes.process_worker.GRACE_SECONDS", 0.05)
-    async with opened("Told") as executor:
+    started = tmp_path / "started"
+    mock_clock.rate = 1
+    async with opened("Told", seconds=2000) as executor:
         before = parts(await executor.infer(asking()))
-        assert (await executor.infer(asking("wait"), trio.current_time() + 0.1)).err_no == 6000
+        response = await infer_until_deadline(executor, started.exists, mock_clock, f"wait:{started}")
+        assert response.err_no == 6000
         assert parts(await executor.infer(asking()))[1] != before[1]
         assert not is_alive(before[1])
 

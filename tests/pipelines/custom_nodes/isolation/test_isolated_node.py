@@ -23,7 +23,7 @@ from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
 from ovmstrio.runtimes.pipelines.custom_nodes.native.isolated_node import IsolatedNode, open_isolated_node
 from tests.support.native_nodes import compiled, copy_of_fixture, names_in
 from tests.support.processes import is_resource_tracker
-from tests.support.threads import until
+from tests.support.waits import until_async
 
 X = np.arange(10, dtype=np.float32).reshape(1, 10)
 BAD = -np.ones((1, 10), np.float32)
@@ -55,7 +55,7 @@ async def leave_hanging(custom_node: IsolatedNode, library: Path) -> None:
     """Make a call that hangs, and leave it."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(custom_node.execute, {"x": BAD})
-        await until(partial(hangs, library, 1))
+        await until_async(partial(hangs, library, 1))
         nursery.cancel_scope.cancel()
 
 
@@ -184,7 +184,7 @@ async def test_a_crash_fails_the_request_and_not_the_server(library: Path, execu
             pid = custom_node.pid
             with pytest.raises(CustomNodeFailure, match=rf"its process was killed by {name} \(NODE_LIBRARY_EXEC"):
                 await custom_node.execute({"x": X})
-            await until(partial(has_another_process, custom_node, pid))
+            await until_async(partial(has_another_process, custom_node, pid))
 
 
 async def test_a_crash_fails_all_calls_of_the_process_and_none_after_it(library: Path) -> None:
@@ -203,7 +203,7 @@ async def test_a_crash_fails_all_calls_of_the_process_and_none_after_it(library:
                 nursery.start_soon(call)
             assert (await custom_node.execute({"x": X}))["y"].shape == (1, 10)
             assert custom_node.pid is not None
-            await until(partial(hangs, library, 3))
+            await until_async(partial(hangs, library, 3))
             os.kill(custom_node.pid, signal.SIGKILL)
         assert len(failures) == 3
         assert all("was killed by SIGKILL" in failure.message for failure in failures)
@@ -230,30 +230,30 @@ async def test_a_process_that_cannot_be_started_again_is_tried_by_calls(library:
 
 async def test_a_process_with_a_call_that_nobody_waits_for_is_replaced_after_a_grace(library: Path) -> None:
     """The client that leaves does not wait; other calls of that process are not disturbed."""
-    async with opened(library, grace_seconds=0.3, execute="hang_if_negative") as custom_node:
+    async with opened(library, grace_seconds=2, execute="hang_if_negative") as custom_node:
         pid = custom_node.pid
         await leave_hanging(custom_node, library)
         np.testing.assert_array_equal((await custom_node.execute({"x": X}))["y"], X)
         assert custom_node.pid == pid
-        await until(partial(has_another_process, custom_node, pid))
+        await until_async(partial(has_another_process, custom_node, pid))
         np.testing.assert_array_equal((await custom_node.execute({"x": X}))["y"], X)
 
 
 async def test_a_process_is_not_killed_under_a_call_that_is_waited_for(library: Path) -> None:
     """It takes no more calls, and is killed when the last of its callers leaves."""
-    async with opened(library, grace_seconds=1, execute="hang_if_negative") as custom_node:
+    async with opened(library, grace_seconds=2, execute="hang_if_negative") as custom_node:
         pid = custom_node.pid
         async with trio.open_nursery() as nursery:
             await leave_hanging(custom_node, library)
             nursery.start_soon(custom_node.execute, {"x": BAD})
-            await until(partial(hangs, library, 2))
+            await until_async(partial(hangs, library, 2))
             with trio.fail_after(60):
                 while custom_node.pid == pid:
                     await custom_node.execute({"x": X})
             assert {pid, custom_node.pid} == {child.pid for child in children()}
             assert pid != custom_node.pid
             nursery.cancel_scope.cancel()
-        await until(lambda: {custom_node.pid} == {child.pid for child in children()})
+        await until_async(lambda: {custom_node.pid} == {child.pid for child in children()})
 
 
 async def test_closing_ends_a_process_whose_call_hangs(library: Path) -> None:
@@ -269,9 +269,9 @@ async def test_who_leaves_while_a_node_is_opened_leaves_no_process(library: Path
         async with trio.open_nursery() as opening:
             params = {"initialize": "hang", "mark": str(mark_of(library))}
             opening.start_soon(partial(open_isolated_node, library, "n", params, nursery=nursery))
-            await until(partial(hangs, library, 1))
+            await until_async(partial(hangs, library, 1))
             opening.cancel_scope.cancel()
-        await until(lambda: not children())
+        await until_async(lambda: not children())
 
 
 async def test_a_process_ends_with_its_server(library: Path) -> None:
@@ -294,7 +294,7 @@ async def test_a_process_ends_with_its_server(library: Path) -> None:
     finally:
         server.kill()
         await server.wait()
-    await until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+    await until_async(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
     await server.stdout.aclose()
 
 

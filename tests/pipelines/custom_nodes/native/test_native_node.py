@@ -22,7 +22,7 @@ from ovmstrio.runtimes.pipelines.custom_nodes.native.native_node import NativeNo
 from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import CALLS_AT_ONCE
 from tests.support.native_nodes import Account, copy_of_fixture
 from tests.support.tasks import hosting
-from tests.support.threads import until
+from tests.support.waits import until_async
 
 X = np.arange(10, dtype=np.float32).reshape(1, 10)
 MEBI = 2**20
@@ -125,7 +125,7 @@ async def test_memory_is_released_with_the_last_array_on_it(library: Path) -> No
         outputs = await custom_node.execute({"x": X})
         view = outputs.pop("y")[0, 3:5]
         account = Account(library)
-        await until(lambda: account.count("made") == account.count("released") + 1)
+        await until_async(lambda: account.count("made") == account.count("released") + 1)
         assert view.tolist() == [3, 4]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(custom_node.aclose)
@@ -145,7 +145,7 @@ async def test_an_array_that_outlives_its_node_deinitialises_it(library: Path, m
     assert account.count("deinitialized") == 0
     np.testing.assert_array_equal(outputs["y"], X)
     outputs.clear()
-    await until(lambda: account.count("deinitialized") == 1)
+    await until_async(lambda: account.count("deinitialized") == 1)
     account.check()
     with pytest.raises(CustomNodeFailure, match="is closed"):
         await custom_node.execute({"x": X})
@@ -240,10 +240,10 @@ async def test_who_leaves_while_a_node_is_opened_does_not_wait(library: Path) ->
     account = Account(library)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(open_native_node, library, "n", {"initialize": "wait"}, tasks=nursery))
-        await until(lambda: account.count("waiting") == 1)
+        await until_async(lambda: account.count("waiting") == 1)
         nursery.cancel_scope.cancel()
     account.open()
-    await until(lambda: account.count("deinitialized") == 1)
+    await until_async(lambda: account.count("deinitialized") == 1)
     account.check()
 
 
@@ -266,7 +266,7 @@ async def test_calls_run_side_by_side(library: Path) -> None:
         async with trio.open_nursery() as nursery:
             for number in range(5):
                 nursery.start_soon(call, number)
-            await until(lambda: account.count("waiting") == 3)
+            await until_async(lambda: account.count("waiting") == 3)
             account.open()
         assert results == {number: [[number, number]] for number in range(5)}
     account.check()
@@ -278,11 +278,11 @@ async def test_a_client_that_leaves_does_not_wait(library: Path) -> None:
         account = Account(library)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(custom_node.execute, {"x": X})
-            await until(lambda: account.count("waiting") == 1)
+            await until_async(lambda: account.count("waiting") == 1)
             nursery.cancel_scope.cancel()
         assert custom_node.abandoned_calls == 1
         account.open()
-        await until(lambda: custom_node.abandoned_calls == 0)
+        await until_async(lambda: custom_node.abandoned_calls == 0)
     account.check()
     assert account.count("made") > 4
     assert account.count("deinitialized") == 1
@@ -296,14 +296,14 @@ async def test_threads_that_never_end_are_bounded(library: Path, monkeypatch: py
         async with trio.open_nursery() as nursery:
             for _ in range(3):
                 nursery.start_soon(custom_node.execute, {"x": X})
-            await until(lambda: account.count("waiting") == 2)
+            await until_async(lambda: account.count("waiting") == 2)
             nursery.cancel_scope.cancel()
         assert custom_node.abandoned_calls == 2
         with pytest.raises(Overloaded, match="all 2 threads of node 'n'"):
             await custom_node.execute({"x": X})
     assert account.count("deinitialized") == 0
     account.open()
-    await until(lambda: account.count("deinitialized") == 1)
+    await until_async(lambda: account.count("deinitialized") == 1)
     account.check()
 
 

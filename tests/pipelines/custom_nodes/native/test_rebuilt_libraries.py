@@ -22,7 +22,7 @@ from ovmstrio.runtimes.pipelines.custom_nodes.native.native_node import NativeNo
 from ovmstrio.runtimes.pipelines.custom_nodes.native.private_copy import private_copy, remove_leftovers
 from tests.support.native_nodes import FIXTURE_SOURCE, Account, compiled, copy_of_fixture, names_in
 from tests.support.tasks import hosting
-from tests.support.threads import until
+from tests.support.waits import WAIT_SECONDS, until_async
 
 X = np.ones((1, 3), np.float32)
 WAITING = -X
@@ -85,7 +85,7 @@ async def test_a_library_that_is_built_again_is_what_the_next_node_runs(
         account = Account(path)
         async with trio.open_nursery() as calls:
             calls.start_soon(wait_in, old)
-            await until(lambda: account.count("waiting") == 1)
+            await until_async(lambda: account.count("waiting") == 1)
             rebuild(path, 2)
             new = await open_node(path, tasks)
             assert (await new.execute({"x": X}))["y"].tolist() == [[3, 3, 3]]
@@ -107,7 +107,7 @@ def test_a_library_that_is_as_it_was_is_not_opened_again(tmp_path: Path) -> None
     ready = threading.Barrier(4)
 
     def load() -> None:
-        ready.wait(30)
+        ready.wait(WAIT_SECONDS)
         given.append(load_library(NodeIdentity("n", path)).symbols)
 
     threads = [threading.Thread(target=load) for _ in range(4)]

@@ -17,7 +17,7 @@ from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
 from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import open_python_node
 from tests.support.custom_nodes import DOUBLER, opened_python, write_node
 from tests.support.tasks import hosting
-from tests.support.threads import until
+from tests.support.waits import until_async
 
 INFOS = """
     import numpy as np
@@ -217,7 +217,7 @@ async def test_a_call_that_is_left_ends_before_deinitialize(tmp_path: Path) -> N
         node = await open_python_node(file, "node", {}, tasks=tasks)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.execute, X)
-            await until(began.exists)
+            await until_async(began.exists)
             nursery.cancel_scope.cancel()
         assert not order.exists()
         async with trio.open_nursery() as nursery:
