@@ -21,7 +21,6 @@ from ovmstrio.core.generation import (
     Sampling,
     Task,
 )
-from ovmstrio.work.isolation.isolated_code import Isolation
 from tests.support.graphs import LOOPBACK, graph_text, loaded, python_node
 
 if TYPE_CHECKING:
@@ -344,25 +343,6 @@ async def test_user_code_that_raises_at_once_fails_the_text(tmp_path: Path) -> N
     async with _talking(tmp_path, source) as graph:
         with pytest.raises(GraphFailure, match=r"ValueError: not today .*handler.py:5"):
             await _pieces(graph, _said("x"))
-
-
-@pytest.mark.parametrize("isolated", [False, True], ids=["threads", "process"])
-async def test_leaving_closes_the_generator_before_the_block_is_left(tmp_path: Path, *, isolated: bool) -> None:
-    """As for streams over gRPC: a client that goes away ends it."""
-    isolation = Isolation() if isolated else None
-    async with loaded(tmp_path / "graph", _graph(), isolation=isolation, handler=ENDLESS) as graph:
-        async with graph.generate(_said("x")) as generation:
-            first = await anext(aiter(generation))
-        assert (tmp_path / "graph" / "closed").read_text() == "closed"
-        (tmp_path / "graph" / "closed").unlink()
-        with trio.CancelScope() as scope:
-            async with graph.generate(_said("x")) as generation:
-                assert (await anext(aiter(generation))).text == "x"
-                scope.cancel()
-                await trio.lowlevel.checkpoint()
-        assert scope.cancelled_caught
-        assert (tmp_path / "graph" / "closed").read_text() == "closed"
-    assert first.text == "x"
 
 
 async def test_a_reader_who_does_not_read_holds_up_his_own_generator_and_nobody_elses(tmp_path: Path) -> None:

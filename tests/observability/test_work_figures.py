@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import threading
 from collections.abc import Sequence
 
@@ -16,9 +14,7 @@ from ovmstrio.observability.metrics import Metrics
 from ovmstrio.work.batching.batcher import Batcher
 from ovmstrio.work.batching.policy import BatchOptions
 from ovmstrio.work.loop_load import current_loop_load
-from ovmstrio.work.processes import WorkerProcess
 from ovmstrio.work.threads.worker_threads import WorkerThreads
-from tests.support.obedient_program import PROGRAM
 from tests.support.waits import WAIT_SECONDS
 
 
@@ -97,27 +93,6 @@ async def test_threads_that_were_given_up_are_stuck() -> None:
             go.set()
             with trio.CancelScope(shield=True):
                 await pool.aclose()
-
-
-async def test_processes_of_a_service_are_counted_with_their_memory_and_ends() -> None:
-    """One that is told to end has not ended by itself; one that is killed has."""
-    metrics = _watching()
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            for restarts, ends in enumerate((False, True)):
-                with owned_by("mine"):
-                    process = WorkerProcess(PROGRAM)
-                await process.start(nursery, "work")
-                figures = _figures(metrics, "mine")
-                assert figures.pop("worker_memory_bytes") > 2**20
-                assert figures == {"worker_processes": 1, "worker_restarts_total": 0}
-                if ends:
-                    assert process.pid is not None
-                    os.kill(process.pid, signal.SIGKILL)
-                    await process.ended.wait()
-                else:
-                    await process.close(5)
-                assert _figures(metrics, "mine") == {"worker_restarts_total": restarts}
 
 
 async def test_turns_of_the_event_loop_are_timed() -> None:

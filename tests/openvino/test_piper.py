@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ovmstrio.core.errors import ModelFailure
 from ovmstrio.openvino.engine.piper import PiperSpeaker, UnusableVoice
 from ovmstrio.openvino.engine.speakers import bounded_memory
 from tests.support.tiny_speakers import PIPER_SAMPLES, heard_letters, write_tiny_piper
@@ -34,15 +32,6 @@ def _speaker(folder: Path, **settings: Any) -> PiperSpeaker:
     return PiperSpeaker(write_tiny_piper(folder, **settings) / "tiny.onnx", "CPU", {})
 
 
-def test_clauses_are_spoken_with_the_marks_between_them(program: Path, tmp_path: Path) -> None:
-    """The program knows no marks, by which a voice rises and falls; what it says of languages is not spoken."""
-    del program
-    speaker = _speaker(tmp_path / "voice", **ESPEAK)
-
-    assert heard_letters(speaker.say("Ever tried, ever failed: so what?", "", "", 1.0)[0]) == "E t, e f: s w?"
-    assert heard_letters(speaker.say("No matter", "", "", 1.0)[0]) == "N m"
-
-
 @pytest.mark.parametrize(("speed", "runs"), [(1.0, 3), (2.0, 3), (0.5, 5), (0.05, 24)])
 def test_what_has_many_phonemes_is_spoken_in_several_runs(tmp_path: Path, speed: float, runs: int) -> None:
     """For the memory of one grows with them, and with how slowly they are spoken."""
@@ -62,13 +51,6 @@ def test_marks_of_the_voice_are_not_taken_from_texts(tmp_path: Path) -> None:
     assert len(samples) == (2 * len("abcd") + 3) * PIPER_SAMPLES
 
 
-def test_a_program_that_writes_what_is_no_text_is_heard_as_far_as_it_is_one(program: Path, tmp_path: Path) -> None:
-    """Nobody else's text fails for it."""
-    program.write_text("#!/bin/sh\ncat >/dev/null; printf 'a\\377b\\n'\n")
-
-    assert heard_letters(_speaker(tmp_path / "voice", **ESPEAK).say("No", "", "", 1.0)[0]) == "ab"
-
-
 def test_a_voice_that_needs_the_program_is_not_loaded_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,25 +60,11 @@ def test_a_voice_that_needs_the_program_is_not_loaded_without_it(
         _speaker(tmp_path / "voice", **ESPEAK)
 
 
-def test_a_program_that_fails_is_told_with_what_it_said(program: Path, tmp_path: Path) -> None:
-    """As when it does not know the language."""
-    program.write_text("#!/bin/sh\necho no such voice >&2; exit 2\n")
-    with pytest.raises(ModelFailure, match="espeak-ng made no phonemes: no such voice"):
-        _speaker(tmp_path / "voice", **ESPEAK)
-
-
 def test_lengths_of_sentences_are_not_remembered_unless_the_settings_say_so() -> None:
     """Each would keep tens of megabytes; devices that know no such setting get none."""
     assert bounded_memory("CPU", {"NUM_STREAMS": 1}) == {"CPU_RUNTIME_CACHE_CAPACITY": 0, "NUM_STREAMS": 1}
     assert bounded_memory("CPU", {"CPU_RUNTIME_CACHE_CAPACITY": 9}) == {"CPU_RUNTIME_CACHE_CAPACITY": 9}
     assert bounded_memory("GPU", {}) == {}
-
-
-@pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="espeak-ng is not installed")
-def test_the_real_program_makes_phonemes(tmp_path: Path) -> None:
-    """Those that the voice has numbers for; numbers are spoken as words."""
-    speaker = _speaker(tmp_path / "voice", **ESPEAK)
-    assert heard_letters(speaker.say("No, 1 man.", "", "", 1.0)[0]) == "no, wn mn."
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -134,26 +133,6 @@ def test_a_failed_request_names_the_node_where_it_failed(tmp_path: Path) -> None
     assert "<b>no</b>" in failed["message"]
     assert (tally["runs"], tally["failures"], tally["active"]) == (1, 1, 0)
     assert f'ovmstrio_node_failures_total{{name="graph",node="{failed["node"]}"}} 1.0' in metrics
-
-
-def test_a_profile_names_processes_of_services_with_what_they_took(tmp_path: Path) -> None:
-    """They are not sampled, and what one does is not among the threads of the server."""
-    node = (
-        "import time\nfrom pyovms import Tensor\nclass OvmsPythonModel:\n    def execute(self, inputs):\n"
-        "        begun = time.process_time()\n        while time.process_time() - begun < 0.2:\n            pass\n"
-        "        return [Tensor('out', b'')]\n"
-    )
-    texts = {"inputs": [{"name": "in", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}
-    with serving_in_thread(config_path=write_all_kinds(tmp_path, node=node), python_isolation="process") as server:
-        pids = _inside(server, "graph")["facts"]["processes"]
-        with ThreadPoolExecutor(1) as pool:
-            profiling = pool.submit(lambda: server.ask("POST", "/v2/profile", json={"seconds": 2, "models": []}))
-            while not profiling.done():
-                assert _call(server, "graph", texts) == 200
-        told = profiling.result().json()
-    (process,) = [each for each in told["processes"] if each["service"] == "graph"]
-    assert [process["pid"]] == pids
-    assert process["cpu_seconds"] > 0
 
 
 def test_what_failed_requests_have_sent_is_kept_where_that_was_asked_for_and_no_secret_of_it(tmp_path: Path) -> None:

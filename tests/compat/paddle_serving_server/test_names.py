@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -57,14 +54,6 @@ def test_classes_are_those_of_the_engine() -> None:
     assert (operator.Op, operator.RequestOp, operator.ResponseOp) == (ops.Op, ops.RequestOp, ops.ResponseOp)
     assert channel.ChannelDataErrcode is ops.CustomExceptionCode
     assert [kind.value for kind in channel.ChannelDataType] == [0, 1, 2]
-
-
-def test_importing_leaves_no_files(tmp_path: Path) -> None:
-    """A client that imports the package has no folder for logs afterwards."""
-    command = [sys.executable, "-c", "import paddle_serving_server.pipeline"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    subprocess.run(command, check=True, cwd=tmp_path, env=environment, timeout=60)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_gone_says_so() -> None:

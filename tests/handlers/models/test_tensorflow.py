@@ -36,7 +36,6 @@ from tests.support.saved_models import (
     write_classifier,
     write_saved_model,
 )
-from tests.support.trials import trying, verdicts
 
 
 def _project(root: Path, models: ModelsSpec | None, **more: Any) -> ProjectSpec:
@@ -308,12 +307,3 @@ def test_inputs_that_do_not_matter_may_be_given() -> None:
     """A signature may have inputs that its outputs do not depend on."""
     inputs = [TensorSpec("x", BY_NAME["FP32"], (Dim.fixed(1),))]
     assert list(read_inputs({"x": [1], "y": 2}, inputs, "m", {"x", "y"})) == ["x"]
-
-
-async def test_models_of_handlers_are_tried_first(tmp_path: Path) -> None:
-    """With one signature of several, too, which is read from a folder that is gone after the load."""
-    write_classifier(tmp_path / "up", a=CLASSIFY, b=DOUBLE)
-    async with trying(tmp_path / "trials"), _open(tmp_path, _single(tmp_path / "up", "b")) as opened:
-        assert await _predict(opened, {"features": [[1, 0, 0]]}) == {"doubled": [0.0, 2.0]}
-        (verdict,) = verdicts(tmp_path / "trials")
-        assert verdict["crash"] == ""

@@ -21,7 +21,6 @@ from ovmstrio.observability.logs import configure_logs
 from ovmstrio.ops import Op, PipelineResponse
 from ovmstrio.runtimes.ops.config.op_settings import LoggingSettings, OpSettings, PipelineSettings, TracerSettings
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
-from ovmstrio.runtimes.ops.executor.processes.pipeline_source import LoadedPipeline, PipelineSource
 from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.observing.analyst import Analyst
 from ovmstrio.runtimes.ops.observing.observing import Observing, open_observing
@@ -45,14 +44,6 @@ class Telling(Op):
     async def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
         """Log, and pass on what came."""
         structlog.get_logger("of.a.user").info("done", op=self.name)
-        return fetch_data
-
-
-class Plain(Telling):
-    """The same with hooks that all run in threads, as those of a worker process do."""
-
-    def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Pass on what came."""
         return fetch_data
 
 
@@ -128,29 +119,6 @@ async def test_line_of_a_batch_lists_its_samples(directory: Path) -> None:
     assert re.search(rf"\] {ids} batch op=a worker=0 data_ids=\[0, 1, 2\]\n", text)
     seen = observing.snapshot()["ops"]["a"]
     assert seen["batches"] == {"3": 1}
-
-
-def load(argument: str) -> LoadedPipeline:
-    """Make the pipeline of a worker process."""
-    del argument
-    return LoadedPipeline(text_graph("a<@", make=Plain), settings(is_thread_op=False))
-
-
-async def test_lines_of_worker_processes(directory: Path) -> None:
-    """What hooks log in processes of their own is in the same file, with its ids."""
-    of = settings(is_thread_op=False)
-    async with open_observing(of) as observing:
-        source = PipelineSource(f"{__name__}:load")
-        graph = text_graph("a<@", make=Plain)
-        async with open_executor(graph, of, hooks=observing.hooks, source=source) as executor:
-            await _ask(executor, "x", 33)
-            await _ask(executor, "bad", 44)
-    text = (directory / "pipeline.log").read_text()
-    assert "(data_id=0 log_id=33) a got x" in text
-    assert re.search(r"ERROR \S+ \S+ \[stages\.py:\d+\] \(data_id=1 log_id=44\) hook raised", text)
-    warnings = (directory / "pipeline.log.wf").read_text()
-    assert f'File "{__file__}", line {Telling.preprocess.__code__.co_firstlineno + 5}, in preprocess' in warnings
-    assert "ValueError: x is bad" in warnings
 
 
 async def test_tracer_of_real_traffic(directory: Path) -> None:

@@ -17,7 +17,6 @@ from ovmstrio.runtimes.ops.predictor.local_predict import LocalPredictor
 from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
 from ovmstrio.runtimes.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
 from tests.support.paddle_files import layers, write_described, write_model, write_prototxt
-from tests.support.trials import trying, verdicts
 
 X = np.array([[1, 2, 3], [0.5, 0, -1]])
 
@@ -223,14 +222,3 @@ def test_local_predictor_in_threads(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-async def test_models_of_ops_and_of_predictors_in_threads_are_tried_first(tmp_path: Path) -> None:
-    """Each once; what has been tried is known to whoever loads the same."""
-    folder = write_described(tmp_path / "model", *layers())
-    async with trying(tmp_path / "trials"):
-        await make(folder)
-        assert len(verdicts(tmp_path / "trials")) == 1
-        predictor = LocalPredictor()
-        await trio.to_thread.run_sync(predictor.load_model_config, str(folder), False, 0, False, 3)
-        assert len(verdicts(tmp_path / "trials")) == 2

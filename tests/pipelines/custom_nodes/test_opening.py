@@ -6,11 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import trio
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import BuiltinNode
-from ovmstrio.runtimes.pipelines.custom_nodes.native.isolated_node import IsolatedNode
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_node import NativeNode
 from ovmstrio.runtimes.pipelines.custom_nodes.open_node import open_custom_node
 from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import PythonNode
@@ -36,17 +34,6 @@ async def test_files_and_names_open_what_they_are(tmp_path: Path) -> None:
         assert (await native.execute(X))["y"].tolist() == [[1, 2]]
         for node in (python, native, add_one, in_container):
             await node.aclose()
-
-
-async def test_shared_libraries_may_run_in_processes(tmp_path: Path) -> None:
-    """Where they are to be isolated; Python files stay."""
-    async with trio.open_nursery() as nursery:
-        native = await open_custom_node(copy_of_fixture(tmp_path), "node", {}, tasks=nursery, is_isolated=True)
-        python = await open_custom_node(write_node(tmp_path), "node", {}, tasks=nursery, is_isolated=True)
-        assert [type(node) for node in (native, python)] == [IsolatedNode, PythonNode]
-        assert (await native.execute(X))["y"].tolist() == [[1, 2]]
-        await native.aclose()
-        await python.aclose()
 
 
 @pytest.mark.parametrize(("name", "text"), [("none.so", "there is no such file"), (".", "it is a folder")])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -13,11 +11,9 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.core.engine_sharing import PartedAnswer
-from ovmstrio.core.errors import ModelFailure, NotReady, ServerError
+from ovmstrio.core.errors import ModelFailure, NotReady
 from ovmstrio.runtimes.generation.sharing.asking import TEXTS
-from ovmstrio.runtimes.generation.sharing.choosing_engine import engine_of
 from ovmstrio.runtimes.generation.sharing.remote_engine import RemoteEngine
 from ovmstrio.runtimes.generation.sharing.shown_engine import ANSWERED, LEAVING, LOST, READY, ShownEngine
 from ovmstrio.server.workers.engines import ASK_ENGINE, HEAR_ENGINE, WorkerEngines
@@ -207,39 +203,3 @@ async def test_who_asks_after_an_engine_could_not_be_loaded_is_told_so(autojump_
             assert await engines.answer(HEAR_ENGINE, ["m 1", 1]) == "new"
         with pytest.raises(NotReady):
             await engines.answer(HEAR_ENGINE, ["m 1", 1])
-
-
-class _NotesKeys:
-    """Notes the keys that engines are shown by."""
-
-    row, rows = 0, 1
-
-    def __init__(self) -> None:
-        self.keys: list[str] = []
-        self.refused: list[tuple[str, ServerError]] = []
-
-    def owner(self, _: str) -> None:
-        return None
-
-    def shown(self, key: str, _: Any) -> nullcontext[None]:
-        self.keys.append(key)
-        return nullcontext()
-
-    def refuse(self, key: str, error: ServerError) -> None:
-        self.refused.append((key, error))
-
-
-async def test_an_engine_is_known_by_what_it_is_loaded_with_and_its_failure_is_told() -> None:
-    """Limits that change without a load leave it what it is for a process that is started anew."""
-    sharing = _NotesKeys()
-    spec = TextModelSpec(name="m", base_path=Path("/m"), path=Path("/m"))
-    for each in (spec, spec.model_copy(update={"max_concurrency": 3}), spec.model_copy(update={"device": "GPU"})):
-        engine = engine_of(
-            cast("Any", sharing), each, {}, lambda _: None, lambda _: None, program="ovmstrio.no_such_program"
-        )
-        with trio.fail_after(SECONDS), pytest.raises(BaseExceptionGroup):
-            async with trio.open_nursery() as nursery:
-                await nursery.start(engine.run)
-    first, second, third = sharing.keys
-    assert first == second != third
-    assert [key for key, _ in sharing.refused] == sharing.keys
