@@ -18,7 +18,7 @@ from ovmstrio.runtimes.pipelines.custom_nodes.native.native_library import load_
 __all__ = ["FIXTURE_SOURCE", "INCLUDE", "Account", "compiled", "copy_of_fixture", "names_in"]
 
 INCLUDE: Final = Path(str(files("ovmstrio.runtimes.pipelines.custom_nodes") / "include"))
-FIXTURE_SOURCE: Final = Path(__file__).parents[1] / "pipelines/custom_nodes/native/fixture_node.c"
+FIXTURE_SOURCE: Final = Path(__file__).with_name("fixture_node.c")
 
 
 def compiled(source: Path, output: Path, *flags: str) -> Path:

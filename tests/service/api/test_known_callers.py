@@ -1,0 +1,415 @@
+"""Every door of a server whose callers have to be known, as real clients meet it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import httpx
+import numpy as np
+import openai
+import pytest
+import trio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from structlog.testing import capture_logs
+from tritonclient.utils import InferenceServerException
+
+from ovmstrio.access.allowance import CallerAllowance
+from ovmstrio.access.authentication import Authentication
+from ovmstrio.access.directory import Directory
+from ovmstrio.access.gate import Gate
+from ovmstrio.api.access.grpc_gate import NEEDS
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.callers import Need, current_caller, leave_caller
+from ovmstrio.core.events import CallEvent, Step
+from ovmstrio.dataplane.guarded_plane import CallerNames, GuardedPlane
+from ovmstrio.observability.metrics import Metrics
+from ovmstrio.server.rest_front_end import make_router
+from tests.support import ir
+from tests.support.both_doors import DOORS, BothDoors, serving_both
+from tests.support.callers import bearer, entry_of, gate_of
+from tests.support.waits import WAIT_SECONDS
+from tests.unit.api.rest.servers import BODY, infer_head, infer_post, serving_rest
+
+SCOPES: Final = {
+    "shop": "infer:add",
+    "other": "infer:other",
+    "reader": "read",
+    "boss": "admin",
+    "scraper": "metrics",
+}
+
+
+class _Seen:
+    """Notes whose calls there were."""
+
+    def __init__(self) -> None:
+        self.callers: list[tuple[str, str]] = []
+
+    def call_started(self, event: CallEvent) -> None:
+        pass
+
+    def call_moved(self, event: CallEvent, step: Step) -> None:
+        pass
+
+    def call_finished(self, event: CallEvent) -> None:
+        self.callers.append((event.method, event.caller))
+
+
+@pytest.fixture
+def seen() -> _Seen:
+    """Observe the calls of the server."""
+    return _Seen()
+
+
+@pytest.fixture
+async def doors(tmp_path: Path, seen: _Seen) -> AsyncIterator[BothDoors]:
+    """Serve the model "add" to callers of each scope."""
+    spec = ModelSpec(name="add", base_path=ir.save(ir.dummy(), tmp_path, "add"))
+    async with serving_both([spec], gate=gate_of(SCOPES), observers=(CallerNames(), seen)) as both:
+        yield both
+
+
+def _infer(client: Any, module: Any, **options: Any) -> Any:
+    tensor = module.InferInput("b", [1, 10], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 10), np.float32))
+    return client.infer("add", [tensor], **options).as_numpy("a")
+
+
+ASKED: Final[dict[str, tuple[Callable[..., Any], set[str]]]] = {
+    "infer": (_infer, {"shop"}),
+    "metadata": (lambda client, _, **options: client.get_model_metadata("add", **options), {"shop", "reader", "boss"}),
+    "ready": (lambda client, _, **options: client.is_model_ready("add", **options), {"shop", "reader", "boss"}),
+    "all statistics": (
+        lambda client, _, **options: client.get_inference_statistics(**options),
+        {"reader", "boss"},
+    ),
+    "index": (lambda client, _, **options: client.get_model_repository_index(**options), {"reader", "boss"}),
+    "log settings": (lambda client, _, **options: client.get_log_settings(**options), {"reader", "boss"}),
+    "server": (lambda client, _, **options: client.get_server_metadata(**options), set(SCOPES)),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_tritonclient_gets_what_its_scopes_allow(doors: BothDoors, door: str) -> None:
+    """And is told otherwise who it would have to be, or what is missing; nobody else gets anything but health."""
+
+    def work(client: Any, module: Any) -> None:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        for what, (ask, allowed) in ASKED.items():
+            for caller in SCOPES:
+                if caller in allowed:
+                    assert ask(client, module, headers=bearer(caller)) is not False, (what, caller)
+                elif what != "ready" or door == "grpc":
+                    _assert_refused(
+                        module, ask, client, bearer(caller), ("403", "PERMISSION_DENIED"), "needs the scope"
+                    )
+            if what != "ready" or door == "grpc":
+                _assert_refused(module, ask, client, {}, ("401", "UNAUTHENTICATED"), "who calls must be known")
+                _assert_refused(module, ask, client, bearer("x"), ("401", "UNAUTHENTICATED"), "key is not known")
+
+    await doors.with_triton(door, work)
+
+
+def _assert_refused(
+    module: Any, ask: Callable[..., Any], client: Any, headers: dict[str, str], status: tuple[str, str], text: str
+) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        ask(client, module, headers=headers)
+    assert any(code in str(caught.value.status()) for code in status), caught.value
+    assert text in caught.value.message()
+
+
+async def test_each_call_is_one_event_that_names_its_caller(doors: BothDoors, seen: _Seen) -> None:
+    """Questions as well as inferences, over either protocol."""
+    for door in DOORS:
+        await doors.with_triton(door, lambda client, module: _infer(client, module, headers=bearer("shop")))
+        await doors.with_triton(door, lambda client, _: client.get_model_metadata("add", headers=bearer("reader")))
+    assert seen.callers == [("ModelInfer", "shop"), ("ModelMetadata", "reader")] * 2
+
+
+async def test_a_caller_cannot_tell_what_it_may_not_call_from_what_there_is_not(doors: BothDoors) -> None:
+    """The scope is asked for before the name is looked up."""
+    answers = await trio.to_thread.run_sync(
+        lambda: [
+            httpx.get(f"http://{doors.http}/v2/models/{name}", headers=bearer("other")) for name in ("add", "nothing")
+        ]
+    )
+    assert [answer.status_code for answer in answers] == [403, 403]
+    assert answers[0].text == answers[1].text
+
+
+async def test_a_refusal_over_http_says_what_to_show(doors: BothDoors) -> None:
+    """As RFC 6750 has it; a path that is not there is told only to those who are known."""
+
+    def ask(path: str, **headers: str) -> tuple[int, str]:
+        answer = httpx.get(f"http://{doors.http}{path}", headers=headers)
+        return answer.status_code, answer.headers.get("www-authenticate", "")
+
+    for path, key, expected in (
+        ("/v2/models", "", (401, 'Bearer realm="ovmstrio"')),
+        ("/v2/models", "wrong", (401, 'Bearer realm="ovmstrio", error="invalid_token"')),
+        ("/v2/models", "shop", (403, 'Bearer realm="ovmstrio", error="insufficient_scope", scope="read"')),
+        ("/metrics", "boss", (403, 'Bearer realm="ovmstrio", error="insufficient_scope", scope="metrics"')),
+        ("/no/such/path", "", (401, 'Bearer realm="ovmstrio"')),
+        ("/no/such/path", "shop", (400, "")),
+        ("/v2/health/ready", "", (200, "")),
+        ("/v2/health/ready", "wrong", (200, "")),
+        ("/health", "", (200, "")),
+        ("/health", "wrong", (200, "")),
+    ):
+        headers = {"x-api-key": key} if key else {}
+        assert await trio.to_thread.run_sync(lambda: ask(path, **headers)) == expected  # noqa: B023 - awaited
+
+
+async def test_a_refusal_over_grpc_says_what_to_show_in_a_trailer(doors: BothDoors) -> None:
+    """In the words of HTTP."""
+
+    def ask(key: str) -> tuple[str, str]:
+        with grpc.insecure_channel(doors.grpc) as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")
+            with pytest.raises(grpc.RpcError) as caught:
+                call(b"", metadata=list(bearer(key).items()) if key else [], timeout=WAIT_SECONDS)
+            error: Any = caught.value
+            return error.code().name, dict(error.trailing_metadata()).get("www-authenticate", "")
+
+    assert [await trio.to_thread.run_sync(ask, key) for key in ("", "wrong", "shop")] == [
+        ("UNAUTHENTICATED", 'Bearer realm="ovmstrio"'),
+        ("UNAUTHENTICATED", 'Bearer realm="ovmstrio", error="invalid_token"'),
+        ("PERMISSION_DENIED", 'Bearer realm="ovmstrio", error="insufficient_scope", scope="read"'),
+    ]
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_requests_that_are_refused_are_counted_by_why(tmp_path: Path, door: str) -> None:
+    """Also those whose message alone says what they call; no key, no name of a caller is in the metrics."""
+    metrics, gate = Metrics(), gate_of(SCOPES)
+    gate.refused = metrics.refused
+    spec = ModelSpec(name="add", base_path=ir.save(ir.dummy(), tmp_path, "add"))
+
+    def work(client: Any, module: Any) -> None:
+        for key in ("", "secret", "other", "reader", "shop"):
+            with suppress(InferenceServerException):
+                _infer(client, module, headers=bearer(key) if key else {})
+
+    async with serving_both([spec], gate=gate, metrics=metrics) as both:
+        await both.with_triton(door, work)
+    text = metrics.render().decode()
+    counted = dict(re.findall(r'(?m)^ovmstrio_refused_callers_total{reason="(\w+)"} (\S+)$', text))
+    assert counted == {"nothing_shown": "1.0", "not_known": "1.0", "scope": "2.0"}
+    assert "secret" not in text
+
+
+async def test_grpc_methods_beside_inference_are_guarded_too(doors: BothDoors) -> None:
+    """Reflection and what there is not; health is open."""
+
+    def work() -> list[str]:
+        with grpc.insecure_channel(doors.grpc) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            assert stub.Check(health_pb2.HealthCheckRequest()).status == health_pb2.HealthCheckResponse.SERVING
+            codes = []
+            for path in ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "/no.Such/Method"):
+                for key in ("", "shop", "reader"):
+                    metadata = list(bearer(key).items()) if key else []
+                    call = channel.stream_stream(path)(iter(()), metadata=metadata, timeout=WAIT_SECONDS)
+                    with pytest.raises(grpc.RpcError) if call.code() is not grpc.StatusCode.OK else _nothing():
+                        list(call)
+                    codes.append(call.code().name)
+            return codes
+
+    assert await trio.to_thread.run_sync(work) == [
+        *("UNAUTHENTICATED", "PERMISSION_DENIED", "OK"),
+        *("UNAUTHENTICATED", "UNIMPLEMENTED", "UNIMPLEMENTED"),
+    ]
+
+
+class _nothing:  # noqa: N801 - stands in for a context manager
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_what_changes_the_server_is_logged_with_who_did_it(doors: BothDoors, door: str) -> None:
+    """Over either protocol, from wherever they did it."""
+
+    def work(client: Any, _: Any) -> None:
+        client.unregister_system_shared_memory(headers=bearer("boss"))
+        with pytest.raises(Exception, match="needs the scope admin"):
+            client.unregister_system_shared_memory(headers=bearer("reader"))
+
+    with capture_logs() as lines:
+        await doors.with_triton(door, work)
+    told = [(line["change"], line["caller"], line["client"]) for line in lines if line["event"] == "server changed"]
+    assert told == [("shared memory unregistered", "boss", "127.0.0.1")]
+
+
+def test_every_method_of_the_server_says_what_it_needs(tmp_path: Path) -> None:
+    """One that no table names would be for administrators, which is safe and of no use."""
+    from ovmstrio.api.grpc_standard.health import HealthService
+    from ovmstrio.api.kserve.grpc.inference_service import InferenceService
+    from ovmstrio.api.tensorflow.grpc.prediction_service import ModelService, PredictionService
+
+    fake: Any = None
+    services: list[Any] = [
+        InferenceService(fake),
+        PredictionService(fake),
+        ModelService(fake),
+        HealthService(fake, fake),
+    ]
+    assert {path for service in services for path in service.__mapping__()} <= NEEDS.keys()
+
+
+async def test_rules_for_administrators_are_those_that_change_the_server(tmp_path: Path) -> None:
+    """A rule that does not say what it needs is one of theirs, and would be seen here."""
+    async with serving_rest(tmp_path) as serving:
+        rules = make_router(serving.plane).rules
+    assert {each.pattern.pattern.split("(")[0].rstrip("/?") for each in rules if each.need is Need.ADMIN} == {
+        "/v1/config/reload",
+        "/v2/repository/models",
+        "/v2/systemsharedmemory/region",
+        "/v2/systemsharedmemory/unregister",
+        "/v2/cudasharedmemory/region",
+        "/v2/cudasharedmemory/unregister",
+        "/v2/logging",
+        "/v2/profile",
+    }
+    assert {each.pattern.pattern for each in rules if each.need is Need.NOTHING} == {
+        "/health/?",
+        "/v2/health/live/?",
+        "/v2/health/ready/?",
+    }
+
+
+async def test_a_caller_is_refused_before_its_body_has_come(tmp_path: Path) -> None:
+    """In either lane; the connection of a small body goes on."""
+    options: dict[str, Any] = {"front_end": {"gate": gate_of({"shop": "infer:echo"})}, "plane_class": GuardedPlane}
+    async with serving_rest(tmp_path, **options) as serving:
+        for lines in ((), ("TE: trailers",)):
+            async with serving.connect() as peer:
+                await peer.send(infer_head(1000, *lines))
+                assert (await peer.answer()).status == 401
+        async with serving.connect() as peer:
+            assert (await peer.ask(infer_post())).status == 401
+            assert (await peer.ask(infer_post(BODY, "X-Api-Key: shop"))).status == 200
+            assert (await peer.ask(infer_post())).status == 401
+        assert len(serving.servable.requests) == 1
+
+
+async def test_requests_at_once_are_limited_by_caller_and_counted_to_their_end(tmp_path: Path) -> None:
+    """Over connections and lanes; a client that leaves gives its place back."""
+    allowance = CallerAllowance("shop", concurrency=1)
+    options: dict[str, Any] = {"front_end": {"gate": gate_of({"shop": "infer:echo"}, allowance)}}
+    waits = BODY[:-1] + b',"parameters":{"block":true}}'
+    async with serving_rest(tmp_path, plane_class=GuardedPlane, **options) as serving:
+        for lines in (("X-Api-Key: shop",), ("X-Api-Key: shop", "TE: trailers")):
+            serving.servable.blocked = trio.Event()
+            serving.servable.cancelled = trio.Event()
+            async with serving.connect() as waiting, serving.connect() as peer:
+                await waiting.send(infer_post(waits, *lines))
+                await serving.wait_blocked()
+                refused = await peer.ask(infer_post(BODY, *lines))
+                assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+                assert "has 1 requests under way" in refused.json["error"]
+            with trio.fail_after(WAIT_SECONDS):
+                await serving.servable.cancelled.wait()
+            await serving.wait_closed()
+            assert allowance.under_way == 0
+            async with serving.connect() as peer:
+                assert (await peer.ask(infer_post(BODY, *lines))).status == 200
+            await serving.wait_closed()
+            assert allowance.under_way == 0
+
+
+async def test_a_request_that_shows_what_was_seen_is_let_in_at_once_and_no_other() -> None:
+    """Whoever is not let in at once has left no trace, so that asking again counts it once."""
+    allowance = CallerAllowance("shop", concurrency=1)
+    gate = gate_of({"shop": "infer:echo"}, allowance)
+    shown = [("authorization", "Bearer shop")]
+    assert not gate.let_in_now(Need.INFER, "echo", shown)
+    await gate.let_in(Need.INFER, "echo", shown, None)
+    leave_caller()
+    assert gate.let_in_now(Need.INFER, "echo", shown)
+    assert current_caller.get() is not None
+    assert allowance.under_way == 1
+    assert not gate.let_in_now(Need.INFER, "echo", shown)
+    assert allowance.under_way == 1
+    leave_caller()
+    assert allowance.under_way == 0
+    for need, service, headers in (
+        (Need.INFER, "other", shown),
+        (Need.ADMIN, "", shown),
+        (Need.INFER, "echo", [("authorization", "Bearer wrong")]),
+        (Need.INFER, "echo", []),
+    ):
+        assert not gate.let_in_now(need, service, headers)
+        assert (current_caller.get(), allowance.under_way) == (None, 0)
+
+
+async def test_what_was_noted_of_headers_counts_until_callers_change_or_end() -> None:
+    """Headers that come again are not read again; a key that is gone, or over, lets nobody in."""
+    now = [1000.0]
+    directory = Directory(lambda: now[0])
+    day = entry_of("day", "infer:*", expires="1970-01-02")
+    directory.replace([entry_of("shop", "infer:*"), day])
+    authentication = Authentication(directory, clock=lambda: now[0])
+    gate = Gate(authentication)
+    headers = {name: (("x", "y"), ("authorization", f"Bearer {name}")) for name in ("shop", "day", "nobody")}
+    notes: dict[str, dict[object, Any]] = {name: {} for name in headers}
+
+    def let_in() -> list[str]:
+        """Tell who is let in, by their headers and the notes of these."""
+        return [name for name, shown in headers.items() if gate.let_in_now(Need.INFER, "", shown, notes[name])]
+
+    assert let_in() == []
+    for name in ("shop", "day"):
+        await gate.let_in(Need.INFER, "", headers[name], None)
+    assert let_in() == ["shop", "day"]
+    assert [bool(noted) for noted in notes.values()] == [True, True, False]
+    assert gate.let_in_now(Need.INFER, "", (), notes["shop"]), "they were read again"
+    now[0] = 200_000.0
+    assert let_in() == ["shop"]
+    directory.replace([day])
+    authentication.forget_seen()
+    assert let_in() == []
+    leave_caller()
+
+
+async def test_an_api_key_alone_guards_what_generates_and_nothing_else(tmp_path: Path) -> None:
+    """As OVMS has it."""
+    gate = gate_of({"secret": "infer:*"}, guards_everything=False)
+    for need in Need:
+        if need is not Need.GENERATE:
+            assert await gate.let_in(need, "", (), None) is None
+    caller = await gate.let_in(Need.GENERATE, "llm", [("authorization", "Bearer secret")], None)
+    assert caller is not None
+    with pytest.raises(Exception, match="who calls must be known"):
+        await gate.let_in(Need.GENERATE, "llm", (), None)
+    async with serving_rest(tmp_path, front_end={"gate": gate}) as serving, serving.connect() as peer:
+        assert (await peer.ask(infer_post())).status == 200
+        refused = await peer.ask(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert (refused.status, refused.json["error"]["code"]) == (401, "invalid_api_key")
+        listed = await peer.ask(b"GET /v3/models HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer secret\r\n\r\n")
+        assert [each["id"] for each in listed.json["data"]] == ["echo"]
+
+
+async def test_openais_client_lists_what_its_key_may_call(tmp_path: Path) -> None:
+    """And is told that its key is wrong as OpenAI would tell it."""
+    options: dict[str, Any] = {"front_end": {"gate": gate_of({"shop": "infer:echo", "other": "infer:x*"})}}
+
+    def listed(address: str, key: str) -> list[str]:
+        with openai.OpenAI(base_url=f"http://{address}/v1", api_key=key, max_retries=0) as client:
+            return [model.id for model in client.models.list().data]
+
+    async with serving_rest(tmp_path, plane_class=GuardedPlane, **options) as serving:
+        assert await trio.to_thread.run_sync(listed, serving.address, "shop") == ["echo"]
+        assert await trio.to_thread.run_sync(listed, serving.address, "other") == []
+        with pytest.raises(openai.AuthenticationError, match="key is not known"):
+            await trio.to_thread.run_sync(listed, serving.address, "wrong")

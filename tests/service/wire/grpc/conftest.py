@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.unit.wire.grpc.conftest import logs
+
+__all__ = ["logs"]

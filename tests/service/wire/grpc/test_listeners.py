@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trio
+import trustme
+
+from ovmstrio.wire.grpc import TransportLimits
+from ovmstrio.wire.listeners import open_listeners, tls_context
+from ovmstrio.wire.socket_listeners import PlainListener
+from tests.support.waits import WAIT_SECONDS
+from tests.unit.wire.grpc.bytes_client import HELLO, headers, request_headers
+from tests.unit.wire.grpc.echo import echo_server
+
+
+class Keys:
+    """A certificate authority with a server's and a client's certificate, as PEM files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = trustme.CA()
+        self.ca = folder / "ca.pem"
+        self.authority.cert_pem.write_to_path(str(self.ca))
+        self.server = self._issue(folder / "server", "127.0.0.1")
+        self.client = self._issue(folder / "client", "client@example.org")
+
+    def _issue(self, stem: Path, name: str) -> tuple[Path, Path]:
+        issued = self.authority.issue_cert(name)
+        certificate, key = stem.with_suffix(".crt"), stem.with_suffix(".key")
+        issued.private_key_pem.write_to_path(str(key))
+        certificate.write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+        return certificate, key
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    """Issue certificates once."""
+    return Keys(tmp_path_factory.mktemp("keys"))
+
+
+def call(channel: grpc.Channel, method: str = "Unary", request: bytes = b"hello") -> bytes:
+    """Make one call and close the channel."""
+    with channel:
+        return bytes(channel.unary_unary(f"/test.Echo/{method}")(request, timeout=WAIT_SECONDS))
+
+
+def credentials(keys: Keys, *, with_client: bool = False) -> grpc.ChannelCredentials:
+    """Make a client's credentials, with its own certificate or without."""
+    certificate, key = (path.read_bytes() for path in keys.client) if with_client else (None, None)
+    return grpc.ssl_channel_credentials(keys.ca.read_bytes(), key, certificate)
+
+
+async def test_tls_with_alpn(keys: Keys) -> None:
+    """A client that trusts the authority is served over TLS, large messages included."""
+    async with echo_server(tls=tls_context(*keys.server)) as (_, _, address):
+
+        def client() -> bytes:
+            return call(grpc.secure_channel(address, credentials(keys)), request=b"t" * 1_000_000)
+
+        assert await trio.to_thread.run_sync(client) == b"t" * 1_000_000
+
+
+async def test_mutual_tls_wants_a_client_certificate(keys: Keys) -> None:
+    """Without a certificate of the authority a client is turned away, with one it is served."""
+    async with echo_server(tls=tls_context(*keys.server, keys.ca)) as (server, _, address):
+
+        def stranger() -> grpc.StatusCode:
+            with pytest.raises(grpc.RpcError) as caught:
+                call(grpc.secure_channel(address, credentials(keys)))
+            error: Any = caught.value
+            return error.code()
+
+        def known() -> bytes:
+            return call(grpc.secure_channel(address, credentials(keys, with_client=True)), "Meta")
+
+        assert await trio.to_thread.run_sync(stranger) is grpc.StatusCode.UNAVAILABLE
+        assert (await trio.to_thread.run_sync(known)).startswith(b"127.0.0.1:")
+        assert len(server.connections) <= 1
+
+
+async def test_tls_without_h2_is_turned_away(keys: Keys) -> None:
+    """A TLS client that does not offer h2, and one that speaks no TLS, are closed; the next one is served."""
+    async with echo_server(tls=tls_context(*keys.server)) as (server, _, address):
+        host, port = address.rsplit(":", 1)
+        plain = await trio.open_tcp_stream(host, int(port))
+        await plain.send_all(b"GET / HTTP/1.1\r\n\r\n")
+        while await plain.receive_some():
+            pass
+        context = ssl.create_default_context(cafile=str(keys.ca))
+        other = await trio.open_ssl_over_tcp_stream(host, int(port), https_compatible=True, ssl_context=context)
+        assert await other.receive_some() == b""
+        await trio.aclose_forcefully(other)
+        await plain.aclose()
+        assert not server.connections
+        served = await trio.to_thread.run_sync(lambda: call(grpc.secure_channel(address, credentials(keys))))
+        assert served == b"hello"
+
+
+async def test_a_tls_client_that_says_nothing_is_closed(keys: Keys) -> None:
+    """The TLS handshake has its time."""
+    limits = replace(TransportLimits.for_test(), handshake_seconds=0.05)
+    async with echo_server(limits, tls=tls_context(*keys.server)) as (_, _, address):
+        host, port = address.rsplit(":", 1)
+        async with await trio.open_tcp_stream(host, int(port)) as silent:
+            with trio.fail_after(WAIT_SECONDS):
+                assert await silent.receive_some() == b""
+
+
+def test_tls_files_that_do_not_fit_are_refused(keys: Keys) -> None:
+    """A key of another certificate, and a file that is not there, are errors at start-up."""
+    with pytest.raises(ssl.SSLError):
+        tls_context(keys.server[0], keys.client[1])
+    with pytest.raises(FileNotFoundError):
+        tls_context(keys.server[0], Path("/nowhere.key"))
+
+
+async def test_unix_sockets(tmp_path: Path) -> None:
+    """A Unix socket serves, replaces a dead server's file, and is removed in the end."""
+    path = tmp_path / "grpc.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    async with echo_server(address=f"unix:{path}") as (_, _, address):
+        assert address == f"unix:{path}"
+        reply = await trio.to_thread.run_sync(lambda: call(grpc.insecure_channel(address), "Meta"))
+        assert reply.startswith(b"unix:")
+        with pytest.raises(OSError, match="another server listens"):
+            async with open_listeners([f"unix:{path}"]):
+                pass
+        assert await trio.to_thread.run_sync(lambda: call(grpc.insecure_channel(address))) == b"hello"
+    assert not path.exists()
+
+
+async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    """An ordinary file in the way is an error and stays."""
+    path = tmp_path / "precious"
+    path.write_text("data")
+    with pytest.raises(OSError, match="is not a socket"):
+        async with open_listeners([f"unix:{path}"]):
+            pass
+    assert path.read_text() == "data"
+
+
+async def test_ports_in_use_are_errors() -> None:
+    """A port that another server has is refused at once, and nothing else stays open."""
+    async with open_listeners(["127.0.0.1:0"]) as (taken,):
+        assert isinstance(taken, PlainListener)
+        port = taken.socket.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            async with open_listeners(["127.0.0.1:0", f"127.0.0.1:{port}"]):
+                pass
+
+
+@pytest.mark.parametrize("address", ["localhost", ":http", "127.0.0.1:", "9000"])
+async def test_addresses_that_are_not_understood(address: str) -> None:
+    """The error quotes the address and says what was expected."""
+    with pytest.raises(ValueError, match=f"expected host:port.*{address}"):
+        async with open_listeners([address]):
+            pass
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="the machine has no IPv6")
+async def test_ipv6() -> None:
+    """An IPv6 address in brackets is served and reported in brackets."""
+    try:
+        async with echo_server(address="[::1]:0") as (_, _, address):
+            assert address.startswith("[::1]:")
+            assert await trio.to_thread.run_sync(lambda: call(grpc.insecure_channel(address))) == b"hello"
+    except* OSError:
+        pytest.skip("the machine has no IPv6 loopback")
+
+
+async def test_an_abrupt_end_of_a_socket_is_contained() -> None:
+    """A connection that ends in a TCP reset in the middle of a call costs that call only."""
+    async with echo_server() as (server, service, address):
+        host, port = address.rsplit(":", 1)
+        with socket.create_connection((host, int(port))) as rude:
+            rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            rude.sendall(HELLO + headers(1, request_headers("/test.Echo/Wait")))
+            await service.wait_started()
+        await service.wait_cancelled()
+        assert await trio.to_thread.run_sync(lambda: call(grpc.insecure_channel(address))) == b"hello"
+        assert len(server.connections) <= 1

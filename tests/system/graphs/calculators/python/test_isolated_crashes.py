@@ -1,0 +1,321 @@
+"""Python nodes in worker processes that crash, hang or grow: only their own calls fail; the next ones are served."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from ovmstrio.core.errors import NotReady
+from ovmstrio.runtimes.graphs.calculator import NodeFailure
+from ovmstrio.work.isolation import isolated_code
+from ovmstrio.work.isolation.isolated_code import Isolation
+from tests.support.python_nodes import Node, Nodes, Opened, make_node, nodes
+from tests.support.waits import WAIT_SECONDS, until_async
+
+MEMORY_LIMIT = 400 * 2**20
+SOURCE = """
+import ctypes, os, re, signal, time
+class OvmsPythonModel:
+    def execute(self, inputs):
+        return self.stream(bytes(inputs[0])) if {is_stream} else self.once(bytes(inputs[0]))
+    def stream(self, deed):
+        yield [Tensor("out", b"first")]
+        self.do(deed)
+        yield [Tensor("out", b"second")]
+    def once(self, deed):
+        self.do(deed)
+        return [Tensor("out", b"%d" % os.getpid())]
+    def do(self, deed):
+        match deed:
+            case b"segfault":
+                ctypes.string_at(0)
+            case b"abort":
+                os.abort()
+            case b"exit":
+                os._exit(3)
+            case b"close":
+                os.closerange(3, 4096)
+            case b"close all":
+                os.closerange(0, 4096)
+            case b"close and open":
+                os.closerange(3, 4096)
+                self.files = [open(os.devnull, "w") for _ in range(50)]
+            case b"loop":
+                while True:
+                    pass
+            case b"lock":
+                re.match("(a+)+$", "a" * 40 + "b")
+            case b"grow":
+                self.kept = []
+                while True:
+                    self.kept.append(b"x" * 2**24)
+                    time.sleep(0.01)
+            case b"fork":
+                if not os.fork():
+                    signal.pause()
+"""
+DEEDS = {
+    "segfault": "the worker process of the node was killed by SIGSEGV",
+    "abort": "was killed by SIGABRT",
+    "exit": "ended with status 3",
+    "close": "its code has closed the file through which it speaks with the server",
+    "close all": "its code has closed the file",
+    "close and open": "its code has closed the file",
+    "loop": "was killed because a call did not end within 1.5 s",
+    "lock": "was killed because a call did not end within 1.5 s",
+    "grow": "bytes of memory; its limit is 419430400",
+}
+BOTH = pytest.mark.parametrize("is_stream", [False, True])
+
+
+@pytest.fixture(autouse=True)
+def _no_child_left() -> Iterator[None]:
+    """See that no process is left of any."""
+    before = {each.pid for each in psutil.Process().children(recursive=True)}
+    yield
+    assert {each.pid for each in psutil.Process().children(recursive=True)} <= before
+
+
+async def load(made: Nodes, *, is_stream: bool) -> Node:
+    """Load a node that does what it is told."""
+    made.write("handler.py", "from pyovms import Tensor\n" + SOURCE.format(is_stream=is_stream))
+    return await made.load(make_node(generative=is_stream))
+
+
+@asynccontextmanager
+async def neighbour(made: Nodes) -> AsyncIterator[None]:
+    """Call another node all the time; no call may take long."""
+    made.write("other.py", "from pyovms import Tensor\n" + SOURCE.format(is_stream=False))
+    other = await made.load(make_node("other.py", name="other"))
+    times: list[float] = []
+
+    async def go_on() -> None:
+        while True:
+            before = trio.current_time()
+            await other.run_once()
+            times.append(trio.current_time() - before)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(go_on)
+        yield
+        seen = len(times)
+        await until_async(lambda: len(times) > seen)
+        nursery.cancel_scope.cancel()
+    assert sorted(times)[int(0.99 * len(times))] < 5
+
+
+async def go_on(opened: Opened, deed: str) -> None:
+    """Run a node, and once more if it is a stream."""
+    call = await opened.run(deed.encode())
+    while call.loopback is not None:
+        call = await opened.again(call.loopback)
+
+
+@BOTH
+@pytest.mark.parametrize("deed", DEEDS)
+async def test_what_a_node_does_hurts_its_own_call_only(tmp_path: Path, deed: str, is_stream: bool) -> None:
+    """It fails at once and says how the process ended; a neighbour goes on; the next call gets another process."""
+    isolation = Isolation(limit_seconds=1.5 if deed in {"loop", "lock"} else 30, memory_limit=MEMORY_LIMIT)
+    async with nodes(tmp_path, isolation=isolation) as made, neighbour(made):
+        node = await load(made, is_stream=is_stream)
+        before = node.resources.code.code.pids
+        with capture_logs() as logs, trio.fail_after(WAIT_SECONDS):
+            with pytest.raises(NodeFailure) as raised:
+                async with node.opened() as opened:
+                    await go_on(opened, deed)
+            assert DEEDS[deed] in raised.value.message
+            async with node.opened() as opened:
+                await go_on(opened, "")
+            assert node.resources.code.code.pids != before
+    assert "a worker process of user code has ended" in [entry["event"] for entry in logs]
+
+
+@pytest.mark.parametrize(
+    ("deed", "why"),
+    [
+        ("os.closerange(3, 4096)", "the event loop of its async code has broken down|has closed the file"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+        ("while True: pass", "was killed because a call did not end within 1.5 s"),
+    ],
+)
+async def test_async_code_hurts_no_more_than_other_code(tmp_path: Path, deed: str, why: str) -> None:
+    """Its loop is the process's own."""
+    source = f"""
+    import os, signal, trio
+    class OvmsPythonModel:
+        async def execute(self, inputs):
+            if inputs[0].size:
+                await trio.sleep(0)
+                {deed}
+                await trio.sleep(0.1)
+            return []
+    """
+    async with nodes(tmp_path, isolation=Isolation(limit_seconds=1.5)) as made, neighbour(made):
+        node = await made.load(source=source)
+        with capture_logs(), trio.fail_after(WAIT_SECONDS):
+            with pytest.raises(NodeFailure, match=why):
+                await node.run_once(b"x")
+            assert await node.run_once() == []
+
+
+async def test_a_process_without_descriptors_is_replaced(tmp_path: Path) -> None:
+    """Nobody waits for what it cannot take."""
+    source = """
+    import os
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            if inputs[0].size == 1:
+                self.kept = []
+                try:
+                    while True:
+                        self.kept.append(os.dup(1))
+                except OSError:
+                    pass
+            return [Tensor("out", b"%d" % inputs[0].size)]
+    """
+    async with nodes(tmp_path, isolation=Isolation()) as made:
+        node = await made.load(source=source)
+        with capture_logs(), trio.fail_after(WAIT_SECONDS):
+            assert await node.run_once(b"x") == [(0, "out", "1")]
+            with pytest.raises(NodeFailure, match="no file descriptors or no memory left"):
+                await node.run_once(bytes(10**6))
+            assert await node.run_once(bytes(10**6)) == [(0, "out", "1000000")]
+
+
+@pytest.mark.parametrize("deed", ["segfault", "loop"])
+async def test_calls_of_the_other_processes_of_a_node_go_on(tmp_path: Path, deed: str) -> None:
+    """And those that come while a process is replaced wait for nothing but a place."""
+    isolation = Isolation(processes=2, limit_seconds=2)
+    async with nodes(tmp_path, isolation=isolation) as made:
+        node = await load(made, is_stream=False)
+        with capture_logs(), trio.fail_after(WAIT_SECONDS):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fail, node, deed)
+                for _ in range(50):
+                    await node.run_once()
+
+
+async def fail(node: Node, deed: str) -> None:
+    """Run a node that fails."""
+    with pytest.raises(NodeFailure):
+        await node.run_once(deed.encode())
+
+
+async def test_a_child_that_a_node_has_forked_keeps_nothing(tmp_path: Path) -> None:
+    """The call is answered, the end of the process is seen although it has a child, and that ends with it."""
+    async with nodes(tmp_path, isolation=Isolation()) as made:
+        node = await load(made, is_stream=False)
+        ((_, _, pid),) = await node.run_once(b"fork")
+        (child,) = psutil.Process(int(pid)).children()
+        await until_async(lambda: not [each for each in child.net_connections("unix") if each.type == 5])
+        with capture_logs(), trio.fail_after(WAIT_SECONDS):
+            await fail(node, "segfault")
+            await node.run_once()
+        await until_async(lambda: not is_at_work(child.pid))
+
+
+async def test_a_child_that_comes_back_ends(tmp_path: Path) -> None:
+    """It must not answer what its parent answers."""
+    source = """
+    import os
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            self.child = os.fork()
+            return [Tensor("out", b"%d" % self.child)]
+    """
+    async with nodes(tmp_path, isolation=Isolation()) as made:
+        node = await made.load(source=source)
+        for _ in range(3):
+            ((_, _, child),) = await node.run_once()
+            assert int(child)
+            await until_async(lambda: not is_at_work(int(child)))  # noqa: B023 - awaited here
+
+
+def is_at_work(pid: int) -> bool:
+    """Tell whether a process runs; one that nobody has waited for does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("deed", ["loop", "lock"])
+async def test_code_that_does_not_end_when_its_client_leaves_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deed: str
+) -> None:
+    """The client does not wait for it."""
+    monkeypatch.setattr(isolated_code, "GRACE_SECONDS", 0.3)
+    async with nodes(tmp_path, isolation=Isolation()) as made:
+        node = await load(made, is_stream=False)
+        before = node.resources.code.code.pids
+        with capture_logs(), trio.fail_after(WAIT_SECONDS):
+            with trio.move_on_after(0.2) as scope:
+                await node.run_once(deed.encode())
+            assert scope.cancelled_caught
+            await until_async(lambda: node.resources.code.code.pids not in ([], before))
+            await node.run_once()
+
+
+async def test_a_node_that_holds_the_lock_is_unloaded_in_time(tmp_path: Path) -> None:
+    """Its process is killed."""
+    async with nodes(tmp_path, isolation=Isolation()) as made:
+        node = await load(made, is_stream=False)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.run_once, b"lock")
+            await trio.testing.wait_all_tasks_blocked(0.1)
+            nursery.cancel_scope.cancel()
+        with capture_logs(), trio.fail_after(WAIT_SECONDS):
+            await node.resources.aclose()
+
+
+async def test_a_process_that_cannot_be_made_ready_again_is_told(tmp_path: Path) -> None:
+    """Calls fail at once then, and are served again when the file has been mended."""
+    async with nodes(tmp_path, isolation=Isolation()) as made:
+        node = await load(made, is_stream=False)
+        (tmp_path / "handler.py").write_text("raise ValueError('broken meanwhile')")
+        with capture_logs(), trio.fail_after(WAIT_SECONDS):
+            await fail(node, "segfault")
+            with pytest.raises(NotReady, match="cannot be started again: broken meanwhile"):
+                await node.run_once()
+            made.write("handler.py", "from pyovms import Tensor\n" + SOURCE.format(is_stream=False))
+            await until_async(lambda: node.resources.code.code.pids)
+            await node.run_once()
+
+
+@pytest.mark.parametrize("deed", ["", "lock"])
+def test_a_process_ends_with_its_server(tmp_path: Path, deed: str) -> None:
+    """Even if that is killed while the node holds the interpreter's lock."""
+    program = f"""
+    import trio
+    from pathlib import Path
+    from ovmstrio.work.isolation.isolated_code import Isolation
+    from tests.system.graphs.calculators.python.test_isolated_crashes import load
+    from tests.support.python_nodes import nodes
+    async def main():
+        async with nodes(Path({str(tmp_path)!r}), isolation=Isolation()) as made:
+            node = await load(made, is_stream=False)
+            print(*node.resources.code.code.pids, flush=True)
+            await node.run_once({deed.encode()!r})
+            await trio.sleep_forever()
+    trio.run(main)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[5]) as server:
+        assert server.stdout is not None
+        worker = psutil.Process(int(server.stdout.readline()))
+        if deed:
+            while worker.cpu_times().user < 0.5:
+                assert server.poll() is None
+        os.kill(server.pid, signal.SIGKILL)
+        worker.wait(WAIT_SECONDS)

@@ -1,0 +1,112 @@
+"""Finding calculators by name: built-in ones, and those that packages add."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import ConfigError, GraphFailure
+from ovmstrio.runtimes.graphs.calculator import ContractError
+from ovmstrio.runtimes.graphs.calculators import find_kind, known_names
+from ovmstrio.runtimes.graphs.calculators.pass_through import PASS_THROUGH
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig
+from ovmstrio.runtimes.graphs.packets import OvTensor
+from tests.support.graph_nodes import refs, run_nodes
+
+BUILT_IN = [
+    "GateCalculator",
+    "MuxCalculator",
+    "OpenVINOInferenceCalculator",
+    "OpenVINOModelServerSessionCalculator",
+    "PassThroughCalculator",
+    "PyTensorOvTensorConverterCalculator",
+    "PythonExecutorCalculator",
+]
+GUIDE = Path(__file__).parents[4] / "docs" / "calculators.md"
+
+Install = Callable[[str, str, str], None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Install a package of one module that declares one entry point."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def add(module: str, source: str, entry: str) -> None:
+        (tmp_path / f"{module}.py").write_text(source)
+        information = tmp_path / f"{module}-1.0.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (information / "entry_points.txt").write_text(f"[ovmstrio.calculators]\n{entry}\n")
+
+    return add
+
+
+def block(language: str) -> str:
+    """Give the block of code in this language that the guide shows."""
+    (found,) = re.findall(rf"```{language}\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    return str(found)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_calculators_are_found(name: str) -> None:
+    """Each is known and has the name under which it is found."""
+    kind = find_kind(name)
+    assert kind is not None
+    assert kind.name == name
+    assert name in known_names()
+
+
+def test_what_is_not_there_is_not_found() -> None:
+    """The caller says that the calculator is unknown."""
+    assert find_kind("NoSuchCalculator") is None
+    assert "NoSuchCalculator" not in known_names()
+
+
+async def test_the_guides_example_works(install: Install) -> None:
+    """The calculator of the guide, installed as the guide says, runs in a graph and refuses what it should."""
+    entry = block("toml").partition("\n")[2].replace('"', "").strip()
+    install("row_argmax", block("python"), entry)
+    assert "RowArgmaxCalculator" in known_names()
+    node = NodeConfig("best", "best", "RowArgmaxCalculator", refs("OVTENSOR:scores"), refs("OVTENSOR:best"))
+    scores = np.array([[1, 5, 2], [9, 0, 3]], np.float32)
+    ((packet,),) = (await run_nodes([node], [(4, {"scores": OvTensor(BY_NAME["FP32"], scores)})])).values()
+    assert (packet.timestamp, packet.value.datatype.name, packet.value.array.tolist()) == (4, "INT64", [1, 0])
+    with pytest.raises(GraphFailure, match=r'node "best" failed: expected \[rows, columns\], got \[3\]'):
+        await run_nodes([node], [(4, {"scores": OvTensor(BY_NAME["FP32"], scores[0])})])
+    kind = find_kind("RowArgmaxCalculator")
+    assert kind is not None
+    with pytest.raises(ContractError):
+        kind.contract(NodeConfig("best", "best", "RowArgmaxCalculator", refs("scores"), refs("best")))
+
+
+@pytest.mark.parametrize(
+    ("source", "value", "text"),
+    [
+        ("import nowhere_to_be_found", "broken_one:KIND", "does not load: ModuleNotFoundError: No module named"),
+        ("1 / 0", "broken_two:KIND", "does not load: ZeroDivisionError"),
+        ("", "broken_three:KIND", "does not load: AttributeError"),
+        ("class Kind: pass", "broken_four:Kind", "loads to the class Kind; let it name an instance"),
+        ("KIND = 5", "broken_five:KIND", "loads to an object of type int, which has no method contract and no method"),
+    ],
+)
+def test_a_broken_entry_point_is_an_error_when_used(install: Install, source: str, value: str, text: str) -> None:
+    """Listing names does not load it; naming it says which package is at fault, and why."""
+    module = value.partition(":")[0]
+    install(module, source, f"Broken = {value}")
+    assert "Broken" in known_names()
+    with pytest.raises(ConfigError) as caught:
+        find_kind("Broken")
+    assert f"calculator 'Broken': the entry point '{value}' of {module} {text}" in caught.value.message
+
+
+def test_built_in_calculators_win(install: Install) -> None:
+    """A package cannot put itself in the place of one that comes with the server."""
+    install("usurper", "1 / 0", "PassThroughCalculator = usurper:KIND")
+    assert find_kind("PassThroughCalculator") is PASS_THROUGH
+    assert known_names().count("PassThroughCalculator") == 1

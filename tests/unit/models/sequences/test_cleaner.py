@@ -1,0 +1,158 @@
+"""The cleaner, to the minute."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.errors import ModelFailure
+from ovmstrio.runtimes.models.sequences import Control, SequenceManager, SequenceManagers
+from ovmstrio.runtimes.models.sequences.cleaner import clean_sequences, scan
+from tests.support.scheduling import scheduled
+
+MINUTE = 60
+INSTANT = 0.001
+
+
+def _manager(managers: SequenceManagers, name: str = "model", *, cleaned: bool = True) -> SequenceManager:
+    spec = ModelSpec(name=name, base_path="/", stateful=True, idle_sequence_cleanup=cleaned, max_sequence_number=20_000)
+    return managers.open(spec, 1, ())
+
+
+async def _request(manager: SequenceManager, number: int, *, start: bool = False) -> None:
+    async with manager.turn(Control(number, start=start)) as sequence:
+        sequence.advance({})
+
+
+def _ids(manager: SequenceManager) -> list[int | str]:
+    return sorted((sequence.id for sequence in manager), key=str)
+
+
+async def test_removed_at_the_second_scan_without_a_request(autojump_clock: trio.testing.MockClock) -> None:
+    """A sequence survives its first scan; one more without a request ends it, and a request in between saves it."""
+    managers = SequenceManagers()
+    manager = _manager(managers)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(clean_sequences, managers, 5)
+        await trio.sleep(MINUTE)
+        await _request(manager, 1, start=True)
+        await _request(manager, 2, start=True)
+        await trio.sleep(4 * MINUTE + INSTANT)
+        assert _ids(manager) == [1, 2]
+        await trio.sleep(4 * MINUTE)
+        await _request(manager, 2)
+        await trio.sleep(MINUTE - 2 * INSTANT)
+        assert _ids(manager) == [1, 2]
+        await trio.sleep(2 * INSTANT)
+        assert _ids(manager) == [2]
+        await trio.sleep(5 * MINUTE)
+        assert _ids(manager) == []
+        await _request(manager, 1, start=True)
+        nursery.cancel_scope.cancel()
+
+
+async def test_zero_minutes_turn_it_off(autojump_clock: trio.testing.MockClock) -> None:
+    """With a period of 0 there is nothing to run."""
+    managers = SequenceManagers()
+    manager = _manager(managers)
+    await _request(manager, 1, start=True)
+    await clean_sequences(managers, 0)
+    await trio.sleep(600 * MINUTE)
+    assert _ids(manager) == [1]
+
+
+async def test_models_may_opt_out() -> None:
+    """Without idle_sequence_cleanup the sequences of a model stay; those of others go."""
+    managers = SequenceManagers()
+    kept, cleaned = _manager(managers, "kept", cleaned=False), _manager(managers, "cleaned")
+    for manager in (kept, cleaned):
+        for number in (1, 2, 3):
+            await _request(manager, number, start=True)
+    assert (scan(managers), scan(managers)) == (0, 3)
+    assert (_ids(kept), _ids(cleaned)) == ([1, 2, 3], [])
+
+
+async def test_a_sequence_in_use_is_passed_over() -> None:
+    """What is running or waited for is neither removed nor marked."""
+    managers = SequenceManagers()
+    manager = _manager(managers)
+    await _request(manager, 1, start=True)
+    scan(managers)
+    async with manager.turn(Control(1)) as sequence:
+        assert [scan(managers) for _ in range(3)] == [0, 0, 0]
+        sequence.advance({})
+    async with manager.turn(Control(2, start=True)):
+        assert scan(managers) == 0
+    assert _ids(manager) == [1, 2]
+    assert scan(managers) == 1
+    assert _ids(manager) == [2]
+
+
+async def test_failed_requests_keep_nothing_alive() -> None:
+    """Only a request that succeeds counts as use."""
+    managers = SequenceManagers()
+    manager = _manager(managers)
+    await _request(manager, 1, start=True)
+    assert scan(managers) == 0
+    with pytest.raises(ModelFailure):
+        async with manager.turn(Control(1)):
+            raise ModelFailure("told to")
+    assert scan(managers) == 1
+
+
+async def test_a_scan_removes_ten_thousand_idle_sequences() -> None:
+    """A scan marks sequences that were in use; the next one removes them."""
+    managers = SequenceManagers()
+    manager = _manager(managers)
+    for number in range(1, 10_001):
+        await _request(manager, number, start=True)
+    assert scan(managers) == 0
+    assert scan(managers) == 10_000
+    assert _ids(manager) == []
+
+
+async def test_requests_run_while_many_sequences_are_removed(autojump_clock: trio.testing.MockClock) -> None:
+    """The cleaner lets others run between portions; what they use meanwhile stays, and nothing is marked twice."""
+    managers = SequenceManagers()
+    manager = _manager(managers)
+    for number in range(1, 5_001):
+        await _request(manager, number, start=True)
+    scan(managers)
+    left = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(clean_sequences, managers, 1)
+        await trio.sleep(MINUTE)
+        while len(manager) > 1:
+            await _request(manager, 1)
+            left.append(len(manager))
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert len(set(left)) > 2
+    assert _ids(manager) == [1]
+
+
+async def test_a_sequence_that_moves_during_a_scan_is_looked_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    """What was marked in one version and goes to another while the scan is under way survives it."""
+    managers = SequenceManagers()
+    spec = ModelSpec(name="model", base_path="/", stateful=True)
+    old, new = (managers.open(spec, version, ()) for version in (1, 2))
+    await _request(old, 1, start=True)
+    await _request(new, 2, start=True)
+    (first,) = old
+    # In the order in which tasks become runnable, the test runs between the two steps of the scan.
+    with scheduled("forward"):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(clean_sequences, managers, 1)
+            await trio.sleep(MINUTE)
+            while not first.idle:
+                await trio.lowlevel.checkpoint()
+            # The scan has looked at the old version and not yet at the new one.
+            assert not any(sequence.idle for sequence in new)
+            managers.close(old)
+            assert _ids(new) == [1, 2]
+            await trio.sleep(MINUTE / 2)
+            assert _ids(new) == [1, 2]
+            nursery.cancel_scope.cancel()
+    assert scan(managers) == 2

@@ -1,0 +1,685 @@
+"""The shell against a bare HTTP/2 peer, on virtual time."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import weakref
+from collections.abc import MutableMapping
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import h2.events
+import h2.settings
+import pytest
+import trio
+import trio.testing
+from grpclib.exceptions import GRPCError
+from structlog.testing import capture_logs
+from trio.testing import MockClock
+
+from ovmstrio.wire.grpc import TransportLimits, frames
+from ovmstrio.wire.grpc.frames import ErrorCode
+from tests.support.waits import WAIT_SECONDS
+from tests.unit.wire.grpc.bytes_client import HELLO, data, frame, headers, message, request_headers
+from tests.unit.wire.grpc.peers import memory_server
+
+LIMITS = TransportLimits.for_test()
+
+
+async def test_a_deadline_is_answered_when_it_passes(autojump_clock: MockClock) -> None:
+    """DEADLINE_EXCEEDED trailers go out at the deadline, whether or not the request was complete."""
+    async with memory_server() as (_, service, connect):
+        peer = await connect().start()
+        started = trio.current_time()
+        whole = await peer.request("Wait", b"", ("grpc-timeout", "5S"))
+        assert (await peer.trailers(whole))["grpc-status"] == "4"
+        assert trio.current_time() - started == pytest.approx(5, abs=0.01)
+        partial = await peer.request("Unary", None, ("grpc-timeout", "2000m"), end=False)
+        assert (await peer.trailers(partial))["grpc-status"] == "4"
+        assert trio.current_time() - started == pytest.approx(7, abs=0.01)
+        assert (await peer.wait_for(h2.events.StreamReset, partial)).error_code == ErrorCode.NO_ERROR
+        assert len(service.cancelled_at) == 1
+
+
+async def test_a_deadline_after_the_first_message_arrives_as_trailers(autojump_clock: MockClock) -> None:
+    """A stream that is late ends with its status after what it had sent."""
+    async with memory_server() as (_, _, connect):
+        peer = await connect().start()
+        call = await peer.request("WaitStream", b"", ("grpc-timeout", "3S"))
+        assert (await peer.trailers(call))["grpc-status"] == "4"
+        assert peer.body(call) == message(b"waiting")
+
+
+async def test_a_deadline_that_has_passed_starts_nothing(autojump_clock: MockClock) -> None:
+    """A timeout of nothing is answered without running the handler."""
+    async with memory_server() as (_, service, connect):
+        peer = await connect().start()
+        assert (await peer.trailers(await peer.request("Wait", b"", ("grpc-timeout", "0n"))))["grpc-status"] == "4"
+        assert service.started == []
+
+
+@pytest.mark.parametrize("kind", [b"details", b"group", b"other"])
+async def test_a_call_that_failed_keeps_nothing(kind: bytes) -> None:
+    """What it was given is free when it has ended, and not only when somebody looks for cycles."""
+    async with memory_server() as (_, _, connect):
+        peer = await connect().start()
+        gc.collect()
+        gc.disable()
+        try:
+            assert (await peer.trailers(await peer.request("Fail", kind)))["grpc-status"] != "0"
+            await trio.testing.wait_all_tasks_blocked()
+            assert [each for each in gc.get_objects() if isinstance(each, GRPCError)] == []
+        finally:
+            gc.enable()
+
+
+async def test_a_reset_cancels_one_call(autojump_clock: MockClock) -> None:
+    """RST_STREAM ends its call, and the connection goes on."""
+    async with memory_server() as (server, service, connect):
+        peer = await connect().start()
+        call = await peer.request("Wait")
+        await service.wait_started()
+        peer.h2.reset_stream(call, ErrorCode.CANCEL)
+        await peer.flush()
+        await service.wait_cancelled()
+        assert (await peer.trailers(await peer.request("Unary")))["grpc-status"] == "0"
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.active_calls == 0
+
+
+async def test_calls_that_never_wait_are_answered_by_the_task_that_reads() -> None:
+    """One that waits keeps its task, and others are read and answered by another one meanwhile."""
+    async with memory_server() as (_, service, connect):
+        peer = await connect().start()
+        for name in ("Unary", "Unary", "Wait", "Unary", "Unary"):
+            call = await peer.request(name)
+            if name == "Wait":
+                await service.wait_started()
+            else:
+                assert (await peer.trailers(call))["grpc-status"] == "0"
+        first, second, third, fourth = service.tasks
+        assert first is second
+        assert first is not third
+        assert third is fourth
+
+
+async def test_a_call_that_is_reset_before_it_begins_is_none(logs: list[MutableMapping[str, Any]]) -> None:
+    """Its handler is not run without the message that is gone, and the log does not complain of that."""
+    async with memory_server() as (server, service, connect):
+        peer = await connect().start()
+        call = int(peer.h2.get_next_available_stream_id())
+        peer.h2.send_headers(call, request_headers())
+        peer.h2.send_data(call, message(b"gone"), end_stream=True)
+        peer.h2.reset_stream(call, ErrorCode.CANCEL)
+        assert (await peer.trailers(await peer.request("Unary", b"there")))["grpc-status"] == "0"
+        assert len(service.tasks) == 1
+        assert logs == []
+        assert server.active_calls == 0
+
+
+class _Read(bytearray):
+    """Bytes that were received; it can be told whether anybody has them still."""
+
+
+class _Received(trio.abc.ReceiveStream):
+    """Remembers what was received."""
+
+    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
+        self._stream = stream
+        self.reads: list[weakref.ref[_Read]] = []
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytearray:
+        data = _Read(await self._stream.receive_some(max_bytes))
+        self.reads.append(weakref.ref(data))
+        return data
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+async def test_what_was_read_is_free_while_calls_wait_and_while_nothing_comes() -> None:
+    """A read may have half a mebibyte, and a connection thousands of calls."""
+    client, server = trio.testing.memory_stream_pair()
+    received = _Received(server.receive_stream)
+    stapled = trio.StapledStream(server.send_stream, received)
+    async with memory_server(make_pair=lambda: (client, stapled)) as (_, service, connect):
+        peer = await connect().start()
+        assert (await peer.trailers(await peer.request("Unary")))["grpc-status"] == "0"
+        await trio.testing.wait_all_tasks_blocked()
+        idle = len(received.reads)
+        assert [each for each in received.reads if each() is not None] == []
+        await peer.request("Wait", b"w" * 1_000)
+        await service.wait_started()
+        assert len(received.reads) > idle
+        assert [each for each in received.reads if each() is not None] == []
+
+
+async def test_others_have_their_turn_while_one_connection_floods() -> None:
+    """Calls that have come together are answered a few at a time."""
+    flood = b"".join(headers(number) + data(number, message(b""), end=True) for number in range(1, 2_001, 2))
+    async with memory_server() as (_, service, connect):
+        hostile, other = connect(), await connect().start()
+        await hostile.stream.send_all(HELLO + flood)
+        assert (await other.trailers(await other.request("Unary")))["grpc-status"] == "0"
+        assert 0 < len(service.tasks) < 500
+
+
+async def test_calls_have_context_variables_of_their_own() -> None:
+    """What one sets no other one sees, though one task may answer both, and one that has waited sees it still."""
+    async with memory_server() as (_, service, connect):
+        peer = await connect().start()
+        calls = [await peer.request("Remember", each) for each in (b"a", b"wait", b"b")]
+        await service.wait_started()
+        service.released.set()
+        for call in calls:
+            assert (await peer.trailers(call))["grpc-status"] == "0"
+        assert [peer.body(call) for call in calls] == [
+            message(b"nothing"),
+            message(b"nothing, wait"),
+            message(b"nothing"),
+        ]
+
+
+async def test_a_lost_connection_cancels_its_calls_only(autojump_clock: MockClock) -> None:
+    """End of file cancels the calls of that connection, not those of another."""
+    async with memory_server() as (server, service, connect):
+        one, two = await connect().start(), await connect().start()
+        await one.request("Wait")
+        await two.request("Wait")
+        await service.wait_started(2)
+        await one.stream.aclose()
+        await service.wait_cancelled()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (len(server.connections), server.active_calls, len(service.cancelled_at)) == (1, 1, 1)
+
+
+async def test_calls_of_a_lost_connection_end_a_few_at_a_time() -> None:
+    """Others get their turns between them, however many there are, and whatever their ends take."""
+    count = 100
+    async with memory_server() as (server, service, connect):
+        peer = await connect().start()
+        for _ in range(count):
+            await peer.request("Wait")
+        await service.wait_started(count)
+        ended = [0]
+        await peer.stream.aclose()
+        with trio.fail_after(WAIT_SECONDS):
+            while server.active_calls:
+                await trio.lowlevel.checkpoint()
+                ended.append(len(service.cancelled_at))
+        at_once = [after - before for before, after in pairwise(ended)]
+        assert sum(at_once) == count
+        assert max(at_once) < count / 2
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", bytes(1_000), b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n"]
+)
+async def test_garbage_instead_of_a_preface_costs_its_own_connection(autojump_clock: MockClock, garbage: bytes) -> None:
+    """The peer is told and closed; a call on another connection does not notice."""
+    async with memory_server() as (server, _, connect):
+        sane, insane = await connect().start(), connect()
+        call = await sane.request("Chat", b"1", end=False)
+        await insane.stream.send_all(garbage)
+        answer = b""
+        while received := await insane.stream.receive_some():
+            answer += received
+        assert answer.endswith(b"connection does not begin with the HTTP/2 preface")
+        sane.h2.send_data(call, message(b"2"), end_stream=True)
+        await sane.flush()
+        assert (await sane.trailers(call))["grpc-status"] == "0"
+        assert sane.body(call) == message(b"1") + message(b"2")
+        assert len(server.connections) == 1
+
+
+async def test_a_flood_of_resets_is_cut_off(autojump_clock: MockClock) -> None:
+    """Opening and resetting streams as fast as possible ends in GOAWAY with ENHANCE_YOUR_CALM, and no call is left."""
+    async with memory_server() as (server, _, connect):
+        raw = connect().stream
+        flood = b"".join(headers(n) + frames.rst_stream(n, ErrorCode.CANCEL) for n in range(1, 2_001, 2))
+        await raw.send_all(HELLO + flood)
+        answer = b""
+        while received := await raw.receive_some():
+            answer += received
+        assert answer.endswith(b"too_many_resets")
+        await trio.testing.wait_all_tasks_blocked()
+        assert (server.active_calls, len(server.connections)) == (0, 0)
+
+
+async def test_calls_of_a_faulty_connection_are_cancelled(autojump_clock: MockClock) -> None:
+    """A protocol error cancels what runs on the connection."""
+    async with memory_server() as (_, service, connect):
+        peer = await connect().start()
+        await peer.request("Wait")
+        await service.wait_started()
+        await peer.stream.send_all(data(0, b"?"))
+        await peer.wait_closed()
+        assert len(service.cancelled_at) == 1
+        assert any(isinstance(e, h2.events.ConnectionTerminated) for e in peer.events)
+
+
+async def test_a_silent_peer_is_pinged_and_then_closed(autojump_clock: MockClock) -> None:
+    """Silence is followed by a PING, and an unanswered PING by the end of the connection."""
+    async with memory_server() as (server, service, connect):
+        peer = await connect().start()
+        await peer.request("Wait")
+        started = trio.current_time()
+        await service.wait_cancelled()
+        waited = LIMITS.keepalive_idle_seconds + LIMITS.keepalive_timeout_seconds
+        assert service.cancelled_at[0] - started == pytest.approx(waited, abs=2.5)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not server.connections
+
+
+async def test_a_peer_that_answers_pings_stays(autojump_clock: MockClock) -> None:
+    """An idle connection whose peer answers lives on."""
+    async with memory_server() as (server, _, connect):
+        peer = await connect().start()
+        with trio.move_on_after(2_000):
+            await peer.wait_closed()
+        assert sum(isinstance(e, h2.events.PingReceived) for e in peer.events) > 10
+        assert len(server.connections) == 1
+
+
+async def test_a_peer_that_never_speaks_is_closed(autojump_clock: MockClock) -> None:
+    """A connection without a preface ends after the handshake time."""
+    async with memory_server() as (_, _, connect):
+        started = trio.current_time()
+        peer = connect()
+        while await peer.stream.receive_some():
+            pass
+        assert trio.current_time() - started == pytest.approx(LIMITS.handshake_seconds, abs=1.5)
+
+
+async def test_drain_serves_what_was_on_its_way_and_refuses_the_rest(autojump_clock: MockClock) -> None:
+    """GOAWAY comes twice: streams sent before the client read it are served, later ones refused, then all is closed."""
+    async with memory_server() as (server, service, connect), trio.open_nursery() as nursery:
+        raw = connect().stream
+        await raw.send_all(HELLO + headers(1, request_headers("/test.Echo/Chat")) + data(1, message(b"a")))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(server.drain, 10)
+        await trio.testing.wait_all_tasks_blocked()
+        answer = bytes(await raw.receive_some())
+        assert frames.goaway(frames.MAX_STREAM_ID, 0) in answer
+        await raw.send_all(headers(3) + data(3, message(b"late but welcome"), end=True))
+        await raw.send_all(frames.ping(answer[-8:], ack=True))
+        await trio.testing.wait_all_tasks_blocked()
+        answer = bytes(await raw.receive_some())
+        assert b"late but welcome" in answer
+        assert frames.goaway(3, 0) in answer
+        await raw.send_all(headers(5))
+        await trio.testing.wait_all_tasks_blocked()
+        assert frames.rst_stream(5, ErrorCode.REFUSED_STREAM) in await raw.receive_some()
+        await raw.send_all(data(1, b"", end=True))
+        answer = b""
+        while received := await raw.receive_some():
+            answer += received
+        await raw.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        assert answer.count(b"grpc-status") == 1
+        assert not server.connections
+        assert service.cancelled_at == []
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "in two parts"])
+async def test_a_call_that_comes_with_the_last_sign_of_life_is_served(
+    autojump_clock: MockClock, *, is_whole: bool
+) -> None:
+    """Who sends a request just behind the PING that lets the server name its last stream gets its answer."""
+    async with memory_server() as (server, _, connect), trio.open_nursery() as nursery:
+        raw = connect().stream
+        await raw.send_all(HELLO)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(server.drain, 10)
+        await trio.testing.wait_all_tasks_blocked()
+        acknowledged = frames.ping(bytes(await raw.receive_some())[-8:], ack=True)
+        begun = headers(1, request_headers("/test.Echo/Wait", ("grpc-timeout", "5S")))
+        rest = data(1, message(b""), end=True)
+        await raw.send_all(acknowledged + begun + (rest if is_whole else b""))
+        if not is_whole:
+            await trio.testing.wait_all_tasks_blocked()
+            await raw.send_all(rest)
+        answer = b""
+        while received := await raw.receive_some():
+            answer += received
+        await raw.aclose()
+        assert frames.goaway(1, 0) in answer
+        assert frames.rst_stream(1, ErrorCode.CANCEL) not in answer
+        assert b"grpc-status\x014" in answer
+
+
+async def test_a_call_that_is_refused_with_the_last_sign_of_life_keeps_nothing_open(autojump_clock: MockClock) -> None:
+    """The connection ends then, and not with the grace."""
+    async with memory_server() as (server, _, connect), trio.open_nursery() as nursery:
+        raw = connect().stream
+        await raw.send_all(HELLO)
+        await trio.testing.wait_all_tasks_blocked()
+        started = trio.current_time()
+        nursery.start_soon(server.drain, 10)
+        await trio.testing.wait_all_tasks_blocked()
+        acknowledged = frames.ping(bytes(await raw.receive_some())[-8:], ack=True)
+        await raw.send_all(acknowledged + headers(1, request_headers("/test.Echo/Unknown")) + data(1, b"", end=True))
+        answer = b""
+        while received := await raw.receive_some():
+            answer += received
+        await raw.aclose()
+        assert b"grpc-status\x0212" in answer
+        assert trio.current_time() - started < 1
+
+
+async def test_drain_ends_with_its_grace(autojump_clock: MockClock) -> None:
+    """Calls that outlast the grace get UNAVAILABLE, then the socket closes; idle connections close at once."""
+    async with memory_server() as (server, service, connect):
+        idle, busy = await connect().start(), await connect().start()
+        call = await busy.request("WaitStream")
+        await service.wait_started()
+        started = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.drain, 7)
+            await idle.wait_closed()
+            assert trio.current_time() == started
+            assert (await busy.trailers(call))["grpc-status"] == "14"
+            # Drains of several connections end a quarter of a millisecond apart, in any order.
+            assert trio.current_time() - started == pytest.approx(7, abs=0.000_3)
+            await busy.wait_closed()
+        assert trio.current_time() - started < 8
+        assert not server.connections
+
+
+async def test_drain_does_not_wait_for_a_peer_that_ignores_it(autojump_clock: MockClock) -> None:
+    """A peer that never answers the PING and never ends its call is closed when the grace is over."""
+    async with memory_server() as (server, service, connect):
+        raw = connect().stream
+        await raw.send_all(HELLO + headers(1, request_headers("/test.Echo/Wait")))
+        await service.wait_started()
+        started = trio.current_time()
+        await server.drain(3)
+        assert trio.current_time() - started < 3 + 2 * LIMITS.flush_seconds
+        assert not server.connections
+
+
+async def test_a_handler_that_ignores_cancellation_holds_no_socket(autojump_clock: MockClock) -> None:
+    """Drain returns and the peer's socket is closed although the handler has yet to end."""
+    async with memory_server() as (server, service, connect):
+        peer = await connect().start()
+        await peer.request("Stubborn")
+        await service.wait_started()
+        await server.drain(3)
+        await peer.wait_closed()
+        assert server.active_calls == 1
+        service.released.set()
+
+
+async def test_an_error_after_the_deadline_is_the_deadlines(autojump_clock: MockClock) -> None:
+    """What a cancelled handler raises on its way out does not hide why it was cancelled."""
+    async with memory_server() as (_, service, connect):
+        peer = await connect().start()
+        call = await peer.request("Stubborn", b"", ("grpc-timeout", "1S"))
+        with trio.move_on_after(2):
+            await peer.wait_closed()
+        service.released.set()
+        assert (await peer.trailers(call))["grpc-status"] == "4"
+
+
+async def test_no_connection_is_accepted_once_drained(autojump_clock: MockClock) -> None:
+    """Streams handed over after the drain are closed unread."""
+    async with memory_server() as (server, _, _):
+        await server.drain(1)
+        ours, theirs = trio.testing.memory_stream_pair()
+        await server.serve_stream(theirs)
+        assert await ours.receive_some() == b""
+
+
+async def test_an_old_connection_is_drained(autojump_clock: MockClock) -> None:
+    """At its maximum age a connection says GOAWAY and ends with its last call."""
+    async with memory_server(replace(LIMITS, max_connection_age_seconds=50)) as (server, _, connect):
+        peer = await connect().start()
+        call = await peer.request("Chat", b"1", end=False)
+        await peer.wait_for(h2.events.ConnectionTerminated)
+        assert 50 <= trio.current_time() < 53
+        peer.h2.send_data(call, message(b"2"), end_stream=True)
+        await peer.flush()
+        await peer.wait_closed()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not server.connections
+
+
+async def test_connections_above_the_limit_are_closed(autojump_clock: MockClock) -> None:
+    """One connection more than allowed is closed, and the others stay."""
+    async with memory_server(replace(LIMITS, max_connections=1)) as (server, _, connect):
+        peer = await connect().start()
+        assert await connect().stream.receive_some() == b""
+        assert (await peer.trailers(await peer.request("Unary")))["grpc-status"] == "0"
+        assert len(server.connections) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "extra", "status"),
+    [
+        ("Unary", b"\0\0\0", [], "3"),
+        ("Unary", message(b"1") + message(b"2"), [], "12"),
+        ("Unary", b"", [], "12"),
+        ("Unary", b"\1" + message(b"z")[1:], [], "13"),
+        ("Unary", message(b"x" * 2_000), [], "8"),
+        ("Unary", b"\1" + message(gzip.compress(bytes(5_000), mtime=0))[1:], [("grpc-encoding", "gzip")], "8"),
+        ("Unary", b"\1" + message(b"not gzip")[1:], [("grpc-encoding", "gzip")], "3"),
+        ("Unary", message(b"x"), [("grpc-encoding", "snappy")], "12"),
+        ("Unary", message(b"x"), [("grpc-timeout", "soon")], "3"),
+        ("Join", b"\0\0\0", [], "3"),
+        ("Meta", message(b""), [("x-raw-bin", "!")], "3"),
+        ("Nothing", message(b""), [], "12"),
+    ],
+)
+async def test_bad_requests_have_their_status(
+    autojump_clock: MockClock, method: str, body: bytes, extra: list[tuple[str, str]], status: str
+) -> None:
+    """Each malformed request gets a status of its own and leaves the connection usable."""
+    async with memory_server(replace(LIMITS, max_receive_message_bytes=1_000)) as (_, _, connect):
+        peer = await connect().start()
+        call = await peer.request(method, None, *extra, end=False)
+        peer.h2.send_data(call, body, end_stream=True)
+        await peer.flush()
+        assert (await peer.trailers(call))["grpc-status"] == status
+        assert (await peer.trailers(await peer.request("Unary")))["grpc-status"] == "0"
+
+
+async def test_requests_that_are_not_grpc_are_answered_as_http(autojump_clock: MockClock) -> None:
+    """A wrong content type is 415, GET is 405."""
+    async with memory_server() as (_, _, connect):
+        peer = await connect().start()
+        for stream_id, method, status in ((1, "POST", "415"), (3, "GET", "405")):
+            pairs = [(":method", method), (":scheme", "http"), (":path", "/"), (":authority", "x")]
+            peer.h2.send_headers(stream_id, pairs, end_stream=True)
+            await peer.flush()
+            assert (await peer.trailers(stream_id))[":status"] == status
+
+
+async def test_responses_wait_for_the_clients_window(autojump_clock: MockClock) -> None:
+    """A response flows piece by piece as the client opens its windows, and its neighbour is not held up."""
+    async with memory_server() as (_, _, connect):
+        peer = await connect().start()
+        peer.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 10})
+        await peer.flush()
+        slow = await peer.request("Split", b"2 100")
+        await trio.testing.wait_all_tasks_blocked()
+        await peer.wait_for(h2.events.DataReceived, slow)
+        assert len(peer.body(slow)) == 10
+        quick = await peer.request("Split", b"1 2")
+        assert (await peer.trailers(quick))["grpc-status"] == "0"
+        peer.h2.increment_flow_control_window(50, slow)
+        await peer.flush()
+        await peer.read()
+        assert len(peer.body(slow)) == 60
+        peer.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 1_000})
+        await peer.flush()
+        assert (await peer.trailers(slow))["grpc-status"] == "0"
+        assert peer.body(slow) == message(b"s" * 100) * 2
+
+
+async def test_a_message_larger_than_all_windows_is_received(autojump_clock: MockClock) -> None:
+    """A reader that waits for the rest of a message credits what has come, so many halves do not block each other."""
+    async with memory_server() as (_, _, connect):
+        peer = await connect().start()
+        size = 300_000
+        calls = [await peer.request("Unary", None, end=False) for _ in range(8)]
+        left = {call: message(bytes([call]) * size) for call in calls}
+        while left:
+            for call in list(left):
+                room = min(peer.h2.local_flow_control_window(call), 16_384)
+                if not room:
+                    continue
+                part, left[call] = left[call][:room], left[call][room:]
+                peer.h2.send_data(call, part, end_stream=not left[call])
+                if not left[call]:
+                    del left[call]
+            await peer.flush()
+            await trio.testing.wait_all_tasks_blocked()
+            if left and not any(peer.h2.local_flow_control_window(call) for call in left):
+                await peer.read()
+        for call in calls:
+            peer.h2.increment_flow_control_window(size)
+            peer.h2.increment_flow_control_window(size, call)
+        await peer.flush()
+        for call in calls:
+            assert (await peer.trailers(call))["grpc-status"] == "0"
+            assert peer.body(call) == message(bytes([call]) * size)
+
+
+async def test_a_handler_that_does_not_read_is_sent_no_more_than_a_window(autojump_clock: MockClock) -> None:
+    """What a handler leaves unread is bounded by its window, and frees the connection's when the call ends."""
+    async with memory_server() as (server, service, connect):
+        peer = await connect().start()
+        await trio.testing.wait_all_tasks_blocked()
+        call = await peer.request("Wait", None, end=False)
+        await service.wait_started()
+        while room := min(peer.h2.local_flow_control_window(call), 16_384):
+            peer.h2.send_data(call, bytes(room))
+        await peer.flush()
+        await trio.testing.wait_all_tasks_blocked()
+        (connection,) = server.connections
+        assert connection.core.streams[call].buffer.size == LIMITS.stream_window_bytes
+        assert not any(isinstance(e, h2.events.WindowUpdated) and e.stream_id == call for e in peer.events)
+        peer.h2.reset_stream(call, ErrorCode.CANCEL)
+        await peer.flush()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (connection.core.streams, server.active_calls) == ({}, 0)
+
+
+async def test_one_task_sends_at_a_time(autojump_clock: MockClock) -> None:
+    """A second message while the first still waits for the client's window is an error, not a mixture of both."""
+    async with memory_server() as (server, _, connect):
+        peer = await connect().start()
+        peer.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 10})
+        await peer.flush()
+        stream_id = await peer.request("Split", b"1 100")
+        await trio.testing.wait_all_tasks_blocked()
+        (connection,) = server.connections
+        call = connection.calls[stream_id]
+        with pytest.raises(trio.BusyResourceError):
+            await call.send_message(b"other")
+        peer.h2.increment_flow_control_window(1_000, stream_id)
+        await peer.flush()
+        assert (await peer.trailers(stream_id))["grpc-status"] == "0"
+        assert peer.body(stream_id) == message(b"s" * 100)
+
+
+async def test_trailers_of_the_client_end_its_request(autojump_clock: MockClock) -> None:
+    """HEADERS with END_STREAM after DATA close the request like an empty DATA frame."""
+    async with memory_server() as (_, _, connect):
+        peer = await connect().start()
+        call = await peer.request("Join", b"body", end=False)
+        peer.h2.send_headers(call, [("x-checksum", "1")], end_stream=True)
+        await peer.flush()
+        assert (await peer.trailers(call))["grpc-status"] == "0"
+        assert peer.body(call) == message(b"body")
+
+
+async def test_an_early_answer_tolerates_what_is_still_in_flight(autojump_clock: MockClock) -> None:
+    """DATA that was sent before the client saw the answer is dropped without harm."""
+    async with memory_server() as (_, _, connect):
+        raw = connect().stream
+        await raw.send_all(HELLO + headers(1, request_headers("/test.Echo/Nothing")))
+        await trio.testing.wait_all_tasks_blocked()
+        await raw.send_all(data(1, bytes(16_000)) * 3 + headers(1, [("x", "y")], end=True))
+        await raw.send_all(headers(3) + data(3, message(b"next"), end=True))
+        await trio.testing.wait_all_tasks_blocked()
+        answer = await raw.receive_some()
+        assert frames.rst_stream(1, ErrorCode.NO_ERROR) in answer
+        assert message(b"next") in answer
+        assert answer.count(b"grpc-status") == 2
+
+
+async def test_a_peer_that_does_not_read_loses_its_connection(autojump_clock: MockClock) -> None:
+    """Answers to control frames are not hoarded for a peer that never reads them."""
+    limits = replace(LIMITS, max_pings_per_second=10**9, max_write_backlog_bytes=10_000)
+    async with memory_server(limits, trio.testing.lockstep_stream_pair) as (server, _, connect):
+        raw = connect().stream
+        await raw.send_all(HELLO)
+        (connection,) = server.connections
+        with suppress(trio.BrokenResourceError):
+            await raw.send_all(frames.ping(bytes(8), ack=False) * 10_000)
+        await connection.closed.wait()
+        assert not server.connections
+
+
+async def test_senders_wait_for_the_writer(autojump_clock: MockClock) -> None:
+    """With a peer that reads nothing a producer stops at the high-water mark, however wide the windows are."""
+    wide = frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 2**30}) + frames.window_update(0, 2**30)
+    async with memory_server(make_pair=trio.testing.lockstep_stream_pair) as (server, service, connect):
+        raw = connect().stream
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(raw.send_all, HELLO + wide + headers(1, request_headers("/test.Echo/Split")))
+            nursery.start_soon(raw.receive_some, 1)
+        await raw.send_all(data(1, message(b"1000 10000"), end=True))
+        await trio.testing.wait_all_tasks_blocked()
+        (connection,) = server.connections
+        assert LIMITS.write_high_water_bytes <= connection.core.waiting_bytes < LIMITS.write_high_water_bytes + 20_000
+        assert service.produced < 20
+        await raw.aclose()
+
+
+async def test_unforeseen_errors_are_logged_and_contained(
+    autojump_clock: MockClock, logs: list[MutableMapping[str, Any]]
+) -> None:
+    """A bug in a handler is INTERNAL for its caller, a traceback in the log, and nothing for its neighbours."""
+    async with memory_server() as (_, _, connect):
+        peer = await connect().start()
+        waiting = await peer.request("Chat", b"1", end=False)
+        call = await peer.request("Fail", b"a bug")
+        trailers = await peer.trailers(call)
+        assert trailers["grpc-status"] == "13"
+        assert "a bug" not in trailers["grpc-message"]
+        peer.h2.end_stream(waiting)
+        await peer.flush()
+        assert (await peer.trailers(waiting))["grpc-status"] == "0"
+    (entry,) = [each for each in logs if each["log_level"] == "error"]
+    assert (entry["event"], entry["path"]) == ("rpc handler failed", "/test.Echo/Fail")
+    assert isinstance(entry["exc_info"], ZeroDivisionError)
+
+
+async def test_unknown_and_odd_frames_change_nothing(autojump_clock: MockClock) -> None:
+    """Extensions, PRIORITY and padding are taken."""
+    async with memory_server() as (_, _, connect):
+        raw = connect().stream
+        odd = frame(99, 0xFF, 1, b"?") + frame(frames.FrameType.PRIORITY, 0, 1, bytes(5))
+        padded = frame(frames.FrameType.DATA, 0x9, 1, b"\x04" + message(b"padded") + bytes(4))
+        await raw.send_all(HELLO + odd + headers(1) + padded)
+        await trio.testing.wait_all_tasks_blocked()
+        assert message(b"padded") in await raw.receive_some()
+
+
+async def test_faults_of_one_peer_are_one_line_and_a_count(autojump_clock: MockClock) -> None:
+    """Whoever breaks the protocol again and again fills no log."""
+    with capture_logs() as lines:
+        async with memory_server() as (_, _, connect):
+            for _ in range(20):
+                peer = await connect().start()
+                await peer.stream.send_all(frame(frames.FrameType.DATA, 0, 0, b"x"))
+                await peer.wait_closed()
+            await trio.sleep(61)
+    told = [line for line in lines if "fault" in line["event"]]
+    assert [line["event"] for line in told] == ["connection fault", "fault repeated"]
+    assert told[1]["times"] == 19

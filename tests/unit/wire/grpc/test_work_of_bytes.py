@@ -1,0 +1,311 @@
+"""The work that bytes of a peer cause: at most linear in their number, and the same however many streams are open.
+
+Work is counted in lines of Python that run, which is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import FrameType as PythonFrame
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from hpack import Encoder
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ovmstrio.wire.grpc import TransportLimits, frames
+from ovmstrio.wire.grpc.core import Http2Core
+from ovmstrio.wire.grpc.frames import MAX_WINDOW, ConnectionFault, ErrorCode, FrameType, Setting
+from tests.support.examples import examples
+from tests.unit.wire.grpc.bytes_client import HELLO, data, frame, headers, message, receive_all, request_headers
+from tests.unit.wire.grpc.peers import memory_server
+
+FEW, MANY = 3, 300
+LIMITS = TransportLimits(max_concurrent_streams=2_048)
+LINES_A_BYTE = 60
+"""A header field may be one byte, and reading one takes so many lines of the HPACK library."""
+LINES_ANYWAY = 600
+LINES_A_FRAME = 100
+
+
+class Lines:
+    """Counts lines that run."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, _frame: PythonFrame, event: str, _value: Any) -> Lines:
+        """Count one, as a trace function."""
+        self.count += event == "line"
+        return self
+
+
+@contextmanager
+def counted_lines() -> Iterator[Lines]:
+    """Count the lines that run in the block."""
+    lines, before = Lines(), sys.gettrace()
+    sys.settrace(lines)
+    try:
+        yield lines
+    finally:
+        sys.settrace(before)
+
+
+def core_with(streams: int) -> Http2Core:
+    """Make a core with open streams that have sent all they may, and answers that wait for their windows."""
+    core, encoder = Http2Core(LIMITS, lambda: 0.0), Encoder()
+    opened = b"".join(headers(number, encoder=encoder) for number in range(1, 2 * streams, 2))
+    receive_all(core, HELLO + frames.window_update(0, 2**30) + opened)
+    for stream in core.streams.values():
+        for _ in range(4):
+            core.send_data(stream, b"", bytes(core.sendable(stream)))
+        stream.is_starved = True
+    core.take_outbound()
+    return core
+
+
+def lines_of(core: Http2Core, script: bytes) -> int:
+    """Count what a script costs, up to the fault that may end it."""
+    with counted_lines() as lines:
+        try:
+            receive_all(core, script)
+        except ConnectionFault as fault:
+            core.fail(fault)
+    return lines.count
+
+
+STREAM = st.sampled_from([0, 1, 3, 5, 2 * MANY + 1, 2 * MANY + 3])
+VALUE = st.sampled_from([0, 1, 100, 65_535, 100_000, 2**30, MAX_WINDOW - 100, MAX_WINDOW])
+BLOCK = st.one_of(
+    st.just(headers(1)[9:]),
+    st.just(headers(1, [("x-trailer", "1")])[9:]),
+    st.lists(st.sampled_from([b"\x82", b"\x84", b"\xbe", b"\x20", b"\x40\1a\1b", b"\0\1a\1b"]), max_size=300).map(
+        b"".join
+    ),
+    st.binary(max_size=60),
+)
+
+
+def _windows(values: list[int]) -> bytes:
+    """Make a SETTINGS frame that changes the window as often as there are values."""
+    return frame(FrameType.SETTINGS, 0, 0, b"".join(b"\0\4" + value.to_bytes(4) for value in values))
+
+
+FRAME = st.one_of(
+    st.builds(frame, st.integers(0, 12), st.integers(0, 255), STREAM, st.binary(max_size=30)),
+    st.builds(frames.window_update, STREAM, VALUE),
+    st.builds(_windows, st.lists(VALUE, max_size=30)),
+    st.builds(frame, st.just(FrameType.DATA), st.sampled_from([0, 1, 8]), STREAM, st.binary(max_size=3)),
+    st.builds(frames.rst_stream, STREAM, st.just(ErrorCode.CANCEL)),
+    st.builds(lambda ack: frames.ping(bytes(8), ack=ack), st.booleans()),
+    st.builds(frame, st.just(FrameType.HEADERS), st.sampled_from([0, 1, 4, 5]), STREAM, BLOCK),
+    st.builds(frame, st.just(FrameType.CONTINUATION), st.sampled_from([0, 4]), STREAM, BLOCK),
+)
+SCRIPT = st.lists(st.tuples(FRAME, st.integers(1, 40)), min_size=1, max_size=12).map(
+    lambda script: b"".join(each * times for each, times in script)
+)
+
+
+@given(SCRIPT)
+@example(frames.settings({Setting.INITIAL_WINDOW_SIZE: 70_000}))
+@example(frame(FrameType.SETTINGS, 0, 0, (b"\0\4" + (70_000).to_bytes(4)) * 90))
+@example(frames.window_update(0, 1) * 400)
+@example(frames.window_update(1, 1) * 400)
+@example(
+    frames.window_update(1, 2**30) + frames.rst_stream(1, 8) + frames.settings({Setting.INITIAL_WINDOW_SIZE: 2**30})
+)
+@example(frame(FrameType.HEADERS, 4, 2 * MANY + 1, b"\x20" * 16_000))
+@settings(max_examples=examples(120), deadline=None)
+def test_no_frames_cost_more_than_their_bytes_whatever_is_open(script: bytes) -> None:
+    """The search for a sequence of frames whose cost grows faster than its bytes, or with the number of streams."""
+    few, many = lines_of(core_with(FEW), script), lines_of(core_with(MANY), script)
+    assert many <= LINES_A_BYTE * len(script) + LINES_ANYWAY
+    assert abs(many - few) <= LINES_A_FRAME
+
+
+def cost_of(make: Callable[[int], bytes], size: int) -> int:
+    """Count what so many frames cost in a core with many streams."""
+    return lines_of(core_with(MANY), make(size))
+
+
+MANY_FRAMES: dict[str, Callable[[int], bytes]] = {
+    "window updates": lambda size: frames.window_update(1, 1) * size,
+    "empty data": lambda size: data(1, b"") * size,
+    "data": lambda size: data(1, b"ab") * size,
+    "new streams": lambda size: b"".join(headers(number) for number in range(2 * MANY + 1, 2 * (MANY + size), 2)),
+    "resets": lambda size: b"".join(frames.rst_stream(number, 8) for number in range(1, min(size, MANY) * 2, 2)),
+    "priorities": lambda size: frame(FrameType.PRIORITY, 0, 1, bytes(5)) * size,
+    "goaways": lambda size: frames.goaway(0, ErrorCode.NO_ERROR) * size,
+}
+
+
+@pytest.mark.parametrize("make", MANY_FRAMES.values(), ids=MANY_FRAMES)
+def test_twice_the_frames_cost_at_most_twice_as_much(make: Callable[[int], bytes]) -> None:
+    """No frame becomes dearer by those before it."""
+    assert cost_of(make, 200) <= 2.1 * cost_of(make, 100) + LINES_ANYWAY
+
+
+def test_settings_of_many_entries_are_too_many_settings() -> None:
+    """Twenty frames of 2,730 changes of the window over 2,000 streams: each entry counts, and nothing is walked."""
+    core = core_with(2_000)
+    entries = b"".join(b"\0\4" + value.to_bytes(4) for value in range(65_536, 65_536 + 2_730))
+    script = frame(FrameType.SETTINGS, 0, 0, entries) * 20
+    assert lines_of(core, script) < 200
+    assert core.outbound.endswith(b"too_many_settings")
+
+
+def test_only_the_last_window_of_a_frame_is_applied() -> None:
+    """Values that the same frame takes back open nothing; an impossible one is refused wherever it stands."""
+    core = core_with(1)
+    entries = [b"\0\4" + value.to_bytes(4) for value in (2**30, 65_535)]
+    assert receive_all(core, frame(FrameType.SETTINGS, 0, 0, b"".join(entries))) == []
+    assert core.windows.of(core.streams[1]) == 0
+    with pytest.raises(ConnectionFault) as caught:
+        receive_all(core, frame(FrameType.SETTINGS, 0, 0, b"\0\4\xff\xff\xff\xff" + entries[1]))
+    assert caught.value.code is ErrorCode.FLOW_CONTROL_ERROR
+
+
+def test_a_flood_of_window_updates_is_cut_off() -> None:
+    """Half a megabyte of them without a byte that was sent is an attack, and none of them wakes anybody."""
+    core = core_with(2_000)
+    script = frames.window_update(0, 1) * 40_000
+    assert lines_of(core, script) < 40 * LIMITS.max_window_updates_per_second
+    assert core.outbound.endswith(b"too_many_window_updates")
+
+
+def test_window_updates_that_follow_messages_are_no_flood() -> None:
+    """A client may answer every message with two of them, however many messages there are."""
+    core = core_with(1)
+    stream = core.streams[1]
+    receive_all(core, frames.window_update(1, 2**20))
+    for _ in range(2 * LIMITS.max_window_updates_per_second):
+        core.send_data(stream, b"\0\0\0\0\1", b"x")
+        receive_all(core, frames.window_update(0, 6) + frames.window_update(1, 6))
+    assert not core.outbound.endswith(b"too_many_window_updates")
+
+
+def test_table_updates_do_not_fill_a_block() -> None:
+    """A header block may begin with two changes of the table's size, not with thousands."""
+    core = core_with(1)
+    block = headers(3)[9:]
+    receive_all(core, frame(FrameType.HEADERS, 4, 3, b"\x20\x3f\xe1\x1f" + block))
+    assert 3 in core.streams
+    with pytest.raises(ConnectionFault) as caught:
+        receive_all(core, frame(FrameType.HEADERS, 4, 5, b"\x20" * 3 + block))
+    assert caught.value.code is ErrorCode.COMPRESSION_ERROR
+
+
+class Turns(trio.abc.Instrument):
+    """Counts how often tasks run, and the most lines that one of those turns took."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Count a turn."""
+        del task
+        self.count += 1
+
+
+async def test_window_updates_wake_nobody_who_cannot_send(autojump_clock: trio.testing.MockClock) -> None:
+    """Hundreds of answers wait for streams without a window; a flood for the connection lets none of them run."""
+    closed = frames.settings({Setting.INITIAL_WINDOW_SIZE: 0})
+    limits = replace(TransportLimits(), max_window_updates_per_second=10**6)
+    calls = b"".join(
+        headers(number, request_headers("/test.Echo/Unary")) + data(number, message(b"x" * 10), end=True)
+        for number in range(1, 600, 2)
+    )
+    async with memory_server(limits) as (server, _, connect):
+        raw = connect().stream
+        await raw.send_all(HELLO + closed + calls)
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.active_calls == 300
+        turns = Turns()
+        trio.lowlevel.add_instrument(turns)
+        await raw.send_all(frames.window_update(0, 1) * 20_000)
+        await trio.testing.wait_all_tasks_blocked()
+        trio.lowlevel.remove_instrument(turns)
+        assert turns.count < 200
+        (connection,) = server.connections
+        assert connection.core.windows.connection == 65_535 + 20_000
+
+
+async def test_a_small_window_of_the_connection_wakes_as_many_as_it_feeds(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Answers that wait for the connection's window go on one after another, and in the end all have come."""
+    limits = replace(TransportLimits(), max_window_updates_per_second=10**6)
+    size, count = 1_000, 300
+    calls = b"".join(
+        headers(number, request_headers("/test.Echo/Unary")) + data(number, message(b"x" * size), end=True)
+        for number in range(1, 2 * count, 2)
+    )
+    async with memory_server(limits) as (server, _, connect):
+        raw = connect().stream
+        await raw.send_all(HELLO + calls)
+        await trio.testing.wait_all_tasks_blocked()
+        waiting = server.active_calls
+        assert waiting == count - 65_535 // (size + 5)
+        turns = Turns()
+        trio.lowlevel.add_instrument(turns)
+        for _ in range(10):
+            await raw.send_all(frames.window_update(0, 1))
+            await trio.testing.wait_all_tasks_blocked()
+        trio.lowlevel.remove_instrument(turns)
+        assert turns.count < 10 * 12
+        await raw.send_all(frames.window_update(0, 2**20))
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.active_calls == 0
+
+
+async def test_a_larger_window_for_all_streams_lets_all_of_them_send(autojump_clock: trio.testing.MockClock) -> None:
+    """After INITIAL_WINDOW_SIZE has grown, every answer that waited for it arrives, whatever its stream was granted."""
+    closed = frames.settings({Setting.INITIAL_WINDOW_SIZE: 0})
+    async with memory_server(TransportLimits()) as (server, _, connect):
+        raw = connect().stream
+        calls = b"".join(
+            headers(number, request_headers("/test.Echo/Unary")) + data(number, message(b"answer"), end=True)
+            for number in range(1, 40, 2)
+        )
+        await raw.send_all(HELLO + closed + calls + frames.window_update(3, 4))
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.active_calls == 20
+        await raw.send_all(frames.settings({Setting.INITIAL_WINDOW_SIZE: 7}))
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.active_calls == 19
+        await raw.send_all(frames.settings({Setting.INITIAL_WINDOW_SIZE: 11}))
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.active_calls == 0
+        assert bytes(await raw.receive_some(100_000)).count(b"grpc-status") == 20
+
+
+async def test_others_have_their_turns_within_a_long_read(autojump_clock: trio.testing.MockClock) -> None:
+    """Between the frames of one large read every other task runs several times."""
+    limits = replace(TransportLimits(), max_window_updates_per_second=10**6)
+    async with memory_server(limits) as (_, _, connect):
+        raw = connect().stream
+        await raw.send_all(HELLO)
+        await trio.testing.wait_all_tasks_blocked()
+        turns = 0
+        async with trio.open_nursery() as nursery:
+
+            async def neighbour() -> None:
+                nonlocal turns
+                while True:
+                    await trio.lowlevel.checkpoint()
+                    turns += 1
+
+            nursery.start_soon(neighbour)
+            for _ in range(8):
+                await raw.send_all(frames.window_update(0, 1) * 5_000)
+            before = turns
+            for _ in range(60):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        assert turns - before > 30

@@ -1,7 +1,0 @@
-"""A REST front end over a real registry and data plane, served on loopback."""
-
-from __future__ import annotations
-
-from tests.api.rest.conftest import serving
-
-__all__ = ["serving"]
