@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.runtimes.generation.conftest import ServeTiny
-from tests.runtimes.generation.test_text_model import greedy, made, text_of
+from tests.system.runtimes.generation.conftest import ServeTiny
+from tests.system.runtimes.generation.test_text_model import greedy, made, text_of
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.generation import Task
