@@ -21,7 +21,7 @@ import ovmstrio
 from ovmstrio_samples.add_one.prepare import write as write_add_one
 from tests.support.ports import free_ports
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "python.md"
 PATIENCE_SECONDS = 60
 
