@@ -16,13 +16,13 @@ setup:
 demo *args:
     {{ bin }}/ovms demo {{ args }}
 
-# Run the tests on two cores; `just test --run-slow` for all of them.
+# Run the tests on two cores; `just test --thorough` adds slow tests and more examples of properties.
 test *args:
     {{ bin }}/pytest -n 2 --dist loadfile --max-worker-restart 0 {{ args }}
 
 # Build the container's image without Docker, and run it: needs Debian's buildah, mmdebstrap and bubblewrap, and root.
 image:
-    OVMSTRIO_TRY_IMAGE=1 {{ bin }}/pytest tests/deploy/test_image.py --run-slow
+    OVMSTRIO_TRY_IMAGE=1 {{ bin }}/pytest tests/deploy/test_image.py --thorough
 
 # Check form, types and the direction of imports.
 lint:
