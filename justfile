@@ -20,6 +20,10 @@ demo *args:
 test *args:
     {{ bin }}/pytest -n 2 --dist loadfile --max-worker-restart 0 {{ args }}
 
+# Run the default tests 20 times in a row, then 5 times beside busy loops; `just stress --quiet-rounds 3 tests/unit` for less.
+stress *args:
+    {{ bin }}/python -m tests.stress {{ args }}
+
 # Build the container's image without Docker, and run it: needs Debian's buildah, mmdebstrap and bubblewrap, and root.
 image:
     OVMSTRIO_TRY_IMAGE=1 {{ bin }}/pytest tests/deploy/test_image.py --thorough
