@@ -23,6 +23,7 @@ from tests.support.graphs import LOOPBACK, graph_text, python_node
 from tests.support.ports import free_ports
 from tests.support.processes import OvmsProcess, running
 
+pytest.importorskip("envoy")
 pytestmark = pytest.mark.e2e
 
 _COUNT = """
