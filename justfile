@@ -7,10 +7,15 @@ bin := justfile_directory() / ".venv" / "bin"
 default:
     @just --list
 
-# Make the environment with everything that development needs.
+# Make the environment for unit tests, service tests and lint.
 setup:
     {{ python }} -m venv .venv
     {{ bin }}/pip install -q -e '.[dev]'
+
+# Make the environment for system tests, too.
+setup-system:
+    {{ python }} -m venv .venv
+    {{ bin }}/pip install -q -e '.[dev-system]'
 
 # Serve the embedded samples and call them.
 demo *args:
