@@ -45,7 +45,7 @@ fmt:
     {{ bin }}/ruff format .
     {{ bin }}/ruff check --fix .
 
-# Measure what RESULTS.md records: `just bench --quick`, `just bench matrix`, `just bench peers`, or single questions.
+# Measure what RESULTS.md records: `just bench --quick`, `just bench calls`, `just bench matrix`, `just bench peers`, or single questions.
 bench *args:
     {{ bin }}/python -m benchmarks {{ args }}
 
