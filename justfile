@@ -7,22 +7,31 @@ bin := justfile_directory() / ".venv" / "bin"
 default:
     @just --list
 
-# Make the environment with everything that development needs.
+# Make the environment for unit tests, service tests and lint.
 setup:
     {{ python }} -m venv .venv
     {{ bin }}/pip install -q -e '.[dev]'
+
+# Make the environment for system tests, too.
+setup-system:
+    {{ python }} -m venv .venv
+    {{ bin }}/pip install -q -e '.[dev-system]'
 
 # Serve the embedded samples and call them.
 demo *args:
     {{ bin }}/ovms demo {{ args }}
 
-# Run the tests on two cores; `just test --run-slow` for all of them.
+# Run the tests on two cores; `just test --thorough` adds slow tests and more examples of properties.
 test *args:
     {{ bin }}/pytest -n 2 --dist loadfile --max-worker-restart 0 {{ args }}
 
+# Run the default tests 20 times in a row, then 5 times beside busy loops; `just stress --quiet-rounds 3 tests/unit` for less.
+stress *args:
+    {{ bin }}/python -m tests.stress {{ args }}
+
 # Build the container's image without Docker, and run it: needs Debian's buildah, mmdebstrap and bubblewrap, and root.
 image:
-    OVMSTRIO_TRY_IMAGE=1 {{ bin }}/pytest tests/deploy/test_image.py --run-slow
+    OVMSTRIO_TRY_IMAGE=1 {{ bin }}/pytest tests/deploy/test_image.py --thorough
 
 # Check form, types and the direction of imports.
 lint:
@@ -36,7 +45,7 @@ fmt:
     {{ bin }}/ruff format .
     {{ bin }}/ruff check --fix .
 
-# Measure what RESULTS.md records: `just bench --quick`, `just bench matrix`, `just bench peers`, or single questions.
+# Measure what RESULTS.md records: `just bench --quick`, `just bench calls`, `just bench matrix`, `just bench peers`, or single questions.
 bench *args:
     {{ bin }}/python -m benchmarks {{ args }}
 

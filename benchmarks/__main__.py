@@ -5,6 +5,7 @@ python -m benchmarks matrix --brief        sizes and shapes in one way, in less 
 python -m benchmarks --middle              models of some hundred microseconds, by their settings and callers
 python -m benchmarks matrix [--record]     the matrix of sizes, shapes, hints, doors and concurrencies
 python -m benchmarks peers [--record]      other servers, each in an environment of its own
+python -m benchmarks calls [--record]    Python calls of a request against the recorded baseline; exits with 1 if worse
 python -m benchmarks compare A B           what differs between two saved runs of the matrix
 python -m benchmarks chart RUN PICTURE     a saved run as SVG
 python -m benchmarks [NAME ...]            single questions, each one of MEASUREMENTS; all of them write RESULTS.md
@@ -46,6 +47,7 @@ from benchmarks import (
 )
 from benchmarks.matrix.command import compare, draw, measure_matrix
 from benchmarks.peers.command import measure_peers
+from benchmarks.python_calls import compare_calls
 from benchmarks.report import machine, render, write_section
 
 MEASUREMENTS = {
@@ -79,7 +81,7 @@ MEASUREMENTS = {
     "ray": ray_serve,
 }
 
-COMMANDS = {"matrix": measure_matrix, "compare": compare, "chart": draw, "peers": measure_peers}
+COMMANDS = {"matrix": measure_matrix, "calls": compare_calls, "compare": compare, "chart": draw, "peers": measure_peers}
 
 
 def main(arguments: list[str]) -> None:

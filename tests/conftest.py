@@ -27,9 +27,9 @@ from hypothesis import settings
 from tests.support.processes import SHARED_CACHE, is_resource_tracker
 from tests.support.whole_ends import killed
 
-# A machine that is busy with something else must not fail a property; many examples of one are for slow runs.
-settings.register_profile("thorough", deadline=None)
-settings.register_profile("quick", deadline=None, max_examples=30)
+# A property has no deadline, because it would fail on a busy machine.
+settings.register_profile("thorough", deadline=None, max_examples=100)
+settings.register_profile("quick", deadline=None, max_examples=15)
 
 PROJECT = Path(__file__).parents[1]
 CODE = ("ovmstrio", "cli", "compat")
@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     What a server imports in threads when it first needs it is there: a clock that jumps would not wait for them.
     The hundreds of processes that tests start find the project's code compiled, though bytecode be switched off.
     """
-    settings.load_profile("thorough" if config.getoption("--run-slow") else "quick")
+    settings.load_profile("thorough" if config.getoption("--thorough") else "quick")
     if not hasattr(config, "workerinput"):
         for folder in CODE:
             compileall.compile_dir(PROJECT / folder, quiet=2)
@@ -72,7 +72,7 @@ def _trusting(verify: bool | str | ssl.SSLContext = True, *cert: Any, **more: An
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the flag that lets slow tests run."""
-    parser.addoption("--run-slow", action="store_true", help="run the tests marked slow, too")
+    parser.addoption("--thorough", action="store_true", help="run slow tests too, and 100 examples of each property")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -90,9 +90,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         sizes = Counter(item.path for item in items)
         items.sort(key=lambda item: (_folder(item) not in STARTING_SERVERS, -sizes[item.path], item.path))
-    if config.getoption("--run-slow"):
+    if config.getoption("--thorough"):
         return
-    skip = pytest.mark.skip(reason="slow; --run-slow runs it")
+    skip = pytest.mark.skip(reason="slow: runs with --thorough")
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from playwright.sync_api import Browser, Dialog, Page, sync_playwright
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Dialog, Page
 
 __all__ = ["OpenPage"]
 
@@ -34,7 +36,8 @@ def browser() -> Iterator[Browser]:
     found = shutil.which("chromium")
     if found is None:
         pytest.skip("there is no chromium here: apt-get install chromium")
-    with sync_playwright() as playwright:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=found, args=_OPTIONS)
         yield started
         started.close()

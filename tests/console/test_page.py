@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Page, expect
 
 from ovmstrio.access.key_file import digest_of
 from ovmstrio.observability.log_level import LOG_LEVEL
@@ -28,6 +27,10 @@ from tests.console.served_kinds import MARKUP, MARKUP_NAME, write_services
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.tiny_llm import write_tiny_folder
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+expect = pytest.importorskip("playwright.sync_api").expect
 expect.set_options(timeout=60_000)
 
 PICTURES: Final = os.environ.get("CONSOLE_PICTURES", "")

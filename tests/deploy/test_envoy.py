@@ -24,6 +24,7 @@ from tests.support.ports import free_ports
 from tests.support.processes import OvmsProcess, running
 from tests.support.waits import WAIT_SECONDS
 
+pytest.importorskip("envoy")
 pytestmark = pytest.mark.e2e
 
 _COUNT = """

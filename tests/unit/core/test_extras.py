@@ -16,7 +16,7 @@ import pytest
 from ovmstrio.core.extras import Extra, way_to_install
 
 ROOT = Path(__file__).parents[3]
-OF_DEVELOPERS = {"dev"}
+OF_DEVELOPERS = {"dev", "dev-system"}
 BY_NAME_ALONE = re.compile(r"""pip install [^\n`]*['" ]ovmstrio(\[|[ '"`\n=]|$)""")
 
 
@@ -91,7 +91,7 @@ def test_a_checkout_that_is_not_installed_is_installed_from() -> None:
 
 
 def test_the_registry_has_every_extra() -> None:
-    """Those that the package declares, without the one for its developers."""
+    """Those that the package declares, without the ones for its developers."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(declared) - OF_DEVELOPERS == set(Extra)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,21 +70,10 @@ def test_the_name_is_known_before_the_request_is_read(data: bytes, name: bytes) 
     assert name_in(data) == name
 
 
-def test_a_request_of_many_empty_fields_is_told_from_the_older_layout_at_once() -> None:
-    """However many there are: that is not looked for field by field in Python."""
-    steps = 0
-
-    def count(*_: object) -> None:
-        nonlocal steps
-        steps += 1
-
-    sys.setprofile(count)
-    try:
-        request = decode_request(_text(1, "") * 100_000 + _text(4, "uci"))
-    finally:
-        sys.setprofile(None)
+def test_a_name_after_many_empty_fields_is_read() -> None:
+    """Every field counts; `python -m benchmarks calls` holds that Python does not read each."""
+    request = decode_request(_text(1, "") * 100_000 + _text(4, "uci"))
     assert (len(request.key), request.name) == (100_000, "uci")
-    assert steps < 100
 
 
 def test_garbage_is_refused() -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.system.runtimes.generation.conftest import ServeTiny
-from tests.system.runtimes.generation.test_text_model import greedy, made, text_of
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.generation import Task
 from ovmstrio.openvino.engine.gguf_header import GgufError, read_header
 from ovmstrio.runtimes.generation.loading import LOADERS
 from tests.support.tiny_llm import CONTEXT, write_tiny_gguf
+from tests.system.runtimes.generation.conftest import ServeTiny
+from tests.system.runtimes.generation.test_text_model import greedy, made, text_of
 
 
 async def test_a_gguf_file_is_converted_once_and_makes_the_text_of_its_folder(
