@@ -22,7 +22,7 @@ test *args:
 
 # Build the container's image without Docker, and run it: needs Debian's buildah, mmdebstrap and bubblewrap, and root.
 image:
-    OVMSTRIO_TRY_IMAGE=1 {{ bin }}/pytest tests/deploy/test_image.py --run-slow
+    OVMSTRIO_TRY_IMAGE=1 {{ bin }}/pytest tests/system/deploy/test_image.py --run-slow
 
 # Check form, types and the direction of imports.
 lint:

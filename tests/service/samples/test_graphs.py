@@ -49,7 +49,7 @@ def _prepare(name: str, tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize("name", _GRAPHS)
 def test_the_graph_file_is_found_good(name: str) -> None:
     """``ovms graph check`` has nothing to say against the graph files of the samples."""
-    folder = Path(__file__).parents[2] / "samples" / "ovmstrio_samples" / name
+    folder = Path(__file__).parents[3] / "samples" / "ovmstrio_samples" / name
     result = run_ovms("graph", "check", str(folder / "graph.pbtxt"))
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ovms_cli.reference import cleaned, reference
 
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+PAGE = Path(__file__).parents[3] / "docs" / "cli.md"
 
 
 def test_the_reference_is_what_the_commands_say() -> None:

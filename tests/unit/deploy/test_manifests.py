@@ -14,9 +14,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.deploy.crd_schemas import FOLDER
+from tests.support.crd_schemas import FOLDER
 
-_DEPLOY = Path(__file__).parents[2] / "deploy"
+_DEPLOY = Path(__file__).parents[3] / "deploy"
 _CHART = _DEPLOY / "helm" / "ovmstrio"
 _PLAIN = _DEPLOY / "kubernetes" / "manifests.yaml"
 _VALUES = _DEPLOY / "kubernetes" / "values.yaml"

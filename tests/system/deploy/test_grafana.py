@@ -17,7 +17,7 @@ import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from ovmstrio.access.key_file import write_key_file
-from tests.deploy.prometheus import Prometheus, evaluating, is_there
+from tests.support.prometheus import Prometheus, evaluating, is_there
 from tests.support.all_kinds import write_all_kinds
 from tests.support.callers import bearer, entry_of
 from tests.support.processes import serving
@@ -25,7 +25,7 @@ from tests.support.tiny_llm import write_tiny_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-FOLDER: Final = Path(__file__).parents[2] / "deploy" / "grafana"
+FOLDER: Final = Path(__file__).parents[3] / "deploy" / "grafana"
 DASHBOARDS: Final = ("server", "text")
 _VARIABLE: Final = re.compile(r"\$\{?(\w+)\}?")
 _COMPARED: Final = re.compile(r"\s*[<>]=?\s*[\d.]+\s*$")

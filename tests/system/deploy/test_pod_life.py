@@ -22,7 +22,7 @@ from tests.support.processes import OvmsProcess, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-_MANIFEST = Path(__file__).parents[2] / "deploy" / "kubernetes" / "manifests.yaml"
+_MANIFEST = Path(__file__).parents[3] / "deploy" / "kubernetes" / "manifests.yaml"
 _DELAY, _DRAIN = 4, 10
 _LATE_SECONDS = 2
 """For so long after a pod was told to end it still gets new connections, as from proxies that have not heard of it."""

@@ -16,7 +16,7 @@ import pytest
 import ovmstrio_samples
 
 SAMPLES = Path(ovmstrio_samples.__file__).parent
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CLIENTS = sorted(file.parent.name for file in SAMPLES.glob("*/client.py"))
 
 OPTIONS = {"--help", "--url", "--rest", "--model", "--input"}

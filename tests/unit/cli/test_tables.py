@@ -29,7 +29,7 @@ from tests.support import ir
 from tests.support.ports import free_ports
 from tests.support.processes import environment, run_ovms, serving
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LONG = "a_model_with_quite_a_long_name_that_must_be_found"
 
 

@@ -26,7 +26,7 @@ from tests.support.ports import free_ports
 from tests.support.tiny_llm import write_tiny_folder
 from tests.support.whole_ends import end_of_output
 
-_PROJECT = Path(__file__).parents[2]
+_PROJECT = Path(__file__).parents[3]
 _RECIPE = _PROJECT / "deploy" / "container" / "Containerfile"
 _TOOLS = ("buildah", "mmdebstrap", "bwrap")
 _BASES = {

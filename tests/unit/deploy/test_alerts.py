@@ -11,7 +11,7 @@ import yaml
 from ovmstrio.core import errors
 from ovmstrio.wire.statuses import STATUS_OF
 
-ALERTS: Final = Path(__file__).parents[2] / "deploy" / "grafana" / "alerts.yml"
+ALERTS: Final = Path(__file__).parents[3] / "deploy" / "grafana" / "alerts.yml"
 OF_THE_SERVER: Final = {errors.Overloaded, errors.VersionLoading, errors.GraphFailure}
 """Errors that have a status of 400 to 499 and are no fault of the caller's."""
 

@@ -1,4 +1,4 @@
-"""Schemas of custom resources, from published definitions: ``python -m tests.deploy.crd_schemas CRD.yaml ...``.
+"""Schemas of custom resources, from published definitions: ``python -m tests.support.crd_schemas CRD.yaml ...``.
 
 What is kept is structure: types, names, what is required and which values there are.  Descriptions go, and so do the
 containers of KServe's runtimes, which are a pod's and are checked as such.
