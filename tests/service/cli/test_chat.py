@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import pty
-import select
-import signal
-import subprocess
-import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from typer.testing import CliRunner
 
-from ovms_cli.all_commands import app
 from tests.support.chat_server import ChatServer, chat_server
+from tests.support.commands import CommandResult, run_command
 from tests.support.ports import free_ports
-from tests.support.processes import environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from typer.testing import Result
 
 _HELLO: list[dict[str, Any] | None] = [{"role": "assistant", "content": None}, {"content": "Hel"}, {"content": "lo"}]
 
@@ -37,8 +26,8 @@ def server() -> Iterator[ChatServer]:
         yield running
 
 
-def _chat(server: ChatServer, *arguments: str, said: str = "") -> Result:
-    return CliRunner().invoke(app, ["chat", *arguments, "--url", server.url], input=said)
+def _chat(server: ChatServer, *arguments: str, said: str = "") -> CommandResult:
+    return run_command("chat", *arguments, "--url", server.url, stdin=said)
 
 
 def test_one_message_is_answered_for_a_script(server: ChatServer) -> None:
@@ -72,7 +61,7 @@ def test_the_first_model_answers_where_none_is_named(server: ChatServer) -> None
 def test_a_server_is_named_by_a_url(server: ChatServer) -> None:
     """With or without the path of the API."""
     for url in (server.url, server.url.removesuffix("/v3")):
-        done = CliRunner().invoke(app, ["chat", url, "--model", "second", "--once", "Hi"])
+        done = run_command("chat", url, "--model", "second", "--once", "Hi")
         assert (done.exit_code, done.stdout) == (0, "Hello\n"), done.stderr
     assert [asked["model"] for asked in server.asked] == ["second", "second"]
 
@@ -156,7 +145,7 @@ def test_an_answer_cannot_command_the_terminal(server: ChatServer) -> None:
 def test_nobody_there_is_told_with_where_to_look(path: str) -> None:
     """With the exit code of that."""
     (port,) = free_ports(1)
-    done = CliRunner().invoke(app, ["chat", "chat", "--once", "Hi", "--url", f"http://127.0.0.1:{port}{path}"])
+    done = run_command("chat", "chat", "--once", "Hi", "--url", f"http://127.0.0.1:{port}{path}")
     assert done.exit_code == 2
     assert f"no server answers at http://127.0.0.1:{port}/v3" in done.stderr
 
@@ -173,57 +162,5 @@ def test_nobody_there_is_told_with_where_to_look(path: str) -> None:
 )
 def test_a_wrong_command_line_is_told(arguments: list[str]) -> None:
     """With 64, before anybody is asked."""
-    done = CliRunner().invoke(app, ["chat", *arguments])
+    done = run_command("chat", *arguments)
     assert done.exit_code == 64, done.stderr
-
-
-class _Terminal:
-    """The command in a terminal of its own."""
-
-    def __init__(self, leader: int) -> None:
-        self._leader = leader
-        self.seen = ""
-
-    def wait_for(self, text: str, times: int = 1) -> None:
-        """Read until a text has been shown so often."""
-        ends = time.monotonic() + 60
-        while self.seen.count(text) < times:
-            assert time.monotonic() < ends, self.seen
-            if select.select([self._leader], [], [], 1)[0]:
-                self.seen += os.read(self._leader, 4096).decode(errors="replace")
-
-    def say(self, line: str) -> None:
-        """Type a line."""
-        os.write(self._leader, f"{line}\n".encode())
-
-
-@pytest.mark.e2e
-def test_ctrl_c_stops_the_answer_and_not_the_conversation(server: ChatServer) -> None:
-    """The server sees the client leave; what had come is part of what was said, and commands answer."""
-    server.deltas = [{"content": "Once upon"}, None]
-    leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "ovms_cli", "chat", "chat", "--url", server.url]
-    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environment()) as process:
-        os.close(follower)
-        terminal = _Terminal(leader)
-        terminal.wait_for("/help lists commands")
-        terminal.wait_for("> ")
-        terminal.say("Tell me")
-        terminal.wait_for("Once upon")
-        process.send_signal(signal.SIGINT)
-        terminal.wait_for("stopped")
-        assert server.left.wait(30)
-        server.deltas = list(_HELLO)
-        terminal.say("Again")
-        terminal.wait_for("Hello")
-        terminal.wait_for("3 tokens")
-        terminal.say("/help")
-        terminal.wait_for("/reset")
-        terminal.say("/exit")
-        assert process.wait(60) == 0
-    os.close(leader)
-    assert server.asked[1]["messages"] == [
-        {"role": "user", "content": "Tell me"},
-        {"role": "assistant", "content": "Once upon"},
-        {"role": "user", "content": "Again"},
-    ]

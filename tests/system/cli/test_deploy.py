@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
-from typer.testing import CliRunner, Result
 
-from ovms_cli import deploy
 from tests.support.ports import free_ports
 from tests.support.processes import run_ovms
 
 PATIENCE_SECONDS = 300
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
-
-
-def _run(*arguments: str) -> Result:
-    app = typer.Typer()
-    deploy.register(app)
-    return CliRunner().invoke(app, ["deploy", "ray", *arguments], env={"COLUMNS": "500"})
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
 
 
 def _configuration(folder: Path, **settings: object) -> Path:
@@ -32,32 +22,6 @@ def _configuration(folder: Path, **settings: object) -> Path:
     return path
 
 
-def test_without_ray_the_way_to_install_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of a traceback."""
-    for name in [name for name in sys.modules if name.startswith("ovmstrio.cluster.ray")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "ray", None)
-    done = _run(str(_configuration(tmp_path)))
-    assert done.exit_code == 1
-    assert "ray is not installed: " in done.output
-    assert "[ray]" in done.output or "ray[serve]" in done.output
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--setting", "cache_dir"], "--setting cache_dir: expected NAME=VALUE"),
-        (["--ingress", "two"], "--ingress two: expected an object of JSON"),
-    ],
-)
-def test_options_in_another_form_are_refused(tmp_path: Path, options: list[str], text: str) -> None:
-    """With what was expected."""
-    done = _run(str(_configuration(tmp_path)), *options)
-    assert done.exit_code == 1
-    assert text in done.output
-
-
-@needs_ray
 def test_the_file_for_rays_own_commands_names_what_is_served(tmp_path: Path) -> None:
     """Nothing is deployed for it, and no cluster is needed."""
     config, output = _configuration(tmp_path), tmp_path / "serve.yaml"
@@ -72,7 +36,6 @@ def test_the_file_for_rays_own_commands_names_what_is_served(tmp_path: Path) -> 
     assert document["grpc_options"]["grpc_servicer_functions"] == ["ovmstrio.cluster.ray.grpc_services.add_services"]
 
 
-@needs_ray
 def test_paths_of_settings_are_written_so_that_they_mean_the_same_elsewhere(tmp_path: Path) -> None:
     """The processes of a cluster begin in other folders."""
     config, output = tmp_path / "current.json", tmp_path / "serve.yaml"
@@ -85,7 +48,6 @@ def test_paths_of_settings_are_written_so_that_they_mean_the_same_elsewhere(tmp_
     assert application["args"] == {"config": str(config), "settings": settings, "ingress": {}}
 
 
-@needs_ray
 def test_what_a_cluster_cannot_serve_is_told_with_its_place(tmp_path: Path) -> None:
     """Before anything is deployed."""
     config = _configuration(tmp_path, stateful=True, placement={"autoscaling": {"max_replicas": 2}})
@@ -95,7 +57,6 @@ def test_what_a_cluster_cannot_serve_is_told_with_its_place(tmp_path: Path) -> N
     assert "config.json:1" in done.stdout
 
 
-@needs_ray
 def test_settings_without_a_meaning_in_a_replica_are_refused(tmp_path: Path) -> None:
     """Such as ports, which are Ray's."""
     done = run_ovms(
@@ -105,7 +66,6 @@ def test_settings_without_a_meaning_in_a_replica_are_refused(tmp_path: Path) -> 
     assert "settings that have no meaning in a replica: rest_port" in done.stdout
 
 
-@needs_ray
 def test_an_address_where_nobody_listens_is_told_at_once(tmp_path: Path) -> None:
     """Ray itself would look for some minutes."""
     (port,) = free_ports(1)

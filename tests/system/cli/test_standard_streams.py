@@ -1,7 +1,8 @@
-"""A server whose standard streams are closed, full or unread: it starts, or its status and log file say why not."""
+"""A server whose standard streams are closed, full or unread."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,31 +13,45 @@ import pytest
 from tests.support.ports import free_ports
 from tests.support.processes import OvmsProcess, environment
 
-START = [
-    "2>&-",
-    "<&- >&- 2>&-",
-    pytest.param(">/dev/full 2>/dev/full", marks=pytest.mark.slow),
-    pytest.param("2>/dev/full", marks=pytest.mark.slow),
-    pytest.param(">&- 2>/dev/full", marks=pytest.mark.slow),
-]
+pytestmark = pytest.mark.e2e
+
+UNREAD = ">&3 2>&3"
+"""Both outputs go to a pipe without a reader."""
 
 
-def _serve(redirections: str, *options: str) -> subprocess.Popen[str]:
-    """Start a server whose standard streams a shell has redirected."""
-    return subprocess.Popen(
-        ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, "-m", "ovms_cli", "serve", *options],
-        env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True,
+def _ovms(redirections: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start a command whose standard streams a shell redirects."""
+    command = ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, "-m", "ovms_cli", *arguments]
+    null = subprocess.DEVNULL
+    if redirections != UNREAD:
+        return subprocess.Popen(command, env=environment(), stdin=null, stdout=null, stderr=null, text=True)
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.Popen(command[4:], env=environment(), stdin=null, stdout=writer, stderr=writer, text=True)
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize(
+    "redirections",
+    [
+        "<&- >&- 2>&-",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("2>&-", ">/dev/full 2>/dev/full", "2>/dev/full", ">&- 2>/dev/full", UNREAD)
+        ),
+    ],
+)
+def test_a_server_starts_and_logs_to_its_file_where_nothing_can_be_printed(redirections: str, tmp_path: Path) -> None:
+    """Descriptors 0 to 2 are never sockets or files; each line of the log is a JSON object, warnings included."""
+    grpc, rest = free_ports(2)
+    log, config = tmp_path / "server.log", tmp_path / "config.json"
+    config.write_text('{"model_config_list": []}')
+    process = _ovms(
+        redirections, "serve", "--port", str(grpc), "--rest_port", str(rest), "--config_path", str(config),
+        "--allow_empty", "--log_path", str(log), "--log_format", "json", "--grpc_workers", "4",
     )  # fmt: skip
-
-
-def _empty_config(folder: Path) -> str:
-    file = folder / "config.json"
-    file.write_text('{"model_config_list": []}')
-    return str(file)
-
-
-def _check_serves(process: subprocess.Popen[str], grpc: int, rest: int, log: Path) -> None:
-    """Check that a server answers, uses no standard descriptor for anything else, logs, and ends well."""
     server = OvmsProcess(process, grpc, rest)
     try:
         server.wait_ready()
@@ -46,64 +61,33 @@ def _check_serves(process: subprocess.Popen[str], grpc: int, rest: int, log: Pat
     finally:
         process.kill()
         process.wait()
-    written = log.read_text()
-    assert "[info" in written
-    assert "Traceback" not in written
+    lines = log.read_text().splitlines()
+    assert any("grpc_workers" in line for line in lines)
+    assert all(isinstance(json.loads(line), dict) for line in lines)
+    assert not any("Traceback" in line for line in lines)
 
 
-@pytest.mark.parametrize("redirections", START)
-def test_a_server_starts_and_logs_to_its_file_where_nothing_can_be_printed(redirections: str, tmp_path: Path) -> None:
-    """Its descriptors 0 to 2 are never those of sockets or files."""
-    grpc, rest = free_ports(2)
-    log = tmp_path / "server.log"
-    process = _serve(
-        redirections, "--port", str(grpc), "--rest_port", str(rest), "--log_path", str(log),
-        "--config_path", _empty_config(tmp_path), "--allow_empty",
-    )  # fmt: skip
-    _check_serves(process, grpc, rest, log)
-
-
-@pytest.mark.slow
-def test_a_server_without_a_reader_of_its_standard_error_starts_and_logs_to_its_file(tmp_path: Path) -> None:
-    """A pipe without a reader fails each write."""
-    grpc, rest = free_ports(2)
-    log = tmp_path / "server.log"
-    reader, writer = os.pipe()
-    os.close(reader)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ovms_cli", "serve", "--port", str(grpc), "--rest_port", str(rest),
-         "--log_path", str(log), "--config_path", _empty_config(tmp_path), "--allow_empty"],
-        env=environment(), stdin=subprocess.DEVNULL, stdout=writer, stderr=writer, text=True,
-    )  # fmt: skip
-    os.close(writer)
-    _check_serves(process, grpc, rest, log)
-
-
-@pytest.mark.parametrize("redirections", ["2>&-", "2>/dev/full", ">/dev/full 2>/dev/full"])
-def test_a_server_that_cannot_start_writes_the_reason_to_its_log_file(redirections: str, tmp_path: Path) -> None:
-    """The exit status is that of any failed start."""
-    log = tmp_path / "server.log"
-    config = tmp_path / "missing.json"
-    process = _serve(redirections, "--config_path", str(config), "--log_path", str(log))
+@pytest.mark.parametrize("redirections", ["2>&-", ">/dev/full 2>/dev/full"])
+def test_a_server_that_cannot_start_logs_the_reason_to_its_file(redirections: str, tmp_path: Path) -> None:
+    """The exit code is 1."""
+    log, config = tmp_path / "server.log", tmp_path / "missing.json"
+    process = _ovms(redirections, "serve", "--config_path", str(config), "--log_path", str(log))
     assert process.wait(60) == 1
     (line,) = log.read_text().splitlines()
     assert "[error" in line
     assert f"{config}: the file cannot be read" in line
 
 
-@pytest.mark.parametrize("redirections", ["2>&-", "2>/dev/full"])
-def test_a_wrong_command_line_ends_with_its_status_where_nothing_can_be_printed(redirections: str) -> None:
-    """Scripts tell a wrong option from a failed start by the status."""
-    assert _serve(redirections, "--no_such_option", "1").wait(60) == 64
+def test_a_wrong_command_line_ends_with_its_code_where_nothing_can_be_printed() -> None:
+    """Scripts distinguish a wrong option from a failed start."""
+    assert _ovms("2>/dev/full", "serve", "--no_such_option", "1").wait(60) == 64
 
 
 def test_a_log_file_on_a_full_disk_prints_no_traceback(tmp_path: Path) -> None:
     """Lines that cannot be written are dropped."""
     options = ["--config_path", str(tmp_path / "no.json"), "--log_path", "/dev/full"]
-    done = subprocess.run(
-        [sys.executable, "-m", "ovms_cli", "serve", *options],
-        check=False, capture_output=True, env=environment(), text=True, timeout=60,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "ovms_cli", "serve", *options]
+    done = subprocess.run(command, check=False, capture_output=True, env=environment(), text=True, timeout=60)
     assert done.returncode == 1
     assert "no.json: the file cannot be read" in done.stderr
     assert "Traceback" not in done.stderr

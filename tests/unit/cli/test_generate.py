@@ -64,35 +64,6 @@ def test_sources_of_the_server_are_a_build_context(run: Run) -> None:
     assert "--build-context ovmstrio=SOURCES" in run().stderr
 
 
-BACKEND = """
-import pathlib, zipfile
-
-def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    name = "ovmstrio-7.0-py3-none-any.whl"
-    with zipfile.ZipFile(pathlib.Path(wheel_directory, name), "w") as wheel:
-        wheel.writestr("ovmstrio-7.0.dist-info/METADATA", "Metadata-Version: 2.1\\nName: ovmstrio\\nVersion: 7.0\\n")
-        wheel.writestr("ovmstrio-7.0.dist-info/WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
-        wheel.writestr("ovmstrio-7.0.dist-info/RECORD", "")
-    return name
-"""
-BUILD_SYSTEM = '[build-system]\nrequires = []\nbuild-backend = "made_here"\nbackend-path = ["."]\n'
-
-
-def test_a_wheel_of_sources_is_copied_into_the_image(run: Run, tmp_path: Path) -> None:
-    """It is built beside the Dockerfile; the image needs no index for the server."""
-    write(Path("iris"))
-    sources = tmp_path / "sources"
-    sources.mkdir()
-    (sources / "made_here.py").write_text(BACKEND)
-    (sources / "pyproject.toml").write_text(BUILD_SYSTEM)
-    result = run("iris", "--from-source", str(sources))
-    assert result.exit_code == 0, result.output
-    assert Path("ovmstrio-7.0-py3-none-any.whl").is_file()
-    text = Path("nucleus.Dockerfile").read_text()
-    assert 'COPY ["ovmstrio-7.0-py3-none-any.whl", "/src/ovmstrio/ovmstrio-7.0-py3-none-any.whl"]' in text
-    assert "RUN pip install --no-cache-dir '/src/ovmstrio/ovmstrio-7.0-py3-none-any.whl[handlers]'" in text
-
-
 def test_sources_that_are_none_are_one_clear_line(run: Run, tmp_path: Path) -> None:
     """Nothing is written."""
     write(Path("iris"))

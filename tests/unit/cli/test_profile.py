@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from ovms_cli.profile_tables import profile_rows, profile_tables
 from ovms_cli.speedscope import speedscope_document
-from tests.support import ir
-from tests.support.processes import run_ovms, serving
+from tests.support.speedscope_format import check_speedscope
 
 TOLD: dict[str, Any] = {
     "seconds": 2.0,
@@ -94,68 +88,6 @@ def test_a_server_of_several_processes_has_a_profile_for_each() -> None:
     ]
 
 
-_NUMBER: dict[str, Any] = {"type": "number", "minimum": 0}
-_FORMAT: dict[str, Any] = {
-    "type": "object",
-    "required": ["$schema", "shared", "profiles"],
-    "additionalProperties": False,
-    "properties": {
-        "$schema": {"const": "https://www.speedscope.app/file-format-schema.json"},
-        "exporter": {"type": "string"},
-        "name": {"type": "string"},
-        "activeProfileIndex": _NUMBER,
-        "shared": {
-            "type": "object",
-            "required": ["frames"],
-            "properties": {
-                "frames": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "required": ["name"],
-                        "additionalProperties": False,
-                        "properties": {
-                            "name": {"type": "string"},
-                            "file": {"type": "string"},
-                            "line": _NUMBER,
-                            "col": _NUMBER,
-                        },
-                    },
-                }
-            },
-        },
-        "profiles": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["type", "name", "unit", "startValue", "endValue", "samples", "weights"],
-                "additionalProperties": False,
-                "properties": {
-                    "type": {"const": "sampled"},
-                    "name": {"type": "string"},
-                    "unit": {"enum": ["bytes", "microseconds", "milliseconds", "nanoseconds", "none", "seconds"]},
-                    "startValue": _NUMBER,
-                    "endValue": _NUMBER,
-                    "samples": {"type": "array", "items": {"type": "array", "items": _NUMBER}},
-                    "weights": {"type": "array", "items": _NUMBER},
-                },
-            },
-        },
-    },
-}
-"""What speedscope's format has of sampled profiles."""
-
-
-def check_speedscope(document: Any) -> None:
-    """See that a document has the format, and what that cannot say: frames that there are, and a weight a sample."""
-    jsonschema.validate(document, _FORMAT)
-    frames = len(document["shared"]["frames"])
-    for profile in document["profiles"]:
-        assert len(profile["samples"]) == len(profile["weights"])
-        assert all(0 <= number < frames for stack in profile["samples"] for number in stack)
-        assert profile["endValue"] == pytest.approx(sum(profile["weights"]))
-
-
 def test_a_file_for_speedscope_has_its_format() -> None:
     """With nothing in it, too."""
     check_speedscope(speedscope_document(TOLD))
@@ -181,30 +113,3 @@ def test_rows_tell_own_and_total_shares() -> None:
         ("m", "a", "MatMul brgemm", 75.0, "", 3.0),
         ("m", "b", "Relu jit", 25.0, "", 1.0),
     ]
-
-
-def test_a_server_is_profiled(tmp_path: Path) -> None:
-    """In every form, with a file on request; a file that cannot be written is an error, and so is an unknown model."""
-    repository = ir.save(ir.dummy(), tmp_path / "models", "add")
-    with serving("--model_name", "add", "--model_path", str(repository)) as server:
-        short = ("--url", server.rest, "--seconds", "0.2")
-        done = run_ovms("profile", *short, "--model", "add", "--speedscope", str(tmp_path / "p.json"))
-        assert done.returncode == 0, done.stderr
-        assert "event loop" in done.stdout
-        assert "Add" in done.stdout
-        document = json.loads((tmp_path / "p.json").read_text())
-        check_speedscope(document)
-        assert {"event loop", "layers of add"} <= {each["name"] for each in document["profiles"]}
-        done = run_ovms("profile", *short, "--no_layers", "--json")
-        told = json.loads(done.stdout)
-        assert (told["models"], told["seconds"] >= 0.2) == ([], True)
-        rows = list(csv.reader(io.StringIO(run_ovms("profile", *short, "--model", "add", "--output", "csv").stdout)))
-        assert rows[0] == ["where", "what", "place", "own_percent", "total_percent", "microseconds"]
-        assert any(row[0] == "add" for row in rows)
-        for options, text in (
-            (("--model", "nothing"), "nothing"),
-            (("--speedscope", str(tmp_path / "no" / "p.json")), "No such file or directory"),
-        ):
-            done = run_ovms("profile", *short, *options)
-            assert (done.returncode, text in done.stderr) == (1, True), done.stderr
-    assert run_ovms("profile", *short).returncode == 2

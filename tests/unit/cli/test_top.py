@@ -1,19 +1,6 @@
-"""`ovms top`: figures of two looks, how they fit a terminal, and the command on a terminal and in a pipe."""
+"""Figures of ``ovms top``, and their layout on terminals."""
 
 from __future__ import annotations
-
-import csv
-import io
-import json
-import os
-import pty
-import select
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -29,12 +16,6 @@ from ovmstrio.core.events import OK, CallEvent
 from ovmstrio.core.metric_families import BUCKETS_US
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.runtimes.generation.text_metrics import TextMetrics
-from tests.support import ir
-from tests.support.all_kinds import write_all_kinds
-from tests.support.ports import free_ports
-from tests.support.processes import environment, run_ovms, serving
-
-ENOUGH_SECONDS = 60
 
 
 def call(metrics: Metrics, name: str, *, kind: str = "model", method: str = "ModelInfer", code: str = OK) -> None:
@@ -229,115 +210,3 @@ def test_a_terminal_of_any_size_is_never_overrun(width: int, height: int, names:
     below = next(index for index, line in enumerate(lines) if line.startswith("\N{BOX DRAWINGS LIGHT HORIZONTAL}"))
     left_out = len(names) - len(lines[below + 1 : -1])
     assert lines[-1] == (f"{left_out} more; q quits" if left_out else "q quits")
-
-
-def test_a_pipe_and_scripts_get_one_interval(tmp_path: Path) -> None:
-    """A line for each servable, and plain numbers in JSON and CSV."""
-    ir.save(ir.dummy(), tmp_path, "m")
-    with serving("--model_name", "m", "--model_path", str(tmp_path / "m")) as server:
-        url = ("--url", server.rest.removeprefix("http://"), "--interval", "0.1")
-        table, as_json, as_csv = (
-            run_ovms("top", *url, *more) for more in ((), ("--output", "json"), ("--output", "csv"))
-        )
-        refused = run_ovms("top", "--url", server.grpc, "--once")
-    assert [line.split()[:3] for line in table.stdout.splitlines()] == [
-        ["servable", "version", "state"],
-        ["m", "1", "READY"],
-    ]
-    told = json.loads(as_json.stdout)
-    assert told["ready"] is True
-    assert told["resident_bytes"] > 2**20
-    assert told["connections"]["REST"] == 1
-    assert told["servables"][0]["requests_per_second"] == 0
-    (values,) = csv.DictReader(io.StringIO(as_csv.stdout))
-    assert (values["name"], values["in_flight"], values["p50_ms"]) == ("m", "0", "")
-    assert [each.returncode for each in (table, as_json, as_csv, refused)] == [0, 0, 0, 2]
-
-
-def test_stages_of_ops_are_a_view_of_their_own(tmp_path: Path) -> None:
-    """In a server of several services by the name of the pipeline; an order that there is not is an error."""
-    with serving("--config_path", str(write_all_kinds(tmp_path))) as server:
-        url = ("--url", server.rest.removeprefix("http://"), "--once")
-        done = run_ovms("top", *url, "--stages", "ops", "--output", "json")
-        assert set(json.loads(done.stdout)["ops"]) == {"count"}, done.stderr
-        other = run_ovms("top", *url, "--stages", "model")
-        unknown = run_ovms("top", *url, "--sort", "weight")
-    assert (other.returncode, unknown.returncode) == (1, 64)
-    assert "has no figures of a pipeline" in other.stderr
-    assert "expected one of servable, version, state" in unknown.stderr
-
-
-def test_without_metrics_the_reason_is_told(tmp_path: Path) -> None:
-    """They may be turned off."""
-    ir.save(ir.dummy(), tmp_path, "m")
-    with serving("--model_name", "m", "--model_path", str(tmp_path / "m"), "--no_metrics_enable") as server:
-        done = run_ovms("top", "--url", server.rest.removeprefix("http://"), "--once")
-    assert done.returncode == 1
-    assert "metrics are disabled" in done.stderr
-
-
-class OnTerminal:
-    """`ovms top` on a terminal of its own."""
-
-    def __init__(self, process: subprocess.Popen[bytes], terminal: int) -> None:
-        self.process = process
-        self._terminal = terminal
-
-    def wait_for(self, text: str) -> None:
-        """Read what it shows until it shows this."""
-        seen, ends = b"", time.monotonic() + ENOUGH_SECONDS
-        while text.encode() not in seen:
-            ready, _, _ = select.select([self._terminal], [], [], max(0.0, ends - time.monotonic()))
-            assert ready, seen.decode(errors="replace")
-            seen += os.read(self._terminal, 65_536)
-
-    def type(self, key: bytes) -> None:
-        """Press a key that ends nothing."""
-        os.write(self._terminal, key)
-
-    def press(self, key: bytes) -> int:
-        """Press a key; gives the code that the command ends with."""
-        os.write(self._terminal, key)
-        return self.process.wait(ENOUGH_SECONDS)
-
-
-@contextmanager
-def on_terminal(address: str) -> Iterator[OnTerminal]:
-    """Run the command on a terminal until the end of the block."""
-    terminal, its_end = pty.openpty()
-    command = [sys.executable, "-m", "ovms_cli", "top", "--url", address, "--interval", "0.1"]
-    variables = {**environment(), "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
-    with subprocess.Popen(
-        command, stdin=its_end, stdout=its_end, stderr=its_end, env=variables, start_new_session=True
-    ) as process:
-        os.close(its_end)
-        try:
-            yield OnTerminal(process, terminal)
-        finally:
-            process.kill()
-            os.close(terminal)
-
-
-def test_a_server_that_goes_away_is_asked_again(tmp_path: Path) -> None:
-    """What it served stays in sight, with the trouble, and q ends the command well."""
-    ir.save(ir.dummy(), tmp_path, "model_in_sight")
-    with (
-        serving("--model_name", "model_in_sight", "--model_path", str(tmp_path / "model_in_sight")) as server,
-        on_terminal(server.rest.removeprefix("http://")) as top,
-    ):
-        top.wait_for("model_in_sight")
-        top.wait_for("sorted by req/s")
-        top.type(b"s")
-        top.wait_for("sorted by err/s")
-        server.stop()
-        top.wait_for("trying again")
-        assert top.press(b"q") == 0
-
-
-def test_an_interrupt_ends_it_without_a_word() -> None:
-    """The code is that of every interrupted command."""
-    (port,) = free_ports(1)
-    with on_terminal(f"127.0.0.1:{port}") as top:
-        top.wait_for("trying again")
-        top.process.send_signal(2)
-        assert top.process.wait(ENOUGH_SECONDS) == 130
