@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +9,20 @@ import pytest
 
 from ovmstrio_samples import prepare_repository
 from ovmstrio_samples.question import Arrays, Ask
+from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
 
 @pytest.fixture(scope="session")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepare the embedded samples once; gives their config.json."""
     return prepare_repository(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def server(embedded: Path) -> Iterator[ServedInThread]:
+    """Serve the embedded samples."""
+    with serving_in_thread(config_path=embedded) as running:
+        yield running
 
 
 def _ask_folder(repository: Path) -> Ask:

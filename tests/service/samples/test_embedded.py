@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -105,26 +103,6 @@ def test_without_the_extra_the_other_samples_are_served(tmp_path: Path, monkeypa
     assert [entry["config"]["name"] for entry in models] == ["add_one", "iris", "ensemble_regression", "ensemble_bayes"]
     with pytest.raises(WheelUnavailable, match=r"pip install .*\[samples\]"):
         prepare_sample(BY_NAME["file_type"], tmp_path / "models", 1, tmp_path)
-
-
-def test_processes_that_prepare_at_the_same_time_agree(tmp_path: Path) -> None:
-    """Three processes end with the same repository and leave nothing half-written."""
-    code = f"import pathlib, ovmstrio_samples as s; print(s.prepare_repository(pathlib.Path({str(tmp_path)!r})))"
-    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    answers = {process.communicate(timeout=60)[0].strip() for process in processes}
-    assert [process.returncode for process in processes] == [0, 0, 0]
-    assert answers == {str(prepare_repository(tmp_path))}
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_magika_itself_is_never_imported() -> None:
-    """Finding the model brings neither magika nor its runtime into the process."""
-    code = (
-        "import sys, ovmstrio_samples.file_type.client as client;"
-        "client.labels(); print({'magika', 'onnxruntime'} & set(sys.modules))"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert answer.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize("name", BY_NAME)

@@ -1,4 +1,4 @@
-"""The samples that are pipelines, served by the real command and asked by their own clients and by Triton's."""
+"""The samples that are pipelines, served in this process and asked by their own clients and by Triton's."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from ovmstrio_samples.entries import write_config
 from ovmstrio_samples.iris.flowers import FLOWERS
 from ovmstrio_samples.preparing import prepare_sample
 from ovmstrio_samples.question import Question
-from tests.support.processes import OvmsProcess, run_ovms, serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.commands import run_command
+from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
 _PIPELINES = [sample.name for sample in SAMPLES if sample.pipeline]
 
@@ -42,13 +41,6 @@ def _prepare(name: str, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def embedded_server(embedded: Path) -> Iterator[OvmsProcess]:
-    """Serve the embedded samples."""
-    with serving("--config_path", str(embedded)) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
 def c_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepare the sample in C, where there is a compiler."""
     if shutil.which("cc") is None:
@@ -57,15 +49,15 @@ def c_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def c_server(c_config: Path) -> Iterator[OvmsProcess]:
+def c_server(c_config: Path) -> Iterator[ServedInThread]:
     """Serve the sample in C."""
-    with serving("--config_path", str(c_config)) as process:
+    with serving_in_thread(config_path=c_config) as process:
         yield process
 
 
-def _check(server: OvmsProcess, questions: list[Question]) -> None:
+def _check(server: ServedInThread, questions: list[Question]) -> None:
     for rest in (False, True):
-        with open_client(server.rest.removeprefix("http://") if rest else server.grpc, rest=rest) as client:
+        with open_client(server.http if rest else server.grpc, rest=rest) as client:
             answers = [question.read(client.infer(question.model, question.inputs)) for question in questions]
         assert answers == [question.expected for question in questions]
 
@@ -91,23 +83,23 @@ def test_the_embedded_samples_hold_the_pipelines_that_need_no_compiler(embedded:
     assert [pipeline["name"] for pipeline in config["pipeline_config_list"]] == ["ensemble"]
     for library in config["custom_node_library_config_list"]:
         assert (embedded.parent / library["base_path"]).is_file()
-    result = run_ovms("pipeline", "check", str(embedded))
-    assert result.returncode == 0, result.stdout + result.stderr
+    result = run_command("pipeline", "check", str(embedded))
+    assert result.exit_code == 0, result.output
 
 
-def test_two_classifiers_vote(embedded_server: OvmsProcess) -> None:
+def test_two_classifiers_vote(server: ServedInThread) -> None:
     """Four flowers get their species, over both protocols, with a note where the classifiers disagree."""
-    _check(embedded_server, ensemble.questions())
+    _check(server, ensemble.questions())
 
 
 @pytest.mark.parametrize("protocol", [tritonclient.grpc, tritonclient.http], ids=["grpc", "http"])
-def test_a_batch_of_flowers_is_voted_on_row_by_row(embedded_server: OvmsProcess, protocol: Any) -> None:
+def test_a_batch_of_flowers_is_voted_on_row_by_row(server: ServedInThread, protocol: Any) -> None:
     """Triton's clients get strings, weighed probabilities, and where the two agreed."""
     grpc = protocol is tritonclient.grpc
     flowers = np.array([*(sizes for sizes, _ in FLOWERS), ensemble.DOUBTFUL], np.float32)
     tensor = protocol.InferInput("features", list(flowers.shape), "FP32")
     tensor.set_data_from_numpy(flowers)
-    url = embedded_server.grpc if grpc else embedded_server.rest.removeprefix("http://")
+    url = server.grpc if grpc else server.http
     with protocol.InferenceServerClient(url) as client:
         alone = [
             client.infer(name, [tensor]).as_numpy("probabilities") for name in ("ensemble_regression", "ensemble_bayes")
@@ -118,28 +110,28 @@ def test_a_batch_of_flowers_is_voted_on_row_by_row(embedded_server: OvmsProcess,
     assert result.as_numpy("agreed").tolist() == [True, True, True, False]
 
 
-def test_the_curl_command_of_the_ensemble_is_answered(embedded_server: OvmsProcess) -> None:
+def test_the_curl_command_of_the_ensemble_is_answered(server: ServedInThread) -> None:
     """JSON has the species as text."""
     given = {"name": "features", "shape": [1, 4], "datatype": "FP32", "data": [5.1, 3.5, 1.4, 0.2]}
-    answer = httpx.post(f"{embedded_server.rest}/v2/models/ensemble/infer", json={"inputs": [given]}).json()
+    answer = httpx.post(f"{server.rest}/v2/models/ensemble/infer", json={"inputs": [given]}).json()
     species = next(output for output in answer["outputs"] if output["name"] == "species")
     assert species == {"name": "species", "datatype": "BYTES", "shape": [1], "data": ["setosa"]}
 
 
-def test_nodes_in_c_split_and_gather(c_server: OvmsProcess) -> None:
+def test_nodes_in_c_split_and_gather(c_server: ServedInThread) -> None:
     """Three variants go through the model, and the best of them comes back with its number."""
     _check(c_server, custom_node_c.questions())
 
 
 @pytest.mark.parametrize("protocol", [tritonclient.grpc, tritonclient.http], ids=["grpc", "http"])
-def test_the_best_variant_is_chosen(c_server: OvmsProcess, protocol: Any) -> None:
+def test_the_best_variant_is_chosen(c_server: ServedInThread, protocol: Any) -> None:
     """Numbers whose sum is negative are best when negated."""
     given = np.random.default_rng(0).normal(-1, 3, (1, 10)).astype(np.float32)
     variants = np.stack([given * np.float32(factor) + 1 for factor in (1, -1, 0.5)])
     best = variants.sum(axis=(1, 2)).argmax()
     tensor = protocol.InferInput("numbers", [1, 10], "FP32")
     tensor.set_data_from_numpy(given)
-    url = c_server.grpc if protocol is tritonclient.grpc else c_server.rest.removeprefix("http://")
+    url = c_server.grpc if protocol is tritonclient.grpc else c_server.http
     with protocol.InferenceServerClient(url) as client:
         result = client.infer("custom_node_c", [tensor])
     np.testing.assert_allclose(result.as_numpy("best"), variants[best], rtol=1e-6)
@@ -152,16 +144,15 @@ def test_the_best_variant_is_chosen(c_server: OvmsProcess, protocol: Any) -> Non
 def test_a_library_in_c_refuses_parameters_that_it_cannot_use(c_config: Path, library: str, param: str) -> None:
     """The check finds what would keep the pipeline from loading."""
     file = c_config.parent / "custom_node_c" / f"libcustom_node_{library}.so"
-    result = run_ovms("custom-node", "check", str(file), "--param", param)
-    assert result.returncode == 1
-    assert run_ovms("custom-node", "check", str(file)).returncode == 0
+    result = run_command("custom-node", "check", str(file), "--param", param)
+    assert result.exit_code == 1
 
 
 def test_without_a_compiler_the_sample_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command ends with 1 and names the package; nothing is left behind."""
     monkeypatch.setenv("CC", "no-such-compiler")
-    result = run_ovms("prepare", "--sample", "custom_node_c", "--repository", str(tmp_path / "models"))
-    assert result.returncode == 1
+    result = run_command("prepare", "--sample", "custom_node_c", "--repository", str(tmp_path / "models"))
+    assert result.exit_code == 1
     assert "spread.c is a custom node in C that has to be compiled" in result.stderr
     assert "install gcc" in result.stderr
     assert not (tmp_path / "models" / "custom_node_c").exists()
@@ -175,7 +166,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], 
 
     config = _prepare("ocr_pipeline", tmp_path_factory.mktemp("ocr"))
     with (
-        serving("--config_path", str(config)) as server,
+        serving_in_thread(config_path=config) as server,
         tritonclient.grpc.InferenceServerClient(server.grpc) as client,
     ):
         yield lambda path: read_text(client, path)

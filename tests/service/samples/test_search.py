@@ -10,7 +10,7 @@ from platformdirs import user_cache_path
 from ovmstrio_samples.catalog import BY_NAME
 from ovmstrio_samples.preparing import prepare_sample
 from ovmstrio_samples.search.client import Passage, passages, search
-from tests.support.processes import serving
+from tests.support.served_in_thread import serving_in_thread
 
 _TEXT = """# Cars
 
@@ -41,7 +41,6 @@ def test_documents_are_cut_at_headings_and_where_they_get_long(tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.e2e
 def test_a_question_finds_the_passage_that_means_the_same(tmp_path: Path) -> None:
     """It has none of the passage's words."""
     sample, cache = BY_NAME["search"], user_cache_path("ovmstrio") / "wheels"
@@ -52,7 +51,7 @@ def test_a_question_finds_the_passage_that_means_the_same(tmp_path: Path) -> Non
     (tmp_path / "docs" / "a.md").write_text(_TEXT)
     questions = {"my vehicle is broken": "Cars", "a concert": "Music", "do I need an umbrella?": "Weather"}
 
-    with serving("--model_name", "search", "--model_path", str(folder), "--task", "embeddings") as server:
+    with serving_in_thread(model_name="search", model_path=folder, task="embeddings") as server:
         found = {each: search(server.rest, each, list(passages(tmp_path / "docs"))) for each in questions}
 
     assert {each: best.passage.heading for each, (best, *_) in found.items()} == questions

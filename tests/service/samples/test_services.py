@@ -13,8 +13,8 @@ from ovmstrio.runtimes.ops.predictor.local_predict import LocalPredictor
 from ovmstrio_samples.catalog import BY_NAME, SAMPLES, SERVICES
 from ovmstrio_samples.ops_regression.client import FLOWERS
 from ovmstrio_samples.preparing import prepare_sample
+from tests.support.commands import run_command
 from tests.support.paddle_files import Layer, write_model
-from tests.support.processes import run_ovms
 
 HERE = SERVICES[0].folder.parent
 NAMES = [sample.name for sample in (*SERVICES, *SAMPLES) if sample in SERVICES or getattr(sample, "service", False)]
@@ -85,7 +85,7 @@ def test_a_fetched_service_is_one_folder(tmp_path: Path) -> None:
 def test_preparing_a_service_tells_how_to_run_it(tmp_path: Path) -> None:
     """The next commands are those of scripts."""
     _cached("ops_ocr")
-    result = run_ovms("prepare", "--sample", "ops_ocr", "--repository", str(tmp_path / "models"))
-    assert result.returncode == 0, result.stderr
+    result = run_command("prepare", "--sample", "ops_ocr", "--repository", str(tmp_path / "models"))
+    assert result.exit_code == 0, result.stderr
     assert f"cd {tmp_path}/models/ops_ocr && ovms run web_service.py" in result.stderr
     assert "python -m ovmstrio_samples.ops_ocr.client" in result.stderr

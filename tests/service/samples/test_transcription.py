@@ -13,14 +13,13 @@ from ovmstrio_samples.preparing import prepare_sample
 from ovmstrio_samples.transcription.client import subtitles, transcribe
 from ovmstrio_samples.vad_stateful.client import RECORDING
 from ovmstrio_samples.wheels import extract
-from tests.support.processes import serving
+from tests.support.served_in_thread import serving_in_thread
 
 _CACHE = user_cache_path("ovmstrio") / "wheels"
 _SAID = "Ever tried, ever failed. No matter, try again. Fail again. Fail better."
 
 
 @pytest.mark.slow
-@pytest.mark.e2e
 def test_real_speech_is_written_down_word_for_word(tmp_path: Path) -> None:
     """As text, as subtitles, and with the times of its words."""
     sample = BY_NAME["transcription"]
@@ -31,8 +30,8 @@ def test_real_speech_is_written_down_word_for_word(tmp_path: Path) -> None:
     extract(_CACHE / RECORDING.filename, RECORDING.members, tmp_path)
     recording = tmp_path / "beckett.wav"
 
-    options = ("--task", "speech2text", "--enable_word_timestamps")
-    with serving("--model_name", "transcription", "--model_path", str(folder), *options) as server:
+    options = {"task": "speech2text", "enable_word_timestamps": True}
+    with serving_in_thread(model_name="transcription", model_path=folder, **options) as server:
         assert "".join(transcribe(server.rest, recording)) == _SAID
         shown = subtitles(server.rest, recording).split("\n\n")
         with OpenAI(base_url=f"{server.rest}/v3", api_key="unused") as client, recording.open("rb") as file:

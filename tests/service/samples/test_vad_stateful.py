@@ -13,7 +13,7 @@ from ovmstrio.client import open_client
 from ovmstrio_samples.catalog import BY_NAME
 from ovmstrio_samples.preparing import prepare_sample
 from ovmstrio_samples.vad_stateful.client import EXPECTED, RECORDING, passages, read_recording, speech
-from tests.support.processes import serving
+from tests.support.served_in_thread import serving_in_thread
 
 _CHUNK = 512
 _CACHE = user_cache_path("ovmstrio") / "wheels"
@@ -62,15 +62,15 @@ def test_real_speech_is_found_where_the_package_finds_it(tmp_path: Path, rest: b
             pytest.skip("not in the cache: ovms prepare --sample vad_stateful, and the sample's client")
     prepare_sample(sample, tmp_path, 1, _CACHE)
     sound = read_recording(_CACHE)
-    options = ["--model_name", "vad_stateful", "--model_path", str(tmp_path / "vad_stateful"), "--stateful"]
+    options = {"model_name": "vad_stateful", "model_path": tmp_path / "vad_stateful", "stateful": True}
     with (
-        serving(*options) as server,
+        serving_in_thread(**options) as server,
         open_client(server.rest if rest else server.grpc, rest=rest) as client,
     ):
         assert passages(speech(client.infer, sound), len(sound)) == EXPECTED
         left = speech(client.infer, sound)
         next(left)
-        listed = server.get("/v2/models/vad_stateful/sequences").json()["sequences"]
+        listed = server.ask("GET", "/v2/models/vad_stateful/sequences").json()["sequences"]
         assert [each["requests"] for each in listed] == [1]
         left.close()
-        assert server.get("/v2/models/vad_stateful/sequences").json() == {"sequences": []}
+        assert server.ask("GET", "/v2/models/vad_stateful/sequences").json() == {"sequences": []}

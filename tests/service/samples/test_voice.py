@@ -15,7 +15,7 @@ from ovmstrio_samples.catalog import BY_NAME
 from ovmstrio_samples.preparing import prepare_sample
 from ovmstrio_samples.transcription.client import transcribe
 from ovmstrio_samples.voice.client import speak
-from tests.support.processes import serving
+from tests.support.served_in_thread import serving_in_thread
 
 _CACHE = user_cache_path("ovmstrio") / "wheels"
 _SAID = "The quick brown fox jumps over the lazy dog. All of the children were playing in the garden behind the house."
@@ -31,7 +31,6 @@ def _likeness(text: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.e2e
 def test_what_is_spoken_is_understood(tmp_path: Path) -> None:
     """Whatever the file's form: both models are real ones, and served side by side."""
     if shutil.which("espeak-ng") is None:
@@ -47,7 +46,7 @@ def test_what_is_spoken_is_understood(tmp_path: Path) -> None:
     config.write_text(json.dumps(lists))
 
     understood = {}
-    with serving("--config_path", str(config)) as server:
+    with serving_in_thread(config_path=config) as server:
         for form in ("wav", "mp3"):
             recording = tmp_path / f"spoken.{form}"
             recording.write_bytes(b"".join(speak(server.rest, _SAID, form=form)))

@@ -23,10 +23,10 @@ from playwright.sync_api import Page, expect
 from ovmstrio.access.key_file import digest_of
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.logs import configure_logs
-from tests.system.console.conftest import OpenPage
-from tests.system.console.served_kinds import MARKUP, MARKUP_NAME, write_services
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.tiny_llm import write_tiny_folder
+from tests.system.console.conftest import OpenPage
+from tests.system.console.served_kinds import MARKUP, MARKUP_NAME, write_services
 
 expect.set_options(timeout=60_000)
 

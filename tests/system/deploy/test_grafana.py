@@ -17,10 +17,10 @@ import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from ovmstrio.access.key_file import write_key_file
-from tests.support.prometheus import Prometheus, evaluating, is_there
 from tests.support.all_kinds import write_all_kinds
 from tests.support.callers import bearer, entry_of
 from tests.support.processes import serving
+from tests.support.prometheus import Prometheus, evaluating, is_there
 from tests.support.tiny_llm import write_tiny_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

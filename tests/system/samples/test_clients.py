@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
-import pytest
-
 import ovmstrio_samples
+from ovmstrio_samples import prepare_repository
+from tests.support.broken_answers import BreakingHandler
+from tests.support.plain_http import answering_http
 
 SAMPLES = Path(ovmstrio_samples.__file__).parent
 ROOT = Path(__file__).parents[3]
@@ -56,7 +57,6 @@ WITH_INPUT = {
 }
 """Those that can be asked about something of the user's."""
 
-# A fork each, because a client is a program that is run once; what they share is imported before.
 IMPORT_WITHOUT = """
 import importlib, json, sys
 absent = set(json.loads(sys.argv[1]))
@@ -70,30 +70,34 @@ sys.meta_path.insert(0, Absent())
 for name in sys.argv[2:]:
     importlib.import_module(name)
 """
-ASK_EACH_FOR_HELP = """
+RUN_EACH = """
 import json, os, runpy, sys
-import numpy, PIL
-print("begun", flush=True)
-for name in sys.argv[1:]:
+import numpy, PIL, grpc, openai, ovmstrio.client, ovmstrio_samples.asking, ovmstrio_samples.triton
+options, *names = json.loads(sys.argv[1])
+for name in names:
     if os.fork() == 0:
         os.dup2(1, 2)
-        sys.argv = ["client", "--help"]
-        print(json.dumps(name), flush=True)
+        sys.argv = ["client", *options]
         runpy.run_module(f"ovmstrio_samples.{name}.client", run_name="__main__", alter_sys=True)
+        sys.exit()
     _, status = os.wait()
     print(json.dumps({"ended": os.waitstatus_to_exitcode(status)}), flush=True)
 """
 
 
-def test_every_client_is_called_by_the_same_options() -> None:
-    """With status 0, and nothing else is said: no warning, no traceback."""
-    command = [sys.executable, "-c", ASK_EACH_FOR_HELP, *CLIENTS]
+def _run_each(names: list[str], *options: str) -> dict[str, tuple[int, str]]:
+    """Run clients in forks of one process; return their exit codes and outputs."""
+    command = [sys.executable, "-c", RUN_EACH, json.dumps([options, *names])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert done.stderr == ""
-    told = done.stdout.removeprefix("begun\n").split('{"ended": 0}\n')
-    assert len(told) == len(CLIENTS) + 1, done.stdout
-    for name, text in zip(CLIENTS, told, strict=False):
-        assert text.startswith(f"{json.dumps(name)}\nusage: "), text
+    texts, codes = re.split(r'{"ended": \d+}\n', done.stdout), re.findall(r'{"ended": (\d+)}\n', done.stdout)
+    return dict(zip(names, zip(map(int, codes), texts, strict=False), strict=True))
+
+
+def test_every_client_is_called_by_the_same_options() -> None:
+    """``--help`` prints the usage and no warning."""
+    for name, (code, text) in _run_each(CLIENTS, "--help").items():
+        assert (code, text.startswith("usage: ")) == (0, True), text
         assert "--url URL" in text
         assert "positional arguments" not in text
         assert (name in WITHOUT_MODEL) is ("--model MODEL" not in text), name
@@ -102,13 +106,41 @@ def test_every_client_is_called_by_the_same_options() -> None:
         assert "arning" not in text
 
 
-@pytest.mark.parametrize("sample", ["incrementer", "handler_iris", "ops_regression", "iris", "handler_primes"])
-def test_a_client_that_nobody_answers_ends_in_one_line(sample: str) -> None:
-    """Over KServe, plain HTTP and a gRPC service alike."""
-    command = [sys.executable, "-m", f"ovmstrio_samples.{sample}.client", "--url", "127.0.0.1:9"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1
-    assert re.fullmatch(r"error: .*\n", done.stderr), done.stderr
+def test_a_client_of_an_absent_server_prints_one_line() -> None:
+    """Over KServe, plain HTTP and a gRPC service."""
+    names = ["incrementer", "handler_iris", "ops_regression", "iris", "handler_primes"]
+    for name, (code, text) in _run_each(names, "--url", "127.0.0.1:9").items():
+        assert code == 1, name
+        assert re.fullmatch(r"error: .*\n", text), text
+
+
+def test_a_client_reports_an_answer_that_breaks_off(tmp_path: Path) -> None:
+    """The part of the recording that came is kept."""
+    file = tmp_path / "speech.wav"
+    with answering_http(BreakingHandler) as address:
+        done = _run_each(["voice"], "--url", address, "--output", str(file))["voice"]
+    assert (done[0], done[1].startswith("error: the answer broke off"), "Traceback" in done[1]) == (1, True, False)
+    assert file.read_bytes() == b": half"
+
+
+def test_processes_that_prepare_at_the_same_time_agree(tmp_path: Path) -> None:
+    """Three processes end with the same repository and leave nothing half-written."""
+    code = f"import pathlib, ovmstrio_samples as s; print(s.prepare_repository(pathlib.Path({str(tmp_path)!r})))"
+    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    answers = {process.communicate(timeout=60)[0].strip() for process in processes}
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert answers == {str(prepare_repository(tmp_path))}
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_magika_itself_is_never_imported() -> None:
+    """Finding the model brings neither magika nor its runtime into the process."""
+    code = (
+        "import sys, ovmstrio_samples.file_type.client as client;"
+        "client.labels(); print({'magika', 'onnxruntime'} & set(sys.modules))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert answer.stdout.strip() == "set()"
 
 
 def _installed_by(requirements: Iterable[str]) -> set[str]:
