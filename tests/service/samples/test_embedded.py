@@ -4,14 +4,17 @@ import json
 from pathlib import Path
 
 import numpy as np
+import openvino as ov
 import pytest
 
 import ovmstrio_samples
 from ovmstrio_samples import embedded, prepare_repository
 from ovmstrio_samples.add_one import client as add_one
 from ovmstrio_samples.catalog import BY_NAME
+from ovmstrio_samples.ensemble.prepare import build_bayes
 from ovmstrio_samples.file_type import client as file_type
 from ovmstrio_samples.iris import client as iris
+from ovmstrio_samples.iris.flowers import FLOWERS as DEMO_FLOWERS
 from ovmstrio_samples.preparing import prepare_sample
 from ovmstrio_samples.question import Ask, Question
 from ovmstrio_samples.wheels import WheelUnavailable
@@ -111,3 +114,11 @@ def test_every_sample_is_complete(name: str) -> None:
     folder = Path(ovmstrio_samples.__file__).parent / name
     assert {"README.md", "prepare.py", "client.py"} <= {path.name for path in folder.iterdir()}
     assert f"python -m ovmstrio_samples.{name}.client" in (folder / "README.md").read_text()
+
+
+def test_the_second_classifier_knows_the_flowers() -> None:
+    """Naive Bayes alone names the three flowers, with probabilities that add up to one."""
+    flowers = np.array([sizes for sizes, _ in DEMO_FLOWERS], np.float32)
+    probabilities = ov.Core().compile_model(build_bayes(), "CPU")(flowers)[0]
+    assert probabilities.argmax(axis=1).tolist() == [0, 1, 2]
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-5)

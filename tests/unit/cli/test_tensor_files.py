@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import struct
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -183,9 +185,11 @@ def test_damage_anywhere_in_a_file_is_said(tmp_path: Path) -> None:
 def test_an_image_too_large_to_decode_is_refused(tmp_path: Path) -> None:
     """A small file does not fill the memory."""
     buffer = io.BytesIO()
-    Image.new("1", (20_000, 20_000)).save(buffer, "PNG")
+    Image.new("1", (1, 1)).save(buffer, "PNG")
+    header = b"IHDR" + struct.pack(">II", 20_000, 20_000) + buffer.getvalue()[24:29]
+    content = buffer.getvalue()[:12] + header + struct.pack(">I", zlib.crc32(header)) + buffer.getvalue()[33:]
     with pytest.raises(InvalidRequest, match="exceeds limit"):
-        read_inputs([_write(tmp_path / "bomb.png", buffer.getvalue())], [IMAGE_LAST], _ignore)
+        read_inputs([_write(tmp_path / "bomb.png", content)], [IMAGE_LAST], _ignore)
 
 
 def test_raw_bytes_of_bf16_are_its_bits(tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ import pytest
 
 from ovmstrio.core.tensor import Array
 from ovmstrio_samples.ensemble import vote
-from ovmstrio_samples.ensemble.prepare import build_bayes
-from ovmstrio_samples.iris.flowers import FLOWERS
 
 cv2: Any = pytest.importorskip("cv2")
 
@@ -39,16 +37,6 @@ def test_votes_are_weighed() -> None:
     np.testing.assert_allclose(outputs["probabilities"], [[0.45, 0.55], [1.0, 0.0]])
     assert outputs["agreed"].tolist() == [False, True]
     assert {*vote.get_outputs_info(params, voting)} == {*outputs}
-
-
-def test_the_second_classifier_knows_the_flowers() -> None:
-    """Naive Bayes alone names the three flowers, with probabilities that add up to one."""
-    import openvino as ov
-
-    flowers = np.array([sizes for sizes, _ in FLOWERS], np.float32)
-    probabilities = ov.Core().compile_model(build_bayes(), "CPU")(flowers)[0]
-    assert probabilities.argmax(axis=1).tolist() == [0, 1, 2]
-    np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-5)
 
 
 def test_a_file_becomes_a_picture_and_an_enlarged_one() -> None:
