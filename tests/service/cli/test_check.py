@@ -1,30 +1,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
 
-from ovms_cli import check
 from tests.support import ir
+from tests.support.commands import CommandResult, run_command
 from tests.support.graphs import graph_text, python_node
 
-Run = Callable[..., Result]
+run = partial(run_command, "check")
 
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    app = typer.Typer()
-    check.register(app)
-    return lambda *arguments: CliRunner().invoke(app, arguments)
-
+pytestmark = pytest.mark.usefixtures("command_folder")
 
 MISTAKES = """{
   "model_config_list": [
@@ -42,7 +31,7 @@ MISTAKES = """{
 """
 
 
-def test_six_mistakes_are_six_located_problems(run: Run, tmp_path: Path) -> None:
+def test_six_mistakes_are_six_located_problems(tmp_path: Path) -> None:
     """Each has its line, path, expectation, finding or suggestion, and the exit code is 1."""
     ir.save(ir.dummy(), tmp_path / "models", "a")
     Path("config.json").write_text(MISTAKES)
@@ -65,7 +54,7 @@ def test_six_mistakes_are_six_located_problems(run: Run, tmp_path: Path) -> None
     assert lines[-1] == "not ok: 6 errors and 0 warnings in 1 file; 1 version loaded"
 
 
-def test_a_good_configuration_is_ok(run: Run, tmp_path: Path) -> None:
+def test_a_good_configuration_is_ok(tmp_path: Path) -> None:
     """What loads is listed, and the exit code is 0."""
     base = ir.save(ir.dummy(), tmp_path, "a", 3)
     result = run(base.name)
@@ -73,7 +62,7 @@ def test_a_good_configuration_is_ok(run: Run, tmp_path: Path) -> None:
     assert result.stdout.split("\n") == ["loads  a version 3", "ok: 1 version loaded, no problem found", ""]
 
 
-def test_warnings_alone_are_no_failure(run: Run, tmp_path: Path) -> None:
+def test_warnings_alone_are_no_failure(tmp_path: Path) -> None:
     """They are shown, and the exit code is 0."""
     (ir.save(ir.dummy(), tmp_path, "a") / "drafts").mkdir()
     result = run("a")
@@ -82,7 +71,7 @@ def test_warnings_alone_are_no_failure(run: Run, tmp_path: Path) -> None:
     assert "ok: 0 errors and 1 warning in 1 file; 1 version loaded" in result.stdout
 
 
-def test_json_holds_all_facts(run: Run, tmp_path: Path) -> None:
+def test_json_holds_all_facts(tmp_path: Path) -> None:
     """A machine reads the same from standard output, with nothing else on it."""
     ir.save(ir.dummy(), tmp_path / "models", "a")
     Path("config.json").write_text(MISTAKES)
@@ -103,7 +92,7 @@ def test_json_holds_all_facts(run: Run, tmp_path: Path) -> None:
     }
 
 
-def test_a_path_that_does_not_exist_is_one_clear_line(run: Run) -> None:
+def test_a_path_that_does_not_exist_is_one_clear_line() -> None:
     """There is nothing to check, which is a failure."""
     result = run("nowhere.json")
     assert result.exit_code == 1
@@ -114,7 +103,7 @@ def test_a_path_that_does_not_exist_is_one_clear_line(run: Run) -> None:
     )
 
 
-def test_a_model_without_versions_is_a_warning_that_strict_makes_an_error(run: Run, tmp_path: Path) -> None:
+def test_a_model_without_versions_is_a_warning_that_strict_makes_an_error(tmp_path: Path) -> None:
     """It will never be ready as it is; whoever asks for the exit code alone can have it told by that."""
     (tmp_path / "empty").mkdir()
     Path("config.json").write_text('{"model_config_list": [{"config": {"name": "e", "base_path": "empty"}}]}')
@@ -142,7 +131,7 @@ PIPELINE = """{
 """
 
 
-def test_all_that_is_wrong_with_a_pipeline_is_told_in_one_round(run: Run, tmp_path: Path) -> None:
+def test_all_that_is_wrong_with_a_pipeline_is_told_in_one_round(tmp_path: Path) -> None:
     """A node's type, a library, a misspelt model, a misspelt source and an output that a model does not have."""
     ir.save(ir.dummy(), tmp_path / "models", "dummy")
     Path("config.json").write_text(PIPELINE)
@@ -159,7 +148,7 @@ def test_all_that_is_wrong_with_a_pipeline_is_told_in_one_round(run: Run, tmp_pa
     }
 
 
-def json_of(result: Result) -> list[dict[str, Any]]:
+def json_of(result: CommandResult) -> list[dict[str, Any]]:
     """Give the problems of an answer in JSON."""
     problems: list[dict[str, Any]] = json.loads(result.stdout)["problems"]
     return problems
@@ -184,7 +173,7 @@ node {
 """
 
 
-def test_a_misspelt_calculator_is_told_together_with_its_wrong_options(run: Run, tmp_path: Path) -> None:
+def test_a_misspelt_calculator_is_told_together_with_its_wrong_options(tmp_path: Path) -> None:
     """Neither hides the other."""
     (tmp_path / "g").mkdir()
     Path("g/graph.pbtxt").write_text(GRAPH)
@@ -194,7 +183,7 @@ def test_a_misspelt_calculator_is_told_together_with_its_wrong_options(run: Run,
     assert "did you mean 'handler_path'?" in suggestions
 
 
-def test_what_is_reported_is_not_logged_as_well(run: Run, tmp_path: Path) -> None:
+def test_what_is_reported_is_not_logged_as_well(tmp_path: Path) -> None:
     """A failed load is told once; the log adds the traceback of a user's code, which the report has not."""
     folder = tmp_path / "raising"
     folder.mkdir()

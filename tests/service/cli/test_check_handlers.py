@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
 
-from ovms_cli import check
+from tests.support.commands import run_command
 from tests.support.project_files import PYTHON, write
 
-Run = Callable[..., Result]
+run = partial(run_command, "check")
+
+pytestmark = pytest.mark.usefixtures("command_folder")
 
 GOOD = "class Handler:\n    def handle_post(self, payload): return payload\n"
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    app = typer.Typer()
-    check.register(app)
-    return lambda *arguments: CliRunner().invoke(app, arguments)
 
 
 def _write(folder: str, text: str = PYTHON, code: str = GOOD) -> None:
@@ -33,7 +23,7 @@ def _write(folder: str, text: str = PYTHON, code: str = GOOD) -> None:
 
 
 @pytest.mark.parametrize("path", ["iris", "iris/nucleus.yaml"])
-def test_a_good_project_is_ok(run: Run, path: str) -> None:
+def test_a_good_project_is_ok(path: str) -> None:
     """As its file or its folder; its handler is imported elsewhere."""
     _write("iris")
     result = run(path)
@@ -41,7 +31,7 @@ def test_a_good_project_is_ok(run: Run, path: str) -> None:
     assert result.stdout == "loads  iris version 1\nok: 1 version loaded, no problem found\n"
 
 
-def test_mistakes_of_a_project_are_located_problems(run: Run) -> None:
+def test_mistakes_of_a_project_are_located_problems() -> None:
     """The same as of a configuration, and the exit code is 1."""
     _write("iris", f"{PYTHON}processes: 0\nlog_levl: info\n")
     result = run("iris")
@@ -61,7 +51,7 @@ def test_mistakes_of_a_project_are_located_problems(run: Run) -> None:
     ]
 
 
-def test_mistakes_of_the_handler_are_told_unless_it_is_not_imported(run: Run) -> None:
+def test_mistakes_of_the_handler_are_told_unless_it_is_not_imported() -> None:
     """Its place is a line of its own file."""
     _write("iris", code="import nothing_of_that_name\n")
     result = run("iris")
@@ -72,7 +62,7 @@ def test_mistakes_of_the_handler_are_told_unless_it_is_not_imported(run: Run) ->
     assert result.stdout == "ok: 0 versions loaded, no problem found\n"
 
 
-def test_handlers_of_a_configuration_are_checked(run: Run) -> None:
+def test_handlers_of_a_configuration_are_checked() -> None:
     """Each by its project; one that is not there is told where it is named."""
     _write("good")
     _write("bad", f"{PYTHON}processes: 2\n")
@@ -91,7 +81,7 @@ def test_handlers_of_a_configuration_are_checked(run: Run) -> None:
     ]
 
 
-def test_grpc_services_of_one_name_are_told(run: Run) -> None:
+def test_grpc_services_of_one_name_are_told() -> None:
     """One of the two would serve; the other is told with its file, and with that of the one that has the name."""
     code = "class Handler:\n    def Say(self, payload): return payload\n"
     proto = 'syntax = "proto3";\npackage clash;\nmessage Text {}\nservice Talk { rpc Say (Text) returns (Text); }\n'

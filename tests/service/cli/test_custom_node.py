@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
 
-from ovms_cli import custom_node
-from ovms_cli.console import stderr, stdout
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_library import load_library
+from tests.support.commands import CommandResult, run_command
 from tests.support.custom_nodes import DOUBLER, write_node
 from tests.support.native_nodes import FIXTURE_SOURCE, copy_of_fixture
 
-Run = Callable[..., Result]
+run = partial(run_command, "custom-node")
+
+
+@pytest.fixture(autouse=True)
+def _own_compilers(command_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS"):
+        monkeypatch.delenv(variable, raising=False)
+
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the commands in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    for variable in ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS"):
-        monkeypatch.delenv(variable, raising=False)
-    stdout.cache_clear()
-    stderr.cache_clear()
-    app = typer.Typer()
-    custom_node.register(app)
-    return lambda *arguments: CliRunner().invoke(app, ["custom-node", *arguments])
-
-
-def rows(result: Result) -> list[list[str]]:
+def rows(result: CommandResult) -> list[list[str]]:
     """Give the words of each line of the table."""
     return [line.split() for line in result.stdout.splitlines() if line.strip().startswith(("input", "output"))]
 
@@ -46,7 +36,7 @@ def rows(result: Result) -> list[list[str]]:
 
 
 @needs_compiler
-def test_a_file_is_built_beside_itself_and_can_be_checked(run: Run) -> None:
+def test_a_file_is_built_beside_itself_and_can_be_checked() -> None:
     """The header is the one that is shipped."""
     shutil.copy(FIXTURE_SOURCE, "node.c")
     result = run("build", "node.c")
@@ -61,7 +51,7 @@ def test_a_file_is_built_beside_itself_and_can_be_checked(run: Run) -> None:
 
 
 @needs_compiler
-def test_a_directory_may_mix_c_and_c_plus_plus(run: Run) -> None:
+def test_a_directory_may_mix_c_and_c_plus_plus() -> None:
     """C is compiled as C; the output may be named, and flags given."""
     if shutil.which("c++") is None:
         pytest.skip("needs a C++ compiler")
@@ -76,7 +66,7 @@ def test_a_directory_may_mix_c_and_c_plus_plus(run: Run) -> None:
 
 
 @needs_compiler
-def test_a_function_that_is_nowhere_is_an_error_of_the_build(run: Run) -> None:
+def test_a_function_that_is_nowhere_is_an_error_of_the_build() -> None:
     """The linker names it and the file that calls it; what is linked by other means may be left out on purpose."""
     Path("node.c").write_text("int elsewhere(void);\nint here(void) { return elsewhere(); }\n")
     result = run("build", "node.c")
@@ -88,7 +78,7 @@ def test_a_function_that_is_nowhere_is_an_error_of_the_build(run: Run) -> None:
 
 
 @needs_compiler
-def test_a_build_that_fails_leaves_the_library_before(run: Run) -> None:
+def test_a_build_that_fails_leaves_the_library_before() -> None:
     """A server that has it configured goes on with it; nothing else is left, and the messages name the library."""
     Path("node.c").write_text("int here(void) { return 1; }\n")
     assert run("build", "node.c").exit_code == 0
@@ -104,7 +94,7 @@ def test_a_build_that_fails_leaves_the_library_before(run: Run) -> None:
 
 
 @needs_compiler
-def test_builds_in_c_plus_plus_have_variables_of_their_own(run: Run) -> None:
+def test_builds_in_c_plus_plus_have_variables_of_their_own() -> None:
     """A second build in the same process has its own values, inline variables and those of templates too."""
     if shutil.which("c++") is None:
         pytest.skip("needs a C++ compiler")
@@ -125,7 +115,7 @@ def test_builds_in_c_plus_plus_have_variables_of_their_own(run: Run) -> None:
 
 
 @needs_compiler
-def test_errors_of_the_compiler_are_shown_with_the_command(run: Run) -> None:
+def test_errors_of_the_compiler_are_shown_with_the_command() -> None:
     """A header that is looked for in the folders of another project gets a hint."""
     Path("node.c").write_text('#include "../../custom_node_interface.h"\nint broken = ;\n')
     result = run("build", "node.c")
@@ -144,7 +134,7 @@ def test_errors_of_the_compiler_are_shown_with_the_command(run: Run) -> None:
         ("notes.txt", "expected a file that ends"),
     ],
 )
-def test_where_there_is_nothing_to_build_the_command_line_is_wrong(run: Run, source: str, text: str) -> None:
+def test_where_there_is_nothing_to_build_the_command_line_is_wrong(source: str, text: str) -> None:
     """The exit code is that of usage errors."""
     Path("notes.txt").touch()
     result = run("build", source)
@@ -152,7 +142,7 @@ def test_where_there_is_nothing_to_build_the_command_line_is_wrong(run: Run, sou
     assert text in result.stderr
 
 
-def test_a_missing_compiler_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the way out."""
     monkeypatch.setenv("CC", "no-such-compiler -m64")
     Path("node.c").touch()
@@ -164,7 +154,7 @@ def test_a_missing_compiler_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) 
 # check
 
 
-def test_a_library_that_crashes_is_reported(run: Run) -> None:
+def test_a_library_that_crashes_is_reported() -> None:
     """The command itself lives on."""
     copy_of_fixture(Path.cwd())
     result = run("check", "libfixture.so", "--param", "initialize=abort")
@@ -177,7 +167,7 @@ def test_a_library_that_crashes_is_reported(run: Run) -> None:
 
 
 @needs_compiler
-def test_a_library_that_crashes_when_it_is_loaded_leaves_nothing_beside_it(run: Run) -> None:
+def test_a_library_that_crashes_when_it_is_loaded_leaves_nothing_beside_it() -> None:
     """It is reported by its own name."""
     Path("node.c").write_text(
         "#include <stdlib.h>\n__attribute__((constructor)) static void begin(void) { abort(); }\n"
@@ -190,7 +180,7 @@ def test_a_library_that_crashes_when_it_is_loaded_leaves_nothing_beside_it(run: 
     assert sorted(each.name for each in Path.cwd().iterdir()) == ["libcustom_node_node.so", "node.c"]
 
 
-def test_what_a_library_refuses_is_reported(run: Run) -> None:
+def test_what_a_library_refuses_is_reported() -> None:
     """A parameter that it cannot use, and a function that is missing."""
     copy_of_fixture(Path.cwd())
     result = run("check", "libfixture.so", "--param=inputs_info=error")
@@ -200,7 +190,7 @@ def test_what_a_library_refuses_is_reported(run: Run) -> None:
     assert (result.exit_code, "it is no shared library" in result.stdout) == (1, True)
 
 
-def test_python_files_and_built_in_nodes_are_checked_too(run: Run) -> None:
+def test_python_files_and_built_in_nodes_are_checked_too() -> None:
     """A warning is no error."""
     write_node(Path.cwd())
     result = run("check", "node.py")
@@ -214,7 +204,7 @@ def test_python_files_and_built_in_nodes_are_checked_too(run: Run) -> None:
     assert "did you mean 'add_number'?" in result.stdout
 
 
-def test_every_problem_has_its_place_in_json(run: Run) -> None:
+def test_every_problem_has_its_place_in_json() -> None:
     """File and line of Python, parameters of built-in nodes."""
     write_node(Path.cwd(), DOUBLER + "\n    def initialize(params):\n        params['path']\n")
     result = run("check", "node.py", "--json")
@@ -228,7 +218,7 @@ def test_every_problem_has_its_place_in_json(run: Run) -> None:
     }
 
 
-def test_an_error_of_deinitialize_is_an_error(run: Run) -> None:
+def test_an_error_of_deinitialize_is_an_error() -> None:
     """The server would only log it."""
     write_node(Path.cwd(), DOUBLER + "\n    def deinitialize(manager):\n        raise OSError('disk gone')\n")
     result = run("check", "node.py")
@@ -237,7 +227,7 @@ def test_an_error_of_deinitialize_is_an_error(run: Run) -> None:
     assert len(rows(result)) == 2
 
 
-def test_a_library_that_hangs_is_killed(run: Run) -> None:
+def test_a_library_that_hangs_is_killed() -> None:
     """After the time that is given."""
     write_node(Path.cwd(), "import threading\nthreading.Event().wait()\n")
     result = run("check", "node.py", "--timeout", "3")
@@ -245,14 +235,14 @@ def test_a_library_that_hangs_is_killed(run: Run) -> None:
     assert "the library had not come to an end after 3 seconds" in result.stdout
 
 
-def test_an_exit_in_a_library_is_reported(run: Run) -> None:
+def test_an_exit_in_a_library_is_reported() -> None:
     """It ends the process without a signal."""
     write_node(Path.cwd(), "import os\nos._exit(3)\n")
     result = run("check", "node.py")
     assert (result.exit_code, "the library ended the process with exit code 3" in result.stdout) == (1, True)
 
 
-def test_parameters_are_names_and_values(run: Run) -> None:
+def test_parameters_are_names_and_values() -> None:
     """Anything else is a wrong command line."""
     result = run("check", "add_one", "--param", "add_number")
     assert (result.exit_code, "write name=value" in result.stderr) == (64, True)

@@ -3,18 +3,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
 
-from ovms_cli import pipeline
-from ovms_cli.console import stderr, stdout
 from ovms_cli.op_pipeline import find_op_config
+from tests.support.commands import run_command
 
-Run = Callable[..., Result]
+run = partial(run_command, "pipeline")
 
 _SCRIPT = """\
 from paddle_serving_server.web_service import Op, WebService
@@ -38,30 +36,18 @@ service.run_service()
 _CONFIG = "http_port: 18082\nop:\n  uci:\n    concurrency: 2\n"
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+@pytest.fixture(autouse=True)
+def project(command_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Give a directory with a script and its configuration; what running scripts changes is put back."""
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "160")
-    (tmp_path / "config.yml").write_text(_CONFIG)
-    (tmp_path / "web_service.py").write_text(_SCRIPT)
+    (command_folder / "config.yml").write_text(_CONFIG)
+    (command_folder / "web_service.py").write_text(_SCRIPT)
     environment = dict(os.environ)
-    yield tmp_path
+    yield command_folder
     os.environ.clear()
     os.environ.update(environment)
-
-
-@pytest.fixture
-def run(project: Path) -> Run:
-    """Run ``ovms pipeline`` in that directory."""
-    stdout.cache_clear()
-    stderr.cache_clear()
-    app = typer.Typer()
-    pipeline.register(app)
-    return lambda *arguments: CliRunner().invoke(app, ["pipeline", *arguments])
 
 
 def _script(project: Path, old: str, new: str) -> None:
@@ -69,7 +55,7 @@ def _script(project: Path, old: str, new: str) -> None:
     (project / "web_service.py").write_text(_SCRIPT.replace(old, new))
 
 
-def test_show_draws_without_starting_anything(run: Run, project: Path) -> None:
+def test_show_draws_without_starting_anything(project: Path) -> None:
     """The script's Ops are drawn with the settings of the file, and no Op is prepared."""
     (project / "config.yml").write_text(f"{_CONFIG}    local_service_conf: {{model_config: uci_housing_model}}\n")
     shown = run("show", "config.yml")
@@ -82,7 +68,7 @@ def test_show_draws_without_starting_anything(run: Run, project: Path) -> None:
     assert (project / "picture.svg").read_text().startswith("<svg")
 
 
-def test_show_tells_why_it_cannot_draw(run: Run, project: Path) -> None:
+def test_show_tells_why_it_cannot_draw(project: Path) -> None:
     """A missing script is a wrong command line; a configuration or graph that cannot be used is told."""
     missing = run("show", "config.yml", "--service", "other.py")
     assert (missing.exit_code, "other.py: no such file" in missing.stderr) == (64, True)
@@ -97,7 +83,7 @@ def test_show_tells_why_it_cannot_draw(run: Run, project: Path) -> None:
     assert (alone.exit_code, "--service names the script" in alone.stderr) == (64, True)
 
 
-def test_check_of_a_good_service(run: Run, project: Path) -> None:
+def test_check_of_a_good_service(project: Path) -> None:
     """A service without a problem is ok, with its name, as text and as JSON, and whatever has no effect is named."""
     checked = run("check", "config.yml")
     assert (checked.exit_code, checked.stdout) == (0, "ok: service uci with 1 Op, no problem found\n")
@@ -107,7 +93,7 @@ def test_check_of_a_good_service(run: Run, project: Path) -> None:
     assert "no effect  grpc_gateway_port" in run("check", "config.yml").stdout
 
 
-def test_check_tells_everything_at_once(run: Run, project: Path) -> None:
+def test_check_tells_everything_at_once(project: Path) -> None:
     """Problems of the file, of the Ops against it and of their models are told together, with lines and ways out."""
     (project / "config.yml").write_text(
         "http_port: 80\nop:\n  uci:\n    batch_size: 4\n    local_service_conf: {model_config: nowhere}\n  uki: {}\n"
@@ -130,7 +116,7 @@ def test_check_tells_everything_at_once(run: Run, project: Path) -> None:
     assert "nowhere" not in run("check", "config.yml", "--no-models").stdout
 
 
-def test_check_of_scripts_that_fail(run: Run, project: Path) -> None:
+def test_check_of_scripts_that_fail(project: Path) -> None:
     """What a script raises is told with its line, a graph that is none with the script's name."""
     _script(project, 'print("a line of the script")', "1 / 0")
     failed = run("check", "config.yml", "--json")
@@ -141,14 +127,14 @@ def test_check_of_scripts_that_fail(run: Run, project: Path) -> None:
     assert "web_service.py" in run("check", "config.yml").stdout
 
 
-def test_check_of_a_dictionary(run: Run, project: Path) -> None:
+def test_check_of_a_dictionary(project: Path) -> None:
     """A service that is configured with a dictionary is checked with it."""
     _script(project, '"config.yml"', 'yml_dict={"rpc_port": 0, "op": {"uci": {"concurrency": 0}}}')
     checked = run("check", "config.yml")
     assert (checked.exit_code, "op.uci.concurrency" in checked.stdout) == (1, True)
 
 
-def test_check_without_a_script(run: Run, project: Path) -> None:
+def test_check_without_a_script(project: Path) -> None:
     """Without a script the configuration alone is checked, which is said."""
     (project / "web_service.py").unlink()
     assert "--service names the script" in run("check", "config.yml").stdout
@@ -157,7 +143,7 @@ def test_check_without_a_script(run: Run, project: Path) -> None:
     assert (broken.exit_code, "config.yml:1" in broken.stdout) == (1, True)
 
 
-def test_wrong_command_lines(run: Run, project: Path) -> None:
+def test_wrong_command_lines(project: Path) -> None:
     """A missing configuration and a pipeline's name are wrong command lines."""
     assert run("check", "none.yml").exit_code == 64
     assert run("check", "config.yml", "uci").exit_code == 64
@@ -169,9 +155,11 @@ def test_which_pipelines_are_of_ops(tmp_path: Path) -> None:
     assert find_op_config(Path("config.yml"), None) == Path("config.yml")
     assert find_op_config(Path("config.json"), Path("web_service.py")) == Path("config.json")
     assert find_op_config(Path("config.json"), None) is None
-    assert find_op_config(tmp_path, None) is None
-    (tmp_path / "config.yml").touch()
-    assert find_op_config(tmp_path, None) == tmp_path / "config.yml"
-    (tmp_path / "config.json").touch()
-    assert find_op_config(tmp_path, None) is None
-    assert find_op_config(tmp_path, Path("web_service.py")) == tmp_path / "config.yml"
+    folder = tmp_path / "other"
+    folder.mkdir()
+    assert find_op_config(folder, None) is None
+    (folder / "config.yml").touch()
+    assert find_op_config(folder, None) == folder / "config.yml"
+    (folder / "config.json").touch()
+    assert find_op_config(folder, None) is None
+    assert find_op_config(folder, Path("web_service.py")) == folder / "config.yml"

@@ -1,33 +1,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
 
-from ovms_cli import pipeline
-from ovms_cli.console import stdout
 from tests.support import ir
+from tests.support.commands import run_command
 from tests.support.pipelines import write_library
 
-Run = Callable[..., Result]
+run = partial(run_command, "pipeline")
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command in a folder that has a model and a library."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    stdout.cache_clear()
-    ir.save(ir.dummy((1, 2)), tmp_path, "m")
-    write_library(tmp_path)
-    app = typer.Typer()
-    pipeline.register(app)
-    return lambda *arguments: CliRunner().invoke(app, ["pipeline", *arguments])
+@pytest.fixture(autouse=True)
+def _model_and_library(command_folder: Path) -> None:
+    ir.save(ir.dummy((1, 2)), command_folder, "m")
+    write_library(command_folder)
 
 
 def _source(name: str, node: str, item: str) -> dict[str, Any]:
@@ -71,7 +61,7 @@ def _line(text: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if text in line)
 
 
-def test_a_good_pipeline_is_ok(run: Run) -> None:
+def test_a_good_pipeline_is_ok() -> None:
     """The file or its folder may be named, with models or without."""
     write()
     for arguments in ((".",), ("config.json", "p"), ("config.json", "--no-models")):
@@ -79,7 +69,7 @@ def test_a_good_pipeline_is_ok(run: Run) -> None:
         assert (result.exit_code, result.stdout) == (0, "ok: 1 pipeline, no problem found\n")
 
 
-def test_every_problem_has_file_line_and_hint(run: Run) -> None:
+def test_every_problem_has_file_line_and_hint() -> None:
     """What the structure says and what the models say is told at once, and the exit code is 1."""
     write(_pipeline(model={"inputs": [_source("c", "sums", "sum")]}, outputs=[_source("o", "ads", "a")]))
     result = run("check", ".")
@@ -97,7 +87,7 @@ def test_every_problem_has_file_line_and_hint(run: Run) -> None:
     assert found[-1] == "not ok: 5 errors and 0 warnings in 1 file"
 
 
-def test_without_models_nothing_is_loaded(run: Run) -> None:
+def test_without_models_nothing_is_loaded() -> None:
     """Names of models are compared with the file; what only models can tell is not found."""
     Path("m/1/model.xml").write_text("broken")
     Path("arithmetic.py").write_text("raise RuntimeError")
@@ -112,7 +102,7 @@ def test_without_models_nothing_is_loaded(run: Run) -> None:
     assert "RuntimeError" in run("check", ".", "p").stdout
 
 
-def test_only_what_the_named_pipeline_calls_is_looked_at(run: Run) -> None:
+def test_only_what_the_named_pipeline_calls_is_looked_at() -> None:
     """Another pipeline, or a model that it does not call, may be wrong."""
     models = [{"config": {"name": name, "base_path": name}} for name in ("m", "nowhere")]
     write(_pipeline(), _pipeline("q", outputs=[_source("o", "nobody", "a")]), model_config_list=models)
@@ -121,7 +111,7 @@ def test_only_what_the_named_pipeline_calls_is_looked_at(run: Run) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "show"])
-def test_what_is_not_there_is_a_wrong_command_line(run: Run, command: str) -> None:
+def test_what_is_not_there_is_a_wrong_command_line(command: str) -> None:
     """A file or a name; the names that are known are told."""
     assert run(command, "nowhere").exit_code == 64
     write()
@@ -131,7 +121,7 @@ def test_what_is_not_there_is_a_wrong_command_line(run: Run, command: str) -> No
 
 
 @pytest.mark.parametrize("command", ["check", "show"])
-def test_a_file_without_pipelines_or_that_cannot_be_read(run: Run, command: str) -> None:
+def test_a_file_without_pipelines_or_that_cannot_be_read(command: str) -> None:
     """The reason is told, and the exit code is 1."""
     write(pipeline_config_list=[])
     result = run(command, ".")
@@ -141,7 +131,7 @@ def test_a_file_without_pipelines_or_that_cannot_be_read(run: Run, command: str)
     assert (result.exit_code, "config.json" in result.stdout) == (1, True)
 
 
-def test_the_terminal_shows_what_is_called_and_split(run: Run) -> None:
+def test_the_terminal_shows_what_is_called_and_split() -> None:
     """Nodes with models and libraries, levels, and connections by both names."""
     write(_pipeline(demultiply_count=-1))
     result = run("show", ".")
@@ -161,7 +151,7 @@ def test_the_terminal_shows_what_is_called_and_split(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("picture", "start"), [("text", "╭─ x"), ("mermaid", "flowchart TB"), ("svg", "<svg ")])
-def test_pictures_can_be_written_to_files(run: Run, picture: str, start: str) -> None:
+def test_pictures_can_be_written_to_files(picture: str, start: str) -> None:
     """Nothing goes to standard output then."""
     write()
     result = run("show", "config.json", "p", "--format", picture, "--output", "picture")
@@ -169,7 +159,7 @@ def test_pictures_can_be_written_to_files(run: Run, picture: str, start: str) ->
     assert Path("picture").read_text().startswith(start)
 
 
-def test_several_pipelines_are_shown_below_each_other(run: Run) -> None:
+def test_several_pipelines_are_shown_below_each_other() -> None:
     """In the terminal; a picture of another format is of one."""
     write(_pipeline(), _pipeline("q"))
     result = run("show", ".")
@@ -179,7 +169,7 @@ def test_several_pipelines_are_shown_below_each_other(run: Run) -> None:
     assert run("show", ".", "q", "--format", "svg").exit_code == 0
 
 
-def test_a_pipeline_with_errors_is_still_shown(run: Run) -> None:
+def test_a_pipeline_with_errors_is_still_shown() -> None:
     """How to see them is told beside the picture."""
     write(_pipeline(model={"model_name": "n"}))
     result = run("show", ".", "--format", "mermaid")

@@ -2,36 +2,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import openvino as ov
 import openvino.opset13 as op
 import pytest
-import typer
-from typer.testing import CliRunner, Result
 
-from ovms_cli import prepare
 from ovmstrio_samples.add_one.prepare import build
 from ovmstrio_samples.catalog import PROJECTS, SAMPLES, ProjectSample
+from tests.support.commands import run_command
 from tests.support.onnx_files import onnx_file
 from tests.support.paddle_files import layers, write_model
 
-Run = Callable[..., Result]
+run = partial(run_command, "prepare")
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command in an empty folder, with an empty cache and no package index."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.fixture(autouse=True)
+def _offline(command_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set an empty cache and no package index."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(command_folder / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    app = typer.Typer()
-    prepare.register(app)
-    return lambda *arguments: CliRunner().invoke(app, arguments)
 
 
 @pytest.fixture
@@ -41,7 +34,7 @@ def source(tmp_path: Path) -> str:
     return "adder.xml"
 
 
-def test_a_model_file_becomes_a_repository_entry(run: Run, source: str, tmp_path: Path) -> None:
+def test_a_model_file_becomes_a_repository_entry(source: str, tmp_path: Path) -> None:
     """The entry lies where it was asked for, and tensors and the next command are shown."""
     result = run(source, "--name", "plus", "--version", "7", "--repository", "repo")
     assert result.exit_code == 0, result.output
@@ -53,7 +46,7 @@ def test_a_model_file_becomes_a_repository_entry(run: Run, source: str, tmp_path
     assert "ovms serve --model_name plus --model_path repo/plus" in result.stderr
 
 
-def test_the_file_gives_its_name_and_json_its_facts(run: Run, source: str) -> None:
+def test_the_file_gives_its_name_and_json_its_facts(source: str) -> None:
     """Without options the entry is models/<file>/1; --json describes it on standard output alone."""
     result = run(source, "--json")
     assert json.loads(result.stdout) == {
@@ -65,7 +58,7 @@ def test_the_file_gives_its_name_and_json_its_facts(run: Run, source: str) -> No
     }
 
 
-def test_a_version_is_not_overwritten_without_force(run: Run, source: str) -> None:
+def test_a_version_is_not_overwritten_without_force(source: str) -> None:
     """The second time is refused with status 1, and done with --force."""
     assert run(source).exit_code == 0
     again = run(source)
@@ -91,7 +84,7 @@ def test_a_version_is_not_overwritten_without_force(run: Run, source: str) -> No
         (("m.onnx", "--input", "x"), "expected NAME=TYPE[SIZES]"),
     ],
 )
-def test_a_wrong_command_line_ends_with_64(run: Run, arguments: tuple[str, ...], said: str) -> None:
+def test_a_wrong_command_line_ends_with_64(arguments: tuple[str, ...], said: str) -> None:
     """Usage errors say what was expected and leave nothing behind."""
     result = run(*arguments)
     assert result.exit_code == 64
@@ -99,7 +92,7 @@ def test_a_wrong_command_line_ends_with_64(run: Run, arguments: tuple[str, ...],
     assert not Path("models").exists()
 
 
-def test_a_corrupt_file_ends_with_1_and_one_line(run: Run, tmp_path: Path) -> None:
+def test_a_corrupt_file_ends_with_1_and_one_line(tmp_path: Path) -> None:
     """Garbage is refused without a traceback."""
     (tmp_path / "bad.onnx").write_bytes(b"garbage\n")
     result = run("bad.onnx")
@@ -108,7 +101,7 @@ def test_a_corrupt_file_ends_with_1_and_one_line(run: Run, tmp_path: Path) -> No
     assert "Traceback" not in result.output
 
 
-def test_a_file_of_nothing_is_refused(run: Run, tmp_path: Path) -> None:
+def test_a_file_of_nothing_is_refused(tmp_path: Path) -> None:
     """Some readers take it for a model; it would be one without outputs."""
     (tmp_path / "empty.onnx").touch()
     result = run("empty.onnx")
@@ -128,7 +121,7 @@ def zoo(tmp_path: Path) -> Path:
     return folder
 
 
-def test_each_model_of_a_folder_is_an_entry_of_its_own(run: Run, zoo: Path, tmp_path: Path) -> None:
+def test_each_model_of_a_folder_is_an_entry_of_its_own(zoo: Path, tmp_path: Path) -> None:
     """A table tells what came out, and a configuration serves all of them."""
     result = run("zoo", "--version", "2")
     assert result.exit_code == 0, result.output
@@ -144,7 +137,7 @@ def test_each_model_of_a_folder_is_an_entry_of_its_own(run: Run, zoo: Path, tmp_
     assert [entry["config"]["base_path"] for entry in entries] == ["relu", "adder", "fc"]
 
 
-def test_one_bad_model_of_a_folder_holds_up_no_other(run: Run, zoo: Path, tmp_path: Path) -> None:
+def test_one_bad_model_of_a_folder_holds_up_no_other(zoo: Path, tmp_path: Path) -> None:
     """It is told with its reason, beside those that were prepared, and the command ends with 1."""
     (zoo / "empty.onnx").touch()
     result = run("zoo")
@@ -162,7 +155,7 @@ def test_one_bad_model_of_a_folder_holds_up_no_other(run: Run, zoo: Path, tmp_pa
     }
 
 
-def test_a_second_time_prepares_what_is_new_in_a_folder(run: Run, zoo: Path, tmp_path: Path) -> None:
+def test_a_second_time_prepares_what_is_new_in_a_folder(zoo: Path, tmp_path: Path) -> None:
     """What is there is left as it is, and stays in the configuration with what a user has made of its entry."""
     assert run("zoo").exit_code == 0
     config = tmp_path / "models" / "zoo.json"
@@ -181,7 +174,7 @@ def test_a_second_time_prepares_what_is_new_in_a_folder(run: Run, zoo: Path, tmp
 @pytest.mark.parametrize(
     "options", [("--name", "a"), ("--input", "x=[1,4]"), ("--quantize", "int8", "--calibration", ".")]
 )
-def test_options_of_one_model_are_refused_for_several(run: Run, zoo: Path, options: tuple[str, ...]) -> None:
+def test_options_of_one_model_are_refused_for_several(zoo: Path, options: tuple[str, ...]) -> None:
     """Nothing is converted; the option is named."""
     result = run("zoo", *options)
     assert result.exit_code == 64
@@ -189,14 +182,14 @@ def test_options_of_one_model_are_refused_for_several(run: Run, zoo: Path, optio
     assert not Path("models").exists()
 
 
-def test_a_folder_of_one_model_is_that_model(run: Run, tmp_path: Path) -> None:
+def test_a_folder_of_one_model_is_that_model(tmp_path: Path) -> None:
     """It is called like the folder where its file's name says nothing."""
     write_model(tmp_path / "det", *layers(), version=1_007_000)
     assert "prepared models/det/1 from PaddlePaddle" in run("det").stdout
     assert "prepared models/finder/1 from PaddlePaddle" in run("det", "--name", "finder").stdout
 
 
-def test_a_model_is_quantized_with_samples(run: Run, tmp_path: Path) -> None:
+def test_a_model_is_quantized_with_samples(tmp_path: Path) -> None:
     """The answer tells with how many; NNCF itself is silent."""
     pytest.importorskip("nncf", reason="quantization needs the extra quantize")
     x = op.parameter([-1, 64], np.float32, name="x")
@@ -214,7 +207,7 @@ def test_a_model_is_quantized_with_samples(run: Run, tmp_path: Path) -> None:
     assert json.loads(run("product.xml", *options, "--force", "--json").stdout)["calibrated_with"] == 1
 
 
-def test_the_list_needs_no_network(run: Run) -> None:
+def test_the_list_needs_no_network() -> None:
     """Every sample is listed with licence and size, as a table and as JSON."""
     table = run("--list").stdout
     facts = {fact["name"]: fact for fact in json.loads(run("--list", "--json").stdout)}
@@ -230,7 +223,7 @@ def test_the_list_needs_no_network(run: Run) -> None:
     assert "6.3 MB" in table
 
 
-def test_a_sample_of_the_install_needs_no_network(run: Run, tmp_path: Path) -> None:
+def test_a_sample_of_the_install_needs_no_network(tmp_path: Path) -> None:
     """Iris is written into the repository, with the next commands."""
     result = run("--sample", "iris")
     assert result.exit_code == 0, result.output
@@ -239,7 +232,7 @@ def test_a_sample_of_the_install_needs_no_network(run: Run, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("sample", PROJECTS, ids=lambda sample: sample.name)
-def test_a_project_is_copied_to_where_it_is_served_from(run: Run, sample: ProjectSample) -> None:
+def test_a_project_is_copied_to_where_it_is_served_from(sample: ProjectSample) -> None:
     """What it takes to serve and ask it is told in its order; nothing is written where it was installed."""
     result = run("--sample", sample.name)
     assert result.exit_code == 0, result.output
@@ -256,7 +249,7 @@ def test_a_project_is_copied_to_where_it_is_served_from(run: Run, sample: Projec
 
 
 def test_samples_write_under_the_folder_that_they_are_given_alone(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing beside the code, in the folder of the command or in that of the user."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -276,7 +269,7 @@ def test_samples_write_under_the_folder_that_they_are_given_alone(
     assert not list((tmp_path / "home").rglob("*"))
 
 
-def test_a_graph_is_a_folder_of_its_own(run: Run, tmp_path: Path) -> None:
+def test_a_graph_is_a_folder_of_its_own(tmp_path: Path) -> None:
     """Graph file and handler lie in models/<graph>, which --force replaces."""
     result = run("--sample", "incrementer")
     assert result.exit_code == 0, result.output
@@ -293,7 +286,7 @@ def test_a_graph_is_a_folder_of_its_own(run: Run, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["incrementer"]
 
 
-def test_a_pipeline_comes_with_its_models_and_a_configuration(run: Run, tmp_path: Path) -> None:
+def test_a_pipeline_comes_with_its_models_and_a_configuration(tmp_path: Path) -> None:
     """Models have versions, custom nodes a folder, and the next command serves all of it."""
     result = run("--sample", "ensemble", "--version", "3")
     assert result.exit_code == 0, result.output
@@ -315,7 +308,7 @@ def test_a_pipeline_comes_with_its_models_and_a_configuration(run: Run, tmp_path
     assert "models/ensemble" in run("--sample", "ensemble", "--version", "4").stderr
 
 
-def test_a_model_of_text_is_a_folder_that_is_served_by_its_task(run: Run, tmp_path: Path) -> None:
+def test_a_model_of_text_is_a_folder_that_is_served_by_its_task(tmp_path: Path) -> None:
     """The next steps are commands that run as they stand: the server, a conversation and the client."""
     (tmp_path / "models" / "chat").mkdir(parents=True)
     result = run("--sample", "chat")
@@ -328,7 +321,7 @@ def test_a_model_of_text_is_a_folder_that_is_served_by_its_task(run: Run, tmp_pa
     assert sample.config() == {"text_model_config_list": [{"config": entry}]}
 
 
-def test_offline_a_fetched_sample_says_what_to_put_where(run: Run, tmp_path: Path) -> None:
+def test_offline_a_fetched_sample_says_what_to_put_where(tmp_path: Path) -> None:
     """Without an index the message holds file, checksum and folder; nothing is written."""
     result = run("--sample", "orientation")
     assert result.exit_code == 1
@@ -337,7 +330,7 @@ def test_offline_a_fetched_sample_says_what_to_put_where(run: Run, tmp_path: Pat
     assert not (tmp_path / "models").exists()
 
 
-def test_a_misspelt_sample_gets_a_suggestion(run: Run) -> None:
+def test_a_misspelt_sample_gets_a_suggestion() -> None:
     """The nearest name is offered."""
     result = run("--sample", "orientaton")
     assert result.exit_code == 1

@@ -1,32 +1,25 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
-from typer.testing import CliRunner, Result
 
-from ovms_cli import generate
+from tests.support.commands import run_command
 from tests.support.project_files import PYTHON, write
 
-Run = Callable[..., Result]
+run = partial(run_command, "generate")
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command in a folder of its own."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setenv("COLUMNS", "200")
-    app = typer.Typer()
-    generate.register(app)
-    return lambda *arguments: CliRunner().invoke(app, arguments)
+@pytest.fixture(autouse=True)
+def _folder(command_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (command_folder / "here").mkdir()
+    monkeypatch.chdir("here")
 
 
-def test_the_dockerfile_is_written_here(run: Run) -> None:
+def test_the_dockerfile_is_written_here() -> None:
     """The expanded project stands between rulers, then a line for the file, then how to build."""
     write(Path("iris"), requirements__txt="numpy\n")
     result = run("iris/nucleus.yaml")
@@ -40,7 +33,7 @@ def test_the_dockerfile_is_written_here(run: Run) -> None:
     assert f"ovmstrio[handlers]=={version('ovmstrio')}" in text
 
 
-def test_the_project_may_lie_anywhere(run: Run, tmp_path: Path) -> None:
+def test_the_project_may_lie_anywhere(tmp_path: Path) -> None:
     """An image of one that is not below the output is built from its own folder."""
     project = write(tmp_path / "elsewhere", requirements__txt="numpy\n")
     result = run(str(project), "--output", "made/here")
@@ -51,20 +44,20 @@ def test_the_project_may_lie_anywhere(run: Run, tmp_path: Path) -> None:
     assert result.stderr.endswith(f"-f made/here/nucleus.Dockerfile -t elsewhere {project}\n")
 
 
-def test_the_project_here_needs_no_name(run: Run) -> None:
+def test_the_project_here_needs_no_name() -> None:
     """As with the original command."""
     write(Path())
     assert run().exit_code == 0
     assert 'COPY ["./", "/src/project/"]' in Path("nucleus.Dockerfile").read_text()
 
 
-def test_sources_of_the_server_are_a_build_context(run: Run) -> None:
+def test_sources_of_the_server_are_a_build_context() -> None:
     """The command line says so."""
     write(Path(), f"{PYTHON}use_local_cortex_libs: true\n")
     assert "--build-context ovmstrio=SOURCES" in run().stderr
 
 
-def test_sources_that_are_none_are_one_clear_line(run: Run, tmp_path: Path) -> None:
+def test_sources_that_are_none_are_one_clear_line(tmp_path: Path) -> None:
     """Nothing is written."""
     write(Path("iris"))
     result = run("iris", "--from-source", str(tmp_path))
@@ -73,7 +66,7 @@ def test_sources_that_are_none_are_one_clear_line(run: Run, tmp_path: Path) -> N
     assert not Path("nucleus.Dockerfile").exists()
 
 
-def test_warnings_are_shown_and_do_no_harm(run: Run) -> None:
+def test_warnings_are_shown_and_do_no_harm() -> None:
     """The file is written all the same."""
     write(Path(), f"{PYTHON}processs: 2\n")
     result = run()
@@ -82,7 +75,7 @@ def test_warnings_are_shown_and_do_no_harm(run: Run) -> None:
     assert Path("nucleus.Dockerfile").is_file()
 
 
-def test_a_project_with_mistakes_is_not_packed(run: Run) -> None:
+def test_a_project_with_mistakes_is_not_packed() -> None:
     """All are shown as with any configuration, and nothing is written."""
     write(Path(), "type: pithon\npath: nothing.py\n")
     result = run()
@@ -93,7 +86,7 @@ def test_a_project_with_mistakes_is_not_packed(run: Run) -> None:
     assert not Path("nucleus.Dockerfile").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_one_clear_line(run: Run) -> None:
+def test_a_folder_that_cannot_be_written_is_one_clear_line() -> None:
     """Such as one that is a file."""
     write(Path())
     Path("file").touch()

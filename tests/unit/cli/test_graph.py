@@ -1,30 +1,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
 
-from ovms_cli import graph
-from ovms_cli.console import stdout
+from tests.support.commands import run_command
 from tests.support.graphs import LOOPBACK, graph_text, python_node
 
-Run = Callable[..., Result]
+run = partial(run_command, "graph")
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command in a folder that has a handler."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    stdout.cache_clear()
-    Path("model.py").touch()
-    app = typer.Typer()
-    graph.register(app)
-    return lambda *arguments: CliRunner().invoke(app, ["graph", *arguments])
+@pytest.fixture(autouse=True)
+def _handler(command_folder: Path) -> None:
+    (command_folder / "model.py").touch()
 
 
 def write(text: str = "") -> None:
@@ -32,7 +22,7 @@ def write(text: str = "") -> None:
     Path("graph.pbtxt").write_text(text or graph_text(python_node("model.py", more=LOOPBACK)))
 
 
-def test_a_good_graph_is_ok(run: Run) -> None:
+def test_a_good_graph_is_ok() -> None:
     """The file or its folder may be named."""
     write()
     for path in (".", "graph.pbtxt"):
@@ -40,7 +30,7 @@ def test_a_good_graph_is_ok(run: Run) -> None:
         assert (result.exit_code, result.stdout) == (0, "ok: 1 node, no problem found\n")
 
 
-def test_every_problem_has_line_and_hint(run: Run) -> None:
+def test_every_problem_has_line_and_hint() -> None:
     """All are told, and the exit code is 1."""
     write(graph_text(python_node("modle.py", ["IN:in", "MORE:outs"]), outputs=["OVMS_PY_TENSOR:ot"]))
     result = run("check", ".")
@@ -59,7 +49,7 @@ def test_every_problem_has_line_and_hint(run: Run) -> None:
     assert lines[-1] == "not ok: 3 errors and 0 warnings in 1 file"
 
 
-def test_problems_as_json(run: Run) -> None:
+def test_problems_as_json() -> None:
     """Each has its facts by name."""
     write(graph_text(python_node("model.py"), inputs=["in"]))
     result = run("check", ".", "--json")
@@ -69,12 +59,12 @@ def test_problems_as_json(run: Run) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "show"])
-def test_a_path_without_graph_is_a_wrong_command_line(run: Run, command: str) -> None:
+def test_a_path_without_graph_is_a_wrong_command_line(command: str) -> None:
     """The exit code is that of usage errors."""
     assert run(command, "nowhere").exit_code == 64
 
 
-def test_the_terminal_shows_nodes_and_what_connects_them(run: Run) -> None:
+def test_the_terminal_shows_nodes_and_what_connects_them() -> None:
     """Tags, the policy and the back edge are there."""
     write()
     result = run("show", ".")
@@ -92,7 +82,7 @@ def test_the_terminal_shows_nodes_and_what_connects_them(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("picture", "start"), [("text", "╭─ in"), ("mermaid", "flowchart TB"), ("svg", "<svg ")])
-def test_pictures_can_be_written_to_files(run: Run, picture: str, start: str) -> None:
+def test_pictures_can_be_written_to_files(picture: str, start: str) -> None:
     """Nothing goes to standard output then."""
     write()
     result = run("show", "graph.pbtxt", "--format", picture, "--output", "picture")
@@ -100,7 +90,7 @@ def test_pictures_can_be_written_to_files(run: Run, picture: str, start: str) ->
     assert Path("picture").read_text().startswith(start)
 
 
-def test_a_picture_that_cannot_be_written(run: Run) -> None:
+def test_a_picture_that_cannot_be_written() -> None:
     """The reason is told."""
     write()
     result = run("show", ".", "--output", "none/picture")
@@ -108,7 +98,7 @@ def test_a_picture_that_cannot_be_written(run: Run) -> None:
     assert "No such file or directory" in result.stderr
 
 
-def test_a_graph_with_errors_is_still_shown(run: Run) -> None:
+def test_a_graph_with_errors_is_still_shown() -> None:
     """How to see them is told beside the picture."""
     write(graph_text(python_node("none.py")))
     result = run("show", ".", "--format", "mermaid")
@@ -117,7 +107,7 @@ def test_a_graph_with_errors_is_still_shown(run: Run) -> None:
     assert "ovms graph check" in result.stderr
 
 
-def test_a_file_that_cannot_be_read_is_not_shown(run: Run) -> None:
+def test_a_file_that_cannot_be_read_is_not_shown() -> None:
     """Its problem is told instead."""
     write("node {")
     result = run("show", ".")
