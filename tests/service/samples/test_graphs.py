@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from platformdirs import user_cache_path
@@ -63,13 +62,6 @@ def test_three_nodes_add_three(server: ServedInThread) -> None:
     halves = count_on(server.grpc, np.array([[0.5], [1.5]], np.float32))
     assert halves.dtype == np.float32
     np.testing.assert_array_equal(halves, [[3.5], [4.5]])
-
-
-def test_a_graph_answers_over_rest(server: ServedInThread) -> None:
-    """The curl command of the README gets its answer."""
-    given = {"name": "first_number", "shape": [3], "datatype": "INT64", "data": [1, 2, 39]}
-    answer = httpx.post(f"{server.rest}/v2/models/incrementer/infer", json={"inputs": [given]})
-    assert answer.json()["outputs"] == [{"name": "last_number", "shape": [3], "datatype": "INT64", "data": [4, 5, 42]}]
 
 
 def test_words_arrive_one_by_one(server: ServedInThread) -> None:

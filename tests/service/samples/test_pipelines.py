@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -108,14 +107,6 @@ def test_a_batch_of_flowers_is_voted_on_row_by_row(server: ServedInThread, proto
     assert result.as_numpy("species").tolist() == [b"setosa", b"versicolor", b"virginica", b"virginica"]
     np.testing.assert_allclose(result.as_numpy("probabilities"), 0.75 * alone[0] + 0.25 * alone[1], atol=1e-6)
     assert result.as_numpy("agreed").tolist() == [True, True, True, False]
-
-
-def test_the_curl_command_of_the_ensemble_is_answered(server: ServedInThread) -> None:
-    """JSON has the species as text."""
-    given = {"name": "features", "shape": [1, 4], "datatype": "FP32", "data": [5.1, 3.5, 1.4, 0.2]}
-    answer = httpx.post(f"{server.rest}/v2/models/ensemble/infer", json={"inputs": [given]}).json()
-    species = next(output for output in answer["outputs"] if output["name"] == "species")
-    assert species == {"name": "species", "datatype": "BYTES", "shape": [1], "data": ["setosa"]}
 
 
 def test_nodes_in_c_split_and_gather(c_server: ServedInThread) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from ovmstrio.core.tensor import Array
-from ovmstrio_samples.ensemble import vote
 
 cv2: Any = pytest.importorskip("cv2")
 
@@ -25,18 +24,6 @@ def _map(*boxes: tuple[int, int, int, int], height: int = 64, width: int = 256) 
     for left, top, right, bottom in boxes:
         likely[0, 0, top:bottom, left:right] = 0.9
     return likely
-
-
-def test_votes_are_weighed() -> None:
-    """The heavier vote wins, and the name comes as a row of bytes that ends with zeros."""
-    params = {"names": "oak, ash", "weights": "3,1"}
-    voting = vote.initialize(params)
-    first, second = np.array([[0.6, 0.4], [1, 0]], np.float32), np.array([[0, 1], [1, 0]], np.float32)
-    outputs = vote.execute({"first": first, "second": second}, params, voting)
-    assert [bytes(row).rstrip(b"\0") for row in outputs["name_string"]] == [b"ash", b"oak"]
-    np.testing.assert_allclose(outputs["probabilities"], [[0.45, 0.55], [1.0, 0.0]])
-    assert outputs["agreed"].tolist() == [False, True]
-    assert {*vote.get_outputs_info(params, voting)} == {*outputs}
 
 
 def test_a_file_becomes_a_picture_and_an_enlarged_one() -> None:

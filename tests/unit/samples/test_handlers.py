@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextvars
 import importlib.util
 import io
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,7 @@ from PIL import Image
 
 import ovmstrio_samples
 from ovmstrio_samples.image_pipeline.client import COFFEE
-from pyovms import Context, Tensor
-from pyovms.context import CURRENT
+from pyovms import Tensor
 
 _SAMPLES = Path(ovmstrio_samples.__file__).parent
 
@@ -31,21 +28,6 @@ def _load(sample: str, filename: str) -> Any:
     return module.OvmsPythonModel()
 
 
-@pytest.fixture
-def new_instance() -> Iterator[Callable[[], Context]]:
-    """Give what makes another graph instance the current one."""
-    tokens: list[contextvars.Token[Context]] = []
-
-    def begin() -> Context:
-        context = Context({}, "")
-        tokens.append(CURRENT.set(context))
-        return context
-
-    yield begin
-    for token in reversed(tokens):
-        CURRENT.reset(token)
-
-
 def _text(tensor: Tensor) -> str:
     return bytes(tensor).decode()
 
@@ -55,17 +37,6 @@ def _framed(content: bytes) -> Tensor:
     return Tensor("image", len(content).to_bytes(4, "little") + content, [1], "BYTES")
 
 
-@pytest.mark.parametrize("datatype", [np.int64, np.int32, np.uint8, np.float32, np.float64])
-def test_the_incrementer_keeps_type_and_shape(datatype: type[np.generic]) -> None:
-    """What goes out is one larger, under the name of the node's own output."""
-    model = _load("incrementer", "incrementer.py")
-    model.initialize({"output_names": ["next"]})
-    (output,) = model.execute([Tensor("number", np.array([[1, 2], [3, 4]], datatype))])
-    assert output.name == "next"
-    assert np.asarray(output).dtype == datatype
-    assert np.asarray(output).tolist() == [[2, 3], [4, 5]]
-
-
 @pytest.mark.parametrize("text", [b"a b a", b"\x05\0\0\0a b a"])
 def test_the_counter_reads_text_with_and_without_a_length(text: bytes) -> None:
     """Words come one by one and their number at last, however the client has sent the text."""
@@ -73,27 +44,6 @@ def test_the_counter_reads_text_with_and_without_a_length(text: bytes) -> None:
     assert [[tensor.name for tensor in tensors] for tensors in outputs] == [["word"], ["word"], ["word"], ["count"]]
     assert [_text(tensors[0]) for tensors in outputs[:3]] == ["a", "b", "a"]
     assert np.asarray(outputs[3][0]).tolist() == [3]
-
-
-def test_a_matrix_has_an_inverse_or_a_message() -> None:
-    """One of the two outputs is there, never both."""
-    model = _load("error_output", "inverse.py")
-    (result,) = model.execute([Tensor("input", np.array([[2.0, 0], [0, 4]]))])
-    assert (result.name, np.asarray(result).tolist()) == ("result", [[0.5, 0], [0, 0.25]])
-    (message,) = model.execute([Tensor("input", np.zeros((2, 2)))])
-    assert (message.name, _text(message)) == ("error_message", "Singular matrix")
-
-
-def test_labels_belong_to_the_instance_that_got_them(new_instance: Callable[[], Context]) -> None:
-    """Labels alone give no output; another instance does not know them."""
-    model = _load("labels_image", "colours.py")
-    blue = Tensor("image", np.full((2, 2, 3), (0, 0, 90), np.uint8))
-    model.open(new_instance())
-    assert model.execute([Tensor("labels", b"gold, navy")]) == []
-    assert [_text(tensor) for tensor in model.execute([blue])] == ["navy"]
-    model.open(new_instance())
-    with pytest.raises(ValueError, match="send labels before the first image"):
-        model.execute([blue])
 
 
 def test_a_picture_file_becomes_pixels() -> None:
