@@ -31,26 +31,6 @@ def test_a_good_project_is_ok(path: str) -> None:
     assert result.stdout == "loads  iris version 1\nok: 1 version loaded, no problem found\n"
 
 
-def test_mistakes_of_a_project_are_located_problems() -> None:
-    """The same as of a configuration, and the exit code is 1."""
-    _write("iris", f"{PYTHON}processes: 0\nlog_levl: info\n")
-    result = run("iris")
-    assert result.exit_code == 1
-    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert lines == [
-        "iris/nucleus.yaml",
-        "error nucleus.yaml:3 processes",
-        "the value cannot be used",
-        "expected a whole number of 1 or more",
-        "found 0",
-        "warning nucleus.yaml:4 log_levl",
-        "unknown key 'log_levl', which has no effect",
-        "hint did you mean 'log_level'?",
-        "",
-        "not ok: 1 error and 1 warning in 1 file; 0 versions loaded",
-    ]
-
-
 def test_mistakes_of_the_handler_are_told_unless_it_is_not_imported() -> None:
     """Its place is a line of its own file."""
     _write("iris", code="import nothing_of_that_name\n")

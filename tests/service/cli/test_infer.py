@@ -151,8 +151,7 @@ def test_health_is_an_exit_code(server: ServedInThread) -> None:
 
 @both_protocols
 @pytest.mark.parametrize(
-    ("given", "answered"),
-    [('{"first_number": [3]}', [6]), ("[1, 2.5]", [4.0, 5.5]), ('{"first_number": 7}', [10])],
+    ("given", "answered"), [('{"first_number": [3]}', [6]), ("[1, 2.5]", [4.0, 5.5]), ('{"first_number": 7}', [10])]
 )
 def test_numbers_for_a_graph_get_a_type_by_their_values(
     server: ServedInThread, protocol: str, given: str, answered: list[float]

@@ -150,15 +150,6 @@ def test_the_terminal_shows_what_is_called_and_split() -> None:
     assert titles == ["x", "sums", "adds", "o"]
 
 
-@pytest.mark.parametrize(("picture", "start"), [("text", "╭─ x"), ("mermaid", "flowchart TB"), ("svg", "<svg ")])
-def test_pictures_can_be_written_to_files(picture: str, start: str) -> None:
-    """Nothing goes to standard output then."""
-    write()
-    result = run("show", "config.json", "p", "--format", picture, "--output", "picture")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert Path("picture").read_text().startswith(start)
-
-
 def test_several_pipelines_are_shown_below_each_other() -> None:
     """In the terminal; a picture of another format is of one."""
     write(_pipeline(), _pipeline("q"))

@@ -63,10 +63,7 @@ def test_real_speech_is_found_where_the_package_finds_it(tmp_path: Path, rest: b
     prepare_sample(sample, tmp_path, 1, _CACHE)
     sound = read_recording(_CACHE)
     options = {"model_name": "vad_stateful", "model_path": tmp_path / "vad_stateful", "stateful": True}
-    with (
-        serving_in_thread(**options) as server,
-        open_client(server.rest if rest else server.grpc, rest=rest) as client,
-    ):
+    with serving_in_thread(**options) as server, open_client(server.rest if rest else server.grpc, rest=rest) as client:
         assert passages(speech(client.infer, sound), len(sound)) == EXPECTED
         left = speech(client.infer, sound)
         next(left)

@@ -104,10 +104,7 @@ def test_a_second_interrupt_does_not_wait_for_the_server(server: ServedInThread,
 
 def test_sequence_run_reports_a_server_that_goes_away(server: ServedInThread, many: str) -> None:
     """The exit code is that of an unreachable server."""
-    with (
-        relaying(server.grpc) as relay,
-        piped(*_sequence(relay.address, many, "--json", model="left")) as command,
-    ):
+    with relaying(server.grpc) as relay, piped(*_sequence(relay.address, many, "--json", model="left")) as command:
         command.stdout.readline()
         relay.cut()
         code, errors = command.end()

@@ -97,7 +97,7 @@ def _configuration(root: Path, rolled: str) -> Path:
             {"name": "telling", "path": "telling", "placement": "handlers"},
         ],
         "text_model_config_list": [
-            {"config": {"name": "tiny", "base_path": "tiny", "placement": {**HEAD, "group": "text"}}},
+            {"config": {"name": "tiny", "base_path": "tiny", "placement": {**HEAD, "group": "text"}}}
         ],
     }
     path = root / "config.json"

@@ -33,10 +33,7 @@ OWN = {
     "voice": {"--output", "--speed", "--voice"},
 }
 """What a client takes besides."""
-WITHOUT_MODEL = {
-    *(name for name in CLIENTS if name.startswith("handler_")),
-    *("ocr", "pitch", "speech"),
-}
+WITHOUT_MODEL = {*(name for name in CLIENTS if name.startswith("handler_")), *("ocr", "pitch", "speech")}
 """Those of services that have a server alone, and those that call several models."""
 WITH_INPUT = {
     *("chat", "counter_stream", "face_detection", "file_type", "handler_primes", "image_classifier", "image_pipeline"),

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 
@@ -47,15 +46,6 @@ def test_every_problem_has_line_and_hint() -> None:
         "hint did you mean 'model.py'?",
     ]
     assert lines[-1] == "not ok: 3 errors and 0 warnings in 1 file"
-
-
-def test_problems_as_json() -> None:
-    """Each has its facts by name."""
-    write(graph_text(python_node("model.py"), inputs=["in"]))
-    result = run("check", ".", "--json")
-    facts = json.loads(result.stdout)
-    assert (result.exit_code, facts["ok"], facts["errors"], facts["warnings"]) == (0, True, 0, 1)
-    assert [(problem["line"], problem["path"]) for problem in facts["problems"]] == [(1, "node[0].input_stream[0]")]
 
 
 @pytest.mark.parametrize("command", ["check", "show"])

@@ -113,8 +113,7 @@ def test_what_cannot_be_done_leaves_the_file_as_it_is(repository: Path, argument
 
 
 @pytest.mark.parametrize(
-    ("source", "file", "path"),
-    [("org/words", "", "org/words"), ("small", "tiny.gguf", "small/tiny.gguf")],
+    ("source", "file", "path"), [("org/words", "", "org/words"), ("small", "tiny.gguf", "small/tiny.gguf")]
 )
 def test_a_model_of_a_hub_that_is_there_is_served(
     repository: Path, monkeypatch: pytest.MonkeyPatch, source: str, file: str, path: str

@@ -14,10 +14,7 @@ TOLD: dict[str, Any] = {
     "seconds": 2.0,
     "cpu_seconds": 1.0,
     "native_cpu_seconds": 0.25,
-    "frames": [
-        {"name": "outer", "file": "/a/b.py", "line": 3},
-        {"name": "inner", "file": "/a/c.py", "line": 7},
-    ],
+    "frames": [{"name": "outer", "file": "/a/b.py", "line": 3}, {"name": "inner", "file": "/a/c.py", "line": 7}],
     "threads": [
         {
             "name": "event loop",
@@ -25,7 +22,7 @@ TOLD: dict[str, Any] = {
             "waiting": 4,
             "cpu_seconds": 0.75,
             "stacks": [{"frames": [0, 1], "samples": 5}, {"frames": [0], "samples": 1}],
-        },
+        }
     ],
     "processes": [{"service": "words", "pid": 77, "cpu_seconds": 1.5, "problem": "it was starting"}],
     "models": [

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from ovms_cli.tensor_files import fit, read_inputs
+from ovms_cli.tensor_files import read_inputs
 from ovms_cli.tensor_images import ImageOptions
 from ovmstrio.client import TensorInfo
 from ovmstrio.core.errors import InvalidRequest
@@ -239,14 +239,6 @@ def test_an_input_of_a_type_without_a_name_takes_that_of_its_values(tmp_path: Pa
     notes: list[str] = []
     assert read_inputs(["odd=two words"], odd, notes.append)["odd"] == b"two words"
     assert notes == ["input odd: no file is called so; sent as text"]
-
-
-def test_values_that_would_change_are_refused() -> None:
-    """A fraction is not an integer, and a large integer is no float16."""
-    with pytest.raises(InvalidRequest, match="do not survive"):
-        fit(np.array([1.5]), Y, _ignore)
-    with pytest.raises(InvalidRequest, match="do not survive"):
-        fit(np.array([100_001]), TensorInfo("h", "FP16", (-1,)), _ignore)
 
 
 @given(st.binary(max_size=200), st.sampled_from([".npy", ".npz", ".json", ".png", ".bin"]))
