@@ -100,5 +100,6 @@ def serving_for_commands(folder: Path) -> Iterator[ServedInThread]:
         "op_pipeline_config_list": [{"name": "diamond", "path": "ops_diamond/config.yml"}],
     }
     (folder / "config.json").write_text(json.dumps(config))
-    with serving_in_thread(config_path=folder / "config.json") as running:
+    # A repeated load of the damaged model has no reason while it runs.
+    with serving_in_thread(config_path=folder / "config.json", file_system_poll_wait_seconds=0) as running:
         yield running

@@ -12,7 +12,7 @@ from ovmstrio.client.pipeline import PipelineClient
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 
 ResultT = TypeVar("ResultT")
-TIMEOUT_SECONDS = 20
+TIMEOUT_SECONDS = 60
 
 
 async def ask(executor: EchoExecutor, work: Callable[[PipelineClient], ResultT]) -> ResultT:

@@ -23,7 +23,7 @@ from ovmstrio.protocol.status_errors import status_of
 from tests.support.plain_http import QuietHandler, answering_http
 from tests.support.ports import free_ports
 
-WAIT_SECONDS = 10
+WAIT_SECONDS = 60
 Behaviour = Callable[[Iterator[Any], grpc.ServicerContext], Iterator[Any]]
 """What answers ``ModelStreamInfer``: requests in, messages out."""
 

@@ -17,7 +17,7 @@ import trio
 from ovmstrio.cluster.ray.trio_guest import TrioGuest
 from ovmstrio.core.errors import ConfigError, NotReady, Overloaded, Problem
 
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 60
 
 
 async def _idle(until: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[str]) -> None:
