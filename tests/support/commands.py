@@ -19,6 +19,7 @@ import structlog
 
 from ovms_cli import console
 from ovms_cli.main import main
+from ovmstrio.observability.log_writer import WRITER
 
 __all__ = ["CommandResult", "RunCommand", "command_folder", "run_command", "run_on_terminal"]
 
@@ -86,16 +87,30 @@ def _run(arguments: tuple[str, ...], stdin: IO[str], stdout: IO[str], stderr: IO
         except SystemExit as ended:
             return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         finally:
+            _wait_for_log_lines()
             stdout.flush()
             stderr.flush()
     return 0
 
 
+def _wait_for_log_lines() -> None:
+    """Wait until the writer of logs, which is a thread while a server runs in this process, has written all lines."""
+    for _ in range(6000):
+        if not WRITER._waiting:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("log lines are not written")
+
+
 @contextmanager
 def _logs_elsewhere() -> Iterator[None]:
-    """Keep the log lines of servers in this process out of the output of a command."""
+    """Keep the log lines of servers in this process out of the output of a command.
+
+    Tracebacks are plain, because a traceback with local variables takes seconds.
+    """
     before: dict[str, Any] = structlog.get_config()
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
+    renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[renderer], logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
     try:
         yield
     finally:
