@@ -68,15 +68,27 @@ for name in sys.argv[2:]:
     importlib.import_module(name)
 """
 RUN_EACH = """
-import json, os, runpy, sys
+import json, os, runpy, sys, traceback
 import numpy, PIL, grpc, openai, ovmstrio.client, ovmstrio_samples.asking, ovmstrio_samples.triton
 options, *names = json.loads(sys.argv[1])
 for name in names:
     if os.fork() == 0:
         os.dup2(1, 2)
         sys.argv = ["client", *options]
-        runpy.run_module(f"ovmstrio_samples.{name}.client", run_name="__main__", alter_sys=True)
-        sys.exit()
+        code = 0
+        try:
+            runpy.run_module(f"ovmstrio_samples.{name}.client", run_name="__main__", alter_sys=True)
+        except SystemExit as ended:
+            code = ended.code or 0
+            if isinstance(code, str):
+                print(code)
+                code = 1
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # The end of an interpreter with all these modules takes long.
     _, status = os.wait()
     print(json.dumps({"ended": os.waitstatus_to_exitcode(status)}), flush=True)
 """
