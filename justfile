@@ -31,7 +31,7 @@ stress *args:
 
 # Build the container's image without Docker, and run it: needs Debian's buildah, mmdebstrap and bubblewrap, and root.
 image:
-    OVMSTRIO_TRY_IMAGE=1 {{ bin }}/pytest tests/deploy/test_image.py --thorough
+    OVMSTRIO_TRY_IMAGE=1 {{ bin }}/pytest tests/system/deploy/test_image.py --thorough
 
 # Check form, types and the direction of imports.
 lint:

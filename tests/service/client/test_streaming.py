@@ -16,7 +16,6 @@ import pytest
 
 from ovmstrio.client import Unreachable, open_client
 from ovmstrio.client.interrupts import interrupts_cancel
-from ovmstrio.client.rest_streams import read_events
 from ovmstrio.client.streaming import TIMESTAMP, StreamOutput, StreamReply, StreamRequest
 from ovmstrio.core import errors
 from ovmstrio.protocol.descriptors import message_class
@@ -300,30 +299,3 @@ def test_rest_tells_an_answer_of_another_kind(body: bytes) -> None:
         pytest.raises(errors.ServerError, match="does not answer as a KServe v2 server does"),
     ):
         list(client.stream("graph", [StreamRequest({})]))
-
-
-@pytest.mark.parametrize(
-    ("asked", "text"),
-    [
-        ([StreamRequest({}), StreamRequest({})], "has one request, got 2"),
-        ([], "has one request, got 0"),
-        ([StreamRequest({"x": b"\xff"})], "input x: bytes that are no UTF-8 text"),
-        ([StreamRequest({"x": np.zeros(1, np.float32)})], "input x: over REST, float32 would arrive as another type"),
-        ([StreamRequest({}, 2**70)], "cannot be written as JSON"),
-    ],
-)
-def test_rest_refuses_what_json_cannot_carry(asked: list[StreamRequest], text: str) -> None:
-    """Before anything is sent, and with the way out."""
-    with open_client("127.0.0.1:9", rest=True) as client, pytest.raises(errors.InvalidRequest, match=text):
-        list(client.stream("graph", asked))
-
-
-@pytest.mark.parametrize("size", [1, 7, 1000])
-def test_events_are_read_however_they_are_cut(size: int) -> None:
-    """Of line ends only the line feed counts; data may span lines, and comments are passed over."""
-    text = '{"out":"a\u2028b\x85c"}'
-    stream = f': hello\n\nid: 1\ndata:{text}\n\nevent: error\r\ndata: {{"error":\r\ndata: "x"}}\r\n\r\ndata: {text}\n\n'
-    raw = stream.encode()
-    chunks = (raw[start : start + size] for start in range(0, len(raw), size))
-    texts = [each.error or each.outputs[0].data for each in read_events(chunks)]
-    assert texts == ["a\u2028b\x85c", "x", "a\u2028b\x85c"]

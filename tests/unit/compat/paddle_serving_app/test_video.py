@@ -42,11 +42,7 @@ def test_frames_of_a_video(sampler: Sampler, chosen: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("sampler", "part"),
-    [
-        (Sampler(4, 1), 10),
-        (Sampler(4, 1, select_left=True), 10),
-        (Sampler(4, 1, frame_interval=2), 9),
-    ],
+    [(Sampler(4, 1), 10), (Sampler(4, 1, select_left=True), 10), (Sampler(4, 1, frame_interval=2), 9)],
     ids=["anywhere", "left", "intervals"],
 )
 def test_any_frame_of_each_part(sampler: Sampler, part: int) -> None:

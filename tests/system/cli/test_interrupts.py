@@ -1,0 +1,251 @@
+"""Ctrl-C, readers that leave and servers that go away, for commands in processes and on terminals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.chat_server import ChatServer, chat_server
+from tests.support.command_processes import on_terminal, piped
+from tests.support.command_server import CLOSED
+from tests.support.ports import free_ports
+from tests.support.relay import relaying
+from tests.support.served_in_thread import ServedInThread
+
+pytestmark = pytest.mark.e2e
+
+both_protocols = pytest.mark.parametrize("protocol", ["--grpc", "--rest"])
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Write a million rows for a sequence, which no test waits for."""
+    file = tmp_path_factory.mktemp("rows") / "many.npy"
+    np.save(file, np.ones((1_000_000, 2), np.float32))
+    return str(file)
+
+
+@pytest.fixture
+def closed(folder: Path) -> Iterator[Path]:
+    """Return the file that appears when the generator of a stream is closed."""
+    file = folder / CLOSED
+    file.unlink(missing_ok=True)
+    yield file
+    for _ in range(6000):
+        if file.exists():
+            break
+        Event().wait(0.01)
+    assert file.read_text() == "endless"
+
+
+def _sequence(url: str, many: str, *options: str, model: str = "sum") -> tuple[str, ...]:
+    return ("sequence", "run", "--model", model, "--input", many, "--url", url, *options)
+
+
+def _url(server: ServedInThread, protocol: str) -> str:
+    return server.rest if protocol == "--rest" else server.grpc
+
+
+def _open_sequences(server: ServedInThread) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = server.ask("GET", "/v2/models/sum/sequences").json()["sequences"]
+    return listed
+
+
+def test_infer_ends_without_a_message(server: ServedInThread, tmp_path: Path) -> None:
+    """The exit code is 130."""
+    np.save(tmp_path / "b.npy", np.arange(10, dtype=np.float32))
+    target = ("--model", "dummy", "--input", str(tmp_path / "b.npy"), "--url", server.grpc)
+    with piped("infer", *target, "--repeat", "10000000") as command:
+        command.stderr.readline()  # The note on the batch axis precedes the calls.
+        command.interrupt()
+        assert command.end() == (130, "")
+
+
+@both_protocols
+def test_sequence_run_ends_the_sequence(server: ServedInThread, many: str, protocol: str) -> None:
+    """In the middle of a million steps."""
+    with piped(*_sequence(_url(server, protocol), many, "--json", protocol)) as command:
+        for _ in range(20):
+            command.stdout.readline()
+        assert len(_open_sequences(server)) == 1
+        command.interrupt()
+        code, errors = command.end()
+    assert (code, "Traceback" in errors) == (130, False), errors
+    assert _open_sequences(server) == []
+
+
+@both_protocols
+def test_a_second_interrupt_does_not_wait_for_the_server(server: ServedInThread, many: str, protocol: str) -> None:
+    """The first interrupt waits for a server that hangs, and prints so."""
+    target, sequence = (server.http, "8") if protocol == "--rest" else (server.grpc, "7")
+    with (
+        relaying(target) as relay,
+        piped(*_sequence(relay.address, many, "--json", "--sequence_id", sequence, protocol, model="left")) as command,
+    ):
+        command.stdout.readline()
+        relay.hold()
+        command.discard_stdout()
+        command.interrupt()
+        while "Ctrl-C again" not in (line := command.stderr.readline()):
+            assert line, "the command ended at the first interrupt"
+        command.interrupt()
+        code, errors = command.end()
+    assert code == 130
+    assert f"sequence {sequence} may be left on the server until it is idle for long enough: interrupted" in errors
+    assert "Traceback" not in errors
+
+
+def test_sequence_run_reports_a_server_that_goes_away(server: ServedInThread, many: str) -> None:
+    """The exit code is that of an unreachable server."""
+    with relaying(server.grpc) as relay, piped(*_sequence(relay.address, many, "--json", model="left")) as command:
+        command.stdout.readline()
+        relay.cut()
+        code, errors = command.end()
+    assert code == 2
+    assert "may be left on the server" in errors
+    assert "is the server running?" in errors
+
+
+def test_a_reader_that_leaves_ends_the_sequence(server: ServedInThread, many: str) -> None:
+    """As ``head`` does."""
+    with piped(*_sequence(server.grpc, many, "--json")) as command:
+        command.stdout.readline()
+        command.stdout.close()
+        assert command.process.wait(60) == 1
+        assert "Traceback" not in command.stderr.read()
+    assert _open_sequences(server) == []
+
+
+def test_a_terminal_shows_the_progress_of_a_sequence(server: ServedInThread, many: str) -> None:
+    """Steps and their speed."""
+    with on_terminal(*_sequence(server.grpc, many)) as command:
+        command.wait_for("steps/s")
+        assert "/1000000" in command.shown
+        command.interrupt()
+        assert command.end() == 130
+    assert _open_sequences(server) == []
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_reader_that_leaves_closes_the_generator(server: ServedInThread) -> None:
+    """Without a message."""
+    with piped("stream", "--model", "words", "--input", "endless", "--url", server.grpc) as command:
+        assert command.stdout.read(5) == "more "
+        command.stdout.close()
+        assert command.process.wait(60) == 1
+        assert command.stderr.read() == ""
+
+
+def test_a_stream_that_waits_for_requests_ends_without_a_message(server: ServedInThread) -> None:
+    """The thread that reads standard input prints nothing."""
+    with piped("stream", "--model", "words", "--requests", "-", "--url", server.grpc) as command:
+        command.stdin.write('{"inputs": {"text": "hi"}}\n')
+        command.stdin.flush()
+        assert command.stdout.read(3) == "hi "
+        command.interrupt()
+        assert command.process.wait(60) == 130
+        assert command.stderr.read() == ""
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_stream_on_a_terminal_is_cancelled(server: ServedInThread) -> None:
+    """The generator is closed."""
+    with on_terminal("stream", "--model", "words", "--input", "endless", "--url", server.grpc) as command:
+        command.wait_for("more", times=3)
+        command.interrupt()
+        assert command.end() == 130
+
+
+@pytest.fixture
+def chat() -> Iterator[ChatServer]:
+    """Answer the first message with a stream that does not end."""
+    with chat_server() as running:
+        running.deltas = [{"content": "Once upon"}, None]
+        yield running
+
+
+def test_chat_stops_the_answer_and_not_the_conversation(chat: ChatServer) -> None:
+    """The part of the answer that came is in the history."""
+    with on_terminal("chat", "chat", "--url", chat.url) as command:
+        command.wait_for("/help lists commands")
+        command.wait_for("> ")
+        command.type("Tell me\n")
+        command.wait_for("Once upon")
+        command.interrupt()
+        command.wait_for("stopped")
+        assert chat.left.wait(60)
+        chat.deltas = [{"role": "assistant", "content": None}, {"content": "Hel"}, {"content": "lo"}]
+        for line, answer in (("Again", "3 tokens"), ("/help", "/reset")):
+            command.type(f"{line}\n")
+            command.wait_for(answer)
+        assert "Hello" in command.shown
+        command.type("/exit\n")
+        assert command.end() == 0
+    assert chat.asked[1]["messages"] == [
+        {"role": "user", "content": "Tell me"},
+        {"role": "assistant", "content": "Once upon"},
+        {"role": "user", "content": "Again"},
+    ]
+
+
+def test_top_asks_a_server_that_goes_away_again(server: ServedInThread) -> None:
+    """The last figures stay on the terminal; q ends the command."""
+    with relaying(server.http) as relay, on_terminal("top", "--url", relay.address, "--interval", "0.1") as command:
+        command.wait_for("pixels")
+        command.wait_for("sorted by req/s")
+        command.type("s")
+        command.wait_for("sorted by err/s")
+        relay.cut()
+        command.wait_for("trying again")
+        command.type("q")
+        assert command.end() == 0
+
+
+def test_top_ends_without_a_message() -> None:
+    """The exit code is 130."""
+    (port,) = free_ports(1)
+    with on_terminal("top", "--url", f"127.0.0.1:{port}", "--interval", "0.1") as command:
+        command.wait_for("trying again")
+        command.interrupt()
+        assert command.end() == 130
+
+
+def test_an_interrupt_during_imports_ends_without_a_message() -> None:
+    """The interrupt arrives at the first import of the command itself."""
+    code = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ovms_cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from ovms_cli.entry import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_demo_serves_until_it_is_interrupted() -> None:
+    """Without ``--once`` the demo prints the next commands, and ends with 0."""
+    grpc, rest = free_ports(2)
+    with piped("demo", "--port", str(grpc), "--rest_port", str(rest)) as command:
+        command.discard_stdout()
+        shown = ""
+        while "file_type.client" not in shown:
+            line = command.stderr.readline()
+            assert line, shown
+            shown += line
+        command.interrupt()
+        code, errors = command.end()
+    assert (code, "Traceback" in errors) == (0, False), shown + errors
+    assert f"curl -s http://127.0.0.1:{rest}/v2/models/iris/infer" in shown

@@ -1,0 +1,173 @@
+"""Dashboards and alerts ask for what a server tells: each query is evaluated on the metrics of one that has worked."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import numpy as np
+import pytest
+import yaml
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from ovmstrio.access.key_file import write_key_file
+from tests.support.all_kinds import write_all_kinds
+from tests.support.callers import bearer, entry_of
+from tests.support.processes import serving
+from tests.support.prometheus import Prometheus, evaluating, is_there
+from tests.support.tiny_llm import write_tiny_folder
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+FOLDER: Final = Path(__file__).parents[3] / "deploy" / "grafana"
+DASHBOARDS: Final = ("server", "text")
+_VARIABLE: Final = re.compile(r"\$\{?(\w+)\}?")
+_COMPARED: Final = re.compile(r"\s*[<>]=?\s*[\d.]+\s*$")
+_SELECTOR: Final = re.compile(r"\b((?:ovms|process)\w+)(?:{(.*?)})?")
+
+needs_prometheus = pytest.mark.skipif(not is_there(), reason="needs Debian's package prometheus")
+
+
+def _queries() -> list[tuple[str, str]]:
+    """Give each query of the dashboards with what shows it, and the expressions of alerts without their bounds."""
+    found = []
+    for name in DASHBOARDS:
+        dashboard = json.loads((FOLDER / f"{name}.json").read_text())
+        for panel in dashboard["panels"]:
+            for target in panel["targets"]:
+                query = _VARIABLE.sub(lambda each: "5m" if each[1] == "__rate_interval" else ".*", target["expr"])
+                found.append((f"{name}: {panel['title']} {target['refId']}", query))
+    rules = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
+    for rule in rules:
+        assert _COMPARED.search(rule["expr"]), rule
+        found.append((rule["alert"], _COMPARED.sub("", rule["expr"])))
+    return found
+
+
+QUERIES: Final = dict(_queries())
+
+
+class _Client:
+    """Asks a server with a key."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def post(self, path: str, body: Any, key: str = "boss") -> httpx.Response:
+        return httpx.post(self._address + path, json=body, headers=bearer(key), timeout=120, trust_env=False)
+
+    def infer(self, name: str, tensor: str, array: np.ndarray[Any, Any], datatype: str = "FP32") -> httpx.Response:
+        data = {"name": tensor, "shape": array.shape, "datatype": datatype, "data": array.ravel().tolist()}
+        return self.post(f"/v2/models/{name}/infer", {"inputs": [data]})
+
+    def scrape(self) -> str:
+        headers = bearer("boss") | {"accept": "application/openmetrics-text"}
+        answer = httpx.get(f"{self._address}/metrics", headers=headers, timeout=60, trust_env=False)
+        assert answer.is_success, answer.text
+        return answer.text
+
+    def work(self) -> None:
+        """Call a service of every kind, and fail at it, too."""
+        row = np.ones((1, 10), np.float32)
+        answers = [
+            *(self.infer(name, "b", row) for name in ("model", "batched", "dag")),
+            self.infer("graph", "in", np.frombuffer(b"abc", np.uint8), "UINT8"),
+            self.post("/handler", [1, 2]),
+            self.post("/ops/prediction", {"key": ["x"], "value": ["1"]}),
+            self.post("/v3/completions", {"model": "text", "prompt": "Hi", "max_tokens": 3, "temperature": 0}),
+        ]
+        assert [answer.status_code for answer in answers] == [200] * len(answers), [each.text for each in answers]
+        assert self.infer("model", "c", row).status_code == 400
+        assert self.post("/handler", ["no number"]).status_code == 500
+        assert self.post("/handler", [], key="nobody").status_code == 401
+
+
+@pytest.fixture(scope="module")
+def scrapes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Serve every kind, have all of them work, and scrape between."""
+    folder = tmp_path_factory.mktemp("served")
+    config = write_all_kinds(folder)
+    document = json.loads(config.read_text())
+    (model,) = document["model_config_list"]
+    model["config"]["max_concurrency"] = 4
+    batched = model["config"] | {"name": "batched", "batching": {"max_batch_size": 4, "batch_timeout_ms": 1}}
+    document["model_config_list"].append({"config": batched})
+    write_tiny_folder(folder / "text")
+    text = {"name": "text", "base_path": str(folder / "text"), "cache_size": 0.1}
+    document["text_model_config_list"] = [{"config": text}]
+    config.write_text(json.dumps(document))
+    keys = folder / "keys.json"
+    write_key_file(keys, [entry_of("boss", "infer:*", "read", "metrics", "admin")])
+    options = ["--keys_file", str(keys), "--python_isolation", "process"]
+    told = []
+    with serving("--config_path", str(config), *options, log=folder / "log.txt") as server:
+        client = _Client(server.rest)
+        for _ in range(3):
+            client.work()
+            told.append(client.scrape())
+    return told
+
+
+@pytest.fixture(scope="module")
+def prometheus(scrapes: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Have Prometheus know what was scraped."""
+    with evaluating(tmp_path_factory.mktemp("prometheus"), scrapes) as running:
+        yield running
+
+
+def test_every_metric_that_is_asked_for_is_told_with_every_label(scrapes: list[str]) -> None:
+    """By its name, and those of the labels that are selected or grouped by."""
+    families = text_string_to_metric_families(scrapes[-1])  # type: ignore[no-untyped-call]
+    labels: dict[str, set[str]] = {}
+    for family in families:
+        for sample in family.samples:
+            labels.setdefault(sample.name, {"instance"}).update(sample.labels)
+    for place, query in QUERIES.items():
+        grouped = {each.strip() for names in re.findall(r"by \((.*?)\)", query) for each in names.split(",")}
+        for name, selected in _SELECTOR.findall(query):
+            assert name in labels, place
+            wanted = set(re.findall(r"(\w+)\s*(?:=~?|!~|!=)", selected)) | grouped
+            assert wanted <= labels[name], (place, name)
+
+
+@needs_prometheus
+def test_every_query_gives_something(prometheus: Prometheus) -> None:
+    """Of dashboards, and of alerts when their bound is left out."""
+    assert [place for place, query in QUERIES.items() if not prometheus.evaluate(query)] == []
+
+
+@needs_prometheus
+def test_what_is_shown_are_numbers(prometheus: Prometheus) -> None:
+    """Quantiles of what was not called lately are none; of each panel of times something is."""
+    for place, query in QUERIES.items():
+        if "histogram_quantile" in query:
+            values = [float(each["value"][1]) for each in prometheus.evaluate(query)]
+            assert any(value >= 0 for value in values), place
+
+
+@needs_prometheus
+def test_only_what_went_wrong_is_beyond_the_bounds_of_alerts(prometheus: Prometheus) -> None:
+    """Half the calls of the handler fail, and a request that is no good is no failure of the model's."""
+    beyond = {}
+    for rule in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]:
+        if found := prometheus.evaluate(rule["expr"]):
+            beyond[rule["alert"]] = [(each["metric"], float(each["value"][1])) for each in found]
+    assert beyond == {"OvmstrioFailures": [({"name": "handler"}, 0.5)]}
+
+
+@needs_prometheus
+def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
+    """As Prometheus's own tool tests rules."""
+    for file in (FOLDER / "alerts.yml", Path(__file__).parent / "alert_cases.yml"):
+        shutil.copy(file, tmp_path)
+    for command in (["check", "rules", "alerts.yml"], ["test", "rules", "alert_cases.yml"]):
+        done = subprocess.run(
+            ["promtool", *command], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert not done.returncode, done.stdout + done.stderr

@@ -1,0 +1,201 @@
+"""The samples' clients: all are called in one way, and those of the README run after its first command."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+import ovmstrio_samples
+from ovmstrio_samples import prepare_repository
+from tests.support.broken_answers import BreakingHandler
+from tests.support.plain_http import answering_http
+
+SAMPLES = Path(ovmstrio_samples.__file__).parent
+ROOT = Path(__file__).parents[3]
+CLIENTS = sorted(file.parent.name for file in SAMPLES.glob("*/client.py"))
+
+OPTIONS = {"--help", "--url", "--rest", "--model", "--input"}
+OWN = {
+    "embedding": {"--tokenizer"},
+    "handler_iris": {"--version"},
+    "handler_primes": {"--count"},
+    "handler_sklearn": {"--version"},
+    "ocr": {"--characters"},
+    "search": {"--folder"},
+    "speech": {"--tokenizer"},
+    "transcription": {"--subtitles"},
+    "voice": {"--output", "--speed", "--voice"},
+}
+"""What a client takes besides."""
+WITHOUT_MODEL = {*(name for name in CLIENTS if name.startswith("handler_")), *("ocr", "pitch", "speech")}
+"""Those of services that have a server alone, and those that call several models."""
+WITH_INPUT = {
+    *("chat", "counter_stream", "face_detection", "file_type", "handler_primes", "image_classifier", "image_pipeline"),
+    *(
+        "incrementer",
+        "labels_image",
+        "ocr",
+        "ocr_pipeline",
+        "ops_ocr",
+        "orientation",
+        "search",
+        "speech",
+        "text_generation",
+        "transcription",
+        "voice",
+    ),
+    *("vad", "vad_stateful"),
+}
+"""Those that can be asked about something of the user's."""
+
+IMPORT_WITHOUT = """
+import importlib, json, sys
+absent = set(json.loads(sys.argv[1]))
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+"""
+RUN_EACH = """
+import json, os, runpy, sys, traceback
+import numpy, PIL, grpc, openai, ovmstrio.client, ovmstrio_samples.asking, ovmstrio_samples.triton
+options, *names = json.loads(sys.argv[1])
+for name in names:
+    if os.fork() == 0:
+        os.dup2(1, 2)
+        sys.argv = ["client", *options]
+        code = 0
+        try:
+            runpy.run_module(f"ovmstrio_samples.{name}.client", run_name="__main__", alter_sys=True)
+        except SystemExit as ended:
+            code = ended.code or 0
+            if isinstance(code, str):
+                print(code)
+                code = 1
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # The end of an interpreter with all these modules takes long.
+    _, status = os.wait()
+    print(json.dumps({"ended": os.waitstatus_to_exitcode(status)}), flush=True)
+"""
+
+
+def _run_each(names: list[str], *options: str) -> dict[str, tuple[int, str]]:
+    """Run clients in forks of one process; return their exit codes and outputs."""
+    command = [sys.executable, "-c", RUN_EACH, json.dumps([options, *names])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stderr == ""
+    texts, codes = re.split(r'{"ended": \d+}\n', done.stdout), re.findall(r'{"ended": (\d+)}\n', done.stdout)
+    return dict(zip(names, zip(map(int, codes), texts, strict=False), strict=True))
+
+
+def test_every_client_is_called_by_the_same_options() -> None:
+    """``--help`` prints the usage and no warning."""
+    for name, (code, text) in _run_each(CLIENTS, "--help").items():
+        assert (code, text.startswith("usage: ")) == (0, True), text
+        assert "--url URL" in text
+        assert "positional arguments" not in text
+        assert (name in WITHOUT_MODEL) is ("--model MODEL" not in text), name
+        assert (name in WITH_INPUT) is ("--input " in text), name
+        assert set(re.findall(r"(--\w+)", text)) <= OPTIONS | OWN.get(name, set()), name
+        assert "arning" not in text
+
+
+def test_a_client_of_an_absent_server_prints_one_line() -> None:
+    """Over KServe, plain HTTP and a gRPC service."""
+    names = ["incrementer", "handler_iris", "ops_regression", "iris", "handler_primes"]
+    for name, (code, text) in _run_each(names, "--url", "127.0.0.1:9").items():
+        assert code == 1, name
+        assert re.fullmatch(r"error: .*\n", text), text
+
+
+def test_a_client_reports_an_answer_that_breaks_off(tmp_path: Path) -> None:
+    """The part of the recording that came is kept."""
+    file = tmp_path / "speech.wav"
+    with answering_http(BreakingHandler) as address:
+        done = _run_each(["voice"], "--url", address, "--output", str(file))["voice"]
+    assert (done[0], done[1].startswith("error: the answer broke off"), "Traceback" in done[1]) == (1, True, False)
+    assert file.read_bytes() == b": half"
+
+
+def test_processes_that_prepare_at_the_same_time_agree(tmp_path: Path) -> None:
+    """Three processes end with the same repository and leave nothing half-written."""
+    code = f"import pathlib, ovmstrio_samples as s; print(s.prepare_repository(pathlib.Path({str(tmp_path)!r})))"
+    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    answers = {process.communicate(timeout=60)[0].strip() for process in processes}
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert answers == {str(prepare_repository(tmp_path))}
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_magika_itself_is_never_imported() -> None:
+    """Finding the model brings neither magika nor its runtime into the process."""
+    code = (
+        "import sys, ovmstrio_samples.file_type.client as client;"
+        "client.labels(); print({'magika', 'onnxruntime'} & set(sys.modules))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert answer.stdout.strip() == "set()"
+
+
+def _installed_by(requirements: Iterable[str]) -> set[str]:
+    """Give the distributions that an installation of requirements brings, by normalized name."""
+    found: set[str] = set()
+    pending = list(requirements)
+    while pending:
+        text, _, marker = pending.pop().partition(";")
+        name, extras = re.match(r"\s*([\w.-]+)(?:\[([\w,-]+)\])?", text).groups()  # type: ignore[union-attr]
+        wanted = set((extras or "").split(","))
+        asked = re.search(r"extra == ['\"]([\w-]+)['\"]", marker)
+        if asked is not None:
+            continue
+        name = name.lower().replace("_", "-")
+        key = name + (f"[{extras}]" if extras else "")
+        if key in found:
+            continue
+        found |= {key, name}
+        try:
+            further = requires(name) or []
+        except PackageNotFoundError:
+            continue
+        for line in further:
+            extra = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
+            if extra is None or extra[1] in wanted:
+                pending.append(line.partition(";")[0])
+    return found
+
+
+def test_clients_in_the_readme_need_no_more_than_its_first_command_installs() -> None:
+    """Every package that they import comes with the server or the extra ``samples``."""
+    readme = (ROOT / "README.md").read_text()
+    assert "pip install -q '.[samples]'" in readme
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    installed = _installed_by([*project["dependencies"], *project["optional-dependencies"]["samples"]])
+    clients = [
+        f"ovmstrio_samples.{name}.client" for name in set(re.findall(r"ovmstrio_samples\.(\w+)\.client", readme))
+    ]
+    clients += set(re.findall(r"^from (tritonclient[\w.]*) import", readme, re.MULTILINE))
+    brought = packages_distributions()
+    absent = {
+        module
+        for module, packages in brought.items()
+        if not {each.lower().replace("_", "-") for each in packages} & (installed | {"ovmstrio"})
+    }
+    assert {"pytest", "sklearn", "hypothesis"} <= absent
+    asked = [sys.executable, "-c", IMPORT_WITHOUT, json.dumps(sorted(absent)), *clients]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
