@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -15,13 +15,15 @@ from ovmstrio.runtimes.kind import LoadContext, lease_nothing
 
 __all__ = ["serve_text_model", "server_of"]
 
+_LONGEST_SECONDS: Final = 600
+
 
 @asynccontextmanager
 async def serve_text_model(**settings: Any) -> AsyncIterator[Any]:
     """Load the model of some settings, whose ``path`` must be there, by its task; what keeps it from that is raised."""
     spec = TextModelSpec(**{"base_path": settings["path"], **settings})
     failure = None
-    with trio.fail_after(120):
+    with trio.fail_after(_LONGEST_SECONDS):
         async with trio.open_nursery() as tasks:
             try:
                 model: Any = await load_task(spec, LoadContext(lease_nothing, tasks))

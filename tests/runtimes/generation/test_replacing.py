@@ -116,17 +116,25 @@ async def test_a_model_answers_itself_where_the_one_after_it_has_ended(tiny_fold
 
 
 @pytest.mark.parametrize(
-    ("reload", "free", "goes"), [("auto", 2**20, True), ("auto", 2**40, False), ("swap", 0, False)]
+    ("reload", "free", "goes"),
+    [("auto", 2**20, True), ("auto", 2**40, False), ("swap", 0, False), ("retire_first", 2**40, True)],
 )
 async def test_the_memory_that_is_free_decides(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, reload: str, free: int, *, goes: bool
 ) -> None:
     """Weights and cache are counted, unless the settings say what is to be done."""
+    monkeypatch.setattr(loading, "_free_memory", lambda: free)
+    spec = TextModelSpec(name="tiny", base_path=tiny_folder, path=tiny_folder, cache_size=0.002, reload=reload)
+    options = loading._options(spec, tiny_folder, None)
+    assert await loading._needs_room(spec, options, tiny_folder, None) is goes
+
+
+async def test_a_model_that_has_room_is_loaded_beside_the_old_one(tiny_folder: Path) -> None:
+    """Both answer until the old one is closed."""
     async with _server(tiny_folder) as server:
         old = await server.load()
-        monkeypatch.setattr(loading, "_free_memory", lambda: free)
-        new = await server.load(reload=reload)
-        assert (old.pid is None) is goes
+        new = await server.load(reload="swap")
+        assert None not in {old.pid, new.pid}
         assert text_of(await made(old, greedy("hello", 20))) == text_of(await made(new, greedy("hello", 20)))
         for model in (old, new):
             await model.aclose()
