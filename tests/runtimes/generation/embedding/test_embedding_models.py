@@ -14,6 +14,7 @@ import trio
 
 from ovmstrio.core.errors import ContextExceeded, InvalidField, Overloaded
 from tests.runtimes.generation.embedding.conftest import Load, problems_of
+from tests.support.model_hosts import on_model_loop
 from tests.support.tiny_encoders import LONGEST, VOCABULARY, TinyEncoder, word_pieces
 
 TEXTS = ("the cat sat.", "red house", "A dog ran, the cats sat!", "xyz", "the blue dogs running")
@@ -63,38 +64,38 @@ async def test_a_model_without_types_of_tokens_is_served_as_well(
     assert np.allclose(made.vectors, [pooled(ids_of("the cat"), "CLS")], atol=1e-5)
 
 
-async def test_tokens_are_taken_as_they_are_beside_texts(load: Load, embedder_folder: Path) -> None:
+@on_model_loop
+async def test_tokens_are_taken_as_they_are_beside_texts(embedder: Any) -> None:
     """Nothing is put around them."""
-    async with load(embedder_folder) as service:
-        made = await service.embed(["the cat", (5, 6, 7)])
+    made = await embedder.embed(["the cat", (5, 6, 7)])
 
     assert np.allclose(made.vectors, [pooled(ids_of("the cat"), "CLS"), pooled([5, 6, 7], "CLS")], atol=1e-5)
     assert made.tokens == 4 + 3
 
 
-async def test_many_texts_come_back_in_their_order(load: Load, embedder_folder: Path) -> None:
+@on_model_loop
+async def test_many_texts_come_back_in_their_order(embedder: Any) -> None:
     """They are sorted by length, and run in many batches."""
     texts = [" ".join(["the"] * (1 + 7 * number % 17)) + f" {number % 10}" for number in range(500)]
 
-    async with load(embedder_folder) as service:
-        made = await service.embed(texts)
+    made = await embedder.embed(texts)
 
     assert np.allclose(made.vectors, [pooled(ids_of(text), "CLS") for text in texts], atol=1e-5)
 
 
-async def test_clients_share_batches(load: Load, embedder_folder: Path) -> None:
+@on_model_loop
+async def test_clients_share_batches(embedder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes while a batch runs is joined, and each gets its own; tokens come all at once, as nothing waits."""
     made: dict[int, Any] = {}
     sizes: list[int] = []
 
     async def ask(number: int) -> None:
-        made[number] = (await service.embed([tuple(ids_of(f"{number} cats"))])).vectors[0]
+        made[number] = (await embedder.embed([tuple(ids_of(f"{number} cats"))])).vectors[0]
 
-    async with load(embedder_folder) as service:
-        service._rows._batcher._hooks = Noting(sizes)
-        async with trio.open_nursery() as nursery:
-            for number in range(40):
-                nursery.start_soon(ask, number)
+    monkeypatch.setattr(embedder._rows._batcher, "_hooks", Noting(sizes))
+    async with trio.open_nursery() as nursery:
+        for number in range(40):
+            nursery.start_soon(ask, number)
 
     for number, vector in made.items():
         assert np.allclose(vector, pooled(ids_of(f"{number} cats"), "CLS"), atol=1e-5)
@@ -116,20 +117,20 @@ class Noting:
 
 
 @pytest.mark.parametrize("each", ["the " * LONGEST, (5,) * (LONGEST + 1)])
-async def test_an_input_that_is_too_long_is_refused_by_its_place(load: Load, embedder_folder: Path, each: Any) -> None:
+@on_model_loop
+async def test_an_input_that_is_too_long_is_refused_by_its_place(embedder: Any, each: Any) -> None:
     """As long as nobody has asked to cut it off."""
     count = LONGEST + 2 if isinstance(each, str) else LONGEST + 1
-    async with load(embedder_folder) as service:
-        with pytest.raises(ContextExceeded, match=f"^Input length {count} longer than allowed {LONGEST}$") as caught:
-            await service.embed(["fits", each])
+    with pytest.raises(ContextExceeded, match=f"^Input length {count} longer than allowed {LONGEST}$") as caught:
+        await embedder.embed(["fits", each])
 
     assert caught.value.field == "input[1]"
 
 
-async def test_an_input_of_the_greatest_length_fits(load: Load, embedder_folder: Path) -> None:
+@on_model_loop
+async def test_an_input_of_the_greatest_length_fits(embedder: Any) -> None:
     """To the last token for which the model has a position."""
-    async with load(embedder_folder) as service:
-        made = await service.embed([tuple(range(5, 5 + LONGEST))])
+    made = await embedder.embed([tuple(range(5, 5 + LONGEST))])
 
     assert np.allclose(made.vectors, [pooled(range(5, 5 + LONGEST), "CLS")], atol=1e-5)
 
@@ -146,19 +147,19 @@ async def test_what_is_too_long_is_cut_off_where_that_is_wished_for(load: Load, 
 
 
 @pytest.mark.parametrize("unknown", [-1, len(VOCABULARY), 2**40])
-async def test_tokens_of_another_model_are_refused(load: Load, embedder_folder: Path, unknown: int) -> None:
+@on_model_loop
+async def test_tokens_of_another_model_are_refused(embedder: Any, unknown: int) -> None:
     """OpenVINO would read beside its table."""
-    async with load(embedder_folder) as service:
-        with pytest.raises(InvalidField, match=f"token {unknown} is none of the model's, which are 0 to"):
-            await service.embed([(5, unknown)])
+    with pytest.raises(InvalidField, match=f"token {unknown} is none of the model's, which are 0 to"):
+        await embedder.embed([(5, unknown)])
 
 
 @pytest.mark.parametrize("inputs", [[], ["a"] * 501, [()]])
-async def test_no_inputs_too_many_and_empty_ones_are_refused(load: Load, embedder_folder: Path, inputs: Any) -> None:
+@on_model_loop
+async def test_no_inputs_too_many_and_empty_ones_are_refused(embedder: Any, inputs: Any) -> None:
     """As OVMS does."""
-    async with load(embedder_folder) as service:
-        with pytest.raises(InvalidField) as caught:
-            await service.embed(inputs)
+    with pytest.raises(InvalidField) as caught:
+        await embedder.embed(inputs)
 
     assert caught.value.field == "input"
 
@@ -182,14 +183,14 @@ async def test_requests_beyond_the_queue_are_refused(load: Load, embedder_folder
     assert sorted(outcomes) == ["answered"] * (side_by_side + 1) + ["refused"] * 4
 
 
-async def test_a_caller_that_leaves_takes_its_texts_along(load: Load, embedder_folder: Path) -> None:
+@on_model_loop
+async def test_a_caller_that_leaves_takes_its_texts_along(embedder: Any) -> None:
     """And the next one is answered."""
-    async with load(embedder_folder) as service:
-        with trio.move_on_after(0):
-            await service.embed([(5, 6)] * 500)
-        made = await service.embed(["the cat"])
-        assert service._rows._requests == 0
-        assert service._rows._batcher.waiting == 0
+    with trio.move_on_after(0):
+        await embedder.embed([(5, 6)] * 500)
+    made = await embedder.embed(["the cat"])
+    assert embedder._rows._requests == 0
+    assert embedder._rows._batcher.waiting == 0
 
     assert np.allclose(made.vectors, [pooled(ids_of("the cat"), "CLS")], atol=1e-5)
 

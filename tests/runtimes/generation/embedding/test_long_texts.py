@@ -13,6 +13,7 @@ from ovmstrio.core.errors import ContextExceeded, InvalidField
 from ovmstrio.core.generation import Padding, Task
 from ovmstrio.core.text_bounds import MAX_TOKENIZED_CHARACTERS, max_characters
 from tests.runtimes.generation.embedding.conftest import Load
+from tests.support.model_hosts import on_model_loop
 from tests.support.tiny_encoders import LONGEST
 
 KINDS = {"words": "the cat ", "wide": "\u4e2d", "dotted": ".", "one word": "a"}
@@ -40,55 +41,55 @@ def text_of(kind: str, characters: int) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@on_model_loop
 async def test_a_text_of_too_many_characters_is_not_tokenized(
-    load: Load, embedder_folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    embedder: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone, and as one of several."""
     text = text_of(kind, 3_000_000)
-    async with load(embedder_folder) as service:
-        counted = Counted(service, monkeypatch)
-        with pytest.raises(ContextExceeded, match=rf"^Input length of at least \d+ longer than allowed {LONGEST}$"):
-            await service.embed([text])
-        with pytest.raises(ContextExceeded, match=r"^Input length of at least \d+ longer.*24 more, and the rest"):
-            await service.embed([text] * 500)
-        with pytest.raises(ContextExceeded, match="Input length 1000000 longer than allowed"):
-            await service.embed([(5,) * 1_000_000])
+    counted = Counted(embedder, monkeypatch)
+    with pytest.raises(ContextExceeded, match=rf"^Input length of at least \d+ longer than allowed {LONGEST}$"):
+        await embedder.embed([text])
+    with pytest.raises(ContextExceeded, match=r"^Input length of at least \d+ longer.*24 more, and the rest"):
+        await embedder.embed([text] * 500)
+    with pytest.raises(ContextExceeded, match="Input length 1000000 longer than allowed"):
+        await embedder.embed([(5,) * 1_000_000])
     assert counted.characters == 0
 
 
 @pytest.mark.parametrize("kind", ["words", "wide", "dotted"])
+@on_model_loop
 async def test_a_text_of_too_many_tokens_is_refused_by_its_beginning(
-    load: Load, embedder_folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    embedder: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest of it is not tokenized."""
-    async with load(embedder_folder) as service:
-        counted = Counted(service, monkeypatch)
-        with pytest.raises(ContextExceeded, match=rf"^Input length of at least \d+ longer than allowed {LONGEST}$"):
-            await service.embed([text_of(kind, 200_000)])
+    counted = Counted(embedder, monkeypatch)
+    with pytest.raises(ContextExceeded, match=rf"^Input length of at least \d+ longer than allowed {LONGEST}$"):
+        await embedder.embed([text_of(kind, 200_000)])
     assert counted.characters == FIRST_PREFIX
 
 
-async def test_a_text_of_few_and_long_tokens_is_taken(load: Load, embedder_folder: Path) -> None:
+@on_model_loop
+async def test_a_text_of_few_and_long_tokens_is_taken(embedder: Any) -> None:
     """Blanks are no tokens, and a word that is too long is one."""
-    async with load(embedder_folder) as service:
-        plain = await service.embed(["the cat", "[UNK]"])
-        long = await service.embed(["the" + " " * 100_000 + "cat", "a" * 100_000])
+    plain = await embedder.embed(["the cat", "[UNK]"])
+    long = await embedder.embed(["the" + " " * 100_000 + "cat", "a" * 100_000])
     assert np.array_equal(plain.vectors, long.vectors)
     assert long.tokens == plain.tokens
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cuts_left", [False, True])
+@on_model_loop
 async def test_a_text_that_is_cut_has_the_vector_of_what_is_kept(
-    load: Load, embedder_folder: Path, kind: str, cuts_left: bool, monkeypatch: pytest.MonkeyPatch
+    cutting_embedder: Any, kind: str, cuts_left: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From either side; no more of it is tokenized than is needed for that."""
     text = "the dog " * 50 + text_of(kind, 2_000_000) + " the blue house" * 50
-    async with load(embedder_folder, truncate=True) as service:
-        service._texts._cuts_left = cuts_left
-        short = await service.embed([text[-800:] if cuts_left else text[:800]])
-        counted = Counted(service, monkeypatch)
-        long = await service.embed([text])
+    monkeypatch.setattr(cutting_embedder._texts, "_cuts_left", cuts_left)
+    short = await cutting_embedder.embed([text[-800:] if cuts_left else text[:800]])
+    counted = Counted(cutting_embedder, monkeypatch)
+    long = await cutting_embedder.embed([text])
     assert np.array_equal(short.vectors, long.vectors)
     assert long.tokens == LONGEST
     assert counted.characters <= max_characters(LONGEST) * 7 / 3
@@ -97,35 +98,33 @@ async def test_a_text_that_is_cut_has_the_vector_of_what_is_kept(
 @pytest.mark.parametrize(
     "texts", [["\x01"] * 3, ["\x01", "\x02\x01"], ["\x01" * 100_000, "the", "\x01"]], ids=["same", "other", "mixed"]
 )
-async def test_texts_that_the_tokenizer_leaves_nothing_of_have_the_marks_alone(
-    load: Load, embedder_folder: Path, texts: list[str]
-) -> None:
+@on_model_loop
+async def test_texts_that_the_tokenizer_leaves_nothing_of_have_the_marks_alone(embedder: Any, texts: list[str]) -> None:
     """It drops control characters."""
-    async with load(embedder_folder) as service:
-        rows = [row.tolist() for row in await service.tokenize(texts)]
+    rows = [row.tolist() for row in await embedder.tokenize(texts)]
     assert [row for row, text in zip(rows, texts, strict=True) if text != "the"] == [[2, 3]] * (
         len(texts) - texts.count("the")
     )
 
 
+@on_model_loop
 async def test_tokens_of_a_text_that_is_cut_are_those_of_its_beginning(
-    load: Load, embedder_folder: Path, monkeypatch: pytest.MonkeyPatch
+    embedder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small part of the text is tokenized."""
     text = "the cats " * 400_000
-    async with load(embedder_folder) as service:
-        (alone,) = await service.tokenize([text[:4000]], max_length=500)
-        counted = Counted(service, monkeypatch)
-        (cut,) = await service.tokenize([text], max_length=500)
+    (alone,) = await embedder.tokenize([text[:4000]], max_length=500)
+    counted = Counted(embedder, monkeypatch)
+    (cut,) = await embedder.tokenize([text], max_length=500)
     assert cut.tolist() == alone.tolist()
     assert counted.characters == 4096
 
 
-async def test_padding_has_a_bound(load: Load, embedder_folder: Path) -> None:
+@on_model_loop
+async def test_padding_has_a_bound(embedder: Any) -> None:
     """One long text among many short ones makes all of them as long."""
-    async with load(embedder_folder) as service:
-        with pytest.raises(InvalidField, match=f"at most {MAX_TOKENIZED_CHARACTERS} tokens with the padding"):
-            await service.tokenize(["the " * 1000] + ["the"] * 10_000, padding=Padding.LEFT)
+    with pytest.raises(InvalidField, match=f"at most {MAX_TOKENIZED_CHARACTERS} tokens with the padding"):
+        await embedder.tokenize(["the " * 1000] + ["the"] * 10_000, padding=Padding.LEFT)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Task
 from tests.runtimes.generation.embedding.conftest import Load, problems_of
 from tests.runtimes.generation.embedding.test_embedding_models import ids_of
+from tests.support.model_hosts import on_model_loop
 from tests.support.tiny_encoders import LONGEST, TinyEncoder
 
 QUERY = "red cat"
@@ -23,17 +25,18 @@ def pair(query: str, document: list[int]) -> tuple[list[int], list[int]]:
     return [2, *asked, 3, *document, 3], [0] * (len(asked) + 2) + [1] * (len(document) + 1)
 
 
-async def test_scores_are_those_that_numpy_finds(load: Load, reranker_folder: Path) -> None:
+@on_model_loop
+async def test_scores_are_those_that_numpy_finds(reranker: Any) -> None:
     """Each document is read together with the query, an empty one as well."""
-    async with load(reranker_folder, Task.RERANK) as service:
-        scores, tokens = await service.rerank(QUERY, DOCUMENTS)
+    scores, tokens = await reranker.rerank(QUERY, DOCUMENTS)
 
     pairs = [pair(QUERY, ids_of(document)[1:-1]) for document in DOCUMENTS]
     assert scores == pytest.approx([TinyEncoder().score(*each) for each in pairs], abs=1e-5)
     assert tokens == sum(len(ids) for ids, _ in pairs)
 
 
-async def test_a_long_document_scores_as_its_best_part(load: Load, reranker_folder: Path) -> None:
+@on_model_loop
+async def test_a_long_document_scores_as_its_best_part(reranker: Any) -> None:
     """Parts have all the room that the query leaves."""
     document = "the cat sat . red house a blue dog ran ! the cat sat . red house ? " * 2
     room = LONGEST - len(ids_of(QUERY)[1:-1]) - 3
@@ -42,8 +45,7 @@ async def test_a_long_document_scores_as_its_best_part(load: Load, reranker_fold
     parts = [ids[start : start + room] for start in range(0, len(ids), room)]
     assert len(parts) > 2
 
-    async with load(reranker_folder, Task.RERANK) as service:
-        scores, tokens = await service.rerank(QUERY, ["the", document])
+    scores, tokens = await reranker.rerank(QUERY, ["the", document])
 
     expected = [TinyEncoder().score(*pair(QUERY, part)) for part in parts]
     assert scores[1] == pytest.approx(max(expected), abs=1e-5)
@@ -51,29 +53,27 @@ async def test_a_long_document_scores_as_its_best_part(load: Load, reranker_fold
     assert tokens == sum(len(pair(QUERY, part)[0]) for part in [*parts, [5]])
 
 
-async def test_a_query_that_leaves_no_room_is_refused(load: Load, reranker_folder: Path) -> None:
+@on_model_loop
+async def test_a_query_that_leaves_no_room_is_refused(reranker: Any) -> None:
     """With how long it may be."""
-    async with load(reranker_folder, Task.RERANK) as service:
-        with pytest.raises(
-            InvalidField, match="the query may have 8 tokens, half of what the model reads at once; got 9"
-        ):
-            await service.rerank("the " * 9, ["cat"])
+    with pytest.raises(InvalidField, match="the query may have 8 tokens, half of what the model reads at once; got 9"):
+        await reranker.rerank("the " * 9, ["cat"])
 
 
 @pytest.mark.parametrize("documents", [[], ["the"] * 501])
-async def test_no_documents_and_too_many_are_refused(load: Load, reranker_folder: Path, documents: list[str]) -> None:
+@on_model_loop
+async def test_no_documents_and_too_many_are_refused(reranker: Any, documents: list[str]) -> None:
     """The most there may be is said."""
-    async with load(reranker_folder, Task.RERANK) as service:
-        with pytest.raises(InvalidField, match=f"documents must be 1 to 500; got {len(documents)}"):
-            await service.rerank(QUERY, documents)
+    with pytest.raises(InvalidField, match=f"documents must be 1 to 500; got {len(documents)}"):
+        await reranker.rerank(QUERY, documents)
 
 
-async def test_documents_of_too_many_parts_are_refused(load: Load, reranker_folder: Path) -> None:
+@on_model_loop
+async def test_documents_of_too_many_parts_are_refused(reranker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any of them is read by the model."""
-    async with load(reranker_folder, Task.RERANK) as service:
-        service._most_chunks = 3
-        with pytest.raises(InvalidField, match="the documents have more than 3 parts of 15 tokens together"):
-            await service.rerank(QUERY, ["the " * 20, "cat", "dog"])
+    monkeypatch.setattr(reranker, "_most_chunks", 3)
+    with pytest.raises(InvalidField, match="the documents have more than 3 parts of 15 tokens together"):
+        await reranker.rerank(QUERY, ["the " * 20, "cat", "dog"])
 
 
 async def test_a_model_that_gives_vectors_is_no_reranker(load: Load, embedder_folder: Path) -> None:
