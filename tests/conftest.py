@@ -172,6 +172,16 @@ def _no_memory_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _compiled_models_are_shared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile equal models once per process, except in the tests of the package that compiles them."""
+    module = sys.modules.get("ovmstrio.openvino.compile")
+    if module is not None and "openvino" not in request.path.parts:
+        from tests.support.compiled_models import sharing_compiled_models
+
+        monkeypatch.setattr(module, "_compile", sharing_compiled_models(module._compile))
+
+
+@pytest.fixture(autouse=True)
 def _logs_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let no test that configures logs hide the lines of later ones: each logger gets back what it had.
 
