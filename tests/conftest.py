@@ -173,9 +173,9 @@ def _no_memory_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _compiled_models_are_shared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile equal models once per process, except in the tests of the package that compiles them."""
+    """Compile equal models once per process, except in tests of how models are compiled."""
     module = sys.modules.get("ovmstrio.openvino.compile")
-    if module is not None and "openvino" not in request.path.parts:
+    if module is not None and request.node.get_closest_marker("compiles") is None:
         from tests.support.compiled_models import sharing_compiled_models
 
         monkeypatch.setattr(module, "_compile", sharing_compiled_models(module._compile))

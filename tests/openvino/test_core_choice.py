@@ -30,6 +30,8 @@ from ovmstrio.work.placement import FEW_CORES_THRESHOLD_SECONDS, FILLING_THRESHO
 from tests.support import ir
 from tests.support.servables import RecordingHooks, network
 
+pytestmark = pytest.mark.compiles
+
 ONES = np.ones((1, 10), np.float32)
 ONE_THREAD = {"INFERENCE_NUM_THREADS": "1"}
 """What a model is given that is not to be made for the event loop."""

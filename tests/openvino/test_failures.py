@@ -28,6 +28,8 @@ from tests.support import ir
 from tests.support.examples import examples
 from tests.support.servables import EXACT
 
+pytestmark = pytest.mark.compiles
+
 Arrays = list[np.ndarray[Any, Any]]
 
 
