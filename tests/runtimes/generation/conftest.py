@@ -10,7 +10,7 @@ import pytest
 
 from ovmstrio.runtimes.generation.text_model import TextModel
 from tests.support.model_hosts import HostOf, ModelHost, hosts_of
-from tests.support.served_text_models import server_of
+from tests.support.served_text_models import serve_without_bound, server_of
 from tests.support.tiny_llm import write_tiny_folder
 
 ServeTiny = Callable[..., AbstractAsyncContextManager[TextModel]]
@@ -25,7 +25,8 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def host_of(tiny_folder: Path) -> Iterator[HostOf]:
     """Return what serves the model with settings for all tests of a module."""
-    with hosts_of(server_of(name="tiny", path=tiny_folder, cache_size=0.002)) as host:
+    defaults = {"name": "tiny", "path": tiny_folder, "cache_size": 0.002}
+    with hosts_of(lambda **settings: serve_without_bound(**{**defaults, **settings})) as host:
         yield host
 
 
