@@ -6,7 +6,7 @@ import inspect
 import queue
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from functools import partial, wraps
 from typing import Any, Final
 
@@ -69,7 +69,8 @@ def _hosted(serve: Callable[[], AbstractAsyncContextManager[Any]]) -> Iterator[M
     try:
         yield host
     finally:
-        host.run(end)
+        with suppress(trio.RunFinishedError):
+            host.run(end)
         thread.join()
     if not started.empty():
         failure = started.get()

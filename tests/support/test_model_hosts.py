@@ -53,3 +53,25 @@ def test_failed_load_is_raised() -> None:
         with pytest.raises(OSError, match="no such model"):
             host_of(error="no such model")
         check(model=host_of(size=3), value=3)
+
+
+def test_failure_of_the_loop_is_raised_at_the_end() -> None:
+    """The block learns what ended the model."""
+
+    @asynccontextmanager
+    async def serve_badly(**_: Any) -> AsyncIterator[dict[str, Any]]:
+        async with trio.open_nursery() as nursery:
+            yield {"nursery": nursery}
+
+    async def fail() -> None:
+        await trio.lowlevel.checkpoint()
+        raise OSError("engine lost")
+
+    @on_model_loop
+    async def break_down(model: dict[str, Any]) -> None:
+        model["nursery"].start_soon(fail)
+        await trio.lowlevel.checkpoint()
+
+    with pytest.raises(ExceptionGroup) as caught, hosts_of(serve_badly) as host_of:
+        break_down(model=host_of())
+    assert caught.group_contains(OSError, match="engine lost")
