@@ -170,6 +170,16 @@ def _no_memory_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _compiled_models_are_shared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile equal models once per process, except in tests of how models are compiled."""
+    module = sys.modules.get("ovmstrio.openvino.compile")
+    if module is not None and request.node.get_closest_marker("compiles") is None:
+        from tests.support.compiled_models import sharing_compiled_models
+
+        monkeypatch.setattr(module, "_compile", sharing_compiled_models(module._compile))  # noqa: SLF001 - below every way to load a model
+
+
+@pytest.fixture(autouse=True)
 def _logs_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let no test that configures logs hide the lines of later ones: each logger gets back what it had.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = [
     "lstm",
     "lstm_weights",
     "matmul",
+    "name_by_place",
     "named_model",
     "parameter",
     "passthrough",
@@ -50,6 +52,8 @@ TYPES = {
     "BYTES": ov.Type.string,
 }
 """OpenVINO's element types by KServe's names."""
+
+_MADE_UP = re.compile(r"[A-Z]\w*_\d+")
 
 Shape = Any
 """Sizes, -1 for any, or OpenVINO's own form of a shape."""
@@ -245,5 +249,16 @@ def save(model: ov.Model, repository: Path, name: str, version: int = 1) -> Path
     """Write the model into ``<repository>/<name>/<version>``; gives ``<repository>/<name>``, its base path."""
     directory = repository / name / str(version)
     directory.mkdir(parents=True, exist_ok=True)
+    name_by_place(model)
     ov.save_model(model, directory / "model.xml", compress_to_fp16=False)
     return repository / name
+
+
+def name_by_place(model: ov.Model) -> None:
+    """Replace names that OpenVINO has made up, so that equal models are equal files.
+
+    OpenVINO numbers the operations of a process. Verdicts of trials and compiled models are found by a file's content.
+    """
+    for place, node in enumerate(model.get_ordered_ops()):
+        if _MADE_UP.fullmatch(node.get_friendly_name()):
+            node.set_friendly_name(f"{node.get_type_name()}_{place}")

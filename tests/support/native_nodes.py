@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
@@ -14,28 +13,33 @@ import pytest
 
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_library import load_library
+from tests.support.model_cache import copy_cached
 
 __all__ = ["FIXTURE_SOURCE", "INCLUDE", "Account", "compiled", "copy_of_fixture", "names_in"]
 
 INCLUDE: Final = Path(str(files("ovmstrio.runtimes.pipelines.custom_nodes") / "include"))
+_PROJECT: Final = Path(__file__).parents[2]
 FIXTURE_SOURCE: Final = Path(__file__).with_name("fixture_node.c")
 
 
 def compiled(source: Path, output: Path, *flags: str) -> Path:
-    """Compile a shared library; skips the test where there is no C compiler."""
+    """Compile a shared library, one of the project's own sources once per user; skip the test without a C compiler."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler")
-    command = [compiler, "-shared", "-fPIC", "-pthread", "-g", f"-I{INCLUDE}", *flags, str(source), "-o", str(output)]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+
+    def build(folder: Path) -> None:
+        command = [compiler, "-shared", "-fPIC", "-pthread", "-g", f"-I{INCLUDE}", *flags, str(source)]
+        command += ["-o", str(folder / output.name)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+
+    if source.is_relative_to(_PROJECT):
+        headers = {header.name: header.read_bytes() for header in INCLUDE.glob("*.h")}
+        key = {"source": str(source), "text": source.read_bytes(), "output": output.name, "flags": flags} | headers
+        copy_cached("library", build, output.parent, {**key, "compiler": Path(compiler).resolve()})
+    else:
+        build(output.parent)
     return output
-
-
-@cache
-def _fixture(build: int) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "fixture.so"
-        return compiled(FIXTURE_SOURCE, output, "-Wall", "-Werror", f"-DBUILD={build}").read_bytes()
 
 
 def copy_of_fixture(folder: Path, name: str = "libfixture.so", build: int = 0) -> Path:
@@ -43,8 +47,10 @@ def copy_of_fixture(folder: Path, name: str = "libfixture.so", build: int = 0) -
 
     ``build`` is a number that its mode "build" adds to what it is given.
     """
-    path = folder / name
-    path.write_bytes(_fixture(build))
+    with tempfile.TemporaryDirectory() as scratch:
+        built = compiled(FIXTURE_SOURCE, Path(scratch) / "fixture.so", "-Wall", "-Werror", f"-DBUILD={build}")
+        path = folder / name
+        path.write_bytes(built.read_bytes())
     return path
 
 

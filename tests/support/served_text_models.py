@@ -13,25 +13,35 @@ from ovmstrio.core.errors import ServerError
 from ovmstrio.runtimes.generation.loading import load_task
 from ovmstrio.runtimes.kind import LoadContext, lease_nothing
 
-__all__ = ["serve_text_model", "server_of"]
+__all__ = ["serve_text_model", "serve_without_bound", "server_of"]
 
 
 @asynccontextmanager
 async def serve_text_model(**settings: Any) -> AsyncIterator[Any]:
-    """Load the model of some settings, whose ``path`` must be there, by its task; what keeps it from that is raised."""
+    """Load the model of some settings, whose ``path`` must be there, by its task; what keeps it from that is raised.
+
+    The block may last two minutes.
+    """
+    with trio.fail_after(120):
+        async with serve_without_bound(**settings) as model:
+            yield model
+
+
+@asynccontextmanager
+async def serve_without_bound(**settings: Any) -> AsyncIterator[Any]:
+    """Load a model as :func:`serve_text_model` does, for as long as the block lasts."""
     spec = TextModelSpec(**{"base_path": settings["path"], **settings})
     failure = None
-    with trio.fail_after(120):
-        async with trio.open_nursery() as tasks:
+    async with trio.open_nursery() as tasks:
+        try:
+            model: Any = await load_task(spec, LoadContext(lease_nothing, tasks))
+        except ServerError as error:
+            failure = error
+        else:
             try:
-                model: Any = await load_task(spec, LoadContext(lease_nothing, tasks))
-            except ServerError as error:
-                failure = error
-            else:
-                try:
-                    yield model
-                finally:
-                    await model.aclose()
+                yield model
+            finally:
+                await model.aclose()
     if failure is not None:
         raise failure
 

@@ -18,6 +18,7 @@ import openvino as ov
 import openvino.opset13 as op
 
 from ovmstrio_samples.embedding.wordpiece import WordPieces
+from tests.support.model_cache import cached_folder
 
 __all__ = ["LONGEST", "SPECIAL", "VOCABULARY", "TinyEncoder", "word_pieces", "write_embedder", "write_reranker"]
 
@@ -95,8 +96,9 @@ def word_pieces() -> WordPieces:
     return WordPieces({token: number for number, token in enumerate(VOCABULARY)})
 
 
+@cached_folder("ovmstrio_samples.search.bert_tokenizer")
 def write_embedder(folder: Path, *, seed: int = 0, has_types: bool = True) -> Path:
-    """Write a model of embeddings with its tokenizer, which takes a second."""
+    """Write a model of embeddings with its tokenizer."""
     _write(folder, TinyEncoder(seed).model(has_types=has_types))
     tokens = {token: number for number, token in enumerate(VOCABULARY)}
     piece = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "vocab": tokens}

@@ -15,6 +15,8 @@ from typing import Final
 import gguf
 import numpy as np
 
+from tests.support.model_cache import cached_folder
+
 __all__ = ["CHAT_TEMPLATE", "CONTEXT", "VOCABULARY", "write_tiny_folder", "write_tiny_gguf"]
 
 CONTEXT: Final = 2048
@@ -59,6 +61,7 @@ def write_tiny_gguf(path: Path, *, seed: int = 0, layers: int = 2, context: int 
     return path
 
 
+@cached_folder()
 def write_tiny_folder(directory: Path, *, seed: int = 0, layers: int = 2, context: int = CONTEXT) -> Path:
     """Write the model, its tokenizer and detokenizer as OpenVINO's IR, the folder that openvino-genai loads."""
     directory.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as op
 
+from tests.support.model_cache import cached_folder
 from tests.support.onnx_files import OnnxNode, OnnxValue, onnx_graph
 
 __all__ = [
@@ -58,8 +59,9 @@ def heard_letters(samples: Numbers, *, length: float = 1.0) -> str:
 # SpeechT5
 
 
+@cached_folder("ovmstrio_samples.transcription.byte_tokenizer")
 def write_tiny_speecht5(folder: Path) -> Path:
-    """Write the model with its tokenizer, which takes some seconds, and a voice ``loud`` in ``voices``."""
+    """Write the model with its tokenizer and a voice ``loud`` in ``voices``."""
     folder.mkdir(parents=True, exist_ok=True)
     for make, name in ((_encoder, "encoder_model"), (_decoder, "decoder_model"), (_postnet, "postnet")):
         ov.save_model(make(), folder / f"openvino_{name}.xml", compress_to_fp16=False)

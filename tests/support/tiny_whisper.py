@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from ovmstrio_samples.transcription.prepare import write_folder
+from tests.support.model_cache import cached_folder
 
 __all__ = ["LANGUAGE", "SAID", "SEGMENT", "SEGMENT_SECONDS", "TRANSLATED", "WINDOW_SECONDS", "write_tiny_whisper"]
 
@@ -49,8 +50,13 @@ _MERGES: Final = (("t", "h"), ("th", "e"), ("i", "n"))
 Numbers = np.ndarray[Any, Any]
 
 
+@cached_folder(
+    "ovmstrio_samples.transcription.byte_tokenizer",
+    "ovmstrio_samples.transcription.networks",
+    "ovmstrio_samples.transcription.prepare",
+)
 def write_tiny_whisper(folder: Path, *, seed: int = 0) -> Path:
-    """Write the model with its tokenizer, which takes some seconds."""
+    """Write the model with its tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     letters = _byte_letters()
     vocabulary = [*letters, *(left + right for left, right in _MERGES)]

@@ -23,6 +23,8 @@ from ovmstrio.openvino.runtime import core, devices, reason
 from tests.support import ir
 from tests.support.servables import EXACT
 
+pytestmark = pytest.mark.compiles
+
 FIXED = Dim.fixed
 
 

@@ -22,6 +22,8 @@ from ovmstrio.runtimes.models.load_model import load_model
 from tests.support import ir
 from tests.support.servables import EXACT, raw_request
 
+pytestmark = pytest.mark.compiles
+
 ONES = np.ones((1, 8), np.float32)
 ENOUGH = 10**9
 

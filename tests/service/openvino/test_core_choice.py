@@ -31,6 +31,8 @@ from tests.support import ir
 from tests.support.servables import RecordingHooks, network
 from tests.support.waits import WAIT_SECONDS
 
+pytestmark = pytest.mark.compiles
+
 ONES = np.ones((1, 10), np.float32)
 ONE_THREAD = {"INFERENCE_NUM_THREADS": "1"}
 """What a model is given that is not to be made for the event loop."""

@@ -26,7 +26,10 @@ from ovmstrio.openvino.compiled import Compiled
 from ovmstrio.openvino.network import Network
 from ovmstrio.work.placement import Placement
 from tests.support import ir
+from tests.support.examples import examples
 from tests.support.servables import EXACT
+
+pytestmark = pytest.mark.compiles
 
 Arrays = list[np.ndarray[Any, Any]]
 
@@ -127,7 +130,7 @@ _WAVES = st.lists(
 
 @pytest.mark.parametrize("config", _CONFIGS)
 @pytest.mark.parametrize("subject", _SUBJECTS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(waves=_WAVES)
 def test_every_request_has_its_own_answer_or_its_own_failure(
     subject: str, config: str, waves: list[tuple[list[int], bool, bool]]

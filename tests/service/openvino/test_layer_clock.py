@@ -11,6 +11,8 @@ from ovmstrio.core.errors import ModelFailure
 from tests.support import ir
 from tests.support.servables import load, network
 
+pytestmark = pytest.mark.compiles
+
 
 async def test_each_layer_that_runs_has_a_time(tmp_path: Path) -> None:
     """With the name that the file has for it; what the device leaves out is no layer, and the model serves on."""

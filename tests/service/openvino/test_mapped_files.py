@@ -17,6 +17,8 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.openvino.mapped_files import let_file_pages_go
 from ovmstrio.runtimes.models.load_model import load_model
 
+pytestmark = pytest.mark.compiles
+
 SIZE = 8 * 2**20
 
 

@@ -24,9 +24,9 @@ def write_config(folder: Path) -> Path:
     """Configure ``simple`` in two versions, ``first``, and a pipeline ``dag`` that calls ``callee``."""
     entries = []
     for name in ("simple", "first", "callee"):
-        base = ir.save(ir.dummy((-1, 10)), folder / "repository", name)
+        base = ir.save(ir.dummy(), folder / "repository", name)
         entries.append({"config": {"name": name, "base_path": str(base)}})
-    ir.save(ir.dummy((-1, 10)), folder / "repository", "simple", 2)
+    ir.save(ir.dummy(), folder / "repository", "simple", 2)
     node = {
         "name": "node",
         "type": "DL model",

@@ -29,6 +29,7 @@ from ovmstrio.server.workers import ledger_memory
 from ovmstrio.server.workers.bells import Bells
 from ovmstrio.server.workers.board import Board
 from ovmstrio.server.workers.shared_ledger import LedgerLimit, SharedLedger
+from tests.support.examples import examples
 from tests.support.waits import WAIT_SECONDS
 
 
@@ -313,7 +314,7 @@ async def test_places_of_a_process_that_has_ended_are_given_to_those_that_wait(p
         nursery.cancel_scope.cancel()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from("mn"), st.booleans()), min_size=1, max_size=12),
     st.integers(0, 2),

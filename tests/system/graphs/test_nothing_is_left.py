@@ -86,7 +86,9 @@ async def test_a_client_may_leave_at_any_point(tmp_path: Path, isolation: Isolat
 
 
 @PLACES
-async def test_five_hundred_streams_of_which_half_are_abandoned(tmp_path: Path, isolation: Isolation | None) -> None:
+async def test_many_streams_of_which_half_are_abandoned_leave_nothing(
+    tmp_path: Path, isolation: Isolation | None
+) -> None:
     """Those that stay get everything in order, and afterwards nothing is left of any."""
     got: list[list[str]] = []
 
@@ -99,10 +101,10 @@ async def test_five_hundred_streams_of_which_half_are_abandoned(tmp_path: Path, 
     threads = threading.active_count()
     async with loaded(tmp_path / "g", GENERATIVE, isolation=isolation, handler=COUNTING) as graph:
         async with trio.open_nursery() as nursery:
-            for number in range(500):
+            for number in range(200):
                 nursery.start_soon(one, number)
         assert await _alive(graph) == 0
-    assert got == [[str(number) for number in range(20)]] * 250
+    assert got == [[str(number) for number in range(20)]] * 100
     assert _instances() == 0
     assert threading.active_count() <= threads + 64
 
@@ -179,7 +181,7 @@ async def test_calls_and_streams_share_one_graph(tmp_path: Path, isolation: Isol
     """A call is answered while a stream of the same graph stalls."""
     async with (
         loaded(tmp_path / "g", GENERATIVE, isolation=isolation, handler=COUNTING) as graph,
-        graph.open_stream(ask({"in": b"100000"})) as stalled,
+        graph.open_stream(ask({"in": b"10000"})) as stalled,
     ):
         await stalled.replies.receive()
         answers: list[InferResponse] = [await graph.infer(ask({"in": b"-1"})) for _ in range(5)]
@@ -188,4 +190,4 @@ async def test_calls_and_streams_share_one_graph(tmp_path: Path, isolation: Isol
         async for _ in stalled.replies:
             seen += 1
     assert [texts(answer) for answer in answers] == [{"out": "1"}] * 5
-    assert seen == 100_000
+    assert seen == 10_000

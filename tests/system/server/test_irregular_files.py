@@ -13,7 +13,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from ovms_cli.all_commands import app
 from tests.support import ir
 from tests.support.ports import free_ports
 from tests.support.processes import environment, serving
@@ -22,18 +24,10 @@ from tests.support.waits import WAIT_SECONDS, until
 
 
 def run_ovms(*arguments: str) -> tuple[int, str]:
-    """Run a command that ends by itself; return its exit code and all that it printed."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "ovms_cli", *arguments],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=WAIT_SECONDS,
-        check=False,
-    )
+    """Run a command that ends by itself in this process; return its exit code and all that it printed."""
+    ended = CliRunner().invoke(app, arguments)
     # Lines are wrapped at the width of the terminal.
-    return ended.returncode, " ".join(ended.stdout.split())
+    return ended.exit_code, " ".join(ended.output.split())
 
 
 def write_config(folder: Path) -> Path:

@@ -18,6 +18,7 @@ from ovmstrio.runtimes.table import KINDS
 from ovmstrio.server.checking import LoadedVersion, check_config
 from tests.support import ir
 from tests.support.called_graphs import session_text
+from tests.support.examples import examples
 from tests.support.graphs import graph_text, python_node
 from tests.support.project_files import PYTHON, write
 from tests.support.stub_registry import running
@@ -139,7 +140,7 @@ async def _served(config: Path) -> tuple[set[LoadedVersion], set[str]]:
         return loaded, {str(problem) for problem in problems if problem.severity == "error"}
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(broken=st.sampled_from(sorted(BREAKS)), left_out=st.sets(st.sampled_from(["mediapipe", "pipeline", "handler"])))
 def test_check_and_serve_come_to_the_same_verdict(broken: str, left_out: set[str]) -> None:
     """What loads, and every error with its place."""

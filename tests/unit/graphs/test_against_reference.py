@@ -209,7 +209,7 @@ async def with_a_failure(case: Case, node: str, fail_at: int) -> None:
 
 # The default profile is short and the same each time; the slow one is long and new each time.
 
-QUICK = settings(max_examples=250, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LONG = settings(max_examples=2500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 BOUNDS = cases(("Default", "Default", "Default", "Barrier"), bounds=True)

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec
 from ovmstrio.core.errors import NotFound, VersionLoading
 from ovmstrio.registry import Lease, Registry, VersionState
+from tests.support.examples import examples
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
 
 T = TypeVar("T")
@@ -191,5 +192,5 @@ class LoopInThread:
         self._thread.join()
 
 
-RegistryHistory.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+RegistryHistory.TestCase.settings = settings(max_examples=examples(80), stateful_step_count=30, deadline=None)
 TestRegistryHistory = RegistryHistory.TestCase

@@ -22,6 +22,7 @@ from ovmstrio.runtimes.models.sequences.store import SequenceStore
 from ovmstrio.server.workers.board import Board
 from ovmstrio.server.workers.sequence_directory import BoardDirectory
 from ovmstrio.server.workers.sequence_memory import SequenceMemory, slots_for
+from tests.support.examples import examples
 
 SECRET = "kept among them"
 IDS = [*range(1, 7), "one", "two"]
@@ -121,7 +122,7 @@ class _SlotMachine(RuleBasedStateMachine):
             assert not any(self.bytes)
 
 
-_SlotMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+_SlotMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestSlots = _SlotMachine.TestCase
 
 
@@ -220,7 +221,9 @@ class _ServerMachine(RuleBasedStateMachine):
 
 async def test_all_processes_know_the_same_whatever_is_begun_ended_or_dies() -> None:
     """As many are alive as may be, an id has one owner, and none that was given is given again."""
-    run_state_machine_as_test(_ServerMachine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(
+        _ServerMachine, settings=settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
+    )
 
 
 async def test_an_id_that_was_given_behind_a_taken_one_is_given_nowhere_again(two: _Processes) -> None:

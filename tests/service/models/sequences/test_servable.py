@@ -292,7 +292,7 @@ async def test_slow_sequences_side_by_side(tmp_path: Path) -> None:
 
 
 async def _cancelled(servable: StatefulServable, value: float, number: int, control: int | None) -> None:
-    x = {"x": np.full((512, 512), value, np.float32)}
+    x = {"x": np.full((320, 320), value, np.float32)}
     with trio.move_on_after(0.005) as scope:
         await servable.infer(sequence_request(x, number=number, control=control))
     assert scope.cancelled_caught
@@ -300,10 +300,10 @@ async def _cancelled(servable: StatefulServable, value: float, number: int, cont
 
 async def test_cancelled_requests_leave_no_trace(tmp_path: Path) -> None:
     """A cancelled start creates nothing, a cancelled step changes nothing, a cancelled end ends nothing."""
-    servable = await load_stateful(ir.slow_accumulator(), tmp_path, nireq=1)
+    servable = await load_stateful(ir.slow_accumulator(320), tmp_path, nireq=1)
 
     async def total(value: float, control: int | None = None) -> float:
-        x = {"x": np.full((512, 512), value, np.float32)}
+        x = {"x": np.full((320, 320), value, np.float32)}
         return float(array_of(await servable.infer(sequence_request(x, number=5, control=control)))[0, 0])
 
     await _cancelled(servable, 1, 5, START)

@@ -29,6 +29,7 @@ from ovmstrio.runtimes.models.sequences import SequenceManagers
 from ovmstrio.runtimes.models.sequences.cleaner import scan
 from ovmstrio.runtimes.models.stateful import StatefulServable
 from tests.support import ir
+from tests.support.examples import examples
 from tests.support.loops import TrioThread
 from tests.support.servables import raw_request, stateful_over
 
@@ -286,5 +287,5 @@ class SequenceHistory(RuleBasedStateMachine):
         assert running == {each.waiting[0].token for each in self._all() if each.waiting}
 
 
-SequenceHistory.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+SequenceHistory.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
 TestSequenceHistory = SequenceHistory.TestCase

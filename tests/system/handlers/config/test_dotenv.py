@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovmstrio.runtimes.handlers.config.dotenv import parse_dotenv
+from tests.support.examples import examples
 
 _OUTSIDE = {"PATH": os.environ["PATH"], "HOME": "/home/me", "EMPTY": ""}
 _words = st.text(st.sampled_from("ab 1=#:/.,-_éß@%+~'\"\\$\t"), max_size=8)
@@ -59,7 +60,7 @@ def test_assignments_are_read_as_bash_does(text: str, tmp_path: Path) -> None:
     assert _read(text) == _by_bash(text, tmp_path)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(_words, min_size=1, max_size=12))
 def test_any_values_in_single_quotes_are_read_as_bash_does(
     tmp_path_factory: pytest.TempPathFactory, words: list[str]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
 from ovmstrio.runtimes.generation.text_model import TextModel
-from tests.support.served_text_models import server_of
+from tests.support.model_hosts import HostOf, ModelHost, hosts_of
+from tests.support.served_text_models import serve_without_bound, server_of
 from tests.support.tiny_llm import write_tiny_folder
 
 ServeTiny = Callable[..., AbstractAsyncContextManager[TextModel]]
@@ -19,6 +20,20 @@ ServeTiny = Callable[..., AbstractAsyncContextManager[TextModel]]
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the model."""
     return write_tiny_folder(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def host_of(tiny_folder: Path) -> Iterator[HostOf]:
+    """Return what serves the model with settings for all tests of a module."""
+    defaults = {"name": "tiny", "path": tiny_folder, "cache_size": 0.002}
+    with hosts_of(lambda **settings: serve_without_bound(**{**defaults, **settings})) as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def model(host_of: HostOf) -> ModelHost:
+    """Serve the model for all tests of a module."""
+    return host_of()
 
 
 @pytest.fixture

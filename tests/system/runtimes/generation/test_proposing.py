@@ -12,6 +12,7 @@ import trio
 from ovmstrio.core.errors import ConfigError, InvalidField, InvalidRequest
 from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling
 from ovmstrio.runtimes.generation.text_model import TextModel
+from tests.support.model_hosts import HostOf, ModelHost, on_model_loop
 from tests.system.runtimes.generation.conftest import ServeTiny
 from tests.system.runtimes.generation.test_text_model import PROMPTS, greedy, made, text_of
 
@@ -26,6 +27,14 @@ def _proposing(how: str, folder: Path) -> dict[str, Any]:
     return {"plugin_config": {**_PRECISE, "prompt_lookup": True}}
 
 
+_REQUESTS: Final = [
+    *(greedy(prompt, tokens) for tokens in (1, 2, 90) for prompt in PROMPTS),
+    GenerationRequest(
+        "hello", Sampling(max_tokens=60, temperature=0), grammar=Grammar(GrammarKind.JSON_SCHEMA, _SCHEMA)
+    ),
+]
+
+
 async def _texts(model: TextModel, requests: list[GenerationRequest]) -> list[str]:
     texts = [""] * len(requests)
 
@@ -38,62 +47,79 @@ async def _texts(model: TextModel, requests: list[GenerationRequest]) -> list[st
     return texts
 
 
-@pytest.mark.parametrize("how", ["draft", "lookup"])
-async def test_texts_are_those_that_are_made_without(serve_tiny: ServeTiny, tiny_folder: Path, how: str) -> None:
+@pytest.fixture(scope="module", params=["draft", "lookup"])
+def proposer(request: pytest.FixtureRequest, host_of: HostOf, tiny_folder: Path) -> ModelHost:
+    """Serve the model with proposed tokens."""
+    return host_of(**_proposing(request.param, tiny_folder))
+
+
+@pytest.fixture(scope="module")
+def expected(host_of: HostOf) -> list[str]:
+    """Make the texts of :data:`_REQUESTS` without proposed tokens."""
+    made_without: list[str] = []
+    host = host_of(plugin_config=_PRECISE)
+
+    async def make() -> None:
+        made_without.extend(await _texts(host.model, _REQUESTS))
+
+    host.run(make)
+    return made_without
+
+
+@on_model_loop
+async def test_texts_are_those_that_are_made_without(proposer: TextModel, expected: list[str]) -> None:
     """Many at once, long and short ones, some left midway, with a form, and after a form that breaks the batch."""
-    requests = [greedy(prompt, tokens) for tokens in (1, 2, 90) for prompt in PROMPTS]
-    form = Grammar(GrammarKind.JSON_SCHEMA, _SCHEMA)
-    requests.append(GenerationRequest("hello", Sampling(max_tokens=60, temperature=0), grammar=form))
-    async with serve_tiny(plugin_config=_PRECISE) as model:
-        expected = await _texts(model, requests)
-    async with serve_tiny(**_proposing(how, tiny_folder)) as model:
-        async with model.generate(greedy("the inn", 1500)) as generation:
-            await anext(aiter(generation))
-        assert await _texts(model, requests) == expected
-        assert model.limits.context_length == 2048
+    async with proposer.generate(greedy("the inn", 1500)) as generation:
+        await anext(aiter(generation))
+    assert await _texts(proposer, _REQUESTS) == expected
+    assert proposer.limits.context_length == 2048
 
 
-@pytest.mark.parametrize("how", ["draft", "lookup"])
-async def test_several_tokens_come_in_one_step(serve_tiny: ServeTiny, tiny_folder: Path, how: str) -> None:
+@on_model_loop
+async def test_several_tokens_come_in_one_step(proposer: TextModel) -> None:
     """As many as are proposed and one more, where all of them are right."""
     asked = greedy("hello", 90)
     more = replace(asked, sampling=replace(asked.sampling, num_assistant_tokens=8))
-    async with serve_tiny(**_proposing(how, tiny_folder)) as model:
-        for request in (asked, more):
-            assert max(piece.tokens for piece in await made(model, request)) > 3
+    for request in (asked, more):
+        assert max(piece.tokens for piece in await made(proposer, request)) > 3
 
 
-@pytest.mark.parametrize("how", ["draft", "lookup"])
-async def test_sampled_texts_come_to_their_ends(serve_tiny: ServeTiny, tiny_folder: Path, how: str) -> None:
+@on_model_loop
+async def test_sampled_texts_come_to_their_ends(proposer: TextModel) -> None:
     """With all their tokens, many at once."""
     sampling = Sampling(max_tokens=80, temperature=1.2, ignore_eos=True)
-    async with serve_tiny(**_proposing(how, tiny_folder)) as model, trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
         for seed in range(12):
-            nursery.start_soon(_check_length, model, GenerationRequest(PROMPTS[0], replace(sampling, seed=seed)))
+            nursery.start_soon(_check_length, proposer, GenerationRequest(PROMPTS[0], replace(sampling, seed=seed)))
 
 
 async def _check_length(model: TextModel, asked: GenerationRequest) -> None:
     assert sum(piece.tokens for piece in await made(model, asked)) == 80
 
 
-async def test_what_does_not_go_with_proposed_tokens_is_refused_by_its_field(
-    serve_tiny: ServeTiny, tiny_folder: Path
-) -> None:
-    """And so is what needs them where there are none."""
+@pytest.mark.parametrize("proposer", ["draft"], indirect=True)
+@on_model_loop
+async def test_what_does_not_go_with_a_draft_is_refused_by_its_field(proposer: TextModel) -> None:
+    """As are beams and log probabilities; the threshold of a draft is taken."""
     beams, scored = Sampling(best_of=2), GenerationRequest("hello", logprobs=True)
-    async with serve_tiny(draft_path=tiny_folder) as model:
-        for field, asked in (("best_of", GenerationRequest("hello", beams)), ("logprobs", scored)):
-            with pytest.raises(InvalidField, match=f"{field}.* not supported for this model") as caught:
-                await made(model, asked)
-            assert (caught.value.field, caught.value.code) == (field, "unsupported_parameter")
-        with pytest.raises(InvalidField, match="max_ngram_size is not supported: this model is served without"):
-            await made(model, GenerationRequest("hello", Sampling(max_ngram_size=2)))
-        threshold = Sampling(assistant_confidence_threshold=0.4, max_tokens=20, ignore_eos=True, temperature=0)
-        assert sum(piece.tokens for piece in await made(model, GenerationRequest("hello", threshold))) == 20
-    async with serve_tiny() as model:
-        for field, value in (("num_assistant_tokens", 3), ("assistant_confidence_threshold", 0.5)):
-            with pytest.raises(InvalidRequest, match=f"{field} is not supported"):
-                await made(model, GenerationRequest("hello", Sampling(**{field: value})))  # type: ignore[arg-type]
+    for field, asked in (("best_of", GenerationRequest("hello", beams)), ("logprobs", scored)):
+        with pytest.raises(InvalidField, match=f"{field}.* not supported for this model") as caught:
+            await made(proposer, asked)
+        assert (caught.value.field, caught.value.code) == (field, "unsupported_parameter")
+    with pytest.raises(InvalidField, match="max_ngram_size is not supported: this model is served without"):
+        await made(proposer, GenerationRequest("hello", Sampling(max_ngram_size=2)))
+    threshold = Sampling(assistant_confidence_threshold=0.4, max_tokens=20, ignore_eos=True, temperature=0)
+    assert sum(piece.tokens for piece in await made(proposer, GenerationRequest("hello", threshold))) == 20
+
+
+@pytest.mark.parametrize(("field", "value"), [("num_assistant_tokens", 3), ("assistant_confidence_threshold", 0.5)])
+@on_model_loop
+async def test_fields_of_proposed_tokens_are_refused_where_nothing_proposes(
+    model: TextModel, field: str, value: float
+) -> None:
+    """With the name of the field."""
+    with pytest.raises(InvalidRequest, match=f"{field} is not supported"):
+        await made(model, GenerationRequest("hello", Sampling(**{field: value})))  # type: ignore[arg-type]
 
 
 async def test_a_draft_that_is_none_is_told_when_the_model_is_loaded(serve_tiny: ServeTiny, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import trio.testing
 from ovmstrio.core.errors import InvalidField, InvalidRequest
 from ovmstrio.core.generation import Conversation, Finish, GenerationRequest, Grammar, GrammarKind, Piece, Sampling
 from ovmstrio.runtimes.generation.text_model import TextModel
+from tests.support.model_hosts import HostOf, ModelHost, on_model_loop, with_settings
 from tests.support.tiny_llm import CHAT_TEMPLATE
 from tests.system.runtimes.generation.conftest import ServeTiny
 
@@ -55,27 +56,28 @@ def _text(pieces: list[Piece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-async def test_calls_and_reasoning_are_taken_out_of_the_text(serve_tiny: ServeTiny) -> None:
+@on_model_loop
+async def test_calls_and_reasoning_are_taken_out_of_the_text(model: TextModel) -> None:
     """And a text that calls ends for that reason."""
     written = (
         "<think>\nhm, so\n</think>\n\nI look. <tool_call>\n"
         '{"name": "measure", "arguments": {"size": 1}}\n</tool_call>'
         '<tool_call>{"name": "rest", "arguments": {}}</tool_call>'
     )
-    async with serve_tiny(tool_parser="hermes3", reasoning_parser="qwen3") as model:
-        pieces = await _pieces(model, _asked(_said(written), tools=_TOOLS))
-        assert _text(pieces) == "I look."
-        assert "".join(piece.reasoning for piece in pieces) == "hm, so"
-        assert _calls(pieces) == [("measure", '{"size": 1}'), ("rest", "{}")]
-        assert pieces[-1].finish is Finish.TOOL_CALLS
-        assert sum(piece.tokens for piece in pieces) > 100
-        reasoning_tokens = sum(piece.reasoning_tokens for piece in pieces)
-        assert len("<think>\nhm, so\n</think>") - 10 < reasoning_tokens < len("<think>\nhm, so\n</think>\n\n") + 1
-        once = await _pieces(model, _asked(_said(written), tools=_TOOLS, calls_once=True))
-        assert (_calls(once), once[-1].finish) == ([("measure", '{"size": 1}')], Finish.TOOL_CALLS)
-        without = await _pieces(model, _asked(_said("<tool_call>{} is a tag")))
-        assert _text(without) == "<tool_call>{} is a tag"
-        assert without[-1].finish is Finish.STOP
+    model = with_settings(model, tool_parser="hermes3", reasoning_parser="qwen3")
+    pieces = await _pieces(model, _asked(_said(written), tools=_TOOLS))
+    assert _text(pieces) == "I look."
+    assert "".join(piece.reasoning for piece in pieces) == "hm, so"
+    assert _calls(pieces) == [("measure", '{"size": 1}'), ("rest", "{}")]
+    assert pieces[-1].finish is Finish.TOOL_CALLS
+    assert sum(piece.tokens for piece in pieces) > 100
+    reasoning_tokens = sum(piece.reasoning_tokens for piece in pieces)
+    assert len("<think>\nhm, so\n</think>") - 10 < reasoning_tokens < len("<think>\nhm, so\n</think>\n\n") + 1
+    once = await _pieces(model, _asked(_said(written), tools=_TOOLS, calls_once=True))
+    assert (_calls(once), once[-1].finish) == ([("measure", '{"size": 1}')], Finish.TOOL_CALLS)
+    without = await _pieces(model, _asked(_said("<tool_call>{} is a tag")))
+    assert _text(without) == "<tool_call>{} is a tag"
+    assert without[-1].finish is Finish.STOP
 
 
 async def test_the_template_that_renders_says_which_parser_reads(
@@ -91,56 +93,57 @@ async def test_the_template_that_renders_says_which_parser_reads(
     assert (_text(pieces), _calls(pieces)) == ("", [("rest", "{}")])
 
 
-async def test_a_text_that_must_have_a_form_may_end_with_its_first_token(serve_tiny: ServeTiny) -> None:
+@on_model_loop
+async def test_a_text_that_must_have_a_form_may_end_with_its_first_token(model: TextModel) -> None:
     """The engine knows of a form only behind its first step whether the library takes it."""
     shortest = GenerationRequest("hello", Sampling(max_tokens=1), grammar=_said("fine"))
-    async with serve_tiny() as model:
-        with trio.fail_after(60):
-            (piece,) = await _pieces(model, shortest)
+    with trio.fail_after(60):
+        (piece,) = await _pieces(model, shortest)
     assert (piece.tokens, piece.finish) == (1, Finish.LENGTH)
 
 
 @pytest.mark.parametrize("tool_parser", ["hermes3", "", "mistral", "qwen3coder", "gptoss", "lfm2"])
-async def test_a_named_function_is_called_with_arguments_that_fit(serve_tiny: ServeTiny, tool_parser: str) -> None:
+@on_model_loop
+async def test_a_named_function_is_called_with_arguments_that_fit(model: TextModel, tool_parser: str) -> None:
     """In the form of each model, whatever its weights would like."""
-    async with serve_tiny(tool_parser=tool_parser) as model:
-        for seed in range(20):
-            pieces = await _pieces(model, _asked(seed=seed, tools=_TOOLS, tool_choice="function", tool_name="measure"))
-            (call,) = _calls(pieces)
-            assert call[0] == "measure"
-            assert _text(pieces) == ""
-            if pieces[-1].finish is Finish.TOOL_CALLS:
-                assert json.loads(call[1])["size"] in {1, 2}
-                return
-        pytest.fail("no call ended")
+    model = with_settings(model, tool_parser=tool_parser)
+    for seed in range(20):
+        pieces = await _pieces(model, _asked(seed=seed, tools=_TOOLS, tool_choice="function", tool_name="measure"))
+        (call,) = _calls(pieces)
+        assert call[0] == "measure"
+        assert _text(pieces) == ""
+        if pieces[-1].finish is Finish.TOOL_CALLS:
+            assert json.loads(call[1])["size"] in {1, 2}
+            return
+    pytest.fail("no call ended")
 
 
-async def test_a_required_call_is_one_of_the_functions(serve_tiny: ServeTiny) -> None:
+@on_model_loop
+async def test_a_required_call_is_one_of_the_functions(model: TextModel) -> None:
     """Which one is the model's choice."""
-    async with serve_tiny() as model:
-        pieces = await _pieces(model, _asked(tools=_TOOLS, tool_choice="required"))
-        assert _calls(pieces)[0][0] in {"measure", "rest"}
+    pieces = await _pieces(model, _asked(tools=_TOOLS, tool_choice="required"))
+    assert _calls(pieces)[0][0] in {"measure", "rest"}
 
 
-async def test_a_form_that_cannot_be_imposed_is_refused_before_the_engine_sees_it(serve_tiny: ServeTiny) -> None:
+@on_model_loop
+async def test_a_form_that_cannot_be_imposed_is_refused_before_the_engine_sees_it(model: TextModel) -> None:
     """With its place, and of a tool, too."""
     bad = {"type": "object", "properties": {"size": {"type": "int"}}}
     tool = {"type": "function", "function": {"name": "bad", "parameters": bad}}
-    async with serve_tiny() as model:
-        with pytest.raises(InvalidField, match=r"at \$.properties.size.type: expected one of string") as refused:
-            await _pieces(model, _asked(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(bad))))
-        assert refused.value.field == "response_format"
-        with pytest.raises(InvalidField, match=r"tools\[0\].function.parameters: at \$.properties.size.type"):
-            await _pieces(model, _asked(tools=(tool,), tool_choice="required"))
-        assert _text(await _pieces(model, _asked(_said("fine")))) == "fine"
+    with pytest.raises(InvalidField, match=r"at \$.properties.size.type: expected one of string") as refused:
+        await _pieces(model, _asked(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(bad))))
+    assert refused.value.field == "response_format"
+    with pytest.raises(InvalidField, match=r"tools\[0\].function.parameters: at \$.properties.size.type"):
+        await _pieces(model, _asked(tools=(tool,), tool_choice="required"))
+    assert _text(await _pieces(model, _asked(_said("fine")))) == "fine"
 
 
-async def test_texts_are_whole_whose_special_tokens_are_shown(serve_tiny: ServeTiny) -> None:
+@on_model_loop
+async def test_texts_are_whole_whose_special_tokens_are_shown(model: TextModel) -> None:
     """However long they are; parsers of formats that special tokens mark need it."""
     written = "abcdefghijklmnopqrstuvwxyz" * 4
-    async with serve_tiny() as model:
-        pieces = await _pieces(model, replace(_asked(_said(written)), skips_special_tokens=False))
-        assert _text(pieces) == written
+    pieces = await _pieces(model, replace(_asked(_said(written)), skips_special_tokens=False))
+    assert _text(pieces) == written
 
 
 @pytest.fixture
@@ -165,44 +168,53 @@ async def test_a_template_that_begins_reasoning_is_noticed(serve_tiny: ServeTiny
         assert _text(pieces) == "so"
 
 
-async def test_a_template_that_loops_or_refuses_is_the_requests_error(serve_tiny: ServeTiny, folder_with: Any) -> None:
+_LOOPS: Final = (
+    "{% if messages[0].content == 'loop' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
+    "{% endfor %}{% endif %}\n{% if messages | length > 1 %}{{ raise_exception('one is enough') }}{% endif %}"
+)
+_COMPARES_FOR_EVER: Final = (
+    "{% if messages[0].content == 'hostile' %}{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}"
+    "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def odd_model(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, host_of: HostOf) -> ModelHost:
+    """Serve a model whose template loops, refuses or compares for ever, by the messages."""
+    folder = tmp_path_factory.mktemp("odd") / "model"
+    shutil.copytree(tiny_folder, folder)
+    (folder / "chat_template.jinja").write_text(_LOOPS + _COMPARES_FOR_EVER + "hello")
+    return host_of(base_path=folder, path=folder)
+
+
+@on_model_loop
+async def test_a_template_that_loops_or_refuses_is_the_requests_error(odd_model: TextModel) -> None:
     """With its line; the engine goes on."""
-    template = (
-        "{% if messages[0].content == 'loop' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
-        "{% endfor %}{% endif %}\n{% if messages | length > 1 %}{{ raise_exception('one is enough') }}{% endif %}hello"
-    )
-    folder = folder_with(template)
-    async with serve_tiny(base_path=folder, path=folder) as model:
-        asked = _asked(_said("fine"))
-        for messages, said in (
-            (({"role": "user", "content": "loop"},), "line 1: it loops for too long"),
-            (_HELLO * 2, "line 2: one is enough"),
-        ):
-            with pytest.raises(InvalidRequest, match=said):
-                await _pieces(model, GenerationRequest(Conversation(messages), asked.sampling))
-        assert _text(await _pieces(model, asked)) == "fine"
+    asked = _asked(_said("fine"))
+    for messages, said in (
+        (({"role": "user", "content": "loop"},), "line 1: it loops for too long"),
+        (_HELLO * 2, "line 2: one is enough"),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            await _pieces(odd_model, GenerationRequest(Conversation(messages), asked.sampling))
+    assert _text(await _pieces(odd_model, asked)) == "fine"
 
 
-async def test_other_requests_go_on_while_a_template_runs_for_too_long(serve_tiny: ServeTiny, folder_with: Any) -> None:
+@on_model_loop
+async def test_other_requests_go_on_while_a_template_runs_for_too_long(odd_model: TextModel) -> None:
     """The comparison of two lists that share their parts has no end; its process is stopped, and not the engine."""
-    template = (
-        "{% if messages[0].content == 'hostile' %}{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}"
-        "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}{% endif %}hello"
-    )
-    folder = folder_with(template)
     hostile = GenerationRequest(Conversation(({"role": "user", "content": "hostile"},)), _asked(_said("fine")).sampling)
     ends: list[str] = []
 
-    async def fail(model: Any) -> None:
+    async def fail() -> None:
         with pytest.raises(InvalidRequest, match=r"chat_template\.jinja used more than 2 s of CPU time"):
-            await _pieces(model, hostile)
+            await _pieces(odd_model, hostile)
         ends.append("hostile")
 
-    async with serve_tiny(base_path=folder, path=folder) as model:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fail, model)
-            await trio.testing.wait_all_tasks_blocked()
-            assert await _pieces(model, GenerationRequest("fine", Sampling(max_tokens=20)))
-            ends.append("text")
-        assert ends == ["text", "hostile"]
-        assert _text(await _pieces(model, _asked(_said("fine")))) == "fine"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fail)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await _pieces(odd_model, GenerationRequest("fine", Sampling(max_tokens=20)))
+        ends.append("text")
+    assert ends == ["text", "hostile"]
+    assert _text(await _pieces(odd_model, _asked(_said("fine")))) == "fine"

@@ -130,3 +130,14 @@ async def test_the_memory_that_is_free_decides(
         assert text_of(await made(old, greedy("hello", 20))) == text_of(await made(new, greedy("hello", 20)))
         for model in (old, new):
             await model.aclose()
+
+
+async def test_a_model_that_has_room_is_loaded_beside_the_old_one(tiny_folder: Path) -> None:
+    """Both answer until the old one is closed."""
+    async with _server(tiny_folder) as server:
+        old = await server.load()
+        new = await server.load(reload="swap")
+        assert None not in {old.pid, new.pid}
+        assert text_of(await made(old, greedy("hello", 20))) == text_of(await made(new, greedy("hello", 20)))
+        for model in (old, new):
+            await model.aclose()

@@ -15,6 +15,7 @@ import trio
 from ovmstrio.core.errors import ContextExceeded, DeadlineExceeded, InvalidField, InvalidRequest, Overloaded
 from ovmstrio.core.generation import Conversation, Finish, GenerationRequest, Piece, Prompt, Sampling
 from ovmstrio.runtimes.generation.text_model import TextModel
+from tests.support.model_hosts import on_model_loop
 from tests.support.tiny_llm import CONTEXT, VOCABULARY
 from tests.system.runtimes.generation.conftest import ServeTiny
 
@@ -57,16 +58,15 @@ def bare_texts(folder: Path, prompts: list[str], tokens: int) -> list[str]:
     return told
 
 
-async def test_eight_greedy_texts_at_once_are_those_of_the_bare_library(
-    serve_tiny: ServeTiny, tiny_folder: Path
-) -> None:
+@on_model_loop
+async def test_eight_greedy_texts_at_once_are_those_of_the_bare_library(model: TextModel, tiny_folder: Path) -> None:
     """Texts that are made together are those that are made alone."""
     texts: dict[str, str] = {}
 
     async def ask(model: TextModel, prompt: str) -> None:
         texts[prompt] = text_of(await made(model, greedy(prompt, 80)))
 
-    async with serve_tiny() as model, trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
         for prompt in PROMPTS:
             nursery.start_soon(ask, model, prompt)
     expected = await trio.to_thread.run_sync(bare_texts, tiny_folder, PROMPTS, 80)
@@ -74,73 +74,73 @@ async def test_eight_greedy_texts_at_once_are_those_of_the_bare_library(
     assert len(set(expected)) > 3
 
 
-async def test_whoever_leaves_is_out_of_the_batch_and_the_others_go_on_alike(serve_tiny: ServeTiny) -> None:
+@on_model_loop
+async def test_whoever_leaves_is_out_of_the_batch_and_the_others_go_on_alike(model: TextModel) -> None:
     """A request that is left midway changes nobody's text, and its room is free for the next ones."""
-    async with serve_tiny() as model:
-        alone = text_of(await made(model, greedy("of the barn", 300)))
-        texts: list[str] = []
+    alone = text_of(await made(model, greedy("of the barn", 300)))
+    texts: list[str] = []
 
-        async def stay() -> None:
-            texts.append(text_of(await made(model, greedy("of the barn", 300))))
+    async def stay() -> None:
+        texts.append(text_of(await made(model, greedy("of the barn", 300))))
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stay)
-            for _ in range(20):
-                async with model.generate(greedy("the inn", 1500)) as generation:
-                    async for _ in generation:
-                        break
-        assert texts == [alone]
-        assert not model.open_requests
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stay)
+        for _ in range(20):
+            async with model.generate(greedy("the inn", 1500)) as generation:
+                async for _ in generation:
+                    break
+    assert texts == [alone]
+    assert not model.open_requests
 
 
-async def test_messages_become_the_prompt_of_the_models_template(serve_tiny: ServeTiny) -> None:
+@on_model_loop
+async def test_messages_become_the_prompt_of_the_models_template(model: TextModel) -> None:
     """A conversation gives the text of its rendered template."""
     prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    async with serve_tiny() as model:
-        chat = await made(model, greedy(Conversation(({"role": "user", "content": "hi"},)), 40))
-        tokens = tuple(map(int, (await model.tokenize([prompt], add_special_tokens=False))[0]))
-        assert text_of(chat) == text_of(await made(model, greedy(tokens, 40)))
+    chat = await made(model, greedy(Conversation(({"role": "user", "content": "hi"},)), 40))
+    tokens = tuple(map(int, (await model.tokenize([prompt], add_special_tokens=False))[0]))
+    assert text_of(chat) == text_of(await made(model, greedy(tokens, 40)))
 
 
-async def test_many_texts_have_the_tokens_of_each_alone(serve_tiny: ServeTiny) -> None:
+@on_model_loop
+async def test_many_texts_have_the_tokens_of_each_alone(model: TextModel) -> None:
     """Short and long ones, empty ones, and what the library cannot read."""
     texts = ["the cat", "", "a", "\u4e2d\u6587 x", "b \ud800", "the " * 1000, " "] * 40
-    async with serve_tiny() as model:
-        together = await model.tokenize(texts)
-        alone = [(await model.tokenize([text]))[0] for text in texts[:7]] * 40
+    together = await model.tokenize(texts)
+    alone = [(await model.tokenize([text]))[0] for text in texts[:7]] * 40
     assert [list(row) for row in together] == [list(row) for row in alone]
 
 
-async def test_pieces_count_the_tokens_and_the_last_one_says_why_the_text_ended(serve_tiny: ServeTiny) -> None:
+@on_model_loop
+async def test_pieces_count_the_tokens_and_the_last_one_says_why_the_text_ended(model: TextModel) -> None:
     """Usage is the sum of the pieces."""
-    async with serve_tiny() as model:
-        async with model.generate(greedy("hello", 25)) as generation:
-            pieces = [piece async for piece in generation]
-        assert generation.prompt_tokens == 5
-        assert sum(piece.tokens for piece in pieces) == 25
-        assert [piece.finish for piece in pieces if piece.finish] == [Finish.LENGTH]
+    async with model.generate(greedy("hello", 25)) as generation:
+        pieces = [piece async for piece in generation]
+    assert generation.prompt_tokens == 5
+    assert sum(piece.tokens for piece in pieces) == 25
+    assert [piece.finish for piece in pieces if piece.finish] == [Finish.LENGTH]
 
 
-async def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused_with_the_numbers(serve_tiny: ServeTiny) -> None:
+@on_model_loop
+async def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused_with_the_numbers(model: TextModel) -> None:
     """The context bounds prompt and answer together, and tells both numbers."""
-    async with serve_tiny() as model:
-        assert model.limits.context_length == CONTEXT
-        assert model.limits.vocabulary_size == len(VOCABULARY)
-        with pytest.raises(ContextExceeded, match=f"maximum context length is {CONTEXT} tokens") as caught:
-            await made(model, greedy((5,) * CONTEXT, 1))
-        assert f"the prompt has {CONTEXT}, and at most {CONTEXT - 1} fit" in str(caught.value)
-        pieces = await made(model, greedy((5,) * (CONTEXT - 3), 100))
-        assert sum(piece.tokens for piece in pieces) == 3
-        with pytest.raises(ContextExceeded, match=f"length is {CONTEXT} tokens, and prompt has at least 40000000"):
-            await made(model, greedy("the " * 10_000_000, 1))
+    assert model.limits.context_length == CONTEXT
+    assert model.limits.vocabulary_size == len(VOCABULARY)
+    with pytest.raises(ContextExceeded, match=f"maximum context length is {CONTEXT} tokens") as caught:
+        await made(model, greedy((5,) * CONTEXT, 1))
+    assert f"the prompt has {CONTEXT}, and at most {CONTEXT - 1} fit" in str(caught.value)
+    pieces = await made(model, greedy((5,) * (CONTEXT - 3), 100))
+    assert sum(piece.tokens for piece in pieces) == 3
+    with pytest.raises(ContextExceeded, match=f"length is {CONTEXT} tokens, and prompt has at least 40000000"):
+        await made(model, greedy("the " * 10_000_000, 1))
 
 
 @pytest.mark.parametrize("tokens", [(-1, 4), (3, 100_000), ()])
-async def test_tokens_that_are_none_are_refused(serve_tiny: ServeTiny, tokens: tuple[int, ...]) -> None:
+@on_model_loop
+async def test_tokens_that_are_none_are_refused(model: TextModel, tokens: tuple[int, ...]) -> None:
     """The library would take them, and make garbage."""
-    async with serve_tiny() as model:
-        with pytest.raises(InvalidRequest, match="token"):
-            await made(model, greedy(tokens, 1))
+    with pytest.raises(InvalidRequest, match="token"):
+        await made(model, greedy(tokens, 1))
 
 
 async def test_more_than_the_settings_allow_is_refused_by_its_field(serve_tiny: ServeTiny) -> None:
@@ -155,48 +155,48 @@ async def test_more_than_the_settings_allow_is_refused_by_its_field(serve_tiny: 
         assert sum(piece.tokens for piece in pieces) == 10
 
 
-async def test_a_deadline_ends_a_text_midway(serve_tiny: ServeTiny) -> None:
+@on_model_loop
+async def test_a_deadline_ends_a_text_midway(model: TextModel) -> None:
     """Beyond its deadline nothing is waited for, and the engine forgets the request."""
-    async with serve_tiny() as model:
-        asked = GenerationRequest("hello", Sampling(ignore_eos=True), deadline=trio.current_time() + 0.3)
-        with pytest.raises(DeadlineExceeded):
-            await made(model, asked)
-        assert not model.open_requests
+    asked = GenerationRequest("hello", Sampling(ignore_eos=True), deadline=trio.current_time() + 0.3)
+    with pytest.raises(DeadlineExceeded):
+        await made(model, asked)
+    assert not model.open_requests
 
 
-async def test_texts_of_one_request_have_seeds_of_their_own_and_the_same_ones_each_time(serve_tiny: ServeTiny) -> None:
+@on_model_loop
+async def test_texts_of_one_request_have_seeds_of_their_own_and_the_same_ones_each_time(model: TextModel) -> None:
     """Three texts differ, and come again with the same seed."""
     asked = GenerationRequest("hello", Sampling(max_tokens=30, temperature=1.0, seed=3, ignore_eos=True), n=3)
-    async with serve_tiny() as model:
-        first, second = await made(model, asked), await made(model, asked)
+    first, second = await made(model, asked), await made(model, asked)
     texts = [text_of(first, index) for index in range(3)]
     assert len(set(texts)) == 3
     assert texts == [text_of(second, index) for index in range(3)]
     assert sorted(piece.index for piece in first if piece.finish) == [0, 1, 2]
 
 
-async def test_a_stop_string_ends_a_text_before_it_or_behind_it(serve_tiny: ServeTiny) -> None:
+@on_model_loop
+async def test_a_stop_string_ends_a_text_before_it_or_behind_it(model: TextModel) -> None:
     """It is not in the text unless it is to be kept, however its letters fall into tokens."""
-    async with serve_tiny() as model:
-        whole = text_of(await made(model, greedy("hello", 200)))
-        stop = whole[20:25]
-        place = whole.index(stop)
-        for keeps, expected in ((False, whole[:place]), (True, whole[:place] + stop)):
-            asked = replace(greedy("hello", 200), stop=("never", stop), keeps_stop=keeps)
-            pieces = await made(model, asked)
-            assert text_of(pieces) == expected
-            assert pieces[-1].finish is Finish.STOP
+    whole = text_of(await made(model, greedy("hello", 200)))
+    stop = whole[20:25]
+    place = whole.index(stop)
+    for keeps, expected in ((False, whole[:place]), (True, whole[:place] + stop)):
+        asked = replace(greedy("hello", 200), stop=("never", stop), keeps_stop=keeps)
+        pieces = await made(model, asked)
+        assert text_of(pieces) == expected
+        assert pieces[-1].finish is Finish.STOP
 
 
-async def test_an_echoed_prompt_comes_with_its_own_log_probabilities_each_time(serve_tiny: ServeTiny) -> None:
+@on_model_loop
+async def test_an_echoed_prompt_comes_with_its_own_log_probabilities_each_time(model: TextModel) -> None:
     """A prefix that is cached has none in the library; the first token has none at all."""
     prompt = "the men in the barn " * 10
     asked = replace(greedy(prompt, 0), echo=True, logprobs=True)
-    async with serve_tiny() as model:
-        await made(model, greedy(prompt, 5))
-        first, second = await made(model, asked), await made(model, asked)
-        both = await made(model, replace(greedy(prompt, 3), echo=True, logprobs=True))
-        length = len((await model.tokenize([prompt]))[0])
+    await made(model, greedy(prompt, 5))
+    first, second = await made(model, asked), await made(model, asked)
+    both = await made(model, replace(greedy(prompt, 3), echo=True, logprobs=True))
+    length = len((await model.tokenize([prompt]))[0])
     values = [each.logprob for piece in first for each in piece.logprobs]
     assert values[0] is None
     assert len(values) == length
@@ -243,12 +243,12 @@ async def test_forty_requests_for_a_cache_of_a_few_all_come_to_their_end(serve_t
     assert ended == [150] * 40
 
 
-async def test_a_reader_that_takes_nothing_holds_nobody_up_and_gets_its_whole_text_later(serve_tiny: ServeTiny) -> None:
+@on_model_loop
+async def test_a_reader_that_takes_nothing_holds_nobody_up_and_gets_its_whole_text_later(model: TextModel) -> None:
     """Pieces are joined while nobody takes them."""
-    async with serve_tiny() as model:
-        expected = text_of(await made(model, greedy("slow", 300)))
-        async with model.generate(greedy("slow", 300)) as slow:
-            await made(model, greedy("fast", 600))
-            pieces = [piece async for piece in slow]
-        assert text_of(pieces) == expected
-        assert len(pieces) < 30
+    expected = text_of(await made(model, greedy("slow", 300)))
+    async with model.generate(greedy("slow", 300)) as slow:
+        await made(model, greedy("fast", 600))
+        pieces = [piece async for piece in slow]
+    assert text_of(pieces) == expected
+    assert len(pieces) < 30

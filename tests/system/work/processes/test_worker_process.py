@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from ovmstrio.work.backoff import Backoff
 from ovmstrio.work.messages.stack_requests import decode_samples
@@ -111,6 +112,7 @@ async def test_the_end_of_a_process_is_told_to_all_who_wait(deed: list[Any], why
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask, ["hang"])
+            await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(ask, deed)
         await process.ended.wait()
         assert process.why.startswith(why)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ovmstrio.runtimes.handlers.config.dockerfile import make_dockerfile
 from ovmstrio.runtimes.handlers.config.project_file import read_project
+from tests.support.examples import examples
 from tests.support.project_files import PYTHON, TENSORFLOW, write
 
 _TENSORFLOW = f"{TENSORFLOW}models: {{dir: s3://b/a}}\n"
@@ -123,7 +124,7 @@ def test_python_port_and_sources_are_followed(tmp_path: Path) -> None:
     assert "COPY --from=ovmstrio . /src/ovmstrio\nRUN pip install --no-cache-dir '/src/ovmstrio[handlers]'\n" in text
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12))
 def test_any_value_of_env_reaches_the_build(tmp_path_factory: pytest.TempPathFactory, value: str) -> None:
     """On one line of the Dockerfile, as bash gives it back."""

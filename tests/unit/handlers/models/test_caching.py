@@ -15,6 +15,7 @@ from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.errors import StorageFailure
 from ovmstrio.runtimes.handlers.models.leases import lease_models
 from ovmstrio.runtimes.handlers.models.library import ModelLibrary
+from tests.support.examples import examples
 from tests.support.model_projects import (
     CountingStorage,
     Loads,
@@ -167,7 +168,7 @@ async def test_a_model_that_goes_while_it_is_loaded_is_given_but_not_kept(
         await wait_gone(tmp_path, "down/*/*/a")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(calls=st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=3), min_size=1, max_size=20))
 def test_threads_that_share_a_cache_see_whole_models(
     tmp_path_factory: pytest.TempPathFactory, calls: list[list[str]]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ovmstrio.runtimes.handlers.models.shelf import RecentlyUsed
+from tests.support.examples import examples
 
 _KEYS = st.sampled_from("abcdef")
 _MEMORY, _DISK = 2, 3
@@ -116,4 +117,4 @@ class _Model(RuleBasedStateMachine):
 
 
 TestModel = _Model.TestCase
-TestModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestModel.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.wire.grpc import Call, GrpcServer, TransportLimits
+from tests.support.examples import examples
 from tests.unit.wire.grpc.bytes_client import message
 from tests.unit.wire.grpc.echo import BytesCodec
 from tests.unit.wire.grpc.peers import MemoryListener, Peer
@@ -60,7 +61,7 @@ async def _received(parts: list[bytes | memoryview], grants: list[int]) -> tuple
     return peer.body(call), status
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.lists(sizes, max_size=6), st.lists(st.integers(5_000, 200_000), min_size=1, max_size=4))
 def test_a_message_in_pieces_arrives_as_if_it_had_been_joined(lengths: list[int], grants: list[int]) -> None:
     """Whatever the pieces are, and however the client's windows open."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ovmstrio.core.generation import Task
 from ovmstrio.core.hooks import NULL_METERS, Meters
 from ovmstrio.runtimes.generation.loading import load_task
 from ovmstrio.runtimes.kind import LoadContext, lease_nothing
+from tests.support.model_hosts import HostOf, ModelHost, hosts_of
 from tests.support.tiny_encoders import write_embedder, write_reranker
 
 Load = Callable[..., AbstractAsyncContextManager[Any]]
@@ -45,6 +46,31 @@ async def _load(
         finally:
             with trio.CancelScope(shield=True):
                 await service.aclose()
+
+
+@pytest.fixture(scope="module")
+def host_of() -> Iterator[HostOf]:
+    """Return what serves a folder with settings for all tests of a module."""
+    with hosts_of(_load) as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def embedder(host_of: HostOf, embedder_folder: Path) -> ModelHost:
+    """Serve the model of embeddings for all tests of a module."""
+    return host_of(folder=embedder_folder)
+
+
+@pytest.fixture(scope="module")
+def cutting_embedder(host_of: HostOf, embedder_folder: Path) -> ModelHost:
+    """Serve the model of embeddings, which cuts texts off, for all tests of a module."""
+    return host_of(folder=embedder_folder, truncate=True)
+
+
+@pytest.fixture(scope="module")
+def reranker(host_of: HostOf, reranker_folder: Path) -> ModelHost:
+    """Serve the model of ranks for all tests of a module."""
+    return host_of(folder=reranker_folder, task=Task.RERANK)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -74,26 +75,36 @@ return payload
 
 @pytest.mark.parametrize("isolation", [None, Isolation()], ids=["threads", "process"])
 @pytest.mark.parametrize(
-    ("proxies", "forwarded", "peer"),
+    ("proxies", "peers"),
     [
-        ("127.0.0.1", "198.51.100.7, 203.0.113.9:4711", "ipv4:203.0.113.9:4711"),
-        ("127.0.0.1", "2001:db8::9", "ipv6:[2001:db8::9]:0"),
-        ("127.0.0.1", "nonsense", "unknown"),
-        ("10.0.0.0/8", "203.0.113.9", "ipv4:127.0.0.1:"),
+        (
+            "127.0.0.1",
+            {
+                "198.51.100.7, 203.0.113.9:4711": "ipv4:203.0.113.9:4711",
+                "2001:db8::9": "ipv6:[2001:db8::9]:0",
+                "nonsense": "unknown",
+            },
+        ),
+        ("10.0.0.0/8", {"203.0.113.9": "ipv4:127.0.0.1:"}),
     ],
 )
 async def test_the_peer_of_a_call_behind_a_trusted_proxy_is_the_client(
-    tmp_path: Path, isolation: Isolation | None, proxies: str, forwarded: str, peer: str
+    tmp_path: Path, isolation: Isolation | None, proxies: str, peers: dict[str, str]
 ) -> None:
     """Behind any other proxy it is the proxy."""
     handler = alpha("context.abort(grpc.StatusCode.ABORTED, context.peer())")
     trusted = TrustedProxies.parse(proxies)
     async with served(tmp_path, proto(tmp_path), handler, isolation=isolation, trusted_proxies=trusted) as project:
-        sent = (("x-forwarded-for", forwarded),)
-        with pytest.raises(grpc.RpcError) as caught:
-            await project.ask(lambda stub: stub.Alpha(project.pb.Sample(), metadata=sent))
-    error: Any = caught.value
-    assert error.details().startswith(peer)
+        for forwarded, peer in peers.items():
+            sent = (("x-forwarded-for", forwarded),)
+            with pytest.raises(grpc.RpcError) as caught:
+                await project.ask(partial(_call_alpha, message=project.pb.Sample(), metadata=sent))
+            error: Any = caught.value
+            assert error.details().startswith(peer)
+
+
+def _call_alpha(stub: Any, *, message: Any, metadata: Any) -> Any:
+    return stub.Alpha(message, metadata=metadata)
 
 
 async def test_metadata_is_sent_ahead_and_behind(tmp_path: Path) -> None:

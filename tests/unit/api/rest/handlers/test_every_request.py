@@ -26,6 +26,7 @@ from ovmstrio.core.limits import LocalLimit
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.runtimes.handlers.mounting import HandlerServable
 from ovmstrio.runtimes.handlers.project import open_handler
+from tests.support.examples import examples
 from tests.support.lone_service import open_plane_of
 from tests.support.projects import make_project
 
@@ -191,7 +192,7 @@ def crowds(draw: st.DrawFn) -> list[Client]:
 
 
 @pytest.mark.parametrize("retry_singly", [False, True])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     clients=crowds(),
     batching=st.fixed_dictionaries(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ovmstrio.core.errors import CustomNodeFailure
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_node import open_native_node
+from tests.support.examples import examples
 from tests.support.native_nodes import FIXTURE_SOURCE, Account, compiled, copy_of_fixture
 from tests.support.tasks import hosting
 
@@ -30,7 +31,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy_of_fixture(tmp_path_factory.mktemp("native"))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(letters=st.text("gzcanpqsdmhrxi", min_size=1, max_size=12), kept=st.sets(st.integers(0, 9)))
 def test_every_mix_of_outputs_is_released_once(library: Path, letters: str, kept: set[int]) -> None:
     """Good and bad ones in any order; arrays may be dropped in any order too."""
