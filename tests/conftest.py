@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import compileall
-import gc
-import logging
 import os
 import signal
 import ssl
@@ -13,20 +11,17 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from functools import cache
 from importlib import import_module
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import httpx
-import psutil
 import pytest
-import structlog
 from httpx._transports import default as transports
 from hypothesis import settings
 
+from tests.support import isolation_checks
+from tests.support.isolation_checks import _configured_logs_restored as _configured_logs_restored  # an autouse fixture
 from tests.support.processes import SHARED_CACHE
-from tests.support.whole_ends import killed
 
 # A machine that is busy with something else must not fail a property; many examples of one are for slow runs.
 settings.register_profile("thorough", deadline=None)
@@ -37,10 +32,6 @@ CODE = ("ovmstrio", "cli", "compat")
 STARTING_SERVERS = ("attacks", "chaos", "cli", "clients", "console", "deploy", "fuzz", "samples", "system")
 """Folders whose tests mostly wait for processes: few tests, which take long."""
 
-SECONDS_FOR_PROCESSES_TO_END = 10
-RUN = ("OVMSTRIO_TESTS_RUN", uuid4().hex)
-"""A variable that tells what one process of tests has started from what others have."""
-
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let interrupts arrive, here and in the processes that tests start, where a shell's job has them ignored.
@@ -49,6 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
     The hundreds of processes that tests start find the project's code compiled, though bytecode be switched off.
     """
     settings.load_profile("thorough" if config.getoption("--run-slow") else "quick")
+    if config.getoption("--run-slow"):
+        config.pluginmanager.register(isolation_checks, "isolation_checks")
     if not hasattr(config, "workerinput"):
         for folder in CODE:
             compileall.compile_dir(PROJECT / folder, quiet=2)
@@ -103,58 +96,6 @@ def _folder(item: pytest.Item) -> str:
     return item.path.relative_to(PROJECT / "tests").parts[0] if item.path.is_relative_to(PROJECT / "tests") else ""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _no_process_left_running() -> Iterator[None]:
-    """Have a process that outlives the tests of its file fail that file, and not another that counts processes."""
-    before = _processes()
-    yield
-    left = psutil.wait_procs(_processes() - before, timeout=SECONDS_FOR_PROCESSES_TO_END)[1]
-    told = [killed(process) for process in left if not _has_ended(process)]
-    assert not told, f"still running after the last test of this file: {told}"
-
-
-def _processes() -> set[psutil.Process]:
-    """Give what this process has started and what that started, but for the process of Python's shared memory.
-
-    Also what has outlived whoever had started it.
-    """
-    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
-    found = {*psutil.Process().children(recursive=True), *filter(_is_of_this_run, psutil.process_iter())}
-    return {each for each in found if each.pid != tracker}
-
-
-def _is_of_this_run(process: psutil.Process) -> bool:
-    try:
-        return process.environ().get(RUN[0]) == RUN[1]
-    except psutil.Error:
-        return False
-
-
-def _has_ended(process: psutil.Process) -> bool:
-    """Tell whether a process has ended, also one that nobody has taken out of the table yet."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _processes_know_their_run() -> Iterator[None]:
-    """Have the environment of whatever is started here say so."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(*RUN)
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left_to_the_collector() -> Iterator[None]:
-    """Have what a test left open fail that test, and not the one in which it happens to be collected."""
-    gc.freeze()
-    yield
-    gc.collect()
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _no_processes_with_the_users_own() -> Iterator[None]:
     """Have processes that tests start, workers of servers among them, keep what they keep in a folder of the tests."""
@@ -169,45 +110,3 @@ def _no_memory_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have trials of models remembered beside what commands of other tests do."""
     for module in ("trials.memory", "compiled_files"):
         monkeypatch.setattr(f"ovmstrio.openvino.{module}.user_cache_path", lambda _: SHARED_CACHE)
-
-
-@pytest.fixture(autouse=True)
-def _logs_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let no test that configures logs hide the lines of later ones: each logger gets back what it had.
-
-    Loggers that came with a library keep what it gave them when it was imported, if that is no place to write to.
-    """
-    configure = structlog.configure
-
-    def configure_for_now(**settings: Any) -> None:
-        configure(**{**settings, "cache_logger_on_first_use": False})
-
-    monkeypatch.setattr(structlog, "configure", configure_for_now)
-    before = {logger: _set_of(logger) for logger in _loggers()}
-    yield
-    for logger in _loggers():
-        now, then = _set_of(logger), before.get(logger, _NEW_LOGGER)
-        if now == then:
-            continue
-        kept = [each for each in now[0] if each in then[0] or isinstance(each, logging.NullHandler)]
-        for handler in now[0]:
-            if handler not in kept:
-                handler.close()
-        logger.handlers[:] = [*then[0], *(each for each in kept if each not in then[0])]
-        logger.filters[:] = then[1]
-        logger.propagate, logger.disabled = then[2], then[3]
-        logger.setLevel(then[4])
-    structlog.reset_defaults()
-
-
-_NEW_LOGGER = ((), (), True, False, logging.NOTSET)
-
-
-def _loggers() -> list[logging.Logger]:
-    root = logging.getLogger()
-    return [root, *(each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger))]
-
-
-def _set_of(logger: logging.Logger) -> tuple[tuple[Any, ...], tuple[Any, ...], bool, bool, int]:
-    """Give all that can be set of a logger."""
-    return tuple(logger.handlers), tuple(logger.filters), logger.propagate, logger.disabled, logger.level
