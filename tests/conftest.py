@@ -20,7 +20,7 @@ from httpx._transports import default as transports
 from hypothesis import settings
 
 from tests.support import isolation_checks
-from tests.support.isolation_checks import _configured_logs_restored as _configured_logs_restored  # an autouse fixture
+from tests.support.isolation_checks import _configured_logs_restored  # noqa: F401 - an autouse fixture
 from tests.support.processes import SHARED_CACHE
 
 # A machine that is busy with something else must not fail a property; many examples of one are for slow runs.

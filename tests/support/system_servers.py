@@ -17,6 +17,7 @@ import httpx
 from tests.support import ir
 from tests.support.all_kinds import OPS, write_all_kinds
 from tests.support.custom_nodes import DOUBLER
+from tests.support.graphs import graph_text, python_node
 from tests.support.graphs_of_texts import BEFORE_AND_BEHIND, SHOUTING
 from tests.support.isolation_checks import SHARED_PROCESSES
 from tests.support.processes import OvmsProcess, serving
@@ -29,7 +30,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["CONFIGURATIONS", "MAX_SEQUENCES", "PID_HANDLER", "SystemServers", "worker_configuration", "write_config"]
+__all__ = [
+    "MAX_SEQUENCES",
+    "PID_HANDLER",
+    "PROJECT_HANDLER",
+    "WAITING_HANDLER",
+    "SystemServers",
+    "worker_configuration",
+    "write_config",
+    "write_handler_project",
+]
 
 MAX_SEQUENCES: Final = 12
 """Sequences that the model ``few`` of the servers of several workers has at a time."""
@@ -40,6 +50,30 @@ import os
 class Handler:
     def handle_get(self):
         return {"pid": os.getpid()}
+"""
+
+WAITING_HANDLER: Final = """
+import os, pathlib, time
+
+class Handler:
+    def handle_get(self):
+        return {"pid": os.getpid()}
+
+    def handle_post(self, payload):
+        pathlib.Path(payload["begun"]).touch()
+        while not pathlib.Path(payload["go"]).exists():
+            time.sleep(0.01)
+        return {"pid": os.getpid()}
+"""
+
+_FATAL_NODE: Final = """
+import os, signal
+
+class OvmsPythonModel:
+    def execute(self, inputs):
+        with open(bytes(inputs[0])[4:].decode(), "a") as file:
+            file.write("x")
+        os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -188,20 +222,27 @@ def worker_configuration(folder: Path, *names: str, handlers: Sequence[str] = ("
         ir.save(ir.dummy(), folder, "dummy")
         ir.save(ir.accumulator(), folder, "acc")
         write_project(folder / "who", PID_HANDLER, name="who")
-    models = [{"name": name, "base_path": str(folder / "dummy")} for name in names or ("dummy",)]
-    for name, limit in {"acc": 500, "few": MAX_SEQUENCES}.items():
-        models.append(
-            {"name": name, "base_path": str(folder / "acc"), "stateful": True, "max_sequence_number": limit}  # type: ignore[dict-item]
-        )
+    models: list[dict[str, Any]] = [{"name": name, "base_path": str(folder / "dummy")} for name in names or ("dummy",)]
+    for name, limit in {"acc": 500, "ordered": 500, "few": MAX_SEQUENCES}.items():
+        models.append({"name": name, "base_path": str(folder / "acc"), "stateful": True, "max_sequence_number": limit})
     entries = [{"name": name, "path": str(folder / name)} for name in handlers]
     return write_config(folder, *models, handler_config_list=entries)
 
 
 def _workers(folder: Path) -> Sequence[str]:
     """Write models with and without sequences and a handler for two workers, which also listen at a Unix socket."""
-    options = ("--config_path", str(worker_configuration(folder, "dummy", "counted")), "--workers", "2")
+    file = worker_configuration(folder, "dummy", "counted", "shown")
+    write_project(folder / "waits", WAITING_HANDLER, name="waits")
+    (folder / "fatal").mkdir()
+    (folder / "fatal" / "handler.py").write_text(_FATAL_NODE)
+    (folder / "fatal" / "graph.pbtxt").write_text(graph_text(python_node("handler.py")))
+    document = json.loads(file.read_text(encoding="utf-8"))
+    waits = {"name": "waits", "path": str(folder / "waits"), "max_concurrency": 1, "max_queue": 0}
+    document["handler_config_list"].append(waits)
+    document["mediapipe_config_list"] = [{"name": "fatal", "base_path": str(folder / "fatal")}]
+    file.write_text(json.dumps(document), encoding="utf-8")
     addresses = ("--rest_bind_address", f"127.0.0.1,unix:{folder / 'rest'}")
-    return *options, *addresses, "--allow_shared_memory"
+    return "--config_path", str(file), "--workers", "2", *addresses, "--allow_shared_memory"
 
 
 def _recovering_workers(folder: Path) -> Sequence[str]:

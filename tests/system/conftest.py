@@ -7,17 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.isolation_checks import (
-    _loggers_restored as _loggers_restored,
-)
-from tests.support.isolation_checks import (
-    _no_process_left_running as _no_process_left_running,
-)
-from tests.support.isolation_checks import (
-    _nothing_left_to_the_collector as _nothing_left_to_the_collector,
-)
-from tests.support.isolation_checks import (
-    _processes_know_their_run as _processes_know_their_run,
+from tests.support.isolation_checks import (  # noqa: F401 - fixtures of all tests here
+    _loggers_restored,
+    _no_process_left_running,
+    _nothing_left_to_the_collector,
+    _processes_know_their_run,
 )
 from tests.support.system_servers import SystemServers
 

@@ -44,7 +44,12 @@ def test_printed_lines_are_log_records_with_the_name_of_the_service(servers: Sys
     def printed() -> set[tuple[str | None, ...]]:
         whole_lines = server.printed_so_far().rpartition("\n")[0].splitlines()
         return {
-            (line["event"], line.get("servable"), line.get("node") or line.get("op") or line.get("handler"), line["stream"])
+            (
+                line["event"],
+                line.get("servable"),
+                line.get("node") or line.get("op") or line.get("handler"),
+                line["stream"],
+            )
             for line in map(json.loads, whole_lines)
             if line["logger"] == "ovmstrio.printed"
         }

@@ -1,4 +1,4 @@
-"""The console and profiles of ``ovms serve --workers``: one answer for the server, whichever process gives it."""
+"""The console and profiles of ``ovms serve --workers``: each worker gives the answer of the server."""
 
 from __future__ import annotations
 
@@ -7,49 +7,25 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import pytest
 
-from tests.support import ir
-from tests.support.processes import OvmsProcess, serving
+from tests.support.processes import OvmsProcess
+from tests.support.waits import WAIT_SECONDS, until
+from tests.support.worker_clients import ROW, each_worker, sample
 
-pytestmark = pytest.mark.e2e
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
 
-SECONDS = 60
-ROW = {"inputs": [{"name": "b", "shape": [1, 10], "datatype": "FP32", "data": [1.0] * 10}]}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OvmsProcess]:
-    """A server of two processes."""
-    folder = tmp_path_factory.mktemp("workers")
-    ir.save(ir.dummy(), folder, "dummy")
-    file = folder / "config.json"
-    file.write_text(
-        json.dumps({"model_config_list": [{"config": {"name": "dummy", "base_path": str(folder / "dummy")}}]})
-    )
-    with serving("--config_path", str(file), "--workers", "2", ready=True, log=folder / "log") as started:
-        yield started
-
-
-@contextmanager
-def _clients(server: OvmsProcess, count: int = 4) -> Iterator[list[httpx.Client]]:
-    """Open connections that stay, of all processes."""
-    with ExitStack() as stack:
-        clients = [stack.enter_context(httpx.Client(base_url=server.rest, timeout=SECONDS)) for _ in range(count)]
-        for client in clients:
-            client.get("/v2/health/live").raise_for_status()
-        yield clients
+    from tests.support.system_servers import SystemServers
 
 
 def _events(client: httpx.Client, query: str) -> Generator[tuple[str, Any]]:
-    """Give the events of a live stream, which has no end, for a bounded time."""
-    ends = time.monotonic() + 2 * SECONDS
-    with client.stream("GET", f"/console/api/live{query}", timeout=SECONDS) as answer:
+    """Yield the events of a live stream, which has no end, for a bounded time."""
+    ends = time.monotonic() + 2 * WAIT_SECONDS
+    with client.stream("GET", f"/console/api/live{query}", timeout=WAIT_SECONDS) as answer:
         name = ""
         for line in answer.iter_lines():
             key, _, text = line.partition(": ")
@@ -60,110 +36,115 @@ def _events(client: httpx.Client, query: str) -> Generator[tuple[str, Any]]:
             assert time.monotonic() < ends
 
 
-def _next(events: Iterator[tuple[str, Any]], name: str) -> Any:
-    return next(data for each, data in events if each == name)
-
-
-def _read_until(events: Iterator[tuple[str, Any]], holds: Callable[[str, Any], bool]) -> None:
-    """Read on until an event is as wanted."""
-    assert any(holds(name, data) for name, data in events)
+def _read_until(events: Iterator[tuple[str, Any]], holds: Callable[[str, Any], bool]) -> Any:
+    """Read events until one fulfils a condition, and return its data."""
+    return next(data for name, data in events if holds(name, data))
 
 
 def _all_answer(name: str, data: Any) -> bool:
     return name == "frame" and data["totals"]["silent"] == [] and len(data["totals"]["workers"]) == 2
 
 
-def test_the_console_is_one_answer_whoever_gives_it(server: OvmsProcess) -> None:
-    """Calls and failures on connections of both processes are counted and listed once, by each of them."""
-    with _clients(server) as clients, _clients(server) as others:
-        streams = [_events(client, "?failures=1&traces=1") for client in clients[:2]]
+def _agreed(clients: list[httpx.Client], path: str) -> Any:
+    """Return the answer once it is the same for all clients: a busy worker may be late to answer the other."""
+    found: list[Any] = []
+
+    def is_same() -> bool:
+        found[:] = [client.get(f"/console/api/{path}").json() for client in clients]
+        return all(each == found[0] for each in found) and "error" not in found[0]
+
+    until(is_same, why=lambda: found)
+    return found[0]
+
+
+def test_each_worker_shows_the_calls_of_both(servers: SystemServers) -> None:
+    """Calls and failures of both workers are counted and listed once, by each worker."""
+    server = servers.serving("workers")
+    before, since = int(sample(server, "ovmstrio_requests_total", name="shown")), time.time()
+    with each_worker(server) as clients, each_worker(server) as others:
+        streams = [_events(client, "?failures=1&traces=1") for client in clients]
         for stream in streams:
             _read_until(stream, _all_answer)
         for client in others:
-            client.post("/v2/models/dummy/infer", json=ROW).raise_for_status()
-            assert client.post("/v2/models/dummy/infer", json={"inputs": []}).status_code == 400
+            for _ in range(2):
+                client.post("/v2/models/shown/infer", json=ROW).raise_for_status()
+                assert client.post("/v2/models/shown/infer", json={"inputs": []}).status_code == 400
         for stream in streams:
             counted, failed = [0], list[Any]()
 
             def has_all(name: str, data: Any, counted: list[int] = counted, failed: list[Any] = failed) -> bool:
-                if name == "frame" and "dummy" in data.get("services", {}):
-                    counted.append(data["services"]["dummy"]["requests"])
-                failed += data if name == "failures" else []
+                if name == "frame" and "shown" in data.get("services", {}):
+                    counted.append(data["services"]["shown"]["requests"] - before)
+                if name == "failures":
+                    failed += [each for each in data if each["name"] == "shown" and each["at"] >= since]
                 return counted[-1] >= 8 and len(failed) >= 4
 
             _read_until(stream, has_all)
             assert (counted[-1], len(failed)) == (8, 4)
             assert {each["worker"] for each in failed} == {0, 1}
             stream.close()
-        told = {path: _agreed(others, path) for path in ("services", "services/dummy", "failures", "log", "traces")}
-        traced = told["traces"]["traces"][0]["trace_id"]
+        shown = {path: _agreed(others, path) for path in ("services", "services/shown", "failures", "log", "traces")}
+        traced = shown["traces"]["traces"][0]["trace_id"]
         assert _agreed(others, f"traces/{traced}")["spans"] >= 1
-    lines = told["log"]["lines"]
+    lines = shown["log"]["lines"]
     assert {line["worker"] for line in lines} == {0, 1}
-    # What they print says so, too.
+    # The printed lines name the worker, too.
     assert all(line["facts"]["worker"] == str(line["worker"]) for line in lines)
 
 
-def _agreed(clients: list[httpx.Client], path: str) -> Any:
-    """Give what all clients are told; on a busy machine one process may be late to answer another."""
-    ends = time.monotonic() + SECONDS
-    while True:
-        told = [client.get(f"/console/api/{path}").json() for client in clients]
-        if all(each == told[0] for each in told) and "error" not in told[0]:
-            return told[0]
-        assert time.monotonic() < ends, told
+def test_a_profile_has_the_threads_of_both_workers(servers: SystemServers) -> None:
+    """Calls through one worker have their layers timed in the profile that the other worker takes."""
+    server = servers.serving("workers")
+    with each_worker(server) as (first, second):
+        profiles: list[Any] = []
+
+        def profile() -> None:
+            profiles.append(second.post("/v2/profile", json={"seconds": 1, "rate": 50}).json())
+
+        profiling = threading.Thread(target=profile)
+        profiling.start()
+        while profiling.is_alive():
+            first.post("/v2/models/dummy/infer", json=ROW).raise_for_status()
+        profiling.join()
+    (found,) = profiles
+    assert found["silent"] == []
+    assert {each["worker"] for each in found["threads"] if each["name"] == "event loop"} == {0, 1}
+    assert [each["worker"] for each in found["workers"]] == [0, 1]
+    (model,) = (each for each in found["models"] if each["name"] == "dummy")
+    assert (model["calls"] > 0, "layers" in model) == (True, True)
 
 
-def test_a_profile_has_the_threads_of_all_workers(server: OvmsProcess) -> None:
-    """The same one, whoever takes it; what is called through one of them has its layers timed by another."""
-    with _clients(server) as clients:
-        by_worker = {each.get("/console/api/server").json()["worker"]: each for each in clients}
-        asked: list[Any] = []
-
-        def ask() -> None:
-            body = {"seconds": 1, "rate": 50}
-            asked.append(by_worker[1].post("/v2/profile", json=body).json())
-
-        asking = threading.Thread(target=ask)
-        asking.start()
-        while asking.is_alive():
-            by_worker[0].post("/v2/models/dummy/infer", json=ROW).raise_for_status()
-        asking.join()
-    (told,) = asked
-    assert told["silent"] == []
-    assert {each["worker"] for each in told["threads"] if each["name"] == "event loop"} == {0, 1}
-    assert [each["worker"] for each in told["workers"]] == [0, 1]
-    assert [(each["name"], each["calls"] > 0, "layers" in each) for each in told["models"]] == [("dummy", True, True)]
-
-
-def test_a_worker_that_is_stuck_is_named_and_not_waited_for(server: OvmsProcess) -> None:
-    """What the other one tells goes on; when the first can go on, it is there again."""
-    with _clients(server) as clients:
-        client = next(each for each in clients if each.get("/console/api/server").json()["worker"] == 0)
+def test_a_stuck_worker_is_named_and_not_waited_for(servers: SystemServers) -> None:
+    """The other worker shows its own part meanwhile, and gets all new connections; the stuck one comes back."""
+    server = servers.serving("recovering_workers")
+    with each_worker(server) as (client, _):
         events = _events(client, "")
-        totals = next(data["totals"] for name, data in events if _all_answer(name, data))
+        totals = _read_until(events, _all_answer)["totals"]
         pids = {each["worker"]: each["pid"] for each in totals["workers"]}
         os.kill(pids[1], signal.SIGSTOP)
         try:
-            totals = _next(events, "frame")["totals"]
-            while totals["silent"] != [1]:
-                totals = _next(events, "frame")["totals"]
+            totals = _read_until(events, lambda name, data: name == "frame" and data["totals"]["silent"] == [1])[
+                "totals"
+            ]
             assert [each["worker"] for each in totals["workers"]] == [0]
             _connect_until_stuck(server)
-            with _clients(server, 6) as others:
-                assert {each.get("/console/api/server").json()["worker"] for each in others} == {0}
-                assert b"ovmstrio_ready" in others[0].get("/metrics").content
+            for _ in range(6):
+                with httpx.Client(base_url=server.rest, timeout=WAIT_SECONDS) as other:
+                    assert other.get("/console/api/server").json()["worker"] == 0
+                    assert b"ovmstrio_ready" in other.get("/metrics").content
         finally:
             os.kill(pids[1], signal.SIGCONT)
-        while _next(events, "frame")["totals"]["silent"]:
-            pass
+        _read_until(events, _all_answer)
         events.close()
 
 
 def _connect_until_stuck(server: OvmsProcess) -> None:
-    """Open connections until the parent has noticed that one of its workers takes none."""
-    ends = time.monotonic() + SECONDS
-    while "a worker process is stuck" not in server.printed_so_far():
-        assert time.monotonic() < ends
+    """Open connections until the parent process notices that a worker accepts none."""
+    known = server.printed_so_far().count("a worker process is stuck")
+
+    def is_noticed() -> bool:
         with suppress(httpx.TimeoutException):
             httpx.get(f"{server.rest}/v2/health/live", timeout=0.5)
+        return server.printed_so_far().count("a worker process is stuck") > known
+
+    until(is_noticed)

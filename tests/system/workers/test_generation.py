@@ -1,79 +1,44 @@
-"""``ovms serve --workers``: a model of text has one engine, which all workers ask."""
+"""``ovms serve --workers``: a language model has one engine, which all workers use."""
 
 from __future__ import annotations
 
 import json
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-import httpx
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.processes import OvmsProcess, serving
+from tests.support.system_servers import write_config
 from tests.support.tiny_llm import write_tiny_folder
+from tests.support.waits import until
+from tests.support.worker_clients import each_worker, sample
 
-pytestmark = pytest.mark.e2e
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
-SECONDS = 60
-NAME = "tiny"
+    import httpx
 
+    from tests.support.system_servers import SystemServers
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Configure one model."""
-    folder = tmp_path_factory.mktemp("texts")
-    write_tiny_folder(folder / "llm")
-    entry = {"config": {"name": NAME, "base_path": "llm", "cache_size": 0.1}}
-    (folder / "config.json").write_text(json.dumps({"model_config_list": [], "text_model_config_list": [entry]}))
-    return folder / "config.json"
+LONG: dict[str, Any] = {"stream": True, "max_tokens": 1900, "ignore_eos": True}
 
 
-@contextmanager
-def _serving(config: Path, log: Path, *options: str) -> Iterator[OvmsProcess]:
-    with serving("--config_path", str(config), "--workers", "2", *options, log=log) as server:
-        _until(lambda: server.get("/v2/health/ready").status_code == 200)
-        yield server
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    ends = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < ends
-        threading.Event().wait(0.02)
-
-
-@contextmanager
-def _two_workers(server: OvmsProcess) -> Iterator[list[httpx.Client]]:
-    """Give a client of each worker."""
-    with (
-        httpx.Client(base_url=server.rest, timeout=SECONDS) as one,
-        httpx.Client(base_url=server.rest, timeout=SECONDS) as other,
-    ):
-        for client in (one, other):
-            client.get("/v2/health/live").raise_for_status()
-        yield [one, other]
-
-
-def _asked(**more: Any) -> dict[str, Any]:
+def _body(**more: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": "Tell me"}]
-    return {"model": NAME, "messages": messages, "temperature": 0, "max_tokens": 8, **more}
+    return {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 8, **more}
 
 
 def _text(client: httpx.Client, **more: Any) -> tuple[str, int]:
-    answer = client.post("/v3/chat/completions", json=_asked(**more)).raise_for_status().json()
+    answer = client.post("/v3/chat/completions", json=_body(**more)).raise_for_status().json()
     return answer["choices"][0]["message"]["content"], answer["usage"]["completion_tokens"]
 
 
 def _engines(server: OvmsProcess) -> list[psutil.Process]:
     found = []
     for each in psutil.Process(server.process.pid).children(recursive=True):
-        # One may end while it is looked at.
         with suppress(psutil.NoSuchProcess):
             command = " ".join(each.cmdline())
             # Each engine has a process that renders its chat template.
@@ -82,94 +47,97 @@ def _engines(server: OvmsProcess) -> list[psutil.Process]:
     return found
 
 
-def _sample(server: OvmsProcess, name: str) -> float:
-    families = text_string_to_metric_families(server.get("/metrics").text)
-    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+def _one_engine(server: OvmsProcess) -> psutil.Process:
+    """Return the engine once the server is ready with one."""
+    until(lambda: len(_engines(server)) == 1 and server.answers("/v2/health/ready"))
+    return _engines(server)[0]
 
 
-def test_all_workers_ask_one_engine_and_answer_alike(config: Path, tmp_path: Path) -> None:
-    """Whole answers and streams, several texts and errors; figures of the engine are told once, tokens of all."""
-    with _serving(config, tmp_path / "log") as server, _two_workers(server) as clients:
-        assert len(_engines(server)) == 1
-        texts = {_text(client) for client in clients}
-        assert len(texts) == 1
-        ((text, tokens),) = texts
+def test_all_workers_use_one_engine_and_answer_alike(servers: SystemServers) -> None:
+    """Complete answers, streams and errors are the same, and metrics count the engine once and all tokens."""
+    server = servers.serving("generation_workers")
+    before = sample(server, "ovmstrio_llm_generation_tokens_total")
+    with each_worker(server) as clients:
+        _one_engine(server)
+        ((text, tokens),) = {_text(client) for client in clients}
         assert tokens == 8
         for client in clients:
             streamed = ""
-            with client.stream("POST", "/v3/chat/completions", json=_asked(stream=True)) as answer:
+            with client.stream("POST", "/v3/chat/completions", json=_body(stream=True)) as answer:
                 for line in answer.iter_lines():
                     if line.startswith("data: {"):
                         streamed += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
             assert streamed == text
-            several = client.post("/v3/chat/completions", json=_asked(n=2)).json()
+            several = client.post("/v3/chat/completions", json=_body(n=2)).json()
             assert [choice["message"]["content"] for choice in several["choices"]] == [text, text]
             long = [{"role": "user", "content": "x" * 10_000}]
-            refused = client.post("/v3/chat/completions", json=_asked(messages=long))
+            refused = client.post("/v3/chat/completions", json=_body(messages=long))
             assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
-        assert _sample(server, "ovmstrio_llm_generation_tokens_total") == 2 * (8 + 8 + 16)
-        cache = _sample(server, "ovmstrio_llm_kv_cache_bytes")
-        assert 0 < cache <= 2**30 / 10 + 1
+    assert sample(server, "ovmstrio_llm_generation_tokens_total") - before == 2 * (8 + 8 + 16)
+    assert 0 < sample(server, "ovmstrio_llm_kv_cache_bytes") <= 2**30 / 10 + 1
 
 
 @pytest.mark.slow
-def test_a_client_that_leaves_ends_its_request_whichever_worker_it_asked(config: Path, tmp_path: Path) -> None:
-    """The engine has nothing to do soon, though thousands of tokens were asked for."""
-    with _serving(config, tmp_path / "log") as server:
-        with _two_workers(server) as clients:
-            for client in clients:
-                asked = _asked(stream=True, max_tokens=1900, ignore_eos=True)
-                with client.stream("POST", "/v3/chat/completions", json=asked) as answer:
-                    assert next(answer.iter_lines()).startswith("data: {")
-        _until(lambda: _sample(server, "ovmstrio_llm_requests_running") == 0)
-        assert _sample(server, "ovmstrio_llm_generation_tokens_total") < 2 * 1900
+def test_a_client_that_leaves_ends_its_request_in_the_engine(servers: SystemServers) -> None:
+    """Whichever worker had the connection, the engine stops long before the requested count of tokens."""
+    server = servers.serving("generation_workers")
+    before = sample(server, "ovmstrio_llm_generation_tokens_total")
+    with each_worker(server) as clients:
+        for client in clients:
+            with client.stream("POST", "/v3/chat/completions", json=_body(**LONG)) as answer:
+                assert next(answer.iter_lines()).startswith("data: {")
+    until(lambda: sample(server, "ovmstrio_llm_requests_running") == 0)
+    assert sample(server, "ovmstrio_llm_generation_tokens_total") - before < 2 * 1900
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> dict[str, Any]:
+    """Write one language model, and return its entry of the configuration."""
+    return {"name": "tiny", "base_path": str(write_tiny_folder(tmp_path / "llm")), "cache_size": 0.1}
+
+
+@pytest.fixture
+def own_server(tmp_path: Path, entry: dict[str, Any]) -> Iterator[OvmsProcess]:
+    """Serve the model by two workers, which the test kills or reconfigures."""
+    file = write_config(tmp_path, text_model_config_list=[{"config": entry}])
+    options = ("--workers", "2", "--file_system_poll_wait_seconds", "0")
+    with serving("--config_path", str(file), *options, log=tmp_path / "log") as server:
+        yield server
 
 
 @pytest.mark.slow
-def test_another_engine_takes_over_where_one_has_ended_or_its_worker_has(config: Path, tmp_path: Path) -> None:
-    """Requests under way fail then, and the next are answered by all workers."""
-    with _serving(config, tmp_path / "log") as server:
-        with _two_workers(server) as clients:
-            (engine,) = _engines(server)
-            asked = _asked(stream=True, max_tokens=1900, ignore_eos=True)
-            for client in clients:
-                with client.stream("POST", "/v3/chat/completions", json=asked) as answer:
-                    lines = answer.iter_lines()
-                    assert next(lines).startswith("data: {")
-                    if engine.is_running():
-                        engine.kill()
-                    assert any("error" in line for line in lines)
-                _until(lambda: bool(_engines(server)) and server.get("/v2/health/ready").status_code == 200)
-                (engine,) = _engines(server)
-            assert len({_text(client) for client in clients}) == 1
-        (engine,) = _engines(server)
-        owner = engine.parent()
-        assert owner is not None
-        owner.kill()
-        _until(lambda: len(_engines(server)) == 1 and server.get("/v2/health/ready").status_code == 200)
-        with _two_workers(server) as clients:
-            assert len({_text(client) for client in clients}) == 1
+def test_another_engine_replaces_one_that_ends_alone_or_with_its_worker(own_server: OvmsProcess) -> None:
+    """Requests under way fail, and all workers answer the next requests."""
+    with each_worker(own_server) as clients:
+        for client in clients:
+            engine = _one_engine(own_server)
+            with client.stream("POST", "/v3/chat/completions", json=_body(**LONG)) as answer:
+                lines = answer.iter_lines()
+                assert next(lines).startswith("data: {")
+                engine.kill()
+                assert any("error" in line for line in lines)
+            until(lambda engine=engine: engine not in _engines(own_server))  # type: ignore[misc]  # the loop's own
+            _one_engine(own_server)
+        assert len({_text(client) for client in clients}) == 1
+    owner = _one_engine(own_server).parent()
+    assert owner is not None
+    owner.kill()
+    until(lambda: not owner.is_running())
+    _one_engine(own_server)
+    with each_worker(own_server) as clients:
+        assert len({_text(client) for client in clients}) == 1
 
 
 @pytest.mark.slow
-def test_a_reload_has_one_engine_take_the_place_of_another_whichever_worker_is_asked(
-    config: Path, tmp_path: Path
+def test_a_reload_replaces_the_engine_whichever_worker_gets_it(
+    own_server: OvmsProcess, tmp_path: Path, entry: dict[str, Any]
 ) -> None:
-    """The worker that has the engine, or the other one, which needs it to be loaded there before it is done."""
-    file = tmp_path / "config.json"
-    document = json.loads(config.read_text())
-    entry = document["text_model_config_list"][0]["config"]
-    entry["base_path"] = str(config.parent / entry["base_path"])
-    file.write_text(json.dumps(document))
-    with (
-        _serving(file, tmp_path / "log", "--file_system_poll_wait_seconds", "0") as server,
-        _two_workers(server) as clients,
-    ):
-        for number, asked in enumerate(clients):
-            entry["max_num_seqs"] = 10 + number
-            file.write_text(json.dumps(document))
-            (before,) = _engines(server)
-            assert asked.post("/v1/config/reload").status_code == 201
-            assert len({_text(client) for client in clients}) == 1
-            _until(lambda before=before: before not in _engines(server))  # type: ignore[misc]  # the loop's own
-            assert len(_engines(server)) == 1
+    """The worker without the engine needs the new engine in the other worker before its reload is complete."""
+    with each_worker(own_server) as clients:
+        for number, client in enumerate(clients):
+            before = _one_engine(own_server)
+            write_config(tmp_path, text_model_config_list=[{"config": {**entry, "max_num_seqs": 10 + number}}])
+            assert client.post("/v1/config/reload").status_code == 201
+            assert len({_text(each) for each in clients}) == 1
+            until(lambda before=before: before not in _engines(own_server))  # type: ignore[misc]  # the loop's own
+            assert len(_engines(own_server)) == 1

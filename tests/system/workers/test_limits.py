@@ -1,102 +1,75 @@
-"""``ovms serve --workers``: limits of callers and of calls are those of the whole server."""
+"""``ovms serve --workers``: limits of callers and of calls hold for all workers together."""
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import httpx
-import pytest
-
-from tests.support.processes import OvmsProcess, run_ovms, serving
+from tests.support.processes import run_ovms, serving
 from tests.support.projects import write_project
+from tests.support.system_servers import WAITING_HANDLER, write_config
+from tests.support.waits import WAIT_SECONDS, until
+from tests.support.worker_clients import each_worker
 
-pytestmark = pytest.mark.e2e
+if TYPE_CHECKING:
+    from pathlib import Path
 
-SECONDS = 60
-WAITS = """
-import os, pathlib, time
+    import httpx
 
-class Handler:
-    def handle_get(self):
-        return {{"pid": os.getpid()}}
-
-    def handle_post(self, payload):
-        pathlib.Path({folder!r}, "begun").touch()
-        for _ in range(6000):
-            if pathlib.Path({folder!r}, "go").exists():
-                break
-            time.sleep(0.01)
-        return {{"pid": os.getpid()}}
-"""
+    from tests.support.system_servers import SystemServers
 
 
-def _options(folder: Path, **entry: int) -> tuple[str, ...]:
-    write_project(folder / "waits", WAITS.format(folder=str(folder)), name="waits")
-    handler = {"name": "waits", "path": str(folder / "waits"), **entry}
-    (folder / "config.json").write_text(json.dumps({"model_config_list": [], "handler_config_list": [handler]}))
-    return "--config_path", str(folder / "config.json"), "--workers", "2"
+def _options(folder: Path) -> tuple[str, ...]:
+    write_project(folder / "waits", WAITING_HANDLER, name="waits")
+    handlers = [{"name": "waits", "path": str(folder / "waits")}]
+    return "--config_path", str(write_config(folder, handler_config_list=handlers)), "--workers", "2"
 
 
-@contextmanager
-def _two_processes(server: OvmsProcess, **headers: str) -> Iterator[list[httpx.Client]]:
-    """Give a client of each process."""
-    with (
-        httpx.Client(base_url=server.rest, timeout=SECONDS, headers=headers) as one,
-        httpx.Client(base_url=server.rest, timeout=SECONDS, headers=headers) as other,
-    ):
-        for client in (one, other):
-            client.get("/v2/health/live").raise_for_status()
-        yield [one, other]
-
-
-def _post_while_held(folder: Path, one: httpx.Client, other: httpx.Client) -> tuple[list[httpx.Response], int]:
-    """Call a second process, and the first by another connection, while a call of the first is under way."""
+def _expect_one_at_a_time(folder: Path, one: httpx.Client, other: httpx.Client, why: str) -> None:
+    """Expect refusals by the second worker while the first has a call under way, and an answer afterwards."""
+    begun, go = folder / "begun", folder / "go"
     held: list[int] = []
-    thread = threading.Thread(target=lambda: held.append(one.post("/waits", json={}).json()["pid"]))
+    body = {"begun": str(begun), "go": str(go)}
+    thread = threading.Thread(target=lambda: held.append(one.post("/waits", json=body).json()["pid"]))
     thread.start()
-    for _ in range(SECONDS * 50):
-        if (folder / "begun").exists():
-            break
-        threading.Event().wait(0.02)
     try:
-        answers = [other.post("/waits", json={}) for _ in range(2)]
+        until(begun.exists)
+        refused = [other.post("/waits", json=body) for _ in range(2)]
     finally:
-        (folder / "go").touch()
-        thread.join(SECONDS)
-    return answers, held[0]
+        go.touch()
+        thread.join(WAIT_SECONDS)
+    assert [answer.status_code for answer in refused] == [429, 429]
+    assert why in refused[0].text
+    assert other.post("/waits", json=body).json()["pid"] != held[0]
 
 
-@pytest.mark.parametrize("whose", ["server", "entry"])
-def test_calls_at_once_are_counted_over_all_processes(tmp_path: Path, whose: str) -> None:
-    """A call is one too many whichever process gets it, and welcome there once the other one's has ended."""
-    limit = {"max_concurrency": 1, "max_queue": 0} if whose == "entry" else {}
-    options = () if limit else ("--max_concurrency", "1", "--max_queue", "0")
+def test_calls_at_once_of_an_entry_are_counted_over_all_workers(servers: SystemServers, tmp_path: Path) -> None:
+    """The limit of an entry of the configuration holds for both workers together."""
+    with each_worker(servers.serving("workers")) as (one, other):
+        _expect_one_at_a_time(tmp_path, one, other, "1 calls under way")
+
+
+def test_calls_at_once_are_counted_over_all_workers(tmp_path: Path) -> None:
+    """The limit of the server holds for both workers together. It would starve other tests: the server is its own."""
+    limits = ("--max_concurrency", "1", "--max_queue", "0")
     with (
-        serving(*_options(tmp_path, **limit), *options, log=tmp_path / "log") as server,
-        _two_processes(server) as (one, other),
+        serving(*_options(tmp_path), *limits, log=tmp_path / "log") as server,
+        each_worker(server) as (one, other),
     ):
-        refused, holder = _post_while_held(tmp_path, one, other)
-        assert [answer.status_code for answer in refused] == [429, 429]
-        assert "1 calls under way" in refused[0].text
-        assert other.post("/waits", json={}).json()["pid"] != holder
+        _expect_one_at_a_time(tmp_path, one, other, "1 calls under way")
 
 
-def test_requests_of_a_caller_are_counted_over_all_processes(tmp_path: Path) -> None:
-    """At once and a second; a process that is started anew knows what was used."""
+def test_requests_of_a_caller_are_counted_over_all_workers(tmp_path: Path) -> None:
+    """Limits of requests at once and per second hold for both workers. The server is its own, as it has keys."""
     keys = tmp_path / "keys.json"
-    new = ("--scope", "infer:*", "--file", str(keys))
+    new = ("--scope", "infer:*", "--scope", "admin", "--file", str(keys))
     busy = run_ovms("keys", "new", "busy", "--concurrency", "1", *new).stdout.split()[-1]
     rare = run_ovms("keys", "new", "rare", "--requests_per_second", "0.001", *new).stdout.split()[-1]
     with serving(*_options(tmp_path), "--keys_file", str(keys), log=tmp_path / "log") as server:
-        with _two_processes(server, **{"x-api-key": busy}) as (one, other):
-            refused, holder = _post_while_held(tmp_path, one, other)
-            assert [answer.status_code for answer in refused] == [429, 429]
-            assert "'busy' has 1 requests under way" in refused[0].text
-            assert other.post("/waits", json={}).json()["pid"] != holder
-        with _two_processes(server, **{"x-api-key": rare}) as (one, other):
-            answers = [client.get("/waits").status_code for client in (one, other, one, other)]
-            assert answers == [200, 429, 429, 429]
+        with each_worker(server, **{"x-api-key": busy}) as (one, other):
+            _expect_one_at_a_time(tmp_path, one, other, "'busy' has 1 requests under way")
+        with each_worker(server, **{"x-api-key": busy}) as clients:
+            for client in clients:
+                client.headers["x-api-key"] = rare
+            answers = [client.get("/waits").status_code for client in (*clients, *clients)]
+    assert answers == [200, 429, 429, 429]
