@@ -37,7 +37,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture(scope="session")
-def servers(tmp_path_factory: pytest.TempPathFactory, _processes_know_their_run: None) -> Iterator[SystemServers]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemServers]:
     """Shared servers, which are started when a test needs one."""
     made = SystemServers(tmp_path_factory.mktemp("servers"))
     yield made

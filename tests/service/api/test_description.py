@@ -14,16 +14,14 @@ import pytest
 
 import ovmstrio_samples
 from tests.support import ir
-from tests.support.processes import OvmsProcess, serving
 from tests.support.projects import write_project
-
-pytestmark = pytest.mark.e2e
+from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
 SAMPLES = Path(ovmstrio_samples.__file__).parent
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OvmsProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
     """Serve models, graphs and a handler, and one model that cannot be loaded."""
     root = tmp_path_factory.mktemp("described")
     for name in ("counter_stream", "handler_iris"):
@@ -47,16 +45,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OvmsProcess]:
     }
     write_project(root / "asked", "class Handler:\n    def handle_get(self):\n        return 7\n")
     (root / "config.json").write_text(json.dumps(config))
-    with serving("--config_path", str(root / "config.json"), ready=False, log=root / "log") as running:
-        running.wait_live()
-        for name in ("dummy", "words", "iris", "sums", "asked"):
-            running._wait(f"/v2/models/{name}/ready")
+    with serving_in_thread(config_path=root / "config.json") as running:
         yield running
 
 
-def test_the_document_has_an_example_for_each_servable_that_works_as_it_is(server: OvmsProcess) -> None:
+def test_the_document_has_an_example_for_each_servable_that_works_as_it_is(server: ServedInThread) -> None:
     """Whatever is sent as the document says is answered; what would be too large to read says how much to fill in."""
-    document = server.get("/openapi.json").json()
+    document = server.ask("GET", "/openapi.json").json()
     assert document["openapi"].startswith("3.1")
     posts = {path: told["post"] for path, told in document["paths"].items() if "post" in told}
     odd = "/v2/models/a%20name%20with%20%3Codd%3E%20letters"
@@ -70,7 +65,7 @@ def test_the_document_has_an_example_for_each_servable_that_works_as_it_is(serve
     }
     assert "/v2/models/words/generate_stream" in posts
     assert "/iris" in posts
-    with httpx.Client(base_url=server.rest, timeout=30) as client:
+    with httpx.Client(base_url=f"http://{server.http}", timeout=60, trust_env=False) as client:
         for path, told in posts.items():
             if path == "/iris" or "large" in path:
                 continue
@@ -87,22 +82,22 @@ def _example(told: dict[str, Any]) -> Any:
     return told["requestBody"]["content"]["application/json"]["example"]
 
 
-def test_a_handler_has_the_verbs_that_it_has_methods_for(server: OvmsProcess) -> None:
+def test_a_handler_has_the_verbs_that_it_has_methods_for(server: ServedInThread) -> None:
     """One that is only asked for something takes no body."""
-    paths = server.get("/openapi.json").json()["paths"]
+    paths = server.ask("GET", "/openapi.json").json()["paths"]
     assert list(paths["/asked"]) == ["get"]
-    assert server.get("/asked").json() == 7
+    assert server.ask("GET", "/asked").json() == 7
     assert "post" in paths["/iris"]
 
 
-def test_what_cannot_be_called_has_no_path(server: OvmsProcess) -> None:
+def test_what_cannot_be_called_has_no_path(server: ServedInThread) -> None:
     """It is in the overview, with its state."""
-    assert not [path for path in server.get("/openapi.json").json()["paths"] if "broken" in path]
+    assert not [path for path in server.ask("GET", "/openapi.json").json()["paths"] if "broken" in path]
 
 
-def test_the_root_tells_what_is_here_and_where_to_go_on(server: OvmsProcess) -> None:
+def test_the_root_tells_what_is_here_and_where_to_go_on(server: ServedInThread) -> None:
     """As JSON for programs; a browser is led to the page."""
-    overview = server.get("/").json()
+    overview = server.ask("GET", "/").json()
     assert {(each["name"], each["kind"]) for each in overview["services"]} >= {
         ("dummy", "model"),
         ("words", "graph"),
@@ -111,14 +106,14 @@ def test_the_root_tells_what_is_here_and_where_to_go_on(server: OvmsProcess) -> 
     assert overview["ready"] is False
     assert "broken" in overview["reason"]
     for path in overview["next"].values():
-        assert server.get(path).status_code in {200, 503}, path
-    browser = httpx.get(server.rest, headers={"Accept": "text/html,*/*"}, timeout=10)
+        assert server.ask("GET", path).status_code in {200, 503}, path
+    browser = server.ask("GET", "/", headers={"Accept": "text/html,*/*"})
     assert (browser.status_code, browser.headers["location"]) == (302, "/v2/docs")
 
 
-def test_the_page_loads_nothing_from_other_hosts(server: OvmsProcess) -> None:
+def test_the_page_loads_nothing_from_other_hosts(server: ServedInThread) -> None:
     """Neither by its text nor by what its headers allow."""
-    page = server.get("/v2/docs")
+    page = server.ask("GET", "/v2/docs")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:|//)|@import|url\(""", page.text)

@@ -1,4 +1,4 @@
-"""Sequences as Triton's own clients ask for them: an LSTM beside the same one that is handed its state."""
+"""Sequences by Triton's clients: a stateful LSTM is compared with the same LSTM that gets its state as inputs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import pytest
 
 from ovmstrio.core.tensor import Array
 from tests.support import ir
-from tests.support.processes import OvmsProcess, serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
 Infer = Callable[..., dict[str, Array]]
 
@@ -21,8 +19,8 @@ ROUNDS = 10
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OvmsProcess]:
-    """Serve both, and compute as exactly as the machine can."""
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
+    """Serve both LSTMs with single precision."""
     root = tmp_path_factory.mktemp("models")
     entries = []
     for name, explicit in (("stateful", False), ("explicit", True)):
@@ -31,13 +29,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OvmsProcess]:
         entries.append({"name": name, "base_path": str(base), "stateful": not explicit, "plugin_config": plugin})
     config = root / "config.json"
     config.write_text(json.dumps({"model_config_list": [{"config": entry} for entry in entries]}))
-    with serving("--config_path", str(config)) as running:
+    with serving_in_thread(config_path=config) as running:
         yield running
 
 
 @pytest.fixture(params=["grpc", "rest"])
-def infer(server: OvmsProcess, request: pytest.FixtureRequest) -> Iterator[Infer]:
-    """Call a model through Triton's client of either protocol."""
+def infer(server: ServedInThread, request: pytest.FixtureRequest) -> Iterator[Infer]:
+    """Return a function that calls a model by Triton's client of a protocol."""
     if request.param == "grpc":
         import tritonclient.grpc as triton
 
@@ -45,7 +43,7 @@ def infer(server: OvmsProcess, request: pytest.FixtureRequest) -> Iterator[Infer
     else:
         import tritonclient.http as triton
 
-        client = triton.InferenceServerClient(server.rest.removeprefix("http://"))
+        client = triton.InferenceServerClient(server.http)
 
     def call(model: str, inputs: dict[str, Array], **options: Any) -> dict[str, Array]:
         tensors = []
@@ -61,7 +59,7 @@ def infer(server: OvmsProcess, request: pytest.FixtureRequest) -> Iterator[Infer
     client.close()
 
 
-def test_an_lstm_remembers_as_one_that_is_told(server: OvmsProcess, infer: Infer) -> None:
+def test_a_stateful_lstm_agrees_with_explicit_states(server: ServedInThread, infer: Infer) -> None:
     """Three interleaved sequences agree with explicit states at every step, from their start to their end."""
     random = np.random.default_rng(11)
     states = {number: np.zeros((2, 1, 8), np.float32) for number in (1, 2, 3)}
@@ -75,10 +73,10 @@ def test_an_lstm_remembers_as_one_that_is_told(server: OvmsProcess, infer: Infer
             )
             np.testing.assert_allclose(found["y"], expected["y"], atol=1e-6)
             assert found["sequence_id"].tolist() == [number]
-    assert server.get("/v2/models/stateful/sequences").json() == {"sequences": []}
+    assert server.ask("GET", "/v2/models/stateful/sequences").json() == {"sequences": []}
 
 
-def test_a_new_start_forgets(infer: Infer) -> None:
+def test_a_second_start_resets_the_state(infer: Infer) -> None:
     """The second run of the same sequence answers as the first did."""
     x = {"x": np.ones((1, 4), np.float32)}
     runs = []
@@ -89,14 +87,14 @@ def test_a_new_start_forgets(infer: Infer) -> None:
     assert not np.array_equal(runs[0][0], runs[0][1])
 
 
-def test_a_text_of_digits_is_a_number_and_any_other_text_an_id(server: OvmsProcess, infer: Infer) -> None:
-    """Triton's clients send texts too: "12" is sequence 12, others are sequences of their own, listed as they are."""
+def test_digits_are_a_number_and_other_strings_are_ids(server: ServedInThread, infer: Infer) -> None:
+    """Of Triton's string ids "12" is the sequence 12; other strings are ids, and are listed as such."""
     x = {"x": np.ones((1, 4), np.float32)}
     assert infer("stateful", x, sequence_id="12", sequence_start=True)["sequence_id"].tolist() == [12]
     assert infer("stateful", x, sequence_id=12, sequence_end=True)["sequence_id"].tolist() == [12]
     for text in ("twelve", "-1", "1.0", "18446744073709551616"):
         assert infer("stateful", x, sequence_id=text, sequence_start=True)["sequence_id"].tolist() == [text.encode()]
-        (alive,) = server.get("/v2/models/stateful/sequences").json()["sequences"]
+        (alive,) = server.ask("GET", "/v2/models/stateful/sequences").json()["sequences"]
         assert alive["id"] == text
         infer("stateful", x, sequence_id=text, sequence_end=True)
-    assert server.get("/v2/models/stateful/sequences").json() == {"sequences": []}
+    assert server.ask("GET", "/v2/models/stateful/sequences").json() == {"sequences": []}

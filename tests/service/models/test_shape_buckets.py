@@ -1,4 +1,4 @@
-"""Buckets of shapes behind every door: protocols, pipelines, shared memory, `ovms check`."""
+"""Buckets of shapes for all ways to call a model: protocols, pipelines, shared memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import httpx
 import numpy as np
-import pytest
 
 from tests.support import ir
-from tests.support.processes import OvmsProcess, run_ovms, serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
 BUCKETS = {"batch": [4], "columns": {"sizes": [8], "inputs": {"b": 1}}}
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -40,16 +36,16 @@ def _write(folder: Path, **buckets: Any) -> Path:
     return config
 
 
-def _by_triton(server: OvmsProcess, name: str, model_input: str, output: str) -> Any:
+def _by_triton(server: ServedInThread, name: str, model_input: str, output: str) -> Any:
     from tritonclient.grpc import InferenceServerClient, InferInput
 
     tensor = InferInput(model_input, list(VALUES.shape), "FP32")
     tensor.set_data_from_numpy(VALUES)
     with InferenceServerClient(server.grpc) as triton:
-        return triton.infer(name, [tensor], client_timeout=30).as_numpy(output)
+        return triton.infer(name, [tensor], client_timeout=60).as_numpy(output)
 
 
-def _by_shared_memory(server: OvmsProcess) -> Any:
+def _by_shared_memory(server: ServedInThread) -> Any:
     from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
     from tritonclient.utils import shared_memory
 
@@ -62,20 +58,20 @@ def _by_shared_memory(server: OvmsProcess) -> Any:
         output.set_shared_memory("r", VALUES.nbytes, offset=VALUES.nbytes)
         with InferenceServerClient(server.grpc) as triton:
             triton.register_system_shared_memory("r", key, 2 * VALUES.nbytes)
-            triton.infer("m", [tensor], outputs=[output], client_timeout=30)
+            triton.infer("m", [tensor], outputs=[output], client_timeout=60)
             triton.unregister_system_shared_memory("r")
         return shared_memory.get_contents_as_numpy(region, np.float32, VALUES.shape, offset=VALUES.nbytes).copy()
     finally:
         shared_memory.destroy_shared_memory_region(region)
 
 
-def test_every_door_answers_with_what_belongs_to_the_request(tmp_path: Path) -> None:
-    """Over gRPC, REST in two protocols, through a pipeline and in shared memory; what was padded is counted."""
-    with serving("--config_path", str(_write(tmp_path, **BUCKETS)), "--allow_shared_memory") as server:
-        predicted = httpx.post(f"{server.rest}/v1/models/m:predict", json={"inputs": VALUES.tolist()}, timeout=30)
+def test_all_protocols_answer_without_the_padding(tmp_path: Path) -> None:
+    """Over gRPC, two APIs of REST, a pipeline and shared memory; metrics count the padding."""
+    with serving_in_thread(config_path=_write(tmp_path, **BUCKETS), allow_shared_memory=True) as server:
+        predicted = server.ask("POST", "/v1/models/m:predict", json={"inputs": VALUES.tolist()})
         kserve = {"name": "b", "shape": VALUES.shape, "datatype": "FP32", "data": VALUES.tolist()}
-        inferred = httpx.post(f"{server.rest}/v2/models/m/infer", json={"inputs": [kserve]}, timeout=30)
-        refused = httpx.post(f"{server.rest}/v1/models/m:predict", json={"inputs": [[0] * 9]}, timeout=30)
+        inferred = server.ask("POST", "/v2/models/m/infer", json={"inputs": [kserve]})
+        refused = server.ask("POST", "/v1/models/m:predict", json={"inputs": [[0] * 9]})
         found = [
             predicted.json()["outputs"],
             np.reshape(inferred.json()["outputs"][0]["data"], inferred.json()["outputs"][0]["shape"]),
@@ -83,12 +79,16 @@ def test_every_door_answers_with_what_belongs_to_the_request(tmp_path: Path) -> 
             _by_triton(server, "p", "x", "y"),
             _by_shared_memory(server),
         ]
-        told = server.get("/metrics?match[]=ovmstrio_bucketed_inferences&match[]=ovmstrio_bucketed_elements").text
+        metrics = server.ask(
+            "GET", "/metrics?match[]=ovmstrio_bucketed_inferences&match[]=ovmstrio_bucketed_elements"
+        ).text
     for each in found:
         np.testing.assert_array_equal(each, VALUES + 1)
     assert refused.status_code == 400
     assert "at most 8 in dimension 1, the largest of the buckets 8 of 'columns'" in refused.text
-    counted = {re.sub(r'_total{.*(?:fit|part)="(\w+)".*', r" \1", key): float(number) for key, number in _samples(told)}
+    counted = {
+        re.sub(r'_total{.*(?:fit|part)="(\w+)".*', r" \1", key): float(number) for key, number in _samples(metrics)
+    }
     assert counted["ovmstrio_bucketed_inferences padded"] == len(found)
     assert counted["ovmstrio_bucketed_elements request"] == len(found) * 6
     assert counted["ovmstrio_bucketed_elements padding"] == len(found) * 26
@@ -96,14 +96,3 @@ def test_every_door_answers_with_what_belongs_to_the_request(tmp_path: Path) -> 
 
 def _samples(text: str) -> list[tuple[str, str]]:
     return re.findall(r"^(ovmstrio\S+) (\S+)$", text, re.MULTILINE)
-
-
-def test_a_check_tells_what_is_wrong_with_its_line(tmp_path: Path) -> None:
-    """Of the settings, and of what the model makes of them."""
-    config = _write(tmp_path, rows={"sizes": [4], "inputs": {"c": 0}})
-    done = run_ovms("check", str(config), "--json")
-    assert done.returncode == 1
-    (problem,) = (each for each in json.loads(done.stdout)["problems"] if "shape_buckets" in each["path"])
-    assert problem["path"] == "model_config_list[0].config.shape_buckets.rows.inputs"
-    assert problem["line"] == 1
-    assert "names a tensor that the model does not have" in problem["message"]

@@ -1,4 +1,4 @@
-"""Pipelines in the manner of OVMS's own examples, served by the real command and called by users' clients."""
+"""Pipelines like OVMS's examples, called by Triton's clients over gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from ovmstrio.core.tensor import Array
 from tests.support import ir
 from tests.support.native_nodes import copy_of_fixture
-from tests.support.processes import OvmsProcess, serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
 _HEIGHT, _WIDTH = 40, 60
 # What the detector finds in any picture that is not black: image, label, confidence, left, top, right, bottom.
@@ -286,11 +284,11 @@ def _write_models(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OvmsProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
     """Serve all pipelines."""
     folder = tmp_path_factory.mktemp("pipelines")
     _write_models(folder)
-    with serving("--config_path", str(_config(folder))) as process:
+    with serving_in_thread(config_path=_config(folder)) as process:
         yield process
 
 
@@ -300,8 +298,8 @@ def protocol(request: pytest.FixtureRequest) -> Any:
     return {"grpc": tritonclient.grpc, "http": tritonclient.http}[request.param]
 
 
-def _call(server: OvmsProcess, protocol: Any, name: str, outputs: list[str], **inputs: Array) -> list[Array]:
-    url = server.grpc if protocol is tritonclient.grpc else server.rest.removeprefix("http://")
+def _call(server: ServedInThread, protocol: Any, name: str, outputs: list[str], **inputs: Array) -> list[Array]:
+    url = server.grpc if protocol is tritonclient.grpc else server.http
     given = []
     for key, value in inputs.items():
         tensor = protocol.InferInput(key, list(value.shape), np_to_triton_dtype(value.dtype))
@@ -323,7 +321,7 @@ def _picture() -> Array:
 _MEANS = [[[10, 20, 30]], [[200, 210, 220]]]
 
 
-def test_what_is_found_is_cut_out_and_looked_at(server: OvmsProcess, protocol: Any) -> None:
+def test_what_is_found_is_cut_out_and_looked_at(server: ServedInThread, protocol: Any) -> None:
     """Two of three detections are certain enough; two models see both, and all comes back in their order."""
     outputs = ["images", "coordinates", "confidences", "brightness", "again"]
     images, coordinates, confidences, brightness, again = _call(server, protocol, "faces", outputs, image=_picture())
@@ -335,7 +333,7 @@ def test_what_is_found_is_cut_out_and_looked_at(server: OvmsProcess, protocol: A
     np.testing.assert_array_equal(again, brightness)
 
 
-def test_faces_are_blurred(server: OvmsProcess, protocol: Any) -> None:
+def test_faces_are_blurred(server: ServedInThread, protocol: Any) -> None:
     """The part that was found is smoother than before, and all else is as it was."""
     picture = _picture()
     picture[0, :, 10, 15] = 255
@@ -346,7 +344,7 @@ def test_faces_are_blurred(server: OvmsProcess, protocol: Any) -> None:
     np.testing.assert_array_equal(blurred[0, :, 20:], picture[0, :, 20:])
 
 
-def test_lines_of_text_go_to_the_reader_in_grey(server: OvmsProcess, protocol: Any) -> None:
+def test_lines_of_text_go_to_the_reader_in_grey(server: ServedInThread, protocol: Any) -> None:
     """Boxes in pixels become grey parts, each read by itself."""
     texts, coordinates = _call(server, protocol, "text", ["texts", "coordinates"], image=_picture())
     np.testing.assert_array_equal(coordinates[:, 0], [[0, 0, 30, 20], [30, 20, 30, 20]])
@@ -354,7 +352,7 @@ def test_lines_of_text_go_to_the_reader_in_grey(server: OvmsProcess, protocol: A
     np.testing.assert_allclose(texts[:, 0, 0], grey, atol=1)
 
 
-def test_a_picture_may_come_as_a_file(server: OvmsProcess, protocol: Any) -> None:
+def test_a_picture_may_come_as_a_file(server: ServedInThread, protocol: Any) -> None:
     """A PNG in BYTES gives what its pixels do, blue first."""
     pixels = _picture().transpose(0, 2, 3, 1)
     encoded = io.BytesIO()
@@ -367,7 +365,7 @@ def test_a_picture_may_come_as_a_file(server: OvmsProcess, protocol: Any) -> Non
 
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_any_number_of_rows_goes_through_a_model_with_a_batch_of_one(
-    server: OvmsProcess, protocol: Any, rows: int
+    server: ServedInThread, protocol: Any, rows: int
 ) -> None:
     """A demultiplexer at the entry splits the request, and the exit gathers the answers in their order."""
     given = np.arange(rows * 10, dtype=np.float32).reshape(rows, 1, 10)
@@ -375,22 +373,22 @@ def test_any_number_of_rows_goes_through_a_model_with_a_batch_of_one(
     np.testing.assert_array_equal(y, given + 1)
 
 
-def test_a_pipeline_may_be_a_node_of_another(server: OvmsProcess, protocol: Any) -> None:
+def test_a_pipeline_may_be_a_node_of_another(server: ServedInThread, protocol: Any) -> None:
     """A custom node adds one, a pipeline two, and a model one."""
     given = np.arange(10, dtype=np.float32).reshape(1, 10)
     (y,) = _call(server, protocol, "chain", ["y"], x=given)
     np.testing.assert_array_equal(y, given + 4)
 
 
-def test_strings_go_in_and_come_out(server: OvmsProcess, protocol: Any) -> None:
+def test_strings_go_in_and_come_out(server: ServedInThread, protocol: Any) -> None:
     """Texts of different lengths, one of them empty, come back in capitals."""
     (loud,) = _call(server, protocol, "shout", ["loud_string"], text=np.array([b"zebra", b"", b"String_123"], object))
     assert loud.tolist() == [b"ZEBRA", b"", b"STRING_123"]
 
 
-def test_metadata_names_the_inputs_of_the_pipeline(server: OvmsProcess, protocol: Any) -> None:
+def test_metadata_names_the_inputs_of_the_pipeline(server: ServedInThread, protocol: Any) -> None:
     """Names are the pipeline's, shapes those of the nodes, with the split dimension in front."""
-    url = server.grpc if protocol is tritonclient.grpc else server.rest.removeprefix("http://")
+    url = server.grpc if protocol is tritonclient.grpc else server.http
     with protocol.InferenceServerClient(url) as client:
         assert client.is_model_ready("faces")
         options = {"as_json": True} if protocol is tritonclient.grpc else {}
@@ -402,23 +400,23 @@ def test_metadata_names_the_inputs_of_the_pipeline(server: OvmsProcess, protocol
     assert faces["versions"] == ["1"]
 
 
-def test_nothing_found_is_an_error_of_its_own(server: OvmsProcess) -> None:
+def test_nothing_found_is_an_error_of_its_own(server: ServedInThread) -> None:
     """A black picture has nothing to split: ABORTED over gRPC, 204 over REST."""
     black = np.zeros((1, 3, _HEIGHT, _WIDTH), np.float32)
     with pytest.raises(InferenceServerException, match="had no results") as raised:
         _call(server, tritonclient.grpc, "faces", [], image=black)
     assert raised.value.status() == "StatusCode.ABORTED"
     given = {"name": "image", "shape": list(black.shape), "datatype": "FP32", "data": black.reshape(-1).tolist()}
-    assert httpx.post(f"{server.rest}/v2/models/faces/infer", json={"inputs": [given]}).status_code == 204
+    assert server.ask("POST", "/v2/models/faces/infer", json={"inputs": [given]}).status_code == 204
 
 
-def test_what_does_not_fit_is_refused_at_the_entry(server: OvmsProcess, protocol: Any) -> None:
+def test_what_does_not_fit_is_refused_at_the_entry(server: ServedInThread, protocol: Any) -> None:
     """The message has the input's name and both shapes."""
     with pytest.raises(InferenceServerException, match=r"\(1,3,40,60\).*\(1,3,8,8\).*image"):
         _call(server, protocol, "faces", [], image=np.zeros((1, 3, 8, 8), np.float32))
 
 
-def test_a_failing_node_is_named(server: OvmsProcess, protocol: Any) -> None:
+def test_a_failing_node_is_named(server: ServedInThread, protocol: Any) -> None:
     """What a Python node raises reaches the client, and the next request is answered."""
     with pytest.raises(InferenceServerException, match=r"shout.*mind your tongue"):
         _call(server, protocol, "shout", [], text=np.array([b"rude words"], object))
@@ -426,16 +424,16 @@ def test_a_failing_node_is_named(server: OvmsProcess, protocol: Any) -> None:
     assert loud.tolist() == [b"KIND"]
 
 
-def _reload(server: OvmsProcess) -> httpx.Response:
-    return httpx.post(f"{server.rest}/v1/config/reload", timeout=30)
+def _reload(server: ServedInThread) -> httpx.Response:
+    return server.ask("POST", "/v1/config/reload")
 
 
 def test_a_reload_that_fails_leaves_the_old_pipeline_serving(tmp_path: Path) -> None:
     """A pipeline with a wrong node is refused with its problem; the one before goes on, until a good one comes."""
     _write_models(tmp_path)
     given = np.arange(10, dtype=np.float32).reshape(1, 10)
-    config = str(_config(tmp_path, _plus_two()))
-    with serving("--config_path", config, "--file_system_poll_wait_seconds", "0") as server:
+    config = _config(tmp_path, _plus_two())
+    with serving_in_thread(config_path=config, file_system_poll_wait_seconds=0) as server:
         broken = _plus_two()
         broken["nodes"][1]["model_name"] = "plus_three"
         _config(tmp_path, broken)
@@ -452,10 +450,8 @@ def test_a_reload_that_fails_leaves_the_old_pipeline_serving(tmp_path: Path) -> 
         np.testing.assert_array_equal(y, given + 1)
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("--custom_node_isolation", "process"), marks=pytest.mark.slow)])
-def test_a_custom_node_that_is_built_again_is_what_is_called_after_a_reload(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("isolation", ["none", pytest.param("process", marks=pytest.mark.slow)])
+def test_a_custom_node_that_is_built_again_is_what_is_called_after_a_reload(tmp_path: Path, isolation: str) -> None:
     """Written over the old file or renamed to it, in the server's own process too; nothing else is left beside it."""
     folder = tmp_path / "nodes"
     folder.mkdir()
@@ -471,7 +467,8 @@ def test_a_custom_node_that_is_built_again_is_what_is_called_after_a_reload(
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
     given = np.zeros((1, 2), np.float32)
-    with serving("--config_path", str(path), "--file_system_poll_wait_seconds", "0", *options) as server:
+    options: dict[str, Any] = {"file_system_poll_wait_seconds": 0, "custom_node_isolation": isolation}
+    with serving_in_thread(config_path=path, **options) as server:
         for build in range(1, 5):
             if build > 1:
                 written = copy_of_fixture(folder, "new.so" if build % 2 else library.name, build)

@@ -1,12 +1,11 @@
-"""A project of several processes, one of which dies while others' calls wait in it."""
+"""A project of two processes, one of which dies while calls of other clients wait in it."""
 
 from __future__ import annotations
 
 import json
 import signal
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 from tests.support.project_processes import ProjectProcess, serving_project
 from tests.support.projects import write_project
+from tests.support.waits import until
 
 _CODE = """
 import ctypes, os, signal, time
@@ -96,45 +96,46 @@ class _Client:
         self._socket.close()
 
 
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProjectProcess]:
+    """Serve a project whose processes the tests of this module kill; another process replaces each."""
+    folder = tmp_path_factory.mktemp("dying")
+    file = write_project(folder / "project", _CODE, processes=2, threads_per_process=1)
+    with serving_project(file) as server:
+        yield server
+
+
 @contextmanager
 def _clients(server: ProjectProcess, count: int) -> Iterator[tuple[list[_Client], list[_Client]]]:
-    """Give connections to one process, and others to the other one."""
+    """Connect so many clients to one process, and as many to the other one, once both get connections."""
+    until(lambda: server.ask(path="/v2/health/ready").status_code == 200)
     with ExitStack() as stack:
-        made = [_Client(server.address) for _ in range(2 * count)]
-        for each in made:
-            stack.callback(each.close)
-        first = made[0].pid
-        mine, others = [each for each in made if each.pid == first], [each for each in made if each.pid != first]
-        assert len(mine) == len(others) == count
+        by_pid: dict[int, list[_Client]] = {}
+
+        def have_all() -> bool:
+            client = _Client(server.address)
+            stack.callback(client.close)
+            by_pid.setdefault(client.pid, []).append(client)
+            return sum(len(each) >= count for each in by_pid.values()) == 2
+
+        until(have_all)
+        mine, others = (each[:count] for each in by_pid.values() if len(each) >= count)
         yield mine, others
 
 
-def _project(tmp_path: Path) -> Path:
-    return write_project(tmp_path / "project", _CODE, processes=2, threads_per_process=1)
-
-
-def _wait_for(file: Path) -> None:
-    _wait_until(file.exists)
-
-
-def _wait_until(done: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 20
-    while not done():
-        assert time.monotonic() < ends
-        time.sleep(0.005)
-
-
 @pytest.mark.parametrize(("way", "cause"), [("kill", "SIGKILL"), ("exit", "exit code 7"), ("segfault", "SIGSEGV")])
-def test_calls_behind_the_one_that_kills_are_answered(tmp_path: Path, way: str, cause: str) -> None:
-    """By another process, with the right values: whether they were read or not, on the same connection or on others.
+def test_calls_after_the_one_that_kills_are_answered(
+    project: ProjectProcess, tmp_path: Path, way: str, cause: str
+) -> None:
+    """Another process answers waiting calls of the same connection and of others, whether they were read or not.
 
-    The call that killed gets an error at once that says how the process ended, and all connections go on.
+    The call that kills gets an error that names how the process ended, and all connections go on.
     """
     begun, go = tmp_path / "begun", tmp_path / "go"
-    with serving_project(_project(tmp_path)) as server, _clients(server, 6) as (mine, _):
+    with _clients(project, 6) as (mine, _):
         killer, pipelining, chunked, large, watching, idle = mine
         killer.send("POST", {"die": way, "begun": str(begun), "go": str(go)})
-        _wait_for(begun)
+        until(begun.exists)
         killer.send("POST", {"text": "behind "})
         for text in ("one ", "two "):
             pipelining.send("POST", {"text": text})
@@ -142,10 +143,8 @@ def test_calls_behind_the_one_that_kills_are_answered(tmp_path: Path, way: str, 
         large.send("POST", {"text": "x" * 100_000})
         # What was sent before has been read when this is answered.
         assert watching.ask("GET")[1]["pid"] == mine[0].pid
-        started = time.monotonic()
         go.touch()
         assert killer.receive() == (500, {"error": f"the process that ran this call ended by {cause}"})
-        assert time.monotonic() - started < 10
         answers = [killer.receive(), pipelining.receive(), pipelining.receive(), chunked.receive()]
         assert [(status, body["twice"]) for status, body in answers] == [
             (200, text * 2) for text in ("behind ", "one ", "two ", "piece ")
@@ -159,7 +158,10 @@ def test_calls_behind_the_one_that_kills_are_answered(tmp_path: Path, way: str, 
             assert (status, body["twice"]) == (200, "x" * 200_000)
         for client in (idle, watching, killer, pipelining):
             assert client.ask("POST", {"text": "more "})[1]["twice"] == "more more "
-        line = server.wait_logged(lambda line: line["message"] == "a worker process has ended")
+        pid = mine[0].pid
+        line = project.wait_logged(
+            lambda line: (line["message"], line.get("pid")) == ("a worker process has ended", pid)
+        )
         assert line["cause"] == cause
         # A connection whose requests nobody had read yet goes on without being counted.
         assert line["requests_passed_on"] in {0, 1, 2}
@@ -167,10 +169,10 @@ def test_calls_behind_the_one_that_kills_are_answered(tmp_path: Path, way: str, 
         assert line["requests_lost"] in {1, 2}
 
 
-def test_an_answer_that_had_begun_breaks_off(tmp_path: Path) -> None:
-    """The client sees that it is not whole; a call that waited for the thread of the stream is answered elsewhere."""
+def test_a_stream_ends_with_its_process(project: ProjectProcess, tmp_path: Path) -> None:
+    """The answer ends without its last part; another process answers the call that waited for the thread."""
     go = tmp_path / "go"
-    with serving_project(_project(tmp_path)) as server, _clients(server, 2) as (mine, _):
+    with _clients(project, 2) as (mine, _):
         streaming, waiting = mine
         streaming.send("PUT", {"go": str(go)})
         while streaming._file.readline().strip() != b"first":
@@ -183,13 +185,13 @@ def test_an_answer_that_had_begun_breaks_off(tmp_path: Path) -> None:
         assert body["pid"] != mine[0].pid
 
 
-def test_a_call_may_be_passed_on_twice(tmp_path: Path) -> None:
-    """It waits behind another call where it came to, which kills that process, too."""
+def test_a_call_may_be_passed_on_twice(project: ProjectProcess, tmp_path: Path) -> None:
+    """The call waits again in the second process, which another call kills, too."""
     begun, go = tmp_path / "begun", tmp_path / "go"
-    with serving_project(_project(tmp_path)) as server, _clients(server, 3) as (mine, others):
+    with _clients(project, 3) as (mine, others):
         for number, client in enumerate((mine[0], others[0])):
             client.send("POST", {"die": "kill", "begun": f"{begun}{number}", "go": f"{go}{number}"})
-            _wait_for(Path(f"{begun}{number}"))
+            until(Path(f"{begun}{number}").exists)
         mine[1].send("POST", {"text": "waits "})
         Path(f"{go}0").touch()
         assert mine[0].receive()[0] == 500
@@ -200,27 +202,16 @@ def test_a_call_may_be_passed_on_twice(tmp_path: Path) -> None:
         assert body["pid"] not in {mine[0].pid, others[0].pid}
 
 
-def test_a_process_that_is_being_started_ends_with_its_parent(tmp_path: Path) -> None:
-    """Though it is told so before it serves: nothing is left behind that has the server's output."""
-    with serving_project(_project(tmp_path)) as server:
-        victim, other = psutil.Process(server.process.pid).children()
-        victim.kill()
-        started = _started_beside({victim, other}, server)
-        _wait_until(lambda: any("board" in each for each in _open_files(started)))
+def test_a_process_that_still_starts_ends_with_its_parent(tmp_path: Path) -> None:
+    """No process keeps the output of the killed server open. The test kills its server, so the server is its own."""
+    file = write_project(tmp_path / "project", _CODE, processes=2, threads_per_process=1)
+    with serving_project(file) as server:
+        known = psutil.Process(server.process.pid).children()
+        known[0].kill()
+        (started,) = until(lambda: set(psutil.Process(server.process.pid).children()) - {*known})
+        until(lambda: any("board" in each for each in _open_files(started)))
         server.process.kill()
         assert server.wait_end() == -signal.SIGKILL
-
-
-def _started_beside(known: set[psutil.Process], server: ProjectProcess) -> psutil.Process:
-    """Wait for a process to have started another one."""
-    found: list[psutil.Process] = []
-
-    def look() -> bool:
-        found[:] = set(psutil.Process(server.process.pid).children()) - known
-        return bool(found)
-
-    _wait_until(look)
-    return found[0]
 
 
 def _open_files(process: psutil.Process) -> list[str]:
@@ -231,18 +222,16 @@ def _open_files(process: psutil.Process) -> list[str]:
     return files
 
 
-def test_connections_end_where_they_did(tmp_path: Path) -> None:
-    """A client sees the end at once that its process makes, though the parent has the connection, too."""
-    with serving_project(_project(tmp_path)) as server:
-        parent = Path(f"/proc/{server.process.pid}/fd")
-        for _ in range(5):
-            client = _Client(server.address)
-            client._socket.sendall(b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n")
-            assert b"pid" in client.rest()
-            client.close()
-        before = len(list(parent.iterdir()))
-        for _ in range(50):
-            client = _Client(server.address)
-            client.close()
-        assert len(list(parent.iterdir())) <= before + 3
-        assert server.stop() == 0
+def test_the_parent_keeps_no_connections_open(project: ProjectProcess) -> None:
+    """A client sees the end of a connection that its process closes, though the parent has accepted it."""
+    parent = Path(f"/proc/{project.process.pid}/fd")
+    for _ in range(5):
+        client = _Client(project.address)
+        client._socket.sendall(b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n")
+        assert b"pid" in client.rest()
+        client.close()
+    before = len(list(parent.iterdir()))
+    for _ in range(50):
+        client = _Client(project.address)
+        client.close()
+    until(lambda: len(list(parent.iterdir())) <= before + 3)

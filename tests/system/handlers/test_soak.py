@@ -16,10 +16,11 @@ import pytest
 from tests.support.project_processes import ProjectProcess, serving_project
 from tests.support.projects import write_project
 from tests.support.s3 import Bucket, s3_server
+from tests.support.waits import WAIT_SECONDS, until
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 HANDLER = """
 from pathlib import Path
@@ -56,7 +57,7 @@ class _Clients:
     def run(self, seed: int) -> None:
         """Ask until it is over."""
         choice = Random(seed)
-        with httpx.Client(base_url=f"http://{self._address}", timeout=20, trust_env=False) as client:
+        with httpx.Client(base_url=f"http://{self._address}", timeout=WAIT_SECONDS, trust_env=False) as client:
             while not self.over.wait(choice.random() / 20):
                 self._ask(client, choice.choice([*STABLE, GUEST]))
 
@@ -85,8 +86,7 @@ def _change(bucket: Bucket, number: int) -> None:
 
 
 def _wait_known(server: ProjectProcess, name: str, *, known: bool) -> None:
-    while (name in server.ask(path="/info").json()["model_metadata"]) is not known:
-        threading.Event().wait(0.05)
+    until(lambda: (name in server.ask(path="/info").json()["model_metadata"]) is known)
 
 
 def _soak(server: ProjectProcess, bucket: Bucket, clients: _Clients) -> list[int]:
