@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
+from ovmstrio.observability.logs import configure_logs
 from ovmstrio.protocol.descriptors import message_class
 from tests.support.graphs import graph_text, python_node
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
@@ -62,8 +63,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]
 
 @pytest.mark.parametrize("kind", ["message", "chain", "str", "group"])
 @pytest.mark.parametrize("transport", ["grpc", "http"])
-def test_a_long_error_is_cut(server: ServedInThread, transport: str, kind: str) -> None:
-    """20 MB of text, or a thousand causes: the caller gets the beginning."""
+def test_a_long_error_is_cut(
+    server: ServedInThread, transport: str, kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """20 MB of text, or a thousand causes: caller and log get the beginning."""
+    configure_logs()
     if transport == "grpc":
         make = message_class("inference.ModelInferRequest")
         inputs = [{"name": "in", "datatype": "BYTES", "shape": [1]}]

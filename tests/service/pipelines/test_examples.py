@@ -20,7 +20,6 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from ovmstrio.core.tensor import Array
 from tests.support import ir
-from tests.support.native_nodes import copy_of_fixture
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
 _HEIGHT, _WIDTH = 40, 60
@@ -448,32 +447,3 @@ def test_a_reload_that_fails_leaves_the_old_pipeline_serving(tmp_path: Path) -> 
         assert _reload(server).is_success
         (y,) = _call(server, tritonclient.grpc, "plus_two", ["y"], x=given)
         np.testing.assert_array_equal(y, given + 1)
-
-
-@pytest.mark.parametrize("isolation", ["none", pytest.param("process", marks=pytest.mark.slow)])
-def test_a_custom_node_that_is_built_again_is_what_is_called_after_a_reload(tmp_path: Path, isolation: str) -> None:
-    """Written over the old file or renamed to it, in the server's own process too; nothing else is left beside it."""
-    folder = tmp_path / "nodes"
-    folder.mkdir()
-    library = copy_of_fixture(folder, build=1)
-    node = _custom("custom", "built", {"x": _from("request", "x")}, ["y"], params={"execute": "build"})
-    config = {
-        "model_config_list": [],
-        "custom_node_library_config_list": [{"name": "built", "base_path": str(library)}],
-        "pipeline_config_list": [
-            {"name": "p", "inputs": ["x"], "nodes": [node], "outputs": [{"y": _from("custom", "y")}]}
-        ],
-    }
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config))
-    given = np.zeros((1, 2), np.float32)
-    options: dict[str, Any] = {"file_system_poll_wait_seconds": 0, "custom_node_isolation": isolation}
-    with serving_in_thread(config_path=path, **options) as server:
-        for build in range(1, 5):
-            if build > 1:
-                written = copy_of_fixture(folder, "new.so" if build % 2 else library.name, build)
-                written.rename(library)
-                assert _reload(server).status_code == 201
-            (y,) = _call(server, tritonclient.grpc, "p", ["y"], x=given)
-            assert y.tolist() == [[build, build]]
-        assert list(folder.iterdir()) == [library]

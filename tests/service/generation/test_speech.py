@@ -1,4 +1,4 @@
-"""Texts that the real command speaks, as OpenAI's own client asks for it."""
+"""Speech of a graph of OVMS and of a Piper voice, by OpenAI's client."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import soundfile
 from openai import BadRequestError, NotFoundError, OpenAI
 
-from tests.support.processes import serving
+from tests.support.served_in_thread import serving_in_thread
 from tests.support.tiny_speakers import T5_SAMPLES, heard_letters, write_tiny_piper, write_tiny_speecht5, write_voice
-
-pytestmark = pytest.mark.e2e
 
 _GRAPH = """
 input_stream: "HTTP_REQUEST_PAYLOAD:input"
@@ -68,17 +65,17 @@ def _streamed(client: OpenAI, **asked: Any) -> bytes:
         return b"".join(answer.iter_bytes())
 
 
-def test_openais_client_has_texts_spoken(tmp_path: Path) -> None:
-    """By a graph of OVMS's and by a voice of Piper's; several at once, as files, streamed, and as events."""
+def test_openais_client_gets_speech(tmp_path: Path) -> None:
+    """Several clients at once get files, streams and events; each refusal has its class and message."""
     heard: list[str] = []
-    with serving("--config_path", str(_configure(tmp_path))) as server:
+    with serving_in_thread(config_path=_configure(tmp_path)) as server:
         texts = ("Ever tried. Ever failed.", "No matter.", "Try again, fail again, fail better!")
-        clients = [threading.Thread(target=_ask, args=(server.rest, text, heard)) for text in texts]
+        clients = [threading.Thread(target=_ask, args=(f"http://{server.http}", text, heard)) for text in texts]
         for each in clients:
             each.start()
         for each in clients:
             each.join(120)
-        with OpenAI(base_url=f"{server.rest}/v3", api_key="unused") as client:
+        with OpenAI(base_url=f"http://{server.http}/v3", api_key="unused") as client:
             make: Any = client.audio.speech.create
             graph = make(model="t5", input="Fail better.", voice="anna")
             graph.write_to_file(tmp_path / "made.wav")
@@ -94,8 +91,8 @@ def test_openais_client_has_texts_spoken(tmp_path: Path) -> None:
             with pytest.raises(NotFoundError, match="there are: t5, voice"):
                 make(model="tts-1", input="Hello", voice="dora")
             assert [each.id for each in client.models.list()] == ["t5", "voice"]
-        raw = httpx.post(f"{server.rest}/v1/audio/speech", json={"model": "voice", "input": "Fail."})
-        counted = httpx.get(f"{server.rest}/metrics").text
+        raw = server.ask("POST", "/v1/audio/speech", json={"model": "voice", "input": "Fail."})
+        counted = server.ask("GET", "/metrics").text
 
     assert sorted(heard) == sorted(["Ever tried.Ever failed.", *texts[1:]] * 3)
     made, rate = soundfile.read(tmp_path / "made.wav", dtype="float32")

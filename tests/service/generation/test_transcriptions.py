@@ -1,4 +1,4 @@
-"""Speech through the real command, as OpenAI's own client asks for it."""
+"""Transcriptions and translations by a graph of OVMS, by OpenAI's client."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
-from tests.support.processes import serving
 from tests.support.recordings import wave_file
+from tests.support.served_in_thread import serving_in_thread
 from tests.support.tiny_whisper import LANGUAGE, SAID, SEGMENT, TRANSLATED, write_tiny_whisper
-
-pytestmark = pytest.mark.e2e
 
 _GRAPH = """
 input_stream: "HTTP_REQUEST_PAYLOAD:input"
@@ -42,20 +39,22 @@ def _ask(url: str, kind: str, said: list[str]) -> None:
             said.append(client.audio.transcriptions.create(model="ears", file=file).text)
 
 
-def test_openais_client_has_recordings_written_down(tmp_path: Path) -> None:
-    """Several at once, in several formats; whole, as subtitles, with times, as events and in English."""
+def test_openais_client_gets_transcriptions(tmp_path: Path) -> None:
+    """Several clients at once send several formats; answers are texts, subtitles, words with times, events, English."""
     folder = write_tiny_whisper(tmp_path / "ears")
     (folder / "graph.pbtxt").write_text(_GRAPH)
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_config_list": [{"config": {"name": "ears", "base_path": "ears"}}]}))
     said: list[str] = []
-    with serving("--config_path", str(config)) as server:
-        clients = [threading.Thread(target=_ask, args=(server.rest, kind, said)) for kind in ("wav", "flac", "mp3")]
+    with serving_in_thread(config_path=config) as server:
+        clients = [
+            threading.Thread(target=_ask, args=(f"http://{server.http}", kind, said)) for kind in ("wav", "flac", "mp3")
+        ]
         for each in clients:
             each.start()
         for each in clients:
             each.join(120)
-        with OpenAI(base_url=f"{server.rest}/v3", api_key="unused") as client:
+        with OpenAI(base_url=f"http://{server.http}/v3", api_key="unused") as client:
             make: Any = client.audio.transcriptions.create
             long = ("long.ogg", wave_file(7.0, kind="OGG"))
             subtitles = make(model="ears", file=long, response_format="srt")
@@ -69,8 +68,8 @@ def test_openais_client_has_recordings_written_down(tmp_path: Path) -> None:
             with pytest.raises(BadRequestError, match="does no text_generation"):
                 client.chat.completions.create(model="ears", messages=[{"role": "user", "content": "Hello"}])
             assert [each.id for each in client.models.list()] == ["ears"]
-        english = httpx.post(f"{server.rest}/v1/audio/translations", data={"model": "ears"}, files={"file": long})
-        counted = httpx.get(f"{server.rest}/metrics").text
+        english = server.ask("POST", "/v1/audio/translations", data={"model": "ears"}, files={"file": long})
+        counted = server.ask("GET", "/metrics").text
 
     assert said == [SAID] * 9
     assert subtitles.startswith(f"1\n00:00:00,000 --> 00:00:01,500\n{SEGMENT}\n\n2\n00:00:01,500 --> ")

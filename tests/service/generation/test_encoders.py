@@ -1,4 +1,4 @@
-"""Vectors, ranks and tokens of texts through the real command, as OpenAI's own client and plain HTTP ask for them."""
+"""Embeddings, ranks and tokens by OpenAI's client and plain HTTP."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from openai import BadRequestError, OpenAI
 
-from tests.support.processes import serving
+from tests.support.served_in_thread import serving_in_thread
 from tests.support.tiny_encoders import TinyEncoder, word_pieces, write_embedder, write_reranker
-
-pytestmark = pytest.mark.e2e
 
 _TEXTS = ("the cat sat.", "red house", "A dog ran, the cats sat!")
 
@@ -35,8 +32,8 @@ def _ask(url: str, texts: tuple[str, ...], failures: list[Any]) -> None:
                 failures.append((text, made))
 
 
-def test_clients_get_vectors_and_ranks_of_their_texts(tmp_path: Path) -> None:
-    """Several at once, whose texts share batches; what cannot be is refused in the client's own words for that."""
+def test_clients_get_embeddings_and_ranks(tmp_path: Path) -> None:
+    """Texts of several clients share batches; a text that is too long is an error of the client's class."""
     write_reranker(tmp_path / "rank", write_embedder(tmp_path / "words"))
     entries = [
         {"name": "words", "base_path": "words", "task": "embeddings", "pooling": "MEAN"},
@@ -47,19 +44,19 @@ def test_clients_get_vectors_and_ranks_of_their_texts(tmp_path: Path) -> None:
         json.dumps({"model_config_list": [], "text_model_config_list": [{"config": each} for each in entries]})
     )
     failures: list[Any] = []
-    with serving("--config_path", str(config)) as server:
-        clients = [threading.Thread(target=_ask, args=(server.rest, _TEXTS, failures)) for _ in range(4)]
+    with serving_in_thread(config_path=config) as server:
+        clients = [threading.Thread(target=_ask, args=(f"http://{server.http}", _TEXTS, failures)) for _ in range(4)]
         for each in clients:
             each.start()
         for each in clients:
             each.join(120)
-        with OpenAI(base_url=f"{server.rest}/v3", api_key="unused") as client:
+        with OpenAI(base_url=f"http://{server.http}/v3", api_key="unused") as client:
             several = client.embeddings.create(model="words", input=[*_TEXTS], encoding_format="float")
             with pytest.raises(BadRequestError, match="Input length 32 longer than allowed 20") as refused:
                 client.embeddings.create(model="words", input="the " * 30)
         body = {"model": "rank", "query": "red cat", "documents": [*_TEXTS], "top_n": 2}
-        ranked = httpx.post(f"{server.rest}/v2/rerank", json=body, timeout=60).json()
-        tokens = httpx.post(f"{server.rest}/v3/tokenize", json={"model": "words", "text": "red"}, timeout=60).json()
+        ranked = server.ask("POST", "/v2/rerank", json=body).json()
+        tokens = server.ask("POST", "/v3/tokenize", json={"model": "words", "text": "red"}).json()
 
     assert failures == []
     assert np.allclose([each.embedding for each in several.data], [_vector(text) for text in _TEXTS], atol=1e-5)
