@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import shutil
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
+import ovmstrio_samples
+from ovmstrio_samples.handler_primes import client as primes
 from tests.support.project_processes import serving_project
 from tests.support.projects import write_project
 from tests.support.waits import WAIT_SECONDS, until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROTO = """
 syntax = "proto3";
@@ -78,4 +80,25 @@ def test_each_connection_belongs_to_one_process(tmp_path: Path, processes: int, 
         with grpc.insecure_channel(server.address) as channel:
             spelled = _method(channel, "unary_stream", "Spell")(StringValue(value="abc"), timeout=WAIT_SECONDS)
             assert [each.value for each in spelled] == ["a", "b", "c"]
+        assert server.stop() == 0
+
+
+def test_primes_are_streamed(tmp_path: Path) -> None:
+    """A stream lasts as long as its client; a number that is too small has the status that the handler chose.
+
+    The sample has a server of its own: messages of client and server cannot be in one process.
+    """
+    project = shutil.copytree(
+        Path(ovmstrio_samples.__file__).parent / "handler_primes", tmp_path / "samples" / "primes"
+    )
+    with serving_project(project, options=("--grpc_bind_address", "127.0.0.1")) as server:
+        assert list(primes.primes(server.address, count=5)) == [2, 3, 5, 7, 11]
+        endless = primes.primes(server.address, 1000)
+        assert list(islice(endless, 3)) == [1009, 1013, 1019]
+        endless.close()  # type: ignore[attr-defined]
+        assert [primes.check(server.address, number) for number in (91, 97)] == [7, 97]
+        with pytest.raises(grpc.RpcError) as refused:
+            primes.check(server.address, 1)
+        assert refused.value.code() is grpc.StatusCode.OUT_OF_RANGE
+        # A stream without an end does not keep the server.
         assert server.stop() == 0
