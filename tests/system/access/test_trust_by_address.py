@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ import pytest
 from tests.support import ir
 from tests.support.ports import free_ports
 from tests.support.processes import OvmsProcess, running
+from tests.support.waits import WAIT_SECONDS, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ATTACK = """
 import socket, struct, sys, time
@@ -42,7 +42,6 @@ client.sendall("\\r\\n".join(lines).encode())
 print(client.makefile().read())
 """
 PATHS = ("/v1/config/reload", "/v2/repository/models/dummy/unload", "/console/api/reload")
-PATIENCE_SECONDS = 20
 
 
 @dataclass(frozen=True)
@@ -96,13 +95,15 @@ def other_machine() -> Iterator[OtherMachine]:
 
 def _wait_refused(server: OvmsProcess, client: str, at_least: int) -> list[str]:
     """Wait until changes of a client have been refused; return the lines about changes."""
-    ends = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < ends:
-        lines = [line for line in server.printed_so_far().splitlines() if "change=" in line]
-        if sum(f"client={client}" in line and "change refused" in line for line in lines) >= at_least:
-            return lines
-        time.sleep(0.05)
-    raise AssertionError(server.printed_so_far())
+
+    def lines() -> list[str]:
+        return [line for line in server.printed_so_far().splitlines() if "change=" in line]
+
+    def are_refused() -> bool:
+        return sum(f"client={client}" in line and "change refused" in line for line in lines()) >= at_least
+
+    until(are_refused, why=server.printed_so_far)
+    return lines()
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -122,4 +123,4 @@ def test_another_machine_changes_nothing(tmp_path: Path, other_machine: OtherMac
         lines = _wait_refused(server, other_machine.far, len(PATHS))
         assert [line for line in lines if "change refused" not in line and "fault repeated" not in line] == []
         assert [line for line in lines if "client=unix" in line or "client=unknown" in line] == []
-        assert httpx.post(f"{server.rest}/v1/config/reload", timeout=20).status_code == 200
+        assert httpx.post(f"{server.rest}/v1/config/reload", timeout=WAIT_SECONDS).status_code == 200

@@ -1,11 +1,8 @@
-"""The real command as systemd starts it: sockets that are there already, news by datagrams, and the units."""
+"""The command as systemd starts it: inherited sockets, and notifications. The tests stop their servers."""
 
 from __future__ import annotations
 
-import configparser
 import json
-import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,9 +19,6 @@ from tests.support import ir
 from tests.support.processes import environment
 from tests.support.projects import write_project
 
-pytestmark = pytest.mark.e2e
-
-_UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 _HANDLER = """
 class Handler:
     def __init__(self, config):
@@ -147,34 +141,3 @@ def test_a_server_that_cannot_load_something_says_so_and_is_not_ready(tmp_path: 
         while not any('model "lost"' in line for line in lines):
             lines += systemd.hear()
         assert "READY=1" not in lines
-
-
-@pytest.mark.parametrize("unit", sorted(path.name for path in _UNITS.iterdir()))
-def test_the_units_say_what_the_server_expects(unit: str) -> None:
-    """Names of sockets, readiness by notification, and signs of life."""
-    parser = configparser.RawConfigParser(strict=False)
-    parser.read(_UNITS / unit)
-    if unit.endswith(".socket"):
-        assert parser["Socket"]["FileDescriptorName"] == unit.removeprefix("ovms-").removesuffix(".socket")
-        assert parser["Socket"]["Service"] == "ovms.service"
-    else:
-        service = parser["Service"]
-        assert (service["Type"], service["KillMode"]) == ("notify", "mixed")
-        assert int(service["WatchdogSec"]) > 0
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here to check its units")
-def test_systemd_understands_the_units(tmp_path: Path) -> None:
-    """Every line of them, with a command that is there."""
-    for path in _UNITS.iterdir():
-        text = path.read_text().replace("/opt/ovms/bin/ovms", sys.executable)
-        (tmp_path / path.name).write_text(text)
-    checked = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *map(str, sorted(tmp_path.iterdir()))],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
-    )
-    assert "ovms" not in checked.stderr, checked.stderr
