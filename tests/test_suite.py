@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,48 +59,11 @@ def test_what_a_process_leaves_behind_is_told_and_ended() -> None:
     assert f"{number} {sys.executable}" in str(told.value)
 
 
-def test_a_process_that_outlives_who_started_it_fails_its_file(tmp_path: Path) -> None:
-    """Though it is nobody's child any more, and none of the output of the tests."""
-    leaving = tmp_path / "test_leaving.py"
-    quiet = "subprocess.Popen(left, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
-    code = f"{_LEAVING}\n{quiet}"
-    leaving.write_text(
-        f"import subprocess, sys\n\ndef test_leave():\n    subprocess.run([sys.executable, '-c', {code!r}])\n"
-    )
-    settings = ["-c", str(PROJECT / "pyproject.toml"), f"--rootdir={PROJECT}", "-p", "tests.conftest"]
-    done = subprocess.run(
-        [*PYTEST, *settings, str(leaving)], cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert "still running after the last test of this file" in done.stdout
-    assert "1 passed, 1 error" in done.stdout
-
-
 def test_processes_that_tests_start_keep_nothing_in_the_users_own_folder() -> None:
     """Neither trials nor compiled models, which are left there for every server of the user."""
     code = "from platformdirs import user_cache_path; print(user_cache_path('ovmstrio'))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert not Path(told.stdout.strip()).is_relative_to(Path.home() / ".cache")
-
-
-@pytest.fixture(scope="module")
-def spoilt() -> Iterator[logging.Logger]:
-    """A logger with a handler, of which a test of this module makes something else."""
-    logger = logging.getLogger("ovmstrio.of_a_test")
-    mine = logging.NullHandler()
-    logger.addHandler(mine)
-    yield logger
-    logger.removeHandler(mine)
-
-
-@pytest.mark.parametrize("time", ["first", "second"])
-def test_a_logger_is_what_it_was_before_the_last_test(spoilt: logging.Logger, time: str) -> None:
-    """Whatever a test sets of it; handlers that were there stay, those of the test are closed."""
-    assert [type(each) for each in spoilt.handlers] == [logging.NullHandler], time
-    assert (spoilt.filters, spoilt.propagate, spoilt.disabled, spoilt.level) == ([], True, False, logging.NOTSET)
-    spoilt.handlers[:] = [logging.StreamHandler()]
-    spoilt.addFilter(lambda record: False)
-    spoilt.propagate, spoilt.disabled = False, True
-    spoilt.setLevel(logging.CRITICAL)
 
 
 def test_properties_have_all_their_examples_in_slow_runs(pytestconfig: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""Pipelines of Ops by the real command: scripts as users have them, called in every way there is."""
+"""Pipelines of Ops by ``ovms serve``, ``ovms run`` and Python. The tests stop their servers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.runtimes.ops.process_info import list_processes
 from paddle_serving_server.pipeline import PipelineClient
 from tests.support.ports import free_ports
-from tests.support.processes import START_TIMEOUT_SECONDS, OvmsProcess, run_ovms, running, serving
+from tests.support.processes import OvmsProcess, run_ovms, running, serving
+from tests.support.waits import WAIT_SECONDS
 from tests.support.whole_ends import end_of_output
-
-pytestmark = pytest.mark.e2e
 
 SCRIPT = """
 import os
@@ -66,7 +65,6 @@ ocr_service = OcrService(name="ocr")
 ocr_service.prepare_pipeline_config("config.yml")
 ocr_service.run_service()
 """
-TIMEOUT_SECONDS = 20
 
 
 @pytest.fixture
@@ -85,7 +83,7 @@ def _write_config(folder: Path, *lines: str) -> tuple[int, int]:
 
 def _post(server: OvmsProcess, x: str, **fields: Any) -> Any:
     body = {"key": ["x", *fields], "value": [x, *fields.values()]}
-    answer = httpx.post(f"{server.rest}/ocr/prediction", json=body, timeout=TIMEOUT_SECONDS, trust_env=False)
+    answer = httpx.post(f"{server.rest}/ocr/prediction", json=body, timeout=WAIT_SECONDS, trust_env=False)
     assert answer.status_code == 200
     return answer.json()
 
@@ -110,8 +108,8 @@ def test_every_way_in(project: Path) -> None:
         assert entry.pid == server.process.pid
         assert [f"127.0.0.1:{entry.port[0]}", f"http://127.0.0.1:{entry.port[1]}"] == [server.grpc, server.rest]
         stop = [sys.executable, "-m", "paddle_serving_server.serve", "stop", "--port", str(entry.port[0])]
-        subprocess.run(stop, check=True, stdout=subprocess.DEVNULL, timeout=TIMEOUT_SECONDS)
-        assert server.process.wait(5) == 0
+        subprocess.run(stop, check=True, stdout=subprocess.DEVNULL, timeout=WAIT_SECONDS)
+        assert server.process.wait(WAIT_SECONDS) == 0
         for port in entry.port:
             socket.create_server(("127.0.0.1", port or 0)).close()
     assert list_processes(project) == []
@@ -122,12 +120,12 @@ def test_every_way_in(project: Path) -> None:
 def _check_client(server: OvmsProcess) -> None:
     client = PipelineClient()
     client.connect([server.grpc])
-    assert _values(client.predict({"x": "1,2"}, fetch=["y"], timeout=TIMEOUT_SECONDS)) == "[3.0, 5.0]"
+    assert _values(client.predict({"x": "1,2"}, fetch=["y"], timeout=WAIT_SECONDS)) == "[3.0, 5.0]"
     array = {"x": np.array([3, 4], np.int64)}
     for as_bytes in (False, True):
         assert _values(client.predict(array, pack_tensor_format=True, use_tensor_bytes=as_bytes)) == "[7.0, 9.0]"
     futures = [client.predict({"x": str(number)}, asyn=True) for number in range(100)]
-    answers = [_values(future.result(TIMEOUT_SECONDS)) for future in futures]
+    answers = [_values(future.result(WAIT_SECONDS)) for future in futures]
     assert answers == [f"[{2.0 * number + 1}]" for number in range(100)]
     assert "pipeline.profile" in client.predict({"x": "1"}, profile=True).key
     client.release()
@@ -139,20 +137,20 @@ def _check_messages(server: OvmsProcess) -> None:
     wrong = REQUEST(key=["x"], value=["1"], name="other").SerializeToString()
     with grpc.insecure_channel(server.grpc) as channel:
         ask = channel.unary_unary(METHOD, response_deserializer=RESPONSE.FromString)
-        assert [_values(ask(each, timeout=TIMEOUT_SECONDS)) for each in (older, newer)] == ["[3.0]", "[3.0]"]
-        assert ask(wrong, timeout=TIMEOUT_SECONDS).err_no == 3002
+        assert [_values(ask(each, timeout=WAIT_SECONDS)) for each in (older, newer)] == ["[3.0]", "[3.0]"]
+        assert ask(wrong, timeout=WAIT_SECONDS).err_no == 3002
 
 
 def _check_kserve(server: OvmsProcess) -> None:
     from tritonclient.grpc import InferenceServerClient, InferInput
 
     given = {"name": "x", "shape": [1], "datatype": "BYTES", "data": ["1,2"]}
-    answer = httpx.post(f"{server.rest}/v2/models/ocr/infer", json={"inputs": [given]}, timeout=TIMEOUT_SECONDS)
+    answer = httpx.post(f"{server.rest}/v2/models/ocr/infer", json={"inputs": [given]}, timeout=WAIT_SECONDS)
     assert answer.json()["outputs"][0] == {"name": "y", "shape": [1], "datatype": "BYTES", "data": ["[3.0, 5.0]"]}
     with InferenceServerClient(server.grpc) as client:
         tensor = InferInput("x", [2], "FP32")
         tensor.set_data_from_numpy(np.array([1, 2], np.float32))
-        result = client.infer("ocr", [tensor], client_timeout=TIMEOUT_SECONDS)
+        result = client.infer("ocr", [tensor], client_timeout=WAIT_SECONDS)
     assert result.as_numpy("y").tolist() == [b"[3.0, 5.0]"]
 
 
@@ -199,8 +197,8 @@ def test_the_end_waits_for_what_runs(project: Path) -> None:
         asking.start()
         with gate.open("w"):  # opens once the Op reads, which it does until this is closed
             server.process.send_signal(signal.SIGTERM)
-        asking.join(TIMEOUT_SECONDS)
-        assert server.process.wait(TIMEOUT_SECONDS) == 0
+        asking.join(WAIT_SECONDS)
+        assert server.process.wait(WAIT_SECONDS) == 0
     assert [answer["value"][0] for answer in answers] == ["[3.0]"]
 
 
@@ -215,7 +213,7 @@ def test_a_hook_that_never_returns_does_not_keep_the_server(project: Path, *, is
         asking.start()
         with gate.open("w"):  # the Op reads until it is closed
             code, output = server.stop()
-        asking.join(TIMEOUT_SECONDS)
+        asking.join(WAIT_SECONDS)
         assert code == 1, output
         assert "requests cut" in output
         assert not asking.is_alive()
@@ -228,10 +226,10 @@ def _ask_in_vain(server: OvmsProcess, gate: Path) -> None:
         return
 
 
-def _read_soon(pipe: Path) -> str:
-    """Read what somebody writes into a named pipe, who may never come."""
+def _read_pipe(pipe: Path) -> str:
+    """Read from a named pipe, to which no process may ever write."""
     with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)) as reader:
-        assert select.select([reader], [], [], START_TIMEOUT_SECONDS)[0], f"nobody has written to {pipe}"
+        assert select.select([reader], [], [], WAIT_SECONDS)[0], f"nobody has written to {pipe}"
         return reader.read()
 
 
@@ -244,7 +242,7 @@ def test_a_start_that_takes_long_can_be_ended(project: Path, *, is_thread_op: bo
     noting = 'self.factor = open("gate", "w").write(str(os.getpid())) or open("gate").read()'
     (project / "web_service.py").write_text(SCRIPT.replace("self.factor = 2.0", noting))
     with running("run", "web_service.py", grpc=rpc, rest=http, ready=False) as server:
-        worker = int(_read_soon(gate))
+        worker = int(_read_pipe(gate))
         assert (worker == server.process.pid) is is_thread_op
         code, output = server.stop()
     assert code == 0, output

@@ -1,71 +1,32 @@
-"""The samples of services, run as their READMEs say and asked by their own clients; and an example of the original."""
+"""The sample that reads pictures, and the example of the original package, by ``ovms run``."""
 
 from __future__ import annotations
 
 import base64
-import re
-import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 from PIL import Image
 from platformdirs import user_cache_path
 
-import ovmstrio_samples
 from ovmstrio.client.pipeline import PipelineClient
-from ovmstrio_samples.calling import call
 from ovmstrio_samples.catalog import BY_NAME
-from ovmstrio_samples.ops_diamond import client as diamond
 from ovmstrio_samples.ops_ocr import client as ocr
-from ovmstrio_samples.ops_regression import client as regression
 from ovmstrio_samples.preparing import prepare_sample
 from tests.support.original_package import unpack_original
 from tests.support.processes import OvmsProcess
 from tests.support.service_processes import running_service
+from tests.support.waits import WAIT_SECONDS
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
-SAMPLES = Path(ovmstrio_samples.__file__).parent
 CACHE = user_cache_path("ovmstrio") / "wheels"
 UCI = "0.0137, -0.1136, 0.2553, -0.0692, 0.0582, -0.0727, -0.1583, -0.0584, 0.6283, 0.4919, 0.1856, 0.0795, -0.0332"
 """A sample of the original's documentation, for which it gives 18.901152."""
-
-
-def _copy(name: str, folder: Path) -> Path:
-    copied: Path = shutil.copytree(SAMPLES / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return copied
-
-
-def test_regression_in_processes(tmp_path: Path) -> None:
-    """One flower or three in a request, the widths come back row by row; text that is no flower fails alone."""
-    sizes = [each for each, _ in regression.FLOWERS]
-    with running_service(_copy("ops_regression", tmp_path)) as server:
-        assert regression.widths(server.rest, sizes) == pytest.approx([0.2162, 1.4848, 2.3338], abs=1e-3)
-        assert regression.widths(server.rest, sizes[:1]) == pytest.approx([0.2162], abs=1e-3)
-        with pytest.raises(SystemExit, match=r"error 10000: .*could not convert string to float"):
-            call(f"{server.rest}/petal/prediction", {"x": "5.1,3.5,long"})
-        with pytest.raises(SystemExit, match=r"error 5000: .*feed shapes do not fit"):
-            regression.widths(server.rest, [(1.0, 2.0)])
-        assert regression.widths(server.rest, sizes[1:2]) == pytest.approx([1.4848], abs=1e-3)
-        assert server.stop(signal.SIGTERM)[0] == 0
-
-
-def test_diamond_in_batches(tmp_path: Path) -> None:
-    """Every client gets its own flower's width, though their rows are inferred together."""
-    sizes = [regression.FLOWERS[number % 3][0] for number in range(48)]
-    with running_service(_copy("ops_diamond", tmp_path)) as server, ThreadPoolExecutor(48) as pool:
-        answers = list(pool.map(lambda each: diamond.estimate(server.rest, each), sizes))
-        metrics = server.get("/metrics").text
-    np.testing.assert_allclose(answers[:3], [(0.2176, 0.0028), (1.5378, 0.1062), (2.2327, 0.2023)], atol=2e-3)
-    assert answers == answers[:3] * 16
-    for op in ("all_sizes", "petal_only"):
-        (batches,) = re.findall(rf'ovmstrio_op_batch_size_count{{op="{op}"}} (\S+)', metrics)
-        assert 3 <= float(batches) < 48
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +41,6 @@ def ocr_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OvmsProcess
         yield server
 
 
-@pytest.mark.slow
 def test_a_photographed_page_is_read(ocr_server: OvmsProcess) -> None:
     """The words of the page come back in their order, to clients that ask at the same time, too."""
     with ThreadPoolExecutor(4) as pool:
@@ -92,18 +52,18 @@ def test_a_photographed_page_is_read(ocr_server: OvmsProcess) -> None:
     assert places == sorted(places)
 
 
-@pytest.mark.slow
 def test_a_picture_without_text_has_no_lines(ocr_server: OvmsProcess, tmp_path: Path) -> None:
     """An empty page says nothing, and its answer comes without the model that reads."""
     Image.new("RGB", (320, 200), "white").save(tmp_path / "empty.png")
     assert ocr.read_text(ocr_server.rest, tmp_path / "empty.png") == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("image", ["", "no base64", base64.b64encode(b"no picture").decode()])
 def test_what_is_no_picture_has_an_error_of_the_service(ocr_server: OvmsProcess, image: str) -> None:
     """The code is the script's own, and the words are its."""
-    answer = httpx.post(f"{ocr_server.rest}/ocr/prediction", json={"key": ["image"], "value": [image]}).json()
+    answer = httpx.post(
+        f"{ocr_server.rest}/ocr/prediction", json={"key": ["image"], "value": [image]}, timeout=WAIT_SECONDS
+    ).json()
     assert (answer["err_no"], "no picture" in answer["err_msg"], answer["key"]) == (101, True, [])
 
 
@@ -113,7 +73,6 @@ def example(tmp_path: Path) -> Path:
     return unpack_original(tmp_path) / "paddle_serving_server" / "env_check" / "simple_web_service"
 
 
-@pytest.mark.slow
 def test_the_originals_example_gives_its_documented_answer(example: Path) -> None:
     """Script, model and settings as they were published, over both protocols, one row and two."""
     script = (example / "web_service.py").read_bytes()
@@ -122,7 +81,7 @@ def test_the_originals_example_gives_its_documented_answer(example: Path) -> Non
         client.connect([server.grpc])
         for x, price in ((UCI, "[[18.901152]]"), (f"{UCI};{UCI}", "[[18.901152]\n [18.901152]]")):
             body = {"key": ["x"], "value": [x]}
-            answer = httpx.post(f"{server.rest}/uci/prediction", json=body, timeout=30).json()
+            answer = httpx.post(f"{server.rest}/uci/prediction", json=body, timeout=WAIT_SECONDS).json()
             assert answer == {"err_no": 0, "err_msg": "", "key": ["price"], "value": [price], "tensors": []}
             assert client.predict({"x": x}).value == [price]
         client.release()
