@@ -21,7 +21,6 @@ errors = pytest.importorskip("ovmsclient.tfs_compat.base.errors")
 
 SEQUENCE_START = 1
 SEQUENCE_END = 2
-MAX_SEQUENCES = 3
 VALUES = np.array([[1, 2.5, -3], [4, 5, 6]], np.float32)
 
 
@@ -36,7 +35,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]
         "image": (ir.image_passthrough(batch=-1), {}),
         "lstm": (ir.lstm(), {"stateful": True}),
         "stateful_model": (ir.accumulator(), {"stateful": True}),
-        "few_sequences": (ir.accumulator(), {"stateful": True, "max_sequence_number": MAX_SEQUENCES}),
     }
     entries = [
         {"name": name, "base_path": str(ir.save(model, folder, name)), "plugin_config": EXACT, **options}
@@ -171,7 +169,7 @@ def _post(server: ServedInThread, model: str, document: Any) -> Any:
 def test_the_configuration_has_the_status_of_each_model(server: ServedInThread) -> None:
     """``/v1/config`` has the document of ``/v1/models/NAME`` for each model."""
     config = server.ask("GET", "/v1/config").json()
-    assert set(config) == {"dummy", "two", "strings", "image", "lstm", "stateful_model", "few_sequences"}
+    assert set(config) == {"dummy", "two", "strings", "image", "lstm", "stateful_model"}
     assert config["dummy"] == server.ask("GET", "/v1/models/dummy").json()
     assert server.ask("GET", "/v1/models/dummy:predict").status_code == 406
 
@@ -208,66 +206,6 @@ def test_concurrent_sequences_have_states_of_their_own(server: ServedInThread) -
     again = _step(server, 7, sequence_id=[500], sequence_control_input=[SEQUENCE_START])
     assert _sum(again, 500) == 7
     assert _sum(_step(server, 1, sequence_id=[500], sequence_control_input=[SEQUENCE_END]), 500) == 8
-
-
-def test_refusals_of_sequences(server: ServedInThread) -> None:
-    """Each has the status and text of the documentation, and leaves the sequence as it was."""
-    assert _sum(_step(server, 1, sequence_id=[77], sequence_control_input=[SEQUENCE_START]), 77) == 1
-    no_tensor = "Could not parse input content. Not valid ndarray detected"
-    cases: list[tuple[dict[str, Any], int, str]] = [
-        ({"sequence_id": [78]}, 404, "Sequence with provided ID does not exist"),
-        (
-            {"sequence_id": [78], "sequence_control_input": [SEQUENCE_END]},
-            404,
-            "Sequence with provided ID does not exist",
-        ),
-        (
-            {"sequence_id": [77], "sequence_control_input": [SEQUENCE_START]},
-            409,
-            "Sequence with provided ID already exists",
-        ),
-        ({}, 400, "Sequence ID has not been provided in request inputs"),
-        ({"sequence_id": [0]}, 400, "Sequence ID has not been provided in request inputs"),
-        ({"sequence_control_input": [SEQUENCE_END]}, 400, "Sequence ID has not been provided in request inputs"),
-        ({"sequence_id": [77], "sequence_control_input": [3]}, 400, "Unexpected value of sequence control input"),
-        ({"sequence_id": 77}, 400, "Special input proto does not contain tensor shape information"),
-        ({"sequence_id": [77, 77]}, 400, "Invalid input shape"),
-        ({"sequence_id": []}, 400, "Invalid input shape"),
-        ({"sequence_id": [[77]]}, 400, no_tensor),
-        ({"sequence_id": [77.5]}, 400, no_tensor),
-        ({"sequence_id": ["77"]}, 400, no_tensor),
-        ({"sequence_id": [-77]}, 400, no_tensor),
-        (
-            {"sequence_id": [77], "sequence_control_input": [2**32]},
-            400,
-            "Could not find sequence control input in expected tensor proto field uint32_val",
-        ),
-        ({"sequence_id": [77], "z": [[1, 2]]}, 400, "Invalid number of inputs"),
-        ({"sequence_id": [77], "x": [[1, 2, 3]]}, 400, "Invalid input shape"),
-    ]
-    for special, status, text in cases:
-        answer = _step(server, 1, **special)
-        assert answer.status_code == status, (special, answer.text)
-        assert answer.json()["error"].startswith(text), (special, answer.text)
-    by_rows = _post(server, "stateful_model", {"instances": [{"x": [1, 1], "sequence_id": [77]}]})
-    assert by_rows.status_code == 400
-    assert by_rows.json()["error"].startswith("Invalid number of shape dimensions")
-    assert _sum(_step(server, 1, sequence_id=[77], sequence_control_input=[SEQUENCE_END]), 77) == 2
-
-
-def test_no_more_sequences_than_configured(server: ServedInThread) -> None:
-    """One more is refused until one ends."""
-
-    def step(**special: Any) -> Any:
-        return _step(server, 1, model="few_sequences", **special)
-
-    for identity in range(1, MAX_SEQUENCES + 1):
-        assert _sum(step(sequence_control_input=[SEQUENCE_START]), identity) == 1
-    refused = step(sequence_control_input=[SEQUENCE_START])
-    assert refused.status_code == 503
-    assert refused.json()["error"].startswith("Max sequence number has been reached")
-    assert _sum(step(sequence_id=[2], sequence_control_input=[SEQUENCE_END]), 2) == 2
-    assert step(sequence_control_input=[SEQUENCE_START]).status_code == 200
 
 
 def test_sequences_are_shared_with_kserve(server: ServedInThread) -> None:

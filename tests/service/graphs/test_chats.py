@@ -156,17 +156,6 @@ def test_a_graph_is_a_chat_whole_and_as_a_stream(served: tuple[ServedInThread, P
     assert plain.choices[0].finish_reason == "length"
 
 
-def test_an_endless_generator_ends_with_enough_tokens_or_a_stop_string(served: tuple[ServedInThread, Path]) -> None:
-    """What OpenAI's clients ask for is done by the server, whatever the node knows of it."""
-    with _client(served[0]) as client:
-        long = _ask(client, "on and on", max_tokens=40)
-        stopped = _ask(client, "on and on", stop=[" 12. "], stream=True)
-        text = "".join(each.choices[0].delta.content or "" for each in stopped)
-    assert long.choices[0].message.content.endswith("on and on 40. ")
-    assert (long.choices[0].finish_reason, long.usage.completion_tokens) == ("length", 40)
-    assert text.endswith("on and on 11. on and on")
-
-
 def test_what_user_code_raises_is_an_error_of_openais_form_before_and_within_a_stream(
     served: tuple[ServedInThread, Path],
 ) -> None:
@@ -181,22 +170,6 @@ def test_what_user_code_raises_is_an_error_of_openais_form_before_and_within_a_s
         with pytest.raises(openai.APIError, match=r"ValueError: no further .*handler.py:15"):
             list(chunks)
     assert told == ["", "so far"]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("n", 2),
-        ("logprobs", True),
-        ("tools", [{"type": "function", "function": {"name": "f", "parameters": {}}}]),
-        ("response_format", {"type": "json_object"}),
-    ],
-)
-def test_what_no_graph_can_do_names_the_field(served: tuple[ServedInThread, Path], field: str, value: Any) -> None:
-    """Nothing is done in half."""
-    with _client(served[0]) as client, pytest.raises(openai.BadRequestError, match="graph of user code") as caught:
-        _ask(client, "hello", **{field: value})
-    assert caught.value.param == field
 
 
 def test_a_graph_that_makes_no_text_is_refused(served: tuple[ServedInThread, Path]) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import openvino as ov
 import openvino.opset13 as op
@@ -120,48 +119,6 @@ def _faces() -> dict[str, Any]:
     )
 
 
-def _blur() -> dict[str, Any]:
-    image = _from("request", "image")
-    params = _pictures(_WIDTH, _HEIGHT, confidence_threshold="0.5", gaussian_blur_kernel_size="9")
-    return _pipeline(
-        "blur",
-        ["image"],
-        [
-            _model("detect", "blur_detector", {"image": image}, ["detection"]),
-            _custom(
-                "blur",
-                "face_blur",
-                {"image": image, "detection": _from("detect", "detection")},
-                ["image"],
-                params=params,
-            ),
-        ],
-        {"image": _from("blur", "image")},
-    )
-
-
-def _text() -> dict[str, Any]:
-    image = _from("request", "image")
-    params = _pictures(16, 4, confidence_threshold="0.5", convert_to_gray_scale="true")
-    return _pipeline(
-        "text",
-        ["image"],
-        [
-            _model("detect", "text_detector", {"image": image}, ["detection"]),
-            _custom(
-                "extract",
-                "horizontal_ocr",
-                {"image": image, "boxes": _from("detect", "detection")},
-                ["text_images", "text_coordinates", "confidence_levels"],
-                params=params,
-                demultiply_count=-1,
-            ),
-            _model("read", "reader", {"image": _from("extract", "text_images")}, ["mean"]),
-        ],
-        {"texts": _from("read", "mean"), "coordinates": _from("extract", "text_coordinates")},
-    )
-
-
 def _encoded() -> dict[str, Any]:
     """Take pictures with their channels last, which may come as files."""
     image = _from("request", "image")
@@ -246,8 +203,6 @@ def _config(folder: Path, *pipelines: dict[str, Any]) -> Path:
     container = "/ovms/lib/custom_nodes/libcustom_node_"
     builtin = {
         "object_detection": f"{container}model_zoo_intel_object_detection.so",
-        "face_blur": f"{container}face_blur.so",
-        "horizontal_ocr": f"{container}horizontal_ocr.so",
         "add_one": "add_one",
         "fussy": "fussy.py",
     }
@@ -257,8 +212,7 @@ def _config(folder: Path, *pipelines: dict[str, Any]) -> Path:
     config = {
         "model_config_list": [{"config": settings} for settings in models.values()],
         "custom_node_library_config_list": [{"name": name, "base_path": path} for name, path in builtin.items()],
-        "pipeline_config_list": pipelines
-        or [_faces(), _blur(), _text(), _encoded(), _dynamic_batch(), _chain(), _plus_two(), _shout()],
+        "pipeline_config_list": pipelines or [_faces(), _encoded(), _dynamic_batch(), _chain(), _plus_two(), _shout()],
     }
     path = folder / "config.json"
     path.write_text(json.dumps(config))
@@ -267,15 +221,9 @@ def _config(folder: Path, *pipelines: dict[str, Any]) -> Path:
 
 def _write_models(folder: Path) -> None:
     found = np.array(_FOUND, np.float32).reshape(1, 1, -1, 7)
-    boxes = np.array([[0, 0, 30, 20, 0.9], [5, 5, 9, 9, 0.1], [30, 20, 60, 40, 0.7]], np.float32)
-    blurred = np.zeros((1, 1, 200, 7), np.float32)
-    blurred[0, 0, 0] = _FOUND[0]
     models = {
         "face_detector": _detector(found),
-        "blur_detector": _detector(blurred),
-        "text_detector": _detector(boxes),
         "brightness": _brightness(3, 6, 8),
-        "reader": _brightness(1, 4, 16),
         "plus_one": _shift(1),
     }
     for name, model in models.items():
@@ -332,25 +280,6 @@ def test_what_is_found_is_cut_out_and_looked_at(server: ServedInThread, protocol
     np.testing.assert_array_equal(again, brightness)
 
 
-def test_faces_are_blurred(server: ServedInThread, protocol: Any) -> None:
-    """The part that was found is smoother than before, and all else is as it was."""
-    picture = _picture()
-    picture[0, :, 10, 15] = 255
-    (blurred,) = _call(server, protocol, "blur", ["image"], image=picture)
-    assert blurred.shape == picture.shape
-    assert (blurred[0, :, 10, 15] < 60).all()
-    assert (blurred[0, :, 10, 16] > picture[0, :, 10, 16]).all()
-    np.testing.assert_array_equal(blurred[0, :, 20:], picture[0, :, 20:])
-
-
-def test_lines_of_text_go_to_the_reader_in_grey(server: ServedInThread, protocol: Any) -> None:
-    """Boxes in pixels become grey parts, each read by itself."""
-    texts, coordinates = _call(server, protocol, "text", ["texts", "coordinates"], image=_picture())
-    np.testing.assert_array_equal(coordinates[:, 0], [[0, 0, 30, 20], [30, 20, 30, 20]])
-    grey = [0.114 * 10 + 0.587 * 20 + 0.299 * 30, 0.114 * 200 + 0.587 * 210 + 0.299 * 220]
-    np.testing.assert_allclose(texts[:, 0, 0], grey, atol=1)
-
-
 def test_a_picture_may_come_as_a_file(server: ServedInThread, protocol: Any) -> None:
     """A PNG in BYTES gives what its pixels do, blue first."""
     pixels = _picture().transpose(0, 2, 3, 1)
@@ -385,20 +314,6 @@ def test_strings_go_in_and_come_out(server: ServedInThread, protocol: Any) -> No
     assert loud.tolist() == [b"ZEBRA", b"", b"STRING_123"]
 
 
-def test_metadata_names_the_inputs_of_the_pipeline(server: ServedInThread, protocol: Any) -> None:
-    """Names are the pipeline's, shapes those of the nodes, with the split dimension in front."""
-    url = server.grpc if protocol is tritonclient.grpc else server.http
-    with protocol.InferenceServerClient(url) as client:
-        assert client.is_model_ready("faces")
-        options = {"as_json": True} if protocol is tritonclient.grpc else {}
-        faces, batch = (client.get_model_metadata(name, **options) for name in ("faces", "dynamic_batch"))
-    shapes = {tensor["name"]: [int(size) for size in tensor["shape"]] for tensor in faces["outputs"]}
-    assert shapes["brightness"] == [-1, 1, 3]
-    assert shapes["images"] == [-1, 1, 3, 6, 8]
-    assert [int(size) for size in batch["inputs"][0]["shape"]] == [-1, 1, 10]
-    assert faces["versions"] == ["1"]
-
-
 def test_nothing_found_is_an_error_of_its_own(server: ServedInThread) -> None:
     """A black picture has nothing to split: ABORTED over gRPC, 204 over REST."""
     black = np.zeros((1, 3, _HEIGHT, _WIDTH), np.float32)
@@ -421,29 +336,3 @@ def test_a_failing_node_is_named(server: ServedInThread, protocol: Any) -> None:
         _call(server, protocol, "shout", [], text=np.array([b"rude words"], object))
     (loud,) = _call(server, protocol, "shout", ["loud_string"], text=np.array([b"kind"], object))
     assert loud.tolist() == [b"KIND"]
-
-
-def _reload(server: ServedInThread) -> httpx.Response:
-    return server.ask("POST", "/v1/config/reload")
-
-
-def test_a_reload_that_fails_leaves_the_old_pipeline_serving(tmp_path: Path) -> None:
-    """A pipeline with a wrong node is refused with its problem; the one before goes on, until a good one comes."""
-    _write_models(tmp_path)
-    given = np.arange(10, dtype=np.float32).reshape(1, 10)
-    config = _config(tmp_path, _plus_two())
-    with serving_in_thread(config_path=config, file_system_poll_wait_seconds=0) as server:
-        broken = _plus_two()
-        broken["nodes"][1]["model_name"] = "plus_three"
-        _config(tmp_path, broken)
-        answer = _reload(server)
-        assert not answer.is_success
-        assert "plus_three" in answer.text
-        (y,) = _call(server, tritonclient.grpc, "plus_two", ["y"], x=given)
-        np.testing.assert_array_equal(y, given + 2)
-        shorter = _plus_two() | {"outputs": [{"y": _from("one", "y")}]}
-        del shorter["nodes"][1]
-        _config(tmp_path, shorter)
-        assert _reload(server).is_success
-        (y,) = _call(server, tritonclient.grpc, "plus_two", ["y"], x=given)
-        np.testing.assert_array_equal(y, given + 1)

@@ -22,7 +22,7 @@ from tests.support.waits import WAIT_SECONDS
 async def _until(probe: httpx.AsyncClient, status: int) -> httpx.Response:
     """Request the readiness until it has a status, and return the answer."""
     with trio.fail_after(WAIT_SECONDS):
-        while (answer := await probe.get("/v2/health/ready")).status_code != status:
+        while (answer := await probe.get("/v2/health/ready")).status_code != status:  # noqa: ASYNC110 - of a client
             await trio.sleep(0.02)
     return answer
 

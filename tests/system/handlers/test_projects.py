@@ -6,14 +6,12 @@ import concurrent.futures
 import json
 import os
 import signal
-import ssl
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-import trustme
 
 from tests.support.project_processes import ProjectProcess, serving_project
 from tests.support.system_servers import PROJECT_HANDLER, write_handler_project
@@ -208,25 +206,6 @@ def test_readiness_begins_after_the_constructor_and_ends_before_the_listener(tmp
         assert server.wait_end() == 0
 
 
-def test_a_second_signal_ends_the_server_with_calls_in_flight(tmp_path: Path) -> None:
-    """The client of the call gets no answer."""
-    waiting, never = tmp_path / "waiting", tmp_path / "never"
-    with (
-        serving_project(write_handler_project(tmp_path)) as server,
-        concurrent.futures.ThreadPoolExecutor() as pool,
-    ):
-        call = pool.submit(server.ask, path=f"/?wait={waiting}&until={never}")
-        until(lambda: _has_files(waiting, 1))
-        server.process.send_signal(signal.SIGTERM)
-        server.wait_logged(lambda line: line["message"] == "draining")
-        server.process.send_signal(signal.SIGTERM)
-        server.wait_logged(lambda line: line["message"] == "stopping at once")
-        with pytest.raises(httpx.TransportError):
-            call.result()
-        never.touch()
-        server.wait_end()
-
-
 @ONE_AND_MORE
 def test_an_end_that_cuts_calls_is_an_exit_code(tmp_path: Path, processes: int) -> None:
     """After ``--drain_seconds`` the exit code is 1; the log counts the cut calls, and is of the requested form."""
@@ -267,55 +246,6 @@ def test_a_server_that_is_not_ready_ends_without_delay(tmp_path: Path, processes
         server.wait_end()
         assert [line["levelname"] for line in server.log() if line["levelname"] == "ERROR"] == []
         assert not any(line["message"] == "serving" for line in server.log())
-
-
-@ONE_AND_MORE
-def test_one_limit_holds_for_all_processes(tmp_path: Path, processes: int) -> None:
-    """Calls beyond the limit are refused at once; failed calls and ended processes make room."""
-    waiting, go = tmp_path / "waiting", tmp_path / "go"
-    file = write_handler_project(tmp_path, processes=processes, threads_per_process=1, max_concurrency=2)
-    with serving_project(file) as server, concurrent.futures.ThreadPoolExecutor() as pool:
-        calls = [pool.submit(server.ask, path=f"/?wait={waiting}&until={go}") for _ in range(3)]
-        refused = next(concurrent.futures.as_completed(calls)).result()
-        go.touch()
-        assert refused.status_code == 503
-        assert sorted(each.result().status_code for each in calls) == [200, 200, 503]
-        assert server.ask("POST", json=1).status_code == 500
-        if processes > 1:
-            _expect_killed(server)
-            server.wait_file(exists=True)
-        assert [server.ask().status_code for _ in range(4)] == [200] * 4
-
-
-@ONE_AND_MORE
-def test_a_project_is_served_over_tls(tmp_path: Path, processes: int) -> None:
-    """Connections go to processes before the handshake; clients without a certificate are refused."""
-    authority = trustme.CA()
-    certificate = authority.issue_cert("127.0.0.1")
-    key, chain, ca = tmp_path / "key.pem", tmp_path / "chain.pem", tmp_path / "ca.pem"
-    certificate.private_key_pem.write_to_path(key)
-    chain.write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
-    authority.cert_pem.write_to_path(ca)
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    stranger = ssl.create_default_context()
-    authority.configure_trust(stranger)
-    authority.issue_cert("client@localhost").configure_cert(context)
-    file = write_handler_project(tmp_path, processes=processes, max_concurrency=1)
-    with (
-        serving_project(file, "--tls_cert", str(chain), "--tls_key", str(key), "--client_ca", str(ca)) as server,
-        httpx.Client(base_url=f"https://{server.address}", verify=context, trust_env=False) as client,
-    ):
-        pids = {client.get("/").json()["pid"]}
-        assert client.get("/info").json() == {}
-        pids |= {httpx.get(f"https://{server.address}", verify=context, trust_env=False).json()["pid"] for _ in "abcd"}
-        assert len(pids) == processes
-        with pytest.raises(httpx.TransportError):
-            httpx.get(f"https://{server.address}", verify=stranger, trust_env=False)
-        with pytest.raises(httpx.TransportError):
-            server.ask()
-        assert client.get("/").status_code == 200
-        assert server.stop() == 0
 
 
 def _expect_killed(server: ProjectProcess) -> None:

@@ -1,11 +1,10 @@
-"""The console and profiles of ``ovms serve --workers``: each worker gives the answer of the server."""
+"""The console of ``ovms serve --workers``: each worker gives the answer of the server."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -90,28 +89,6 @@ def test_each_worker_shows_the_calls_of_both(servers: SystemServers) -> None:
     assert {line["worker"] for line in lines} == {0, 1}
     # The printed lines name the worker, too.
     assert all(line["facts"]["worker"] == str(line["worker"]) for line in lines)
-
-
-def test_a_profile_has_the_threads_of_both_workers(servers: SystemServers) -> None:
-    """Calls through one worker have their layers timed in the profile that the other worker takes."""
-    server = servers.serving("workers")
-    with each_worker(server) as (first, second):
-        profiles: list[Any] = []
-
-        def profile() -> None:
-            profiles.append(second.post("/v2/profile", json={"seconds": 1, "rate": 50}).json())
-
-        profiling = threading.Thread(target=profile)
-        profiling.start()
-        while profiling.is_alive():
-            first.post("/v2/models/dummy/infer", json=ROW).raise_for_status()
-        profiling.join()
-    (found,) = profiles
-    assert found["silent"] == []
-    assert {each["worker"] for each in found["threads"] if each["name"] == "event loop"} == {0, 1}
-    assert [each["worker"] for each in found["workers"]] == [0, 1]
-    (model,) = (each for each in found["models"] if each["name"] == "dummy")
-    assert (model["calls"] > 0, "layers" in model) == (True, True)
 
 
 def test_a_stuck_worker_is_named_and_not_waited_for(servers: SystemServers) -> None:

@@ -77,19 +77,6 @@ def test_all_workers_use_one_engine_and_answer_alike(servers: SystemServers) -> 
     assert 0 < sample(server, "ovmstrio_llm_kv_cache_bytes") <= 2**30 / 10 + 1
 
 
-@pytest.mark.slow
-def test_a_client_that_leaves_ends_its_request_in_the_engine(servers: SystemServers) -> None:
-    """Whichever worker had the connection, the engine stops long before the requested count of tokens."""
-    server = servers.serving("generation_workers")
-    before = sample(server, "ovmstrio_llm_generation_tokens_total")
-    with each_worker(server) as clients:
-        for client in clients:
-            with client.stream("POST", "/v3/chat/completions", json=_body(**LONG)) as answer:
-                assert next(answer.iter_lines()).startswith("data: {")
-    until(lambda: sample(server, "ovmstrio_llm_requests_running") == 0)
-    assert sample(server, "ovmstrio_llm_generation_tokens_total") - before < 2 * 1900
-
-
 @pytest.fixture
 def entry(tmp_path: Path) -> dict[str, Any]:
     """Write one language model, and return its entry of the configuration."""

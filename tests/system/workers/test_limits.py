@@ -49,16 +49,6 @@ def test_calls_at_once_of_an_entry_are_counted_over_all_workers(servers: SystemS
         _expect_one_at_a_time(tmp_path, one, other, "1 calls under way")
 
 
-def test_calls_at_once_are_counted_over_all_workers(tmp_path: Path) -> None:
-    """The limit of the server holds for both workers together. It would starve other tests: the server is its own."""
-    limits = ("--max_concurrency", "1", "--max_queue", "0")
-    with (
-        serving(*_options(tmp_path), *limits, log=tmp_path / "log") as server,
-        each_worker(server) as (one, other),
-    ):
-        _expect_one_at_a_time(tmp_path, one, other, "1 calls under way")
-
-
 def test_requests_of_a_caller_are_counted_over_all_workers(tmp_path: Path) -> None:
     """Limits of requests at once and per second hold for both workers. The server is its own, as it has keys."""
     keys = tmp_path / "keys.json"
