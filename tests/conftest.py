@@ -29,7 +29,7 @@ settings.register_profile("quick", deadline=None, max_examples=30)
 
 PROJECT = Path(__file__).parents[1]
 CODE = ("ovmstrio", "cli", "compat")
-STARTING_SERVERS = ("attacks", "chaos", "cli", "clients", "console", "deploy", "fuzz", "samples", "system")
+STARTING_SERVERS = ("cli", "clients", "console", "deploy", "samples", "system")
 """Folders whose tests mostly wait for processes: few tests, which take long."""
 
 

@@ -129,15 +129,3 @@ def test_a_project_of_several_processes_speaks_through_its_parent(tmp_path: Path
         process.send_signal(signal.SIGTERM)
         systemd.wait_for("STOPPING=1")
         assert process.wait(60) == 0
-
-
-def test_a_server_that_cannot_load_something_says_so_and_is_not_ready(tmp_path: Path, systemd: Systemd) -> None:
-    """The reason is the status of the service."""
-    config = tmp_path / "config.json"
-    entry = {"config": {"name": "lost", "base_path": str(tmp_path / "nowhere")}}
-    config.write_text(json.dumps({"model_config_list": [entry]}))
-    with systemd.start("--config_path", str(config)):
-        lines: list[str] = []
-        while not any('model "lost"' in line for line in lines):
-            lines += systemd.hear()
-        assert "READY=1" not in lines
