@@ -216,15 +216,6 @@ def test_an_op_that_cannot_be_prepared_ends_the_command(project: Path) -> None:
         assert part in done.stderr
 
 
-def test_a_port_in_use_is_told(project: Path) -> None:
-    """A port that somebody listens on is named with its key."""
-    rpc, _ = _write_config(project)
-    with socket.create_server(("127.0.0.1", rpc)):
-        done = run_ovms("run", "web_service.py")
-    assert done.returncode == 1
-    assert f"rpc_port: port {rpc} is in use" in done.stderr
-
-
 def test_the_original_package_is_not_shadowed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the original is installed, too, the script is not run, and both ways out are told."""
     _write_config(project)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -76,40 +75,6 @@ def test_a_killed_server_may_come_back(tmp_path: Path, model: Path) -> None:
         stack.enter_context(_far(model, ports))
         near.wait_ready()
         assert _infer(client) == [2.0] * 10
-
-
-@pytest.mark.slow
-def test_no_call_fails_while_one_of_two_servers_drains(tmp_path: Path, model: Path) -> None:
-    """Calls go on with the other server."""
-    with ExitStack() as stack:
-        servers = [stack.enter_context(_far(model, free_ports(2))) for _ in range(2)]
-        near, client = stack.enter_context(_near(tmp_path, *(f"grpc://{server.grpc}" for server in servers)))
-        failures: list[BaseException] = []
-        answered = [0]
-        over = threading.Event()
-
-        def call() -> None:
-            while not over.is_set():
-                try:
-                    assert _infer(client) == [2.0] * 10
-                    answered[0] += 1
-                except triton.InferenceServerException as error:
-                    failures.append(error)
-
-        threads = [threading.Thread(target=call) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        try:
-            until(lambda: answered[0] > 50)
-            assert servers[0].stop()[0] == 0
-            now = answered[0]
-            until(lambda: answered[0] > now + 50)
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join()
-        assert failures == []
-        assert near.answers("/v2/health/ready")
 
 
 @pytest.mark.slow
