@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
+import psutil
 
 from tests.support.ports import free_ports
 from tests.support.waits import WAIT_SECONDS
@@ -86,6 +87,16 @@ class OvmsProcess:
                 return
             threading.Event().wait(0.02)
         raise AssertionError(f"the server did not answer {path} with success in time")
+
+    def descendants(self, part: str) -> list[psutil.Process]:
+        """Return the running processes that the server has started whose command contains a text."""
+        found = []
+        for each in psutil.Process(self.process.pid).children(recursive=True):
+            # A process may end while it is looked at.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if part in " ".join(each.cmdline()):
+                    found.append(each)
+        return found
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Send a signal and wait for the end; returns the exit code and all that was printed."""

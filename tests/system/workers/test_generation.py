@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -37,14 +36,9 @@ def _text(client: httpx.Client, **more: Any) -> tuple[str, int]:
 
 
 def _engines(server: OvmsProcess) -> list[psutil.Process]:
-    found = []
-    for each in psutil.Process(server.process.pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            command = " ".join(each.cmdline())
-            # Each engine has a process that renders its chat template.
-            if "ovmstrio.openvino.engine" in command and "template_program" not in command:
-                found.append(each)
-    return found
+    # Each engine has a process that renders its chat template.
+    templates = server.descendants("template_program")
+    return [each for each in server.descendants("ovmstrio.openvino.engine") if each not in templates]
 
 
 def _one_engine(server: OvmsProcess) -> psutil.Process:

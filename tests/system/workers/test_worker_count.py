@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from ovmstrio.work.cores import usable_cores
@@ -20,12 +19,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(usable_cores() == 1, reason="nothing is measured where there is one core")
 
 
-def _measuring(server: int) -> psutil.Process | None:
-    """Return the process that measures, if there is one."""
-    children = psutil.Process(server).children()
-    return next((each for each in children if any("measuring" in part for part in each.cmdline())), None)
-
-
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -signal.SIGKILL)]
 )
@@ -34,8 +27,7 @@ def test_the_measuring_process_ends_with_the_server(tmp_path: Path, number: sign
     config = write_config(tmp_path, {"name": "m", "base_path": str(ir.save(ir.slow(1024, 2_000), tmp_path, "m"))})
     options = ("--config_path", str(config), "--workers", "auto")
     with serving(*options, ready=False, log=tmp_path / "log") as server:
-        measuring = until(lambda: _measuring(server.process.pid))
-        assert measuring is not None
+        (measuring,) = until(lambda: server.descendants("measuring"))
         # The process has imported everything, and loads or computes from now on.
         until(lambda: any("openvino" in each.path for each in measuring.memory_maps()))
         status, printed = server.stop(number)
