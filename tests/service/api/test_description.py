@@ -1,4 +1,4 @@
-"""A server tells what it serves: an overview, a document of all calls with examples that work, a page to try them."""
+"""Description of a server by itself: an overview, an OpenAPI document with examples that work, and a page."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]
         "mediapipe_config_list": [{"name": "words", "base_path": str(root / "counter_stream")}],
         "handler_config_list": [
             {"name": "iris", "path": str(root / "handler_iris")},
-            {"name": "asked", "path": str(root / "asked")},
+            {"name": "getter", "path": str(root / "getter")},
         ],
     }
-    write_project(root / "asked", "class Handler:\n    def handle_get(self):\n        return 7\n")
+    write_project(root / "getter", "class Handler:\n    def handle_get(self):\n        return 7\n")
     (root / "config.json").write_text(json.dumps(config))
     with serving_in_thread(config_path=root / "config.json") as running:
         yield running
 
 
-def test_the_document_has_an_example_for_each_servable_that_works_as_it_is(server: ServedInThread) -> None:
-    """Whatever is sent as the document says is answered; what would be too large to read says how much to fill in."""
+def test_the_document_has_a_working_example_for_each_servable(server: ServedInThread) -> None:
+    """Requests of the document are answered; an example that would be too large names the count of values."""
     document = server.ask("GET", "/openapi.json").json()
     assert document["openapi"].startswith("3.1")
-    posts = {path: told["post"] for path, told in document["paths"].items() if "post" in told}
+    posts = {path: each["post"] for path, each in document["paths"].items() if "post" in each}
     odd = "/v2/models/a%20name%20with%20%3Codd%3E%20letters"
     assert {path for path in posts if path.endswith("/infer")} == {
         "/v2/models/dummy/infer",
@@ -66,37 +66,37 @@ def test_the_document_has_an_example_for_each_servable_that_works_as_it_is(serve
     assert "/v2/models/words/generate_stream" in posts
     assert "/iris" in posts
     with httpx.Client(base_url=f"http://{server.http}", timeout=60, trust_env=False) as client:
-        for path, told in posts.items():
+        for path, post in posts.items():
             if path == "/iris" or "large" in path:
                 continue
-            answer = client.post(path, json=_example(told))
+            answer = client.post(path, json=_example(post))
             assert answer.status_code == 200, (path, answer.text)
         # A sequence that an example has left open would be in the way of the next one.
         assert client.post("/v2/models/sums/infer", json=_example(posts["/v2/models/sums/infer"])).status_code == 200
-        for path in (path for path, told in document["paths"].items() if "get" in told and path != "/metrics"):
+        for path in (path for path, each in document["paths"].items() if "get" in each and path != "/metrics"):
             assert client.get(path).status_code in {200, 503}, path
     assert posts["/v2/models/large/infer"]["description"] == "x: FP32 [1, 3, 64, 64]; fill in 12288 values"
 
 
-def _example(told: dict[str, Any]) -> Any:
-    return told["requestBody"]["content"]["application/json"]["example"]
+def _example(post: dict[str, Any]) -> Any:
+    return post["requestBody"]["content"]["application/json"]["example"]
 
 
-def test_a_handler_has_the_verbs_that_it_has_methods_for(server: ServedInThread) -> None:
-    """One that is only asked for something takes no body."""
+def test_a_handler_has_the_verbs_of_its_methods(server: ServedInThread) -> None:
+    """A handler without other methods has only GET."""
     paths = server.ask("GET", "/openapi.json").json()["paths"]
-    assert list(paths["/asked"]) == ["get"]
-    assert server.ask("GET", "/asked").json() == 7
+    assert list(paths["/getter"]) == ["get"]
+    assert server.ask("GET", "/getter").json() == 7
     assert "post" in paths["/iris"]
 
 
-def test_what_cannot_be_called_has_no_path(server: ServedInThread) -> None:
-    """It is in the overview, with its state."""
+def test_a_model_that_is_not_loaded_has_no_path(server: ServedInThread) -> None:
+    """The overview has the model with its state."""
     assert not [path for path in server.ask("GET", "/openapi.json").json()["paths"] if "broken" in path]
 
 
-def test_the_root_tells_what_is_here_and_where_to_go_on(server: ServedInThread) -> None:
-    """As JSON for programs; a browser is led to the page."""
+def test_the_root_is_an_overview_with_links(server: ServedInThread) -> None:
+    """Programs get JSON, and browsers are redirected to the page."""
     overview = server.ask("GET", "/").json()
     assert {(each["name"], each["kind"]) for each in overview["services"]} >= {
         ("dummy", "model"),

@@ -21,7 +21,7 @@ async def _echo(stream: trio.SocketStream) -> None:
 
 @asynccontextmanager
 async def _proxied() -> AsyncIterator[tuple[Proxy, trio.SocketStream]]:
-    """Give a connection through a proxy to a server that sends back what it gets."""
+    """Connect through a proxy to a server that echoes."""
     with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             proxy, port = await _open(nursery)
@@ -47,7 +47,7 @@ async def test_a_proxy_passes_bytes_until_it_cuts() -> None:
 
 
 async def test_a_half_closed_connection_ends() -> None:
-    """One direction is closed; whoever notices closes the rest."""
+    """The proxy closes one direction, and the peers close the other one."""
     async with _proxied() as (proxy, stream):
         await stream.send_all(b"hello")
         await stream.receive_some()

@@ -1,4 +1,4 @@
-"""Graphs of user code as chats of OpenAI's own client, and as answers to paths that nobody else has."""
+"""Graphs of user code as chats of OpenAI's client, and as answers to paths that no API has."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ class OvmsPythonModel:
 ANSWERER = """
 class OvmsPythonModel:
     def execute(self, inputs):
-        asked, = inputs
-        if asked.json is None:
-            yield asked.uri
-        elif asked.json.get("fail") == "late":
+        request, = inputs
+        if request.json is None:
+            yield request.uri
+        elif request.json.get("fail") == "late":
             yield {"so": "far"}
             raise ValueError("no further")
-        elif asked.json.get("fail"):
+        elif request.json.get("fail"):
             raise ValueError("not at all")
         else:
             yield []
-            for number in range(asked.json.get("count", 1)):
-                yield {"number": number, "path": asked.uri}
-            if asked.json.get("stream"):
-                yield b"data: [DONE]\\n\\n" if asked.json.get("writes") else "[DONE]"
+            for number in range(request.json.get("count", 1)):
+                yield {"number": number, "path": request.uri}
+            if request.json.get("stream"):
+                yield b"data: [DONE]\\n\\n" if request.json.get("writes") else "[DONE]"
 """
 
 TEXTS = {"inputs": ["OVMS_PY_TENSOR:prompt"], "outputs": ["OVMS_PY_TENSOR:text", "OVMS_PY_TENSOR_END:end"]}
-PAYLOADS = {"inputs": ["HTTP_REQUEST_PAYLOAD:asked"], "outputs": ["HTTP_RESPONSE_PAYLOAD:answer"]}
+PAYLOADS = {"inputs": ["HTTP_REQUEST_PAYLOAD:request"], "outputs": ["HTTP_RESPONSE_PAYLOAD:answer"]}
 
 
 def _write(folder: Path, name: str, source: str, node: str, streams: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _client(server: ServedInThread) -> openai.OpenAI:
 
 @pytest.fixture
 def closings(served: tuple[ServedInThread, Path]) -> Iterator[int]:
-    """Give a descriptor from which it can be read that an endless generator has been closed."""
+    """Return a descriptor that becomes readable when an endless generator is closed."""
     path = served[1] / "closed"
     os.mkfifo(path)
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
@@ -115,7 +115,7 @@ def closings(served: tuple[ServedInThread, Path]) -> Iterator[int]:
         path.unlink()
 
 
-def _is_told(descriptor: int, seconds: float = PATIENCE_SECONDS) -> bool:
+def _is_readable(descriptor: int, seconds: float = PATIENCE_SECONDS) -> bool:
     return bool(select.select([descriptor], [], [], seconds)[0])
 
 
@@ -124,8 +124,8 @@ def _ask(client: openai.OpenAI, said: str, **more: Any) -> Any:
     return client.chat.completions.create(model="speaker", messages=messages, **more)
 
 
-def test_a_graph_of_whole_requests_answers_where_text_is_asked_for(served: tuple[ServedInThread, Path]) -> None:
-    """As they answer any path; a stream has the end that clients wait for once, whoever writes it."""
+def test_a_graph_of_request_payloads_answers_chats(served: tuple[ServedInThread, Path]) -> None:
+    """The answer is that of any path; a stream ends with one [DONE], whichever side writes it."""
     messages: Any = [{"role": "user", "content": "hello"}]
     with _client(served[0]) as client:
         raw = client.chat.completions.with_raw_response
@@ -141,39 +141,39 @@ def test_a_graph_of_whole_requests_answers_where_text_is_asked_for(served: tuple
             assert lines == ['data: {"number": 0, "path": "/v3/chat/completions"}', "data: [DONE]"]
 
 
-def test_a_graph_is_a_chat_whole_and_as_a_stream(served: tuple[ServedInThread, Path]) -> None:
-    """With the accounts that OpenAI's clients read."""
+def test_a_graph_answers_chats_and_streams(served: tuple[ServedInThread, Path]) -> None:
+    """Answers have the usage and reasons that OpenAI's clients read."""
     with _client(served[0]) as client:
-        whole = _ask(client, "hello")
+        complete = _ask(client, "hello")
         chunks = list(_ask(client, "hello", stream=True, stream_options={"include_usage": True}))
         plain = client.completions.create(model="speaker", prompt="as it is", max_tokens=2)
-    assert whole.choices[0].message.content == "hello 1. hello 2. hello 3. "
-    assert (whole.choices[0].finish_reason, whole.usage.completion_tokens) == ("stop", 3)
-    assert "".join(each.choices[0].delta.content or "" for each in chunks[:-1]) == whole.choices[0].message.content
+    assert complete.choices[0].message.content == "hello 1. hello 2. hello 3. "
+    assert (complete.choices[0].finish_reason, complete.usage.completion_tokens) == ("stop", 3)
+    assert "".join(each.choices[0].delta.content or "" for each in chunks[:-1]) == complete.choices[0].message.content
     assert [each.choices[0].finish_reason for each in chunks[:-1]][-2:] == [None, "stop"]
     assert chunks[-1].usage.completion_tokens == 3
     assert plain.choices[0].text == "as it is 1. as it is 2. "
     assert plain.choices[0].finish_reason == "length"
 
 
-def test_what_user_code_raises_is_an_error_of_openais_form_before_and_within_a_stream(
+def test_errors_of_user_code_have_openais_form(
     served: tuple[ServedInThread, Path],
 ) -> None:
-    """With file and line; what was said before it has been told."""
+    """Errors before and within a stream have file and line; earlier chunks arrive."""
     with _client(served[0]) as client:
         with pytest.raises(openai.BadRequestError, match=r"ValueError: not at all .*handler.py:17"):
             _ask(client, "raise at once")
         with pytest.raises(openai.BadRequestError, match="not at all"):
             _ask(client, "raise at once", stream=True)
         chunks = iter(_ask(client, "raise", stream=True))
-        told = [next(chunks).choices[0].delta.content for _ in range(2)]
+        first = [next(chunks).choices[0].delta.content for _ in range(2)]
         with pytest.raises(openai.APIError, match=r"ValueError: no further .*handler.py:15"):
             list(chunks)
-    assert told == ["", "so far"]
+    assert first == ["", "so far"]
 
 
 def test_a_graph_that_makes_no_text_is_refused(served: tuple[ServedInThread, Path]) -> None:
-    """With what it would need to make some; it is listed behind those that do."""
+    """The error names what the graph needs; the list of models has it last."""
     with _client(served[0]) as client:
         for is_stream in (False, True):
             with pytest.raises(openai.BadRequestError, match="name others by a comment in its file") as caught:
@@ -185,17 +185,17 @@ def test_a_graph_that_makes_no_text_is_refused(served: tuple[ServedInThread, Pat
 
 
 def test_a_client_that_leaves_closes_the_generator(served: tuple[ServedInThread, Path], closings: int) -> None:
-    """Another one, under way meanwhile, notices nothing of it, nor that the first does not read."""
+    """Another client gets its answer meanwhile, though the first client does not read."""
     with _client(served[0]) as client:
         with _ask(client, "on and on", stream=True) as stream:
             next(iter(stream))
             assert _ask(client, "hello").choices[0].message.content.startswith("hello 1. ")
-            assert not _is_told(closings, 0)
-        assert _is_told(closings)
+            assert not _is_readable(closings, 0)
+        assert _is_readable(closings)
 
 
-def test_many_at_once_get_each_their_own_text(served: tuple[ServedInThread, Path]) -> None:
-    """Streams and whole answers side by side."""
+def test_concurrent_clients_get_their_own_texts(served: tuple[ServedInThread, Path]) -> None:
+    """Half of the clients stream."""
     server, _ = served
     started = threading.Barrier(8, timeout=PATIENCE_SECONDS)
 
@@ -221,47 +221,47 @@ from pyovms import Tensor
 class OvmsPythonModel:
     def initialize(self, kwargs):
         folder = Path(kwargs["base_path"])
-        self.told, self.go = os.open(folder / "told", os.O_RDWR), os.open(folder / "go", os.O_RDWR)
+        self.begun, self.go = os.open(folder / "begun", os.O_RDWR), os.open(folder / "go", os.O_RDWR)
 
     def execute(self, inputs):
         yield [Tensor("text", b"held ")]
-        os.write(self.told, b"x")
+        os.write(self.begun, b"x")
         # A function of C that does not give the interpreter's lock back, as a step of an engine.
         ctypes.PyDLL(None).read(self.go, ctypes.create_string_buffer(1), 1)
         yield [Tensor("text", b"and done")]
 """
 
 
-def test_a_node_that_keeps_the_interpreters_lock_holds_up_nobody_in_a_process_of_its_own(tmp_path: Path) -> None:
-    """Health and other models answer in the middle of its step."""
+def test_an_isolated_node_that_holds_the_interpreter_stops_no_other_call(tmp_path: Path) -> None:
+    """Health and the list of models are answered meanwhile."""
     streams = {"inputs": TEXTS["inputs"], "outputs": TEXTS["outputs"][:1]}
     node = python_node("handler.py", ["IN:prompt"], ["TEXT:text"], more=LOOPBACK)
     entry = {**_write(tmp_path, "holder", HOLDER, node, streams), "python_isolation": "process"}
-    for name in ("told", "go"):
+    for name in ("begun", "go"):
         os.mkfifo(tmp_path / "holder" / name)
-    told, go = (os.open(tmp_path / "holder" / name, os.O_RDWR) for name in ("told", "go"))
+    begun, go = (os.open(tmp_path / "holder" / name, os.O_RDWR) for name in ("begun", "go"))
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_config_list": [], "mediapipe_config_list": [entry]}))
     messages: Any = [{"role": "user", "content": "x"}]
     try:
         with serving_in_thread(config_path=config) as server, _client(server) as client:
             chunks = client.chat.completions.create(model="holder", messages=messages, stream=True)
-            assert _is_told(told)
+            assert _is_readable(begun)
             answers = [server.ask("GET", path).status_code for path in ("/v2/health/ready", "/v3/models") * 5]
             os.write(go, b"x")
             text = "".join(each.choices[0].delta.content or "" for each in chunks)
     finally:
-        os.close(told)
+        os.close(begun)
         os.close(go)
     assert answers == [200] * 10
     assert text == "held and done"
 
 
-# Paths that nobody else has
+# Paths that no API has
 
 
-def test_a_graph_of_whole_requests_answers_paths_that_nobody_has(served: tuple[ServedInThread, Path]) -> None:
-    """It is named by the body, or else by the path."""
+def test_a_graph_of_request_payloads_answers_other_paths(served: tuple[ServedInThread, Path]) -> None:
+    """The body names the graph, or else the path."""
     server, _ = served
     named = server.ask("POST", "/v3/summaries/long?x=1", json={"model": "answers"})
     several = server.ask("POST", "/v3/v1/summaries", json={"model": "answers", "count": 2})
@@ -275,8 +275,8 @@ def test_a_graph_of_whole_requests_answers_paths_that_nobody_has(served: tuple[S
 
 
 @pytest.mark.parametrize("by", ["body", "header"])
-def test_it_answers_with_events_where_they_are_asked_for(served: tuple[ServedInThread, Path], by: str) -> None:
-    """Each document is one."""
+def test_answers_are_events_on_request(served: tuple[ServedInThread, Path], by: str) -> None:
+    """Each document is one event."""
     body = {"model": "answers", "count": 2, "stream": True} if by == "body" else {"model": "answers", "count": 2}
     headers = {} if by == "body" else {"Accept": "text/event-stream"}
     answer = served[0].ask("POST", "/v3/any", json=body, headers=headers)
@@ -286,18 +286,18 @@ def test_it_answers_with_events_where_they_are_asked_for(served: tuple[ServedInT
     assert events[2:] == (["[DONE]"] if by == "body" else [])
 
 
-def test_its_errors_have_openais_form(served: tuple[ServedInThread, Path]) -> None:
-    """Before the first event they have a status, later they are the last event."""
+def test_errors_of_other_paths_have_openais_form(served: tuple[ServedInThread, Path]) -> None:
+    """An error before the first event has a status; a later error is the last event."""
     server, _ = served
     at_once = server.ask("POST", "/v3/any", json={"model": "answers", "fail": True, "stream": True})
     late = server.ask("POST", "/v3/any", json={"model": "answers", "fail": "late", "stream": True})
-    whole = server.ask("POST", "/v3/any", json={"model": "answers", "fail": "late"})
-    assert (at_once.status_code, late.status_code, whole.status_code) == (400, 200, 400)
+    late_answer = server.ask("POST", "/v3/any", json={"model": "answers", "fail": "late"})
+    assert (at_once.status_code, late.status_code, late_answer.status_code) == (400, 200, 400)
     assert "ValueError: not at all" in at_once.json()["error"]["message"]
     first, last = (json.loads(line.removeprefix("data: ")) for line in late.text.split("\n\n") if line)
     assert first == {"so": "far"}
     assert "ValueError: no further" in last["error"]["message"]
-    assert "ValueError: no further" in whole.json()["error"]["message"]
+    assert "ValueError: no further" in late_answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -311,8 +311,8 @@ def test_its_errors_have_openais_form(served: tuple[ServedInThread, Path]) -> No
         ("/v1/anything", {"model": "answers"}, 400),
     ],
 )
-def test_other_paths_are_refused_as_before(
+def test_paths_without_such_a_graph_are_refused(
     served: tuple[ServedInThread, Path], path: str, body: dict[str, Any], status: int
 ) -> None:
-    """A graph that takes tensors takes no requests, and paths below ``/v1`` are other APIs' as well."""
+    """A graph of tensors takes no payloads, and paths below ``/v1`` belong to other APIs, too."""
     assert served[0].ask("POST", path, json=body).status_code == status

@@ -83,7 +83,7 @@ def _pipeline(
 
 
 def _pictures(width: int, height: int, **more: str) -> dict[str, str]:
-    """Give the parameters of the nodes that cut pictures."""
+    """Return the parameters of nodes that cut pictures."""
     original = {"original_image_width": str(_WIDTH), "original_image_height": str(_HEIGHT)}
     target = {"target_image_width": str(width), "target_image_height": str(height)}
     return {**original, **target, "original_image_layout": "NCHW", "target_image_layout": "NCHW", **more}
@@ -258,7 +258,7 @@ def _call(server: ServedInThread, protocol: Any, name: str, outputs: list[str], 
 
 
 def _picture() -> Array:
-    """Give a picture whose quarter left above is dark and the one right below light."""
+    """Return a picture whose upper left quarter is dark and whose lower right quarter is light."""
     picture = np.full((1, 3, _HEIGHT, _WIDTH), 50, np.float32)
     picture[0, :, : _HEIGHT // 2, : _WIDTH // 2] = np.array([10, 20, 30]).reshape(3, 1, 1)
     picture[0, :, _HEIGHT // 2 :, _WIDTH // 2 :] = np.array([200, 210, 220]).reshape(3, 1, 1)

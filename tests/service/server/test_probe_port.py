@@ -28,7 +28,7 @@ async def _until(probe: httpx.AsyncClient, status: int) -> httpx.Response:
 
 
 async def test_probes_need_no_certificate_and_get_health_only(tmp_path: Path) -> None:
-    """Other paths do not exist, the REST port still requires a certificate, and the reason of not ready is told."""
+    """Other paths do not exist, the REST port still requires a certificate, and readiness has its reason."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
