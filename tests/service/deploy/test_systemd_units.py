@@ -15,8 +15,8 @@ _UNITS = Path(__file__).parents[3] / "deploy" / "systemd"
 
 
 @pytest.mark.parametrize("unit", sorted(path.name for path in _UNITS.iterdir()))
-def test_the_units_say_what_the_server_expects(unit: str) -> None:
-    """Names of sockets, readiness by notification, and signs of life."""
+def test_units_fit_the_server(unit: str) -> None:
+    """Units have the names of sockets, readiness by notification, and a watchdog."""
     parser = configparser.RawConfigParser(strict=False)
     parser.read(_UNITS / unit)
     if unit.endswith(".socket"):
@@ -30,7 +30,7 @@ def test_the_units_say_what_the_server_expects(unit: str) -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here to check its units")
 def test_systemd_understands_the_units(tmp_path: Path) -> None:
-    """Every line of them, with a command that is there."""
+    """systemd-analyze finds no problem."""
     for path in _UNITS.iterdir():
         text = path.read_text().replace("/opt/ovms/bin/ovms", sys.executable)
         (tmp_path / path.name).write_text(text)

@@ -21,7 +21,7 @@ MANY = range(1_000_000, 1_010_000)
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Serve every kind; the second value gives what is new in the log."""
+    """Serve all kinds; the second value returns new lines of the log."""
     folder = tmp_path_factory.mktemp("fuzzed")
     with serving("--config_path", str(write_fuzzed(folder)), "--trial_load", "off", log=folder / "log") as server:
         ports = int(server.grpc.rpartition(":")[2]), int(server.rest.rpartition(":")[2])
@@ -29,8 +29,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_broke_the_server_once_is_refused_or_answered(served: Served, name: str) -> None:
-    """No fault of the server's, nothing in its log, and the next plain call is right."""
+def test_messages_of_earlier_faults_are_refused_or_answered(served: Served, name: str) -> None:
+    """The server has no fault, its log has no error, and the next plain call is answered."""
     ports, log = served
     grpc, http = GrpcLane(ports[0]), HttpLane(ports[1])
     try:
@@ -45,8 +45,8 @@ def test_what_broke_the_server_once_is_refused_or_answered(served: Served, name:
 @pytest.mark.parametrize(
     "numbers", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=lambda numbers: str(len(numbers))
 )
-def test_nearly_right_messages_over_every_door_are_never_the_servers_fault(served: Served, numbers: range) -> None:
-    """Each is answered or refused; no failure is the server's, none is in its log, and plain calls go on."""
+def test_nearly_right_messages_cause_no_fault_of_the_server(served: Served, numbers: range) -> None:
+    """Each message is answered or refused, the server has no fault, and plain calls are answered."""
     ports, log = served
     report = Campaign(ports, log).run(numbers)
     assert not report.violations, report

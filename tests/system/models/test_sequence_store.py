@@ -49,7 +49,7 @@ def _triton(address: str, value: float, **control: Any) -> Any:
 
 
 def test_sequences_over_both_protocols_and_a_restart(tmp_path: Path) -> None:
-    """One sequence is started over REST, goes on over gRPC and in the next server, and is listed meanwhile."""
+    """One sequence starts over REST, goes on over gRPC and in the next server, and is listed meanwhile."""
     base = ir.save(ir.accumulator(), tmp_path, "m")
     options = ["--model_name", "m", "--model_path", str(base), "--stateful", "--sequence_store", str(tmp_path / "kept")]
     with serving(*options) as server:
@@ -130,7 +130,7 @@ def test_a_killed_server_keeps_stored_steps(tmp_path: Path) -> None:
 
 
 def test_sequences_that_cannot_be_saved_are_a_failure(tmp_path: Path) -> None:
-    """With no room for the file the server ends with 1, and what was kept before is there for the next one."""
+    """Without room for the file the server exits with 1, and the next server has the sequences of the earlier file."""
     options = _stored(tmp_path, "--sequence_store_seconds", "0.2")
     with serving(*options) as server:
         assert _sum(_rest(server.rest, 5, sequence_id=3, sequence_control_input=1)) == 5

@@ -67,7 +67,7 @@ ocr_service.run_service()
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a folder with a script, which is where servers start and leave their files."""
+    """Write a script into a folder, which is the working folder of the servers."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "web_service.py").write_text(SCRIPT)
     return tmp_path
@@ -161,7 +161,7 @@ def test_a_script_runs_by_python_itself(project: Path) -> None:
 
 @pytest.mark.parametrize("is_thread_op", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_hook_that_never_returns_does_not_keep_the_server(project: Path, *, is_thread_op: bool) -> None:
-    """After the time for drain the server ends with 1, whatever user code does."""
+    """After ``--drain_seconds`` the server exits with 1, whatever user code does."""
     _write_config(project, "dag:", f"  is_thread_op: {is_thread_op}")
     gate = project / "gate"
     os.mkfifo(gate)
@@ -217,7 +217,7 @@ def test_an_op_that_cannot_be_prepared_ends_the_command(project: Path) -> None:
 
 
 def test_the_original_package_is_not_shadowed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the original is installed, too, the script is not run, and both ways out are told."""
+    """If the original package is installed, too, the script is not run, and the error names both remedies."""
     _write_config(project)
     original = project / "site" / "paddle_serving_server"
     original.mkdir(parents=True)

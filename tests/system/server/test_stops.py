@@ -40,7 +40,7 @@ CONTEXT.set_forkserver_preload(["tests.support.served_command"])
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_fork_server_left() -> Iterator[None]:
-    """End the process from which the servers were forked, which otherwise stays as long as the tests of other files."""
+    """End the process that forked the servers, which otherwise outlives the tests of this file."""
     yield
     stop = getattr(forkserver._forkserver, "_stop")  # noqa: B009 - there is no public one, and no type of this
     stop()
@@ -59,7 +59,7 @@ class Handler:
 
 
 def _request(path: str, body: Any = None, *, is_chunked: bool = False) -> bytes:
-    """Write a request, which goes to the framework if it is chunked."""
+    """Return the bytes of a request; the framework reads a chunked one."""
     if body is None:
         return f"GET {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode()
     text = json.dumps(body).encode()
@@ -95,7 +95,7 @@ CALLS = (
 
 
 class _Server:
-    """A server of every kind, in a process that has imported everything before."""
+    """A server of all kinds, forked from a process that has imported everything."""
 
     def __init__(self, process: BaseProcess, target: StopTarget, log: Path) -> None:
         self.process = process
@@ -103,7 +103,7 @@ class _Server:
         self.log = log
 
     def wait_ready(self) -> None:
-        """Return once everything can be called."""
+        """Return once the server is ready."""
         authority = self.target.authority
         url = f"{'https' if authority else 'http'}://127.0.0.1:{self.target.rest}/v2/health/ready"
         verify = ssl.create_default_context(cadata=authority.decode()) if authority else False
@@ -126,14 +126,14 @@ class _Server:
 
 @dataclass(frozen=True)
 class _Tls:
-    """A server's certificate, with its key in one file, and who vouches for it (PEM); empty for a server without."""
+    """Options for a server certificate, and the certificate of its authority (PEM); empty for a server without TLS."""
 
     options: tuple[str, ...] = ()
     authority: bytes = b""
 
     @classmethod
     def made_in(cls, folder: Path) -> _Tls:
-        """Make one."""
+        """Create a certificate in a folder."""
         authority = trustme.CA()
         file = folder / "server.pem"
         authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(file)
@@ -163,7 +163,7 @@ def _serving(config: Path, tls: _Tls, log: Path) -> Iterator[_Server]:
 
 
 class _Verdict:
-    """What came out of many stops."""
+    """Answers and faults of many stops."""
 
     def __init__(self) -> None:
         self.answered = 0
@@ -179,7 +179,7 @@ class _Verdict:
             self.faults += [f"{what}: wrong: {text}" for text in tally.wrong]
 
     def check(self, stops: int) -> None:
-        """Fail with everything that went wrong."""
+        """Raise an error with all faults."""
         assert not self.faults, "\n".join(self.faults)
         assert self.answered > stops * 5
 

@@ -39,7 +39,7 @@ os.execv(sys.executable, [sys.executable, "-m", "ovms_cli", *sys.argv[2:]])
 
 
 class Systemd:
-    """What systemd has for a service: its sockets, and the socket where it hears of it."""
+    """The part of systemd for one service: listening sockets, and the socket for notifications."""
 
     def __init__(self, folder: Path) -> None:
         self.listening = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
@@ -50,14 +50,14 @@ class Systemd:
         self._notify.settimeout(60)
 
     def wait_for(self, line: str) -> list[str]:
-        """Wait until a line is told; gives all lines up to it."""
+        """Wait for a line of a notification, and return all lines up to its notification."""
         lines: list[str] = []
         while line not in lines:
             lines += self.hear()
         return lines
 
     def hear(self) -> list[str]:
-        """Wait for one message, and give its lines."""
+        """Wait for one notification, and return its lines."""
         return self._notify.recv(65_536).decode().split("\n")
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class Systemd:
 
     @contextmanager
     def start(self, *options: str, watchdog: str = "") -> Iterator[subprocess.Popen[bytes]]:
-        """Start the server, and see to it that it ends."""
+        """Start the server, and end it after the block."""
         descriptors = [each.fileno() for each in self.listening]
         arguments = [",".join(map(str, descriptors)), "serve", "--trial_load", "off", *options]
         process = subprocess.Popen(
@@ -87,14 +87,14 @@ class Systemd:
 
 @pytest.fixture
 def systemd(tmp_path: Path) -> Iterator[Systemd]:
-    """A stand-in of it."""
+    """Create a stand-in of systemd."""
     found = Systemd(tmp_path)
     yield found
     found.close()
 
 
-def test_a_server_answers_at_sockets_that_it_inherits_and_tells_how_it_does(tmp_path: Path, systemd: Systemd) -> None:
-    """Who comes while it is started anew waits, and is answered by the next one."""
+def test_a_server_uses_inherited_sockets_and_notifies(tmp_path: Path, systemd: Systemd) -> None:
+    """A connection that comes between two servers waits for the second one."""
     ir.save(ir.dummy(), tmp_path, "dummy")
     config = tmp_path / "config.json"
     entry = {"config": {"name": "dummy", "base_path": str(tmp_path / "dummy")}}
@@ -118,8 +118,8 @@ def test_a_server_answers_at_sockets_that_it_inherits_and_tells_how_it_does(tmp_
             assert waiting.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_a_project_of_several_processes_speaks_through_its_parent(tmp_path: Path, systemd: Systemd) -> None:
-    """Which gives signs of life as long as it runs, and ends when it is told to."""
+def test_the_parent_of_several_processes_notifies(tmp_path: Path, systemd: Systemd) -> None:
+    """The parent sends watchdog notifications, and drains on SIGTERM."""
     project = write_project(tmp_path, _HANDLER, processes=2)
     with systemd.start(str(project), watchdog="200000") as process:
         systemd.wait_for("READY=1")

@@ -8,7 +8,7 @@ from tests.chaos.ledger import Ledger, Said
 
 
 def test_only_what_a_window_allows_is_excused() -> None:
-    """A call that was made while it was open, or just after, by one of those whom it is about."""
+    """A window excuses calls of its callers that were made while it was open."""
     ledger = Ledger()
     before = ledger.began
     with ledger.window("kill", Said.LOST, whom=frozenset({"a"})):
@@ -22,7 +22,7 @@ def test_only_what_a_window_allows_is_excused() -> None:
 
 
 def test_what_happens_after_a_window_is_not_excused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recovery has its time, and no more."""
+    """A window may have some seconds for recovery."""
     now = 100.0
     monkeypatch.setattr("tests.chaos.ledger.time.monotonic", lambda: now)
     ledger = Ledger(began=now)
@@ -36,8 +36,8 @@ def test_what_happens_after_a_window_is_not_excused(monkeypatch: pytest.MonkeyPa
     assert ledger.violations() == ["13.50 to 13.50 s: a: not accepted: refused (meanwhile: nothing)"]
 
 
-def test_violations_of_one_kind_are_told_once() -> None:
-    """With how many there were."""
+def test_violations_of_one_kind_are_one_text() -> None:
+    """The text has their count."""
     ledger = Ledger()
     for _ in range(30):
         ledger.note("a", Said.SILENT, ledger.began, "timed out")
