@@ -28,6 +28,7 @@ from benchmarks import (
     grpc_unary,
     handlers_http,
     handlers_models,
+    hostile_bodies,
     isolated_nodes,
     neighbours,
     observed_calls,
@@ -77,6 +78,7 @@ MEASUREMENTS = {
     "ops_engine": ops_engine,
     "ops_calls": ops_calls,
     "attacks": attacks,
+    "hostile_bodies": hostile_bodies,
     "workers": workers,
     "ray": ray_serve,
 }

@@ -1,10 +1,8 @@
-"""What all tests share: slow tests need a flag, interrupts arrive, and each leaves the logs as they were."""
+"""Options, order and fixtures of all tests."""
 
 from __future__ import annotations
 
 import compileall
-import gc
-import logging
 import os
 import signal
 import ssl
@@ -14,46 +12,54 @@ from collections.abc import Generator, Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
+from typing import Any, Final
 
 import httpx
-import psutil
 import pytest
-import structlog
 from httpx._transports import default as transports
 from hypothesis import settings
 
-from tests.support.processes import SHARED_CACHE, is_resource_tracker
-from tests.support.whole_ends import killed
+from tests.support import isolation_checks
+from tests.support.isolation_checks import _configured_logs_restored  # noqa: F401 - an autouse fixture
+from tests.support.processes import SHARED_CACHE
 
 # A property has no deadline, because it would fail on a busy machine.
 settings.register_profile("thorough", deadline=None, max_examples=100)
 settings.register_profile("quick", deadline=None, max_examples=15)
 
-PROJECT = Path(__file__).parents[1]
-CODE = ("ovmstrio", "cli", "compat")
-STARTING_SERVERS = ("attacks", "chaos", "e2e", "fuzz", "system")
-"""Folders whose tests mostly wait for processes: few tests, which take long."""
+_PROJECT: Final = Path(__file__).parents[1]
+_CODE: Final = ("ovmstrio", "cli", "compat")
+_MOST_FILES_IN_ONE_PROCESS: Final = 4
 
-SECONDS_FOR_PROCESSES_TO_END = 60
-RUN = ("OVMSTRIO_TESTS_RUN", uuid4().hex)
-"""A variable that tells what one process of tests has started from what others have."""
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that runs slow tests."""
+    parser.addoption("--thorough", action="store_true", help="run slow tests too, and 100 examples of each property")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Run a few files or single tests in this process: starting workers would take longer than the tests."""
+    paths = [argument.partition("::")[0] for argument in config.args]
+    are_files = all(path.endswith(".py") for path in paths)
+    return 0 if are_files and len(set(paths)) <= _MOST_FILES_IN_ONE_PROCESS else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let interrupts arrive, here and in the processes that tests start, where a shell's job has them ignored.
+    """Prepare this process and those that tests start.
 
-    What a server imports in threads when it first needs it is there: a clock that jumps would not wait for them.
-    The hundreds of processes that tests start find the project's code compiled, though bytecode be switched off.
+    Interrupts arrive even where a shell starts pytest with interrupts ignored. Modules that a server imports in
+    threads are imported, because a mock clock would not wait for them. The code of the project is compiled, which
+    would cost each process that tests start a second where writing bytecode is off.
     """
     settings.load_profile("thorough" if config.getoption("--thorough") else "quick")
+    if config.getoption("--thorough"):
+        config.pluginmanager.register(isolation_checks, "isolation_checks")
     if not hasattr(config, "workerinput"):
-        for folder in CODE:
-            compileall.compile_dir(PROJECT / folder, quiet=2)
+        for folder in _CODE:
+            compileall.compile_dir(_PROJECT / folder, quiet=2)
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
-    vars(transports)["create_ssl_context"] = _trusting
+    vars(transports)["create_ssl_context"] = _create_ssl_context
     for late in ("ovmstrio.server.front_ends", "ovmstrio.wire.http.application"):
         import_module(late)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -61,23 +67,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @cache
-def _usual_context() -> ssl.SSLContext:
+def _default_ssl_context() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def _trusting(verify: bool | str | ssl.SSLContext = True, *cert: Any, **more: Any) -> ssl.SSLContext:  # noqa: FBT002 - as httpx has it
-    """Read the certificates of the world's authorities once, which takes longer than most tests that call by httpx."""
-    return _usual_context() if verify is True else httpx.create_ssl_context(verify, *cert, **more)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the flag that lets slow tests run."""
-    parser.addoption("--thorough", action="store_true", help="run slow tests too, and 100 examples of each property")
+def _create_ssl_context(verify: bool | str | ssl.SSLContext = True, *cert: Any, **more: Any) -> ssl.SSLContext:  # noqa: FBT002 - signature of httpx
+    """Read the certificates of authorities once, which takes longer than most tests that call with httpx."""
+    return _default_ssl_context() if verify is True else httpx.create_ssl_context(verify, *cert, **more)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep the bytecode of test modules, which take half of the collection to compile; not that of code in tests."""
+    """Store the bytecode of test modules, which take half of the collection to compile; not that of code in tests."""
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
     try:
         return (yield)
@@ -86,10 +87,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip slow tests unless they were asked for; share files out so that no worker ends with the longest one."""
+    """Skip slow tests unless the option is set; let workers begin with the files of most tests."""
     if hasattr(config, "workerinput"):
         sizes = Counter(item.path for item in items)
-        items.sort(key=lambda item: (_folder(item) not in STARTING_SERVERS, -sizes[item.path], item.path))
+        items.sort(key=lambda item: (-sizes[item.path], item.path))
     if config.getoption("--thorough"):
         return
     skip = pytest.mark.skip(reason="slow: runs with --thorough")
@@ -98,64 +99,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip)
 
 
-def _folder(item: pytest.Item) -> str:
-    return item.path.relative_to(PROJECT / "tests").parts[0] if item.path.is_relative_to(PROJECT / "tests") else ""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_process_left_running() -> Iterator[None]:
-    """Have a process that outlives the tests of its file fail that file, and not another that counts processes."""
-    before = _processes()
-    yield
-    left = psutil.wait_procs(_processes() - before, timeout=SECONDS_FOR_PROCESSES_TO_END)[1]
-    told = [killed(process) for process in left if not _has_ended(process)]
-    assert not told, f"still running after the last test of this file: {told}"
-
-
-def _processes() -> set[psutil.Process]:
-    """Give what this process has started and what that started, but for the process of Python's shared memory.
-
-    Also what has outlived whoever had started it.
-    """
-    found = {*psutil.Process().children(recursive=True), *filter(_is_of_this_run, psutil.process_iter())}
-    return {each for each in found if not is_resource_tracker(each)}
-
-
-def _is_of_this_run(process: psutil.Process) -> bool:
-    try:
-        return process.environ().get(RUN[0]) == RUN[1]
-    except psutil.Error:
-        return False
-
-
-def _has_ended(process: psutil.Process) -> bool:
-    """Tell whether a process has ended, also one that nobody has taken out of the table yet."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 @pytest.fixture(autouse=True, scope="session")
-def _processes_know_their_run() -> Iterator[None]:
-    """Have the environment of whatever is started here say so."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(*RUN)
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left_to_the_collector() -> Iterator[None]:
-    """Have what a test left open fail that test, and not the one in which it happens to be collected."""
-    gc.freeze()
-    yield
-    gc.collect()
-    gc.unfreeze()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _no_processes_with_the_users_own() -> Iterator[None]:
-    """Have processes that tests start, workers of servers among them, keep what they keep in a folder of the tests."""
+def _cache_of_processes() -> Iterator[None]:
+    """Let processes that tests start use the cache folder of the tests instead of the user's."""
     with pytest.MonkeyPatch.context() as patch:
         if "XDG_CACHE_HOME" not in os.environ:
             patch.setenv("XDG_CACHE_HOME", str(SHARED_CACHE))
@@ -163,8 +109,8 @@ def _no_processes_with_the_users_own() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _no_memory_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have trials of models remembered beside what commands of other tests do."""
+def _cache_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store results of trials and compiled models in the cache folder of the tests."""
     for module in ("trials.memory", "compiled_files"):
         monkeypatch.setattr(f"ovmstrio.openvino.{module}.user_cache_path", lambda _: SHARED_CACHE)
 
@@ -176,46 +122,5 @@ def _compiled_models_are_shared(request: pytest.FixtureRequest, monkeypatch: pyt
     if module is not None and request.node.get_closest_marker("compiles") is None:
         from tests.support.compiled_models import sharing_compiled_models
 
-        monkeypatch.setattr(module, "_compile", sharing_compiled_models(module._compile))  # noqa: SLF001 - below every way to load a model
-
-
-@pytest.fixture(autouse=True)
-def _logs_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let no test that configures logs hide the lines of later ones: each logger gets back what it had.
-
-    Loggers that came with a library keep what it gave them when it was imported, if that is no place to write to.
-    """
-    configure = structlog.configure
-
-    def configure_for_now(**settings: Any) -> None:
-        configure(**{**settings, "cache_logger_on_first_use": False})
-
-    monkeypatch.setattr(structlog, "configure", configure_for_now)
-    before = {logger: _set_of(logger) for logger in _loggers()}
-    yield
-    for logger in _loggers():
-        now, then = _set_of(logger), before.get(logger, _NEW_LOGGER)
-        if now == then:
-            continue
-        kept = [each for each in now[0] if each in then[0] or isinstance(each, logging.NullHandler)]
-        for handler in now[0]:
-            if handler not in kept:
-                handler.close()
-        logger.handlers[:] = [*then[0], *(each for each in kept if each not in then[0])]
-        logger.filters[:] = then[1]
-        logger.propagate, logger.disabled = then[2], then[3]
-        logger.setLevel(then[4])
-    structlog.reset_defaults()
-
-
-_NEW_LOGGER = ((), (), True, False, logging.NOTSET)
-
-
-def _loggers() -> list[logging.Logger]:
-    root = logging.getLogger()
-    return [root, *(each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger))]
-
-
-def _set_of(logger: logging.Logger) -> tuple[tuple[Any, ...], tuple[Any, ...], bool, bool, int]:
-    """Give all that can be set of a logger."""
-    return tuple(logger.handlers), tuple(logger.filters), logger.propagate, logger.disabled, logger.level
+        shared = sharing_compiled_models(module._compile)  # noqa: SLF001 - below every way to load a model
+        monkeypatch.setattr(module, "_compile", shared)

@@ -27,6 +27,8 @@ SHARED_CACHE = Path(tempfile.gettempdir()) / f"ovmstrio-tests-{os.getuid()}"
 """What is remembered of one run of the tests serves the next one, so that the same models are not tried again."""
 START_TIMEOUT_SECONDS = 180
 STOP_TIMEOUT_SECONDS = 120
+PORT_TAKEN = "Address already in use"
+"""Part of the message of a server whose port another process has taken."""
 
 
 def environment() -> dict[str, str]:
@@ -92,6 +94,16 @@ class OvmsProcess:
 
         until(answers, seconds=START_TIMEOUT_SECONDS, why=lambda: f"no success from {path}")
 
+    def descendants(self, part: str) -> list[psutil.Process]:
+        """Return the running processes that the server has started whose command contains a text."""
+        found = []
+        for each in psutil.Process(self.process.pid).children(recursive=True):
+            # A process may end while it is looked at.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if part in " ".join(each.cmdline()):
+                    found.append(each)
+        return found
+
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Send a signal and wait for the end; returns the exit code and all that was printed."""
         self.process.send_signal(number)
@@ -138,11 +150,20 @@ def running(
 def serving(*options: str, ready: bool = True, log: Path | None = None) -> Iterator[OvmsProcess]:
     """Run ``ovms serve`` with options on free loopback ports until the block ends; ``log`` as for :func:`running`.
 
-    Models are not tried first, unless an option says so.
+    Models are not tried first, unless an option says so. If another process takes a port before the server binds it,
+    a server that is waited for is started again on other ports.
     """
-    grpc, rest = free_ports(2)
     options = options if "--trial_load" in options else (*options, "--trial_load", "off")
-    arguments = ["serve", "--port", str(grpc), "--rest_port", str(rest)]
-    arguments += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1", *options]
-    with running(*arguments, grpc=grpc, rest=rest, ready=ready, log=log) as server:
+    with contextlib.ExitStack() as stack:
+        for last in (False, False, True):
+            grpc, rest = free_ports(2)
+            arguments = ["serve", "--port", str(grpc), "--rest_port", str(rest)]
+            arguments += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1", *options]
+            try:
+                server = stack.enter_context(running(*arguments, grpc=grpc, rest=rest, ready=ready, log=log))
+            except AssertionError as error:
+                if last or PORT_TAKEN not in " ".join(str(error).split()):
+                    raise
+            else:
+                break
         yield server

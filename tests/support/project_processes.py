@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from tests.support.ports import free_ports
-from tests.support.processes import START_TIMEOUT_SECONDS, STOP_TIMEOUT_SECONDS
+from tests.support.processes import PORT_TAKEN, START_TIMEOUT_SECONDS, STOP_TIMEOUT_SECONDS
 from tests.support.waits import WAIT_SECONDS, until
 from tests.support.whole_ends import SECONDS_TO_END, kill_and_tell
 
@@ -105,21 +105,38 @@ def serving_project(
 ) -> Iterator[ProjectProcess]:
     """Run ``ovms serve PROJECT`` until the block ends; its readiness file lies beside the project's folder.
 
+    If another process takes the port before the server binds it, a server that is waited for is started again on
+    another port.
+
     Args:
         project: the folder or file.
         further: more options.
         options: where to listen.
         ready: whether to wait until the project can be called.
     """
+    with contextlib.ExitStack() as stack:
+        for last in (False, False, True):
+            server = stack.enter_context(_started(project, *options, *further))
+            try:
+                if ready:
+                    server.wait_serving()
+            except AssertionError as error:
+                if last or PORT_TAKEN not in " ".join(str(error).split()):
+                    raise
+            else:
+                break
+        yield server
+
+
+@contextlib.contextmanager
+def _started(project: Path, *options: str) -> Iterator[ProjectProcess]:
     (port,) = free_ports(1)
     file = project.parent.parent / "workspace" / "ready.txt"
     command = [sys.executable, "-m", "ovms_cli", "serve", str(project), "--port", str(port)]
-    command += ["--readiness_file", str(file), *options, *further]
+    command += ["--readiness_file", str(file), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     server = ProjectProcess(process, port, file)
     try:
-        if ready:
-            server.wait_serving()
         yield server
     finally:
         if process.poll() is None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import httpx
 import trio
 
-from ovmstrio.server.plan import read_plan
+from ovmstrio.runtimes.handlers.config.project_file import read_project
+from ovmstrio.server.plan import Plan, read_plan
+from ovmstrio.server.project_plan import plan_project
 from ovmstrio.server.settings import ServerSettings
 from tests.support.served_plans import serving_plan
 
-__all__ = ["ServedInThread", "serving_in_thread"]
+__all__ = ["ServedInThread", "serving_in_thread", "serving_project_in_thread"]
 
 PATIENCE_SECONDS = 60
 
@@ -42,20 +45,45 @@ class ServedInThread:
 @contextmanager
 def serving_in_thread(http: str = "127.0.0.1:0", /, **settings: Any) -> Iterator[ServedInThread]:
     """Serve on free ports of loopback, or at an address over HTTP, until the block ends; for ``settings`` see there."""
-    started: SimpleQueue[ServedInThread | BaseException] = SimpleQueue()
-    ending: list[Any] = []
     loopback: dict[str, Any] = {"grpc_bind_address": "127.0.0.1", "rest_bind_address": "127.0.0.1"}
     given = ServerSettings(**{**loopback, "trial_load": "off", **settings})
+
+    async def plan() -> Plan:
+        return replace(await read_plan(given), grpc=("127.0.0.1:0",), rest=(http,))
+
+    with _serving(plan) as server:
+        yield server
+
+
+@contextmanager
+def serving_project_in_thread(project: Path) -> Iterator[ServedInThread]:
+    """Serve a project of one process on a free port of loopback until the block ends.
+
+    The server has an address of the transport of the project only.
+    """
+    spec, _ = read_project(project)
+
+    async def plan() -> Plan:
+        made = plan_project(spec, {"trial_load": "off"})
+        return replace(made, grpc=made.grpc and ("127.0.0.1:0",), rest=made.rest and ("127.0.0.1:0",))
+
+    with _serving(plan) as server:
+        yield server
+
+
+@contextmanager
+def _serving(make_plan: Callable[[], Awaitable[Plan]]) -> Iterator[ServedInThread]:
+    started: SimpleQueue[ServedInThread | BaseException] = SimpleQueue()
+    ending: list[Any] = []
 
     async def main() -> None:
         end = trio.Event()
         ending.extend((trio.lowlevel.current_trio_token(), end))
-        plan = await read_plan(given)
-        plan = replace(plan, grpc=("127.0.0.1:0",), rest=(http,))
+        plan = await make_plan()
         async with serving_plan(plan) as server:
             with trio.fail_after(PATIENCE_SECONDS):
                 await server.plane.registry.wait_loaded()
-            started.put(ServedInThread(server.grpc[0], server.rest[0]))
+            started.put(ServedInThread("".join(server.grpc[:1]), "".join(server.rest[:1])))
             await end.wait()
 
     def run() -> None:

@@ -1,21 +1,16 @@
-"""Waiting for a state in tests, with one bound for all of them, and the latency of a server under load."""
+"""Waiting for a state in tests, with one bound for all of them."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
-import httpx
 import trio
 from trio.testing import MockClock
 
-if TYPE_CHECKING:
-    from tests.support.processes import OvmsProcess
-
-__all__ = ["WAIT_SECONDS", "Gate", "until", "until_async", "worst_wait"]
+__all__ = ["WAIT_SECONDS", "Gate", "until", "until_async"]
 
 WAIT_SECONDS = 60
 """Bound of every wait in tests: far beyond what a busy machine needs, so that only a fault reaches it."""
@@ -88,25 +83,3 @@ async def until_async(
         else:
             await trio.sleep(0.001)
     return value
-
-
-@contextmanager
-def worst_wait(server: OvmsProcess) -> Iterator[list[float]]:
-    """Ask a server again and again on a connection of its own; gives how many seconds each answer took."""
-    seconds: list[float] = []
-    over = threading.Event()
-
-    def ask() -> None:
-        with httpx.Client(base_url=server.rest, timeout=60) as client:
-            while not over.is_set():
-                begun = time.perf_counter()
-                client.get("/v2/health/live").raise_for_status()
-                seconds.append(time.perf_counter() - begun)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
-        yield seconds
-    finally:
-        over.set()
-        thread.join()

@@ -12,6 +12,7 @@ import pytest
 
 _FOLDER: Final = Path(__file__).parent
 _FORBIDDEN: Final = {
+    "compile_model": "compiles a model",
     "os.fork": "starts a process",
     "os.posix_spawn": "starts a process",
     "subprocess.Popen": "starts a process",
@@ -19,36 +20,37 @@ _FORBIDDEN: Final = {
     "socket.connect": "connects a socket",
 }
 _compile_model: Final = ov.Core.compile_model
-_is_unit_test = False
 
 
-def _check_event(event: str, _: object) -> None:
-    if event in _FORBIDDEN:
-        _check(_FORBIDDEN[event])
+class _Contract:
+    """Raises where a unit test does what only other tiers may do."""
+
+    def __init__(self) -> None:
+        self._applies = False
+
+    def check(self, event: str, _: object) -> None:
+        """Check an audit event of Python, or the compilation of a model."""
+        if self._applies and event in _FORBIDDEN:
+            raise AssertionError(f"a unit test {_FORBIDDEN[event]}; it belongs to tests/service, or to tests/system")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Apply the contract to unit tests and their fixtures."""
+        self._applies = item.path.is_relative_to(_FOLDER)
+        try:
+            return (yield)
+        finally:
+            self._applies = False
 
 
-def _check(action: str) -> None:
-    if _is_unit_test:
-        raise AssertionError(f"a unit test {action}; it belongs to tests/service, or to tests/system")
-
-
-def _checked_compile_model(self: ov.Core, *arguments: Any, **options: Any) -> ov.CompiledModel:
-    _check("compiles a model")
-    return _compile_model(self, *arguments, **options)
-
-
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Watch this process; an audit hook stays until the process ends."""
-    sys.addaudithook(_check_event)
-    ov.Core.compile_model = _checked_compile_model
+    contract = _Contract()
 
+    def compile_model(self: ov.Core, *arguments: Any, **options: Any) -> ov.CompiledModel:
+        contract.check("compile_model", None)
+        return _compile_model(self, *arguments, **options)
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Apply the contract to unit tests and their fixtures."""
-    global _is_unit_test
-    _is_unit_test = item.path.is_relative_to(_FOLDER)
-    try:
-        return (yield)
-    finally:
-        _is_unit_test = False
+    sys.addaudithook(contract.check)
+    ov.Core.compile_model = compile_model
+    config.pluginmanager.register(contract)

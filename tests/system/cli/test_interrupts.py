@@ -19,8 +19,6 @@ from tests.support.ports import free_ports
 from tests.support.relay import relaying
 from tests.support.served_in_thread import ServedInThread
 
-pytestmark = pytest.mark.e2e
-
 both_protocols = pytest.mark.parametrize("protocol", ["--grpc", "--rest"])
 
 

@@ -13,8 +13,6 @@ import pytest
 from tests.support.ports import free_ports
 from tests.support.processes import OvmsProcess, environment
 
-pytestmark = pytest.mark.e2e
-
 UNREAD = ">&3 2>&3"
 """Both outputs go to a pipe without a reader."""
 

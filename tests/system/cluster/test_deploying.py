@@ -16,7 +16,6 @@ from tests.support.ray_cluster import ray_cluster
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.e2e,
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray"),
 ]
 

@@ -27,7 +27,6 @@ triton = pytest.importorskip("tritonclient.grpc")
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.e2e,
     # Imported, it would leave much behind in this process.
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray"),
 ]

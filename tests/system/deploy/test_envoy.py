@@ -25,7 +25,6 @@ from tests.support.processes import OvmsProcess, running
 from tests.support.waits import WAIT_SECONDS
 
 pytest.importorskip("envoy")
-pytestmark = pytest.mark.e2e
 
 _COUNT = """
 from pyovms import Tensor

@@ -23,7 +23,7 @@ from tests.support.processes import serving
 from tests.support.prometheus import Prometheus, evaluating, is_there
 from tests.support.tiny_llm import write_tiny_folder
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FOLDER: Final = Path(__file__).parents[3] / "deploy" / "grafana"
 DASHBOARDS: Final = ("server", "text")

@@ -21,7 +21,7 @@ from tests.support.ports import free_ports
 from tests.support.processes import OvmsProcess, running
 from tests.support.waits import WAIT_SECONDS, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 _MANIFEST = Path(__file__).parents[3] / "deploy" / "kubernetes" / "manifests.yaml"
 _DELAY, _DRAIN = 4, 10

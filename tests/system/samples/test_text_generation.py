@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tests.support.processes import OvmsProcess
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OvmsProcess]:

@@ -6,11 +6,8 @@ from pathlib import Path
 import cv2
 import httpx
 import numpy as np
-import pytest
 
 from tests.support.service_processes import running_service
-
-pytestmark = pytest.mark.e2e
 
 SCRIPT = """
 import base64

@@ -1,0 +1,98 @@
+"""Buckets of shapes for all ways to call a model: protocols, pipelines, shared memory."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from tests.support import ir
+from tests.support.served_in_thread import ServedInThread, serving_in_thread
+
+BUCKETS = {"batch": [4], "columns": {"sizes": [8], "inputs": {"b": 1}}}
+VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def _write(folder: Path, **buckets: Any) -> Path:
+    ir.save(ir.dynamic(), folder, "m")
+    node = {
+        "name": "node",
+        "model_name": "m",
+        "type": "DL model",
+        "inputs": [{"b": {"node_name": "request", "data_item": "x"}}],
+        "outputs": [{"data_item": "a", "alias": "a"}],
+    }
+    output = {"y": {"node_name": "node", "data_item": "a"}}
+    document = {
+        "model_config_list": [{"config": {"name": "m", "base_path": "m", "shape_buckets": buckets}}],
+        "pipeline_config_list": [{"name": "p", "inputs": ["x"], "nodes": [node], "outputs": [output]}],
+    }
+    config = folder / "config.json"
+    config.write_text(json.dumps(document))
+    return config
+
+
+def _by_triton(server: ServedInThread, name: str, model_input: str, output: str) -> Any:
+    from tritonclient.grpc import InferenceServerClient, InferInput
+
+    tensor = InferInput(model_input, list(VALUES.shape), "FP32")
+    tensor.set_data_from_numpy(VALUES)
+    with InferenceServerClient(server.grpc) as triton:
+        return triton.infer(name, [tensor], client_timeout=60).as_numpy(output)
+
+
+def _by_shared_memory(server: ServedInThread) -> Any:
+    from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
+    from tritonclient.utils import shared_memory
+
+    key = f"/ovmstrio-{uuid4().hex}"
+    region = shared_memory.create_shared_memory_region("r", key, 2 * VALUES.nbytes)
+    try:
+        shared_memory.set_shared_memory_region(region, [VALUES])
+        tensor, output = InferInput("b", list(VALUES.shape), "FP32"), InferRequestedOutput("a")
+        tensor.set_shared_memory("r", VALUES.nbytes)
+        output.set_shared_memory("r", VALUES.nbytes, offset=VALUES.nbytes)
+        with InferenceServerClient(server.grpc) as triton:
+            triton.register_system_shared_memory("r", key, 2 * VALUES.nbytes)
+            triton.infer("m", [tensor], outputs=[output], client_timeout=60)
+            triton.unregister_system_shared_memory("r")
+        return shared_memory.get_contents_as_numpy(region, np.float32, VALUES.shape, offset=VALUES.nbytes).copy()
+    finally:
+        shared_memory.destroy_shared_memory_region(region)
+
+
+def test_all_protocols_answer_without_the_padding(tmp_path: Path) -> None:
+    """Over gRPC, two APIs of REST, a pipeline and shared memory; metrics count the padding."""
+    with serving_in_thread(config_path=_write(tmp_path, **BUCKETS), allow_shared_memory=True) as server:
+        predicted = server.ask("POST", "/v1/models/m:predict", json={"inputs": VALUES.tolist()})
+        kserve = {"name": "b", "shape": VALUES.shape, "datatype": "FP32", "data": VALUES.tolist()}
+        inferred = server.ask("POST", "/v2/models/m/infer", json={"inputs": [kserve]})
+        refused = server.ask("POST", "/v1/models/m:predict", json={"inputs": [[0] * 9]})
+        found = [
+            predicted.json()["outputs"],
+            np.reshape(inferred.json()["outputs"][0]["data"], inferred.json()["outputs"][0]["shape"]),
+            _by_triton(server, "m", "b", "a"),
+            _by_triton(server, "p", "x", "y"),
+            _by_shared_memory(server),
+        ]
+        metrics = server.ask(
+            "GET", "/metrics?match[]=ovmstrio_bucketed_inferences&match[]=ovmstrio_bucketed_elements"
+        ).text
+    for each in found:
+        np.testing.assert_array_equal(each, VALUES + 1)
+    assert refused.status_code == 400
+    assert "at most 8 in dimension 1, the largest of the buckets 8 of 'columns'" in refused.text
+    counted = {
+        re.sub(r'_total{.*(?:fit|part)="(\w+)".*', r" \1", key): float(number) for key, number in _samples(metrics)
+    }
+    assert counted["ovmstrio_bucketed_inferences padded"] == len(found)
+    assert counted["ovmstrio_bucketed_elements request"] == len(found) * 6
+    assert counted["ovmstrio_bucketed_elements padding"] == len(found) * 26
+
+
+def _samples(text: str) -> list[tuple[str, str]]:
+    return re.findall(r"^(ovmstrio\S+) (\S+)$", text, re.MULTILINE)

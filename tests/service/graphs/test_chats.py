@@ -1,0 +1,318 @@
+"""Graphs of user code as chats of OpenAI's client, and as answers to paths that no API has."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+from tests.support.graphs import LOOPBACK, graph_text, python_node
+from tests.support.served_in_thread import PATIENCE_SECONDS, serving_in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.served_in_thread import ServedInThread
+
+SPEAKER = """
+import pathlib
+from pyovms import Tensor, current_context
+
+class OvmsPythonModel:
+    def initialize(self, kwargs):
+        self.folder = pathlib.Path(kwargs["base_path"])
+
+    def execute(self, inputs):
+        said = bytes(inputs[0]).decode()
+        limit = current_context().parameters.get("max_new_tokens", 3)
+        try:
+            if said == "raise":
+                yield [Tensor("text", b"so far")]
+                raise ValueError("no further")
+            if said == "raise at once":
+                raise ValueError("not at all")
+            number = 0
+            while said == "on and on" or number < limit:
+                number += 1
+                yield [Tensor("text", f"{said} {number}. ".encode())]
+            yield [Tensor("end", b"")]
+        finally:
+            if said == "on and on" and (self.folder / "closed").exists():
+                (self.folder / "closed").write_text("closed")
+"""
+
+ANSWERER = """
+class OvmsPythonModel:
+    def execute(self, inputs):
+        request, = inputs
+        if request.json is None:
+            yield request.uri
+        elif request.json.get("fail") == "late":
+            yield {"so": "far"}
+            raise ValueError("no further")
+        elif request.json.get("fail"):
+            raise ValueError("not at all")
+        else:
+            yield []
+            for number in range(request.json.get("count", 1)):
+                yield {"number": number, "path": request.uri}
+            if request.json.get("stream"):
+                yield b"data: [DONE]\\n\\n" if request.json.get("writes") else "[DONE]"
+"""
+
+TEXTS = {"inputs": ["OVMS_PY_TENSOR:prompt"], "outputs": ["OVMS_PY_TENSOR:text", "OVMS_PY_TENSOR_END:end"]}
+PAYLOADS = {"inputs": ["HTTP_REQUEST_PAYLOAD:request"], "outputs": ["HTTP_RESPONSE_PAYLOAD:answer"]}
+
+
+def _write(folder: Path, name: str, source: str, node: str, streams: dict[str, Any]) -> dict[str, Any]:
+    (folder / name).mkdir()
+    (folder / name / "handler.py").write_text(source)
+    (folder / name / "graph.pbtxt").write_text(graph_text(node, **streams))
+    return {"name": name, "base_path": str(folder / name)}
+
+
+@pytest.fixture(scope="module", params=["none", "process"])
+def served(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[tuple[ServedInThread, Path]]:
+    """Serve ``speaker``, ``answers`` and ``plain``, which makes no text, in threads and in processes."""
+    folder = tmp_path_factory.mktemp("chats")
+    speaker = python_node("handler.py", ["IN:prompt"], ["TEXT:text", "END:end"], more=LOOPBACK)
+    answers = python_node("handler.py", PAYLOADS["inputs"], PAYLOADS["outputs"], more=LOOPBACK)
+    graphs = [
+        _write(folder, "speaker", SPEAKER, speaker, TEXTS),
+        _write(folder, "answers", ANSWERER, answers, PAYLOADS),
+        _write(folder, "plain", SPEAKER, python_node("handler.py", ["IN:prompt"], ["TEXT:text", "END:end"]), TEXTS),
+    ]
+    config = folder / "config.json"
+    entries = [{**graph, "python_isolation": request.param} for graph in graphs]
+    config.write_text(json.dumps({"model_config_list": [], "mediapipe_config_list": entries}))
+    with serving_in_thread(config_path=config) as server:
+        yield server, folder / "speaker"
+
+
+def _client(server: ServedInThread) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://{server.http}/v3", api_key="none", max_retries=0, timeout=PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def closings(served: tuple[ServedInThread, Path]) -> Iterator[int]:
+    """Return a descriptor that becomes readable when an endless generator is closed."""
+    path = served[1] / "closed"
+    os.mkfifo(path)
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+        path.unlink()
+
+
+def _is_readable(descriptor: int, seconds: float = PATIENCE_SECONDS) -> bool:
+    return bool(select.select([descriptor], [], [], seconds)[0])
+
+
+def _ask(client: openai.OpenAI, said: str, **more: Any) -> Any:
+    messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": said}]
+    return client.chat.completions.create(model="speaker", messages=messages, **more)
+
+
+def test_a_graph_of_request_payloads_answers_chats(served: tuple[ServedInThread, Path]) -> None:
+    """The answer is that of any path; a stream ends with one [DONE], whichever side writes it."""
+    messages: Any = [{"role": "user", "content": "hello"}]
+    with _client(served[0]) as client:
+        raw = client.chat.completions.with_raw_response
+        answered = raw.create(model="answers", messages=messages)
+        assert json.loads(answered.text) == {"number": 0, "path": "/v3/chat/completions"}
+        for more in (
+            {"extra_body": {"stream": True}},
+            {"extra_body": {"stream": True, "writes": True}},
+            {"extra_headers": {"accept": "text/event-stream"}},
+        ):
+            streamed = raw.create(model="answers", messages=messages, **more)
+            lines = [line for line in streamed.text.splitlines() if line]
+            assert lines == ['data: {"number": 0, "path": "/v3/chat/completions"}', "data: [DONE]"]
+
+
+def test_a_graph_answers_chats_and_streams(served: tuple[ServedInThread, Path]) -> None:
+    """Answers have the usage and reasons that OpenAI's clients read."""
+    with _client(served[0]) as client:
+        complete = _ask(client, "hello")
+        chunks = list(_ask(client, "hello", stream=True, stream_options={"include_usage": True}))
+        plain = client.completions.create(model="speaker", prompt="as it is", max_tokens=2)
+    assert complete.choices[0].message.content == "hello 1. hello 2. hello 3. "
+    assert (complete.choices[0].finish_reason, complete.usage.completion_tokens) == ("stop", 3)
+    assert "".join(each.choices[0].delta.content or "" for each in chunks[:-1]) == complete.choices[0].message.content
+    assert [each.choices[0].finish_reason for each in chunks[:-1]][-2:] == [None, "stop"]
+    assert chunks[-1].usage.completion_tokens == 3
+    assert plain.choices[0].text == "as it is 1. as it is 2. "
+    assert plain.choices[0].finish_reason == "length"
+
+
+def test_errors_of_user_code_have_openais_form(
+    served: tuple[ServedInThread, Path],
+) -> None:
+    """Errors before and within a stream have file and line; earlier chunks arrive."""
+    with _client(served[0]) as client:
+        with pytest.raises(openai.BadRequestError, match=r"ValueError: not at all .*handler.py:17"):
+            _ask(client, "raise at once")
+        with pytest.raises(openai.BadRequestError, match="not at all"):
+            _ask(client, "raise at once", stream=True)
+        chunks = iter(_ask(client, "raise", stream=True))
+        first = [next(chunks).choices[0].delta.content for _ in range(2)]
+        with pytest.raises(openai.APIError, match=r"ValueError: no further .*handler.py:15"):
+            list(chunks)
+    assert first == ["", "so far"]
+
+
+def test_a_graph_that_makes_no_text_is_refused(served: tuple[ServedInThread, Path]) -> None:
+    """The error names what the graph needs; the list of models has it last."""
+    with _client(served[0]) as client:
+        for is_stream in (False, True):
+            with pytest.raises(openai.BadRequestError, match="name others by a comment in its file") as caught:
+                client.chat.completions.create(
+                    model="plain", messages=[{"role": "user", "content": "x"}], stream=is_stream
+                )
+            assert caught.value.code == "unsupported"
+        assert [each.id for each in client.models.list()] == ["speaker", "answers", "plain"]
+
+
+def test_a_client_that_leaves_closes_the_generator(served: tuple[ServedInThread, Path], closings: int) -> None:
+    """Another client gets its answer meanwhile, though the first client does not read."""
+    with _client(served[0]) as client:
+        with _ask(client, "on and on", stream=True) as stream:
+            next(iter(stream))
+            assert _ask(client, "hello").choices[0].message.content.startswith("hello 1. ")
+            assert not _is_readable(closings, 0)
+        assert _is_readable(closings)
+
+
+def test_concurrent_clients_get_their_own_texts(served: tuple[ServedInThread, Path]) -> None:
+    """Half of the clients stream."""
+    server, _ = served
+    started = threading.Barrier(8, timeout=PATIENCE_SECONDS)
+
+    def talk(number: int) -> str:
+        with _client(server) as client:
+            started.wait()
+            if number % 2:
+                chunks = _ask(client, f"n{number}", stream=True, max_tokens=200)
+                return "".join(each.choices[0].delta.content or "" for each in chunks)
+            return str(_ask(client, f"n{number}", max_tokens=200).choices[0].message.content)
+
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(talk, range(8)))
+    assert texts == ["".join(f"n{number} {count}. " for count in range(1, 201)) for number in range(8)]
+
+
+HOLDER = """
+import ctypes
+import os
+from pathlib import Path
+from pyovms import Tensor
+
+class OvmsPythonModel:
+    def initialize(self, kwargs):
+        folder = Path(kwargs["base_path"])
+        self.begun, self.go = os.open(folder / "begun", os.O_RDWR), os.open(folder / "go", os.O_RDWR)
+
+    def execute(self, inputs):
+        yield [Tensor("text", b"held ")]
+        os.write(self.begun, b"x")
+        # A function of C that does not give the interpreter's lock back, as a step of an engine.
+        ctypes.PyDLL(None).read(self.go, ctypes.create_string_buffer(1), 1)
+        yield [Tensor("text", b"and done")]
+"""
+
+
+def test_an_isolated_node_that_holds_the_interpreter_stops_no_other_call(tmp_path: Path) -> None:
+    """Health and the list of models are answered meanwhile."""
+    streams = {"inputs": TEXTS["inputs"], "outputs": TEXTS["outputs"][:1]}
+    node = python_node("handler.py", ["IN:prompt"], ["TEXT:text"], more=LOOPBACK)
+    entry = {**_write(tmp_path, "holder", HOLDER, node, streams), "python_isolation": "process"}
+    for name in ("begun", "go"):
+        os.mkfifo(tmp_path / "holder" / name)
+    begun, go = (os.open(tmp_path / "holder" / name, os.O_RDWR) for name in ("begun", "go"))
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_config_list": [], "mediapipe_config_list": [entry]}))
+    messages: Any = [{"role": "user", "content": "x"}]
+    try:
+        with serving_in_thread(config_path=config) as server, _client(server) as client:
+            chunks = client.chat.completions.create(model="holder", messages=messages, stream=True)
+            assert _is_readable(begun)
+            answers = [server.ask("GET", path).status_code for path in ("/v2/health/ready", "/v3/models") * 5]
+            os.write(go, b"x")
+            text = "".join(each.choices[0].delta.content or "" for each in chunks)
+    finally:
+        os.close(begun)
+        os.close(go)
+    assert answers == [200] * 10
+    assert text == "held and done"
+
+
+# Paths that no API has
+
+
+def test_a_graph_of_request_payloads_answers_other_paths(served: tuple[ServedInThread, Path]) -> None:
+    """The body names the graph, or else the path."""
+    server, _ = served
+    named = server.ask("POST", "/v3/summaries/long?x=1", json={"model": "answers"})
+    several = server.ask("POST", "/v3/v1/summaries", json={"model": "answers", "count": 2})
+    by_path = server.ask("GET", "/v3/answers/more?y=2")
+    nothing = server.ask("POST", "/v3/summaries", json={"model": "answers", "count": 0})
+    assert (named.status_code, named.json()) == (200, {"number": 0, "path": "/v3/summaries/long?x=1"})
+    assert named.headers["content-type"] == "application/json"
+    assert [each["number"] for each in several.json()] == [0, 1]
+    assert (by_path.text, by_path.headers["content-type"]) == ("/v3/answers/more?y=2", "text/plain; charset=utf-8")
+    assert (nothing.status_code, nothing.content) == (204, b"")
+
+
+@pytest.mark.parametrize("by", ["body", "header"])
+def test_answers_are_events_on_request(served: tuple[ServedInThread, Path], by: str) -> None:
+    """Each document is one event."""
+    body = {"model": "answers", "count": 2, "stream": True} if by == "body" else {"model": "answers", "count": 2}
+    headers = {} if by == "body" else {"Accept": "text/event-stream"}
+    answer = served[0].ask("POST", "/v3/any", json=body, headers=headers)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert [json.loads(event)["number"] for event in events[:2]] == [0, 1]
+    assert events[2:] == (["[DONE]"] if by == "body" else [])
+
+
+def test_errors_of_other_paths_have_openais_form(served: tuple[ServedInThread, Path]) -> None:
+    """An error before the first event has a status; a later error is the last event."""
+    server, _ = served
+    at_once = server.ask("POST", "/v3/any", json={"model": "answers", "fail": True, "stream": True})
+    late = server.ask("POST", "/v3/any", json={"model": "answers", "fail": "late", "stream": True})
+    late_answer = server.ask("POST", "/v3/any", json={"model": "answers", "fail": "late"})
+    assert (at_once.status_code, late.status_code, late_answer.status_code) == (400, 200, 400)
+    assert "ValueError: not at all" in at_once.json()["error"]["message"]
+    first, last = (json.loads(line.removeprefix("data: ")) for line in late.text.split("\n\n") if line)
+    assert first == {"so": "far"}
+    assert "ValueError: no further" in last["error"]["message"]
+    assert "ValueError: no further" in late_answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v3/nowhere", {"model": "speaker"}, 404),
+        ("/v3/nowhere", {"model": "nobody"}, 404),
+        ("/v3/nowhere", {"model": ["answers"]}, 404),
+        ("/v3/speaker", {}, 404),
+        ("/v3/models", {"model": "answers"}, 405),
+        ("/v1/anything", {"model": "answers"}, 400),
+    ],
+)
+def test_paths_without_such_a_graph_are_refused(
+    served: tuple[ServedInThread, Path], path: str, body: dict[str, Any], status: int
+) -> None:
+    """A graph of tensors takes no payloads, and paths below ``/v1`` belong to other APIs, too."""
+    assert served[0].ask("POST", path, json=body).status_code == status

@@ -1,0 +1,56 @@
+"""Messages that are nearly right are refused with the client's fault, and the server is as before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.fuzz.campaign import Campaign, deliver, new_in_log
+from tests.fuzz.cases import CASES
+from tests.fuzz.grpc_lane import GrpcLane
+from tests.fuzz.http_lane import HttpLane
+from tests.fuzz.served import write_fuzzed
+from tests.support.processes import serving
+
+Ports = tuple[int, int]
+Served = tuple[Ports, Callable[[], str]]
+FEW = range(2_000, 4_000)
+MANY = range(1_000_000, 1_010_000)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Serve all kinds; the second value returns new lines of the log."""
+    folder = tmp_path_factory.mktemp("fuzzed")
+    with serving("--config_path", str(write_fuzzed(folder)), "--trial_load", "off", log=folder / "log") as server:
+        ports = int(server.grpc.rpartition(":")[2]), int(server.rest.rpartition(":")[2])
+        yield ports, new_in_log(folder / "log")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_messages_of_earlier_faults_are_refused_or_answered(served: Served, name: str) -> None:
+    """The server has no fault, its log has no error, and the next plain call is answered."""
+    ports, log = served
+    grpc, http = GrpcLane(ports[0]), HttpLane(ports[1])
+    try:
+        (outcome,) = deliver((grpc, http), ports, [CASES[name]])
+    finally:
+        grpc.close()
+        http.close()
+    assert outcome.kinds
+    assert (outcome.faults, list(Campaign(ports, log).faults_afterwards())) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "numbers", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=lambda numbers: str(len(numbers))
+)
+def test_nearly_right_messages_cause_no_fault_of_the_server(served: Served, numbers: range) -> None:
+    """Each message is answered or refused, the server has no fault, and plain calls are answered."""
+    ports, log = served
+    report = Campaign(ports, log).run(numbers)
+    assert not report.violations, report
+    doors = {door for door, _ in report.counts}
+    assert {"rest kserve", "rest generate_stream", "rest tensorflow", "rest paddle", "handlers", "rest admin"} <= doors
+    assert {"openai chat", "openai completions", "openai responses", "openai others"} <= doors
+    assert {"raw http", "raw http2", "grpc GRPCInferenceService/ModelInfer", "grpc PredictionService/Predict"} <= doors

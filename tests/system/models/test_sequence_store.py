@@ -1,0 +1,145 @@
+"""Sequences over a restart of the server, by a signal or a kill. The tests stop their servers."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from ovmstrio.client import open_client
+from ovmstrio.core.errors import NotSupported
+from tests.support import ir
+from tests.support.processes import run_ovms, serving
+from tests.support.waits import WAIT_SECONDS, until
+
+
+def _rest(address: str, value: float, client: Any = httpx, **control: int) -> httpx.Response:
+    inputs: list[dict[str, Any]] = [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [value, value]}]
+    datatypes = {"sequence_id": "UINT64", "sequence_control_input": "UINT32"}
+    inputs += [
+        {"name": name, "datatype": datatypes[name], "shape": [1], "data": [number]} for name, number in control.items()
+    ]
+    answer: httpx.Response = client.post(f"{address}/v2/models/m/infer", json={"inputs": inputs}, timeout=WAIT_SECONDS)
+    return answer
+
+
+def _sum(response: httpx.Response) -> float:
+    assert response.status_code == 200, response.text
+    return float(response.json()["outputs"][0]["data"][0])
+
+
+def _triton(address: str, value: float, **control: Any) -> Any:
+    from tritonclient.grpc import InferenceServerClient, InferInput
+
+    given = InferInput("x", [1, 2], "FP32")
+    given.set_data_from_numpy(np.full((1, 2), value, np.float32))
+    client = InferenceServerClient(address)
+    try:
+        result = client.infer("m", [given], **control)
+        return float(result.as_numpy("y")[0, 0]), result.as_numpy("sequence_id").tolist()
+    finally:
+        client.close()
+
+
+def test_sequences_over_both_protocols_and_a_restart(tmp_path: Path) -> None:
+    """One sequence starts over REST, goes on over gRPC and in the next server, and is listed meanwhile."""
+    base = ir.save(ir.accumulator(), tmp_path, "m")
+    options = ["--model_name", "m", "--model_path", str(base), "--stateful", "--sequence_store", str(tmp_path / "kept")]
+    with serving(*options) as server:
+        started = _rest(server.rest, 1, sequence_control_input=1)
+        assert _sum(started) == 1
+        assert started.json()["outputs"][1] == {
+            "name": "sequence_id",
+            "datatype": "UINT64",
+            "shape": [1],
+            "data": [1],
+        }
+        assert _triton(server.grpc, 2, sequence_id=1) == (3.0, [1])
+        assert _triton(server.grpc, 9, sequence_id=40, sequence_start=True) == (9.0, [40])
+        assert _triton(server.grpc, 1, sequence_id=40, sequence_end=True) == (10.0, [40])
+        missing = _rest(server.rest, 1, sequence_id=40)
+        assert (missing.status_code, missing.json()) == (404, {"error": "Sequence with provided ID does not exist"})
+        (listed,) = server.get("/v2/models/m/sequences").json()["sequences"]
+        assert (listed["id"], listed["requests"]) == (1, 2)
+        assert 0 <= listed["idle_seconds"] <= listed["age_seconds"] < 60
+        assert server.get("/v2/models/m/versions/1/sequences").status_code == 200
+        told = run_ovms("sequences", "m", "--json", "--url", server.rest)
+        assert [(each["id"], each["requests"]) for each in json.loads(told.stdout)] == [(1, 2)]
+        table = run_ovms("sequences", "m", "--version", "1", "--url", server.rest).stdout
+        assert table.split()[:4] == ["sequence", "age", "idle", "requests"]
+        assert "2" in table.splitlines()[1].split()
+        assert run_ovms("sequences", "n", "--url", server.rest).returncode == 1
+        with open_client(server.grpc) as client, pytest.raises(NotSupported, match="ask over REST"):
+            client.sequences("m")
+        assert server.get("/v2/models/n/sequences").status_code == 404
+        assert server.stop(signal.SIGTERM)[0] == 0
+    with serving(*options) as server:
+        assert _sum(_rest(server.rest, 4, sequence_id=1)) == 7
+        assert _sum(_rest(server.rest, 1, sequence_id=1, sequence_control_input=2)) == 8
+        assert server.get("/v2/models/m/sequences").json() == {"sequences": []}
+
+
+def _stored(tmp_path: Path, *options: str) -> list[str]:
+    base = ir.save(ir.accumulator(), tmp_path, "m")
+    kept = str(tmp_path / "kept")
+    return ["--model_name", "m", "--model_path", str(base), "--stateful", "--sequence_store", kept, *options]
+
+
+def test_a_killed_server_keeps_stored_steps(tmp_path: Path) -> None:
+    """The store is written while steps come; the sum fits the number of stored steps, and the log has their age.
+
+    A second server with the same folder does not start, and names the first.
+    """
+    options = _stored(tmp_path, "--sequence_store_seconds", "1")
+    with serving(*options) as server:
+        second = run_ovms("serve", "--port", "0", "--rest_bind_address", "127.0.0.1", "--rest_port", "1", *options)
+        told = " ".join((second.stdout + second.stderr).split())
+        assert second.returncode == 1
+        assert f"process {server.process.pid} on" in told
+        assert "serving m" in told
+        assert "give this one another folder" in told
+        done = 0
+        file, stored = tmp_path / "kept" / "sequences.bin", set[int]()
+        with httpx.Client() as client:
+            while len(stored) < 3:
+                control = {"sequence_id": 7} if done else {"sequence_id": 7, "sequence_control_input": 1}
+                assert _sum(_rest(server.rest, 1, client=client, **control)) == done + 1
+                done += 1
+                stored.update(map(int, re.findall(rb'"id":7,.*?"requests":(\d+)', file.read_bytes())))
+        server.process.kill()
+        server.process.wait(WAIT_SECONDS)
+    with serving(*options) as server:
+        (listed,) = server.get("/v2/models/m/sequences").json()["sequences"]
+        kept = listed["requests"]
+        assert max(stored) <= kept <= done
+        assert listed["lost_seconds"] == 1
+        assert _sum(_rest(server.rest, 1, sequence_id=7)) == kept + 1
+        code, printed = server.stop()
+    assert code == 0
+    (line,) = [line for line in printed.splitlines() if "sequences restored" in line]
+    assert "sequences=1" in line
+    assert "lost_seconds=1.0" in line
+    assert 0 < float(line.split("written_seconds_ago=")[1].split()[0]) < 60
+
+
+def test_sequences_that_cannot_be_saved_are_a_failure(tmp_path: Path) -> None:
+    """Without room for the file the server exits with 1, and the next server has the sequences of the earlier file."""
+    options = _stored(tmp_path, "--sequence_store_seconds", "0.2")
+    with serving(*options) as server:
+        assert _sum(_rest(server.rest, 5, sequence_id=3, sequence_control_input=1)) == 5
+        file = tmp_path / "kept" / "sequences.bin"
+        until(lambda: b'"id":3' in file.read_bytes())
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (100, 100))
+        assert _sum(_rest(server.rest, 5, sequence_id=3)) == 10
+        code, printed = server.stop()
+        assert (code, "sequences not saved" in printed) == (1, True)
+        assert "File too large" in printed
+    with serving(*options) as server:
+        assert _sum(_rest(server.rest, 1, sequence_id=3)) == 6

@@ -1,0 +1,124 @@
+"""``ovms serve --workers``: a language model has one engine, which all workers use."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from tests.support.processes import OvmsProcess, serving
+from tests.support.system_servers import write_config
+from tests.support.tiny_llm import write_tiny_folder
+from tests.support.waits import until
+from tests.support.worker_clients import each_worker, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import httpx
+
+    from tests.support.system_servers import SystemServers
+
+LONG: dict[str, Any] = {"stream": True, "max_tokens": 1900, "ignore_eos": True}
+
+
+def _body(**more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "Tell me"}]
+    return {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 8, **more}
+
+
+def _text(client: httpx.Client, **more: Any) -> tuple[str, int]:
+    answer = client.post("/v3/chat/completions", json=_body(**more)).raise_for_status().json()
+    return answer["choices"][0]["message"]["content"], answer["usage"]["completion_tokens"]
+
+
+def _engines(server: OvmsProcess) -> list[psutil.Process]:
+    # Each engine has a process that renders its chat template.
+    templates = server.descendants("template_program")
+    return [each for each in server.descendants("ovmstrio.openvino.engine") if each not in templates]
+
+
+def _one_engine(server: OvmsProcess) -> psutil.Process:
+    """Return the engine once the server is ready with one."""
+    until(lambda: len(_engines(server)) == 1 and server.answers("/v2/health/ready"))
+    return _engines(server)[0]
+
+
+def test_all_workers_use_one_engine_and_answer_alike(servers: SystemServers) -> None:
+    """Complete answers, streams and errors are the same, and metrics count the engine once and all tokens."""
+    server = servers.serving("generation_workers")
+    before = sample(server, "ovmstrio_llm_generation_tokens_total")
+    with each_worker(server) as clients:
+        _one_engine(server)
+        ((text, tokens),) = {_text(client) for client in clients}
+        assert tokens == 8
+        for client in clients:
+            streamed = ""
+            with client.stream("POST", "/v3/chat/completions", json=_body(stream=True)) as answer:
+                for line in answer.iter_lines():
+                    if line.startswith("data: {"):
+                        streamed += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+            assert streamed == text
+            several = client.post("/v3/chat/completions", json=_body(n=2)).json()
+            assert [choice["message"]["content"] for choice in several["choices"]] == [text, text]
+            long = [{"role": "user", "content": "x" * 10_000}]
+            refused = client.post("/v3/chat/completions", json=_body(messages=long))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert sample(server, "ovmstrio_llm_generation_tokens_total") - before == 2 * (8 + 8 + 16)
+    assert 0 < sample(server, "ovmstrio_llm_kv_cache_bytes") <= 2**30 / 10 + 1
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> dict[str, Any]:
+    """Write one language model, and return its entry of the configuration."""
+    return {"name": "tiny", "base_path": str(write_tiny_folder(tmp_path / "llm")), "cache_size": 0.1}
+
+
+@pytest.fixture
+def own_server(tmp_path: Path, entry: dict[str, Any]) -> Iterator[OvmsProcess]:
+    """Serve the model by two workers, which the test kills or reconfigures."""
+    file = write_config(tmp_path, text_model_config_list=[{"config": entry}])
+    options = ("--workers", "2", "--file_system_poll_wait_seconds", "0")
+    with serving("--config_path", str(file), *options, log=tmp_path / "log") as server:
+        yield server
+
+
+@pytest.mark.slow
+def test_another_engine_replaces_one_that_ends_alone_or_with_its_worker(own_server: OvmsProcess) -> None:
+    """Requests under way fail, and all workers answer the next requests."""
+    with each_worker(own_server) as clients:
+        for client in clients:
+            engine = _one_engine(own_server)
+            with client.stream("POST", "/v3/chat/completions", json=_body(**LONG)) as answer:
+                lines = answer.iter_lines()
+                assert next(lines).startswith("data: {")
+                engine.kill()
+                assert any("error" in line for line in lines)
+            until(lambda engine=engine: engine not in _engines(own_server))  # type: ignore[misc]  # the loop's own
+            _one_engine(own_server)
+        assert len({_text(client) for client in clients}) == 1
+    owner = _one_engine(own_server).parent()
+    assert owner is not None
+    owner.kill()
+    until(lambda: not owner.is_running())
+    _one_engine(own_server)
+    with each_worker(own_server) as clients:
+        assert len({_text(client) for client in clients}) == 1
+
+
+@pytest.mark.slow
+def test_a_reload_replaces_the_engine_whichever_worker_gets_it(
+    own_server: OvmsProcess, tmp_path: Path, entry: dict[str, Any]
+) -> None:
+    """The worker without the engine needs the new engine in the other worker before its reload is complete."""
+    with each_worker(own_server) as clients:
+        for number, client in enumerate(clients):
+            before = _one_engine(own_server)
+            write_config(tmp_path, text_model_config_list=[{"config": {**entry, "max_num_seqs": 10 + number}}])
+            assert client.post("/v1/config/reload").status_code == 201
+            assert len({_text(each) for each in clients}) == 1
+            until(lambda before=before: before not in _engines(own_server))  # type: ignore[misc]  # the loop's own
+            assert len(_engines(own_server)) == 1

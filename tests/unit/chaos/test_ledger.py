@@ -1,0 +1,45 @@
+"""The ledger of the chaos run: which answers are violations."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.ledger import Ledger, Said
+
+
+def test_only_what_a_window_allows_is_excused() -> None:
+    """A window excuses calls of its callers that were made while it was open."""
+    ledger = Ledger()
+    before = ledger.began
+    with ledger.window("kill", Said.LOST, whom=frozenset({"a"})):
+        ledger.note("a", Said.LOST, before)
+        ledger.note("a", Said.WRONG, before, "7")
+        ledger.note("b", Said.LOST, before, "gone")
+        ledger.note("b", Said.RIGHT, before)
+    wrong, lost = ledger.violations()
+    assert wrong.endswith("a: wrong answers: 7 (meanwhile: kill)")
+    assert lost.endswith("b: without an answer: gone (meanwhile: kill)")
+
+
+def test_what_happens_after_a_window_is_not_excused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window may have some seconds for recovery."""
+    now = 100.0
+    monkeypatch.setattr("tests.chaos.ledger.time.monotonic", lambda: now)
+    ledger = Ledger(began=now)
+    with ledger.window("restart", Said.UNREACHED, after_seconds=3):
+        now = 110.0
+    now = 112.5
+    ledger.note("a", Said.UNREACHED, now)
+    assert ledger.violations() == []
+    now = 113.5
+    ledger.note("a", Said.UNREACHED, now, "refused")
+    assert ledger.violations() == ["13.50 to 13.50 s: a: not accepted: refused (meanwhile: nothing)"]
+
+
+def test_violations_of_one_kind_are_one_text() -> None:
+    """The text has their count."""
+    ledger = Ledger()
+    for _ in range(30):
+        ledger.note("a", Said.SILENT, ledger.began, "timed out")
+    (told,) = ledger.violations()
+    assert told.startswith("30 times, first ")
