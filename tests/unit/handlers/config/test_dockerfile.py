@@ -1,16 +1,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ovmstrio.runtimes.handlers.config.dockerfile import make_dockerfile
 from ovmstrio.runtimes.handlers.config.project_file import read_project
-from tests.support.examples import examples
 from tests.support.project_files import PYTHON, TENSORFLOW, write
 
 _TENSORFLOW = f"{TENSORFLOW}models: {{dir: s3://b/a}}\n"
@@ -122,17 +118,3 @@ def test_python_port_and_sources_are_followed(tmp_path: Path) -> None:
     assert "python=3.12.4 pip" in text
     assert "EXPOSE 9\n" in text
     assert "COPY --from=ovmstrio . /src/ovmstrio\nRUN pip install --no-cache-dir '/src/ovmstrio[handlers]'\n" in text
-
-
-@settings(max_examples=examples(40), deadline=None)
-@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12))
-def test_any_value_of_env_reaches_the_build(tmp_path_factory: pytest.TempPathFactory, value: str) -> None:
-    """On one line of the Dockerfile, as bash gives it back."""
-    folder = tmp_path_factory.mktemp("project")
-    project, _ = read_project(write(folder / "iris", requirements__txt=""))
-    text = make_dockerfile(project.model_copy(update={"env": {"A": value}}), folder, "1")
-    export = _install(text)[0]
-    assert "<" not in export
-    script = f'{export}; printf %s "$A"'
-    done = subprocess.run(["bash", "-c", script], env={"LC_ALL": "C.UTF-8"}, capture_output=True, check=True)
-    assert done.stdout.decode() == value
