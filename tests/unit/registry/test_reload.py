@@ -15,6 +15,7 @@ from ovmstrio.core.errors import Problem
 from ovmstrio.core.request import InferRequest
 from ovmstrio.registry import ApplyResult, Registry, VersionState
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
+from tests.support.waits import until_async
 
 
 def _spec(base: Path, nireq: int = 0) -> ModelSpec:
@@ -248,6 +249,8 @@ async def test_no_call_fails_through_fifty_swaps(tmp_path: Path) -> None:
                     response = await lease.servable.infer(InferRequest("m"))
                     assert response.model_version == lease.version
                     answered[lease.version] = answered.get(lease.version, 0) + 1
+                # A loop that never waits would keep the interpreter from the thread that reads the folder.
+                await trio.sleep(0.005)
 
         async with trio.open_nursery() as clients:
             for _ in range(8):
@@ -258,6 +261,7 @@ async def test_no_call_fails_through_fifty_swaps(tmp_path: Path) -> None:
                 else:
                     add_versions(tmp_path, 2 + swap)
                     assert (await registry.rescan()).changed
+                    await until_async(lambda swap=swap: str(2 + swap) in answered)  # type: ignore[misc]
             clients.cancel_scope.cancel()
         await trio.testing.wait_all_tasks_blocked()
         assert loader.open_versions == [("m", 50)]
