@@ -142,14 +142,16 @@ def _configured_logs_restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     before: list[_Loggers] = []
 
     def noting(configure: Callable[..., None], **fixed: Any) -> Callable[..., None]:
-        def configure_for_now(**settings: Any) -> None:
+        def configure_for_now(*arguments: Any, **settings: Any) -> None:
             if not before:
                 before.append(_Loggers())
-            configure(**{**settings, **fixed})
+            configure(*arguments, **{**settings, **fixed})
 
         return configure_for_now
 
     monkeypatch.setattr(logging, "basicConfig", noting(logging.basicConfig))
+    for name in ("addHandler", "setLevel"):
+        monkeypatch.setattr(logging.Logger, name, noting(getattr(logging.Logger, name)))
     monkeypatch.setattr(structlog, "configure", noting(structlog.configure, cache_logger_on_first_use=False))
     yield
     for each in before:

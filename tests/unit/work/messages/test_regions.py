@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,12 @@ class Ends:
         """Close both."""
         self.one.close()
         self.other.close()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def only_new_garbage() -> None:
+    """Exclude what earlier tests have left from the many collections of this module."""
+    gc.freeze()
 
 
 def open_files() -> int:
