@@ -1,4 +1,4 @@
-"""One server in this process for all commands that call a server."""
+"""A server in this process for commands that call a server; it would take over the logs of other modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.served_in_thread import ServedInThread
 __all__ = ["command_folder", "server"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
     """Serve models, graphs, a handler and a pipeline of Ops."""
     with serving_for_commands(tmp_path_factory.mktemp("commands")) as running:

@@ -140,7 +140,7 @@ def test_a_stream_of_which_nothing_is_heard_any_more_ends(tmp_path: Path) -> Non
     """As the group that has passed it on may be gone; one that is not must not take what has come for all."""
 
     async def run() -> list[Any]:
-        async with _linked(tmp_path, silence_seconds=0.01) as link, aclosing(link.stream("open_stream")) as replies:
+        async with _linked(tmp_path, silence_seconds=1) as link, aclosing(link.stream("open_stream")) as replies:
             assert await link.call_once("push_to_stream", await anext(replies), _request(0), is_last=False)
             return [reply async for reply in replies]
 

@@ -18,7 +18,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare_repository(tmp_path_factory.mktemp("cache"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(embedded: Path) -> Iterator[ServedInThread]:
     """Serve the embedded samples."""
     with serving_in_thread(config_path=embedded) as running:

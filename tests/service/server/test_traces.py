@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
+GRAPH_BODY = {"inputs": [{"name": "in", "shape": [1], "datatype": "BYTES", "data": ["x"]}]}
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SPAN = "b7ad6b7169203331"
 PARENT = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "vendor=x"}

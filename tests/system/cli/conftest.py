@@ -11,13 +11,13 @@ from tests.support.command_server import serving_for_commands
 from tests.support.served_in_thread import ServedInThread
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the served models and graphs."""
     return tmp_path_factory.mktemp("commands")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[ServedInThread]:
     """Serve models, graphs, a handler and a pipeline of Ops."""
     with serving_for_commands(folder) as running:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.service.server.test_traces import HANDLER, OPS, PARENT, SPAN, TRACE, UNSAMPLED, ask, traced
+from tests.service.server.test_traces import GRAPH_BODY, HANDLER, OPS, PARENT, SPAN, TRACE, UNSAMPLED, ask, traced
 from tests.support.all_kinds import write_all_kinds
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ class OvmsPythonModel:
         with TRACER.start_as_current_span("of the user"):
             return [Tensor("out", bytes(inputs[0]).upper())]
 """
-
-
-GRAPH_BODY = {"inputs": [{"name": "in", "shape": [1], "datatype": "BYTES", "data": ["x"]}]}
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
