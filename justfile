@@ -21,9 +21,23 @@ setup-system:
 demo *args:
     {{ bin }}/ovms demo {{ args }}
 
-# Run the tests on two cores; `just test --thorough` adds slow tests and more examples of properties.
+# Run unit and service tests on all cores; `just test tests/unit/core` or `just test FILE::TEST` for some.
 test *args:
-    {{ bin }}/pytest -n 2 --dist loadfile --max-worker-restart 0 {{ args }}
+    {{ bin }}/pytest {{ args }}
+
+# Run system tests: commands, workers, engines, signals and the programs of other projects.
+system *args:
+    {{ bin }}/pytest tests/system {{ args }}
+
+# Run everything: all tiers with slow tests, builds of images, Ray, a million fuzzed messages and twenty minutes of chaos.
+thorough:
+    OVMSTRIO_TRY_IMAGE=1 {{ bin }}/pytest tests/unit tests/service tests/system --thorough
+    {{ bin }}/python -m tests.fuzz
+    {{ bin }}/python -m tests.chaos
+
+# Run every check that a change must pass, in fresh environments.
+ci:
+    .ci/run
 
 # Run the default tests 20 times in a row, then 5 times beside busy loops; `just stress --quiet-rounds 3 tests/unit` for less.
 stress *args:

@@ -16,10 +16,7 @@ from pathlib import Path
 from typing import Final
 
 BUSY_LOOPS: Final = 4
-_PYTEST: Final = (
-    *(sys.executable, "-m", "pytest", "-q", "--exitfirst"),
-    *("-n", "2", "--dist", "loadfile", "--max-worker-restart", "0"),
-)
+_PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "--exitfirst")
 # The parent holds the only writing end of standard input, which the system closes however the parent ends.
 _BUSY_LOOP: Final = """
 import os, sys, threading
