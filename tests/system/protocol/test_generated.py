@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 
 
 def test_generated_files_are_what_the_sources_give(tmp_path: Path) -> None:
