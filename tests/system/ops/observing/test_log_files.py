@@ -75,6 +75,6 @@ Service("s").prepare_pipeline_config(yml_dict={"rpc_port": 0})
 
 def test_nothing_is_made_before_a_server_starts(tmp_path: Path) -> None:
     """A script that imports everything and prepares a service leaves no file behind."""
-    compat = Path(__file__).parents[3] / "compat"
+    compat = Path(__file__).parents[4] / "compat"
     subprocess.run([sys.executable, "-c", _IMPORTS, str(compat)], check=True, cwd=tmp_path)
     assert list(tmp_path.iterdir()) == []
