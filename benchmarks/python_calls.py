@@ -301,7 +301,7 @@ class Comparison:
 
     @property
     def is_worse(self) -> bool:
-        """Whether the case makes more calls than the baseline allows."""
+        """True if the case makes more calls than the baseline allows."""
         return self.ratio > MAX_RATIO
 
     def __str__(self) -> str:

@@ -108,7 +108,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _cache_of_processes() -> Iterator[None]:
-    """Let processes that tests start use the cache folder of the tests instead of the user's."""
+    """Set the cache folder of processes that tests start to the folder of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         if "XDG_CACHE_HOME" not in os.environ:
             patch.setenv("XDG_CACHE_HOME", str(SHARED_CACHE))

@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let each system test run a second time if it fails: a busy machine may keep a process from its time."""
+    """Mark each system test to run a second time if it fails: a busy machine may delay its processes."""
     if not config.pluginmanager.hasplugin("rerunfailures"):
         return
     for item in items:
