@@ -29,7 +29,6 @@ def _served(registry: Registry) -> StubServable:
 
 
 async def test_unloading_waits_for_calls_in_flight(tmp_path: Path) -> None:
-    """A retired version stays open, and unloading, until its last lease is given back."""
     loader = StubLoader()
     async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1))])
@@ -45,100 +44,88 @@ async def test_unloading_waits_for_calls_in_flight(tmp_path: Path) -> None:
     assert loader.misuse == []
 
 
-async def test_a_changed_model_serves_the_old_settings_until_the_new_ones_are_loaded(tmp_path: Path) -> None:
-    """During a reload calls go to the old instance, and it never leaves the available state."""
-    loader = StubLoader()
+async def test_old_settings_serve_until_the_new_ones_are_loaded(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
     base = add_versions(tmp_path, 1)
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        await registry.apply([_spec(base)])
-        gate = loader.hold("m", 1)
-        old = _served(registry)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(registry.apply, [_spec(base, nireq=2)])
-            await loader.begun["m", 1].wait()
-            assert _served(registry) is old
-            assert registry.statuses()["m"][0].state is VersionState.AVAILABLE
-            assert registry.readiness.ready
-            gate.set()
-        assert _served(registry).spec.nireq == 2
-        await trio.testing.wait_all_tasks_blocked()
-        assert (old.closed, len(loader.open_versions)) == (1, 1)
-
-
-async def test_a_change_that_fails_leaves_the_old_instance_serving_and_says_so(tmp_path: Path) -> None:
-    """Settings that cannot be loaded are visible in the status, and cost no call."""
-    loader = StubLoader()
-    base = add_versions(tmp_path, 1, 2)
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        await registry.apply([_spec(base)])
-        old = _served(registry)
-        loader.fail("m", 2)
-        result = await registry.apply([_spec(base, nireq=2)])
-        assert (result.changed, len(result.failures)) == (False, 1)
-        (status,) = registry.statuses()["m"]
-        assert status.version == 2
-        assert (status.state, status.error_code) == (VersionState.AVAILABLE, "UNKNOWN")
-        assert status.reason == "the stub was told to fail"
+    await registry.apply([_spec(base)])
+    gate = loader.hold("m", 1)
+    old = _served(registry)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registry.apply, [_spec(base, nireq=2)])
+        await loader.begun["m", 1].wait()
         assert _served(registry) is old
+        assert registry.statuses()["m"][0].state is VersionState.AVAILABLE
         assert registry.readiness.ready
+        gate.set()
+    assert _served(registry).spec.nireq == 2
+    await trio.testing.wait_all_tasks_blocked()
+    assert (old.closed, len(loader.open_versions)) == (1, 1)
 
 
-@pytest.mark.parametrize("way_out", ["mend", "revert"])
-async def test_a_failed_change_heals(tmp_path: Path, way_out: str) -> None:
-    """A change that failed is loaded once it can be, or forgotten when it is taken back."""
-    loader = StubLoader()
+async def test_a_failed_change_is_reported_and_the_old_instance_serves(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
+    base = add_versions(tmp_path, 1, 2)
+    await registry.apply([_spec(base)])
+    old = _served(registry)
+    loader.fail("m", 2)
+    result = await registry.apply([_spec(base, nireq=2)])
+    assert (result.changed, len(result.failures)) == (False, 1)
+    (status,) = registry.statuses()["m"]
+    assert status.version == 2
+    assert (status.state, status.error_code) == (VersionState.AVAILABLE, "UNKNOWN")
+    assert status.reason == "the stub was told to fail"
+    assert _served(registry) is old
+    assert registry.readiness.ready
+
+
+@pytest.mark.parametrize("remedy", ["mend", "revert"])
+async def test_a_failed_change_heals(tmp_path: Path, remedy: str, loader: StubLoader, registry: Registry) -> None:
     base = add_versions(tmp_path, 1)
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
+    await registry.apply([_spec(base)])
+    loader.fail("m", 1)
+    await registry.apply([_spec(base, nireq=2)])
+    if remedy == "mend":
+        loader.mend("m", 1)
+        await registry.rescan()
+    else:
         await registry.apply([_spec(base)])
-        loader.fail("m", 1)
-        await registry.apply([_spec(base, nireq=2)])
-        if way_out == "mend":
-            loader.mend("m", 1)
-            await registry.rescan()
-        else:
-            await registry.apply([_spec(base)])
-        (status,) = registry.statuses()["m"]
-        assert (status.state, status.error_code, status.reason) == (VersionState.AVAILABLE, "OK", "")
-        assert _served(registry).spec.nireq == (2 if way_out == "mend" else 0)
+    (status,) = registry.statuses()["m"]
+    assert (status.state, status.error_code, status.reason) == (VersionState.AVAILABLE, "OK", "")
+    assert _served(registry).spec.nireq == (2 if remedy == "mend" else 0)
 
 
-async def test_a_new_base_path_that_is_missing_leaves_the_old_one_serving(tmp_path: Path) -> None:
-    """A path with a typing error costs no call."""
-    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
-        await registry.apply([_spec(add_versions(tmp_path / "a", 1))])
-        result = await registry.apply([_spec(tmp_path / "b")])
-        assert "does not exist" in result.failures[0].reason
-        assert _served(registry).spec.base_path == tmp_path / "a"
+async def test_a_new_base_path_that_is_missing_leaves_the_old_one_serving(tmp_path: Path, registry: Registry) -> None:
+    await registry.apply([_spec(add_versions(tmp_path / "a", 1))])
+    result = await registry.apply([_spec(tmp_path / "b")])
+    assert "does not exist" in result.failures[0].reason
+    assert _served(registry).spec.base_path == tmp_path / "a"
 
 
-async def test_faulty_settings_are_told_and_leave_the_old_ones_serving(tmp_path: Path) -> None:
-    """Settings that the configuration calls faulty are not even tried; a mere warning is no fault."""
-    loader = StubLoader()
+async def test_settings_with_errors_are_reported_and_not_loaded(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
     base = add_versions(tmp_path, 1)
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        warned = _spec(base).model_copy(update={"problems": (Problem("old spelling", severity="warning"),)})
-        assert (await registry.apply([warned])).failures == ()
-        faulty = _spec(base, nireq=1).model_copy(update={"problems": (Problem("bad shape"), Problem("bad layout"))})
-        (failure,) = (await registry.apply([faulty])).failures
-        assert failure.reason == "bad shape\nbad layout"
-        assert _served(registry).spec is warned
-        assert await registry.apply([_spec(base)]) == ApplyResult()
-        assert loader.attempts == {("m", 1): 1}
+    warned = _spec(base).model_copy(update={"problems": (Problem("old spelling", severity="warning"),)})
+    assert (await registry.apply([warned])).failures == ()
+    faulty = _spec(base, nireq=1).model_copy(update={"problems": (Problem("bad shape"), Problem("bad layout"))})
+    (failure,) = (await registry.apply([faulty])).failures
+    assert failure.reason == "bad shape\nbad layout"
+    assert _served(registry).spec is warned
+    assert await registry.apply([_spec(base)]) == ApplyResult()
+    assert loader.attempts == {("m", 1): 1}
 
 
-async def test_the_same_configuration_changes_nothing(tmp_path: Path) -> None:
-    """A model that is configured as it was is not loaded again."""
-    loader = StubLoader()
+async def test_the_same_configuration_changes_nothing(tmp_path: Path, loader: StubLoader, registry: Registry) -> None:
     base = add_versions(tmp_path, 1)
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        await registry.apply([_spec(base)])
-        assert await registry.apply([_spec(base)]) == ApplyResult()
-        assert await registry.rescan() == ApplyResult()
-        assert loader.attempts["m", 1] == 1
+    await registry.apply([_spec(base)])
+    assert await registry.apply([_spec(base)]) == ApplyResult()
+    assert await registry.rescan() == ApplyResult()
+    assert loader.attempts["m", 1] == 1
 
 
-async def test_reloads_that_are_asked_for_together_run_one_after_the_other(tmp_path: Path) -> None:
-    """Of many changes at once each is made, in the order of asking, and the last one stays."""
+async def test_concurrent_changes_run_in_their_order(tmp_path: Path) -> None:
     loader = StubLoader()
     base = add_versions(tmp_path, 1)
     async with running(registry_of(loader, poll_seconds=0, concurrent_loads=8)) as registry:
@@ -154,8 +141,7 @@ async def test_reloads_that_are_asked_for_together_run_one_after_the_other(tmp_p
         assert loader.open_versions == [("m", 1)]
 
 
-async def test_rescans_that_wait_for_their_turn_are_one(tmp_path: Path) -> None:
-    """Many clients that ask for a reload during one cause one look at the disk, not many."""
+async def test_waiting_rescans_are_merged_into_one(tmp_path: Path) -> None:
     loader = StubLoader()
     loader.fail("m", 1)
     gate = loader.hold("m", 1)
@@ -176,8 +162,7 @@ async def test_rescans_that_wait_for_their_turn_are_one(tmp_path: Path) -> None:
     assert [len(result.failures) for result in results] == [1] * 20
 
 
-async def test_who_asked_for_a_change_may_go_away(tmp_path: Path) -> None:
-    """A client that hangs up during a reload leaves it to be finished by the registry."""
+async def test_a_change_continues_when_its_client_is_cancelled(tmp_path: Path) -> None:
     loader = StubLoader()
     gate = loader.hold("m", 1)
     async with running(registry_of(loader, poll_seconds=0)) as registry:
@@ -191,8 +176,7 @@ async def test_who_asked_for_a_change_may_go_away(tmp_path: Path) -> None:
     assert loader.cancelled == []
 
 
-async def test_a_version_goes_while_its_successor_is_loading(tmp_path: Path) -> None:
-    """The steps of a swap happen in their order, whatever calls do meanwhile."""
+async def test_a_call_keeps_its_version_during_a_swap(tmp_path: Path) -> None:
     loader = StubLoader()
     seq = trio.testing.Sequencer()
     gate = loader.hold("m", 2)
@@ -237,7 +221,6 @@ def quick_thread_switches() -> Iterator[None]:
 
 @pytest.mark.usefixtures("quick_thread_switches")
 async def test_no_call_fails_through_fifty_swaps(tmp_path: Path) -> None:
-    """A stream of calls from several clients sees versions come and go, and no error."""
     loader = StubLoader()
     answered: dict[str, int] = {}
     async with running(registry_of(loader, poll_seconds=0)) as registry:

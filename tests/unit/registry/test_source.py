@@ -17,7 +17,7 @@ from tests.support.stub_registry import StubLoader, add_versions, registry_of, r
 
 
 def _parse(content: bytes, path: Path) -> ServerSpec:
-    """Read a small file format of this test: names of models, each with a folder of its name."""
+    """Parse the file format of these tests: a JSON list of names of models, each with a folder of its name."""
     try:
         names = json.loads(content)
     except ValueError as error:
@@ -27,8 +27,8 @@ def _parse(content: bytes, path: Path) -> ServerSpec:
     return ServerSpec(services=models, problems=(Problem("an old key", severity="warning"), *problems))
 
 
-class Site:
-    """A folder with a configuration file and models, and a registry kept in line with it."""
+class _Site:
+    """A folder with a configuration file and models, and a registry that loads them."""
 
     def __init__(self, folder: Path, *, poll_seconds: float = 0) -> None:
         self.folder = folder
@@ -39,63 +39,44 @@ class Site:
         self.registry.on_poll(self.source.poll)
 
     def write(self, *names: str) -> None:
-        """Configure models, each of which has a version 1."""
         for name in names:
             add_versions(self.folder / name, 1)
         self.config.write_text(json.dumps(names))
 
     async def start(self) -> None:
-        """Read and apply the file as the supervisor does."""
         await self.source.reload(force=True)
 
     def served(self) -> list[str]:
-        """Name the models that can be called."""
         return [name for name in self.registry.statuses() if self.registry.available_versions(name)]
 
     async def until_served(self, *names: str) -> None:
-        """Return once exactly these models can be called."""
         while self.served() != list(names):
             await self.registry.wait_change()
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path: Path) -> _Site:
     """Configure one model and poll nothing."""
-    site = Site(tmp_path)
+    site = _Site(tmp_path)
     site.write("a")
     return site
 
 
-async def test_a_reload_applies_a_changed_file_once(site: Site) -> None:
-    """A new model is served after the reload, and the next reload has nothing to do."""
+async def test_a_reload_applies_a_changed_file_once_and_finds_new_versions(site: _Site) -> None:
     async with running(site.registry):
         await site.start()
         site.write("a", "b")
         assert await site.source.reload() is True
         assert site.served() == ["a", "b"]
         assert await site.source.reload() is False
+        assert await site.source.reload(force=True) is True
         assert site.loader.attempts == {("a", 1): 1, ("b", 1): 1}
-
-
-async def test_a_reload_of_an_unchanged_file_looks_for_versions(site: Site) -> None:
-    """A new version directory is found by a reload, too."""
-    async with running(site.registry):
-        await site.start()
         add_versions(site.folder / "a", 2)
         assert await site.source.reload() is True
         assert site.registry.available_versions("a") == [2]
 
 
-async def test_a_forced_reload_applies_the_file_anyway(site: Site) -> None:
-    """Who insists gets the file applied, which changes nothing for models that are as they were."""
-    async with running(site.registry):
-        await site.start()
-        assert await site.source.reload(force=True) is True
-        assert site.loader.attempts == {("a", 1): 1}
-
-
-async def test_a_missing_file_is_told_and_changes_nothing(site: Site) -> None:
-    """The text names the file; what was served goes on."""
+async def test_a_missing_file_is_reported_and_changes_nothing(site: _Site) -> None:
     async with running(site.registry):
         await site.start()
         site.config.unlink()
@@ -105,10 +86,9 @@ async def test_a_missing_file_is_told_and_changes_nothing(site: Site) -> None:
         assert site.served() == ["a"]
 
 
-async def test_a_file_that_cannot_be_used_is_told_again_at_every_reload(
-    site: Site, autojump_clock: trio.testing.MockClock
+async def test_every_reload_reports_a_file_that_cannot_be_parsed(
+    site: _Site, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """A failed load is remembered, so that the same content is tried and refused again; nothing changes."""
     async with running(site.registry):
         await site.start()
         site.config.write_text("[")
@@ -120,8 +100,7 @@ async def test_a_file_that_cannot_be_used_is_told_again_at_every_reload(
         assert await site.source.reload() is True
 
 
-async def test_a_half_written_file_is_read_again(site: Site, autojump_clock: trio.testing.MockClock) -> None:
-    """A writer who is not done within the first read has a little time to finish."""
+async def test_a_partly_written_file_is_read_again(site: _Site, autojump_clock: trio.testing.MockClock) -> None:
     site.write("a", "b")
     whole = site.config.read_bytes()
     site.config.write_bytes(whole[:5])
@@ -138,8 +117,7 @@ async def test_a_half_written_file_is_read_again(site: Site, autojump_clock: tri
     assert seen == [whole[:5], whole]
 
 
-async def test_a_model_that_fails_is_told_and_retried_by_the_next_reload(site: Site) -> None:
-    """The reload that fails names the model; what works is served; the next reload tries again."""
+async def test_the_next_reload_retries_a_model_that_failed(site: _Site) -> None:
     async with running(site.registry):
         await site.start()
         site.loader.fail("b", 1)
@@ -153,8 +131,7 @@ async def test_a_model_that_fails_is_told_and_retried_by_the_next_reload(site: S
         assert site.served() == ["a", "b"]
 
 
-async def test_a_problem_of_the_file_is_told_though_all_models_are_served(site: Site) -> None:
-    """A name given twice makes the reload a failure; warnings do not."""
+async def test_a_duplicate_name_fails_the_reload_and_a_warning_does_not(site: _Site) -> None:
     async with running(site.registry):
         await site.start()
         site.write("a", "b", "b")
@@ -165,8 +142,7 @@ async def test_a_problem_of_the_file_is_told_though_all_models_are_served(site: 
         assert await site.source.reload() is True
 
 
-async def test_a_version_that_fails_in_a_rescan_is_told(site: Site) -> None:
-    """Without a file to read, the failure is one of the version scan."""
+async def test_a_rescan_reports_the_version_that_fails(site: _Site) -> None:
     async with running(site.registry):
         await site.start()
         site.loader.fail("a", 2)
@@ -176,8 +152,7 @@ async def test_a_version_that_fails_in_a_rescan_is_told(site: Site) -> None:
         assert site.registry.available_versions("a") == [1]
 
 
-async def test_reloads_at_the_same_time_apply_the_file_once(site: Site) -> None:
-    """Of many clients that ask together, one causes the load, and all get an answer."""
+async def test_concurrent_reloads_apply_the_file_once(site: _Site) -> None:
     answers: list[bool] = []
 
     async def reload() -> None:
@@ -194,8 +169,7 @@ async def test_reloads_at_the_same_time_apply_the_file_once(site: Site) -> None:
 
 
 async def test_polling_applies_a_changed_file(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    """An edit is picked up without anyone asking, as are the next ones."""
-    site = Site(tmp_path, poll_seconds=1)
+    site = _Site(tmp_path, poll_seconds=1)
     site.write("a")
     async with running(site.registry):
         await site.start()
@@ -205,9 +179,8 @@ async def test_polling_applies_a_changed_file(tmp_path: Path, autojump_clock: tr
         await site.until_served("b")
 
 
-async def test_a_file_that_was_back_is_told_to_be_missing_again(tmp_path: Path) -> None:
-    """Where the server's processes look before one of them polls."""
-    site = Site(tmp_path)
+async def test_a_file_that_is_missing_again_is_stale_again(tmp_path: Path) -> None:
+    site = _Site(tmp_path)
     site.write("a")
     async with running(site.registry):
         await site.start()
@@ -223,11 +196,8 @@ async def test_a_file_that_was_back_is_told_to_be_missing_again(tmp_path: Path) 
             assert not await site.source.is_stale()
 
 
-async def test_polling_survives_what_is_wrong_with_the_file(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
-    """A bad or missing file is logged once a state, not once a poll, and a mended one is applied."""
-    site = Site(tmp_path, poll_seconds=1)
+async def test_polling_logs_each_fault_of_the_file_once(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    site = _Site(tmp_path, poll_seconds=1)
     site.write("a")
 
     async def ticks(count: int) -> None:
