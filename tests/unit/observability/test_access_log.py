@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SECRET = "s3cr3t"
 
 
-class Lines:
+class _Lines:
     """An end that keeps what is written."""
 
     def __init__(self) -> None:
@@ -39,16 +39,16 @@ class Lines:
         """Keep everything."""
 
 
-def told(form: AccessLogForm, request: WireRequest) -> str:
+def _access_line(form: AccessLogForm, request: WireRequest) -> str:
     """Give what is written of a request."""
-    lines = Lines()
+    lines = _Lines()
     AccessLog(form, LogOutlet(lines, LogWriter())).request_ended(request)
     (line,) = lines.text.splitlines()
     assert SECRET not in line
     return line
 
 
-def request_over(protocol: WireProtocol, target: str, status: int, **headers: str) -> WireRequest:
+def _request_over(protocol: WireProtocol, target: str, status: int, **headers: str) -> WireRequest:
     """Make a request that was answered with a status."""
     given = ((name.replace("_", "-"), value) for name, value in headers.items())
     pairs = [("authorization", f"Bearer {SECRET}"), *given]
@@ -57,13 +57,12 @@ def request_over(protocol: WireProtocol, target: str, status: int, **headers: st
     return request
 
 
-def test_a_combined_line_is_what_tools_for_web_servers_read() -> None:
-    """Queries are left out: there may be secrets in them."""
-    request = request_over(
+def test_a_combined_line_has_the_fields_of_web_servers_and_no_query() -> None:
+    request = _request_over(
         "HTTP", f"/v2/models/m/infer?key={SECRET}", 200, user_agent="curl/8", referer=f"http://x/?{SECRET}"
     )
 
-    line = told("combined", request)
+    line = _access_line("combined", request)
 
     match = re.fullmatch(r'(\S+) - (\S+) \[(.+)\] "(.*?)" (\d+) (\d+) "(.*?)" "(.*?)"', line)
     assert match is not None
@@ -73,29 +72,26 @@ def test_a_combined_line_is_what_tools_for_web_servers_read() -> None:
 
 
 @pytest.mark.parametrize(("status", "shown"), [(0, "200"), (5, "404"), (8, "429"), (13, "500"), (-1, "499")])
-def test_a_combined_line_of_grpc_has_the_status_of_http_that_says_the_same(status: int, shown: str) -> None:
-    """A client that left before it was answered is 499."""
-    line = told("combined", request_over("gRPC", "/inference.GRPCInferenceService/ModelInfer", status))
+def test_a_combined_line_of_grpc_has_the_equivalent_http_status(status: int, shown: str) -> None:
+    line = _access_line("combined", _request_over("gRPC", "/inference.GRPCInferenceService/ModelInfer", status))
 
     assert f'"POST /inference.GRPCInferenceService/ModelInfer HTTP/2.0" {shown} 321 "-" "-"' in line
 
 
-def test_nobody_writes_more_into_a_line_than_their_own_field() -> None:
-    """Quotes, line breaks and what is no ASCII are escaped."""
-    line = told("combined", request_over("HTTP", '/a"b\nc', 404, user_agent='x" 200 "\r\né'))
+def test_client_text_is_escaped_in_its_field() -> None:
+    line = _access_line("combined", _request_over("HTTP", '/a"b\nc', 404, user_agent='x" 200 "\r\né'))
 
     assert r'"POST /a\x22b\x0ac HTTP/1.1" 404' in line
     assert line.endswith(r'"x\x22 200 \x22\x0d\x0a\xe9"')
 
 
-def test_a_json_line_tells_of_the_call_that_a_request_was() -> None:
-    """With the ids of its trace, by which it is found elsewhere."""
-    request = request_over("gRPC", "/inference.GRPCInferenceService/ModelInfer", 13)
+def test_a_json_line_describes_the_call_of_its_request() -> None:
+    request = _request_over("gRPC", "/inference.GRPCInferenceService/ModelInfer", 13)
     door = Door("KServe", "gRPC", infer="ModelInfer")
     request.event = CallEvent("m", "3", "model", door, "ModelInfer", "r7", caller="ann", code="ModelFailure")
     request.event.span = QuietSpan(0xAB)
 
-    line: dict[str, Any] = json.loads(told("json", request))
+    line: dict[str, Any] = json.loads(_access_line("json", request))
 
     assert line.pop("milliseconds") >= 0
     assert line.pop("time").endswith("+00:00")
@@ -118,9 +114,8 @@ def test_a_json_line_tells_of_the_call_that_a_request_was() -> None:
     }
 
 
-def test_a_json_line_of_what_is_no_call_has_only_the_request() -> None:
-    """Such as one for a path that there is not; who left has no status."""
-    line = json.loads(told("json", request_over("HTTP", "/nowhere", -1)))
+def test_a_json_line_without_a_call_has_only_the_request() -> None:
+    line = json.loads(_access_line("json", _request_over("HTTP", "/nowhere", -1)))
 
     assert line["status"] is None
     assert "name" not in line

@@ -1,4 +1,4 @@
-"""Faults of peers are told once, and counted."""
+"""Faults of peers are logged once, and counted."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from structlog.testing import capture_logs
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 
 
-async def _told(nursery: trio.Nursery, *, most: int = 10) -> RepeatedFaults:
+async def _start(nursery: trio.Nursery, *, most: int = 10) -> RepeatedFaults:
     faults = RepeatedFaults(structlog.get_logger("wire"), window_seconds=60, most=most)
     nursery.start_soon(faults.sum_up)
     await trio.testing.wait_all_tasks_blocked()
     return faults
 
 
-async def test_a_fault_is_a_line_and_its_repetitions_are_one_line_a_minute(
+async def test_repetitions_of_a_fault_are_one_line_per_minute(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """Ports are no peers of their own: whoever connects again is the same."""
     with capture_logs() as lines:
         async with trio.open_nursery() as nursery:
-            faults = await _told(nursery)
+            faults = await _start(nursery)
             for port in range(1000):
                 faults.tell("connection fault", peer=f"10.0.0.1:{port}", kind="PROTOCOL_ERROR", fault=f"frame {port}")
             await trio.sleep(59)
@@ -38,13 +37,12 @@ async def test_a_fault_is_a_line_and_its_repetitions_are_one_line_a_minute(
     assert (second["times"], second["seconds"]) == (999, 60)
 
 
-async def test_peers_and_kinds_are_told_apart_and_a_later_fault_is_news_again(
+async def test_peers_and_kinds_are_separate_and_a_later_fault_is_logged_again(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """Nothing that happens once is ever hidden, and nothing is said of what did not happen again."""
     with capture_logs() as lines:
         async with trio.open_nursery() as nursery:
-            faults = await _told(nursery)
+            faults = await _start(nursery)
             faults.tell("tls handshake failed", peer="[::1]:50")
             faults.tell("tls handshake failed", peer="10.0.0.2:50")
             faults.tell("connection fault", peer="[::1]:51", kind="a")
@@ -56,24 +54,22 @@ async def test_peers_and_kinds_are_told_apart_and_a_later_fault_is_news_again(
     assert all(line["log_level"] == "info" for line in lines)
 
 
-async def test_hosts_without_ports_are_told_apart_whatever_their_addresses_are_like() -> None:
-    """The colons of IPv6 are no port's."""
+async def test_addresses_without_ports_are_separate_peers() -> None:
     hosts = ["10.0.0.1", "::1", "2001:db8::5", "2001:db8::6", "[2001:db8::7]"]
     with capture_logs() as lines:
         async with trio.open_nursery() as nursery:
-            faults = await _told(nursery)
+            faults = await _start(nursery)
             for host in (*hosts, *hosts):
                 faults.tell("change refused", peer=host)
             nursery.cancel_scope.cancel()
-    told = [(line["event"], line["peer"]) for line in lines]
-    assert told == [(event, host) for event in ("change refused", "fault repeated") for host in hosts]
+    logged = [(line["event"], line["peer"]) for line in lines]
+    assert logged == [(event, host) for event in ("change refused", "fault repeated") for host in hosts]
 
 
-async def test_more_peers_than_are_told_apart_are_counted_together() -> None:
-    """Neither memory nor the log grows with the number of addresses; what is counted is told at the end."""
+async def test_peers_beyond_the_limit_are_counted_together() -> None:
     with capture_logs() as lines:
         async with trio.open_nursery() as nursery:
-            faults = await _told(nursery, most=3)
+            faults = await _start(nursery, most=3)
             for number in range(100):
                 faults.tell("tls handshake failed", peer=f"10.0.0.{number}:1")
             nursery.cancel_scope.cancel()

@@ -1,10 +1,15 @@
-"""The metrics of several processes as those of one server."""
+"""Counters and histograms, and their sums over several processes."""
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ovmstrio.core.metric_families import Family
 from ovmstrio.observability.summed_metrics import counted_only, restricted, sum_metrics
+from ovmstrio.observability.tallies import Counts, Spreads
 
 FIRST = rb"""# HELP calls Calls.
 # TYPE calls counter
@@ -38,8 +43,7 @@ further 7.0
 """
 
 
-def test_samples_of_all_processes_are_added_up() -> None:
-    """Each family and each sample is there once; what only one process has is there, too."""
+def test_samples_of_all_processes_are_added() -> None:
     text = sum_metrics([FIRST, SECOND]).decode()
     found = {
         (sample.name, *sorted(sample.labels.values())): sample.value
@@ -59,15 +63,13 @@ def test_samples_of_all_processes_are_added_up() -> None:
     assert text.count("# TYPE") == 4
 
 
-def test_what_stands_behind_a_value_stays() -> None:
-    """As a trace that a bucket names."""
+def test_exemplars_stay() -> None:
     line = b'# HELP t T.\n# TYPE t histogram\nt_bucket{le="1.0"} 1 # {trace_id="ab"} 0.5\n# EOF\n'
     lines = sum_metrics([line, line]).decode().splitlines()
     assert lines[2:] == ['t_bucket{le="1.0"} 2.0 # {trace_id="ab"} 0.5', "# EOF"]
 
 
-def test_moments_are_not_added_up() -> None:
-    """Those at which the server began to count; what code of users calls so is a count."""
+def test_creation_times_are_not_added() -> None:
     text = b"""# HELP pd_calls_created Calls.
 # TYPE pd_calls_created gauge
 pd_calls_created %d.0
@@ -79,14 +81,12 @@ orders_created %d.0
     assert {"pd_calls_created 8.0", "orders_created 3.0"} <= set(lines)
 
 
-def test_labels_may_have_any_characters() -> None:
-    """Also such as end lines elsewhere."""
+def test_labels_can_have_line_separators() -> None:
     text = '# HELP calls Calls.\n# TYPE calls counter\ncalls{name="a\u2028b\x85\r\x0cc"} 1.0\n'.encode()
     assert sum_metrics([text, text]).decode() == text.decode().replace(" 1.0", " 2.0")
 
 
-def test_what_counts_is_kept_and_what_tells_how_it_is_now_is_not() -> None:
-    """Of a process that has ended; families that are asked for are found with and without what formats add."""
+def test_counters_of_an_ended_process_are_kept_and_gauges_are_not() -> None:
     text = (
         b'# HELP a A.\n# TYPE a gauge\na 1.0\n# HELP b_total B.\n# TYPE b_total counter\nb_total{x="1"} 2.0\n'
         b'# HELP c C.\n# TYPE c histogram\nc_bucket{le="+Inf"} 3.0\n'
@@ -97,7 +97,32 @@ def test_what_counts_is_kept_and_what_tells_how_it_is_now_is_not() -> None:
     assert sum_metrics([text, counted]).splitlines()[5] == b'b_total{x="1"} 4.0'
 
 
-def test_an_exemplar_is_the_first_ones() -> None:
-    """And so not of a process that has ended, whose figures come last."""
+def test_the_exemplar_of_the_first_process_is_kept() -> None:
     text = b'# HELP b B.\n# TYPE b histogram\nb_bucket{le="+Inf"} 1.0 # {trace_id="%s"} 1.0\n'
     assert b'b_bucket{le="+Inf"} 2.0 # {trace_id="now"} 1.0' in sum_metrics([text % b"now", text % b"then"])
+
+
+LABELS = ("name", "version")
+SPREAD = Family("took_us", "histogram", LABELS, "How long.", buckets=(10.0, 18.0, 32.5))
+COUNTED = Family("asked", "counter", LABELS, "How often.")
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", 'b"\\']), st.integers(0, 400))))
+def test_counts_and_spreads_render_as_the_client_library_does(seen: list[tuple[str, int]]) -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    count, spread = Counts(COUNTED), Spreads(SPREAD)
+    for made in (count, spread):
+        ours.register(made)
+    counter = Counter(COUNTED.name, COUNTED.help, LABELS, registry=theirs)
+    histogram = Histogram(SPREAD.name, SPREAD.help, LABELS, buckets=SPREAD.buckets, registry=theirs)
+    for name, eighths in seen:
+        value = eighths / 8
+        for each in (count, counter):
+            each.labels(name, "1").inc()
+        for every in (spread, histogram):
+            every.labels(name, "1").observe(value)
+
+    assert generate_latest(ours) == generate_latest(theirs)
+    for name in ("took_us_bucket", "asked_total"):
+        only = [name]
+        assert generate_latest(ours.restricted_registry(only)) == generate_latest(theirs.restricted_registry(only))

@@ -1,4 +1,4 @@
-"""What runs beside the event loop, as a scraper sees it."""
+"""Threads, batches, turns of the event loop and memory as a scraper sees them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import trio.testing
 
 from ovmstrio.core.census import current_census, owned_by
 from ovmstrio.observability.metrics import Metrics
+from ovmstrio.observability.resident_memory import GrowthWatch, resident_bytes
 from ovmstrio.work.batching.batcher import Batcher
 from ovmstrio.work.batching.policy import BatchOptions
 from ovmstrio.work.loop_load import current_loop_load
@@ -30,8 +31,7 @@ def _figures(metrics: Metrics, name: str) -> dict[str, float]:
     return {family: float(value) for family, value in found}
 
 
-async def test_threads_of_a_service_are_counted_while_they_are_there() -> None:
-    """With calls that wait for one, under the service whose load has made the pool."""
+async def test_threads_and_waiting_calls_of_a_service_are_counted() -> None:
     metrics, go = _watching(), threading.Event()
     with owned_by("mine"):
         pool = WorkerThreads(limit=1)
@@ -51,8 +51,7 @@ async def test_threads_of_a_service_are_counted_while_they_are_there() -> None:
     assert _figures(metrics, "mine") == {}
 
 
-async def test_requests_that_wait_for_their_batch_are_counted() -> None:
-    """Under the service whose load has made what joins them, as long as that runs."""
+async def test_requests_waiting_for_a_batch_are_counted() -> None:
     metrics, go = _watching(), trio.Event()
 
     async def run(items: Sequence[int]) -> Sequence[int]:
@@ -72,8 +71,7 @@ async def test_requests_that_wait_for_their_batch_are_counted() -> None:
     assert _figures(metrics, "mine") == {}
 
 
-async def test_threads_that_were_given_up_are_stuck() -> None:
-    """For as long as they run."""
+async def test_abandoned_threads_count_as_stuck() -> None:
     metrics, begun, go = _watching(), threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -96,7 +94,6 @@ async def test_threads_that_were_given_up_are_stuck() -> None:
 
 
 async def test_turns_of_the_event_loop_are_timed() -> None:
-    """A long one is in a bucket of its own, and the sum has it."""
     metrics = _watching()
     await trio.lowlevel.checkpoint()
     before = metrics.render(["ovmstrio_event_loop_delay_seconds"]).decode()
@@ -109,3 +106,27 @@ async def test_turns_of_the_event_loop_are_timed() -> None:
         return float(numbers["+Inf"]) - float(numbers["0.05"])
 
     assert longer(after) > longer(before)
+
+
+def test_resident_memory_has_the_size_of_an_interpreter() -> None:
+    """An interpreter with the libraries of the tests has some tens of megabytes, and no terabyte."""
+    assert 10 * 2**20 < resident_bytes() < 2**40
+
+
+def test_growth_is_attributed_only_without_overlap() -> None:
+    sizes = iter([100, 130, 50, 200, 260, 1000, 900])
+    watch = GrowthWatch(lambda: next(sizes))
+    with watch.watching() as grown:
+        assert grown() == 30
+        with watch.watching() as other:
+            assert (grown(), other()) == (None, None)
+        assert grown() is None
+    with watch.watching() as grown:
+        assert grown() == 60
+    with watch.watching() as grown:
+        assert grown() == 0
+
+
+def test_an_unknown_size_is_no_growth_of_zero() -> None:
+    with GrowthWatch(lambda: 0).watching() as grown:
+        assert grown() is None
