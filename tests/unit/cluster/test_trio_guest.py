@@ -41,9 +41,7 @@ async def _twice(value: int) -> int:
     return 2 * value
 
 
-def test_calls_run_on_trio_and_their_results_come_back() -> None:
-    """Many side by side, each with its own result."""
-
+def test_calls_run_on_trio_and_return_their_results() -> None:
     async def run() -> list[int]:
         async with _bridge() as guest:
             return await asyncio.gather(*(guest.call(_twice, value) for value in range(50)))
@@ -51,9 +49,7 @@ def test_calls_run_on_trio_and_their_results_come_back() -> None:
     assert asyncio.run(run()) == [2 * value for value in range(50)]
 
 
-def test_an_error_is_raised_where_the_call_came_from() -> None:
-    """As it was raised there."""
-
+def test_errors_are_raised_to_the_caller() -> None:
     async def fail() -> None:
         await trio.lowlevel.checkpoint()
         raise Overloaded("full")
@@ -66,8 +62,7 @@ def test_an_error_is_raised_where_the_call_came_from() -> None:
     asyncio.run(run())
 
 
-def test_a_cancelled_call_has_its_work_cancelled() -> None:
-    """And the loop goes on."""
+def test_a_cancelled_call_is_cancelled_on_trio() -> None:
     ended: list[str] = []
 
     async def wait(begun: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
@@ -91,9 +86,7 @@ def test_a_cancelled_call_has_its_work_cancelled() -> None:
     assert ended == ["cancelled"]
 
 
-def test_questions_from_trio_are_answered_on_asyncio() -> None:
-    """With results, and errors as they were raised."""
-
+def test_trio_can_call_asyncio() -> None:
     async def answer(value: int) -> int:
         assert sniffio.current_async_library() == "asyncio"
         await asyncio.sleep(0)
@@ -104,18 +97,17 @@ def test_questions_from_trio_are_answered_on_asyncio() -> None:
     async def run() -> int:
         async with _bridge() as guest:
 
-            async def ask(value: int) -> int:
+            async def call_host(value: int) -> int:
                 return await guest.ask(answer, value)
 
             with pytest.raises(Overloaded, match="negative"):
-                await guest.call(ask, -1)
-            return await guest.call(ask, 1)
+                await guest.call(call_host, -1)
+            return await guest.call(call_host, 1)
 
     assert asyncio.run(run()) == 2
 
 
-def test_who_stops_asking_has_the_answer_cancelled() -> None:
-    """A deadline on the trio side ends the work on the other."""
+def test_a_trio_deadline_cancels_the_asyncio_work() -> None:
     ended: list[str] = []
 
     async def answer() -> None:
@@ -128,12 +120,12 @@ def test_who_stops_asking_has_the_answer_cancelled() -> None:
     async def run() -> bool:
         async with _bridge() as guest:
 
-            async def ask() -> bool:
+            async def call_host() -> bool:
                 with trio.move_on_after(0.05) as scope:
                     await guest.ask(answer)
                 return scope.cancelled_caught
 
-            is_late = await guest.call(ask)
+            is_late = await guest.call(call_host)
             await asyncio.sleep(0)
             return is_late
 
@@ -141,9 +133,7 @@ def test_who_stops_asking_has_the_answer_cancelled() -> None:
     assert ended == ["cancelled"]
 
 
-def test_what_cannot_start_says_so_where_it_was_started() -> None:
-    """Not as a group of groups, and the loop has ended."""
-
+def test_a_failed_start_is_raised_by_start() -> None:
     async def program(until: Any, *, task_status: trio.TaskStatus[str]) -> None:
         async with trio.open_nursery():
             raise ConfigError([Problem("no such model")])
@@ -159,9 +149,7 @@ def test_what_cannot_start_says_so_where_it_was_started() -> None:
     asyncio.run(run())
 
 
-def test_what_fails_later_is_told_in_the_log() -> None:
-    """Nobody waits for it any more, and Ray starts another replica in its place."""
-
+def test_a_later_failure_is_logged() -> None:
     async def program(until: Any, *, task_status: trio.TaskStatus[str]) -> None:
         task_status.started("begun")
         await trio.lowlevel.checkpoint()
@@ -173,16 +161,14 @@ def test_what_fails_later_is_told_in_the_log() -> None:
                 while not guest.has_ended:  # noqa: ASYNC110 - a guest has no event of its end
                     await asyncio.sleep(0.005)
 
-    with structlog.testing.capture_logs() as told:
+    with structlog.testing.capture_logs() as logged:
         asyncio.run(run())
-    assert [(each["event"], str(each["exc_info"])) for each in told] == [
+    assert [(each["event"], str(each["exc_info"])) for each in logged] == [
         ("the server of a replica has failed", "a wire was loose")
     ]
 
 
-def test_who_leaves_before_the_start_is_done_has_it_ended() -> None:
-    """No loop is left behind, however early that is."""
-
+def test_a_cancelled_start_ends_the_guest() -> None:
     async def run() -> None:
         guest = TrioGuest()
         async with asyncio.timeout(WAIT_SECONDS):
@@ -197,9 +183,7 @@ def test_who_leaves_before_the_start_is_done_has_it_ended() -> None:
     asyncio.run(run())
 
 
-def test_calls_that_are_left_at_the_end_are_told_that_it_has_come() -> None:
-    """And so are those that come later."""
-
+def test_calls_at_and_after_the_end_are_refused() -> None:
     async def run() -> None:
         guest = TrioGuest()
         async with asyncio.timeout(WAIT_SECONDS):
@@ -215,9 +199,7 @@ def test_calls_that_are_left_at_the_end_are_told_that_it_has_come() -> None:
     asyncio.run(run())
 
 
-def test_work_that_does_not_wait_is_done_before_the_host_has_another_turn() -> None:
-    """And by no other thread."""
-
+def test_calls_without_checkpoints_finish_in_the_same_turn() -> None:
     async def run() -> tuple[list[int], int]:
         turns: list[int] = []
 
@@ -243,9 +225,7 @@ def test_work_that_does_not_wait_is_done_before_the_host_has_another_turn() -> N
     assert asyncio.run(run()) == ([2 * value for value in range(20)], 0)
 
 
-def test_deadlines_and_other_threads_are_heard_while_nobody_calls() -> None:
-    """What runs beside the calls needs none of them."""
-
+def test_deadlines_and_threads_wake_trio_without_calls() -> None:
     async def run() -> list[str]:
         heard: list[str] = []
         done = asyncio.Event()
@@ -254,11 +234,11 @@ def test_deadlines_and_other_threads_are_heard_while_nobody_calls() -> None:
             async def listen() -> None:
                 await trio.sleep(0.01)
                 heard.append("deadline")
-                told = trio.Event()
+                logged = trio.Event()
                 token = trio.lowlevel.current_trio_token()
-                worker = threading.Timer(0.01, token.run_sync_soon, [told.set])
+                worker = threading.Timer(0.01, token.run_sync_soon, [logged.set])
                 worker.start()
-                await told.wait()
+                await logged.wait()
                 heard.append("thread")
                 await trio.to_thread.run_sync(worker.join)
                 done.set()
@@ -275,9 +255,7 @@ def test_deadlines_and_other_threads_are_heard_while_nobody_calls() -> None:
     assert asyncio.run(run()) == ["deadline", "thread"]
 
 
-def test_calls_that_wait_for_threads_and_questions_side_by_side_all_come_back() -> None:
-    """Whatever the loop waits by: a thread that waits for events, or the host's timers."""
-
+def test_concurrent_calls_with_threads_and_timers_all_return() -> None:
     async def double(value: int) -> int:
         await asyncio.sleep(0)
         return 2 * value
