@@ -11,10 +11,9 @@ from ovmstrio.access.allowance import CallerAllowance, TokenBucket
 from ovmstrio.core.errors import CallerLimited
 
 
-async def test_a_second_has_as_many_requests_as_it_may_and_the_refusal_says_when(
+async def test_requests_per_second_are_limited_with_the_time_of_the_next(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Four at once, none before a quarter of a second is over, and then one."""
     allowance = CallerAllowance("shop", requests_per_second=4)
     for _ in range(4):
         allowance.take()
@@ -28,8 +27,7 @@ async def test_a_second_has_as_many_requests_as_it_may_and_the_refusal_says_when
     assert allowance.under_way == 5
 
 
-async def test_a_slow_rate_lets_one_pass_at_once(mock_clock: trio.testing.MockClock) -> None:
-    """Less than one a second is one, and the next when its time has come."""
+async def test_a_rate_below_one_per_second_admits_one_request(mock_clock: trio.testing.MockClock) -> None:
     allowance = CallerAllowance("shop", requests_per_second=0.1)
     allowance.take()
     mock_clock.jump(9.9)
@@ -40,8 +38,7 @@ async def test_a_slow_rate_lets_one_pass_at_once(mock_clock: trio.testing.MockCl
     allowance.take()
 
 
-async def test_requests_under_way_are_counted_until_they_end() -> None:
-    """One that is refused is none of them, and takes nothing of the rate."""
+async def test_concurrent_requests_count_until_they_end() -> None:
     allowance = CallerAllowance("shop", concurrency=2)
     allowance.take()
     allowance.take()
@@ -52,10 +49,9 @@ async def test_requests_under_way_are_counted_until_they_end() -> None:
     assert allowance.under_way == 2
 
 
-async def test_a_minute_has_as_many_tokens_as_it_may_and_what_is_more_is_paid_off(
+async def test_tokens_per_minute_are_limited_after_they_are_used(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """A request ends however many it needs; the next one comes when they, and one more, have come in again."""
     allowance = CallerAllowance("shop", tokens_per_minute=120)
     allowance.check_tokens()
     allowance.spend_tokens(119)
@@ -72,8 +68,7 @@ async def test_a_minute_has_as_many_tokens_as_it_may_and_what_is_more_is_paid_of
     allowance.check_tokens()
 
 
-async def test_tokens_are_no_requests() -> None:
-    """Who has none left may still ask for what needs none; who has no limit of them may use any number."""
+async def test_tokens_and_requests_are_separate_limits() -> None:
     allowance = CallerAllowance("shop", concurrency=1, tokens_per_minute=1)
     allowance.spend_tokens(1000)
     allowance.take()
@@ -83,8 +78,7 @@ async def test_tokens_are_no_requests() -> None:
 
 
 @given(st.floats(0.1, 50), st.lists(st.floats(0, 3), max_size=60))
-def test_no_stretch_of_time_has_more_than_rate_and_burst(rate: float, pauses: list[float]) -> None:
-    """However requests come: between any two of those that passed lie at most as many as the rate and the burst."""
+def test_no_interval_has_more_than_rate_and_burst(rate: float, pauses: list[float]) -> None:
     now = 0.0
     bucket = TokenBucket(rate, clock=lambda: now)
     passed: list[float] = []

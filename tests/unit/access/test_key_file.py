@@ -43,8 +43,7 @@ def _entries(draw: Any) -> CallerEntry:
         unique_by=(lambda entry: entry.name, lambda entry: (entry.sha256, entry.certificate, entry.subject)),
     )
 )
-def test_what_is_written_is_read(entries: list[CallerEntry]) -> None:
-    """Whatever callers there are."""
+def test_written_callers_are_read_back(entries: list[CallerEntry]) -> None:
     text = json.dumps({"callers": [entry.document() for entry in entries]})
     assert read_callers(text.encode(), "keys.json") == entries
 
@@ -59,7 +58,6 @@ def _problems_of(content: bytes) -> tuple[Problem, ...]:
 
 @given(st.one_of(st.binary(max_size=60), st.recursive(st.none() | st.text() | st.integers(), st.lists).map(json.dumps)))
 def test_any_content_is_read_or_refused_with_its_file(content: bytes | str) -> None:
-    """And never otherwise."""
     problems = _problems_of(content.encode() if isinstance(content, str) else content)
     assert {problem.file for problem in problems} <= {"keys.json"}
 
@@ -68,7 +66,7 @@ _GOOD = {"name": "shop", "sha256": digest_of("x"), "scopes": ["read"]}
 
 
 @pytest.mark.parametrize(
-    ("callers", "told"),
+    ("callers", "expected"),
     [
         ([{**_GOOD, "scope": "read"}], "unknown key 'scope'"),
         ([{"name": "shop", "sha256": digest_of("x")}], "'scopes' is missing"),
@@ -84,17 +82,15 @@ _GOOD = {"name": "shop", "sha256": digest_of("x"), "scopes": ["read"]}
         ([_GOOD, {**_GOOD, "name": "other"}], "another caller has the same sha256"),
     ],
 )
-def test_a_mistake_is_told_with_its_place_and_without_what_may_be_a_key(callers: list[Any], told: str) -> None:
-    """So that it can be mended; where a hash should be, the key itself may stand."""
+def test_a_mistake_is_reported_with_its_line_and_without_secrets(callers: list[Any], expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_callers(json.dumps({"callers": callers}, indent=1).encode(), "keys.json")
-    assert told in caught.value.message
+    assert expected in caught.value.message
     assert caught.value.message.startswith("keys.json:")
     assert "ovms_secret" not in caught.value.message
 
 
-def test_a_new_file_is_its_owners_and_an_old_one_keeps_its_mode(tmp_path: Path) -> None:
-    """And nothing is left beside it."""
+def test_a_new_file_is_private_and_an_old_one_keeps_its_mode(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     entry = CallerEntry("shop", Scopes(read=True), sha256=digest_of(new_key()))
     write_key_file(file, [entry])
@@ -106,8 +102,7 @@ def test_a_new_file_is_its_owners_and_an_old_one_keeps_its_mode(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_keys_are_long_and_never_the_same() -> None:
-    """256 random bits, which is why a plain hash tells nothing of them."""
+def test_keys_are_long_and_unique() -> None:
     keys = {new_key() for _ in range(100)}
     assert len(keys) == 100
     assert all(key.startswith("ovms_") and len(key) == 5 + 43 for key in keys)

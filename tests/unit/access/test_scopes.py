@@ -21,8 +21,7 @@ def _caller(*scopes: str) -> Caller:
 
 
 @given(PATTERNS, NAMES.filter(bool))
-def test_a_caller_may_call_what_one_of_its_patterns_matches_as_a_whole(patterns: list[str], name: str) -> None:
-    """As Python's fnmatch has it, with regard to case; the second look at a name is answered as the first."""
+def test_a_caller_can_call_names_that_match_a_pattern(patterns: list[str], name: str) -> None:
     caller = _caller(*(f"infer:{pattern}" for pattern in patterns))
     expected = any(fnmatchcase(name, pattern) for pattern in patterns)
     assert [caller.may_infer(name), caller.may_infer(name)] == [expected, expected]
@@ -30,8 +29,7 @@ def test_a_caller_may_call_what_one_of_its_patterns_matches_as_a_whole(patterns:
 
 
 @given(PATTERNS, PATTERNS, NAMES)
-def test_what_scopes_do_not_lack_they_allow(own: list[str], others: list[str], name: str) -> None:
-    """Whatever is called by one of the other patterns."""
+def test_scopes_allow_what_they_do_not_lack(own: list[str], others: list[str], name: str) -> None:
     mine, theirs = (_caller(*(f"infer:{pattern}" for pattern in patterns)) for patterns in (own, others))
     if not mine.scopes.lacks(theirs.scopes) and name:
         assert mine.may_infer(name) >= theirs.may_infer(name)
@@ -51,21 +49,18 @@ def test_what_scopes_do_not_lack_they_allow(own: list[str], others: list[str], n
     ],
 )
 def test_a_wider_pattern_lacks_nothing_of_a_narrower_one(own: str, other: str, *, is_lost: bool) -> None:
-    """So that whoever may do more now than before is not taken for one that may do less."""
     lost = Scopes.parse([f"infer:{own}"]).lacks(Scopes.parse([f"infer:{other}"]))
     assert lost == (f"infer:{other}" if is_lost else "")
 
 
 @given(PATTERNS, st.sets(st.sampled_from(["read", "metrics", "admin"])))
-def test_scopes_are_written_as_they_are_read(patterns: list[str], flags: set[str]) -> None:
-    """Nothing is lost on the way."""
+def test_written_scopes_are_parsed_again(patterns: list[str], flags: set[str]) -> None:
     scopes = Scopes.parse([*(f"infer:{pattern}" for pattern in patterns), *flags])
     assert Scopes.parse(scopes.texts()) == scopes
 
 
 @pytest.mark.parametrize("text", ["", "infer:", "infer", "Read", "write", "infer :a"])
-def test_what_is_no_scope_is_refused_by_its_text(text: str) -> None:
-    """Rather than left out, which would seem to have worked."""
+def test_invalid_scopes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected read, metrics, admin or infer:PATTERN"):
         Scopes.parse(["read", text])
     assert Scopes.known_of(["read", text]) == Scopes(read=True)
@@ -81,8 +76,7 @@ def test_what_is_no_scope_is_refused_by_its_text(text: str) -> None:
         ("admin", {Need.NOTHING, Need.CALLER, Need.ABOUT, Need.READ, Need.ADMIN}),
     ],
 )
-def test_each_scope_meets_its_needs_and_no_others(scope: str, met: set[Need]) -> None:
-    """For the service "add"; the refusal says which scope is missing, and for whom."""
+def test_each_scope_meets_only_its_needs(scope: str, met: set[Need]) -> None:
     caller = _caller(scope)
     for need in Need:
         if need in met:
@@ -95,7 +89,6 @@ def test_each_scope_meets_its_needs_and_no_others(scope: str, met: set[Need]) ->
 
 
 def test_memory_of_a_caller_is_bounded() -> None:
-    """Requests for ever new names do not grow the memory that a caller takes."""
     caller = _caller("infer:a*")
     tracemalloc.start()
     try:

@@ -30,10 +30,10 @@ def _public(*keys: Any) -> dict[str, Any]:
 
 
 def _token(key: Any = KEY, algorithm: str = "ES256", **claims: Any) -> str:
-    said = {"sub": "ann", "iss": ISSUER, "aud": "ovms", "exp": NOW + 100, "scope": "openid infer:a* read"} | claims
+    claimed = {"sub": "ann", "iss": ISSUER, "aud": "ovms", "exp": NOW + 100, "scope": "openid infer:a* read"} | claims
     header = {"alg": algorithm, **({"kid": key.kid} if key.kid else {})}
-    kept = {name: value for name, value in said.items() if value is not None}
-    return jwt.encode(header, kept, key, algorithms=[algorithm])
+    present = {name: value for name, value in claimed.items() if value is not None}
+    return jwt.encode(header, present, key, algorithms=[algorithm])
 
 
 def _tokens(*keys: Any, rules: TokenRules = RULES) -> Tokens:
@@ -41,8 +41,7 @@ def _tokens(*keys: Any, rules: TokenRules = RULES) -> Tokens:
 
 
 @pytest.mark.parametrize(("key", "algorithm"), [(KEY, "ES256"), (RSA, "RS256"), (RSA, "PS512")])
-async def test_a_token_of_a_known_key_names_its_subject_and_scopes(key: Any, algorithm: str) -> None:
-    """Of all its scopes those that are the server's; it is looked at again after five minutes or when it expires."""
+async def test_a_token_of_a_known_key_has_its_subject_scopes_and_expiry(key: Any, algorithm: str) -> None:
     claims = await _tokens().verify(_token(key, algorithm))
     assert (claims.subject, claims.scopes) == ("ann", Scopes(("a*",), read=True))
     assert claims.expires_at == NOW + 160
@@ -60,7 +59,7 @@ async def test_a_token_of_a_known_key_names_its_subject_and_scopes(key: Any, alg
         ({"nbf": NOW + 59}, Scopes(("a*",), read=True)),
     ],
 )
-async def test_scopes_come_in_either_claim_and_clocks_may_differ(claims: dict[str, Any], scopes: Scopes) -> None:
+async def test_scopes_come_from_either_claim_and_clocks_may_differ(claims: dict[str, Any], scopes: Scopes) -> None:
     """By a minute here."""
     assert (await _tokens().verify(_token(**claims))).scopes == scopes
 
@@ -85,8 +84,7 @@ async def test_scopes_come_in_either_claim_and_clocks_may_differ(claims: dict[st
         {"exp": 10**400},
     ],
 )
-async def test_a_token_that_does_not_say_what_it_must_is_refused(claims: dict[str, Any]) -> None:
-    """Without a word of what is in it."""
+async def test_invalid_claims_are_refused_without_quoting_them(claims: dict[str, Any]) -> None:
     with pytest.raises(Unauthenticated, match="the token is not valid") as caught:
         await _tokens().verify(_token(**claims))
     assert "ann" not in caught.value.message
@@ -112,16 +110,14 @@ def _forged() -> list[str]:
     ]
 
 
-async def test_claims_that_nest_too_deep_are_refused() -> None:
-    """Though a known key has signed them."""
+async def test_deeply_nested_claims_are_refused() -> None:
     token = jws.serialize_compact({"alg": "ES256", "kid": "first"}, b"[" * 5000 + b"]" * 5000, KEY)
     with pytest.raises(Unauthenticated, match="the token is not valid"):
         await _tokens().verify(token)
 
 
 @pytest.mark.parametrize("token", _forged())
-async def test_what_no_known_key_has_signed_is_refused(token: str) -> None:
-    """Also what is signed with a secret, or not at all."""
+async def test_tokens_without_a_known_signature_are_refused(token: str) -> None:
     with pytest.raises(Unauthenticated):
         await _tokens().verify(token)
 
@@ -130,8 +126,7 @@ async def test_what_no_known_key_has_signed_is_refused(token: str) -> None:
     "document",
     [None, [], {}, {"keys": 1}, {"keys": [1]}, {"keys": [{"kty": "EC"}]}, {"keys": [{"kty": "oct", "k": "AAAA"}]}],
 )
-def test_a_key_set_has_public_keys_alone(document: Any) -> None:
-    """A secret among them would let whoever verifies sign."""
+def test_a_key_set_with_other_than_public_keys_is_refused(document: Any) -> None:
     with pytest.raises(ConfigError, match=r"keys\.json"):
         read_key_set(document, "keys.json")
 
@@ -142,20 +137,19 @@ class _Issuer:
     def __init__(self) -> None:
         self.keys: Any = _public(KEY)
         self.name: Any = ISSUER
-        self.asked: list[str] = []
+        self.paths: list[str] = []
 
     def client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
-        self.asked.append(request.url.path)
+        self.paths.append(request.url.path)
         if request.url.path == "/.well-known/openid-configuration":
             return httpx.Response(200, json={"issuer": self.name, "jwks_uri": f"{ISSUER}/keys"})
         return httpx.Response(503) if self.keys is None else httpx.Response(200, json=self.keys)
 
 
-async def test_keys_of_an_issuer_rotate_without_a_restart(mock_clock: trio.testing.MockClock) -> None:
-    """A token of a key that is not known has them fetched, at most every half minute, however many there are."""
+async def test_unknown_keys_are_fetched_at_most_every_half_minute(mock_clock: trio.testing.MockClock) -> None:
     issuer = _Issuer()
     tokens = Tokens(IssuerKeys(f"{ISSUER}/", issuer.client), RULES, lambda: NOW)
     new = _token(NEXT, "Ed25519")
@@ -163,17 +157,16 @@ async def test_keys_of_an_issuer_rotate_without_a_restart(mock_clock: trio.testi
     for _ in range(3):
         with pytest.raises(Unauthenticated):
             await tokens.verify(new)
-    assert len(issuer.asked) == 2
+    assert len(issuer.paths) == 2
     issuer.keys = _public(NEXT)
     mock_clock.jump(31)
     assert (await tokens.verify(new)).subject == "ann"
     with pytest.raises(Unauthenticated):
         await tokens.verify(_token())
-    assert len(issuer.asked) == 4
+    assert len(issuer.paths) == 4
 
 
-async def test_a_key_that_an_issuer_has_withdrawn_ends_within_an_hour(mock_clock: trio.testing.MockClock) -> None:
-    """And an issuer that cannot be had then leaves those that were known."""
+async def test_a_withdrawn_key_ends_within_an_hour(mock_clock: trio.testing.MockClock) -> None:
     issuer = _Issuer()
     tokens = Tokens(IssuerKeys(ISSUER, issuer.client), RULES, lambda: NOW)
     await tokens.verify(_token())
@@ -189,16 +182,14 @@ async def test_a_key_that_an_issuer_has_withdrawn_ends_within_an_hour(mock_clock
 @pytest.mark.parametrize(
     ("name", "keys"), [(ISSUER, None), (ISSUER, {"keys": 3}), ("https://x", _public(KEY)), (None, None), ([], None)]
 )
-async def test_an_issuer_that_cannot_be_had_is_told_apart_from_a_wrong_token(name: Any, keys: Any) -> None:
-    """Tokens cannot be verified then, which is logged with the reason."""
+async def test_an_unreachable_issuer_is_reported_as_such(name: Any, keys: Any) -> None:
     issuer = _Issuer()
     issuer.name, issuer.keys = name, keys
     with pytest.raises(Unauthenticated, match="cannot be verified now"):
         await Tokens(IssuerKeys(ISSUER, issuer.client), RULES, lambda: NOW).verify(_token())
 
 
-async def test_many_tokens_at_once_ask_an_issuer_once() -> None:
-    """They wait for the same answer."""
+async def test_concurrent_tokens_share_a_fetch_of_keys() -> None:
     issuer = _Issuer()
     tokens = Tokens(IssuerKeys(ISSUER, issuer.client), RULES, lambda: NOW)
     subjects: list[str] = []
@@ -210,5 +201,5 @@ async def test_many_tokens_at_once_ask_an_issuer_once() -> None:
         for number in range(5):
             nursery.start_soon(verify, number)
     assert sorted(subjects) == ["0", "1", "2", "3", "4"]
-    assert len(issuer.asked) == 2
+    assert len(issuer.paths) == 2
     assert isinstance(await IssuerKeys(ISSUER, issuer.client).current(), KeySet)

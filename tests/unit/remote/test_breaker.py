@@ -1,4 +1,4 @@
-"""When an address is left alone."""
+"""The circuit breaker of an address."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ovmstrio.runtimes.remote.breaker import Breaker
 
 
-def test_so_many_failures_in_a_row_open_the_circuit_and_one_call_closes_it() -> None:
-    """A success in between begins the count anew; while one call tries, no other one may."""
+def test_failures_in_a_row_open_the_circuit_and_a_success_closes_it() -> None:
     breaker = Breaker(2, 10)
     breaker.begin()
     breaker.fail(0)
@@ -27,8 +26,7 @@ def test_so_many_failures_in_a_row_open_the_circuit_and_one_call_closes_it() -> 
     assert breaker.failures_in_row == 0
 
 
-def test_a_call_that_tries_and_fails_opens_it_again() -> None:
-    """For as long as before; one that was cancelled lets the next one try."""
+def test_a_failed_trial_call_opens_the_circuit_again() -> None:
     breaker = Breaker(1, 10)
     breaker.fail(0)
     breaker.begin()
@@ -40,8 +38,7 @@ def test_a_call_that_tries_and_fails_opens_it_again() -> None:
     assert breaker.allows(25)
 
 
-def test_without_a_number_of_failures_it_never_opens() -> None:
-    """Whatever happens."""
+def test_a_breaker_without_a_limit_never_opens() -> None:
     breaker = Breaker(0, 10)
     for _ in range(1000):
         breaker.begin()
@@ -49,8 +46,8 @@ def test_without_a_number_of_failures_it_never_opens() -> None:
     assert breaker.allows(0)
 
 
-class BreakerModel(RuleBasedStateMachine):
-    """Calls that begin and end in any order, against what is said of a circuit."""
+class _BreakerModel(RuleBasedStateMachine):
+    """Calls that begin and end in any order, compared with a simple model of a breaker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,40 +56,35 @@ class BreakerModel(RuleBasedStateMachine):
         self.in_row = 0
         self.closed_until_failure = True
         self.opened = 0.0
-        self.under_way: list[bool] = []
+        self.ongoing: list[bool] = []
 
     @rule(seconds=st.floats(0, 20))
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
         self.now += seconds
 
-    @precondition(lambda self: self.breaker.allows(self.now) and not self.under_way)
+    @precondition(lambda self: self.breaker.allows(self.now) and not self.ongoing)
     @rule()
     def begin(self) -> None:
-        """Make a call."""
         self.breaker.begin()
-        self.under_way.append(True)
+        self.ongoing.append(True)
 
-    @precondition(lambda self: self.under_way)
+    @precondition(lambda self: self.ongoing)
     @rule()
     def succeed(self) -> None:
-        """Let it succeed."""
-        self.under_way.pop()
+        self.ongoing.pop()
         self.breaker.succeed()
         self.in_row, self.closed_until_failure = 0, True
 
-    @precondition(lambda self: self.under_way)
+    @precondition(lambda self: self.ongoing)
     @rule()
     def abandon(self) -> None:
-        """Let it be cancelled."""
-        self.under_way.pop()
+        self.ongoing.pop()
         self.breaker.abandon()
 
-    @precondition(lambda self: self.under_way)
+    @precondition(lambda self: self.ongoing)
     @rule()
     def fail(self) -> None:
-        """Let it fail."""
-        self.under_way.pop()
+        self.ongoing.pop()
         self.breaker.fail(self.now)
         self.in_row += 1
         if self.in_row >= 3 or not self.closed_until_failure:
@@ -100,11 +92,11 @@ class BreakerModel(RuleBasedStateMachine):
 
     @invariant()
     def is_open_for_as_long_as_configured(self) -> None:
-        """It refuses calls for ten seconds after the failure that opened it, and at no other time."""
-        if self.under_way:
+        """Calls are refused for ten seconds after the failure that opened the circuit, and at no other time."""
+        if self.ongoing:
             return
         expected = self.closed_until_failure or self.now >= self.opened + 10
         assert self.breaker.allows(self.now) == expected
 
 
-TestBreakerModel = BreakerModel.TestCase
+TestBreaker = _BreakerModel.TestCase

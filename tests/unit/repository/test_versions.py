@@ -26,7 +26,6 @@ def _repository(base: Path, *names: str) -> Path:
 
 
 def test_versions_are_listed_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    """Versions sort as numbers, not as texts."""
     base = _repository(tmp_path, "10", "9", "1")
     assert list(list_versions(base).items()) == [(1, base / "1"), (9, base / "9"), (10, base / "10")]
 
@@ -35,21 +34,19 @@ def test_versions_are_listed_in_the_order_of_their_numbers(tmp_path: Path) -> No
     ("name", "version"),
     [("1abc", 1), ("001", 1), ("+7", 7), (" 3", 3), ("12_3", 12), ("9223372036854775807", 2**63 - 1)],
 )
-def test_a_name_is_read_as_far_as_it_is_a_number(tmp_path: Path, name: str, version: int) -> None:
+def test_the_number_that_begins_a_name_is_the_version(tmp_path: Path, name: str, version: int) -> None:
     """A directory's name is read as C reads a number: what follows the digits does not count."""
     assert list_versions(_repository(tmp_path, name)) == {version: tmp_path / name}
 
 
 @pytest.mark.parametrize("name", ["0", "-1", "abc", "v1", "000", "9223372036854775808", "9" * 200, "٣"])
-def test_a_name_that_is_no_positive_number_is_passed_over_with_a_warning(tmp_path: Path, name: str) -> None:
-    """Zero, negative, overlong and non-numeric names are no versions, and the listing says so."""
+def test_other_names_are_skipped_with_a_warning(tmp_path: Path, name: str) -> None:
     listing = scan(_repository(tmp_path, name, "2"))
     assert listing.versions == {2: tmp_path / "2"}
     assert listing.warnings == (f'directory "{name}" is no version: expected a positive integer',)
 
 
-def test_two_directories_of_one_version_give_the_plainly_written_one(tmp_path: Path) -> None:
-    """`1` goes before `001` and `1abc`, and the others are named in warnings."""
+def test_the_plain_name_of_a_version_is_preferred(tmp_path: Path) -> None:
     listing = scan(_repository(tmp_path, "001", "1", "1abc"))
     assert listing.versions == {1: tmp_path / "1"}
     assert listing.warnings == (
@@ -58,8 +55,7 @@ def test_two_directories_of_one_version_give_the_plainly_written_one(tmp_path: P
     )
 
 
-def test_files_and_hidden_directories_beside_versions_are_nobodys_business(tmp_path: Path) -> None:
-    """Plain files and the hidden directories of volume mounts are ignored silently."""
+def test_files_and_hidden_directories_are_ignored(tmp_path: Path) -> None:
     _touch(_repository(tmp_path, "1", "..2026_08_01", ".git"), "2", "README.md")
     listing = scan(tmp_path)
     assert listing.versions == {1: tmp_path / "1"}
@@ -67,7 +63,6 @@ def test_files_and_hidden_directories_beside_versions_are_nobodys_business(tmp_p
 
 
 def test_a_link_to_a_directory_is_a_version(tmp_path: Path) -> None:
-    """A mounted volume may present versions as symbolic links."""
     real = _touch(tmp_path / "data" / "real")
     base = _touch(tmp_path / "base")
     (base / "4").symlink_to(real, target_is_directory=True)
@@ -75,14 +70,12 @@ def test_a_link_to_a_directory_is_a_version(tmp_path: Path) -> None:
 
 
 def test_a_base_path_without_versions_is_empty_with_a_warning(tmp_path: Path) -> None:
-    """A version may still come; until then the listing says what it misses."""
     listing = scan(tmp_path)
     assert listing.versions == {}
     assert listing.warnings == (f"no version directory found: expected {tmp_path / '1'}",)
 
 
 def test_a_missing_base_path_is_an_error_that_names_it(tmp_path: Path) -> None:
-    """A path that does not exist is refused with the path and the way out."""
     with pytest.raises(ConfigError) as caught:
         scan(tmp_path / "nowhere")
     assert caught.value.message == (
@@ -92,20 +85,17 @@ def test_a_missing_base_path_is_an_error_that_names_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 300, "\udcff\ud800"])
 def test_a_path_that_the_system_refuses_is_a_clear_error(tmp_path: Path, path: str) -> None:
-    """Names that no file can have are the operator's mistake, not a crash."""
     with pytest.raises(ConfigError, match="cannot be read"):
         scan(tmp_path / path)
 
 
 def test_a_path_through_dotdot_is_refused_even_if_it_exists(tmp_path: Path) -> None:
-    """`..` could lead out of the folder that the operator meant."""
     _repository(tmp_path / "models", "1")
     with pytest.raises(ConfigError, match="leads through"):
         scan(tmp_path / "models" / ".." / "models")
 
 
 def test_a_single_model_file_is_version_one(tmp_path: Path) -> None:
-    """A base path may be the model itself."""
     _touch(tmp_path, "net.onnx", "net.xml", "net.bin", "p.pdmodel", "p.pdiparams")
     assert list_versions(tmp_path / "net.onnx") == {1: tmp_path / "net.onnx"}
     assert list_versions(tmp_path / "net.xml") == {1: tmp_path / "net.xml"}
@@ -114,8 +104,7 @@ def test_a_single_model_file_is_version_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "lonely.xml", "lonely.pdiparams"])
-def test_a_single_file_that_cannot_be_a_model_is_refused(tmp_path: Path, name: str) -> None:
-    """A file of another kind, or one whose other half is missing, is no model."""
+def test_a_single_file_that_is_no_model_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"expected model\.xml with model\.bin"):
         scan(_touch(tmp_path, name) / name)
 
@@ -133,19 +122,17 @@ def test_a_single_file_that_cannot_be_a_model_is_refused(tmp_path: Path, name: s
         (("b.onnx", "a.onnx"), "a.onnx"),
     ],
 )
-def test_the_first_kind_that_is_complete_is_the_model(tmp_path: Path, files: tuple[str, ...], chosen: str) -> None:
+def test_the_first_complete_format_is_the_model(tmp_path: Path, files: tuple[str, ...], chosen: str) -> None:
     """IR goes before ONNX, Paddle, TensorFlow and TFLite, each with its weights."""
     assert find_model_file(_touch(tmp_path, *files)) == tmp_path / chosen
 
 
 def test_a_saved_model_is_its_directory(tmp_path: Path) -> None:
-    """OpenVINO's reader wants a SavedModel's directory, not the file in it."""
     _touch(tmp_path / "variables")
     assert find_model_file(_touch(tmp_path, "saved_model.pb", "a.pb")) == tmp_path
 
 
-def test_a_directory_without_model_says_what_it_has_and_what_is_missing(tmp_path: Path) -> None:
-    """The message names what was expected, what was found and the missing half."""
+def test_a_directory_without_a_model_is_refused_with_its_content(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         find_model_file(_touch(tmp_path, "model.xml", "readme.txt"))
     assert caught.value.message == (
@@ -154,15 +141,13 @@ def test_a_directory_without_model_says_what_it_has_and_what_is_missing(tmp_path
     )
 
 
-def test_a_version_directory_that_vanished_is_a_clear_error(tmp_path: Path) -> None:
-    """A directory may go between listing and loading."""
+def test_a_missing_version_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         find_model_file(tmp_path / "1")
 
 
 @given(st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=40))
-def test_no_name_breaks_the_listing(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
-    """Whatever a directory is called, it is a version or it is passed over."""
+def test_any_name_is_listed_or_skipped(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     base = tmp_path_factory.mktemp("base")
     if name not in {".", ".."}:
         _touch(base / name)
