@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tests.attacks.clients import bodies, floods, overload, readers, texts
 from tests.attacks.ports import Ports
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["ATTACKS", "Attack"]
 
 
 @dataclass(frozen=True, slots=True)

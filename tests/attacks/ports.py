@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Ports"]
-
 
 class Ports(NamedTuple):
     """The ports of a server."""

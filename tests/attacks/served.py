@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import openvino as ov
@@ -12,11 +13,6 @@ import openvino.opset13 as op
 from tests.support import ir
 from tests.support.graphs import graph_text, python_node
 from tests.support.projects import write_project
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["BIG", "BIG_BYTES", "ROW", "SLEEPER", "TRIVIAL", "write_attacked"]
 
 TRIVIAL: Final = "trivial"
 BIG: Final = "big"

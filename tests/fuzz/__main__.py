@@ -27,7 +27,6 @@ _MOST_CHARACTERS: Final = 4_000
 
 
 def _fuzz(numbers: range, jobs: int) -> Report:
-    """Send the messages by so many processes to one server, until there are too many violations."""
     total, started = Report(), time.monotonic()
     chunks = [range(at, min(at + CHUNK, numbers.stop)) for at in range(numbers.start, numbers.stop, CHUNK)]
     with tempfile.TemporaryDirectory() as name:
@@ -52,7 +51,6 @@ def _fuzz(numbers: range, jobs: int) -> Report:
 
 
 def _violations_of_end(server: OvmsProcess, numbers: range) -> list[Violation]:
-    """Stop the server, which has nothing to do any more; all it printed is told of one that does not end well."""
     try:
         code, log = server.stop()
     except TimeoutExpired:

@@ -12,8 +12,10 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import httpx
 import numpy as np
@@ -26,12 +28,6 @@ from tests.fuzz.making import make_message
 from tests.fuzz.messages import Message, Transport
 from tests.fuzz.outcomes import Outcome, Violation
 from tests.support.bare_http2 import BareConnection, ConnectionEnded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
-__all__ = ["Campaign", "Report", "deliver", "new_in_log", "run_numbers", "tracebacks"]
 
 BATCH: Final = 100
 LONGEST: Final = 3_000

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import Any
 
 from tests.fuzz.values import NUMBERS, changed_bytes, text
-
-if TYPE_CHECKING:
-    from random import Random
-
-__all__ = ["changed_document", "changed_json"]
 
 
 def changed_json(random: Random, document: Any) -> bytes:
@@ -34,7 +30,6 @@ def changed_document(random: Random, document: Any) -> Any:
 
 
 def _places(node: Any) -> list[tuple[Any, Any]]:
-    """List every value of a document by what holds it."""
     keys: list[Any] = []
     if isinstance(node, dict):
         keys = list(node)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.fuzz.grpc_doors import grpc_message, raw_http2_message
 from tests.fuzz.http_doors import http_message, raw_http_message
-
-if TYPE_CHECKING:
-    from tests.fuzz.messages import Message
-
-__all__ = ["make_message"]
+from tests.fuzz.messages import Message
 
 _MAKERS: Final = (grpc_message, http_message, raw_http2_message, raw_http_message)
 _WEIGHTS: Final = (46, 46, 4, 4)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Message", "Transport"]
-
 
 class Transport(Enum):
     """How a message gets to the server."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["Outcome", "Violation"]
-
 _INTERNAL_ERROR: Final = 2
 _GRPC_FAULTS: Final = {"2": "UNKNOWN", "13": "INTERNAL", "15": "DATA_LOSS", "": "no status"}
 _AS_GRPC_SAYS: Final = "request message is compressed, but grpc-encoding is"

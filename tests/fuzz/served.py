@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
 from tests.support.tiny_llm import write_tiny_folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["write_fuzzed"]
 
 _HANDLER: Final = """
 class Handler:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from random import Random
-
-__all__ = ["NAMES", "NUMBERS", "TEXTS", "changed_bytes", "text"]
+from random import Random
+from typing import Final
 
 NAMES: Final = (
     *("model", "dag", "graph", "handler", "ops", "strings", "dynamic", "stateful"),

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from tests.support import ir
 from tests.support.graphs import graph_text, python_node
 from tests.support.projects import write_project
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["HANDLER", "NAMES", "NODE", "OPS", "write_all_kinds"]
 
 NAMES: Final = ("model", "dag", "graph", "handler", "ops")
 

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ovmstrio.core.request import InferResponse
 from ovmstrio.core.tensor import Tensor
-
-if TYPE_CHECKING:
-    from ovmstrio.core.request import InferResponse
-
-__all__ = ["tensors"]
 
 
 def tensors(response: InferResponse) -> list[Tensor]:

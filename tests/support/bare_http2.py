@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from hpack import Decoder, Encoder
 
 from ovmstrio.wire.grpc import frames
 from ovmstrio.wire.grpc.frames import FRAME_HEADER, FRAME_HEADER_BYTES, MAX_WINDOW, PREFACE, FrameType, Setting
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-__all__ = ["ANSWER_SECONDS", "Answer", "BareConnection", "ConnectionEnded", "Frame", "call_headers", "frame", "framed"]
 
 ANSWER_SECONDS: Final = 90.0
 MAX_FRAME_BYTES: Final = 16_384

@@ -12,20 +12,6 @@ import trio
 from ovmstrio.runtimes.graphs.calculator import NodeContext, NodeContract, NodeFailure
 from ovmstrio.runtimes.graphs.config.graph_config import Port
 
-__all__ = [
-    "LOOPBACK",
-    "SPACING",
-    "Delivery",
-    "Emission",
-    "Gather",
-    "Recorder",
-    "Repeat",
-    "Rule",
-    "digest",
-    "in_port",
-    "out_port",
-]
-
 LOOPBACK = Port("LOOPBACK", 0)
 
 SPACING = 10

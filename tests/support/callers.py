@@ -11,8 +11,6 @@ from ovmstrio.access.gate import Gate
 from ovmstrio.access.key_file import CallerEntry, digest_of
 from ovmstrio.core.callers import Caller, Scopes
 
-__all__ = ["bearer", "entry_of", "gate_of"]
-
 
 def entry_of(name: str, *scopes: str, key: str = "", **options: object) -> CallerEntry:
     """Make the entry of a caller whose key is its name, or whatever else it is known by."""

@@ -21,8 +21,6 @@ from ovms_cli import console
 from ovms_cli.main import main
 from ovmstrio.observability.log_writer import WRITER
 
-__all__ = ["CommandResult", "RunCommand", "command_folder", "run_command", "run_on_terminal"]
-
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
@@ -94,7 +92,6 @@ def _run(arguments: tuple[str, ...], stdin: IO[str], stdout: IO[str], stderr: IO
 
 
 def _wait_for_log_lines() -> None:
-    """Wait until the writer of logs, which is a thread while a server runs in this process, has written all lines."""
     for _ in range(6000):
         if not WRITER._waiting:  # noqa: SLF001 - a count of lines that only tests need
             return
@@ -119,7 +116,6 @@ def _logs_elsewhere() -> Iterator[None]:
 
 @contextmanager
 def _own_consoles() -> Iterator[None]:
-    """Create consoles for the streams of this command, because a console keeps the properties of its stream."""
     for cached in (console.stdout, console.stderr):
         cached.cache_clear()
     try:
@@ -131,7 +127,6 @@ def _own_consoles() -> Iterator[None]:
 
 @contextmanager
 def _same_collector() -> Iterator[None]:
-    """Restore the thresholds of the garbage collector, which commands raise."""
     before = gc.get_threshold()
     try:
         yield

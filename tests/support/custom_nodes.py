@@ -12,8 +12,6 @@ from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import CustomNode
 from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import open_python_node
 from tests.support.tasks import hosting
 
-__all__ = ["DOUBLER", "opened_builtin", "opened_python", "write_node"]
-
 DOUBLER = """
     import numpy as np
 

@@ -13,8 +13,6 @@ from typing import Any, Final
 from ovmstrio.core.generation import Grammar, GrammarKind
 from tests.support.whole_ends import killed_if_late
 
-__all__ = ["GrammarEngine", "grammar_engine"]
-
 _PROGRAM: Final = Path(__file__).with_name("grammar_program.py")
 _KINDS: Final = {
     GrammarKind.JSON_SCHEMA: "json_schema",

@@ -11,8 +11,6 @@ import trio
 from ovmstrio.protocol.descriptors import message_class
 from tests.support.waits import WAIT_SECONDS
 
-__all__ = ["call", "with_channel", "with_triton"]
-
 ResultT = TypeVar("ResultT")
 
 

@@ -27,8 +27,6 @@ from tests.support.protos import written
 from tests.support.stub_registry import registry_of
 from tests.support.waits import WAIT_SECONDS
 
-__all__ = ["HANDS_BACK", "ServedProject", "front_end_of", "opened", "served"]
-
 HANDS_BACK = """
         class Handler:
             def __init__(self, proto_module_pb2):

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["FORMS", "HEADERS", "ROUTES", "SHAPES", "Route", "bodies"]
+from typing import Any, Final
 
 Shape = "Callable[[int], bytes]"
 _JSON: Final = "application/json"
@@ -20,12 +16,10 @@ HEADERS: Final = {"Content-Type": _JSON, "x-ovms-console": "1"}
 
 
 def _repeat(item: bytes, size: int, opening: bytes = b"[", closing: bytes = b"]") -> bytes:
-    """Return items with commas between them, of about a size."""
     return opening + b",".join([item] * max(1, size // (len(item) + 1))) + closing
 
 
 def _numbered(text: bytes, size: int, opening: bytes, closing: bytes) -> bytes:
-    """Return items with different numbers in the place of ``%d``."""
     count = max(1, size // (len(text) + 4))
     return opening + b",".join([text % number for number in range(count)]) + closing
 

@@ -11,8 +11,6 @@ import trio
 
 from ovmstrio.ops import Op, PipelineResponse, RequestOp, ResponseOp
 
-__all__ = ["ASYNC_DEEDS", "DEEDS", "AsyncHostile", "Hostile", "Release", "StubbornRequest", "StubbornResponse"]
-
 
 class Release:
     """What ends the hooks that would not end by themselves, at the latest when its block is left; one for each test."""

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from tests.support.all_kinds import write_all_kinds
 from tests.support.graphs import graph_text, python_node
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["write_hostile_services"]
 
 _PAYLOAD_NODE: Final = """
 class OvmsPythonModel:

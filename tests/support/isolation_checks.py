@@ -20,8 +20,6 @@ from tests.support.processes import is_resource_tracker
 from tests.support.waits import WAIT_SECONDS
 from tests.support.whole_ends import killed
 
-__all__ = ["RUN", "SHARED_PROCESSES"]
-
 RUN = ("OVMSTRIO_TESTS_RUN", uuid4().hex)
 """An environment variable that marks all processes that this process of tests starts."""
 SHARED_PROCESSES: list[int] = []
@@ -30,7 +28,6 @@ SHARED_PROCESSES: list[int] = []
 
 @pytest.fixture(autouse=True, scope="session")
 def _processes_know_their_run() -> Iterator[None]:
-    """Mark the environment of all processes that tests start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(*RUN)
         yield
@@ -38,7 +35,6 @@ def _processes_know_their_run() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_process_left_running() -> Iterator[None]:
-    """Fail the file whose tests leave a process running, except the shared servers and their children."""
     before = _processes()
     yield
     left = psutil.wait_procs(_processes() - before, timeout=WAIT_SECONDS)[1]
@@ -71,7 +67,6 @@ def _is_of_this_run(process: psutil.Process) -> bool:
 
 
 def _has_ended(process: psutil.Process) -> bool:
-    """Return whether a process has ended, also one that is still in the process table."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -80,7 +75,6 @@ def _has_ended(process: psutil.Process) -> bool:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_to_the_collector() -> Iterator[None]:
-    """Fail the test that leaves something open, and not the one during which it is collected."""
     gc.freeze()
     yield
     gc.collect()
@@ -127,7 +121,6 @@ def _settings(logger: logging.Logger) -> tuple[tuple[Any, ...], tuple[Any, ...],
 
 @pytest.fixture(autouse=True)
 def _loggers_restored() -> Iterator[None]:
-    """Restore all loggers after each test, whichever way the test changed them."""
     before = _Loggers()
     yield
     before.restore()

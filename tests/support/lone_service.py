@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import trio
 
+from ovmstrio.config.specs import ServableSpec
+from ovmstrio.core.servable import Service
 from ovmstrio.dataplane.plane import DataPlane
 from tests.support.stub_registry import registry_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-    from ovmstrio.config.specs import ServableSpec
-    from ovmstrio.core.servable import Service
-
-__all__ = ["open_plane_of"]
 
 
 @asynccontextmanager

@@ -14,7 +14,6 @@ from tests.support.crd_schemas import FOLDER
 
 kubernetes_validate: Any = pytest.importorskip("kubernetes_validate")
 
-__all__ = ["DEPLOY", "PLAIN", "check_document", "kinds_of", "read_documents"]
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PLAIN = DEPLOY / "kubernetes" / "manifests.yaml"

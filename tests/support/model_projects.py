@@ -18,20 +18,6 @@ from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibra
 from ovmstrio.runtimes.handlers.models.storage import LocalStorage, ModelStorage, Moved
 from ovmstrio.runtimes.handlers.models.tree import StoredFile
 
-__all__ = [
-    "CountingStorage",
-    "Loads",
-    "Model",
-    "library_over",
-    "models_in",
-    "next_look",
-    "one_model",
-    "paths_below",
-    "several_models",
-    "wait_gone",
-    "write_model",
-]
-
 
 def write_model(root: Path, text: str, *parts: str) -> Path:
     """Write ``model.txt`` with some text into a folder below ``root``."""

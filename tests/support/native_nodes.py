@@ -15,8 +15,6 @@ from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import Node
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_library import load_library
 from tests.support.model_cache import copy_cached
 
-__all__ = ["FIXTURE_SOURCE", "INCLUDE", "Account", "compiled", "copy_of_fixture", "names_in"]
-
 INCLUDE: Final = Path(str(files("ovmstrio.runtimes.pipelines.custom_nodes") / "include"))
 _PROJECT: Final = Path(__file__).parents[2]
 FIXTURE_SOURCE: Final = Path(__file__).with_name("fixture_node.c")

@@ -7,16 +7,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "EXTERNAL_PLACES",
-    "OnnxNode",
-    "OnnxValue",
-    "onnx_external_file",
-    "onnx_file",
-    "onnx_graph",
-    "onnx_loss_file",
-]
-
 _FLOAT, _INT64 = 1, 7
 _INTEGER, _TEXT = 2, 3
 _TYPES: Final = {"float32": _FLOAT, "int64": _INT64}
@@ -116,7 +106,6 @@ def _varint(value: int) -> bytes:
 
 
 def _field(number: int, value: int | bytes) -> bytes:
-    """Encode one protobuf field, a number or anything with a length."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)
     return _varint(number << 3 | 2) + _varint(len(value)) + value

@@ -17,8 +17,6 @@ from ovmstrio.runtimes.ops.graph import OpGraph, build
 from ovmstrio.runtimes.ops.observing.hooks import NOBODY, Asker, ChannelState, OpHooks, Span, Stage
 from ovmstrio.runtimes.ops.op import EXECUTOR_NAME
 
-__all__ = ["EPSILON", "LIMIT", "Fault", "ModelOp", "OpPlan", "Plan", "RequestPlan", "Watcher", "graph_of", "outcomes"]
-
 LIMIT: Final = 0.1
 """How long an attempt of ``process`` may take, where it is limited."""
 
@@ -271,7 +269,6 @@ class _Evaluation:
         return found | {(0, text) for text in self._texts[self._plan.ops[-1].name]}
 
     def _needed(self) -> list[OpPlan]:
-        """Leave out what does not lead to the last Op."""
         needed = {self._plan.ops[-1].name}
         for op in reversed(self._plan.ops):
             if op.name in needed:

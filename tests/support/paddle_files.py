@@ -11,8 +11,6 @@ import numpy as np
 
 from ovmstrio.core.tensor import Array
 
-__all__ = ["Layer", "layers", "write_described", "write_field", "write_model", "write_prototxt"]
-
 Layout = Literal["pdmodel", "params", "separate"]
 
 _FP32, _LOD_TENSOR, _FEED, _FETCH = 5, 7, 9, 10

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["SAMPLES", "TOOLS", "Sample"]
-
 
 @dataclass(frozen=True)
 class Sample:

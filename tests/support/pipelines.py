@@ -21,8 +21,6 @@ from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable
 from tests.support.servables import raw_request
 from tests.support.tasks import hosting
 
-__all__ = ["ARITHMETIC", "answers", "call", "make_node", "make_pipeline", "serving_pipeline", "write_library"]
-
 ARITHMETIC = '''
     """Adds up its inputs; ``op`` says what to make of the sum."""
 

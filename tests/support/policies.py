@@ -11,8 +11,6 @@ from ovmstrio.runtimes.graphs.input_streams import InputStream
 from ovmstrio.runtimes.graphs.packets import Packet
 from ovmstrio.runtimes.graphs.policies import CLOSE, make_policy
 
-__all__ = ["Fed", "policy_config"]
-
 
 def policy_config(handler: str, options: str = "") -> PolicyConfig:
     """Read an input stream handler as a file has it; ``options`` is the text of its own message."""

@@ -19,8 +19,6 @@ from ovmstrio.work.threads.worker_threads import WorkerThreads
 from pyovms import Tensor
 from tests.support.graph_nodes import no_servables, options, refs
 
-__all__ = ["LOOP", "Nodes", "PythonNodeCall", "make_node", "nodes"]
-
 LOOP = Port("LOOPBACK", 0)
 _IN = Port("IN", 0)
 

@@ -17,8 +17,6 @@ from typing import IO
 from tests.support.ports import free_ports
 from tests.support.whole_ends import killed_if_late
 
-__all__ = ["RayCluster", "ray_cluster"]
-
 _START_SECONDS = 300
 _PROGRAM = Path(__file__).parent / "ray_program.py"
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
@@ -98,7 +96,6 @@ def ray_cluster(nodes: int = 1) -> Iterator[RayCluster]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End what is left of the process's session."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import soundfile
 
-__all__ = ["tone", "wave_file"]
-
 
 def tone(seconds: float, rate: int = 16_000, hertz: float = 440.0) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Give a sine of half the loudest."""

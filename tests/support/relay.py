@@ -7,8 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = ["Relay", "relaying"]
-
 
 class Relay:
     """Passes bytes between its own port and a server, until it is held or cut.

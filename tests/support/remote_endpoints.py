@@ -13,8 +13,6 @@ from ovmstrio.runtimes.remote.endpoint import RemoteDescription
 from ovmstrio.runtimes.remote.remote_servable import RemoteServable
 from ovmstrio.runtimes.remote.targets import Target, Targets
 
-__all__ = ["FakeEndpoint", "remote_of", "spec_with"]
-
 Script = Callable[[InferRequest, float], Awaitable[InferResponse]]
 
 

@@ -11,23 +11,6 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = [
-    "CLASSIFY",
-    "DOUBLE",
-    "FLOAT",
-    "INT32",
-    "INT64",
-    "STRING",
-    "TOTAL",
-    "Info",
-    "Node",
-    "attribute",
-    "const",
-    "node",
-    "write_classifier",
-    "write_saved_model",
-]
-
 FLOAT: Final = 1
 INT32: Final = 3
 STRING: Final = 7

@@ -26,18 +26,6 @@ from ovmstrio.runtimes.models.stateful import StatefulServable
 from ovmstrio.work.placement import Placement
 from tests.support import ir
 
-__all__ = [
-    "EXACT",
-    "RecordingHooks",
-    "contents_request",
-    "load",
-    "load_batched",
-    "load_stateful",
-    "network",
-    "raw_request",
-    "sequence_request",
-]
-
 EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
 """The precision in which numbers are compared; the processor's own default may be bf16."""
 

@@ -19,8 +19,6 @@ from ovmstrio.server.project_plan import plan_project
 from ovmstrio.server.settings import ServerSettings
 from tests.support.served_plans import serving_plan
 
-__all__ = ["ServedInThread", "serving_in_thread", "serving_project_in_thread"]
-
 PATIENCE_SECONDS = 60
 
 

@@ -13,8 +13,6 @@ from ovmstrio.core.errors import ServerError
 from ovmstrio.runtimes.generation.loading import load_task
 from ovmstrio.runtimes.kind import LoadContext, lease_nothing
 
-__all__ = ["serve_text_model", "serve_without_bound", "server_of"]
-
 
 @asynccontextmanager
 async def serve_text_model(**settings: Any) -> AsyncIterator[Any]:

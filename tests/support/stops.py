@@ -28,8 +28,6 @@ import h2.exceptions
 
 from tests.support.waits import WAIT_SECONDS
 
-__all__ = ["CLIENTS", "StopTarget", "Tally", "Workload"]
-
 _MAX_STREAM_ID = 2**31 - 1
 
 
@@ -135,7 +133,6 @@ class _Answers:
         self._file = _KeptFile(socket.SocketIO(sock, "r"))
 
     def makefile(self, *_: Any, **__: Any) -> Any:
-        """Give it, as a socket would."""
         return self._file
 
 
@@ -154,7 +151,6 @@ class _Connection:
 
 
 def _connect(target: StopTarget, port: int, protocol: str = "http/1.1") -> _Connection:
-    """Connect; a server that goes while one is on the way is one that refuses."""
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     made.settimeout(WAIT_SECONDS)
     try:
@@ -198,7 +194,6 @@ def _read_answer(connection: _Connection) -> bool:
 
 
 def _ask(work: Workload, connection: _Connection, request: bytes, what: str) -> bool:
-    """Ask once; True if the connection goes on."""
     try:
         connection.sock.sendall(request)
         is_last = _read_answer(connection)
@@ -213,7 +208,6 @@ def _ask(work: Workload, connection: _Connection, request: bytes, what: str) -> 
 
 
 def _keep_alive(work: Workload, target: StopTarget, chance: random.Random) -> None:
-    """Ask on one connection again and again, sometimes after a moment."""
     with _connect(target, target.rest) as connection:
         number = 0
         while _ask(work, connection, chance.choice(target.http_requests), f"keep-alive {number}"):
@@ -223,7 +217,6 @@ def _keep_alive(work: Workload, target: StopTarget, chance: random.Random) -> No
 
 
 def _new_connections(work: Workload, target: StopTarget, chance: random.Random) -> None:
-    """Ask once on each connection, sometimes a moment after it was made, sometimes in two pieces."""
     with _connect(target, target.rest) as connection:
         if chance.random() < 0.3:
             time.sleep(chance.random() * 0.05)
@@ -237,7 +230,6 @@ def _new_connections(work: Workload, target: StopTarget, chance: random.Random) 
 
 
 def _pipelining(work: Workload, target: StopTarget, chance: random.Random) -> None:
-    """Send several requests at once, and read until there is no answer any more or the last one says so."""
     with _connect(target, target.rest) as connection:
         while True:
             count = chance.randrange(2, 5)
@@ -249,7 +241,6 @@ def _pipelining(work: Workload, target: StopTarget, chance: random.Random) -> No
 
 
 def _http2(work: Workload, target: StopTarget, chance: random.Random) -> None:
-    """Make calls on one HTTP/2 connection, several at once."""
     with _connect(target, target.grpc, "h2") as connection:
         peer = _Http2Peer(connection.sock)
         while peer.may_call:
@@ -266,7 +257,6 @@ def _http2(work: Workload, target: StopTarget, chance: random.Random) -> None:
 
 
 def _grpcio(work: Workload, target: StopTarget, chance: random.Random) -> None:
-    """Make calls with the usual client, several at once, until it cannot connect any more."""
     with _channel(target) as channel:
         while True:
             calls = [_begin(channel, *chance.choice(target.calls)) for _ in range(chance.randrange(1, 4))]
@@ -294,7 +284,6 @@ def _begin(channel: grpc.Channel, path: str, message: bytes) -> Any:
 
 
 def _is_refusal(error: Any) -> bool:
-    """Tell whether a call failed because nobody listens, so that it was never sent."""
     return error.code() is grpc.StatusCode.UNAVAILABLE and "Connection refused" in error.details()
 
 
@@ -314,7 +303,6 @@ class _Http2Peer:
         self._h2.initiate_connection()
 
     def call(self, path: str, message: bytes) -> int:
-        """Send a whole call."""
         stream_id = int(self._h2.get_next_available_stream_id())
         head = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "h")]
         self._h2.send_headers(stream_id, [*head, ("content-type", "application/grpc"), ("te", "trailers")])
@@ -338,7 +326,6 @@ class _Http2Peer:
                 self._flush()
 
     def lost(self, calls: set[int]) -> set[int]:
-        """Give the calls that nothing has been said of."""
         return calls - self._done - self.refused - {each for each in calls if each > self._last}
 
     def _flush(self) -> None:

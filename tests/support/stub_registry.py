@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
+from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ModelFailure
-from ovmstrio.core.request import InferResponse, ServableMetadata
+from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.registry import Registry
+from ovmstrio.runtimes.kind import Kind, LoadContext
 from ovmstrio.runtimes.table import KINDS, Kinds, table_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from ovmstrio.config.specs import ModelSpec
-    from ovmstrio.core.request import InferRequest
-    from ovmstrio.runtimes.kind import Kind, LoadContext
-
-__all__ = ["Load", "StubLoader", "StubServable", "add_versions", "kinds_loaded_by", "registry_of", "running"]
 
 Load = Callable[[Any, int, Path], Awaitable[Any]]
 """Makes a servable of a spec, a version and its directory."""

@@ -7,10 +7,12 @@ or by names that only one test uses. ``recovering_workers`` is the only server w
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import httpx
 
@@ -25,21 +27,6 @@ from tests.support.project_processes import ProjectProcess, serving_project
 from tests.support.projects import write_project
 from tests.support.tiny_llm import write_tiny_folder
 from tests.support.waits import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-__all__ = [
-    "MAX_SEQUENCES",
-    "PID_HANDLER",
-    "PROJECT_HANDLER",
-    "WAITING_HANDLER",
-    "SystemServers",
-    "worker_configuration",
-    "write_config",
-    "write_handler_project",
-]
 
 MAX_SEQUENCES: Final = 12
 """Sequences that the model ``few`` of the servers of several workers has at a time."""
@@ -112,7 +99,6 @@ _PRINTING_OP: Final = OPS.replace("(given,)", 'print("from op", end="")\n       
 
 
 def _all_kinds(folder: Path) -> Sequence[str]:
-    """Write a service of each kind, and again a custom node, a graph, a handler and Ops in processes of their own."""
     config = write_all_kinds(folder, node=_PRINTING_NODE, handler=_PRINTING_HANDLER, ops=_PRINTING_OP)
     document = json.loads(config.read_text())
     node_code = dedent(DOUBLER).replace('    return {"y', "    print('from node')\n    return {\"y")
@@ -141,7 +127,6 @@ def _all_kinds(folder: Path) -> Sequence[str]:
 
 
 def _generation(folder: Path) -> Sequence[str]:
-    """Write one language model with a parser of tool calls."""
     model = write_tiny_folder(folder / "model")
     options = ("--model_name", "chat", "--model_path", str(model), "--task", "text_generation")
     return *options, "--cache_size", "0.05", "--tool_parser", "hermes3"
@@ -194,17 +179,14 @@ node: {
 
 
 def _text_graphs(folder: Path) -> Sequence[str]:
-    """Write language models as OVMS's graph, as a folder with that graph, as an entry, and between Python nodes."""
     return "--config_path", str(_text_graph_config(folder, with_nodes_only=False))
 
 
 def _text_graph_workers(folder: Path) -> Sequence[str]:
-    """Write a language model between Python nodes, and alone, for two workers."""
     return "--config_path", str(_text_graph_config(folder, with_nodes_only=True)), "--workers", "2"
 
 
 def _generation_workers(folder: Path) -> Sequence[str]:
-    """Write one language model for two workers."""
     write_tiny_folder(folder / "llm")
     texts = [{"config": {"name": "tiny", "base_path": "llm", "cache_size": 0.1}}]
     return "--config_path", str(write_config(folder, text_model_config_list=texts)), "--workers", "2"
@@ -230,7 +212,6 @@ def worker_configuration(folder: Path, *names: str, handlers: Sequence[str] = ("
 
 
 def _workers(folder: Path) -> Sequence[str]:
-    """Write models with and without sequences and a handler for two workers, which also listen at a Unix socket."""
     file = worker_configuration(folder, "dummy", "counted", "shown")
     write_project(folder / "waits", WAITING_HANDLER, name="waits")
     (folder / "fatal").mkdir()
@@ -246,7 +227,6 @@ def _workers(folder: Path) -> Sequence[str]:
 
 
 def _recovering_workers(folder: Path) -> Sequence[str]:
-    """Write the same for two workers that tests kill, with a readiness file."""
     return *_workers(folder), "--readiness_file", str(folder / "ready")
 
 
@@ -389,8 +369,6 @@ class SystemServers:
 
 
 def _wait_for_workers(server: OvmsProcess) -> None:
-    """Return once each of two workers gets connections: a worker that still starts gets none."""
-
     def both_answer() -> bool:
         with ExitStack() as stack:
             clients = [stack.enter_context(httpx.Client(base_url=server.rest, timeout=60)) for _ in range(4)]

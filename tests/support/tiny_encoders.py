@@ -20,8 +20,6 @@ import openvino.opset13 as op
 from ovmstrio_samples.embedding.wordpiece import WordPieces
 from tests.support.model_cache import cached_folder
 
-__all__ = ["LONGEST", "SPECIAL", "VOCABULARY", "TinyEncoder", "word_pieces", "write_embedder", "write_reranker"]
-
 LONGEST: Final = 20
 """How many tokens the models take; no multiple of a usual padding."""
 

@@ -17,8 +17,6 @@ import numpy as np
 
 from tests.support.model_cache import cached_folder
 
-__all__ = ["CHAT_TEMPLATE", "CONTEXT", "VOCABULARY", "write_tiny_folder", "write_tiny_gguf"]
-
 CONTEXT: Final = 2048
 """How many tokens the model takes."""
 
@@ -36,7 +34,6 @@ _CONVERT: Final = "import sys, openvino_genai as g; g.LLMPipeline(sys.argv[1], '
 
 
 def _byte_letters() -> list[str]:
-    """Give the letter that byte-level vocabularies write for each byte."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {byte: chr(byte) for byte in shown}
     for number, byte in enumerate(byte for byte in range(256) if byte not in letters):

@@ -19,19 +19,6 @@ from openvino import opset15 as op
 from tests.support.model_cache import cached_folder
 from tests.support.onnx_files import OnnxNode, OnnxValue, onnx_graph
 
-__all__ = [
-    "LEVELS",
-    "PIPER_RATE",
-    "PIPER_SAMPLES",
-    "T5_RATE",
-    "T5_SAMPLES",
-    "heard_letters",
-    "write_tiny_kokoro",
-    "write_tiny_piper",
-    "write_tiny_speecht5",
-    "write_voice",
-]
-
 LEVELS: Final = 256
 T5_RATE: Final = 16_000
 T5_SAMPLES: Final = 512
@@ -104,7 +91,6 @@ def _encoder() -> ov.Model:
 
 
 def _decoder() -> ov.Model:
-    """Give two frames as loud as the speaker's embedding; all other inputs count for nothing."""
     inputs = [
         _input("inputs_embeds", np.float32, -1, -1, _MELS),
         _input("speaker_embeddings", np.float32, -1, _EMBEDDING),

@@ -19,8 +19,6 @@ import numpy as np
 from ovmstrio_samples.transcription.prepare import write_folder
 from tests.support.model_cache import cached_folder
 
-__all__ = ["LANGUAGE", "SAID", "SEGMENT", "SEGMENT_SECONDS", "TRANSLATED", "WINDOW_SECONDS", "write_tiny_whisper"]
-
 SAID: Final = "Whisper."
 SEGMENT: Final = "Tmd?"
 TRANSLATED: Final = "Engl?"
@@ -71,7 +69,6 @@ def write_tiny_whisper(folder: Path, *, seed: int = 0) -> Path:
 
 
 def _byte_letters() -> list[str]:
-    """Give the letter that byte-level vocabularies write for each byte."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {byte: chr(byte) for byte in shown}
     for number, byte in enumerate(byte for byte in range(256) if byte not in letters):
@@ -87,7 +84,6 @@ def _table(vocabulary: list[str], tokens: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _followers(tokens: Mapping[str, int]) -> dict[int, int]:
-    """Say which token comes after which."""
     times = len(tokens)
     end = times + round(SEGMENT_SECONDS * 50)
     chains = (
@@ -132,7 +128,6 @@ def _weights(random: np.random.Generator, tokens: Mapping[str, int]) -> dict[str
 
 
 def _attention(found: dict[str, Numbers], name: str, parts: tuple[int, ...]) -> None:
-    """Add attention that adds nothing."""
     _norm(found, f"{name}/layer_norm")
     for number, part in enumerate(parts):
         found[f"{name}/linear_{number}/weight"] = np.zeros((part * _WIDTH, _WIDTH))

@@ -20,8 +20,6 @@ from ovmstrio.runtimes.models.load_model import load_model
 from tests.support import ir
 from tests.support.servables import EXACT
 
-__all__ = ["load_saved", "refusal_of", "saved", "trying", "verdicts"]
-
 
 def saved(model: ov.Model, repository: Path, name: str = "model", **settings: Any) -> ModelSpec:
     """Save a model, and give its settings."""

@@ -10,8 +10,6 @@ from typing import TypeVar
 import trio
 from trio.testing import MockClock
 
-__all__ = ["WAIT_SECONDS", "Gate", "until", "until_async"]
-
 WAIT_SECONDS = 60
 """Bound of every wait in tests: far beyond what a busy machine needs, so that only a fault reaches it."""
 

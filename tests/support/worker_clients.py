@@ -14,8 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.processes import OvmsProcess
 from tests.support.waits import WAIT_SECONDS, until
 
-__all__ = ["ROW", "each_worker", "end_sequences", "infer_by_grpc", "pid_of", "sample", "step", "sum_of", "worker_pids"]
-
 ROW: Final = {"inputs": [{"name": "b", "shape": [1, 10], "datatype": "FP32", "data": [1.0] * 10}]}
 """A request of the model that adds one to FP32 ``b`` [1,10]."""
 

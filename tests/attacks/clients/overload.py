@@ -6,16 +6,12 @@ import http.client
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from benchmarks.requests import framed_bytes_request
+from tests.attacks.ports import Ports
 from tests.attacks.served import SLEEPER
 from tests.support.bare_http2 import BareConnection, ConnectionEnded
-
-if TYPE_CHECKING:
-    from tests.attacks.ports import Ports
-
-__all__ = ["long_searches", "overload"]
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 CLIENTS: Final = 40

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from benchmarks.requests import framed_bytes_request
+from tests.attacks.ports import Ports
 from tests.support.bare_http2 import BareConnection, ConnectionEnded
-
-if TYPE_CHECKING:
-    from tests.attacks.ports import Ports
-
-__all__ = ["long_chains", "long_outputs", "long_texts"]
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 

@@ -21,7 +21,6 @@ async def _echo(stream: trio.SocketStream) -> None:
 
 @asynccontextmanager
 async def _proxied() -> AsyncIterator[tuple[Proxy, trio.SocketStream]]:
-    """Connect through a proxy to a server that echoes."""
     with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             proxy, port = await _open(nursery)

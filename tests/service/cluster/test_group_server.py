@@ -56,7 +56,6 @@ async def _nobody(group: str, method: str, *arguments: Any) -> Any:
 
 @asynccontextmanager
 async def _two_groups(root: Path) -> AsyncIterator[tuple[GroupServer, GroupServer]]:
-    """Give a group with a model, and one with a pipeline that calls it; errors pass between them as plain data."""
     ir.save(ir.dummy(), root, "m")
     settings = {"trial_load": "off", "file_system_poll_wait_seconds": 0}
     far = GroupServer(ReplicaPlan("far", (ModelSpec(name="m", base_path=root / "m"),), settings=settings), _nobody)

@@ -37,12 +37,10 @@ class _NearLink:
         self.server = server
 
     async def call_once(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Push to a stream."""
         assert method == "push_to_stream"
         return await self.streams.push(*arguments, **options)
 
     async def stream(self, method: str, *arguments: Any) -> AsyncGenerator[Any]:
-        """Open one."""
         assert (method, arguments) == ("open_stream", ())
         async with aclosing(self.streams.open(self.guest, self.server.grpc)) as replies:
             async for reply in replies:
@@ -55,7 +53,6 @@ async def _nobody(*_: Any) -> Any:
 
 @asynccontextmanager
 async def _linked(root: Path, most: int = 8, **options: float) -> AsyncIterator[_NearLink]:
-    """Serve a model that adds one, as another group's replica."""
     ir.save(ir.dummy(), root, "m")
     settings = {"trial_load": "off", "file_system_poll_wait_seconds": 0}
     guest = TrioGuest()

@@ -61,7 +61,6 @@ class _Nothing(_Page):
 
 @contextlib.contextmanager
 def _silence() -> Iterator[str]:
-    """Listen, and never accept: what is behind the address is not known until a timeout."""
     with socket.socket() as listener, contextlib.ExitStack() as stack:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -102,7 +101,6 @@ def test_a_name_that_no_one_has_is_absent(rest: bool) -> None:
 
 @contextlib.contextmanager
 def _behind_a_port(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Serve with a handler, and give the address."""
     server = HTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

@@ -85,23 +85,19 @@ class _OtherService(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has
         self.seconds_left = 0.0
 
     def service(self, details: Any) -> Any:
-        """Return the handler of a method."""
         answers = {"ModelMetadata": self.describe, "ModelReady": self.be_ready, "ModelInfer": self.infer}
         return grpc.unary_unary_rpc_method_handler(answers[details.method.rpartition("/")[2]])
 
     def describe(self, data: bytes, context: Any) -> bytes:
-        """Describe one input and one output."""
         answer = message_class("inference.ModelMetadataResponse")(name="x", platform="other")
         answer.inputs.add(name="i", datatype="INT32", shape=[-1])
         answer.outputs.add(name="o", datatype="INT32", shape=[-1])
         return bytes(answer.SerializeToString())
 
     def be_ready(self, data: bytes, context: Any) -> bytes:
-        """Report readiness."""
         return bytes(message_class("inference.ModelReadyResponse")(ready=True).SerializeToString())
 
     def infer(self, data: bytes, context: Any) -> bytes:
-        """Return the input, and note the deadline."""
         request = message_class("inference.ModelInferRequest").FromString(data)
         self.seconds_left = context.time_remaining()
         if not request.raw_input_contents[0]:

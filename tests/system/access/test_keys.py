@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 
@@ -11,9 +11,6 @@ from tests.support import ir
 from tests.support.processes import OvmsProcess, run_ovms, serving
 from tests.support.system_servers import write_config
 from tests.support.waits import WAIT_SECONDS, until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODEL = "/v2/models/add"
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.chaos.ledger import Said
 from tests.chaos.run import chaos
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECONDS = 60
 SEED = 7

@@ -63,7 +63,6 @@ class Handler:
 
 
 def _configuration(root: Path, rolled: str) -> Path:
-    """Write a configuration: a model on both nodes, a DAG and graphs that call it, and a model that gets replaced."""
     node = {
         "name": "n",
         "model_name": "spread",
@@ -276,7 +275,6 @@ def test_graphs_and_dags_call_models_of_other_replicas(rest: httpx.Client) -> No
 
 
 def _streamed(client: Any, name: str, tensor: str, count: int) -> list[Any]:
-    """Send requests by one stream, and give what came of each."""
     replies: queue.Queue[Any] = queue.Queue()
     client.start_stream(lambda result, error: replies.put(error or result.as_numpy(*OUTPUT[name]).tolist()))
     try:
@@ -303,7 +301,6 @@ def test_a_stream_that_fails_elsewhere_ends_with_its_status(grpc: Any) -> None:
 
 @contextmanager
 def _load(cluster: RayCluster, *calls: tuple[str, str]) -> Iterator[Callable[[int], Counter[str]]]:
-    """Call services without a pause; gives what waits for so many more answers of each, and tells how all ended."""
     counts: dict[str, Counter[str]] = {name: Counter() for name, _ in calls}
     changed = threading.Condition()
     over = threading.Event()

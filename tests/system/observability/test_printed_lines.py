@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
+from tests.support.system_servers import SystemServers
 from tests.support.waits import WAIT_SECONDS, until
-
-if TYPE_CHECKING:
-    from tests.support.system_servers import SystemServers
 
 SENT = {"inputs": [{"name": "in", "shape": [3], "datatype": "UINT8", "data": [1, 2, 3]}]}
 ROW = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}

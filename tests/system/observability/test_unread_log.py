@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 
@@ -11,9 +11,6 @@ from tests.support import ir
 from tests.support.processes import serving
 from tests.support.waits import WAIT_SECONDS
 from tests.support.worker_clients import ROW
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_an_unread_log_stops_neither_calls_nor_the_drain(tmp_path: Path) -> None:
