@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tests.attacks.clients import bodies, floods, overload, readers, texts
-from tests.attacks.ports import Ports
+from tests.attacks.served import Ports
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ import psutil
 
 from benchmarks.requests import framed_infer_request
 from tests.attacks.attacks import ATTACKS
-from tests.attacks.ports import Ports
-from tests.attacks.served import BIG, TRIVIAL, write_attacked
+from tests.attacks.served import BIG, TRIVIAL, Ports, write_attacked
 from tests.support.bare_http2 import BareConnection
 from tests.support.processes import serving
 

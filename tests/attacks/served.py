@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -13,6 +13,14 @@ import openvino.opset13 as op
 from tests.support import ir
 from tests.support.graphs import graph_text, python_node
 from tests.support.projects import write_project
+
+
+class Ports(NamedTuple):
+    """The ports of the attacked server on loopback."""
+
+    grpc: int
+    rest: int
+
 
 TRIVIAL: Final = "trivial"
 BIG: Final = "big"

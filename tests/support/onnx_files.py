@@ -7,6 +7,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from tests.support.paddle_files import write_field as _field
+
 _FLOAT, _INT64 = 1, 7
 _INTEGER, _TEXT = 2, 3
 _TYPES: Final = {"float32": _FLOAT, "int64": _INT64}
@@ -98,17 +100,6 @@ def onnx_external_file(place: str = "initializer", /, **entries: str) -> bytes:
         rest = {"function": function, "training": _field(20, _field(1, graph))}.get(place, b"")
     ends = [_value(OnnxValue(name, "float32", (4,))) for name in "xy"]
     return _model(_field(1, node) + weights + _field(11, ends[0]) + _field(12, ends[1]), 17) + rest
-
-
-def _varint(value: int) -> bytes:
-    low = value & 0x7F
-    return bytes([low]) if value == low else bytes([low | 0x80]) + _varint(value >> 7)
-
-
-def _field(number: int, value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
 
 
 def _node(node: OnnxNode) -> bytes:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ovmstrio_samples.transcription.prepare import write_folder
 from tests.support.model_cache import cached_folder
+from tests.support.tiny_llm import byte_letters
 
 SAID: Final = "Whisper."
 SEGMENT: Final = "Tmd?"
@@ -49,6 +50,7 @@ Numbers = np.ndarray[Any, Any]
 
 
 @cached_folder(
+    "tests.support.tiny_llm",
     "ovmstrio_samples.transcription.byte_tokenizer",
     "ovmstrio_samples.transcription.networks",
     "ovmstrio_samples.transcription.prepare",
@@ -56,7 +58,7 @@ Numbers = np.ndarray[Any, Any]
 def write_tiny_whisper(folder: Path, *, seed: int = 0) -> Path:
     """Write the model with its tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
-    letters = _byte_letters()
+    letters = byte_letters()
     vocabulary = [*letters, *(left + right for left, right in _MERGES)]
     tokens = {token: number for number, token in enumerate((*vocabulary, *_MARKS))}
     with tempfile.TemporaryDirectory() as scratch:
@@ -66,14 +68,6 @@ def write_tiny_whisper(folder: Path, *, seed: int = 0) -> Path:
         weights = _weights(np.random.default_rng(seed), tokens)
         write_folder(weights, table, folder, generation, is_multilingual=True, fp16=False)
     return folder
-
-
-def _byte_letters() -> list[str]:
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    letters = {byte: chr(byte) for byte in shown}
-    for number, byte in enumerate(byte for byte in range(256) if byte not in letters):
-        letters[byte] = chr(256 + number)
-    return [letters[byte] for byte in range(256)]
 
 
 def _table(vocabulary: list[str], tokens: Mapping[str, int]) -> dict[str, Any]:

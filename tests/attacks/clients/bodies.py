@@ -9,8 +9,7 @@ import time
 import zlib
 from typing import Final
 
-from tests.attacks.ports import Ports
-from tests.attacks.served import SLEEPER, TRIVIAL
+from tests.attacks.served import SLEEPER, TRIVIAL, Ports
 from tests.support.bare_http2 import BareConnection, ConnectionEnded, framed
 from tests.support.hostile_bodies import HEADERS, ROUTES, SHAPES, bodies
 

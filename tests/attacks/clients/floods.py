@@ -9,8 +9,7 @@ from typing import Final
 from benchmarks.requests import framed_infer_request
 from ovmstrio.wire.grpc import frames
 from ovmstrio.wire.grpc.frames import FrameType, Setting
-from tests.attacks.ports import Ports
-from tests.attacks.served import ROW, TRIVIAL
+from tests.attacks.served import ROW, TRIVIAL, Ports
 from tests.support.bare_http2 import BareConnection, ConnectionEnded, frame
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"

@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from benchmarks.requests import framed_bytes_request
-from tests.attacks.ports import Ports
-from tests.attacks.served import SLEEPER
+from tests.attacks.served import SLEEPER, Ports
 from tests.support.bare_http2 import BareConnection, ConnectionEnded
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"

@@ -10,8 +10,7 @@ import numpy as np
 
 from benchmarks.requests import framed_infer_request
 from ovmstrio.wire.grpc.frames import MAX_WINDOW, Setting
-from tests.attacks.ports import Ports
-from tests.attacks.served import BIG
+from tests.attacks.served import BIG, Ports
 from tests.support.bare_http2 import BareConnection, ConnectionEnded
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from benchmarks.requests import framed_bytes_request
-from tests.attacks.ports import Ports
+from tests.attacks.served import Ports
 from tests.support.bare_http2 import BareConnection, ConnectionEnded
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"

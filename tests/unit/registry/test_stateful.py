@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import threading
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import trio
 import trio.testing
@@ -17,11 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec
 from ovmstrio.core.errors import NotFound, VersionLoading
-from ovmstrio.registry import Lease, Registry, VersionState
+from ovmstrio.registry import Lease, VersionState
 from tests.support.examples import examples
+from tests.support.loops import TrioThread
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
-
-T = TypeVar("T")
 
 NAMES = st.sampled_from(["a", "b"])
 VERSIONS = st.integers(1, 4)
@@ -38,12 +35,25 @@ class _RegistryHistory(RuleBasedStateMachine):
         self.registry = registry_of(self.loader, poll_seconds=0)
         self.specs: dict[str, ModelSpec] = {}
         self.leases: list[Lease] = []
-        self.loop = _LoopInThread(self.registry)
+        self.end = trio.CancelScope()
+        self.loop = TrioThread()
+        self.loop.start(self._serve)
+
+    async def _serve(self) -> None:
+        with self.end:
+            async with running(self.registry):
+                await trio.sleep_forever()
+
+    @staticmethod
+    def _release(lease: Lease) -> None:
+        with lease:
+            pass
 
     def teardown(self) -> None:
         """Release every lease and end the registry; every servable has been closed once."""
         while self.leases:
-            self.loop.give_back(self.leases.pop())
+            self.loop.call(self._release, self.leases.pop())
+        self.loop.call(self.end.cancel)
         self.loop.close()
         assert [servable.closed for servable in self.loader.opened] == [1] * len(self.loader.opened)
         assert self.loader.misuse == []
@@ -101,7 +111,7 @@ class _RegistryHistory(RuleBasedStateMachine):
     @rule(index=st.integers(0, 100))
     def give_back(self, index: int) -> None:
         if self.leases:
-            self.loop.give_back(self.leases.pop(index % len(self.leases)))
+            self.loop.call(self._release, self.leases.pop(index % len(self.leases)))
 
     @invariant()
     def leased_servables_are_open(self) -> None:
@@ -136,44 +146,6 @@ class _RegistryHistory(RuleBasedStateMachine):
             broken = {version for failing, version in self.loader.failing if failing == name}
             expected = spec.version_policy.select(on_disk - (broken - set(available))) if spec else []
             assert available == expected
-
-
-class _LoopInThread:
-    """A trio loop in a thread that runs one call at a time, between which hypothesis has its turn."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._started = threading.Event()
-        self._stop: trio.Event
-        self._token: trio.lowlevel.TrioToken
-        self._thread = threading.Thread(target=trio.run, args=(self._main,))
-        self._thread.start()
-        self._started.wait()
-
-    async def _main(self) -> None:
-        self._token = trio.lowlevel.current_trio_token()
-        self._stop = trio.Event()
-        async with running(self._registry):
-            self._started.set()
-            await self._stop.wait()
-
-    def run(self, call: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Run a coroutine function, then every task that it started."""
-        try:
-            return trio.from_thread.run(call, *args, trio_token=self._token)
-        finally:
-            trio.from_thread.run(trio.testing.wait_all_tasks_blocked, trio_token=self._token)
-
-    def give_back(self, lease: Lease) -> None:
-        async def leave() -> None:
-            with lease:
-                pass
-
-        self.run(leave)
-
-    def close(self) -> None:
-        trio.from_thread.run_sync(self._stop.set, trio_token=self._token)
-        self._thread.join()
 
 
 _RegistryHistory.TestCase.settings = settings(max_examples=examples(80), stateful_step_count=30, deadline=None)
