@@ -76,6 +76,8 @@ def run_on_terminal(*arguments: str, columns: int = 300) -> tuple[int, str]:
 
 def _run(arguments: tuple[str, ...], stdin: IO[str], stdout: IO[str], stderr: IO[str]) -> int:
     with pytest.MonkeyPatch.context() as patch, _logs_elsewhere(), _own_consoles(), _same_collector():
+        # Lines of servers in this process go to standard error as it is when they are written.
+        _wait_for_log_lines()
         patch.setattr(sys, "excepthook", sys.excepthook)
         patch.setattr(sys, "argv", ["ovms", *arguments])
         for name, stream in (("stdin", stdin), ("stdout", stdout), ("stderr", stderr)):
@@ -105,13 +107,15 @@ def _logs_elsewhere() -> Iterator[None]:
 
     Tracebacks are plain, because a traceback with local variables takes seconds.
     """
-    before: dict[str, Any] = structlog.get_config()
+    before: dict[str, Any] | None = structlog.get_config() if structlog.is_configured() else None
     renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[renderer], logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
     try:
         yield
     finally:
-        structlog.configure(**before)
+        structlog.reset_defaults()
+        if before is not None:
+            structlog.configure(**before)
 
 
 @contextmanager

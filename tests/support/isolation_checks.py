@@ -81,10 +81,11 @@ def _nothing_left_to_the_collector() -> Iterator[None]:
     gc.unfreeze()
 
 
-class _Loggers:
-    """Settings of all loggers at one time."""
+class LogSettings:
+    """The settings of all loggers and of structlog at the time of the construction."""
 
     def __init__(self) -> None:
+        self._structlog = structlog.get_config() if structlog.is_configured() else None
         self._before = {logger: _settings(logger) for logger in _loggers()}
 
     def restore(self) -> None:
@@ -104,7 +105,10 @@ class _Loggers:
             logger.filters[:] = before[1]
             logger.propagate, logger.disabled = before[2], before[3]
             logger.setLevel(before[4])
-        structlog.reset_defaults()
+        if self._structlog is None:
+            structlog.reset_defaults()
+        else:
+            structlog.configure(**self._structlog)
 
 
 _NEW_LOGGER = ((), (), True, False, logging.NOTSET)
@@ -121,7 +125,7 @@ def _settings(logger: logging.Logger) -> tuple[tuple[Any, ...], tuple[Any, ...],
 
 @pytest.fixture(autouse=True)
 def _loggers_restored() -> Iterator[None]:
-    before = _Loggers()
+    before = LogSettings()
     yield
     before.restore()
 
@@ -132,12 +136,12 @@ def _configured_logs_restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
     The root ``conftest.py`` imports this fixture: it copies the settings of loggers only when logs are configured.
     """
-    before: list[_Loggers] = []
+    before: list[LogSettings] = []
 
     def noting(configure: Callable[..., None], **fixed: Any) -> Callable[..., None]:
         def configure_for_now(*arguments: Any, **settings: Any) -> None:
             if not before:
-                before.append(_Loggers())
+                before.append(LogSettings())
             configure(*arguments, **{**settings, **fixed})
 
         return configure_for_now
