@@ -41,52 +41,58 @@ async def _twice(value: int) -> int:
     return 2 * value
 
 
-def test_calls_run_on_trio_and_return_their_results() -> None:
-    async def run() -> list[int]:
+Guest = Callable[[TrioGuest], Awaitable[None]]
+
+
+def _bridged(test: Guest) -> Callable[[], None]:
+    """Run a test on an asyncio loop with a guest that idles."""
+
+    async def run() -> None:
         async with _bridge() as guest:
-            return await asyncio.gather(*(guest.call(_twice, value) for value in range(50)))
+            await test(guest)
 
-    assert asyncio.run(run()) == [2 * value for value in range(50)]
+    # A plain function: pytest would take the parameter of a wrapped one for a fixture.
+    return lambda: asyncio.run(run())
 
 
-def test_errors_are_raised_to_the_caller() -> None:
+@_bridged
+async def test_calls_run_on_trio_and_return_their_results(guest: TrioGuest) -> None:
+    assert await asyncio.gather(*(guest.call(_twice, value) for value in range(50))) == list(range(0, 100, 2))
+
+
+@_bridged
+async def test_errors_are_raised_to_the_caller(guest: TrioGuest) -> None:
     async def fail() -> None:
         await trio.lowlevel.checkpoint()
         raise Overloaded("full")
 
-    async def run() -> None:
-        async with _bridge() as guest:
-            with pytest.raises(Overloaded, match="full"):
-                await guest.call(fail)
-
-    asyncio.run(run())
+    with pytest.raises(Overloaded, match="full"):
+        await guest.call(fail)
 
 
-def test_a_cancelled_call_is_cancelled_on_trio() -> None:
+@_bridged
+async def test_a_cancelled_call_is_cancelled_on_trio(guest: TrioGuest) -> None:
     ended: list[str] = []
+    begun, loop = asyncio.Event(), asyncio.get_running_loop()
 
-    async def wait(begun: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+    async def wait() -> None:
         try:
             loop.call_soon_threadsafe(begun.set)
             await trio.sleep_forever()
         finally:
             ended.append("cancelled")
 
-    async def run() -> int:
-        async with _bridge() as guest:
-            begun = asyncio.Event()
-            call = asyncio.ensure_future(guest.call(wait, begun, asyncio.get_running_loop()))
-            await begun.wait()
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            return await guest.call(_twice, 4)
-
-    assert asyncio.run(run()) == 8
+    call = asyncio.ensure_future(guest.call(wait))
+    await begun.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await guest.call(_twice, 4) == 8
     assert ended == ["cancelled"]
 
 
-def test_trio_can_call_asyncio() -> None:
+@_bridged
+async def test_trio_can_call_asyncio(guest: TrioGuest) -> None:
     async def answer(value: int) -> int:
         assert sniffio.current_async_library() == "asyncio"
         await asyncio.sleep(0)
@@ -94,20 +100,16 @@ def test_trio_can_call_asyncio() -> None:
             raise Overloaded("negative")
         return value + 1
 
-    async def run() -> int:
-        async with _bridge() as guest:
+    async def call_host(value: int) -> int:
+        return await guest.ask(answer, value)
 
-            async def call_host(value: int) -> int:
-                return await guest.ask(answer, value)
-
-            with pytest.raises(Overloaded, match="negative"):
-                await guest.call(call_host, -1)
-            return await guest.call(call_host, 1)
-
-    assert asyncio.run(run()) == 2
+    with pytest.raises(Overloaded, match="negative"):
+        await guest.call(call_host, -1)
+    assert await guest.call(call_host, 1) == 2
 
 
-def test_a_trio_deadline_cancels_the_asyncio_work() -> None:
+@_bridged
+async def test_a_trio_deadline_cancels_the_asyncio_work(guest: TrioGuest) -> None:
     ended: list[str] = []
 
     async def answer() -> None:
@@ -117,32 +119,78 @@ def test_a_trio_deadline_cancels_the_asyncio_work() -> None:
             ended.append("cancelled")
             raise
 
-    async def run() -> bool:
-        async with _bridge() as guest:
+    async def call_host() -> bool:
+        with trio.move_on_after(0.05) as scope:
+            await guest.ask(answer)
+        return scope.cancelled_caught
 
-            async def call_host() -> bool:
-                with trio.move_on_after(0.05) as scope:
-                    await guest.ask(answer)
-                return scope.cancelled_caught
-
-            is_late = await guest.call(call_host)
-            await asyncio.sleep(0)
-            return is_late
-
-    assert asyncio.run(run())
+    assert await guest.call(call_host)
+    await asyncio.sleep(0)
     assert ended == ["cancelled"]
 
 
-def test_a_failed_start_is_raised_by_start() -> None:
-    async def program(until: Any, *, task_status: trio.TaskStatus[str]) -> None:
-        async with trio.open_nursery():
-            raise ConfigError([Problem("no such model")])
+@_bridged
+async def test_calls_without_checkpoints_finish_in_the_same_turn(guest: TrioGuest) -> None:
+    turns: list[int] = []
 
+    async def count() -> None:
+        while True:
+            turns.append(1)
+            await asyncio.sleep(0)
+
+    async def double(value: int) -> int:
+        return 2 * value
+
+    # A thread still waits for the first call, as it has waited for the start.
+    await guest.call(double, 0)
+    counting = asyncio.ensure_future(count())
+    threads = threading.active_count()
+    assert [await guest.call(double, value) for value in range(20)] == list(range(0, 40, 2))
+    # Idle threads of other tests may end meanwhile.
+    assert threading.active_count() <= threads
+    counting.cancel()
+    assert turns == []
+
+
+@_bridged
+async def test_concurrent_calls_with_threads_and_timers_all_return(guest: TrioGuest) -> None:
+    async def double(value: int) -> int:
+        await asyncio.sleep(0)
+        return 2 * value
+
+    async def work(value: int) -> int:
+        threaded = await trio.to_thread.run_sync(lambda: value + 1)
+        await trio.sleep(0.001 * (value % 3))
+        return await guest.ask(double, threaded)
+
+    results = await asyncio.gather(*(guest.call(work, value) for value in range(60)))
+    assert results == [2 * (value + 1) for value in range(60)]
+
+
+async def _failing(until: Any, *, task_status: trio.TaskStatus[str]) -> None:
+    async with trio.open_nursery():
+        raise ConfigError([Problem("no such model")])
+
+
+@pytest.mark.parametrize(
+    ("program", "error", "text", "is_cancelled"),
+    [
+        pytest.param(_failing, ConfigError, "no such model", False, id="a program that fails"),
+        pytest.param(_idle, asyncio.CancelledError, "^$", True, id="a start that is cancelled"),
+    ],
+)
+def test_a_guest_that_cannot_start_raises_and_ends(
+    program: Any, error: type[BaseException], text: str, *, is_cancelled: bool
+) -> None:
     async def run() -> None:
         guest = TrioGuest()
         async with asyncio.timeout(WAIT_SECONDS):
-            with pytest.raises(ConfigError, match="no such model"):
-                await guest.start(program)
+            starting = asyncio.ensure_future(guest.start(program))
+            await asyncio.sleep(0)
+            if is_cancelled:
+                starting.cancel()
+            with pytest.raises(error, match=text):
+                await starting
             await guest.aclose()
         assert guest.has_ended
 
@@ -168,21 +216,6 @@ def test_a_later_failure_is_logged() -> None:
     ]
 
 
-def test_a_cancelled_start_ends_the_guest() -> None:
-    async def run() -> None:
-        guest = TrioGuest()
-        async with asyncio.timeout(WAIT_SECONDS):
-            starting = asyncio.ensure_future(guest.start(_idle))
-            await asyncio.sleep(0)
-            starting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await starting
-            await guest.aclose()
-        assert guest.has_ended
-
-    asyncio.run(run())
-
-
 def test_calls_at_and_after_the_end_are_refused() -> None:
     async def run() -> None:
         guest = TrioGuest()
@@ -199,32 +232,6 @@ def test_calls_at_and_after_the_end_are_refused() -> None:
     asyncio.run(run())
 
 
-def test_calls_without_checkpoints_finish_in_the_same_turn() -> None:
-    async def run() -> tuple[list[int], int]:
-        turns: list[int] = []
-
-        async def count() -> None:
-            while True:
-                turns.append(1)
-                await asyncio.sleep(0)
-
-        async def at_once(value: int) -> int:
-            return 2 * value
-
-        async with _bridge() as guest:
-            # A thread waits for the first one still, as it has waited for the start.
-            await guest.call(at_once, 0)
-            counting = asyncio.ensure_future(count())
-            threads = threading.active_count()
-            found = [await guest.call(at_once, value) for value in range(20)]
-            # Idle ones of others may end meanwhile.
-            assert threading.active_count() <= threads
-            counting.cancel()
-            return found, len(turns)
-
-    assert asyncio.run(run()) == ([2 * value for value in range(20)], 0)
-
-
 def test_deadlines_and_threads_wake_trio_without_calls() -> None:
     async def run() -> list[str]:
         heard: list[str] = []
@@ -234,11 +241,11 @@ def test_deadlines_and_threads_wake_trio_without_calls() -> None:
             async def listen() -> None:
                 await trio.sleep(0.01)
                 heard.append("deadline")
-                logged = trio.Event()
+                woken = trio.Event()
                 token = trio.lowlevel.current_trio_token()
-                worker = threading.Timer(0.01, token.run_sync_soon, [logged.set])
+                worker = threading.Timer(0.01, token.run_sync_soon, [woken.set])
                 worker.start()
-                await logged.wait()
+                await woken.wait()
                 heard.append("thread")
                 await trio.to_thread.run_sync(worker.join)
                 done.set()
@@ -253,21 +260,3 @@ def test_deadlines_and_threads_wake_trio_without_calls() -> None:
         return heard
 
     assert asyncio.run(run()) == ["deadline", "thread"]
-
-
-def test_concurrent_calls_with_threads_and_timers_all_return() -> None:
-    async def double(value: int) -> int:
-        await asyncio.sleep(0)
-        return 2 * value
-
-    async def run() -> list[int]:
-        async with _bridge() as guest:
-
-            async def work(value: int) -> int:
-                threaded = await trio.to_thread.run_sync(lambda: value + 1)
-                await trio.sleep(0.001 * (value % 3))
-                return await guest.ask(double, threaded)
-
-            return await asyncio.gather(*(guest.call(work, value) for value in range(60)))
-
-    assert asyncio.run(run()) == [2 * (value + 1) for value in range(60)]
