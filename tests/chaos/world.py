@@ -170,7 +170,6 @@ def everything(folder: Path, disk: Path, clock: Path | None) -> Server:
 
 
 def project(folder: Path) -> Server:
-    """Make a handler project with several processes."""
     code = "class Handler:\n    def handle_post(self, payload):\n        return sum(payload)\n"
     file = write_project(folder / "project", code, processes=PROCESSES, threads_per_process=4)
     unused, rest = free_ports(2)

@@ -59,7 +59,6 @@ def _violations_of_end(server: OvmsProcess, numbers: range) -> list[Violation]:
 
 
 def main() -> None:
-    """Read the command line."""
     parser = argparse.ArgumentParser(description="Send nearly right messages to a server, over all its doors.")
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--first", type=int, default=0)

@@ -42,7 +42,6 @@ _METADATA: Final = (
 
 
 def infer_request(model: str, **arrays: Any) -> Any:
-    """Make a request of KServe's with raw contents."""
     request = message_class("inference.ModelInferRequest")(model_name=model)
     names = {"float32": "FP32", "uint64": "UINT64", "uint32": "UINT32"}
     for name, given in arrays.items():
@@ -132,7 +131,6 @@ def _valid() -> dict[str, list[Any]]:
 
 
 def grpc_message(random: Random, number: int) -> Message:
-    """Make a call of any method, nearly right."""
     methods = [method for method in _valid() if method != RELOAD]
     method = random.choice(_HOT if random.random() < 0.75 else methods)
     parts = random.choice((1, 1, 2, 5)) if method in _STREAMS else 1

@@ -181,7 +181,6 @@ def _binary_body(random: Random, document: Any) -> tuple[bytes, list[tuple[str, 
 
 
 def http_bytes(message: Message) -> bytes:
-    """Write a request as it is sent."""
     verb, _, path = message.path.partition(" ")
     lines = [f"{verb} {path} HTTP/1.1", "host: 127.0.0.1", *(f"{name}: {value}" for name, value in message.headers)]
     if message.body or verb in {"POST", "PUT", "PATCH"}:

@@ -21,7 +21,6 @@ def changed_json(random: Random, document: Any) -> bytes:
 
 
 def changed_document(random: Random, document: Any) -> Any:
-    """Change a copy in one to three places."""
     root = [copy.deepcopy(document)]
     for _ in range(random.randint(1, 3)):
         holder, key = random.choice(_places(root))
@@ -61,7 +60,6 @@ def _change(random: Random, holder: Any, key: Any) -> None:
 
 
 def value(random: Random) -> Any:
-    """Make any value."""
     match random.randrange(8):
         case 0:
             return random.choice((None, True, False, {}, [], [[]], [{}], "\ud800"))

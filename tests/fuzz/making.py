@@ -14,7 +14,6 @@ _WEIGHTS: Final = (46, 46, 4, 4)
 
 
 def make_message(number: int) -> Message:
-    """Make it, from the number alone."""
     random = Random(number)
     (maker,) = random.choices(_MAKERS, _WEIGHTS)
     return maker(random, number)

@@ -7,7 +7,6 @@ from ovmstrio.core.tensor import Tensor
 
 
 def tensors(response: InferResponse) -> list[Tensor]:
-    """Give the outputs of a model, which are arrays of known types."""
     outputs = [output for output in response.outputs if isinstance(output, Tensor)]
     assert len(outputs) == len(response.outputs)
     return outputs

@@ -54,7 +54,6 @@ class Answer:
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """Serialise any frame."""
     return FRAME_HEADER.pack(len(payload) >> 16, len(payload) & 0xFFFF, kind, flags, stream_id) + payload
 
 
@@ -64,7 +63,6 @@ def framed(message: bytes, *, compressed: bool = False) -> bytes:
 
 
 def call_headers(path: str, further: Sequence[tuple[str, str]] = ()) -> list[tuple[str, str]]:
-    """List what a gRPC client sends."""
     return [
         (":method", "POST"),
         (":scheme", "http"),

@@ -24,7 +24,6 @@ DOORS = ("grpc", "http")
 
 
 def triton_module(door: str) -> Any:
-    """Give the package of tritonclient for a door."""
     if door == "grpc":
         import tritonclient.grpc as module
     else:

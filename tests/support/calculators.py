@@ -19,12 +19,10 @@ SPACING = 10
 
 
 def in_port(index: int) -> Port:
-    """Name an input of a test node."""
     return Port("IN", index)
 
 
 def out_port(index: int) -> Port:
-    """Name an output of a test node."""
     return Port("OUT", index)
 
 

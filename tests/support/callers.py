@@ -33,5 +33,4 @@ def gate_of(
 
 
 def bearer(key: str) -> dict[str, str]:
-    """Give the header that shows a key."""
     return {"authorization": f"Bearer {key}"}

@@ -46,7 +46,6 @@ class GrammarEngine:
 
 @contextmanager
 def grammar_engine(folder: Path) -> Iterator[GrammarEngine]:
-    """Run the program for the model in ``folder``."""
     process = subprocess.Popen(
         [sys.executable, str(_PROGRAM), str(folder)],
         stdin=subprocess.PIPE,

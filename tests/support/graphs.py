@@ -88,13 +88,11 @@ def python_node(
 def graph_text(
     *nodes: str, inputs: Sequence[str] = ("OVMS_PY_TENSOR:in",), outputs: Sequence[str] = ("OVMS_PY_TENSOR:out",)
 ) -> str:
-    """Write a graph."""
     head = [f'input_stream: "{text}"' for text in inputs] + [f'output_stream: "{text}"' for text in outputs]
     return "\n".join([*head, *nodes])
 
 
 async def no_models(name: str, version: str = "", /) -> AbstractContextManager[LeasedServable]:
-    """Serve nothing beside the graph."""
     raise NotFound(f"no model {name} {version}")
 
 
@@ -155,7 +153,6 @@ def ask(
 
 
 def texts(response: InferResponse) -> dict[str, str]:
-    """Give the outputs of a response as text by name."""
     found = {}
     for output in response.outputs:
         assert isinstance(output, RawTensor)
@@ -185,7 +182,6 @@ class Answers:
 
 
 def stamps(answers: Answers) -> list[int]:
-    """Give the timestamps of the outputs."""
     return [timestamp for timestamp, _, _ in answers.outputs]
 
 

@@ -15,7 +15,6 @@ ResultT = TypeVar("ResultT")
 
 
 async def with_triton(address: str, work: Callable[[Any], ResultT]) -> ResultT:
-    """Run ``work`` with a tritonclient on its own connection."""
     from tritonclient.grpc import InferenceServerClient
 
     def connected() -> ResultT:
@@ -26,8 +25,6 @@ async def with_triton(address: str, work: Callable[[Any], ResultT]) -> ResultT:
 
 
 async def with_channel(address: str, work: Callable[[Any], ResultT]) -> ResultT:
-    """Run ``work`` with a channel of grpcio."""
-
     def connected() -> ResultT:
         with grpc.insecure_channel(address) as channel:
             return work(channel)

@@ -28,12 +28,10 @@ def write_model(root: Path, text: str, *parts: str) -> Path:
 
 
 def one_model(path: Path | str) -> ModelsSpec:
-    """Give the section of a project with one model."""
     return ModelsSpec(section="models", kind="path", entries=(ModelEntry(name=DEFAULT_MODEL, path=str(path)),))
 
 
 def several_models(paths: Mapping[str, Path | str]) -> ModelsSpec:
-    """Give the section of a project that lists its models."""
     entries = tuple(ModelEntry(name=name, path=str(path)) for name, path in paths.items())
     return ModelsSpec(section="models", kind="paths", entries=entries)
 

@@ -53,7 +53,6 @@ def copy_of_fixture(folder: Path, name: str = "libfixture.so", build: int = 0) -
 
 
 def names_in(folder: Path) -> list[str]:
-    """List what is beside a library, hidden files too."""
     return sorted(each.name for each in folder.iterdir())
 
 

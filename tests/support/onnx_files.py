@@ -39,7 +39,6 @@ def onnx_graph(
     *,
     opset: int = 17,
 ) -> bytes:
-    """Write a file."""
     graph = b"".join(_field(1, _node(each)) for each in nodes)
     graph += b"".join(_field(5, _constant(name, array)) for name, array in constants.items())
     graph += b"".join(_field(11, _value(each)) for each in inputs) + b"".join(_field(12, _value(e)) for e in outputs)

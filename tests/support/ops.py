@@ -71,17 +71,14 @@ def single(op: type[Op], **arguments: Any) -> OpGraph:
 
 
 def settings(*, worker_num: int = 100, ops: Mapping[str, OpSettings] | None = None, **dag: Any) -> PipelineSettings:
-    """Give settings with room for many requests."""
     return PipelineSettings(worker_num=worker_num, dag=DagSettings(**dag), ops=ops or {})
 
 
 def with_model(name: str = "op", **values: Any) -> dict[str, OpSettings]:
-    """Give the settings of an Op that has a model."""
     return {name: OpSettings(name=name, server_endpoints=("here",), **values)}
 
 
 def asking(x: str = "x", **values: Any) -> PipelineRequest:
-    """Make a request with one text, ``x``."""
     return PipelineRequest(keys=["x"], values=[x], **values)
 
 

@@ -233,7 +233,6 @@ def _around(name: str, texts: Sequence[str]) -> str:
 
 
 def graph_of(plan: Plan, watcher: Watcher) -> OpGraph:
-    """Build the pipeline."""
     ops: dict[str, Op] = {EXECUTOR_NAME: RequestOp()}
     for one in plan.ops:
         make = ProcessingOp if one.has_process else ModelOp

@@ -126,11 +126,9 @@ def load(argument: str) -> LoadedPipeline:
 
 
 def loaded(name: str, concurrency: int = 1, batch_size: int = 1) -> tuple[LoadedPipeline, PipelineSource]:
-    """Give a pipeline, and how its workers make it."""
     argument = f"{name} {concurrency} {batch_size}"
     return load(argument), source(argument)
 
 
 def source(argument: str) -> PipelineSource:
-    """Tell how workers make a pipeline."""
     return PipelineSource("tests.support.ops_processes:load", argument)

@@ -73,7 +73,6 @@ for dtype in ("int64", "float32", "int32", "float64", "int16", "float16", "uint1
 
 
 def main() -> None:
-    """Send every feed, one of them a hundred times at once."""
     home, address = Path(sys.argv[1]), sys.argv[2]
     client = load_client(home)
     client.connect([address])

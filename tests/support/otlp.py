@@ -87,7 +87,6 @@ class Collector:
 
 @asynccontextmanager
 async def collecting() -> AsyncIterator[Collector]:
-    """Collect as long as the block lasts."""
     collector = Collector()
 
     async def export_http(request: HttpRequest) -> HttpAnswer:

@@ -37,7 +37,6 @@ class Layer:
 
 
 def write_field(number: int, value: bytes | str | int) -> bytes:
-    """Write one field of a message: a number, a string or a message."""
     if isinstance(value, int):
         return _write_varint(number << 3) + _write_varint(value % 2**64)
     content = value.encode() if isinstance(value, str) else value

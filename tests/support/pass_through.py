@@ -60,7 +60,6 @@ class PassThrough:
 
 
 async def load_pass_through(spec: ModelSpec, version: int, directory: Path) -> PassThrough:
-    """Load one version; the registry's loader."""
     await trio.lowlevel.checkpoint()
     return PassThrough(spec, version)
 

@@ -60,7 +60,6 @@ ARITHMETIC = '''
 
 
 def write_library(folder: Path, source: str = ARITHMETIC, name: str = "arithmetic") -> Path:
-    """Write a Python library."""
     path = folder / f"{name}.py"
     path.write_text(dedent(source).lstrip("\n"))
     return path
@@ -151,5 +150,4 @@ async def call(pipeline: DagServable, **arrays: Any) -> dict[str, np.ndarray[Any
 
 
 def answers(response: InferResponse) -> dict[str, np.ndarray[Any, Any]]:
-    """Give the arrays of a response by name."""
     return {output.name: output.array for output in response.outputs if isinstance(output, Tensor)}

@@ -32,7 +32,6 @@ def environment() -> dict[str, str]:
 
 
 def run_ovms(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run one ``ovms`` command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "ovms_cli", *arguments],
         check=False,

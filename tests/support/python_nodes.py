@@ -63,7 +63,6 @@ def make_node(
     side: Sequence[str] = ("PYTHON_NODE_RESOURCES:py",),
     **more: Any,
 ) -> NodeConfig:
-    """Make a node."""
     loop = ["LOOPBACK:loopback"] if generative else []
     chosen = more.pop("node_options", (options("PythonExecutorCalculatorOptions", handler_path=handler),))
     canonical = more.pop("canonical_name", name)

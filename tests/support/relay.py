@@ -65,7 +65,6 @@ class Relay:
 
 @contextmanager
 def relaying(target: str) -> Iterator[Relay]:
-    """Relay to a server until the end of the block."""
     relay = Relay(target)
     try:
         yield relay

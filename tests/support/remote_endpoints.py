@@ -17,7 +17,6 @@ Script = Callable[[InferRequest, float], Awaitable[InferResponse]]
 
 
 async def answer(request: InferRequest, seconds: float) -> InferResponse:
-    """Answer at once."""
     del seconds
     return InferResponse("far", "7", [], request.id)
 
@@ -53,13 +52,11 @@ class FakeEndpoint:
 
 
 def spec_with(**settings: Any) -> RemoteSpec:
-    """Make settings of a remote model."""
     address = RemoteAddress("grpc", "127.0.0.1", 9)
     return RemoteSpec(name="m", remote_name="far", base_path=Path("/"), addresses=(address,), **settings)
 
 
 def remote_of(*endpoints: FakeEndpoint, **settings: Any) -> RemoteServable:
-    """Make a servable over addresses."""
     spec = spec_with(**settings)
     breaker: BreakerSpec = spec.breaker
     targets = [Target(each, Breaker(breaker.failures, breaker.open_seconds)) for each in endpoints]

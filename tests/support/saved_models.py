@@ -47,13 +47,11 @@ def attribute(*, kind: int | None = None, shape: Sequence[int] | None = None, fl
 
 
 def node(name: str, op: str, inputs: Sequence[str] = (), **attributes: bytes) -> Node:
-    """Encode a node of the graph."""
     encoded = write_field(1, name) + write_field(2, op) + b"".join(write_field(3, each) for each in inputs)
     return encoded + b"".join(_entry(5, key, value) for key, value in attributes.items())
 
 
 def const(name: str, values: np.ndarray, kind: int) -> Node:
-    """Encode a constant."""
     tensor = (
         write_field(1, kind)
         + write_field(2, _shape(values.shape))

@@ -45,5 +45,4 @@ async def serve_without_bound(**settings: Any) -> AsyncIterator[Any]:
 
 
 def server_of(**defaults: Any) -> Callable[..., AbstractAsyncContextManager[Any]]:
-    """Give what loads a model with settings in addition to some."""
     return lambda **settings: serve_text_model(**{**defaults, **settings})

@@ -126,7 +126,6 @@ class StubLoader:
 
 
 def add_versions(base: Path, *versions: int) -> Path:
-    """Make version directories."""
     for version in versions:
         (base / str(version)).mkdir(parents=True, exist_ok=True)
     return base
@@ -153,7 +152,6 @@ def registry_of(load: Load, **options: Any) -> Registry:
 
 @asynccontextmanager
 async def running(registry: Registry) -> AsyncIterator[Registry]:
-    """Run a registry while the block lasts."""
     async with trio.open_nursery() as nursery:
         await nursery.start(registry.run)
         yield registry

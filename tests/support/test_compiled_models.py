@@ -15,7 +15,6 @@ from tests.support.compiled_models import sharing_compiled_models
 
 
 def test_equal_models_of_fixed_shapes_are_compiled_once(tmp_path: Path) -> None:
-    """Other settings, other weights and dynamic shapes need models of their own."""
     compiled: list[str] = []
 
     def compile_(model: ov.Model, source: ModelFile, config: Mapping[str, str]) -> Any:

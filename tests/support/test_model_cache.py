@@ -29,7 +29,6 @@ def write_note(folder: Path, text: str = "a", *, repeat: int = 1) -> Path:
 
 
 def test_same_arguments_build_once(tmp_path: Path) -> None:
-    """Defaults count as arguments, by position or by name."""
     folders = [
         write_note(tmp_path / "1"),
         write_note(tmp_path / "2", "a"),
@@ -40,20 +39,17 @@ def test_same_arguments_build_once(tmp_path: Path) -> None:
 
 
 def test_other_arguments_build_again(tmp_path: Path) -> None:
-    """Each set of arguments has its own files."""
     assert (write_note(tmp_path / "1", "b") / "below/note.txt").read_text() == "b"
     assert (write_note(tmp_path / "2", "b", repeat=2) / "below/note.txt").read_text() == "bb"
     assert BUILDS == ["b", "b"]
 
 
 def test_changed_copy_leaves_cache_unchanged(tmp_path: Path) -> None:
-    """Copies are files of their own."""
     (write_note(tmp_path / "1") / "below/note.txt").write_text("changed")
     assert (write_note(tmp_path / "2") / "below/note.txt").read_text() == "a"
 
 
 def test_existing_folder_keeps_other_files(tmp_path: Path) -> None:
-    """A copy adds files to a folder."""
     folder = tmp_path / "1"
     folder.mkdir()
     (folder / "graph.pbtxt").write_text("graph")
@@ -62,8 +58,6 @@ def test_existing_folder_keeps_other_files(tmp_path: Path) -> None:
 
 
 def test_failed_build_is_not_cached(tmp_path: Path) -> None:
-    """The next caller builds, without files of the failed build."""
-
     def fail(folder: Path) -> None:
         (folder / "half").touch()
         raise OSError("disk full")
@@ -75,7 +69,6 @@ def test_failed_build_is_not_cached(tmp_path: Path) -> None:
 
 
 def test_concurrent_callers_share_a_build(tmp_path: Path) -> None:
-    """A second caller waits for the first one."""
     threads = [threading.Thread(target=write_note, args=(tmp_path / str(number), "c")) for number in range(4)]
     for thread in threads:
         thread.start()

@@ -15,7 +15,6 @@ from tests.support.model_hosts import hosts_of, on_model_loop
 
 @asynccontextmanager
 async def serve(**settings: Any) -> AsyncIterator[dict[str, Any]]:
-    """Serve a dictionary as a model."""
     await trio.lowlevel.checkpoint()
     if "error" in settings:
         raise OSError(settings["error"])
@@ -32,7 +31,6 @@ async def check(model: dict[str, Any], value: int) -> None:
 
 
 def test_equal_settings_share_a_model() -> None:
-    """Each model is closed at the end of the block."""
     before = threading.active_count()
     with hosts_of(serve) as host_of:
         one, other = host_of(size=1), host_of(size=2)
@@ -48,7 +46,6 @@ def test_equal_settings_share_a_model() -> None:
 
 
 def test_failed_load_is_raised() -> None:
-    """The next settings are served nevertheless."""
     with hosts_of(serve) as host_of:
         with pytest.raises(OSError, match="no such model"):
             host_of(error="no such model")
@@ -56,8 +53,6 @@ def test_failed_load_is_raised() -> None:
 
 
 def test_failure_of_the_loop_is_raised_at_the_end() -> None:
-    """The block learns what ended the model."""
-
     @asynccontextmanager
     async def serve_badly(**_: Any) -> AsyncIterator[dict[str, Any]]:
         async with trio.open_nursery() as nursery:

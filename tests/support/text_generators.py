@@ -75,7 +75,6 @@ class _Scripted(ScriptedSteps[Piece]):
 
 
 def text_spec(folder: Path, name: str = CHAT) -> TextModelSpec:
-    """Configure a text model."""
     folder.mkdir(exist_ok=True)
     return TextModelSpec(name=name, base_path=folder, path=folder)
 

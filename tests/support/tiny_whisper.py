@@ -56,7 +56,6 @@ Numbers = np.ndarray[Any, Any]
     "ovmstrio_samples.transcription.prepare",
 )
 def write_tiny_whisper(folder: Path, *, seed: int = 0) -> Path:
-    """Write the model with its tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     letters = byte_letters()
     vocabulary = [*letters, *(left + right for left, right in _MERGES)]

@@ -10,5 +10,4 @@ from ovmstrio.runtimes.models.validation import Validator
 
 
 def validate(request: InferRequest, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """Check one request against inputs, and give its arrays by name."""
     return Validator(inputs)(request)

@@ -84,6 +84,5 @@ def sum_of(answer: httpx.Response) -> tuple[float, Any]:
 
 
 def end_sequences(client: httpx.Client, model: str = "acc") -> None:
-    """End all sequences of a model."""
     for each in client.get(f"/v2/models/{model}/sequences").raise_for_status().json()["sequences"]:
         step(client, each["id"], model=model, end=True).raise_for_status()

@@ -36,7 +36,6 @@ async def _open(nursery: trio.Nursery) -> tuple[Proxy, int]:
 
 
 async def test_a_proxy_passes_bytes_until_it_cuts() -> None:
-    """Both directions, and then neither."""
     async with _proxied() as (proxy, stream):
         await stream.send_all(b"hello")
         assert await stream.receive_some() == b"hello"
@@ -46,7 +45,6 @@ async def test_a_proxy_passes_bytes_until_it_cuts() -> None:
 
 
 async def test_a_half_closed_connection_ends() -> None:
-    """The proxy closes one direction, and the peers close the other one."""
     async with _proxied() as (proxy, stream):
         await stream.send_all(b"hello")
         await stream.receive_some()

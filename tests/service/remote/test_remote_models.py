@@ -166,15 +166,13 @@ def _metric(server: ServedInThread, beginning: str, *labels: str) -> float:
 @pytest.mark.parametrize(
     ("name", "given", "output"), [("grpc", "b", "a"), ("rest", "b", "a"), ("graph", "in", "out"), ("dag", "x", "y")]
 )
-def test_clients_graphs_and_pipelines_call_it_like_any_model(client: Any, name: str, given: str, output: str) -> None:
-    """The outputs are those of the other server."""
+def test_clients_graphs_and_pipelines_call_a_remote_model(client: Any, name: str, given: str, output: str) -> None:
     result = client.infer(name, [_row(3, given)], client_timeout=WAIT_SECONDS)
     assert result.as_numpy(output)[0].tolist() == [4.0] * 10
 
 
 @pytest.mark.parametrize("transport", ["grpc", "rest"])
 def test_metadata_and_errors_are_those_of_the_other_server(far: ServedInThread, client: Any, transport: str) -> None:
-    """An error names the address that it came from."""
     known = client.get_model_metadata(transport)
     assert [(each.name, each.datatype, list(each.shape)) for each in known.inputs] == [("b", "FP32", [1, 10])]
     with pytest.raises(triton.InferenceServerException) as caught:
@@ -187,7 +185,6 @@ def test_metadata_and_errors_are_those_of_the_other_server(far: ServedInThread, 
 
 @pytest.mark.parametrize("transport", ["grpc", "rest"])
 def test_a_cancelled_call_is_cancelled_at_the_other_server(far: ServedInThread, client: Any, transport: str) -> None:
-    """The other server counts the call as cancelled."""
     labels = ('name="wait"', 'code="Cancelled"')
     before = _metric(far, "ovmstrio_requests_total", *labels)
     done = threading.Event()
@@ -202,7 +199,6 @@ def test_a_cancelled_call_is_cancelled_at_the_other_server(far: ServedInThread, 
 
 @pytest.mark.parametrize("seconds", [0.5, 60])
 def test_the_rest_of_a_deadline_is_passed_on(far: ServedInThread, client: Any, seconds: float) -> None:
-    """The configured timeout applies if the caller has more time."""
     with pytest.raises(triton.InferenceServerException) as caught:
         client.infer("short", [_input(np.ones(1, np.float32), "in")], client_timeout=seconds)
     assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
@@ -210,8 +206,7 @@ def test_the_rest_of_a_deadline_is_passed_on(far: ServedInThread, client: Any, s
 
 
 @pytest.mark.parametrize("transport", ["grpc", "rest"])
-def test_large_tensors_come_back_as_they_were(client: Any, transport: str) -> None:
-    """Tensors are larger than the windows of HTTP/2."""
+def test_tensors_larger_than_a_window_are_unchanged(client: Any, transport: str) -> None:
     values = np.arange(4 * 2**20, dtype=np.float32).reshape(1, -1)
     result = client.infer(f"large_{transport}", [_input(values)], client_timeout=WAIT_SECONDS)
     assert np.array_equal(result.as_numpy("a"), values + 1)
@@ -219,7 +214,6 @@ def test_large_tensors_come_back_as_they_were(client: Any, transport: str) -> No
 
 @pytest.mark.parametrize("sequence", [7, 8, "text"])
 def test_a_sequence_stays_with_its_server(client: Any, sequence: int | str) -> None:
-    """Two servers take turns for other calls; the steps of a sequence add up."""
     known = client.get_model_metadata("sequences")
     name, shape = known.inputs[0].name, [int(size) for size in known.inputs[0].shape]
     for step in range(1, 6):
@@ -229,8 +223,7 @@ def test_a_sequence_stays_with_its_server(client: Any, sequence: int | str) -> N
         assert np.asarray(result.as_numpy(known.outputs[0].name)).max() == step
 
 
-def test_a_server_of_grpcio_is_called(client: Any, other: tuple[_OtherService, str]) -> None:
-    """Windows, frames, parameters, deadlines and texts of errors of another implementation are understood."""
+def test_a_server_of_grpcio_is_interoperable(client: Any, other: tuple[_OtherService, str]) -> None:
     assert client.get_model_metadata("other").platform == "other"
     values = np.arange(3_000_000, dtype=np.int32)
     result = client.infer("other", [_input(values, "i", "INT32")], client_timeout=WAIT_SECONDS)
@@ -243,8 +236,7 @@ def test_a_server_of_grpcio_is_called(client: Any, other: tuple[_OtherService, s
     assert "nichts: ä\n100 %" in caught.value.message()
 
 
-def test_a_server_with_tls_is_called_with_a_certificate(tmp_path: Path, folder: Path) -> None:
-    """Over both protocols; a server whose certificate has an unknown authority is not called."""
+def test_tls_servers_are_called_with_a_certificate_and_verified(tmp_path: Path, folder: Path) -> None:
     authority, unknown = trustme.CA(), trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     unknown.cert_pem.write_to_path(tmp_path / "unknown.pem")

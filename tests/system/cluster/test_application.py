@@ -47,7 +47,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
 
 
 def test_arguments_that_cannot_be_used_or_would_be_ignored_are_refused(tmp_path: Path) -> None:
-    """With their places, and what was expected."""
     entries = [{"config": {"name": name, "base_path": name}} for name in ("m", "n")]
     for name, count in (("one", 1), ("two", 2)):
         (tmp_path / name).write_text(json.dumps({"model_config_list": entries[:count]}))
@@ -66,6 +65,6 @@ def test_arguments_that_cannot_be_used_or_would_be_ignored_are_refused(tmp_path:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    for (_, expected), told in zip(CASES, json.loads(done.stdout), strict=True):
-        assert bool(told) == bool(expected), told
-        assert expected in "".join(told)
+    for (_, expected), problems in zip(CASES, json.loads(done.stdout), strict=True):
+        assert bool(problems) == bool(expected), problems
+        assert expected in "".join(problems)

@@ -27,8 +27,7 @@ def _configuration(folder: Path, base_path: str) -> Path:
     return path
 
 
-def test_what_is_in_the_way_is_told_in_a_line_and_leaves_nothing(tmp_path: Path) -> None:
-    """What is deployed next has the ports that it names, and is told where that is not so."""
+def test_a_failed_deployment_is_reported_in_a_line_and_leaves_nothing(tmp_path: Path) -> None:
     ir.save(ir.dummy(), tmp_path, "m")
     good, bad = _configuration(tmp_path, "m"), _configuration(tmp_path, "none")
     with ray_cluster() as cluster:

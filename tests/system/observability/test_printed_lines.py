@@ -33,7 +33,6 @@ EXPECTED = {
 
 
 def test_printed_lines_are_log_records_with_the_name_of_the_service(servers: SystemServers) -> None:
-    """Code in the server and in processes of its own prints nothing but records of the JSON log."""
     server = servers.serving("all_kinds")
     for path, body in CALLS:
         answer = httpx.post(server.rest + path, json=body, timeout=WAIT_SECONDS, trust_env=False)

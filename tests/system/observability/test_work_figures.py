@@ -29,7 +29,6 @@ def _figures(metrics: Metrics, name: str) -> dict[str, float]:
 
 
 async def test_processes_of_a_service_are_counted_with_their_memory_and_ends() -> None:
-    """One that is told to end has not ended by itself; one that is killed has."""
     metrics = _watching()
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:

@@ -54,8 +54,7 @@ def _infer(client: Any) -> list[float]:
     return found
 
 
-def test_a_killed_server_may_come_back(tmp_path: Path, model: Path) -> None:
-    """Calls fail with UNAVAILABLE, readiness has the reason, and the model need not be loaded again."""
+def test_a_remote_model_follows_a_killed_and_restarted_server(tmp_path: Path, model: Path) -> None:
     ports = free_ports(2)
     where = f"grpc://127.0.0.1:{ports[0]}"
     with ExitStack() as stack:
@@ -74,8 +73,7 @@ def test_a_killed_server_may_come_back(tmp_path: Path, model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_starts_later_is_waited_for(tmp_path: Path, model: Path) -> None:
-    """The remote model is loaded when the server comes; local models are served meanwhile."""
+def test_a_remote_model_loads_when_its_server_starts(tmp_path: Path, model: Path) -> None:
     ports = free_ports(2)
     where = f"grpc://127.0.0.1:{ports[0]}"
     with _near(tmp_path, where, ready=False, local=model) as (near, client):
