@@ -20,7 +20,7 @@ import psutil
 
 from benchmarks.requests import framed_infer_request
 from tests.attacks.attacks import ATTACKS
-from tests.attacks.served import BIG, TRIVIAL, Ports, write_attacked
+from tests.attacks.served import BIG, INFER, TRIVIAL, Ports, write_attacked
 from tests.support.bare_http2 import BareConnection
 from tests.support.processes import serving
 
@@ -30,7 +30,6 @@ SHORTEST_SECONDS: Final = 3.0
 ATTACK_SECONDS: Final = 180.0
 SETTLE_SECONDS: Final = 30.0
 REQUESTS: Final = 16
-INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 SAMPLE_SECONDS: Final = 0.05
 GROWTH: Final = 1.1
 """How much memory a server may have after an attack, in multiples of what it had before."""

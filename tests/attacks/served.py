@@ -22,6 +22,7 @@ class Ports(NamedTuple):
     rest: int
 
 
+INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 TRIVIAL: Final = "trivial"
 BIG: Final = "big"
 """A model whose answer has :data:`BIG_BYTES`, whatever it is asked."""

@@ -17,7 +17,7 @@ from subprocess import TimeoutExpired
 from typing import Final
 
 from tests.fuzz.campaign import Campaign, Report, new_in_log, run_numbers
-from tests.fuzz.outcomes import Violation
+from tests.fuzz.messages import Violation
 from tests.fuzz.served import write_fuzzed
 from tests.support.processes import OvmsProcess, serving
 

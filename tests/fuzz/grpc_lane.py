@@ -10,8 +10,7 @@ from typing import Final
 from ovmstrio.wire.grpc import frames
 from ovmstrio.wire.grpc.frames import ErrorCode
 from tests.fuzz.grpc_doors import WATCH
-from tests.fuzz.messages import Message
-from tests.fuzz.outcomes import Outcome
+from tests.fuzz.messages import Message, Outcome
 from tests.support.bare_http2 import Answer, BareConnection, ConnectionEnded
 
 SECONDS: Final = 20.0

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from tests.fuzz.http_doors import http_bytes
-from tests.fuzz.messages import Message
-from tests.fuzz.outcomes import Outcome
+from tests.fuzz.messages import Message, Outcome
 
 SECONDS: Final = 20.0
 _BODILESS: Final = {204, 304}

@@ -9,11 +9,10 @@ import time
 import zlib
 from typing import Final
 
-from tests.attacks.served import SLEEPER, TRIVIAL, Ports
+from tests.attacks.served import INFER, SLEEPER, TRIVIAL, Ports
 from tests.support.bare_http2 import BareConnection, ConnectionEnded, framed
 from tests.support.hostile_bodies import HEADERS, ROUTES, SHAPES, bodies
 
-INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 PATH: Final = f"/v2/models/{TRIVIAL}/infer"
 CONNECTIONS: Final = 50
 HELD_SECONDS: Final = 8.0

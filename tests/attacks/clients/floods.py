@@ -9,10 +9,9 @@ from typing import Final
 from benchmarks.requests import framed_infer_request
 from ovmstrio.wire.grpc import frames
 from ovmstrio.wire.grpc.frames import FrameType, Setting
-from tests.attacks.served import ROW, TRIVIAL, Ports
+from tests.attacks.served import INFER, ROW, TRIVIAL, Ports
 from tests.support.bare_http2 import BareConnection, ConnectionEnded, frame
 
-INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 STREAMS: Final = 2_000
 SETTINGS_FRAMES: Final = 20
 ENTRIES: Final = 2_730

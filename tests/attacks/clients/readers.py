@@ -10,10 +10,9 @@ import numpy as np
 
 from benchmarks.requests import framed_infer_request
 from ovmstrio.wire.grpc.frames import MAX_WINDOW, Setting
-from tests.attacks.served import BIG, Ports
+from tests.attacks.served import BIG, INFER, Ports
 from tests.support.bare_http2 import BareConnection, ConnectionEnded
 
-INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 CALLS: Final = 300
 READERS: Final = 50
 CALLS_OF_READER: Final = 10

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.campaign import tracebacks
-from tests.fuzz.making import make_message
-from tests.fuzz.messages import Transport
-from tests.fuzz.outcomes import Outcome
+from tests.fuzz.campaign import make_message, tracebacks
+from tests.fuzz.messages import Outcome, Transport
 
 
 def test_a_number_always_makes_the_same_message() -> None:
