@@ -1,4 +1,4 @@
-"""Log lines: formats, bounds, escaping and the writing thread."""
+"""Logs: lines, levels, the access log, escaping, bounds and the writing thread."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,17 +17,23 @@ from typing import Any, Literal
 import pytest
 import structlog
 import trio
+import trio.testing
+from structlog.testing import capture_logs
 
 from ovmstrio.api.doors import KSERVE_GRPC
 from ovmstrio.core.errors import InvalidRequest, ModelFailure
-from ovmstrio.core.events import OK, CallEvent, WireRequest
+from ovmstrio.core.events import OK, CallEvent, Door, WireProtocol, WireRequest
 from ovmstrio.core.texts import CONTROLS, MOST_CHARACTERS
 from ovmstrio.observability.access_log import AccessLog, AccessLogForm
+from ovmstrio.observability.log_level import LogLevel
 from ovmstrio.observability.log_sinks import StandardSink
+from ovmstrio.observability.log_trees import LOG_TREES, loggers_of, read_log_levels, written_log_levels
 from ovmstrio.observability.log_writer import LogOutlet, LogWriter
 from ovmstrio.observability.logs import configure_logs
+from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.observability.request_log import RequestLog
-from tests.support.peers import LOCAL
+from ovmstrio.observability.tracing.spans import QuietSpan
+from tests.support.peers import LOCAL, REMOTE
 from tests.support.waits import WAIT_SECONDS
 
 
@@ -367,3 +374,298 @@ def test_a_line_that_cannot_be_formatted_reports_its_place(path: Path) -> None:
     logging.getLogger("theirs").info("%d", "seven")
     (line,) = _lines(path)
     assert line["event"].startswith(f"a line cannot be formatted: {__file__}: TypeError")
+
+
+# Access log
+
+
+SECRET = "s3cr3t"
+
+
+class _Lines:
+    """An end that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        """Keep lines."""
+        self.text += f"{text}\n"
+
+    def give_up(self) -> None:
+        """Never happens, as nothing waits here."""
+        raise AssertionError
+
+    def close(self) -> None:
+        """Keep everything."""
+
+
+def _access_line(form: AccessLogForm, request: WireRequest) -> str:
+    """Give what is written of a request."""
+    lines = _Lines()
+    AccessLog(form, LogOutlet(lines, LogWriter())).request_ended(request)
+    (line,) = lines.text.splitlines()
+    assert SECRET not in line
+    return line
+
+
+def _request_over(protocol: WireProtocol, target: str, status: int, **headers: str) -> WireRequest:
+    """Make a request that was answered with a status."""
+    given = ((name.replace("_", "-"), value) for name, value in headers.items())
+    pairs = [("authorization", f"Bearer {SECRET}"), *given]
+    request = WireRequest(protocol, "POST", target, pairs, REMOTE)
+    request.status, request.sent, request.received = status, 321, 123
+    return request
+
+
+def test_a_combined_line_has_the_fields_of_web_servers_and_no_query() -> None:
+    request = _request_over(
+        "HTTP", f"/v2/models/m/infer?key={SECRET}", 200, user_agent="curl/8", referer=f"http://x/?{SECRET}"
+    )
+
+    line = _access_line("combined", request)
+
+    match = re.fullmatch(r'(\S+) - (\S+) \[(.+)\] "(.*?)" (\d+) (\d+) "(.*?)" "(.*?)"', line)
+    assert match is not None
+    assert match[1] == "10.0.0.7"
+    assert match[2] == "-"
+    assert match.groups()[3:] == ("POST /v2/models/m/infer HTTP/1.1", "200", "321", "http://x/", "curl/8")
+
+
+@pytest.mark.parametrize(("status", "shown"), [(0, "200"), (5, "404"), (8, "429"), (13, "500"), (-1, "499")])
+def test_a_combined_line_of_grpc_has_the_equivalent_http_status(status: int, shown: str) -> None:
+    line = _access_line("combined", _request_over("gRPC", "/inference.GRPCInferenceService/ModelInfer", status))
+
+    assert f'"POST /inference.GRPCInferenceService/ModelInfer HTTP/2.0" {shown} 321 "-" "-"' in line
+
+
+def test_client_text_is_escaped_in_its_field() -> None:
+    line = _access_line("combined", _request_over("HTTP", '/a"b\nc', 404, user_agent='x" 200 "\r\né'))
+
+    assert r'"POST /a\x22b\x0ac HTTP/1.1" 404' in line
+    assert line.endswith(r'"x\x22 200 \x22\x0d\x0a\xe9"')
+
+
+def test_a_json_line_describes_the_call_of_its_request() -> None:
+    request = _request_over("gRPC", "/inference.GRPCInferenceService/ModelInfer", 13)
+    door = Door("KServe", "gRPC", infer="ModelInfer")
+    request.event = CallEvent("m", "3", "model", door, "ModelInfer", "r7", caller="ann", code="ModelFailure")
+    request.event.span = QuietSpan(0xAB)
+
+    line: dict[str, Any] = json.loads(_access_line("json", request))
+
+    assert line.pop("milliseconds") >= 0
+    assert line.pop("time").endswith("+00:00")
+    assert line == {
+        "protocol": "gRPC",
+        "client": "10.0.0.7",
+        "caller": "ann",
+        "method": "POST",
+        "path": "/inference.GRPCInferenceService/ModelInfer",
+        "status": "INTERNAL",
+        "received": 123,
+        "sent": 321,
+        "user_agent": "",
+        "name": "m",
+        "version": "3",
+        "kind": "model",
+        "request_id": "r7",
+        "code": "ModelFailure",
+        "trace_id": f"{0xAB:032x}",
+    }
+
+
+def test_a_json_line_without_a_call_has_only_the_request() -> None:
+    line = json.loads(_access_line("json", _request_over("HTTP", "/nowhere", -1)))
+
+    assert line["status"] is None
+    assert "name" not in line
+
+
+# Levels
+
+
+class _Cell:
+    log_level = 0
+
+
+@pytest.fixture
+def handler() -> logging.Handler:
+    """Give a handler that is there before any log file."""
+    found = logging.Handler()
+    logging.getLogger().addHandler(found)
+    return found
+
+
+def test_a_log_file_lowers_the_level_only_for_itself(handler: logging.Handler) -> None:
+    level, root = LogLevel(), logging.getLogger()
+    level.begin(logging.INFO, {})
+    level.open_to(logging.DEBUG)
+    assert (root.level, handler.level) == (logging.DEBUG, logging.INFO)
+    level.set(logging.ERROR)
+    assert (root.level, handler.level, level.value) == (logging.DEBUG, logging.ERROR, logging.ERROR)
+    level.close_to(logging.DEBUG)
+    assert (root.level, handler.level) == (logging.ERROR, logging.NOTSET)
+
+
+def test_loggers_with_a_floor_stay_at_it() -> None:
+    level = LogLevel()
+    level.begin(logging.INFO, {"a talkative one": logging.WARNING, "one of its own": logging.NOTSET})
+    for now, talkative, own in ((logging.DEBUG, logging.WARNING, logging.DEBUG), (logging.ERROR,) * 3):
+        level.set(now)
+        assert logging.getLogger("a talkative one").level == talkative
+        assert logging.getLogger("one of its own").level == own
+
+
+def test_a_changed_level_holds_for_all_processes() -> None:
+    cell, first, second, late = _Cell(), LogLevel(), LogLevel(), LogLevel()
+    for each in (first, second, late):
+        each.begin(logging.INFO, {})
+    with first.shared(cell), second.shared(cell):
+        assert second.value == logging.INFO
+        first.set(logging.DEBUG)
+        assert second.value == logging.DEBUG
+        with late.shared(cell):
+            assert late.value == logging.DEBUG
+    first.set(logging.ERROR)
+    assert second.value == logging.DEBUG
+
+
+GRAPH_LOGGER = "ovmstrio.runtimes.graphs.graph_instance"
+REMOTE_LOGGER = "ovmstrio.runtimes.remote.health"
+
+
+@pytest.fixture
+def level() -> Iterator[LogLevel]:
+    """A level of its own, after which everything is as it was."""
+    root = logging.getLogger().level
+    level = LogLevel()
+    level.begin(logging.INFO, {})
+    try:
+        yield level
+    finally:
+        level.set_parts({})
+        logging.getLogger().setLevel(root)
+
+
+def test_levels_are_read_and_written() -> None:
+    levels = read_log_levels(" ovmstrio.graphs=DEBUG, httpx = error ,")
+
+    assert levels == {"ovmstrio.graphs": logging.DEBUG, "httpx": logging.ERROR}
+    assert written_log_levels(levels) == "ovmstrio.graphs=debug,httpx=error"
+    assert read_log_levels("") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("ovmstrio.graphs", "expected names and levels such as .*, got 'ovmstrio.graphs'"),
+        ("=debug", "expected names and levels"),
+        ("ovmstrio.graphs=loud", "ovmstrio.graphs: expected one of TRACE, DEBUG, .*, got 'loud'"),
+        ("ovmstrio.grahps=debug", "nothing logs as 'ovmstrio.grahps'; below ovmstrio. are generation, graphs, "),
+        ("ovmstrio.graphs.nowhere=debug", "nothing logs as 'ovmstrio.graphs.nowhere'"),
+        (f"ovmstrio.{'x' * 5000}=debug", "nothing logs as 'ovmstrio.x"),
+    ],
+)
+def test_an_invalid_setting_is_refused_with_the_reason(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        read_log_levels(text)
+
+
+@pytest.mark.parametrize(
+    "name", [*LOG_TREES, "ovmstrio", "ovmstrio.printed", "ovmstrio.access", "ovmstrio.http.router"]
+)
+def test_every_logger_of_the_server_can_have_a_level(name: str) -> None:
+    assert read_log_levels(f"{name}=debug") == {name: logging.DEBUG}
+
+
+def test_short_names_stand_for_packages() -> None:
+    assert loggers_of("ovmstrio.graphs.policies") == "ovmstrio.runtimes.graphs.policies"
+    assert loggers_of("ovmstrio.grpc") == "ovmstrio.wire.grpc"
+    assert loggers_of("ovmstrio.graphsomething") == "ovmstrio.graphsomething"
+    assert loggers_of("httpx") == "httpx"
+
+
+def test_a_level_of_a_part_overrides_the_general_level(level: LogLevel) -> None:
+    level.set_parts({"ovmstrio.graphs": logging.DEBUG})
+    assert logging.getLogger(GRAPH_LOGGER).isEnabledFor(logging.DEBUG)
+    assert not logging.getLogger(REMOTE_LOGGER).isEnabledFor(logging.DEBUG)
+
+    level.set(logging.ERROR)
+    assert logging.getLogger(GRAPH_LOGGER).isEnabledFor(logging.DEBUG)
+    assert not logging.getLogger(REMOTE_LOGGER).isEnabledFor(logging.WARNING)
+
+    level.set_parts({"ovmstrio.remote": logging.INFO})
+    assert not logging.getLogger(GRAPH_LOGGER).isEnabledFor(logging.WARNING)
+    assert logging.getLogger(REMOTE_LOGGER).isEnabledFor(logging.INFO)
+
+
+# Repeated faults
+
+
+async def _repeated_faults(nursery: trio.Nursery, *, most: int = 10) -> RepeatedFaults:
+    faults = RepeatedFaults(structlog.get_logger("wire"), window_seconds=60, most=most)
+    nursery.start_soon(faults.sum_up)
+    await trio.testing.wait_all_tasks_blocked()
+    return faults
+
+
+async def test_repetitions_of_a_fault_are_one_line_per_minute(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    with capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            faults = await _repeated_faults(nursery)
+            for port in range(1000):
+                faults.tell("connection fault", peer=f"10.0.0.1:{port}", kind="PROTOCOL_ERROR", fault=f"frame {port}")
+            await trio.sleep(59)
+            at_first = list(lines)
+            await trio.sleep(2)
+            nursery.cancel_scope.cancel()
+    (first,) = at_first
+    assert (first["event"], first["peer"], first["fault"]) == ("connection fault", "10.0.0.1:0", "frame 0")
+    (second,) = lines[1:]
+    assert second["event"] == "fault repeated"
+    assert (second["fault"], second["peer"], second["kind"]) == ("connection fault", "10.0.0.1", "PROTOCOL_ERROR")
+    assert (second["times"], second["seconds"]) == (999, 60)
+
+
+async def test_peers_and_kinds_are_separate_and_a_later_fault_is_logged_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    with capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            faults = await _repeated_faults(nursery)
+            faults.tell("tls handshake failed", peer="[::1]:50")
+            faults.tell("tls handshake failed", peer="10.0.0.2:50")
+            faults.tell("connection fault", peer="[::1]:51", kind="a")
+            faults.tell("connection fault", peer="[::1]:52", kind="b")
+            await trio.sleep(61)
+            faults.tell("tls handshake failed", peer="[::1]:53")
+            nursery.cancel_scope.cancel()
+    assert [line["peer"] for line in lines] == ["[::1]:50", "10.0.0.2:50", "[::1]:51", "[::1]:52", "[::1]:53"]
+    assert all(line["log_level"] == "info" for line in lines)
+
+
+async def test_addresses_without_ports_are_separate_peers() -> None:
+    hosts = ["10.0.0.1", "::1", "2001:db8::5", "2001:db8::6", "[2001:db8::7]"]
+    with capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            faults = await _repeated_faults(nursery)
+            for host in (*hosts, *hosts):
+                faults.tell("change refused", peer=host)
+            nursery.cancel_scope.cancel()
+    logged = [(line["event"], line["peer"]) for line in lines]
+    assert logged == [(event, host) for event in ("change refused", "fault repeated") for host in hosts]
+
+
+async def test_peers_beyond_the_limit_are_counted_together() -> None:
+    with capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            faults = await _repeated_faults(nursery, most=3)
+            for number in range(100):
+                faults.tell("tls handshake failed", peer=f"10.0.0.{number}:1")
+            nursery.cancel_scope.cancel()
+    assert [line["peer"] for line in lines[:4]] == ["10.0.0.0:1", "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"]
+    (last,) = lines[4:]
+    assert (last["peer"], last["times"]) == ("others", 96)

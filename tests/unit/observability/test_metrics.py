@@ -1,22 +1,38 @@
-"""Metrics as a scraper reads them: families of OVMS, of this server and of vLLM, in text and OpenMetrics."""
+"""Metrics as a scraper reads them: families, formats, sums over processes and figures of work."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
+from prometheus_client.parser import text_string_to_metric_families
 
 from ovmstrio.api.doors import KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC
+from ovmstrio.core.census import current_census, owned_by
 from ovmstrio.core.errors import GraphFailure, InvalidRequest
 from ovmstrio.core.events import OK, CallEvent, Door, Step
 from ovmstrio.core.generation import Finish
-from ovmstrio.core.metric_families import BUCKETS_US, FAMILIES
+from ovmstrio.core.metric_families import BUCKETS_US, FAMILIES, Family
 from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.metrics import Metrics
+from ovmstrio.observability.resident_memory import GrowthWatch, resident_bytes
+from ovmstrio.observability.summed_metrics import counted_only, restricted, sum_metrics
+from ovmstrio.observability.tallies import Counts, Spreads
 from ovmstrio.runtimes.generation.text_metrics import CANCELLED, TextMetrics
+from ovmstrio.work.batching.batcher import Batcher
+from ovmstrio.work.batching.policy import BatchOptions
+from ovmstrio.work.loop_load import current_loop_load
+from ovmstrio.work.threads.worker_threads import WorkerThreads
+from tests.support.waits import WAIT_SECONDS
 
 CALL = {"name": "m", "api": "KServe", "interface": "gRPC", "version": "1", "method": "ModelInfer"}
 READY = CALL | {"version": "", "method": "ModelReady"}
@@ -287,7 +303,7 @@ def test_families_of_graphs_can_be_disabled() -> None:
 
 def _open_families(metrics: Metrics, *names: str) -> dict[str, Any]:
     text = metrics.render(names, is_open=True).decode()
-    return {family.name: family for family in text_string_to_metric_families(text)}  # type: ignore[no-untyped-call]
+    return {family.name: family for family in parse_open_metrics(text)}  # type: ignore[no-untyped-call]
 
 
 def _timed_call(metrics: Metrics, trace_id: str = "", *, name: str = "m", kind: str = "model") -> None:
@@ -362,3 +378,239 @@ def test_families_of_services_are_selected_by_name(metrics: Metrics) -> None:
         'ovmstrio_llm_requests_waiting{model_name="m"} 2.0',
         'ovmstrio_llm_generation_tokens_total{model_name="m"} 7.0',
     ]
+
+
+# Sums over processes
+
+
+FIRST = rb"""# HELP calls Calls.
+# TYPE calls counter
+calls{name="a}\" 1",code="OK"} 3.0
+# HELP ovmstrio_ready Ready.
+# TYPE ovmstrio_ready gauge
+ovmstrio_ready 1.0
+# HELP time_us Time.
+# TYPE time_us histogram
+time_us_bucket{le="10.0"} 1.0
+time_us_bucket{le="+Inf"} 2.0
+time_us_count 2.0
+time_us_sum 1e+06
+"""
+SECOND = rb"""# HELP calls Calls.
+# TYPE calls counter
+calls{name="a}\" 1",code="OK"} 4.0
+calls{name="b",code="OK"} 1.0
+# HELP ovmstrio_ready Ready.
+# TYPE ovmstrio_ready gauge
+ovmstrio_ready 0.0
+# HELP time_us Time.
+# TYPE time_us histogram
+time_us_bucket{le="10.0"} 5.0
+time_us_bucket{le="+Inf"} 5.0
+time_us_count 5.0
+time_us_sum 12.5
+# HELP further Further.
+# TYPE further gauge
+further 7.0
+"""
+
+
+def test_samples_of_all_processes_are_added() -> None:
+    text = sum_metrics([FIRST, SECOND]).decode()
+    found = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found == {
+        ("calls_total", "OK", 'a}" 1'): 7,
+        ("calls_total", "OK", "b"): 1,
+        ("ovmstrio_ready",): 0,
+        ("time_us_bucket", "10.0"): 6,
+        ("time_us_bucket", "+Inf"): 7,
+        ("time_us_count",): 7,
+        ("time_us_sum",): 1_000_012.5,
+        ("further",): 7,
+    }
+    assert text.count("# TYPE") == 4
+
+
+def test_exemplars_stay() -> None:
+    line = b'# HELP t T.\n# TYPE t histogram\nt_bucket{le="1.0"} 1 # {trace_id="ab"} 0.5\n# EOF\n'
+    lines = sum_metrics([line, line]).decode().splitlines()
+    assert lines[2:] == ['t_bucket{le="1.0"} 2.0 # {trace_id="ab"} 0.5', "# EOF"]
+
+
+def test_creation_times_are_not_added() -> None:
+    text = b"""# HELP pd_calls_created Calls.
+# TYPE pd_calls_created gauge
+pd_calls_created %d.0
+# HELP orders_created Orders.
+# TYPE orders_created gauge
+orders_created %d.0
+"""
+    lines = sum_metrics([text % (9, 1), text % (8, 2)]).decode().split("\n")
+    assert {"pd_calls_created 8.0", "orders_created 3.0"} <= set(lines)
+
+
+def test_labels_can_have_line_separators() -> None:
+    text = '# HELP calls Calls.\n# TYPE calls counter\ncalls{name="a\u2028b\x85\r\x0cc"} 1.0\n'.encode()
+    assert sum_metrics([text, text]).decode() == text.decode().replace(" 1.0", " 2.0")
+
+
+def test_counters_of_an_ended_process_are_kept_and_gauges_are_not() -> None:
+    text = (
+        b'# HELP a A.\n# TYPE a gauge\na 1.0\n# HELP b_total B.\n# TYPE b_total counter\nb_total{x="1"} 2.0\n'
+        b'# HELP c C.\n# TYPE c histogram\nc_bucket{le="+Inf"} 3.0\n'
+    )
+    counted = counted_only(text)
+    assert counted == text[text.index(b"# HELP b_total") :]
+    assert restricted(counted, ["b"]) == counted[: counted.index(b"# HELP c")]
+    assert sum_metrics([text, counted]).splitlines()[5] == b'b_total{x="1"} 4.0'
+
+
+def test_the_exemplar_of_the_first_process_is_kept() -> None:
+    text = b'# HELP b B.\n# TYPE b histogram\nb_bucket{le="+Inf"} 1.0 # {trace_id="%s"} 1.0\n'
+    assert b'b_bucket{le="+Inf"} 2.0 # {trace_id="now"} 1.0' in sum_metrics([text % b"now", text % b"then"])
+
+
+LABELS = ("name", "version")
+SPREAD = Family("took_us", "histogram", LABELS, "How long.", buckets=(10.0, 18.0, 32.5))
+COUNTED = Family("asked", "counter", LABELS, "How often.")
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", 'b"\\']), st.integers(0, 400))))
+def test_counts_and_spreads_render_as_the_client_library_does(seen: list[tuple[str, int]]) -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    count, spread = Counts(COUNTED), Spreads(SPREAD)
+    for made in (count, spread):
+        ours.register(made)
+    counter = Counter(COUNTED.name, COUNTED.help, LABELS, registry=theirs)
+    histogram = Histogram(SPREAD.name, SPREAD.help, LABELS, buckets=SPREAD.buckets, registry=theirs)
+    for name, eighths in seen:
+        value = eighths / 8
+        for each in (count, counter):
+            each.labels(name, "1").inc()
+        for every in (spread, histogram):
+            every.labels(name, "1").observe(value)
+
+    assert generate_latest(ours) == generate_latest(theirs)
+    for name in ("took_us_bucket", "asked_total"):
+        only = [name]
+        assert generate_latest(ours.restricted_registry(only)) == generate_latest(theirs.restricted_registry(only))
+
+
+# Threads, batches and the event loop
+
+
+def _watching() -> Metrics:
+    metrics, load = Metrics(), current_loop_load()
+    metrics.watch(current_census(), lambda: (tuple(load.turns), load.turn_seconds))
+    return metrics
+
+
+def _figures(metrics: Metrics, name: str) -> dict[str, float]:
+    text = metrics.render().decode()
+    found = re.findall(rf'(?m)^ovmstrio_(\w+){{name="{name}"}} (\S+)$', text)
+    return {family: float(value) for family, value in found}
+
+
+async def test_threads_and_waiting_calls_of_a_service_are_counted() -> None:
+    metrics, go = _watching(), threading.Event()
+    with owned_by("mine"):
+        pool = WorkerThreads(limit=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(pool.run)
+        try:
+            jobs = [pool.start(go.wait, WAIT_SECONDS) for _ in range(3)]
+            figures = _figures(metrics, "mine")
+            assert figures == {"worker_threads": 1, "stuck_threads": 0, "waiting_calls": 2}
+            go.set()
+            for job in jobs:
+                assert await pool.finish(job, 30)
+        finally:
+            go.set()
+            with trio.CancelScope(shield=True):
+                await pool.aclose()
+    assert _figures(metrics, "mine") == {}
+
+
+async def test_requests_waiting_for_a_batch_are_counted() -> None:
+    metrics, go = _watching(), trio.Event()
+
+    async def run(items: Sequence[int]) -> Sequence[int]:
+        await go.wait()
+        return items
+
+    with owned_by("mine"):
+        async with trio.open_nursery() as nursery:
+            batcher = Batcher[int, int](run, BatchOptions(max_size=1, timeout_seconds=0))
+            await nursery.start(batcher.serve)
+            for item in range(3):
+                nursery.start_soon(batcher.submit, item)
+            await trio.testing.wait_all_tasks_blocked()
+            assert _figures(metrics, "mine") == {"batch_queued_requests": 2}
+            go.set()
+            await batcher.aclose()
+    assert _figures(metrics, "mine") == {}
+
+
+async def test_abandoned_threads_count_as_stuck() -> None:
+    metrics, begun, go = _watching(), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        go.wait(WAIT_SECONDS)
+
+    with owned_by("mine"):
+        pool = WorkerThreads(limit=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(pool.run)
+        try:
+            job = pool.start(wait)
+            assert await trio.to_thread.run_sync(begun.wait, WAIT_SECONDS)
+            assert not await pool.finish(job, 0)
+            assert _figures(metrics, "mine")["stuck_threads"] == 1
+        finally:
+            go.set()
+            with trio.CancelScope(shield=True):
+                await pool.aclose()
+
+
+async def test_turns_of_the_event_loop_are_timed() -> None:
+    metrics = _watching()
+    await trio.lowlevel.checkpoint()
+    before = metrics.render(["ovmstrio_event_loop_delay_seconds"]).decode()
+    threading.Event().wait(0.06)
+    await trio.sleep(0.001)
+    after = metrics.render(["ovmstrio_event_loop_delay_seconds"]).decode()
+
+    def longer(text: str) -> float:
+        numbers = dict(re.findall(r'_bucket{le="(\S+)"} (\S+)', text))
+        return float(numbers["+Inf"]) - float(numbers["0.05"])
+
+    assert longer(after) > longer(before)
+
+
+def test_resident_memory_has_the_size_of_an_interpreter() -> None:
+    """An interpreter with the libraries of the tests has some tens of megabytes, and no terabyte."""
+    assert 10 * 2**20 < resident_bytes() < 2**40
+
+
+def test_growth_is_attributed_only_without_overlap() -> None:
+    sizes = iter([100, 130, 50, 200, 260, 1000, 900])
+    watch = GrowthWatch(lambda: next(sizes))
+    with watch.watching() as grown:
+        assert grown() == 30
+        with watch.watching() as other:
+            assert (grown(), other()) == (None, None)
+        assert grown() is None
+    with watch.watching() as grown:
+        assert grown() == 60
+    with watch.watching() as grown:
+        assert grown() == 0
+
+
+def test_an_unknown_size_is_no_growth_of_zero() -> None:
+    with GrowthWatch(lambda: 0).watching() as grown:
+        assert grown() is None

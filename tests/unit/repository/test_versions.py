@@ -1,15 +1,22 @@
-"""Version directories and model files, as a repository really looks."""
+"""Repositories of models: versions, model files, marks of changes and the watcher."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock, wait_all_tasks_blocked
 
+from ovmstrio.config.specs import GraphSpec
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.repository.fingerprints import content_mark, tree_mark
+from ovmstrio.repository.graph_files import graph_mark
 from ovmstrio.repository.versions import find_model_file, list_versions, scan
+from ovmstrio.repository.watcher import FileWatcher
+from ovmstrio.work.backoff import Backoff
 
 
 def _touch(directory: Path, *names: str) -> Path:
@@ -154,3 +161,164 @@ def test_any_name_is_listed_or_skipped(tmp_path_factory: pytest.TempPathFactory,
     versions = scan(base).versions
     assert all(version > 0 for version in versions)
     assert len(versions) <= 1
+
+
+# Marks of files
+
+
+def test_equal_content_has_an_equal_mark() -> None:
+    """A file that is rewritten as it was has not changed."""
+    assert content_mark(b"{}") == content_mark(b"{}") != content_mark(b"{ }")
+
+
+@pytest.mark.parametrize("change", ["grow", "add", "remove", "nested"])
+def test_any_change_below_a_directory_changes_its_mark(tmp_path: Path, change: str) -> None:
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"12")
+    before = tree_mark(tmp_path)
+    assert tree_mark(tmp_path) == before
+    match change:
+        case "grow":
+            file.write_bytes(b"123")
+        case "add":
+            (tmp_path / "model.xml").touch()
+        case "remove":
+            file.unlink()
+        case _:
+            (tmp_path / "variables").mkdir()
+            (tmp_path / "variables" / "x").touch()
+    assert tree_mark(tmp_path) != before
+
+
+def test_a_missing_path_has_its_own_mark(tmp_path: Path) -> None:
+    missing = tree_mark(tmp_path / "model.onnx")
+    (tmp_path / "model.onnx").touch()
+    assert tree_mark(tmp_path / "model.onnx") != missing
+
+
+def test_circular_and_dangling_links_have_a_mark(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    assert tree_mark(tmp_path) == tree_mark(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_an_impossible_name_has_the_mark_of_a_missing_path(tmp_path: Path, name: str) -> None:
+    """Whoever writes it into a graph has that graph fail alone."""
+    assert tree_mark(tmp_path / name) == tree_mark(tmp_path / "nowhere")
+
+
+# Files of graphs
+
+
+def _graph_spec(root: Path, *handlers: str) -> GraphSpec:
+    path = root / "graph.pbtxt"
+    path.write_text("".join(f"handler_path: {handler}\n" for handler in handlers))
+    return GraphSpec(name="g", base_path=root, graph_path=path)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_every_python_file_next_to_a_handler_is_in_the_mark(tmp_path: Path) -> None:
+    spec = _graph_spec(tmp_path, '"code/model.py"', "'more\\\\other.py'")
+    seen = {graph_mark(spec)}
+    for count, name in enumerate(["code/model.py", "code/tool.py", "code/pkg/__init__.py", "code/pkg/deep.py"], 2):
+        _write(tmp_path / name, "x")
+        seen.add(graph_mark(spec))
+        assert len(seen) == count
+    _write(tmp_path / "more/other.py", "x")
+    assert graph_mark(spec) not in seen
+    seen.add(graph_mark(spec))
+    for name in ("code/notes.txt", "code/data/x.py", "code/__pycache__/model.pyc", "elsewhere.py"):
+        _write(tmp_path / name, "x")
+    assert graph_mark(spec) in seen
+    _write(tmp_path / "code/model.py", "longer")
+    assert graph_mark(spec) not in seen
+
+
+def test_the_content_of_the_graph_file_is_in_the_mark(tmp_path: Path) -> None:
+    spec = _graph_spec(tmp_path, '"a.py"')
+    first = graph_mark(spec)
+    spec.graph_path.write_bytes(spec.graph_path.read_bytes())
+    assert graph_mark(spec) == first
+    spec.graph_path.write_text("# changed")
+    second = graph_mark(spec)
+    spec.graph_path.unlink()
+    assert len({first, second, graph_mark(spec)}) == 3
+
+
+# The watcher
+
+
+class _Looks:
+    """Looks that take a second each, and see everything or not as a test says."""
+
+    def __init__(self) -> None:
+        self.begun: list[float] = []
+        self.is_complete = True
+
+    async def __call__(self) -> bool:
+        self.begun.append(trio.current_time())
+        await trio.sleep(1)
+        return self.is_complete
+
+
+async def test_pauses_grow_while_looks_fail(autojump_clock: MockClock) -> None:
+    looks = _Looks()
+    begin = trio.current_time()
+    watcher = FileWatcher(looks, 10, Backoff(1, 3))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watcher.run)
+        await watcher.wait_look()
+        looks.is_complete = False
+        while watcher.looks < 5:
+            await watcher.wait_look()
+        looks.is_complete = True
+        await watcher.wait_look()
+        looks.is_complete = False
+        await watcher.wait_look()
+        await watcher.wait_look()
+        nursery.cancel_scope.cancel()
+    assert [time - begin for time in looks.begun] == [0, 11, 13, 16, 20, 24, 35, 37]
+
+
+async def test_pauses_are_constant_without_a_backoff(autojump_clock: MockClock) -> None:
+    looks = _Looks()
+    looks.is_complete = False
+    begin = trio.current_time()
+    with trio.move_on_after(11):
+        await FileWatcher(looks, 2).run(pauses_first=True)
+    assert [time - begin for time in looks.begun] == [2, 5, 8]
+
+
+async def test_a_requested_look_begins_at_once_and_is_shared(autojump_clock: MockClock) -> None:
+    looks = _Looks()
+    begin = trio.current_time()
+    watcher = FileWatcher(looks, 100)
+    ended: list[float] = []
+
+    async def request(seconds: float) -> None:
+        await trio.sleep(seconds)
+        await watcher.look_now()
+        ended.append(trio.current_time() - begin)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watcher.run)
+        async with trio.open_nursery() as callers:
+            for seconds in (5, 5, 5.5):
+                callers.start_soon(request, seconds)
+        nursery.cancel_scope.cancel()
+    assert [time - begin for time in looks.begun] == [0, 5, 6]
+    assert ended == [6, 6, 7]
+
+
+async def test_an_error_of_a_look_ends_the_watcher(mock_clock: MockClock) -> None:
+    async def look() -> bool:
+        await wait_all_tasks_blocked()
+        raise OSError("the disk is on fire")
+
+    with pytest.raises(OSError, match="on fire"):
+        await FileWatcher(look, 1).run()
