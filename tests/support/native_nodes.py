@@ -75,8 +75,8 @@ class Account:
         """Let all calls go on that wait, and all that will."""
         self._library["fixture_open"]()
 
-    def check(self, *, unknown: int = 0) -> None:
+    def check(self) -> None:
         """Fail unless each buffer was released once, and nothing else, and nothing after the node's end."""
         assert self.count("released") == self.count("made")
-        assert self.count("unknown") == unknown
+        assert self.count("unknown") == 0
         assert self.count("released_too_late") == 0

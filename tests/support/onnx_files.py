@@ -36,13 +36,11 @@ def onnx_graph(
     inputs: Sequence[OnnxValue],
     outputs: Sequence[OnnxValue],
     constants: Mapping[str, np.ndarray[Any, Any]],
-    *,
-    opset: int = 17,
 ) -> bytes:
     graph = b"".join(_field(1, _node(each)) for each in nodes)
     graph += b"".join(_field(5, _constant(name, array)) for name, array in constants.items())
     graph += b"".join(_field(11, _value(each)) for each in inputs) + b"".join(_field(12, _value(e)) for e in outputs)
-    return _model(graph, opset)
+    return _model(graph, 17)
 
 
 def onnx_file(operation: str) -> bytes:

@@ -51,18 +51,16 @@ async def infer_until_deadline(
 def text_graph(
     *edges: str,
     make: Callable[..., Op] = TextOp,
-    read: RequestOp | None = None,
-    response: type[ResponseOp] = ResponseOp,
     jumps: Mapping[str, str] | None = None,
 ) -> OpGraph:
     """Build ``"b<a"``, ``"d<b c"`` of Ops that a function makes; the last one named is the last Op, ``@`` the first."""
-    ops: dict[str, Op] = {"@": read or RequestOp()}
+    ops: dict[str, Op] = {"@": RequestOp()}
     for edge in edges:
         name, _, producers = edge.partition("<")
         ops[name] = make(name=name, input_ops=[ops[one] for one in producers.split()])
     for name, target in (jumps or {}).items():
         ops[name].set_jump_to_ops(ops[target])
-    return build(response(input_ops=list(ops.values())[-1]))
+    return build(ResponseOp(input_ops=list(ops.values())[-1]))
 
 
 def single(op: type[Op], **arguments: Any) -> OpGraph:

@@ -183,7 +183,7 @@ def contents_request(name: str, datatype: str, shape: tuple[int, ...], values: A
 
 
 def sequence_request(
-    arrays: dict[str, np.ndarray[Any, Any]], *, number: int | None = None, control: int | None = None, version: str = ""
+    arrays: dict[str, np.ndarray[Any, Any]], *, number: int | None = None, control: int | None = None
 ) -> InferRequest:
     """Make a request with raw buffers and the special inputs that are given."""
     special: dict[str, np.ndarray[Any, Any]] = {}
@@ -191,6 +191,4 @@ def sequence_request(
         special["sequence_id"] = np.array([number], np.uint64)
     if control is not None:
         special["sequence_control_input"] = np.array([control], np.uint32)
-    request = raw_request({**special, **arrays})
-    request.model_version = version
-    return request
+    return raw_request({**special, **arrays})
