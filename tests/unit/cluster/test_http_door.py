@@ -24,6 +24,13 @@ from tests.support.waits import WAIT_SECONDS
 LIMIT = 1024
 
 
+@pytest.fixture(params=[True, False], ids=["hot", "cold"])
+def is_hot(request: pytest.FixtureRequest) -> bool:
+    """Whether the rule of the path is a hot one."""
+    is_hot: bool = request.param
+    return is_hot
+
+
 class _Stream:
     """Gives pieces, and then an error or its end."""
 
@@ -96,8 +103,7 @@ async def _read_all(pieces: Any) -> bytes:
             return found
 
 
-@pytest.mark.parametrize("is_hot", [True, False])
-async def test_a_stream_arrives_in_pieces(*, is_hot: bool) -> None:
+async def test_a_stream_arrives_in_pieces(is_hot: bool) -> None:
     stream = _Stream(100)
     async with _door(stream, is_hot=is_hot) as door:
         head = await door.answer(_request("/pour"))
@@ -105,9 +111,8 @@ async def test_a_stream_arrives_in_pieces(*, is_hot: bool) -> None:
         await stream.closed.wait()
 
 
-@pytest.mark.parametrize("is_hot", [True, False])
 @pytest.mark.parametrize("error", [trio.BrokenResourceError("the handler failed"), RuntimeError("unforeseen")])
-async def test_a_failed_stream_is_reported_as_broken_and_ends_alone(error: Exception, *, is_hot: bool) -> None:
+async def test_a_failed_stream_is_reported_as_broken_and_ends_alone(error: Exception, is_hot: bool) -> None:
     stream = _Stream(2, error)
     async with _door(stream, is_hot=is_hot) as door:
         head = await door.answer(_request("/pour"))
@@ -119,8 +124,7 @@ async def test_a_failed_stream_is_reported_as_broken_and_ends_alone(error: Excep
         assert (await door.answer(_request("/whole"))).body == b"whole"
 
 
-@pytest.mark.parametrize("is_hot", [True, False])
-async def test_a_stream_without_a_reader_is_closed(*, is_hot: bool) -> None:
+async def test_a_stream_without_a_reader_is_closed(is_hot: bool) -> None:
     stream = _Stream(10_000)
     async with _door(stream, is_hot=is_hot) as door:
         head = await door.answer(_request("/pour"))
@@ -131,8 +135,7 @@ async def test_a_stream_without_a_reader_is_closed(*, is_hot: bool) -> None:
             await stream.closed.wait()
 
 
-@pytest.mark.parametrize("is_hot", [True, False])
-async def test_a_slot_is_held_until_the_stream_ends(*, is_hot: bool) -> None:
+async def test_a_slot_is_held_until_the_stream_ends(is_hot: bool) -> None:
     stream, slot = _Stream(100), _Slot()
     async with _door(stream, is_hot=is_hot, slot=slot) as door:
         head = await door.answer(_request("/pour"))

@@ -65,20 +65,18 @@ def _refusals(*models: dict[str, Any], pipelines: Any = ()) -> list[str]:
     return [str(problem) for problem in raised.value.problems]
 
 
-def test_each_service_has_its_own_group_behind_an_ingress() -> None:
-    assert _members(_layout(_model("a"), _model("b"))) == {"a": ["a"], "b": ["b"], "ingress": []}
-
-
-def test_a_single_group_is_its_own_ingress() -> None:
-    layout = _layout(_model("a", "g"), _model("b", "g"))
-    assert _members(layout) == {"g": ["a", "b"]}
-    assert layout.ingress.name == "g"
-
-
-def test_services_can_be_placed_in_the_ingress() -> None:
-    layout = _layout(_model("a"), _model("b", "ingress"))
-    assert _members(layout) == {"a": ["a"], "ingress": ["b"]}
-    assert layout.owners == {"a": "a", "b": "ingress"}
+@pytest.mark.parametrize(
+    ("models", "members", "ingress"),
+    [
+        pytest.param([_model("a"), _model("b")], {"a": ["a"], "b": ["b"], "ingress": []}, "ingress", id="own groups"),
+        pytest.param([_model("a", "g"), _model("b", "g")], {"g": ["a", "b"]}, "g", id="a single group"),
+        pytest.param([_model("a"), _model("b", "ingress")], {"a": ["a"], "ingress": ["b"]}, "ingress", id="in ingress"),
+    ],
+)
+def test_services_are_grouped_by_placement(models: Any, members: dict[str, list[str]], ingress: str) -> None:
+    layout = _layout(*models)
+    assert (_members(layout), layout.ingress.name) == (members, ingress)
+    assert layout.owners == {name: group for group, names in members.items() for name in names}
 
 
 def test_groups_are_ordered_by_calls_and_know_the_called_groups() -> None:

@@ -70,13 +70,6 @@ def test_a_request_of_another_datatype_is_plain_bytes(datatype: str) -> None:
     assert (bytes(tensor), tensor.data.readonly, tensor.ref_obj) == (b"null0terminated0string0", True, None)
 
 
-def test_a_tensor_of_bytes() -> None:
-    tensor = Tensor("x", b"abc")
-    view = tensor.data
-    assert (tensor.shape, tensor.datatype, tensor.size) == ((3,), "UINT8", 3)
-    assert (view.format, view.itemsize, view.strides, view.ndim, view.readonly) == ("B", 1, (1,), 1, True)
-
-
 @pytest.mark.parametrize("source", [np.array(["my", "batched", "string"]), np.array("one")])
 def test_a_tensor_of_text_keeps_the_format_of_numpy(source: np.ndarray[Any, Any]) -> None:
     tensor = Tensor("x", source)

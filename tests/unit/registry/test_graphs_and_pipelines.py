@@ -288,17 +288,6 @@ async def test_polling_loads_edited_and_repaired_graphs(
         assert _state(registry) == (1, AVAILABLE, "OK")
 
 
-async def test_a_failing_graph_is_retried_at_growing_intervals(
-    tmp_path: Path, loader: StubLoader, autojump_clock: trio.testing.MockClock
-) -> None:
-    loader.fail("s", 1)
-    async with running(registry_of(loader, poll_seconds=1)) as registry:
-        await registry.apply([_graph(tmp_path)])
-        started = trio.current_time()
-        await loader.wait_attempts(4)
-        assert trio.current_time() - started >= 1 + 2 + 4
-
-
 # Configuration files
 
 

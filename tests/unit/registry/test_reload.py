@@ -31,22 +31,6 @@ def _served(registry: Registry) -> StubServable:
     return servable
 
 
-async def test_unloading_waits_for_calls_in_flight(tmp_path: Path) -> None:
-    loader = StubLoader()
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        await registry.apply([_spec(add_versions(tmp_path, 1))])
-        with await registry.lease("m"):
-            with await registry.lease("m"):
-                await registry.apply([])
-            await trio.testing.wait_all_tasks_blocked()
-            assert registry.statuses()["m"][0].state is VersionState.UNLOADING
-            assert loader.open_versions == [("m", 1)]
-        await trio.testing.wait_all_tasks_blocked()
-        assert registry.statuses()["m"][0].state is VersionState.END
-    assert [servable.closed for servable in loader.opened] == [1]
-    assert loader.misuse == []
-
-
 async def test_old_settings_serve_until_the_new_ones_are_loaded(
     tmp_path: Path, loader: StubLoader, registry: Registry
 ) -> None:
@@ -120,14 +104,6 @@ async def test_settings_with_errors_are_reported_and_not_loaded(
     assert loader.attempts == {("m", 1): 1}
 
 
-async def test_the_same_configuration_changes_nothing(tmp_path: Path, loader: StubLoader, registry: Registry) -> None:
-    base = add_versions(tmp_path, 1)
-    await registry.apply([_spec(base)])
-    assert await registry.apply([_spec(base)]) == ApplyResult()
-    assert await registry.rescan() == ApplyResult()
-    assert loader.attempts["m", 1] == 1
-
-
 async def test_concurrent_changes_run_in_their_order(tmp_path: Path) -> None:
     loader = StubLoader()
     base = add_versions(tmp_path, 1)
@@ -177,40 +153,6 @@ async def test_a_change_continues_when_its_client_is_cancelled(tmp_path: Path) -
         with await registry.lease("m") as lease:
             assert lease.version == "1"
     assert loader.cancelled == []
-
-
-async def test_a_call_keeps_its_version_during_a_swap(tmp_path: Path) -> None:
-    loader = StubLoader()
-    seq = trio.testing.Sequencer()
-    gate = loader.hold("m", 2)
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        await registry.apply([_spec(add_versions(tmp_path, 1))])
-
-        async def long_call() -> None:
-            async with seq(0):
-                lease = await registry.lease("m")
-            with lease:
-                async with seq(3):
-                    assert lease.version == "1"
-                    assert loader.open_versions == [("m", 1), ("m", 2)]
-
-        async def swap() -> None:
-            async with seq(1):
-                add_versions(tmp_path, 2)
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(registry.rescan)
-                    await loader.begun["m", 2].wait()
-                    assert registry.available_versions("m") == [1]
-                    gate.set()
-            async with seq(2):
-                assert registry.available_versions("m") == [2]
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(long_call)
-            nursery.start_soon(swap)
-        await trio.testing.wait_all_tasks_blocked()
-        assert loader.open_versions == [("m", 2)]
-    assert loader.misuse == []
 
 
 @pytest.fixture
@@ -410,17 +352,6 @@ async def test_concurrent_reloads_apply_the_file_once(site: _Site) -> None:
                 nursery.start_soon(reload)
     assert sorted(answers) == [False] * 19 + [True]
     assert site.loader.attempts == {("a", 1): 1, ("b", 1): 1}
-
-
-async def test_polling_applies_a_changed_file(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    site = _Site(tmp_path, poll_seconds=1)
-    site.write("a")
-    async with running(site.registry):
-        await site.start()
-        site.write("a", "b")
-        await site.until_served("a", "b")
-        site.write("b")
-        await site.until_served("b")
 
 
 async def test_a_file_that_is_missing_again_is_stale_again(tmp_path: Path) -> None:

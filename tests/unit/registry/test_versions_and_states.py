@@ -176,16 +176,6 @@ async def test_a_base_path_that_vanishes_leaves_its_versions_serving(tmp_path: P
     assert registry.readiness.ready
 
 
-async def test_a_failed_version_without_its_directory_is_retired(
-    tmp_path: Path, loader: StubLoader, registry: Registry
-) -> None:
-    loader.fail("m", 2)
-    await registry.apply([_spec(add_versions(tmp_path, 1, 2))])
-    (tmp_path / "2").rmdir()
-    await registry.rescan()
-    assert _states(registry) == {1: (AVAILABLE, "OK"), 2: (END, "OK")}
-
-
 async def test_a_removed_model_stays_in_the_statuses(tmp_path: Path, registry: Registry) -> None:
     await registry.apply([_spec(add_versions(tmp_path, 1))])
     assert (await registry.apply([])).changed

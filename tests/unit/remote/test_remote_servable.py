@@ -338,18 +338,6 @@ def test_failures_in_a_row_open_the_circuit_and_a_success_closes_it() -> None:
     assert breaker.failures_in_row == 0
 
 
-def test_a_failed_trial_call_opens_the_circuit_again() -> None:
-    breaker = Breaker(1, 10)
-    breaker.fail(0)
-    breaker.begin()
-    breaker.abandon()
-    assert breaker.allows(10)
-    breaker.begin()
-    breaker.fail(15)
-    assert not breaker.allows(24)
-    assert breaker.allows(25)
-
-
 def test_a_breaker_without_a_limit_never_opens() -> None:
     breaker = Breaker(0, 10)
     for _ in range(1000):
