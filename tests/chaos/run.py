@@ -97,10 +97,7 @@ async def chaos(folder: Path, seconds: float, seed: int, only: Sequence[str] = (
         else:
             clock.write_text("+0")
         (folder / "served").mkdir()
-        servers = {
-            "all kinds": everything(folder / "served", folder / "disk", clock),
-            "project": project(folder),
-        }
+        servers = {"all kinds": everything(folder / "served", folder / "disk", clock), "project": project(folder)}
         for server in servers.values():
             stack.callback(server.close)
             await trio.to_thread.run_sync(server.start)

@@ -19,10 +19,7 @@ def entry_of(name: str, *scopes: str, **options: object) -> CallerEntry:
 
 
 def gate_of(
-    scopes: Mapping[str, str],
-    allowance: CallerAllowance | None = None,
-    *,
-    guards_everything: bool = True,
+    scopes: Mapping[str, str], allowance: CallerAllowance | None = None, *, guards_everything: bool = True
 ) -> Gate:
     """Make a gate for callers whose keys are their names: ``gate_of({"shop": "infer:a read"})``."""
     directory = Directory()

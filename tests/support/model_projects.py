@@ -103,11 +103,7 @@ class CountingStorage:
 
 @asynccontextmanager
 async def library_over(
-    spec: ModelsSpec,
-    root: Path,
-    load_model: Callable[[str], Any],
-    storage: CountingStorage | None = None,
-    **more: Any,
+    spec: ModelsSpec, root: Path, load_model: Callable[[str], Any], storage: CountingStorage | None = None, **more: Any
 ) -> AsyncIterator[ModelLibrary]:
     """Open a library that keeps its copies below ``root``."""
     options = LibraryOptions(root=root, open_storage=None if storage is None else storage.open)

@@ -48,11 +48,7 @@ async def infer_until_deadline(
     return answers[0]
 
 
-def text_graph(
-    *edges: str,
-    make: Callable[..., Op] = TextOp,
-    jumps: Mapping[str, str] | None = None,
-) -> OpGraph:
+def text_graph(*edges: str, make: Callable[..., Op] = TextOp, jumps: Mapping[str, str] | None = None) -> OpGraph:
     """Build ``"b<a"``, ``"d<b c"`` of Ops that a function makes; the last one named is the last Op, ``@`` the first."""
     ops: dict[str, Op] = {"@": RequestOp()}
     for edge in edges:

@@ -66,10 +66,7 @@ def write_library(folder: Path, source: str = ARITHMETIC, name: str = "arithmeti
 
 
 def make_node(
-    name: str,
-    inputs: Mapping[str, str],
-    outputs: Mapping[str, str] | Sequence[str] = ("y",),
-    **settings: Any,
+    name: str, inputs: Mapping[str, str], outputs: Mapping[str, str] | Sequence[str] = ("y",), **settings: Any
 ) -> PipelineNode:
     """Make a node; inputs are ``{"input": "source.item"}``, outputs ``{"alias": "output"}`` or names without alias.
 

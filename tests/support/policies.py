@@ -33,13 +33,7 @@ class Fed:
     """
 
     def __init__(
-        self,
-        handler: str,
-        tags: Sequence[str],
-        options: str = "",
-        *,
-        limit: int = -1,
-        processes_bounds: bool = False,
+        self, handler: str, tags: Sequence[str], options: str = "", *, limit: int = -1, processes_bounds: bool = False
     ) -> None:
         self.streams = {tag: InputStream(tag.lower(), Port(tag, 0), limit=limit) for tag in tags}
         self.settled: dict[str, int] = {}

@@ -42,25 +42,11 @@ class RayCluster:
 
     def deploy(self, config: Path, *options: str) -> subprocess.CompletedProcess[str]:
         """Run the command that deploys a configuration."""
-        ports = ["--http_port", str(self.http), "--grpc_port", str(self.grpc), "--proxies", "HeadOnly"]
+        command = [sys.executable, "-m", "ovms_cli", "deploy", "ray", str(config), "--address", self.address]
+        command += ["--http_port", str(self.http), "--grpc_port", str(self.grpc), "--proxies", "HeadOnly", *options]
+        environment = os.environ | _QUIET
         return subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "ovms_cli",
-                "deploy",
-                "ray",
-                str(config),
-                "--address",
-                self.address,
-                *ports,
-                *options,
-            ],
-            env=os.environ | _QUIET,
-            capture_output=True,
-            text=True,
-            timeout=_START_SECONDS,
-            check=False,
+            command, env=environment, capture_output=True, text=True, timeout=_START_SECONDS, check=False
         )
 
 

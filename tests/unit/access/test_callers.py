@@ -206,9 +206,7 @@ def test_keys_are_long_and_unique() -> None:
 # Limits
 
 
-async def test_requests_per_second_are_limited_with_the_time_of_the_next(
-    mock_clock: trio.testing.MockClock,
-) -> None:
+async def test_requests_per_second_are_limited_with_the_time_of_the_next(mock_clock: trio.testing.MockClock) -> None:
     allowance = CallerAllowance("shop", requests_per_second=4)
     for _ in range(4):
         allowance.take()
@@ -244,9 +242,7 @@ async def test_concurrent_requests_count_until_they_end() -> None:
     assert allowance.under_way == 2
 
 
-async def test_tokens_per_minute_are_limited_after_they_are_used(
-    mock_clock: trio.testing.MockClock,
-) -> None:
+async def test_tokens_per_minute_are_limited_after_they_are_used(mock_clock: trio.testing.MockClock) -> None:
     allowance = CallerAllowance("shop", tokens_per_minute=120)
     allowance.check_tokens()
     allowance.spend_tokens(119)

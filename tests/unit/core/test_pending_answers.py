@@ -13,9 +13,7 @@ from ovmstrio.core.byte_budget import ByteBudget
 from ovmstrio.core.pending_answers import PendingAnswers, PendingShare
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["wait", "cancel", "give back"]), st.integers(0, 150), st.integers(0, 9))),
-)
+@given(st.lists(st.tuples(st.sampled_from(["wait", "cancel", "give back"]), st.integers(0, 150), st.integers(0, 9))))
 @settings(max_examples=60, deadline=None)
 def test_a_budget_is_granted_in_order_and_never_lost(steps: list[tuple[str, int, int]]) -> None:
     async def main() -> None:

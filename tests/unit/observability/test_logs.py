@@ -610,9 +610,7 @@ async def _repeated_faults(nursery: trio.Nursery, *, most: int = 10) -> Repeated
     return faults
 
 
-async def test_repetitions_of_a_fault_are_one_line_per_minute(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_repetitions_of_a_fault_are_one_line_per_minute(autojump_clock: trio.testing.MockClock) -> None:
     with capture_logs() as lines:
         async with trio.open_nursery() as nursery:
             faults = await _repeated_faults(nursery)
