@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from trio.testing import MockClock
 
+from ovmstrio.config.remote_entries import RemoteAddress, RemoteSpec
 from ovmstrio.core.begun import telling_begin
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, NotReady, PayloadTooLarge, ServerError
 from ovmstrio.core.reconsidering import readiness_reconsidered
@@ -20,23 +23,59 @@ from ovmstrio.runtimes.remote.breaker import Breaker
 from ovmstrio.runtimes.remote.endpoint import NotSent, RemoteDescription
 from ovmstrio.runtimes.remote.health import watch
 from ovmstrio.runtimes.remote.hedging import hedged
+from ovmstrio.runtimes.remote.remote_servable import RemoteServable
 from ovmstrio.runtimes.remote.sequence import SequenceStep
 from ovmstrio.runtimes.remote.targets import Target, Targets
-from tests.support.remote_endpoints import FakeEndpoint, answer, remote_of
 
 Script = Callable[[InferRequest, float], Awaitable[InferResponse]]
 
 
+async def _answer(request: InferRequest, seconds: float) -> InferResponse:
+    return InferResponse("far", "7", [], request.id)
+
+
+class _FakeEndpoint:
+    """An address that answers by its script, and records calls."""
+
+    def __init__(self, address: str, script: Script = _answer) -> None:
+        self.address = address
+        self.script = script
+        self.calls: list[InferRequest] = []
+        self.seconds: list[float] = []
+
+    async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
+        self.calls.append(request)
+        self.seconds.append(seconds)
+        return await self.script(request, seconds)
+
+    async def describe(self) -> RemoteDescription:
+        return RemoteDescription("fake", (), ())
+
+    async def ask_ready(self) -> str:
+        return ""
+
+    def doubt(self) -> None:
+        """Ignore doubts."""
+
+    async def aclose(self) -> None:
+        """Hold nothing that could be closed."""
+
+
+def _remote_of(*endpoints: _FakeEndpoint, **settings: Any) -> RemoteServable:
+    addresses = (RemoteAddress("grpc", "127.0.0.1", 9),)
+    spec = RemoteSpec(name="m", remote_name="far", base_path=Path("/"), addresses=addresses, **settings)
+    targets = [Target(each, Breaker(spec.breaker.failures, spec.breaker.open_seconds)) for each in endpoints]
+    return RemoteServable(spec, RemoteDescription("fake", (), ()), Targets(targets))
+
+
 def _raise(error: ServerError) -> Script:
     async def script(request: InferRequest, seconds: float) -> InferResponse:
-        del request, seconds
         raise error
 
     return script
 
 
 async def _hang(request: InferRequest, seconds: float) -> InferResponse:
-    del request, seconds
     await trio.sleep_forever()
     raise AssertionError
 
@@ -46,23 +85,23 @@ def _request(deadline: float = 1e9, **parameters: ParameterValue) -> InferReques
 
 
 async def test_a_response_has_the_local_name_and_the_request_id() -> None:
-    endpoint = FakeEndpoint("a")
-    response = await remote_of(endpoint, timeout_seconds=5).infer(_request())
+    endpoint = _FakeEndpoint("a")
+    response = await _remote_of(endpoint, timeout_seconds=5).infer(_request())
     assert (response.model_name, response.model_version, response.id) == ("m", "1", "i")
     assert endpoint.seconds == [pytest.approx(5, abs=0.1)]
 
 
 async def test_user_code_is_reported_before_the_call() -> None:
     reported: list[int] = []
-    endpoint = FakeEndpoint("a")
+    endpoint = _FakeEndpoint("a")
     with telling_begin(lambda: reported.append(len(endpoint.calls))):
-        await remote_of(endpoint).infer(_request())
+        await _remote_of(endpoint).infer(_request())
     assert reported == [0]
 
 
 async def test_an_unsent_call_goes_to_the_next_address_at_once(autojump_clock: MockClock) -> None:
-    unreachable, healthy = FakeEndpoint("a", _raise(NotSent("refused"))), FakeEndpoint("b")
-    remote = remote_of(unreachable, healthy)
+    unreachable, healthy = _FakeEndpoint("a", _raise(NotSent("refused"))), _FakeEndpoint("b")
+    remote = _remote_of(unreachable, healthy)
     begun = trio.current_time()
     for _ in range(4):
         await remote.infer(_request())
@@ -72,8 +111,8 @@ async def test_an_unsent_call_goes_to_the_next_address_at_once(autojump_clock: M
 
 
 async def test_all_addresses_are_tried_again_after_a_pause_up_to_a_bound(autojump_clock: MockClock) -> None:
-    unreachable = FakeEndpoint("a", _raise(NotSent("a cannot be reached: refused")))
-    remote = remote_of(unreachable, max_attempts=3, retry_pause_ms=1000)
+    unreachable = _FakeEndpoint("a", _raise(NotSent("a cannot be reached: refused")))
+    remote = _remote_of(unreachable, max_attempts=3, retry_pause_ms=1000)
     begun = trio.current_time()
     with pytest.raises(NotReady, match="refused") as caught:
         await remote.infer(_request())
@@ -85,15 +124,15 @@ async def test_all_addresses_are_tried_again_after_a_pause_up_to_a_bound(autojum
 
 @pytest.mark.parametrize("error", [NotReady("broke"), InvalidRequest("wrong")])
 async def test_a_sent_call_is_not_retried(error: ServerError) -> None:
-    first, second = FakeEndpoint("a", _raise(error)), FakeEndpoint("b", _raise(error))
+    first, second = _FakeEndpoint("a", _raise(error)), _FakeEndpoint("b", _raise(error))
     with pytest.raises(type(error), match=error.message):
-        await remote_of(first, second).infer(_request())
+        await _remote_of(first, second).infer(_request())
     assert len(first.calls) + len(second.calls) == 1
 
 
 async def test_failures_in_a_row_suspend_an_address(autojump_clock: MockClock) -> None:
-    endpoint = FakeEndpoint("a", _raise(InvalidRequest("wrong")))
-    remote = remote_of(endpoint, breaker={"failures": 2, "open_seconds": 10})
+    endpoint = _FakeEndpoint("a", _raise(InvalidRequest("wrong")))
+    remote = _remote_of(endpoint, breaker={"failures": 2, "open_seconds": 10})
     for error in (*[InvalidRequest("wrong")] * 5, NotReady("broke"), NotReady("broke")):
         endpoint.script = _raise(error)
         with pytest.raises(type(error)):
@@ -103,14 +142,14 @@ async def test_failures_in_a_row_suspend_an_address(autojump_clock: MockClock) -
     assert len(endpoint.calls) == 7
     assert "left alone" in remote.obstacle
     await trio.sleep(10)
-    endpoint.script = answer
+    endpoint.script = _answer
     await remote.infer(_request())
     assert remote.obstacle == ""
 
 
 async def test_only_the_configured_timeout_counts_as_a_failure(autojump_clock: MockClock) -> None:
-    endpoint = FakeEndpoint("a", _hang)
-    remote = remote_of(endpoint, timeout_seconds=5, breaker={"failures": 1, "open_seconds": 10})
+    endpoint = _FakeEndpoint("a", _hang)
+    remote = _remote_of(endpoint, timeout_seconds=5, breaker={"failures": 1, "open_seconds": 10})
     for _ in range(3):
         with pytest.raises(DeadlineExceeded, match='a did not answer for "m" in time'):
             await remote.infer(_request(trio.current_time() + 1))
@@ -121,8 +160,8 @@ async def test_only_the_configured_timeout_counts_as_a_failure(autojump_clock: M
 
 
 async def test_a_slow_call_is_hedged_and_a_sequence_is_not(autojump_clock: MockClock) -> None:
-    slow, quick = FakeEndpoint("a", _hang), FakeEndpoint("b")
-    remote = remote_of(slow, quick, hedge_after_ms=100, timeout_seconds=5)
+    slow, quick = _FakeEndpoint("a", _hang), _FakeEndpoint("b")
+    remote = _remote_of(slow, quick, hedge_after_ms=100, timeout_seconds=5)
     for _ in range(4):
         await remote.infer(_request())
     assert len(slow.calls) == 2
@@ -133,21 +172,21 @@ async def test_a_slow_call_is_hedged_and_a_sequence_is_not(autojump_clock: MockC
 
 
 async def test_a_single_address_is_hedged_at_itself(autojump_clock: MockClock) -> None:
-    endpoint = FakeEndpoint("a", _hang)
+    endpoint = _FakeEndpoint("a", _hang)
     with pytest.raises(DeadlineExceeded):
-        await remote_of(endpoint, hedge_after_ms=100, timeout_seconds=5).infer(_request())
+        await _remote_of(endpoint, hedge_after_ms=100, timeout_seconds=5).infer(_request())
     assert len(endpoint.calls) == 2
 
 
 async def test_a_sequence_with_a_server_id_stays_at_its_address() -> None:
     async def begin(request: InferRequest, seconds: float) -> InferResponse:
-        response = await answer(request, seconds)
+        response = await _answer(request, seconds)
         if "sequence_start" in request.parameters:
             response.outputs.append(RawTensor("sequence_id", "UINT64", (1,), (99).to_bytes(8, "little")))
         return response
 
-    endpoints = [FakeEndpoint(name, begin) for name in "abc"]
-    remote = remote_of(*endpoints)
+    endpoints = [_FakeEndpoint(name, begin) for name in "abc"]
+    remote = _remote_of(*endpoints)
     await remote.infer(_request(sequence_start=True, sequence_id=0))
     (home,) = [each for each in endpoints if each.calls]
     for _ in range(5):
@@ -157,21 +196,21 @@ async def test_a_sequence_with_a_server_id_stays_at_its_address() -> None:
 
 async def test_a_response_above_the_limit_is_refused_with_its_size() -> None:
     async def script(request: InferRequest, seconds: float) -> InferResponse:
-        response = await answer(request, seconds)
+        response = await _answer(request, seconds)
         response.outputs.append(RawTensor("o", "UINT8", (100,), bytes(100)))
         return response
 
     request = _request()
     request.most_bytes = 99
     with pytest.raises(PayloadTooLarge, match="100 bytes"):
-        await remote_of(FakeEndpoint("a", script)).infer(request)
+        await _remote_of(_FakeEndpoint("a", script)).infer(request)
 
 
 # Choice of address
 
 
 def _targets(count: int) -> Targets:
-    return Targets([Target(FakeEndpoint(f"grpc://h{number}:1"), Breaker(1, 10)) for number in range(count)])
+    return Targets([Target(_FakeEndpoint(f"grpc://h{number}:1"), Breaker(1, 10)) for number in range(count)])
 
 
 def test_healthy_addresses_take_turns() -> None:
@@ -284,7 +323,7 @@ async def test_a_failure_waits_for_the_other_call_unless_it_is_final(autojump_cl
 # Health
 
 
-class _Restarted(FakeEndpoint):
+class _Restarted(_FakeEndpoint):
     """Answers again when it is told to."""
 
     is_well = False
