@@ -17,9 +17,6 @@ from cryptography.hazmat.primitives import serialization
 
 from ovmstrio.client import ClientTls, Unreachable, open_client
 from ovmstrio.core import errors
-from ovmstrio.protocol.status_errors import error_of_grpc, error_of_http
-from ovmstrio.protocol.wire_tensors import from_raw, to_raw
-from ovmstrio.wire.statuses import STATUS_OF
 from tests.support.plain_http import QuietHandler, answering_http
 from tests.support.waits import WAIT_SECONDS
 
@@ -146,34 +143,3 @@ def test_a_key_with_a_password_is_refused(tmp_path: Path, rest: bool) -> None:
     key.write_bytes(loaded.private_bytes(serialization.Encoding.PEM, form, locked))
     with pytest.raises(errors.InvalidRequest, match="encrypted"):
         open_client("127.0.0.1:1", rest=rest, tls=ClientTls(cert=cert, key=key))
-
-
-@pytest.mark.parametrize("error", [cls for cls in STATUS_OF if cls is not errors.ConfigError])
-def test_statuses_and_errors_are_inverse(error: type[errors.ServerError]) -> None:
-    pair = STATUS_OF[error]
-    assert STATUS_OF[type(error_of_grpc(pair.grpc.name, "text"))].grpc is pair.grpc
-    assert STATUS_OF[type(error_of_http(pair.http, "text"))].http == pair.http
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("Model with requested version is not loaded yet", errors.VersionLoading),
-        ("Model with requested version is retired", errors.VersionRetired),
-    ],
-)
-def test_loading_and_retired_versions_are_distinguished(text: str, error: type[errors.ServerError]) -> None:
-    pair = STATUS_OF[error]
-    assert type(error_of_grpc(pair.grpc.name, text)) is error
-    assert type(error_of_http(pair.http, f"{text}: its last load failed")) is error
-
-
-@pytest.mark.parametrize("raw", [b"\x05\0\0\0ab", b"\x05\0"])
-def test_truncated_bytes_are_refused(raw: bytes) -> None:
-    with pytest.raises(ValueError, match="end within an element"):
-        from_raw(raw, "BYTES", (1,))
-
-
-def test_nan_stays_nan_in_bf16() -> None:
-    nans = np.array([0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], np.uint32).view(np.float32)
-    assert np.isnan(from_raw(to_raw(nans, "BF16"), "BF16", (4,))).all()
