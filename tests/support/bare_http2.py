@@ -78,7 +78,8 @@ class BareConnection:
     """One connection.  It acknowledges SETTINGS and PINGs that it reads, and gives no window back unless it was told.
 
     Args:
-        port: on loopback.
+        port: on loopback; ignored if there is a connected socket.
+        connected: the socket, for example one with TLS.
         settings: what it asks of the server.
         window: how many bytes the server may send on the connection in all.
         timeout: seconds until a read or a write gives up.
@@ -88,8 +89,9 @@ class BareConnection:
 
     def __init__(
         self,
-        port: int,
+        port: int = 0,
         *,
+        connected: socket.socket | None = None,
         settings: Mapping[Setting, int] | None = None,
         window: int = MAX_WINDOW,
         timeout: float = ANSWER_SECONDS,
@@ -101,10 +103,11 @@ class BareConnection:
         self._encoder, self._decoder = Encoder(), Decoder(1_000_000)
         self._unread = bytearray()
         self._next_stream = 1
-        self.socket = socket.socket()
+        self.socket = connected or socket.socket()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self)
-            self._connect(port, timeout, receive_buffer)
+            if connected is None:
+                self._connect(port, timeout, receive_buffer)
             if greets:
                 self._greet(settings, window)
             stack.pop_all()
