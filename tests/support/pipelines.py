@@ -65,6 +65,22 @@ def write_library(folder: Path, source: str = ARITHMETIC, name: str = "arithmeti
     return path
 
 
+def dag_entry(name: str, model: str, item: tuple[str, str], result: tuple[str, str]) -> dict[str, Any]:
+    """Return the entry of a pipeline that calls a model.
+
+    ``item`` and ``result`` are the names that the pipeline and the model have for the input and the output.
+    """
+    node = {
+        "name": "node",
+        "type": "DL model",
+        "model_name": model,
+        "inputs": [{item[1]: {"node_name": "request", "data_item": item[0]}}],
+        "outputs": [{"data_item": result[1], "alias": result[1]}],
+    }
+    outputs = [{result[0]: {"node_name": "node", "data_item": result[1]}}]
+    return {"name": name, "inputs": [item[0]], "nodes": [node], "outputs": outputs}
+
+
 def make_node(
     name: str, inputs: Mapping[str, str], outputs: Mapping[str, str] | Sequence[str] = ("y",), **settings: Any
 ) -> PipelineNode:

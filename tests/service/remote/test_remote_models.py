@@ -18,6 +18,7 @@ import trustme
 from ovmstrio.protocol.descriptors import message_class
 from tests.support import ir
 from tests.support.graphs import graph_text, inference_graph, python_node
+from tests.support.pipelines import dag_entry
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.waits import WAIT_SECONDS, until
 
@@ -29,20 +30,6 @@ class OvmsPythonModel:
     async def execute(self, inputs):
         await trio.sleep_forever()
 """
-PIPELINE = {
-    "name": "dag",
-    "inputs": ["x"],
-    "nodes": [
-        {
-            "name": "n",
-            "model_name": "grpc",
-            "type": "DL model",
-            "inputs": [{"b": {"node_name": "request", "data_item": "x"}}],
-            "outputs": [{"data_item": "a", "alias": "y"}],
-        }
-    ],
-    "outputs": [{"y": {"node_name": "n", "data_item": "y"}}],
-}
 
 
 def _remote(name: str, *addresses: str, **settings: Any) -> dict[str, Any]:
@@ -139,7 +126,8 @@ def client(
             _remote("sequences", addresses["grpc"], f"grpc://{second.grpc}", remote_name="accumulator"),
             _remote("other", other[1], timeout_seconds=30),
         ]
-        lists: dict[str, Any] = {"mediapipe_config_list": [{"name": "graph"}], "pipeline_config_list": [PIPELINE]}
+        pipeline = dag_entry("dag", "grpc", ("x", "b"), ("y", "a"))
+        lists: dict[str, Any] = {"mediapipe_config_list": [{"name": "graph"}], "pipeline_config_list": [pipeline]}
         with serving_in_thread(config_path=_config(near, models, **lists)) as server:
             made = triton.InferenceServerClient(server.grpc)
             yield made

@@ -20,6 +20,7 @@ import pytest
 
 from tests.support import ir
 from tests.support.graphs import inference_graph
+from tests.support.pipelines import dag_entry
 from tests.support.ray_cluster import RayCluster, ray_cluster
 from tests.support.tiny_llm import write_tiny_folder
 
@@ -63,28 +64,14 @@ class Handler:
 
 
 def _configuration(root: Path, rolled: str) -> Path:
-    node = {
-        "name": "n",
-        "model_name": "spread",
-        "type": "DL model",
-        "inputs": [{"b": {"node_name": "request", "data_item": "x"}}],
-        "outputs": [{"data_item": "a", "alias": "a"}],
-    }
+    pipeline = dag_entry("dag", "spread", ("x", "b"), ("y", "a"))
     document = {
         "model_config_list": [
             {"config": {"name": "spread", "base_path": "spread", "placement": EVERYWHERE}},
             {"config": {"name": "kept", "base_path": "kept", "stateful": True, "placement": {**HEAD, "replicas": 2}}},
             {"config": {"name": "rolled", "base_path": rolled, "placement": {**HEAD, "group": "callers"}}},
         ],
-        "pipeline_config_list": [
-            {
-                "name": "dag",
-                "inputs": ["x"],
-                "nodes": [node],
-                "outputs": [{"y": {"node_name": "n", "data_item": "a"}}],
-                "placement": "callers",
-            }
-        ],
+        "pipeline_config_list": [{**pipeline, "placement": "callers"}],
         "mediapipe_config_list": [
             {"name": "near", "base_path": ".", "graph_path": "graph.pbtxt", "placement": {**HEAD, "group": "ingress"}},
             {"name": "far", "base_path": ".", "graph_path": "graph.pbtxt", "placement": "callers"},

@@ -22,6 +22,7 @@ from ovmstrio.registry import Registry, VersionState
 from ovmstrio.registry.source import ConfigSource
 from ovmstrio.runtimes.table import KINDS
 from tests.support.called_graphs import graph_calling
+from tests.support.pipelines import dag_entry
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
 
 LOADING, AVAILABLE, END = VersionState.LOADING, VersionState.AVAILABLE, VersionState.END
@@ -334,15 +335,7 @@ async def test_a_reload_reports_the_graph_that_fails(
 async def test_an_edit_that_only_moves_a_pipeline_in_its_file_loads_nothing(
     tmp_path: Path, loader: StubLoader, registry: Registry
 ) -> None:
-    node = {
-        "name": "n",
-        "type": "DL model",
-        "model_name": "m",
-        "inputs": [{"a": {"node_name": "request", "data_item": "a"}}],
-        "outputs": [{"data_item": "b", "alias": "b"}],
-    }
-    outputs = [{"b": {"node_name": "n", "data_item": "b"}}]
-    pipeline = {"name": "p", "inputs": ["a"], "outputs": outputs, "nodes": [node]}
+    pipeline = dag_entry("p", "m", ("a", "a"), ("b", "b"))
     document = {"model_config_list": [], "pipeline_config_list": [pipeline]}
     config = tmp_path / "config.json"
     config.write_text(json.dumps(document))

@@ -26,6 +26,7 @@ from ovmstrio.registry import Registry
 from ovmstrio.runtimes.table import KINDS
 from tests.support.called_graphs import graph_calling
 from tests.support.graphs import graph_text, python_node
+from tests.support.pipelines import dag_entry
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
 from tests.support.waits import WAIT_SECONDS
 
@@ -117,14 +118,7 @@ async def test_independent_loads_run_concurrently_up_to_the_limit(
 
 def _write_config(root: Path, **called: str) -> Path:
     """Write pipelines p, q, ... and graphs g, h, ..., each with the service that it calls."""
-    inputs = [{"x": {"node_name": "request", "data_item": "x"}}]
-    outputs = [{"y": {"node_name": "n", "data_item": "y"}}]
-    node = {"name": "n", "type": "DL model", "inputs": inputs, "outputs": [{"data_item": "y", "alias": "y"}]}
-    pipelines = [
-        {"name": name, "inputs": ["x"], "nodes": [{**node, "model_name": callee}], "outputs": outputs}
-        for name, callee in called.items()
-        if name != "g"
-    ]
+    pipelines = [dag_entry(name, callee, ("x", "x"), ("y", "y")) for name, callee in called.items() if name != "g"]
     graphs = [{"name": name, "base_path": ".", "graph_path": f"{name}.pbtxt"} for name in called if name == "g"]
     for graph in graphs:
         graph_calling(root, called[graph["name"]], name=graph["name"])
