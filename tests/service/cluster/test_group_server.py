@@ -1,4 +1,4 @@
-"""Servers of groups that call each other without Ray between them, and their doors: answers, statuses, streams."""
+"""Servers of groups that call each other without Ray, over gRPC and HTTP."""
 
 from __future__ import annotations
 

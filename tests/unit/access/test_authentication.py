@@ -151,7 +151,7 @@ HEADERS = (("authorization", "Bearer shop"),)
 
 
 class _CountingAuthentication(Authentication):
-    """Counts how often it is asked who somebody is."""
+    """Counts its identifications."""
 
     count = 0
 
@@ -347,7 +347,7 @@ def test_a_key_set_with_other_than_public_keys_is_refused(document: Any) -> None
 
 
 class _Issuer:
-    """An issuer that answers what it is told to, and counts."""
+    """An issuer with given keys that records its requests."""
 
     def __init__(self) -> None:
         self.keys: Any = _public(KEY)

@@ -1,4 +1,4 @@
-"""The door for HTTP where another server has the wire: streams that fail, readers that are gone, and refusals."""
+"""The HTTP interface behind another server: streams, failures, cancelled readers and refusals."""
 
 from __future__ import annotations
 

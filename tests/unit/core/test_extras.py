@@ -1,4 +1,4 @@
-"""A missing extra is told with the _command that installs it from where the package came from."""
+"""Commands that install a missing extra from the origin of the package."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Installed(Distribution):
 
 
 def _command(origin: dict[str, Any] | None, extra: Extra = Extra.LLM) -> list[str]:
-    """Give the _command without what runs pip."""
+    """Return the arguments of pip."""
     words = shlex.split(way_to_install(extra, lambda _: _Installed(origin)))
     assert words[:4] == [sys.executable, "-m", "pip", "install"]
     return words[4:]

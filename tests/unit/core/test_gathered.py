@@ -1,4 +1,4 @@
-"""Refusals of the parts of one request, told together."""
+"""Refusals of the parts of one request, reported together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts in pieces become whole lines, whoever writes them and whenever."""
+"""Streams that turn written pieces into lines."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ class _UserSpans:
 
 
 class _UnreadableHeaders(tuple[tuple[str, str], ...]):
-    """Headers that nobody may look at."""
+    """Headers that raise when they are read."""
 
     __slots__ = ()
 

@@ -324,7 +324,7 @@ async def test_a_failure_waits_for_the_other_call_unless_it_is_final(autojump_cl
 
 
 class _Restarted(_FakeEndpoint):
-    """Answers again when it is told to."""
+    """An address that is ready once ``is_well`` is set."""
 
     is_well = False
 
