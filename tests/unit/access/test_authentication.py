@@ -60,7 +60,6 @@ class _Verifier:
     ],
 )
 def test_a_key_is_found_in_either_header(headers: list[tuple[str, str]], expected: str) -> None:
-    """As a bearer's, whatever the case of the word, or alone."""
     assert bearer_of(headers) == expected
 
 
@@ -275,7 +274,6 @@ async def test_a_token_of_a_known_key_has_its_subject_scopes_and_expiry(key: Any
     ],
 )
 async def test_scopes_come_from_either_claim_and_clocks_may_differ(claims: dict[str, Any], scopes: Scopes) -> None:
-    """By a minute here."""
     assert (await _tokens().verify(_token(**claims))).scopes == scopes
 
 

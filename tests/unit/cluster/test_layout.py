@@ -240,7 +240,6 @@ def _openai_request(target: str, document: object = None, headers: tuple[tuple[s
     ],
 )
 def test_paths_name_the_service(target: str, name: str) -> None:
-    """Those of all protocols, and of services with paths of their own."""
     assert http_target(_openai_request(target), NAMES).name == name
 
 
@@ -248,18 +247,15 @@ def test_paths_name_the_service(target: str, name: str) -> None:
     "target", ["/v3/chat/completions", "/v1/completions", "/v2/rerank", "/v1/v2/rerank", "/v1/images/generations"]
 )
 def test_bodies_of_openai_requests_name_the_service(target: str) -> None:
-    """Whichever group has them, and also where the path is not one of the usual three."""
     assert http_target(_openai_request(target, {"model": "text"}), NAMES) == HttpTarget("text", may_stream=True)
 
 
 def test_a_path_of_a_graph_names_the_graph() -> None:
-    """Its body may be anything then."""
     assert http_target(_openai_request("/v3/graph/x", headers=()), NAMES).name == "graph"
 
 
 @pytest.mark.parametrize("document", [None, [], {}, {"model": 3}])
 def test_a_body_without_a_model_has_no_target(document: object) -> None:
-    """With the words and the status that a server alone has for it."""
     assert http_target(_openai_request("/v3/chat/completions", document), NAMES).name == ""
 
 

@@ -128,7 +128,6 @@ def test_no_default_of_a_connection_or_request_is_local(headers: Pairs) -> None:
 
 @pytest.mark.parametrize("value", ["", "unix", "127.0.0.1", "::1", None, "localhost", Unknown, Loopback])
 def test_only_address_types_are_local(value: Any) -> None:
-    """Only the types are."""
     assert not is_local(value)
 
 

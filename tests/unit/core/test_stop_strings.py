@@ -30,7 +30,6 @@ def _expected(text: str, strings: list[str], *, keeps: bool) -> tuple[str, bool]
     st.lists(LETTERS, max_size=6), st.lists(st.text("ab\N{WHITE SMILING FACE}", max_size=4), max_size=4), st.booleans()
 )
 def test_a_text_ends_at_the_same_place_for_all_pieces(pieces: list[str], strings: list[str], keeps: bool) -> None:
-    """The answer is that of the plain rule over the whole text."""
     assert _ended(pieces, strings, keeps=keeps) == _expected("".join(pieces), strings, keeps=keeps)
 
 
@@ -54,7 +53,6 @@ def test_nothing_is_held_back_without_stop_strings() -> None:
 
 @pytest.mark.parametrize(("keeps", "expected"), [(False, "one "), (True, "one END")])
 def test_text_after_the_stop_string_is_dropped(*, keeps: bool, expected: str) -> None:
-    """What follows it, in the same piece and in later ones, is dropped."""
     assert _ended(["one E", "ND two", " three"], ["END"], keeps=keeps) == (expected, True)
 
 

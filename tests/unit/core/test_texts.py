@@ -55,7 +55,6 @@ def test_a_long_text_is_truncated_with_its_length() -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_texts_of_errors_are_bounded(error: BaseException) -> None:
-    """Wherever the length comes from."""
     assert len(text_of(error)) < MOST_CHARACTERS + 100
 
 
@@ -120,7 +119,6 @@ class _UserError(Exception):
 
 
 def _raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
-    """Raise an error, so that it has a traceback."""
     try:
         raise error from cause  # noqa: TRY301 - this is where it comes from
     except BaseException as caught:  # noqa: BLE001 - whatever it is
@@ -137,7 +135,6 @@ def _chain(length: int, text: str = "text") -> BaseException:
 
 
 def _recurse(left: int) -> None:
-    """Fail so many calls down."""
     if not left:
         raise _UserError("at the bottom")
     _recurse(left - 1)

@@ -68,7 +68,6 @@ def test_text_that_looks_like_a_key_is_blanked(text: str) -> None:
 
 
 def _nested_json(document: object, times: int) -> str:
-    """Write JSON as a text of JSON, so many times."""
     return json.dumps(document if times == 0 else {"a": _nested_json(document, times - 1)})
 
 
@@ -189,7 +188,6 @@ BODY = json.dumps({"password": "correct horse", "text": "mine " * 900}).encode()
 
 @pytest.fixture(autouse=True)
 def _limit_kept_bodies() -> Iterator[None]:
-    """Keep a thousand bytes of each body."""
     token = kept_body_bytes.set(1000)
     yield
     kept_body_bytes.reset(token)

@@ -39,7 +39,6 @@ from tests.support.waits import WAIT_SECONDS
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """The path of a log file."""
     return tmp_path / "server.log"
 
 
@@ -215,23 +214,19 @@ class _SlowSink:
         self.is_closed = False
 
     def write(self, text: str) -> None:
-        """Take lines."""
         self.is_open.wait(60)
         self.threads.add(threading.get_ident())
         self.lines += text.split("\n")
 
     def give_up(self) -> None:
-        """Wait for nothing more."""
         self.lines.append("given up")
         self.is_open.set()
 
     def close(self) -> None:
-        """Note it."""
         self.is_closed = True
 
 
 def _logger_to(outlet: logging.Handler) -> logging.Logger:
-    """Make a logger of its own."""
     made = logging.Logger("test", logging.DEBUG)  # noqa: LOG001 - one that nobody else has
     made.addHandler(outlet)
     return made
@@ -382,35 +377,16 @@ def test_a_line_that_cannot_be_formatted_reports_its_place(path: Path) -> None:
 SECRET = "s3cr3t"
 
 
-class _Lines:
-    """An end that keeps what is written."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def write(self, text: str) -> None:
-        """Keep lines."""
-        self.text += f"{text}\n"
-
-    def give_up(self) -> None:
-        """Never happens, as nothing waits here."""
-        raise AssertionError
-
-    def close(self) -> None:
-        """Keep everything."""
-
-
 def _access_line(form: AccessLogForm, request: WireRequest) -> str:
-    """Give what is written of a request."""
-    lines = _Lines()
-    AccessLog(form, LogOutlet(lines, LogWriter())).request_ended(request)
-    (line,) = lines.text.splitlines()
+    sink = _SlowSink()
+    sink.is_open.set()
+    AccessLog(form, LogOutlet(sink, LogWriter())).request_ended(request)
+    (line,) = sink.lines
     assert SECRET not in line
     return line
 
 
 def _request_over(protocol: WireProtocol, target: str, status: int, **headers: str) -> WireRequest:
-    """Make a request that was answered with a status."""
     given = ((name.replace("_", "-"), value) for name, value in headers.items())
     pairs = [("authorization", f"Bearer {SECRET}"), *given]
     request = WireRequest(protocol, "POST", target, pairs, REMOTE)
@@ -491,7 +467,6 @@ class _Cell:
 
 @pytest.fixture
 def handler() -> logging.Handler:
-    """Give a handler that is there before any log file."""
     found = logging.Handler()
     logging.getLogger().addHandler(found)
     return found
@@ -537,7 +512,6 @@ REMOTE_LOGGER = "ovmstrio.runtimes.remote.health"
 
 @pytest.fixture
 def level() -> Iterator[LogLevel]:
-    """A level of its own, after which everything is as it was."""
     root = logging.getLogger().level
     level = LogLevel()
     level.begin(logging.INFO, {})

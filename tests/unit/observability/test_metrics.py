@@ -593,7 +593,6 @@ async def test_turns_of_the_event_loop_are_timed() -> None:
 
 
 def test_resident_memory_has_the_size_of_an_interpreter() -> None:
-    """An interpreter with the libraries of the tests has some tens of megabytes, and no terabyte."""
     assert 10 * 2**20 < resident_bytes() < 2**40
 
 

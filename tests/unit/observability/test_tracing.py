@@ -39,7 +39,6 @@ def test_a_written_parent_is_parsed_again(trace: int, span: int, is_sampled: boo
 
 @given(st.text(max_size=80))
 def test_no_parent_of_a_client_raises(text: str) -> None:
-    """Nothing is raised."""
     read_parent(text, text)
 
 
@@ -56,7 +55,6 @@ def test_no_parent_of_a_client_raises(text: str) -> None:
     ],
 )
 def test_an_invalid_parent_is_ignored(header: str) -> None:
-    """As W3C's recommendation says."""
     assert read_parent(header) is None
 
 

@@ -46,7 +46,6 @@ def test_either_mark_identifies_the_older_layout(tail: bytes) -> None:
 
 
 def test_a_name_that_is_no_tensor_identifies_the_older_layout() -> None:
-    """A name in the place of a tensor cannot be read as one."""
     assert decode_request(_text(1, "x") + _text(2, "1") + _text(3, "uci") + _text(4, "prediction")).name == "uci"
 
 
@@ -64,7 +63,6 @@ def test_a_name_that_is_no_tensor_identifies_the_older_layout() -> None:
     ],
 )
 def test_the_name_is_found_without_decoding(data: bytes, name: bytes) -> None:
-    """In both layouts; of what is no message, or has none, there is none."""
     assert name_in(data) == name
 
 

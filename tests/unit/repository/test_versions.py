@@ -42,7 +42,6 @@ def test_versions_are_listed_in_the_order_of_their_numbers(tmp_path: Path) -> No
     [("1abc", 1), ("001", 1), ("+7", 7), (" 3", 3), ("12_3", 12), ("9223372036854775807", 2**63 - 1)],
 )
 def test_the_number_that_begins_a_name_is_the_version(tmp_path: Path, name: str, version: int) -> None:
-    """A directory's name is read as C reads a number: what follows the digits does not count."""
     assert list_versions(_repository(tmp_path, name)) == {version: tmp_path / name}
 
 
@@ -130,7 +129,6 @@ def test_a_single_file_that_is_no_model_is_refused(tmp_path: Path, name: str) ->
     ],
 )
 def test_the_first_complete_format_is_the_model(tmp_path: Path, files: tuple[str, ...], chosen: str) -> None:
-    """IR goes before ONNX, Paddle, TensorFlow and TFLite, each with its weights."""
     assert find_model_file(_touch(tmp_path, *files)) == tmp_path / chosen
 
 
@@ -167,7 +165,6 @@ def test_any_name_is_listed_or_skipped(tmp_path_factory: pytest.TempPathFactory,
 
 
 def test_equal_content_has_an_equal_mark() -> None:
-    """A file that is rewritten as it was has not changed."""
     assert content_mark(b"{}") == content_mark(b"{}") != content_mark(b"{ }")
 
 
@@ -204,7 +201,6 @@ def test_circular_and_dangling_links_have_a_mark(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
 def test_an_impossible_name_has_the_mark_of_a_missing_path(tmp_path: Path, name: str) -> None:
-    """Whoever writes it into a graph has that graph fail alone."""
     assert tree_mark(tmp_path / name) == tree_mark(tmp_path / "nowhere")
 
 
