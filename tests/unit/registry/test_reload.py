@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -241,49 +241,45 @@ class _Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> _Site:
-    """Configure one model and poll nothing."""
+async def site(tmp_path: Path) -> AsyncIterator[_Site]:
+    """A site with model "a" that is served and does not poll."""
     site = _Site(tmp_path)
     site.write("a")
-    return site
+    async with running(site.registry):
+        await site.start()
+        yield site
 
 
 async def test_a_reload_applies_a_changed_file_once_and_finds_new_versions(site: _Site) -> None:
-    async with running(site.registry):
-        await site.start()
-        site.write("a", "b")
-        assert await site.source.reload() is True
-        assert site.served() == ["a", "b"]
-        assert await site.source.reload() is False
-        assert await site.source.reload(force=True) is True
-        assert site.loader.attempts == {("a", 1): 1, ("b", 1): 1}
-        add_versions(site.folder / "a", 2)
-        assert await site.source.reload() is True
-        assert site.registry.available_versions("a") == [2]
+    site.write("a", "b")
+    assert await site.source.reload() is True
+    assert site.served() == ["a", "b"]
+    assert await site.source.reload() is False
+    assert await site.source.reload(force=True) is True
+    assert site.loader.attempts == {("a", 1): 1, ("b", 1): 1}
+    add_versions(site.folder / "a", 2)
+    assert await site.source.reload() is True
+    assert site.registry.available_versions("a") == [2]
 
 
 async def test_a_missing_file_is_reported_and_changes_nothing(site: _Site) -> None:
-    async with running(site.registry):
-        await site.start()
-        site.config.unlink()
-        with pytest.raises(ConfigError) as caught:
-            await site.source.reload()
-        assert caught.value.message == f"{site.config}: the file cannot be read: No such file or directory"
-        assert site.served() == ["a"]
+    site.config.unlink()
+    with pytest.raises(ConfigError) as caught:
+        await site.source.reload()
+    assert caught.value.message == f"{site.config}: the file cannot be read: No such file or directory"
+    assert site.served() == ["a"]
 
 
 async def test_every_reload_reports_a_file_that_cannot_be_parsed(
     site: _Site, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with running(site.registry):
-        await site.start()
-        site.config.write_text("[")
-        for _ in range(2):
-            with pytest.raises(FailedPrecondition, match="not valid json"):
-                await site.source.reload()
-        assert site.served() == ["a"]
-        site.write("a")
-        assert await site.source.reload() is True
+    site.config.write_text("[")
+    for _ in range(2):
+        with pytest.raises(FailedPrecondition, match="not valid json"):
+            await site.source.reload()
+    assert site.served() == ["a"]
+    site.write("a")
+    assert await site.source.reload() is True
 
 
 async def test_a_partly_written_file_is_read_again(site: _Site, autojump_clock: trio.testing.MockClock) -> None:
@@ -297,45 +293,38 @@ async def test_a_partly_written_file_is_read_again(site: _Site, autojump_clock: 
         site.config.write_bytes(whole)
         return _parse(content, path)
 
-    async with running(site.registry):
-        assert await ConfigSource(site.config, site.registry, parse_and_finish).reload()
-        assert site.served() == ["a", "b"]
+    assert await ConfigSource(site.config, site.registry, parse_and_finish).reload()
+    assert site.served() == ["a", "b"]
     assert seen == [whole[:5], whole]
 
 
 async def test_the_next_reload_retries_a_model_that_failed(site: _Site) -> None:
-    async with running(site.registry):
-        await site.start()
-        site.loader.fail("b", 1)
-        site.write("a", "b")
-        with pytest.raises(ModelFailure) as caught:
-            await site.source.reload()
-        assert caught.value.message == 'model "b" version 1: the stub was told to fail'
-        assert site.served() == ["a"]
-        site.loader.mend("b", 1)
-        assert await site.source.reload() is True
-        assert site.served() == ["a", "b"]
+    site.loader.fail("b", 1)
+    site.write("a", "b")
+    with pytest.raises(ModelFailure) as caught:
+        await site.source.reload()
+    assert caught.value.message == 'model "b" version 1: the stub was told to fail'
+    assert site.served() == ["a"]
+    site.loader.mend("b", 1)
+    assert await site.source.reload() is True
+    assert site.served() == ["a", "b"]
 
 
 async def test_a_duplicate_name_fails_the_reload_and_a_warning_does_not(site: _Site) -> None:
-    async with running(site.registry):
-        await site.start()
-        site.write("a", "b", "b")
-        with pytest.raises(ModelFailure, match='the name "b" is taken'):
-            await site.source.reload()
-        assert site.served() == ["a", "b"]
-        site.write("a")
-        assert await site.source.reload() is True
+    site.write("a", "b", "b")
+    with pytest.raises(ModelFailure, match='the name "b" is taken'):
+        await site.source.reload()
+    assert site.served() == ["a", "b"]
+    site.write("a")
+    assert await site.source.reload() is True
 
 
 async def test_a_rescan_reports_the_version_that_fails(site: _Site) -> None:
-    async with running(site.registry):
-        await site.start()
-        site.loader.fail("a", 2)
-        add_versions(site.folder / "a", 2)
-        with pytest.raises(VersionsFailure, match=r'^model "a" version 2: the stub was told'):
-            await reload_versions(site.registry)
-        assert site.registry.available_versions("a") == [1]
+    site.loader.fail("a", 2)
+    add_versions(site.folder / "a", 2)
+    with pytest.raises(VersionsFailure, match=r'^model "a" version 2: the stub was told'):
+        await reload_versions(site.registry)
+    assert site.registry.available_versions("a") == [1]
 
 
 async def test_concurrent_reloads_apply_the_file_once(site: _Site) -> None:
@@ -344,31 +333,25 @@ async def test_concurrent_reloads_apply_the_file_once(site: _Site) -> None:
     async def reload() -> None:
         answers.append(await site.source.reload())
 
-    async with running(site.registry):
-        await site.start()
-        site.write("a", "b")
-        async with trio.open_nursery() as nursery:
-            for _ in range(20):
-                nursery.start_soon(reload)
+    site.write("a", "b")
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(reload)
     assert sorted(answers) == [False] * 19 + [True]
     assert site.loader.attempts == {("a", 1): 1, ("b", 1): 1}
 
 
-async def test_a_file_that_is_missing_again_is_stale_again(tmp_path: Path) -> None:
-    site = _Site(tmp_path)
-    site.write("a")
-    async with running(site.registry):
-        await site.start()
-        for _ in range(2):
-            content = site.config.read_bytes()
-            site.config.unlink()
-            assert await site.source.is_stale()
-            with pytest.raises(ConfigError) as raised:
-                await site.source.reload()
-            site.source.note(raised.value)
-            assert not await site.source.is_stale()
-            site.config.write_bytes(content)
-            assert not await site.source.is_stale()
+async def test_a_file_that_is_missing_again_is_stale_again(site: _Site) -> None:
+    for _ in range(2):
+        content = site.config.read_bytes()
+        site.config.unlink()
+        assert await site.source.is_stale()
+        with pytest.raises(ConfigError) as raised:
+            await site.source.reload()
+        site.source.note(raised.value)
+        assert not await site.source.is_stale()
+        site.config.write_bytes(content)
+        assert not await site.source.is_stale()
 
 
 async def test_polling_logs_each_fault_of_the_file_once(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
