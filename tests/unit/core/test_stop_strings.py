@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,11 +48,6 @@ def test_nothing_is_held_back_without_stop_strings() -> None:
     stops = StopStrings(["", ""])
     assert [stops.feed(piece) for piece in ("a", "", "bc")] == ["a", "", "bc"]
     assert not stops.has_stopped
-
-
-@pytest.mark.parametrize(("keeps", "expected"), [(False, "one "), (True, "one END")])
-def test_text_after_the_stop_string_is_dropped(*, keeps: bool, expected: str) -> None:
-    assert _ended(["one E", "ND two", " three"], ["END"], keeps=keeps) == (expected, True)
 
 
 def test_a_long_stop_string_of_one_letter_takes_linear_time() -> None:
