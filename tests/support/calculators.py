@@ -63,7 +63,7 @@ class Gather:
     skip: int = 0
 
     def __call__(self, delivery: Delivery) -> Sequence[Emission]:
-        """Give the packets of one run."""
+        """Return the packets of one run."""
         found = []
         for index, group in enumerate(self.groups):
             part = [(port, value) for port, value in delivery.inputs if port in group]
@@ -84,7 +84,7 @@ class Repeat:
     limit: int
 
     def __call__(self, delivery: Delivery) -> Sequence[Emission]:
-        """Give the packets of one run."""
+        """Return the packets of one run."""
         given = dict(delivery.inputs)
         left = given.pop(LOOPBACK, None)
         if left is None:

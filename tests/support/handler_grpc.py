@@ -65,7 +65,6 @@ class Stub:
             setattr(self, rpc.name, _with_deadline(method))
 
     def __getattr__(self, name: str) -> Any:
-        """Tell what the service has not."""
         raise AttributeError(name)
 
 
