@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.report import Row
 from tests.attacks.measuring import Latencies, Watch, neighbour
-from tests.attacks.ports import Ports
+from tests.attacks.served import Ports
 from tests.support.hostile_bodies import FORMS, HEADERS, ROUTES, SHAPES, bodies
 from tests.support.hostile_services import write_hostile_services
 from tests.support.processes import serving

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from tests.attacks.clients import bodies, floods, overload, readers, texts
-from tests.attacks.ports import Ports
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["ATTACKS", "Attack"]
+from tests.attacks.clients import bodies, calls, floods, readers
+from tests.attacks.served import Ports
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +34,16 @@ class Attack:
 ATTACKS: Final[dict[str, Attack]] = {
     "settings": Attack(floods.settings_flood),
     "window_updates": Attack(floods.window_update_flood),
-    "long_texts": Attack(texts.long_texts),
-    "long_chains": Attack(texts.long_chains),
-    "long_outputs": Attack(texts.long_outputs),
+    "long_texts": Attack(calls.long_texts),
+    "long_chains": Attack(calls.long_chains),
+    "long_outputs": Attack(calls.long_outputs),
     "unread_answers": Attack(readers.unread_answers, ("--stalled_client_seconds", "3")),
     "slow_readers": Attack(readers.slow_readers, ("--stalled_client_seconds", "3")),
     "slow_bodies": Attack(bodies.slow_bodies, ("--request_receive_seconds", "3")),
     "gzip_bombs": Attack(bodies.gzip_bombs),
     "hostile_bodies": Attack(bodies.hostile_bodies),
-    "overload": Attack(overload.overload),
-    "long_searches": Attack(overload.long_searches, graph_keys={"long_search": {"python_isolation": "process"}}),
+    "overload": Attack(calls.overload),
+    "long_searches": Attack(calls.long_searches, graph_keys={"long_search": {"python_isolation": "process"}}),
 }
 
 if __name__ == "__main__":

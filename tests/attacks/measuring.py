@@ -10,24 +10,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 import psutil
 
 from benchmarks.requests import framed_infer_request
 from tests.attacks.attacks import ATTACKS
-from tests.attacks.ports import Ports
-from tests.attacks.served import BIG, TRIVIAL, write_attacked
+from tests.attacks.served import BIG, INFER, TRIVIAL, Ports, write_attacked
 from tests.support.bare_http2 import BareConnection
 from tests.support.processes import serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-__all__ = ["Latencies", "Measured", "Watch", "measure", "neighbour"]
 
 WARM_SECONDS: Final = 1.0
 QUIET_SECONDS: Final = 5.0
@@ -35,7 +30,6 @@ SHORTEST_SECONDS: Final = 3.0
 ATTACK_SECONDS: Final = 180.0
 SETTLE_SECONDS: Final = 30.0
 REQUESTS: Final = 16
-INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 SAMPLE_SECONDS: Final = 0.05
 GROWTH: Final = 1.1
 """How much memory a server may have after an attack, in multiples of what it had before."""
@@ -168,7 +162,6 @@ def _listen(ports: Ports, seconds: float) -> Latencies:
 
 
 def _use_all_requests(ports: Ports) -> None:
-    """Have every request of the big model's pool make its buffers, which stay for as long as the model is loaded."""
     body = framed_infer_request(BIG, "x", np.ones(1, np.float32))
     with BareConnection(ports.grpc) as connection:
         streams = [connection.begin(INFER, body) for _ in range(REQUESTS)]
@@ -178,7 +171,6 @@ def _use_all_requests(ports: Ports) -> None:
 
 
 def _send_compressed(ports: Ports) -> None:
-    """Have the server load what it needs for requests that are not plain, which stays for as long as it runs."""
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", ports.rest, timeout=ATTACK_SECONDS)) as connection:
         connection.request("POST", f"/v2/models/{TRIVIAL}/infer", gzip.compress(b"{}"), headers)
@@ -187,7 +179,6 @@ def _send_compressed(ports: Ports) -> None:
 
 
 def _attack(name: str, ports: Ports) -> tuple[str, float]:
-    """Make an attack; gives what came of it, and its seconds."""
     command = ["nice", sys.executable, "-m", "tests.attacks.attacks", name, *map(str, ports)]
     started = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, timeout=ATTACK_SECONDS, check=False)

@@ -13,20 +13,15 @@ import json
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from benchmarks.requests import framed_infer_request
-from tests.attacks.served import ROW
+from tests.attacks.served import INFER, ROW
 from tests.support.bare_http2 import ANSWER_SECONDS, BareConnection, ConnectionEnded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["RATE"]
 
 RATE: Final = 100.0
 """Calls a second over each protocol."""
-INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 
 
 def _grpc_caller(port: int, model: str) -> Callable[[], None]:

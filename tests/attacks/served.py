@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -13,11 +14,15 @@ from tests.support import ir
 from tests.support.graphs import graph_text, python_node
 from tests.support.projects import write_project
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-__all__ = ["BIG", "BIG_BYTES", "ROW", "SLEEPER", "TRIVIAL", "write_attacked"]
+class Ports(NamedTuple):
+    """The ports of the attacked server on loopback."""
 
+    grpc: int
+    rest: int
+
+
+INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 TRIVIAL: Final = "trivial"
 BIG: Final = "big"
 """A model whose answer has :data:`BIG_BYTES`, whatever it is asked."""

@@ -20,7 +20,6 @@ SEEDS = 2**32
 
 
 def main() -> None:
-    """Read the command line, run, and print the report."""
     parser = argparse.ArgumentParser(description="Disturb servers in every way while clients call them.")
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--seed", type=int, default=int(time.time()) % SEEDS)

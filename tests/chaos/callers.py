@@ -6,7 +6,8 @@ import http.client
 import json
 import select
 import socket
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,11 +15,6 @@ from ovmstrio.protocol.descriptors import message_class
 from tests.chaos.ledger import Said
 from tests.fuzz.grpc_doors import INFER, infer_request
 from tests.support.bare_http2 import BareConnection, ConnectionEnded, framed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["Caller", "GrpcCaller", "HttpCaller", "SequenceCaller", "callers_of_everything", "callers_of_project"]
 
 SECONDS: Final = 60.0
 _ENDED: Final = "the process that ran this call ended"
@@ -94,7 +90,6 @@ class HttpCaller(Caller):
 
 
 def _has_ended(connection: socket.socket) -> bool:
-    """Tell whether an idle connection was closed, as clients look before they use it again."""
     readable, _, _ = select.select([connection], [], [], 0)
     return bool(readable)
 
@@ -137,7 +132,6 @@ class GrpcCaller(Caller):
         return (Said.RIGHT, "") if is_right(given) else (Said.WRONG, str(given))
 
     def _connected(self) -> BareConnection:
-        """Give a connection that the server has not said goodbye on."""
         held = self._connection
         try:
             while held is not None and _has_ended(held.socket):
@@ -161,7 +155,6 @@ _REFUSED_STREAM: Final = 7
 
 
 def _was_refused(connection: BareConnection, stream: int) -> bool:
-    """Tell whether the server's goodbye says that it has not begun with a call."""
     return connection.goaway is not None and int.from_bytes(connection.goaway.payload[:4]) < stream
 
 

@@ -7,23 +7,18 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from random import Random
+from typing import Any, Final
 
 import trio
 
 from tests.attacks.attacks import ATTACKS
 from tests.chaos.ledger import Ledger, Said
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from pathlib import Path
-    from random import Random
-
-    from tests.chaos.proxy import Proxy
-    from tests.chaos.world import Server
-
-__all__ = ["Disturbances", "Parts"]
+from tests.chaos.proxy import Proxy
+from tests.chaos.world import Server
 
 HOSTILE_SECONDS: Final = 60.0
 RECOVERY_SECONDS: Final = 3.0
@@ -201,7 +196,6 @@ class Disturbances:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file so that nobody sees half of it."""
     beside = path.with_suffix(".new")
     beside.write_text(text)
     beside.replace(path)

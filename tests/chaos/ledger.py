@@ -6,15 +6,11 @@ import math
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["EVERYBODY", "Call", "Ledger", "Said", "Window"]
+from typing import Final
 
 EVERYBODY: Final[frozenset[str]] = frozenset()
 """Of a window: it is about every client."""

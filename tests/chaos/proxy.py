@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from random import Random
+from typing import Final
 
 import trio
-
-if TYPE_CHECKING:
-    from random import Random
-
-__all__ = ["Proxy"]
 
 _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
 

@@ -12,27 +12,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import trio
 
-from tests.chaos.callers import callers_of_everything, callers_of_project
+from tests.chaos.callers import Caller, callers_of_everything, callers_of_project
 from tests.chaos.disturbances import Disturbances, Parts
 from tests.chaos.ledger import Ledger, Said
 from tests.chaos.proxy import Proxy
-from tests.chaos.world import FAKETIME, Server, everything, project, small_disk
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from pathlib import Path
-
-    from tests.chaos.callers import Caller
-    from tests.chaos.world import Resources
-
-__all__ = ["Report", "chaos"]
+from tests.chaos.world import FAKETIME, Resources, Server, everything, project, small_disk
 
 WARM_SECONDS: Final = 5.0
 SETTLE_SECONDS: Final = 5.0
@@ -104,10 +97,7 @@ async def chaos(folder: Path, seconds: float, seed: int, only: Sequence[str] = (
         else:
             clock.write_text("+0")
         (folder / "served").mkdir()
-        servers = {
-            "all kinds": everything(folder / "served", folder / "disk", clock),
-            "project": project(folder),
-        }
+        servers = {"all kinds": everything(folder / "served", folder / "disk", clock), "project": project(folder)}
         for server in servers.values():
             stack.callback(server.close)
             await trio.to_thread.run_sync(server.start)
@@ -154,7 +144,6 @@ def _names(callers: Sequence[Caller]) -> frozenset[str]:
 
 
 async def _call(caller: Caller, ledger: Ledger, over: trio.Event) -> None:
-    """Have a client call until it is over."""
     number = 0
     try:
         while not over.is_set():
@@ -170,7 +159,6 @@ async def _call(caller: Caller, ledger: Ledger, over: trio.Event) -> None:
 async def _disturb(
     disturbances: Disturbances, random: Random, servers: dict[str, Server], report: Report, only: Sequence[str]
 ) -> None:
-    """Do one thing after the other until the time is over, with hostile clients beside."""
     async with trio.open_nursery() as nursery:
         chosen = [each for each in disturbances.all() if not only or each.__name__ in only]
         if not only or disturbances.attack.__name__ in only:

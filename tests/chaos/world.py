@@ -6,10 +6,11 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import psutil
 
@@ -22,11 +23,6 @@ from tests.support.ports import free_ports
 from tests.support.processes import OvmsProcess, running
 from tests.support.projects import write_project
 from tests.support.waits import WAIT_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-__all__ = ["FAKETIME", "Resources", "Server", "everything", "project", "small_disk"]
 
 FAKETIME: Final = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 SMALL_DISK: Final = "16M"
@@ -117,7 +113,6 @@ class Server:
 
 @contextmanager
 def _clock_of(difference: Path | None) -> Iterator[None]:
-    """Have what is started in the block read a clock that can be set, by the wall alone."""
     if difference is None:
         yield
         return
@@ -175,7 +170,6 @@ def everything(folder: Path, disk: Path, clock: Path | None) -> Server:
 
 
 def project(folder: Path) -> Server:
-    """Make a handler project with several processes."""
     code = "class Handler:\n    def handle_post(self, payload):\n        return sum(payload)\n"
     file = write_project(folder / "project", code, processes=PROCESSES, threads_per_process=4)
     unused, rest = free_ports(2)

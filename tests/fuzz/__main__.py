@@ -17,7 +17,7 @@ from subprocess import TimeoutExpired
 from typing import Final
 
 from tests.fuzz.campaign import Campaign, Report, new_in_log, run_numbers
-from tests.fuzz.outcomes import Violation
+from tests.fuzz.messages import Violation
 from tests.fuzz.served import write_fuzzed
 from tests.support.processes import OvmsProcess, serving
 
@@ -27,7 +27,6 @@ _MOST_CHARACTERS: Final = 4_000
 
 
 def _fuzz(numbers: range, jobs: int) -> Report:
-    """Send the messages by so many processes to one server, until there are too many violations."""
     total, started = Report(), time.monotonic()
     chunks = [range(at, min(at + CHUNK, numbers.stop)) for at in range(numbers.start, numbers.stop, CHUNK)]
     with tempfile.TemporaryDirectory() as name:
@@ -52,7 +51,6 @@ def _fuzz(numbers: range, jobs: int) -> Report:
 
 
 def _violations_of_end(server: OvmsProcess, numbers: range) -> list[Violation]:
-    """Stop the server, which has nothing to do any more; all it printed is told of one that does not end well."""
     try:
         code, log = server.stop()
     except TimeoutExpired:
@@ -61,7 +59,6 @@ def _violations_of_end(server: OvmsProcess, numbers: range) -> list[Violation]:
 
 
 def main() -> None:
-    """Read the command line."""
     parser = argparse.ArgumentParser(description="Send nearly right messages to a server, over all its doors.")
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--first", type=int, default=0)

@@ -12,32 +12,31 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from random import Random
+from typing import Any, Final
 
 import httpx
 import numpy as np
 
 from ovmstrio.protocol.descriptors import message_class
-from tests.fuzz.grpc_doors import INFER, infer_request
+from tests.fuzz.grpc_doors import INFER, grpc_message, infer_request, raw_http2_message
 from tests.fuzz.grpc_lane import GrpcLane, tell_raw_http2
+from tests.fuzz.http_doors import http_message, raw_http_message
 from tests.fuzz.http_lane import HttpLane, tell_raw_http
-from tests.fuzz.making import make_message
-from tests.fuzz.messages import Message, Transport
-from tests.fuzz.outcomes import Outcome, Violation
+from tests.fuzz.messages import Message, Outcome, Transport, Violation
 from tests.support.bare_http2 import BareConnection, ConnectionEnded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
-__all__ = ["Campaign", "Report", "deliver", "new_in_log", "run_numbers", "tracebacks"]
 
 BATCH: Final = 100
 LONGEST: Final = 3_000
 _ENTRY: Final = re.compile(r"(?m)^(?=\d{4}-\d\d-\d\dT)")
 _DIGITS: Final = re.compile(r"\d+")
 _ROW: Final = np.arange(10, dtype=np.float32).reshape(1, 10)
+
+_MAKERS: Final = (grpc_message, http_message, raw_http2_message, raw_http_message)
+_WEIGHTS: Final = (46, 46, 4, 4)
 
 
 @dataclass(slots=True)
@@ -80,6 +79,12 @@ def deliver(lanes: tuple[GrpcLane, HttpLane], ports: tuple[int, int], messages: 
     told = zip([*calls, *requests], [*grpc_lane.end(calls), *http_lane.end(requests)], strict=True)
     outcomes = raw | {message.number: outcome for message, outcome in told}
     return [outcomes[message.number] for message in messages]
+
+
+def make_message(number: int) -> Message:
+    random = Random(number)
+    (maker,) = random.choices(_MAKERS, _WEIGHTS)
+    return maker(random, number)
 
 
 class Campaign:

@@ -7,8 +7,6 @@ from typing import Final
 from tests.fuzz.grpc_doors import INFER
 from tests.fuzz.messages import Message, Transport
 
-__all__ = ["CASES"]
-
 _JSON: Final = (("content-type", "application/json"),)
 _STREAM: Final = INFER.replace("ModelInfer", "ModelStreamInfer")
 _STATISTICS: Final = INFER.replace("ModelInfer", "ModelStatistics")

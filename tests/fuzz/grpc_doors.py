@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from random import Random
+from typing import Any, Final
 
 import numpy as np
 from hpack import Encoder
@@ -17,12 +19,6 @@ from tests.fuzz.messages import Message, Transport
 from tests.fuzz.protobuf_messages import changed_serialised
 from tests.fuzz.values import NUMBERS, changed_bytes, text
 from tests.support.bare_http2 import BareConnection, call_headers, frame, framed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from random import Random
-
-__all__ = ["INFER", "WATCH", "grpc_message", "infer_request", "raw_http2_message"]
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 STREAM: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -46,7 +42,6 @@ _METADATA: Final = (
 
 
 def infer_request(model: str, **arrays: Any) -> Any:
-    """Make a request of KServe's with raw contents."""
     request = message_class("inference.ModelInferRequest")(model_name=model)
     names = {"float32": "FP32", "uint64": "UINT64", "uint32": "UINT32"}
     for name, given in arrays.items():
@@ -94,7 +89,6 @@ def _named(method: str, **fields: Any) -> Any:
 
 @cache
 def _requests_of_methods() -> dict[str, Any]:
-    """Find every method that the server's own services have, and the class of its requests."""
     return {
         f"/{file.package}.{service.name}/{method.name}": message_class(method.input_type.lstrip("."))
         for file in FILES.values()
@@ -105,7 +99,6 @@ def _requests_of_methods() -> dict[str, Any]:
 
 @cache
 def _valid() -> dict[str, list[Any]]:
-    """Give requests of each method that are right, or nothing but empty."""
     requests: dict[str, list[Any]] = {method: [request()] for method, request in _requests_of_methods().items()}
     requests[INFER] = [
         *(infer_request(name, b=_ROW) for name in ("model", "dag", "dynamic")),
@@ -138,7 +131,6 @@ def _valid() -> dict[str, list[Any]]:
 
 
 def grpc_message(random: Random, number: int) -> Message:
-    """Make a call of any method, nearly right."""
     methods = [method for method in _valid() if method != RELOAD]
     method = random.choice(_HOT if random.random() < 0.75 else methods)
     parts = random.choice((1, 1, 2, 5)) if method in _STREAMS else 1
@@ -151,7 +143,6 @@ def grpc_message(random: Random, number: int) -> Message:
 
 
 def _part(random: Random, method: str) -> bytes:
-    """Make one message of a call, with the five bytes before it."""
     data = changed_serialised(random, random.choice(_valid()[method]))
     match random.randrange(60):
         case 0:

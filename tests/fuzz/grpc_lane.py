@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from ovmstrio.wire.grpc import frames
 from ovmstrio.wire.grpc.frames import ErrorCode
 from tests.fuzz.grpc_doors import WATCH
-from tests.fuzz.outcomes import Outcome
+from tests.fuzz.messages import Message, Outcome
 from tests.support.bare_http2 import Answer, BareConnection, ConnectionEnded
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.fuzz.messages import Message
-
-__all__ = ["GrpcLane", "tell_raw_http2"]
 
 SECONDS: Final = 20.0
 
@@ -62,7 +56,6 @@ class GrpcLane:
         return final
 
     def _ended(self) -> Outcome:
-        """Say how the connection ended under a single call."""
         outcome = Outcome()
         connection = self._connection
         if connection is not None and connection.goaway is not None:
@@ -131,6 +124,5 @@ class _Answers(dict[int, Answer]):
     """Answers to calls that nobody has counted."""
 
     def get(self, key: int, default: Answer | None = None) -> Answer:  # type: ignore[override]
-        """Give, or make, the one of a stream."""
         del default
         return self.setdefault(key, Answer())

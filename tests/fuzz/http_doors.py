@@ -5,16 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from random import Random
+from typing import Any, Final, NamedTuple
 
 from tests.fuzz.json_documents import changed_json
 from tests.fuzz.messages import Message, Transport
 from tests.fuzz.values import NUMBERS, TEXTS, changed_bytes, text
-
-if TYPE_CHECKING:
-    from random import Random
-
-__all__ = ["http_bytes", "http_message", "raw_http_message"]
 
 _JSON: Final = ("content-type", "application/json")
 _BINARY_LENGTH: Final = "inference-header-content-length"
@@ -141,7 +137,6 @@ def http_message(random: Random, number: int) -> Message:
 
 
 def _changed_path(random: Random, path: str) -> str:
-    """Change a segment, or any of the path's letters, into what may stand in a request's first line."""
     segments = path.split("/")
     match random.randrange(4):
         case 0:
@@ -175,7 +170,6 @@ def _body(random: Random, document: Any, *, binary: bool) -> tuple[bytes, list[t
 
 
 def _binary_body(random: Random, document: Any) -> tuple[bytes, list[tuple[str, str]]]:
-    """Move the first tensor's data behind the document, nearly as it should be."""
     tensor = dict(document["inputs"][0])
     tensor.pop("data")
     size = random.choice((40, 40, 40, 4, 0, 39, 400, 2**31))
@@ -187,7 +181,6 @@ def _binary_body(random: Random, document: Any) -> tuple[bytes, list[tuple[str, 
 
 
 def http_bytes(message: Message) -> bytes:
-    """Write a request as it is sent."""
     verb, _, path = message.path.partition(" ")
     lines = [f"{verb} {path} HTTP/1.1", "host: 127.0.0.1", *(f"{name}: {value}" for name, value in message.headers)]
     if message.body or verb in {"POST", "PUT", "PATCH"}:

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from tests.fuzz.http_doors import http_bytes
-from tests.fuzz.outcomes import Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.fuzz.messages import Message
-
-__all__ = ["HttpLane", "HttpReader", "tell_raw_http"]
+from tests.fuzz.messages import Message, Outcome
 
 SECONDS: Final = 20.0
 _BODILESS: Final = {204, 304}

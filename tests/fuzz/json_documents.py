@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import Any
 
 from tests.fuzz.values import NUMBERS, changed_bytes, text
-
-if TYPE_CHECKING:
-    from random import Random
-
-__all__ = ["changed_document", "changed_json"]
 
 
 def changed_json(random: Random, document: Any) -> bytes:
@@ -25,7 +21,6 @@ def changed_json(random: Random, document: Any) -> bytes:
 
 
 def changed_document(random: Random, document: Any) -> Any:
-    """Change a copy in one to three places."""
     root = [copy.deepcopy(document)]
     for _ in range(random.randint(1, 3)):
         holder, key = random.choice(_places(root))
@@ -34,7 +29,6 @@ def changed_document(random: Random, document: Any) -> Any:
 
 
 def _places(node: Any) -> list[tuple[Any, Any]]:
-    """List every value of a document by what holds it."""
     keys: list[Any] = []
     if isinstance(node, dict):
         keys = list(node)
@@ -66,7 +60,6 @@ def _change(random: Random, holder: Any, key: Any) -> None:
 
 
 def value(random: Random) -> Any:
-    """Make any value."""
     match random.randrange(8):
         case 0:
             return random.choice((None, True, False, {}, [], [[]], [{}], "\ud800"))

@@ -1,11 +1,10 @@
-"""What is sent: one message for a number, always the same for the same number."""
+"""Messages to a server, by number, and what comes of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-
-__all__ = ["Message", "Transport"]
+from typing import Final
 
 
 class Transport(Enum):
@@ -41,3 +40,63 @@ class Message:
 
     def __str__(self) -> str:
         return f"{self.number} ({self.door}) {self.path} {list(self.headers)} {self.body[:300]!r}"
+
+
+# Outcomes
+
+
+_INTERNAL_ERROR: Final = 2
+_GRPC_FAULTS: Final = {"2": "UNKNOWN", "13": "INTERNAL", "15": "DATA_LOSS", "": "no status"}
+_AS_GRPC_SAYS: Final = "request message is compressed, but grpc-encoding is"
+"""What gRPC's own rules call an internal error, though it is the client's."""
+_EXPLAINED: Final = {501, 503}
+_VERSION_REFUSED: Final = 505
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Something that must not have happened, and the numbers of the messages behind which it was seen."""
+
+    numbers: range
+    what: str
+
+    def __str__(self) -> str:
+        again = f"--first {self.numbers.start} --count {len(self.numbers)}"
+        return f"{self.what}\n    again: just fuzz {again}"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Everything that the server said to one message.
+
+    Attributes:
+        kinds: what was said, in few words, to be counted.
+        faults: what of it must not be.
+    """
+
+    kinds: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def add_http(self, status: int, body: bytes) -> None:
+        """Note an answer over HTTP."""
+        self.kinds.append(f"HTTP {status}")
+        is_explained = status == _VERSION_REFUSED or (status in _EXPLAINED and body)
+        if status >= 500 and not is_explained:
+            self.faults.append(f"HTTP {status} {body[:300]!r}")
+
+    def add_grpc(self, status: str, message: str) -> None:
+        """Note the end of a call, ``status`` being gRPC's number."""
+        self.kinds.append(f"gRPC {status}")
+        if status in _GRPC_FAULTS and not message.startswith(_AS_GRPC_SAYS):
+            self.faults.append(f"gRPC {_GRPC_FAULTS[status]} {message[:300]}")
+
+    def add_reset(self, what: str, code: int) -> None:
+        """Note that a stream or a connection was ended with a code of HTTP/2."""
+        self.kinds.append(f"{what} {code}")
+        if code == _INTERNAL_ERROR:
+            self.faults.append(f"{what} with INTERNAL_ERROR")
+
+    def add_silence(self, what: str) -> None:
+        """Note that no answer came where one must."""
+        self.kinds.append(what)
+        self.faults.append(what)

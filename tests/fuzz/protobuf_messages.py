@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from random import Random
+from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 
 from tests.fuzz.values import NUMBERS, changed_bytes, text
-
-if TYPE_CHECKING:
-    from random import Random
-
-__all__ = ["changed_message", "changed_serialised"]
 
 _INTEGERS: Final = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
@@ -40,7 +36,6 @@ def changed_message(random: Random, message: Any) -> Any:
 
 
 def _somewhere(random: Random, message: Any) -> Any:
-    """Walk down into a message that is set, or stay."""
     inner = []
     for field, value in message.ListFields():
         if field.cpp_type != FieldDescriptor.CPPTYPE_MESSAGE:

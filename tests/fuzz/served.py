@@ -3,52 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any
 
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
+from tests.support.hostile_services import ANY_HANDLER, ANY_OPS
 from tests.support.tiny_llm import write_tiny_folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["write_fuzzed"]
-
-_HANDLER: Final = """
-class Handler:
-    def handle_get(self, query_params):
-        return {"got": len(query_params)}
-
-    def handle_post(self, payload):
-        return {"got": type(payload).__name__}
-
-    def handle_put(self, payload):
-        return bytes(3)
-"""
-_OPS: Final = """
-from ovmstrio.ops import Op, WebService
-
-
-class Count(Op):
-    def preprocess(self, input_dicts, data_id=0, log_id=0):
-        (given,) = input_dicts.values()
-        return {"y": str(sorted(given))}, False, None, ""
-
-
-class Service(WebService):
-    def get_pipeline_response(self, read_op):
-        return Count(name="count", input_ops=[read_op])
-
-
-service = Service(name="ops")
-service.prepare_pipeline_config("config.yml")
-service.run_service()
-"""
 
 
 def write_fuzzed(folder: Path) -> Path:
     """Write everything into a folder; gives the configuration's path."""
-    config = write_all_kinds(folder, handler=_HANDLER, ops=_OPS)
+    config = write_all_kinds(folder, handler=ANY_HANDLER, ops=ANY_OPS)
     models: dict[str, tuple[Any, dict[str, Any]]] = {
         "dynamic": (ir.dynamic(), {}),
         "strings": (ir.string_passthrough(), {}),

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Final
 
 from tests.support import ir
 from tests.support.graphs import graph_text, python_node
+from tests.support.pipelines import dag_entry
 from tests.support.projects import write_project
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["HANDLER", "NAMES", "NODE", "OPS", "write_all_kinds"]
 
 NAMES: Final = ("model", "dag", "graph", "handler", "ops")
 
@@ -49,22 +46,6 @@ service.run_service()
 """
 
 
-def _dag() -> dict[str, Any]:
-    node = {
-        "name": "node",
-        "type": "DL model",
-        "model_name": "model",
-        "inputs": [{"b": {"node_name": "request", "data_item": "b"}}],
-        "outputs": [{"data_item": "a", "alias": "a"}],
-    }
-    return {
-        "name": "dag",
-        "inputs": ["b"],
-        "nodes": [node],
-        "outputs": [{"a": {"node_name": "node", "data_item": "a"}}],
-    }
-
-
 def write_all_kinds(folder: Path, *, node: str = NODE, handler: str = HANDLER, ops: str = OPS) -> Path:
     """Write a service of each of :data:`NAMES` into a folder, and give the configuration's path.
 
@@ -83,7 +64,7 @@ def write_all_kinds(folder: Path, *, node: str = NODE, handler: str = HANDLER, o
     config = folder / "config.json"
     document = {
         "model_config_list": [{"config": {"name": "model", "base_path": str(repository)}}],
-        "pipeline_config_list": [_dag()],
+        "pipeline_config_list": [dag_entry("dag", "model", ("b", "b"), ("a", "a"))],
         "mediapipe_config_list": [{"name": "graph", "base_path": str(folder / "graph")}],
         "handler_config_list": [{"name": "handler", "path": str(folder / "handler")}],
         "op_pipeline_config_list": [{"name": "ops", "path": str(folder / "ops")}],

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from hpack import Decoder, Encoder
 
 from ovmstrio.wire.grpc import frames
 from ovmstrio.wire.grpc.frames import FRAME_HEADER, FRAME_HEADER_BYTES, MAX_WINDOW, PREFACE, FrameType, Setting
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-__all__ = ["ANSWER_SECONDS", "Answer", "BareConnection", "ConnectionEnded", "Frame", "call_headers", "frame", "framed"]
 
 ANSWER_SECONDS: Final = 90.0
 MAX_FRAME_BYTES: Final = 16_384
@@ -58,7 +54,6 @@ class Answer:
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """Serialise any frame."""
     return FRAME_HEADER.pack(len(payload) >> 16, len(payload) & 0xFFFF, kind, flags, stream_id) + payload
 
 
@@ -68,7 +63,6 @@ def framed(message: bytes, *, compressed: bool = False) -> bytes:
 
 
 def call_headers(path: str, further: Sequence[tuple[str, str]] = ()) -> list[tuple[str, str]]:
-    """List what a gRPC client sends."""
     return [
         (":method", "POST"),
         (":scheme", "http"),
@@ -84,7 +78,8 @@ class BareConnection:
     """One connection.  It acknowledges SETTINGS and PINGs that it reads, and gives no window back unless it was told.
 
     Args:
-        port: on loopback.
+        port: on loopback; ignored if there is a connected socket.
+        connected: the socket, for example one with TLS.
         settings: what it asks of the server.
         window: how many bytes the server may send on the connection in all.
         timeout: seconds until a read or a write gives up.
@@ -94,8 +89,9 @@ class BareConnection:
 
     def __init__(
         self,
-        port: int,
+        port: int = 0,
         *,
+        connected: socket.socket | None = None,
         settings: Mapping[Setting, int] | None = None,
         window: int = MAX_WINDOW,
         timeout: float = ANSWER_SECONDS,
@@ -107,10 +103,11 @@ class BareConnection:
         self._encoder, self._decoder = Encoder(), Decoder(1_000_000)
         self._unread = bytearray()
         self._next_stream = 1
-        self.socket = socket.socket()
+        self.socket = connected or socket.socket()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self)
-            self._connect(port, timeout, receive_buffer)
+            if connected is None:
+                self._connect(port, timeout, receive_buffer)
             if greets:
                 self._greet(settings, window)
             stack.pop_all()

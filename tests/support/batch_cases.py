@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ovmstrio.core.generation import GenerationRequest, Sampling
 from ovmstrio.openvino.engine.batch import Batch
 from ovmstrio.openvino.engine.pipeline import Pipeline, PipelineOptions
 from ovmstrio.openvino.engine.texts import AskedTexts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _REQUEST: Final = GenerationRequest("", Sampling(temperature=0, ignore_eos=True), logprobs=True)
 _TOKENS: Final = 40

@@ -18,15 +18,12 @@ from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from tests.support.stub_registry import registry_of
 
-__all__ = ["DOORS", "BothDoors", "serving_both", "triton_module"]
-
 ResultT = TypeVar("ResultT")
 
 DOORS = ("grpc", "http")
 
 
 def triton_module(door: str) -> Any:
-    """Give the package of tritonclient for a door."""
     if door == "grpc":
         import tritonclient.grpc as module
     else:

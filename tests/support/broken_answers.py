@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.support.plain_http import QuietHandler
 
-__all__ = ["BreakingHandler"]
-
 
 class BreakingHandler(QuietHandler):
     """Begins to answer, and closes the connection."""

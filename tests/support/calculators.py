@@ -12,20 +12,6 @@ import trio
 from ovmstrio.runtimes.graphs.calculator import NodeContext, NodeContract, NodeFailure
 from ovmstrio.runtimes.graphs.config.graph_config import Port
 
-__all__ = [
-    "LOOPBACK",
-    "SPACING",
-    "Delivery",
-    "Emission",
-    "Gather",
-    "Recorder",
-    "Repeat",
-    "Rule",
-    "digest",
-    "in_port",
-    "out_port",
-]
-
 LOOPBACK = Port("LOOPBACK", 0)
 
 SPACING = 10
@@ -33,12 +19,10 @@ SPACING = 10
 
 
 def in_port(index: int) -> Port:
-    """Name an input of a test node."""
     return Port("IN", index)
 
 
 def out_port(index: int) -> Port:
-    """Name an output of a test node."""
     return Port("OUT", index)
 
 
@@ -79,7 +63,7 @@ class Gather:
     skip: int = 0
 
     def __call__(self, delivery: Delivery) -> Sequence[Emission]:
-        """Give the packets of one run."""
+        """Return the packets of one run."""
         found = []
         for index, group in enumerate(self.groups):
             part = [(port, value) for port, value in delivery.inputs if port in group]
@@ -100,7 +84,7 @@ class Repeat:
     limit: int
 
     def __call__(self, delivery: Delivery) -> Sequence[Emission]:
-        """Give the packets of one run."""
+        """Return the packets of one run."""
         given = dict(delivery.inputs)
         left = given.pop(LOOPBACK, None)
         if left is None:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ovmstrio.config.specs import GraphSpec
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["graph_calling", "session_text"]
 
 
 def session_text(*names: str) -> str:

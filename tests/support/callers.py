@@ -5,35 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ovmstrio.access.allowance import CallerAllowance
-from ovmstrio.access.authentication import Authentication, TokenVerifier
+from ovmstrio.access.authentication import Authentication
 from ovmstrio.access.directory import Directory
 from ovmstrio.access.gate import Gate
 from ovmstrio.access.key_file import CallerEntry, digest_of
 from ovmstrio.core.callers import Caller, Scopes
 
-__all__ = ["bearer", "entry_of", "gate_of"]
 
-
-def entry_of(name: str, *scopes: str, key: str = "", **options: object) -> CallerEntry:
+def entry_of(name: str, *scopes: str, **options: object) -> CallerEntry:
     """Make the entry of a caller whose key is its name, or whatever else it is known by."""
-    proof = {} if {"certificate", "subject"} & options.keys() else {"sha256": digest_of(key or name)}
+    proof = {} if {"certificate", "subject"} & options.keys() else {"sha256": digest_of(name)}
     return CallerEntry(name, Scopes.parse(scopes), **(proof | options))  # type: ignore[arg-type]
 
 
 def gate_of(
-    scopes: Mapping[str, str],
-    allowance: CallerAllowance | None = None,
-    verifier: TokenVerifier | None = None,
-    *,
-    guards_everything: bool = True,
+    scopes: Mapping[str, str], allowance: CallerAllowance | None = None, *, guards_everything: bool = True
 ) -> Gate:
     """Make a gate for callers whose keys are their names: ``gate_of({"shop": "infer:a read"})``."""
     directory = Directory()
     callers = {key: Caller(key, "key", Scopes.parse(texts.split()), allowance) for key, texts in scopes.items()}
     directory.replace([], callers)
-    return Gate(Authentication(directory, verifier), guards_everything=guards_everything)
+    return Gate(Authentication(directory), guards_everything=guards_everything)
 
 
 def bearer(key: str) -> dict[str, str]:
-    """Give the header that shows a key."""
     return {"authorization": f"Bearer {key}"}

@@ -1,18 +1,15 @@
-"""A server that speaks OpenAI's chat API in a thread, for clients: it answers as told, and notes what it heard."""
+"""A server that speaks OpenAI's chat API in a thread, for clients: scripted answers and recorded requests."""
 
 from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["ChatServer", "chat_server"]
+from tests.support.plain_http import QuietHandler, answering_http
 
 
 @dataclass
@@ -38,43 +35,40 @@ class ChatServer:
     left: threading.Event = field(default_factory=threading.Event)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+class _Handler(QuietHandler):
+    chat: ChatServer
 
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the library's name
         self._answer(200, {"object": "list", "data": [{"id": "first"}, {"id": "second"}]})
 
-    def do_POST(self) -> None:
-        told = self.server.told
-        told.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        told.keys.append(self.headers.get("Authorization", ""))
-        if told.error is not None:
-            self._answer(*told.error)
+    def do_POST(self) -> None:  # noqa: N802 - the library's name
+        chat = self.chat
+        chat.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        chat.keys.append(self.headers.get("Authorization", ""))
+        if chat.error is not None:
+            self._answer(*chat.error)
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         try:
-            self._stream(told)
+            self._stream(chat)
         except OSError:
-            told.left.set()
+            chat.left.set()
 
-    def _stream(self, told: ChatServer) -> None:
-        for delta in told.deltas:
+    def _stream(self, chat: ChatServer) -> None:
+        for delta in chat.deltas:
             if delta is None:
                 self.connection.settimeout(30)
                 if not self.connection.recv(1):
-                    told.left.set()
+                    chat.left.set()
                 return
             self._event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}], "usage": None})
-        if told.late_error:
-            self._event({"error": {"message": told.late_error, "type": "server_error"}})
+        if chat.late_error:
+            self._event({"error": {"message": chat.late_error, "type": "server_error"}})
             return
         self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-        self._event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": len(told.deltas)}})
+        self._event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": len(chat.deltas)}})
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _event(self, document: dict[str, Any]) -> None:
@@ -90,20 +84,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-class _Server(ThreadingHTTPServer):
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.told = ChatServer(f"http://127.0.0.1:{self.server_port}/v3")
-
-
 @contextmanager
 def chat_server() -> Iterator[ChatServer]:
-    """Run one."""
-    with _Server() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield server.told
-        finally:
-            server.shutdown()
-            thread.join()
+    """Run a chat server until the block ends."""
+    chat = ChatServer()
+    with answering_http(type("_ChatHandler", (_Handler,), {"chat": chat})) as address:
+        chat.url = f"{address}/v3"
+        yield chat

@@ -16,8 +16,6 @@ from typing import IO
 
 from tests.support.processes import environment
 
-__all__ = ["CommandOnTerminal", "PipedCommand", "on_terminal", "piped"]
-
 BOUND_SECONDS = 60
 
 

@@ -15,8 +15,6 @@ from tests.support.graphs import LOOPBACK, graph_text, python_node
 from tests.support.project_files import write
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
-__all__ = ["CLOSED", "serving_for_commands"]
-
 _SAMPLES = Path(ovmstrio_samples.__file__).parent
 _GRAPHS = ("incrementer", "counter_stream", "labels_image")
 _SETTINGS: dict[str, dict[str, Any]] = {

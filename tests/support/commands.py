@@ -21,8 +21,6 @@ from ovms_cli import console
 from ovms_cli.main import main
 from ovmstrio.observability.log_writer import WRITER
 
-__all__ = ["CommandResult", "RunCommand", "command_folder", "run_command", "run_on_terminal"]
-
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
@@ -78,6 +76,8 @@ def run_on_terminal(*arguments: str, columns: int = 300) -> tuple[int, str]:
 
 def _run(arguments: tuple[str, ...], stdin: IO[str], stdout: IO[str], stderr: IO[str]) -> int:
     with pytest.MonkeyPatch.context() as patch, _logs_elsewhere(), _own_consoles(), _same_collector():
+        # Lines of servers in this process go to standard error as it is when they are written.
+        _wait_for_log_lines()
         patch.setattr(sys, "excepthook", sys.excepthook)
         patch.setattr(sys, "argv", ["ovms", *arguments])
         for name, stream in (("stdin", stdin), ("stdout", stdout), ("stderr", stderr)):
@@ -94,7 +94,6 @@ def _run(arguments: tuple[str, ...], stdin: IO[str], stdout: IO[str], stderr: IO
 
 
 def _wait_for_log_lines() -> None:
-    """Wait until the writer of logs, which is a thread while a server runs in this process, has written all lines."""
     for _ in range(6000):
         if not WRITER._waiting:  # noqa: SLF001 - a count of lines that only tests need
             return
@@ -108,18 +107,19 @@ def _logs_elsewhere() -> Iterator[None]:
 
     Tracebacks are plain, because a traceback with local variables takes seconds.
     """
-    before: dict[str, Any] = structlog.get_config()
+    before: dict[str, Any] | None = structlog.get_config() if structlog.is_configured() else None
     renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[renderer], logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
     try:
         yield
     finally:
-        structlog.configure(**before)
+        structlog.reset_defaults()
+        if before is not None:
+            structlog.configure(**before)
 
 
 @contextmanager
 def _own_consoles() -> Iterator[None]:
-    """Create consoles for the streams of this command, because a console keeps the properties of its stream."""
     for cached in (console.stdout, console.stderr):
         cached.cache_clear()
     try:
@@ -131,7 +131,6 @@ def _own_consoles() -> Iterator[None]:
 
 @contextmanager
 def _same_collector() -> Iterator[None]:
-    """Restore the thresholds of the garbage collector, which commands raise."""
     before = gc.get_threshold()
     try:
         yield

@@ -19,8 +19,6 @@ import openvino as ov
 from ovmstrio.openvino.compile import ModelFile
 from ovmstrio.work.cores import CORES
 
-__all__ = ["sharing_compiled_models"]
-
 Compile = Callable[[ov.Model, ModelFile, Mapping[str, str]], ov.CompiledModel]
 
 _MOST_MODELS: Final = 50
@@ -61,7 +59,6 @@ def sharing_compiled_models(compile_: Compile) -> Compile:
 
 
 def _content_of(model: ov.Model) -> bytes:
-    """Return the model as OpenVINO writes it, with its weights."""
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder, "m.xml"), Path(folder, "m.bin")
         ov.serialize(model, *map(str, files))

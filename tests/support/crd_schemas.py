@@ -13,8 +13,6 @@ from typing import Any
 
 import yaml
 
-__all__ = ["FOLDER", "reduced"]
-
 FOLDER = Path(__file__).parent / "schemas"
 _KEPT = frozenset({"type", "properties", "items", "required", "enum", "additionalProperties", "minimum", "maximum"})
 _OF_PODS = frozenset({"containers", "workerSpec", "volumes", "affinity", "tolerations"})

@@ -12,8 +12,6 @@ from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import CustomNode
 from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import open_python_node
 from tests.support.tasks import hosting
 
-__all__ = ["DOUBLER", "opened_builtin", "opened_python", "write_node"]
-
 DOUBLER = """
     import numpy as np
 
@@ -30,7 +28,6 @@ DOUBLER = """
 
 
 def write_node(folder: Path, source: str = DOUBLER, file: str = "node.py") -> Path:
-    """Write the file of a Python node."""
     path = folder / file
     path.write_text(dedent(source).lstrip("\n"))
     return path
@@ -51,5 +48,4 @@ async def opened_python(
 
 
 async def opened_builtin(builtin: str, **params: object) -> BuiltinNode:
-    """Open a built-in node called ``node``, which needs no closing."""
     return await open_builtin(builtin, "node", {name: str(value) for name, value in params.items()})

@@ -5,21 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import yaml
 
 from tests.support.ports import free_ports
+from tests.support.processes import OvmsProcess
 from tests.support.waits import WAIT_SECONDS, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tests.support.processes import OvmsProcess
-
-__all__ = ["EnvoyProcess", "envoy_before"]
 
 _CONFIG = Path(__file__).parents[2] / "deploy" / "envoy" / "envoy.yaml"
 _PATIENCE_SECONDS = 60

@@ -13,8 +13,6 @@ from typing import Any, Final
 from ovmstrio.core.generation import Grammar, GrammarKind
 from tests.support.whole_ends import killed_if_late
 
-__all__ = ["GrammarEngine", "grammar_engine"]
-
 _PROGRAM: Final = Path(__file__).with_name("grammar_program.py")
 _KINDS: Final = {
     GrammarKind.JSON_SCHEMA: "json_schema",
@@ -48,7 +46,6 @@ class GrammarEngine:
 
 @contextmanager
 def grammar_engine(folder: Path) -> Iterator[GrammarEngine]:
-    """Run the program for the model in ``folder``."""
     process = subprocess.Popen(
         [sys.executable, str(_PROGRAM), str(folder)],
         stdin=subprocess.PIPE,

@@ -13,14 +13,12 @@ import openvino_genai as genai
 
 
 def engine(folder: str) -> Any:
-    """Load the model."""
     scheduler = genai.SchedulerConfig()
     scheduler.num_kv_blocks = 64
     return genai.ContinuousBatchingPipeline(folder, scheduler, "CPU")
 
 
 def config(kind: str, text: str, tokens: int, seed: int | None) -> Any:
-    """Ask for a text of that form."""
     form = genai.StructuredOutputConfig()
     if kind == "structural_tag":
         form.structural_tags_config = text
@@ -35,7 +33,6 @@ def config(kind: str, text: str, tokens: int, seed: int | None) -> Any:
 
 
 def main() -> None:
-    """Answer until there are no more lines."""
     folder = sys.argv[1]
     pipe = engine(folder)
     for number, line in enumerate(sys.stdin):

@@ -20,8 +20,6 @@ from ovmstrio.runtimes.graphs.graph_plan import LoadedNode, make_graph_plan
 from ovmstrio.runtimes.graphs.packets import Packet
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 
-__all__ = ["Feed", "contract_of", "options", "refs", "run_nodes"]
-
 Feed = Iterable[tuple[int, Mapping[str, Any]]]
 """What a test pushes: the values of inputs at timestamps."""
 
@@ -74,7 +72,6 @@ class _Everything:
         self._names = names
 
     def put(self, output: int, packet: Packet) -> bool:
-        """Keep a packet."""
         self.packets[self._names[output]].append(packet)
         return True
 

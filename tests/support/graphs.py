@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from textwrap import dedent, indent
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import trio
@@ -13,32 +15,12 @@ import trio
 from ovmstrio.api.openai.text_documents import OpenAITexts
 from ovmstrio.config.specs import GraphSpec
 from ovmstrio.core.errors import NotFound
-from ovmstrio.core.request import InferInput, InferRequest, InferResponse, StreamProblem
+from ovmstrio.core.request import InferInput, InferRequest, InferResponse, ParameterValue, StreamProblem, StreamReply
+from ovmstrio.core.servable import InferStream, LeasedServable
 from ovmstrio.core.tensor import RawTensor
+from ovmstrio.runtimes.graphs.graph_servable import GraphServable
 from ovmstrio.runtimes.graphs.load_graph import load_graph
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from ovmstrio.core.request import ParameterValue, StreamReply
-    from ovmstrio.core.servable import InferStream, LeasedServable
-    from ovmstrio.runtimes.graphs.graph_servable import GraphServable
-    from ovmstrio.work.isolation.isolated_code import Isolation
-
-__all__ = [
-    "LOOPBACK",
-    "Answers",
-    "ask",
-    "graph_text",
-    "inference_graph",
-    "loaded",
-    "python_node",
-    "stamps",
-    "stream",
-    "texts",
-]
+from ovmstrio.work.isolation.isolated_code import Isolation
 
 GRAPH = "graph"
 
@@ -106,13 +88,11 @@ def python_node(
 def graph_text(
     *nodes: str, inputs: Sequence[str] = ("OVMS_PY_TENSOR:in",), outputs: Sequence[str] = ("OVMS_PY_TENSOR:out",)
 ) -> str:
-    """Write a graph."""
     head = [f'input_stream: "{text}"' for text in inputs] + [f'output_stream: "{text}"' for text in outputs]
     return "\n".join([*head, *nodes])
 
 
 async def no_models(name: str, version: str = "", /) -> AbstractContextManager[LeasedServable]:
-    """Serve nothing beside the graph."""
     raise NotFound(f"no model {name} {version}")
 
 
@@ -173,7 +153,6 @@ def ask(
 
 
 def texts(response: InferResponse) -> dict[str, str]:
-    """Give the outputs of a response as text by name."""
     found = {}
     for output in response.outputs:
         assert isinstance(output, RawTensor)
@@ -203,7 +182,6 @@ class Answers:
 
 
 def stamps(answers: Answers) -> list[int]:
-    """Give the timestamps of the outputs."""
     return [timestamp for timestamp, _, _ in answers.outputs]
 
 

@@ -13,22 +13,16 @@ __all__ = ["BEFORE_AND_BEHIND", "INPUTS", "OUTPUTS", "SHOUTING", "text_node"]
 INPUTS, OUTPUTS = ["HTTP_REQUEST_PAYLOAD:asked"], ["HTTP_RESPONSE_PAYLOAD:answer"]
 
 
-def text_node(
-    inputs: Sequence[str] = ("HTTP_REQUEST_PAYLOAD:changed",),
-    outputs: Sequence[str] = ("HTTP_RESPONSE_PAYLOAD:made",),
-    *,
-    options: str = 'models_path: "./"',
-    more: str = LOOPBACK,
-) -> str:
+def text_node(outputs: Sequence[str] = ("HTTP_RESPONSE_PAYLOAD:made",), *, more: str = LOOPBACK) -> str:
     """Write a node that makes text, as graphs of OpenVINO Model Server have it."""
-    streams = [f'input_stream: "{text}"' for text in inputs] + [f'output_stream: "{text}"' for text in outputs]
+    streams = ['input_stream: "HTTP_REQUEST_PAYLOAD:changed"', *(f'output_stream: "{text}"' for text in outputs)]
     body = "\n".join([
         'name: "LLMExecutor"',
         'calculator: "HttpLLMCalculator"',
         'input_side_packet: "LLM_NODE_RESOURCES:llm"',
         *streams,
         more,
-        f"node_options: {{ [type.googleapis.com / mediapipe.LLMCalculatorOptions]: {{ {options} }} }}",
+        'node_options: { [type.googleapis.com / mediapipe.LLMCalculatorOptions]: { models_path: "./" } }',
     ])  # fmt: skip
     return "node {\n" + indent(body, "  ") + "\n}\n"
 

@@ -11,13 +11,10 @@ import trio
 from ovmstrio.protocol.descriptors import message_class
 from tests.support.waits import WAIT_SECONDS
 
-__all__ = ["call", "with_channel", "with_triton"]
-
 ResultT = TypeVar("ResultT")
 
 
 async def with_triton(address: str, work: Callable[[Any], ResultT]) -> ResultT:
-    """Run ``work`` with a tritonclient on its own connection."""
     from tritonclient.grpc import InferenceServerClient
 
     def connected() -> ResultT:
@@ -28,8 +25,6 @@ async def with_triton(address: str, work: Callable[[Any], ResultT]) -> ResultT:
 
 
 async def with_channel(address: str, work: Callable[[Any], ResultT]) -> ResultT:
-    """Run ``work`` with a channel of grpcio."""
-
     def connected() -> ResultT:
         with grpc.insecure_channel(address) as channel:
             return work(channel)

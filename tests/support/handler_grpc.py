@@ -13,7 +13,6 @@ import trio
 from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.limits import local_limit
 from ovmstrio.core.peers import NO_PROXIES, TrustedProxies
-from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_rpc_handler, proto_of
 from ovmstrio.runtimes.handlers.grpc.services import UserService
@@ -23,11 +22,9 @@ from ovmstrio.runtimes.handlers.mounting import HandlerServable
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.work.isolation.isolated_code import Isolation
+from tests.support.lone_service import open_plane_of
 from tests.support.protos import written
-from tests.support.stub_registry import registry_of
 from tests.support.waits import WAIT_SECONDS
-
-__all__ = ["HANDS_BACK", "ServedProject", "front_end_of", "opened", "served"]
 
 HANDS_BACK = """
         class Handler:
@@ -68,7 +65,6 @@ class Stub:
             setattr(self, rpc.name, _with_deadline(method))
 
     def __getattr__(self, name: str) -> Any:
-        """Tell what the service has not."""
         raise AttributeError(name)
 
 
@@ -147,19 +143,10 @@ async def front_end_of(
     handler = HandlerServable("project", project.handler, local_limit(most, "project"), project, models)
     handler.gone()
 
-    async def give(_spec: HandlerSpec, _version: int, _directory: Path) -> HandlerServable:
-        return handler
-
-    registry = registry_of(give, poll_seconds=0)
-    plane = DataPlane(registry)
     folder = project.proto.source.parent
-    async with trio.open_nursery() as nursery:
-        await nursery.start(registry.run)
-        await registry.apply([HandlerSpec(name="project", base_path=folder, path=folder)])
-        plane.begin_serving()
-        limits = TransportLimits(max_receive_message_bytes=_LARGEST, max_send_message_bytes=_LARGEST)
+    limits = TransportLimits(max_receive_message_bytes=_LARGEST, max_send_message_bytes=_LARGEST)
+    async with open_plane_of(HandlerSpec(name="project", base_path=folder, path=folder), handler) as plane:
         yield GrpcFrontEnd(plane, ["127.0.0.1:0"], limits=limits, trusted_proxies=trusted_proxies)
-        nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager

@@ -13,8 +13,6 @@ from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.project import open_handler
 
-__all__ = ["opened", "project"]
-
 _PYTHON = "type: python\npath: handler.py\n"
 
 

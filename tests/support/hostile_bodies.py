@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["FORMS", "HEADERS", "ROUTES", "SHAPES", "Route", "bodies"]
+from typing import Any, Final
 
 Shape = "Callable[[int], bytes]"
 _JSON: Final = "application/json"
@@ -20,12 +16,10 @@ HEADERS: Final = {"Content-Type": _JSON, "x-ovms-console": "1"}
 
 
 def _repeat(item: bytes, size: int, opening: bytes = b"[", closing: bytes = b"]") -> bytes:
-    """Return items with commas between them, of about a size."""
     return opening + b",".join([item] * max(1, size // (len(item) + 1))) + closing
 
 
 def _numbered(text: bytes, size: int, opening: bytes, closing: bytes) -> bytes:
-    """Return items with different numbers in the place of ``%d``."""
     count = max(1, size // (len(text) + 4))
     return opening + b",".join([text % number for number in range(count)]) + closing
 
@@ -147,23 +141,18 @@ def _openai(*paths: str) -> tuple[str, ...]:
     return tuple(prefix + path for path in paths for prefix in ("/v3", "/v1", "/v3/v1"))
 
 
+def _text_route(paths: tuple[str, ...], base: dict[str, Any], places: tuple[str, ...], status: int = 404) -> Route:
+    return Route(_openai(*paths), {"model": "text", **base}, places, status=status)
+
+
 ROUTES: Final[dict[str, Route]] = {
     "infer": Route(
         ("/v2/models/<model>/infer", "/v2/models/<model>/versions/<version>/infer"),
         {"inputs": [_TENSOR]},
         (
-            "",
-            "inputs",
-            "outputs",
-            "parameters",
-            "id",
-            "inputs.0.data",
-            "inputs.0.shape",
-            "inputs.0.name",
-            "inputs.0.datatype",
-            "inputs.0.parameters",
+            *("", "inputs", "outputs", "parameters", "id", "x"),
+            *("inputs.0.data", "inputs.0.shape", "inputs.0.name", "inputs.0.datatype", "inputs.0.parameters"),
             "inputs.0.parameters.shared_memory_region",
-            "x",
         ),
     ),
     "infer of a pipeline": Route(("/v2/models/<model>/infer",), {"inputs": [_TENSOR]}, ("inputs",), "dag"),
@@ -189,38 +178,24 @@ ROUTES: Final[dict[str, Route]] = {
         ("in", "parameters"),
         "graph",
     ),
-    "chat": Route(
-        _openai("/chat/completions"),
-        {"model": "text", "messages": _MESSAGES},
+    "chat": _text_route(
+        ("/chat/completions",),
+        {"messages": _MESSAGES},
         ("", "messages", "messages.0.content", "tools", "x", "metadata", "response_format", "logit_bias", "stop"),
-        status=404,
     ),
-    "completions": Route(
-        _openai("/completions"), {"model": "text", "prompt": "x"}, ("prompt", "stop", "x"), status=404
-    ),
-    "responses": Route(
-        _openai("/responses"), {"model": "text", "input": "x"}, ("input", "tools", "metadata"), status=404
-    ),
-    "embeddings": Route(_openai("/embeddings"), {"model": "text", "input": "x"}, ("input", "x"), status=404),
+    "completions": _text_route(("/completions",), {"prompt": "x"}, ("prompt", "stop", "x")),
+    "responses": _text_route(("/responses",), {"input": "x"}, ("input", "tools", "metadata")),
+    "embeddings": _text_route(("/embeddings",), {"input": "x"}, ("input", "x")),
     "rerank": Route(
         (*_openai("/rerank"), "/v2/rerank", "/v3/v2/rerank", "/v1/v2/rerank", "/v3/v1/v2/rerank"),
         {"model": "text", "query": "x", "documents": ["x"]},
         ("documents", "query"),
         status=404,
     ),
-    "tokenize": Route(_openai("/tokenize"), {"model": "text", "text": "x"}, ("text", "x"), status=404),
-    "speech": Route(
-        _openai("/audio/speech"), {"model": "text", "input": "x", "voice": "x"}, ("input", "x"), status=404
-    ),
-    "transcriptions": Route(
-        _openai("/audio/transcriptions", "/audio/translations"), {"model": "text"}, ("file",), status=400
-    ),
-    "images": Route(
-        _openai("/images/generations", "/images/edits", "/images/variations"),
-        {"model": "text"},
-        ("prompt",),
-        status=400,
-    ),
+    "tokenize": _text_route(("/tokenize",), {"text": "x"}, ("text", "x")),
+    "speech": _text_route(("/audio/speech",), {"input": "x", "voice": "x"}, ("input", "x")),
+    "transcriptions": _text_route(("/audio/transcriptions", "/audio/translations"), {}, ("file",), 400),
+    "images": _text_route(("/images/generations", "/images/edits", "/images/variations"), {}, ("prompt",), 400),
     "payload": Route(("/v3/<path>",), {"x": 0}, ("", "x", "model")),
     "unknown path of a model": Route(("/v1/models/<path>",), {}, ("x",), status=406),
     "trace setting": Route(
@@ -234,8 +209,6 @@ ROUTES: Final[dict[str, Route]] = {
         ("/v2/repository/models/<model>/load",),
         {"parameters": {}},
         ("", "parameters", "parameters.config", "parameters.config!", "parameters.file:1/x", "x"),
-        "model",
-        status=200,
     ),
     "unload": Route(
         ("/v2/repository/models/<model>/unload",), {"parameters": {}}, ("", "parameters", "x"), "absent", status=404
@@ -258,9 +231,7 @@ ROUTES: Final[dict[str, Route]] = {
     ),
     "reload": Route(("/v1/config/reload", "/console/api/reload"), {}, ("x",)),
     "profile": Route(("/v2/profile",), {"seconds": 0.01}, ("", "seconds", "models", "x")),
-    "console load": Route(
-        ("/console/api/services/<model>/load", "/console/api/services/<model>/unload"), {}, ("x",), "model", status=200
-    ),
+    "console load": Route(("/console/api/services/<model>/load", "/console/api/services/<model>/unload"), {}, ("x",)),
     "console level": Route(("/console/api/log_level",), {"level": "INFO"}, ("", "level", "x"), status=412),
     "handler": Route(("/handler",), [1, 2], ("",)),
     "ops": Route(

@@ -11,8 +11,6 @@ import trio
 
 from ovmstrio.ops import Op, PipelineResponse, RequestOp, ResponseOp
 
-__all__ = ["ASYNC_DEEDS", "DEEDS", "AsyncHostile", "Hostile", "Release", "StubbornRequest", "StubbornResponse"]
-
 
 class Release:
     """What ends the hooks that would not end by themselves, at the latest when its block is left; one for each test."""
@@ -28,32 +26,28 @@ class Release:
         await self.tasks.wait()
 
     def __call__(self) -> None:
-        """End them."""
+        """End the hooks."""
         self.threads.set()
         self.tasks.set()
 
     async def __aenter__(self) -> Self:
-        """Begin."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End them."""
         self()
 
 
-class Untold(Exception):
+class _Untold(Exception):
     """An error that cannot even be printed."""
 
     def __str__(self) -> str:
-        """Fail."""
         raise AttributeError("text")
 
 
-class Uncopied:
+class _Uncopied:
     """A value that stops whoever copies it."""
 
     def __deepcopy__(self, memo: Any) -> Any:
-        """Fail in a way that ends programs."""
         raise SystemExit(6)
 
 
@@ -74,14 +68,14 @@ DEEDS: Final[Mapping[str, Callable[[], Any]]] = {
     "generator": lambda: _raise(GeneratorExit()),
     "base": lambda: _raise(BaseException("no")),
     "group": lambda: _raise(BaseExceptionGroup("no", [SystemExit(1)])),
-    "untold": lambda: _raise(Untold()),
+    "untold": lambda: _raise(_Untold()),
     "none": lambda: None,
     "number": lambda: 7,
     "pair": lambda: ({"x": "pair"}, 1),
     "five": lambda: (1, 2, 3, 4, 5),
     "code": lambda: ({"x": "code"}, False, object(), object()),
     "object": object,
-    "uncopied": lambda: {"x": "uncopied", "y": Uncopied()},
+    "uncopied": lambda: {"x": "uncopied", "y": _Uncopied()},
     "lock": lambda: {"x": "lock", "y": threading.Lock()},
     "cyclic": _cyclic,
     "odd array": lambda: {"x": np.array([object()], object)},

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from tests.support.all_kinds import write_all_kinds
 from tests.support.graphs import graph_text, python_node
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["write_hostile_services"]
 
 _PAYLOAD_NODE: Final = """
 class OvmsPythonModel:
@@ -19,19 +15,26 @@ class OvmsPythonModel:
         asked, = inputs
         return {"got": type(asked.json).__name__}
 """
-_HANDLER: Final = """
+ANY_HANDLER: Final = """
 class Handler:
+    def handle_get(self, query_params):
+        return {"got": len(query_params)}
+
     def handle_post(self, payload):
         return {"got": type(payload).__name__}
+
+    def handle_put(self, payload):
+        return bytes(3)
 """
-_OPS: Final = """
+"""A handler that answers any payload."""
+ANY_OPS: Final = """
 from ovmstrio.ops import Op, WebService
 
 
 class Count(Op):
     def preprocess(self, input_dicts, data_id=0, log_id=0):
         (given,) = input_dicts.values()
-        return {"y": str(len(given))}, False, None, ""
+        return {"y": str(sorted(given))}, False, None, ""
 
 
 class Service(WebService):
@@ -43,11 +46,12 @@ service = Service(name="ops")
 service.prepare_pipeline_config("config.yml")
 service.run_service()
 """
+"""Ops that answer any input."""
 
 
 def write_hostile_services(folder: Path) -> Path:
     """Write a service of every kind but text models whose code answers any payload; returns the configuration."""
-    config = write_all_kinds(folder, handler=_HANDLER, ops=_OPS)
+    config = write_all_kinds(folder, handler=ANY_HANDLER, ops=ANY_OPS)
     (folder / "payload").mkdir()
     (folder / "payload" / "node.py").write_text(_PAYLOAD_NODE)
     inputs, outputs = ["HTTP_REQUEST_PAYLOAD:asked"], ["HTTP_RESPONSE_PAYLOAD:answer"]

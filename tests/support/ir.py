@@ -10,31 +10,6 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as op
 
-__all__ = [
-    "TYPES",
-    "accumulator",
-    "dummy",
-    "dynamic",
-    "first_string",
-    "image_passthrough",
-    "lstm",
-    "lstm_weights",
-    "matmul",
-    "name_by_place",
-    "named_model",
-    "parameter",
-    "passthrough",
-    "reshape_by_data",
-    "save",
-    "scalar",
-    "slow",
-    "slow_accumulator",
-    "steps",
-    "string_passthrough",
-    "sum_of_two",
-    "summing_loop",
-]
-
 TYPES = {
     "BOOL": ov.Type.boolean,
     "INT8": ov.Type.i8,
@@ -168,7 +143,6 @@ def slow(size: int = 512, layers: int = 60) -> ov.Model:
 
 
 def _memory(name: str, shape: Shape) -> tuple[Any, Any]:
-    """Make a variable of zeros; gives its value and what it is assigned by."""
     variable = ov.op.util.VariableInfo()
     variable.data_shape, variable.data_type, variable.variable_id = ov.PartialShape(list(shape)), ov.Type.f32, name
     cell = ov.op.util.Variable(variable)

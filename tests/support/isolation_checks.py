@@ -20,8 +20,6 @@ from tests.support.processes import is_resource_tracker
 from tests.support.waits import WAIT_SECONDS
 from tests.support.whole_ends import killed
 
-__all__ = ["RUN", "SHARED_PROCESSES"]
-
 RUN = ("OVMSTRIO_TESTS_RUN", uuid4().hex)
 """An environment variable that marks all processes that this process of tests starts."""
 SHARED_PROCESSES: list[int] = []
@@ -30,7 +28,6 @@ SHARED_PROCESSES: list[int] = []
 
 @pytest.fixture(autouse=True, scope="session")
 def _processes_know_their_run() -> Iterator[None]:
-    """Mark the environment of all processes that tests start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(*RUN)
         yield
@@ -38,7 +35,6 @@ def _processes_know_their_run() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_process_left_running() -> Iterator[None]:
-    """Fail the file whose tests leave a process running, except the shared servers and their children."""
     before = _processes()
     yield
     left = psutil.wait_procs(_processes() - before, timeout=WAIT_SECONDS)[1]
@@ -71,7 +67,6 @@ def _is_of_this_run(process: psutil.Process) -> bool:
 
 
 def _has_ended(process: psutil.Process) -> bool:
-    """Return whether a process has ended, also one that is still in the process table."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -80,17 +75,17 @@ def _has_ended(process: psutil.Process) -> bool:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_to_the_collector() -> Iterator[None]:
-    """Fail the test that leaves something open, and not the one during which it is collected."""
     gc.freeze()
     yield
     gc.collect()
     gc.unfreeze()
 
 
-class _Loggers:
-    """Settings of all loggers at one time."""
+class LogSettings:
+    """The settings of all loggers and of structlog at the time of the construction."""
 
     def __init__(self) -> None:
+        self._structlog = structlog.get_config() if structlog.is_configured() else None
         self._before = {logger: _settings(logger) for logger in _loggers()}
 
     def restore(self) -> None:
@@ -110,7 +105,10 @@ class _Loggers:
             logger.filters[:] = before[1]
             logger.propagate, logger.disabled = before[2], before[3]
             logger.setLevel(before[4])
-        structlog.reset_defaults()
+        if self._structlog is None:
+            structlog.reset_defaults()
+        else:
+            structlog.configure(**self._structlog)
 
 
 _NEW_LOGGER = ((), (), True, False, logging.NOTSET)
@@ -127,8 +125,7 @@ def _settings(logger: logging.Logger) -> tuple[tuple[Any, ...], tuple[Any, ...],
 
 @pytest.fixture(autouse=True)
 def _loggers_restored() -> Iterator[None]:
-    """Restore all loggers after each test, whichever way the test changed them."""
-    before = _Loggers()
+    before = LogSettings()
     yield
     before.restore()
 
@@ -139,12 +136,12 @@ def _configured_logs_restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
     The root ``conftest.py`` imports this fixture: it copies the settings of loggers only when logs are configured.
     """
-    before: list[_Loggers] = []
+    before: list[LogSettings] = []
 
     def noting(configure: Callable[..., None], **fixed: Any) -> Callable[..., None]:
         def configure_for_now(*arguments: Any, **settings: Any) -> None:
             if not before:
-                before.append(_Loggers())
+                before.append(LogSettings())
             configure(*arguments, **{**settings, **fixed})
 
         return configure_for_now

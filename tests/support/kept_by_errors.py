@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["bytes_kept_by"]
+from collections.abc import Callable
 
 
 def bytes_kept_by(refused: Callable[[], BaseException]) -> int:

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 import trio
 import trio.testing
 
-__all__ = ["TrioThread"]
-
 T = TypeVar("T")
 
 

@@ -14,7 +14,6 @@ from tests.support.crd_schemas import FOLDER
 
 kubernetes_validate: Any = pytest.importorskip("kubernetes_validate")
 
-__all__ = ["DEPLOY", "PLAIN", "check_document", "kinds_of", "read_documents"]
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PLAIN = DEPLOY / "kubernetes" / "manifests.yaml"
@@ -22,7 +21,6 @@ _OLDEST, _NEWEST = "1.28", "1.35"
 
 
 def read_documents(text: str) -> list[dict[str, Any]]:
-    """Return the documents of a YAML text."""
     return [each for each in yaml.safe_load_all(text) if each]
 
 
@@ -38,5 +36,4 @@ def check_document(document: dict[str, Any]) -> None:
 
 
 def kinds_of(documents: list[dict[str, Any]]) -> list[str]:
-    """Return the kinds of documents in order."""
     return sorted(each["kind"] for each in documents)

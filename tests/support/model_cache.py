@@ -21,8 +21,6 @@ from typing import Any, Concatenate, Final, ParamSpec
 
 from tests.support.processes import SHARED_CACHE
 
-__all__ = ["MODEL_CACHE", "cached_folder", "copy_cached"]
-
 MODEL_CACHE: Final = SHARED_CACHE / "models"
 _LIBRARIES: Final = ("openvino", "openvino-genai", "openvino-tokenizers", "numpy", "gguf")
 
@@ -106,7 +104,6 @@ def _library_versions() -> tuple[str, ...]:
 
 @cache
 def _digest_of_modules(*names: str) -> str:
-    """Hash the sources of modules, which are not imported: a tokenizer's package changes OpenVINO in this process."""
     digest = hashlib.sha256()
     for name in names:
         spec = importlib.util.find_spec(name)

@@ -14,8 +14,6 @@ import trio
 
 from ovmstrio.runtimes.generation.text_model import TextModel
 
-__all__ = ["HostOf", "ModelHost", "hosts_of", "on_model_loop", "with_settings"]
-
 HostOf = Callable[..., "ModelHost"]
 """Returns the host of a model with some settings, the same host for the same settings."""
 
@@ -41,7 +39,6 @@ class ModelHost:
 
 @contextmanager
 def _hosted(serve: Callable[[], AbstractAsyncContextManager[Any]]) -> Iterator[ModelHost]:
-    """Serve a model in a thread until the block ends."""
     started: queue.Queue[ModelHost | BaseException] = queue.Queue()
     stop = trio.Event()
 

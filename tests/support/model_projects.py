@@ -18,20 +18,6 @@ from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibra
 from ovmstrio.runtimes.handlers.models.storage import LocalStorage, ModelStorage, Moved
 from ovmstrio.runtimes.handlers.models.tree import StoredFile
 
-__all__ = [
-    "CountingStorage",
-    "Loads",
-    "Model",
-    "library_over",
-    "models_in",
-    "next_look",
-    "one_model",
-    "paths_below",
-    "several_models",
-    "wait_gone",
-    "write_model",
-]
-
 
 def write_model(root: Path, text: str, *parts: str) -> Path:
     """Write ``model.txt`` with some text into a folder below ``root``."""
@@ -42,12 +28,10 @@ def write_model(root: Path, text: str, *parts: str) -> Path:
 
 
 def one_model(path: Path | str) -> ModelsSpec:
-    """Give the section of a project with one model."""
     return ModelsSpec(section="models", kind="path", entries=(ModelEntry(name=DEFAULT_MODEL, path=str(path)),))
 
 
 def several_models(paths: Mapping[str, Path | str]) -> ModelsSpec:
-    """Give the section of a project that lists its models."""
     entries = tuple(ModelEntry(name=name, path=str(path)) for name, path in paths.items())
     return ModelsSpec(section="models", kind="paths", entries=entries)
 
@@ -119,11 +103,7 @@ class CountingStorage:
 
 @asynccontextmanager
 async def library_over(
-    spec: ModelsSpec,
-    root: Path,
-    load_model: Callable[[str], Any],
-    storage: CountingStorage | None = None,
-    **more: Any,
+    spec: ModelsSpec, root: Path, load_model: Callable[[str], Any], storage: CountingStorage | None = None, **more: Any
 ) -> AsyncIterator[ModelLibrary]:
     """Open a library that keeps its copies below ``root``."""
     options = LibraryOptions(root=root, open_storage=None if storage is None else storage.open)

@@ -11,8 +11,6 @@ import trio
 
 from ovmstrio.work.processes import WorkRequest, WorkRequests, leave, run_program
 
-__all__ = ["PROGRAM"]
-
 PROGRAM = "tests.support.obedient_program"
 
 

@@ -7,15 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "EXTERNAL_PLACES",
-    "OnnxNode",
-    "OnnxValue",
-    "onnx_external_file",
-    "onnx_file",
-    "onnx_graph",
-    "onnx_loss_file",
-]
+from tests.support.paddle_files import write_field as _field
 
 _FLOAT, _INT64 = 1, 7
 _INTEGER, _TEXT = 2, 3
@@ -44,14 +36,11 @@ def onnx_graph(
     inputs: Sequence[OnnxValue],
     outputs: Sequence[OnnxValue],
     constants: Mapping[str, np.ndarray[Any, Any]],
-    *,
-    opset: int = 17,
 ) -> bytes:
-    """Write a file."""
     graph = b"".join(_field(1, _node(each)) for each in nodes)
     graph += b"".join(_field(5, _constant(name, array)) for name, array in constants.items())
     graph += b"".join(_field(11, _value(each)) for each in inputs) + b"".join(_field(12, _value(e)) for e in outputs)
-    return _model(graph, opset)
+    return _model(graph, 17)
 
 
 def onnx_file(operation: str) -> bytes:
@@ -108,18 +97,6 @@ def onnx_external_file(place: str = "initializer", /, **entries: str) -> bytes:
         rest = {"function": function, "training": _field(20, _field(1, graph))}.get(place, b"")
     ends = [_value(OnnxValue(name, "float32", (4,))) for name in "xy"]
     return _model(_field(1, node) + weights + _field(11, ends[0]) + _field(12, ends[1]), 17) + rest
-
-
-def _varint(value: int) -> bytes:
-    low = value & 0x7F
-    return bytes([low]) if value == low else bytes([low | 0x80]) + _varint(value >> 7)
-
-
-def _field(number: int, value: int | bytes) -> bytes:
-    """Encode one protobuf field, a number or anything with a length."""
-    if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
 
 
 def _node(node: OnnxNode) -> bytes:

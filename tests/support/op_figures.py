@@ -8,8 +8,6 @@ from ovmstrio.runtimes.ops.observing.figures import PipelineFigures
 from ovmstrio.runtimes.ops.observing.hooks import ChannelState
 from ovmstrio.runtimes.ops.observing.observing import snapshot
 
-__all__ = ["op_figures"]
-
 
 def op_figures() -> dict[str, Any]:
     """Return the figures after five requests, one of which failed, and the end of a worker."""

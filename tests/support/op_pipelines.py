@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
 from ovmstrio.config.specs import OpPipelineSpec, ServerSpec
+from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
 from ovmstrio.runtimes.ops.op_kind import OpPipelineKind
 from ovmstrio.runtimes.ops.op_service import NAMELESS, OpService, PipelineExecutor
@@ -19,13 +21,6 @@ from ovmstrio.runtimes.table import KINDS
 from ovmstrio.server.plan import Plan
 from ovmstrio.server.service_plan import service_settings
 from tests.support.served_plans import ServedPlan, serving_plan
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-
-    from ovmstrio.runtimes.kind import LoadContext
-
-__all__ = ["EchoExecutor", "executor_plan", "serving_pipeline"]
 
 LOOPBACK = ("127.0.0.1:0",)
 
@@ -90,7 +85,6 @@ class _ExecutorKind(OpPipelineKind):
         self._make = make
 
     async def load(self, spec: OpPipelineSpec, version: int, directory: Path, context: LoadContext) -> OpService:
-        """Host its service."""
         del version, directory
         return await host(context.tasks, self._opened(spec, context), kind=self.name, name=spec.name)
 

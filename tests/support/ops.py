@@ -48,21 +48,15 @@ async def infer_until_deadline(
     return answers[0]
 
 
-def text_graph(
-    *edges: str,
-    make: Callable[..., Op] = TextOp,
-    read: RequestOp | None = None,
-    response: type[ResponseOp] = ResponseOp,
-    jumps: Mapping[str, str] | None = None,
-) -> OpGraph:
+def text_graph(*edges: str, make: Callable[..., Op] = TextOp, jumps: Mapping[str, str] | None = None) -> OpGraph:
     """Build ``"b<a"``, ``"d<b c"`` of Ops that a function makes; the last one named is the last Op, ``@`` the first."""
-    ops: dict[str, Op] = {"@": read or RequestOp()}
+    ops: dict[str, Op] = {"@": RequestOp()}
     for edge in edges:
         name, _, producers = edge.partition("<")
         ops[name] = make(name=name, input_ops=[ops[one] for one in producers.split()])
     for name, target in (jumps or {}).items():
         ops[name].set_jump_to_ops(ops[target])
-    return build(response(input_ops=list(ops.values())[-1]))
+    return build(ResponseOp(input_ops=list(ops.values())[-1]))
 
 
 def single(op: type[Op], **arguments: Any) -> OpGraph:
@@ -71,17 +65,14 @@ def single(op: type[Op], **arguments: Any) -> OpGraph:
 
 
 def settings(*, worker_num: int = 100, ops: Mapping[str, OpSettings] | None = None, **dag: Any) -> PipelineSettings:
-    """Give settings with room for many requests."""
     return PipelineSettings(worker_num=worker_num, dag=DagSettings(**dag), ops=ops or {})
 
 
 def with_model(name: str = "op", **values: Any) -> dict[str, OpSettings]:
-    """Give the settings of an Op that has a model."""
     return {name: OpSettings(name=name, server_endpoints=("here",), **values)}
 
 
 def asking(x: str = "x", **values: Any) -> PipelineRequest:
-    """Make a request with one text, ``x``."""
     return PipelineRequest(keys=["x"], values=[x], **values)
 
 

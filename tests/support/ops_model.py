@@ -17,8 +17,6 @@ from ovmstrio.runtimes.ops.graph import OpGraph, build
 from ovmstrio.runtimes.ops.observing.hooks import NOBODY, Asker, ChannelState, OpHooks, Span, Stage
 from ovmstrio.runtimes.ops.op import EXECUTOR_NAME
 
-__all__ = ["EPSILON", "LIMIT", "Fault", "ModelOp", "OpPlan", "Plan", "RequestPlan", "Watcher", "graph_of", "outcomes"]
-
 LIMIT: Final = 0.1
 """How long an attempt of ``process`` may take, where it is limited."""
 
@@ -136,7 +134,6 @@ class Watcher(OpHooks):
     finished: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        """Note every delay that is to come."""
         for op in self.plan.ops:
             for number in range(len(self.plan.requests)):
                 self.late_left[op.name, number] = self.plan.late(op, number)
@@ -174,7 +171,7 @@ class Watcher(OpHooks):
         self.finished[data_id] += 1
 
 
-class ModelOp(Op):
+class _ModelOp(Op):
     """Does as planned; a request's number is its log id."""
 
     def __init__(self, plan: OpPlan, watcher: Watcher, inputs: Sequence[Op]) -> None:
@@ -184,12 +181,10 @@ class ModelOp(Op):
         self.current = -1
 
     def fault(self, number: int) -> str:
-        """Tell what a request meets here."""
         fault = self.watcher.plan.requests[number].faults.get(self.name)
         return fault.kind if fault is not None else ""
 
     async def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Feed the request's number, in as many rows as it has."""
         self.current = log_id
         await trio.sleep(self.plan.seconds[0])
         if self.fault(log_id) == "raise":
@@ -198,7 +193,6 @@ class ModelOp(Op):
         return {"id": np.full((rows, 1), log_id)}, self.fault(log_id) == "skip", None, ""
 
     async def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Put the Op's name around what came."""
         await trio.sleep(self.plan.seconds[2])
         rows = self.watcher.plan.requests[log_id].rows
         if fetch_data["id"].tolist() != [[log_id]] * rows:
@@ -210,11 +204,10 @@ class ModelOp(Op):
         return {"x": _around(self.name, [one["x"] for one in input_dicts.values()])}
 
 
-class ProcessingOp(ModelOp):
+class _ProcessingOp(_ModelOp):
     """Does as planned, with something to process."""
 
     async def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Give the feed back, in time or not."""
         numbers = set(feed_batch[0]["id"].ravel().tolist())
         late = [number for number in numbers if self.watcher.late_left[self.name, number] > 0]
         for number in late:
@@ -235,10 +228,9 @@ def _around(name: str, texts: Sequence[str]) -> str:
 
 
 def graph_of(plan: Plan, watcher: Watcher) -> OpGraph:
-    """Build the pipeline."""
     ops: dict[str, Op] = {EXECUTOR_NAME: RequestOp()}
     for one in plan.ops:
-        make = ProcessingOp if one.has_process else ModelOp
+        make = _ProcessingOp if one.has_process else _ModelOp
         ops[one.name] = make(one, watcher, [ops[name] for name in one.inputs])
     return build(ResponseOp(input_ops=ops[plan.ops[-1].name]))
 
@@ -271,7 +263,6 @@ class _Evaluation:
         return found | {(0, text) for text in self._texts[self._plan.ops[-1].name]}
 
     def _needed(self) -> list[OpPlan]:
-        """Leave out what does not lead to the last Op."""
         needed = {self._plan.ops[-1].name}
         for op in reversed(self._plan.ops):
             if op.name in needed:

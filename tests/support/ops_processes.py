@@ -18,8 +18,6 @@ from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, Pi
 from ovmstrio.runtimes.ops.executor import LoadedPipeline, PipelineSource
 from tests.support.ops import single
 
-__all__ = ["load", "loaded", "source"]
-
 
 class Told(Op):
     """Does what the text of a request says."""
@@ -63,7 +61,6 @@ def _do(deed: str) -> None:
 
 
 def _leave_a_process(file: Path) -> None:
-    """Start a process that has a copy of the worker's end of the socket, as one that is forked would, and note it."""
     command = [sys.executable, "-S", "-c", "import signal; signal.pause()"]
     process = subprocess.Popen(command, pass_fds=(int(sys.argv[1]),))
     file.write_text(str(process.pid))
@@ -129,11 +126,9 @@ def load(argument: str) -> LoadedPipeline:
 
 
 def loaded(name: str, concurrency: int = 1, batch_size: int = 1) -> tuple[LoadedPipeline, PipelineSource]:
-    """Give a pipeline, and how its workers make it."""
     argument = f"{name} {concurrency} {batch_size}"
     return load(argument), source(argument)
 
 
 def source(argument: str) -> PipelineSource:
-    """Tell how workers make a pipeline."""
     return PipelineSource("tests.support.ops_processes:load", argument)

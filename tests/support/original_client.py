@@ -63,17 +63,13 @@ FEEDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"x": np.arange(6, dtype=np.int64).reshape(2, 3)},
         {"pack_tensor_format": True, "use_tensor_bytes": True},
     ),
-    "lod": (
-        {"x": np.arange(3, dtype=np.int64).reshape(3, 1), "x.lod": [0, 1, 3]},
-        {"pack_tensor_format": True},
-    ),
+    "lod": ({"x": np.arange(3, dtype=np.int64).reshape(3, 1), "x.lod": [0, 1, 3]}, {"pack_tensor_format": True}),
 }
 for dtype in ("int64", "float32", "int32", "float64", "int16", "float16", "uint16", "uint8", "int8", "bool"):
     FEEDS[dtype] = ({"x": np.array([[1, 0], [3, 1]], dtype)}, {"pack_tensor_format": True})
 
 
 def main() -> None:
-    """Send every feed, one of them a hundred times at once."""
     home, address = Path(sys.argv[1]), sys.argv[2]
     client = load_client(home)
     client.connect([address])

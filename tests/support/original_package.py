@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import zipfile
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 from platformdirs import user_cache_path
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["unpack_original"]
 
 WHEEL: Final = user_cache_path("ovmstrio") / "wheels" / "paddle_serving_server-0.9.0-py3-none-any.whl"
 

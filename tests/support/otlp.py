@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 from grpclib.const import Cardinality, Handler
@@ -14,19 +15,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from ovmstrio.api.grpc_codec import Codec
 from ovmstrio.api.refusals import OvmsRefusals
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.wire.grpc.server import GrpcServer
+from ovmstrio.wire.grpc.stream import Call
 from ovmstrio.wire.http.http_server import HttpFrontEnd
 from ovmstrio.wire.http.router import Router, rule
 from ovmstrio.wire.listeners import open_listeners
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
-
-    from ovmstrio.core.http import HttpRequest
-    from ovmstrio.wire.grpc.stream import Call
-
-__all__ = ["Collector", "Seen", "collecting"]
 
 _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 _KINDS = ("", "internal", "server", "client")
@@ -93,7 +87,6 @@ class Collector:
 
 @asynccontextmanager
 async def collecting() -> AsyncIterator[Collector]:
-    """Collect as long as the block lasts."""
     collector = Collector()
 
     async def export_http(request: HttpRequest) -> HttpAnswer:

@@ -11,8 +11,6 @@ import numpy as np
 
 from ovmstrio.core.tensor import Array
 
-__all__ = ["Layer", "layers", "write_described", "write_field", "write_model", "write_prototxt"]
-
 Layout = Literal["pdmodel", "params", "separate"]
 
 _FP32, _LOD_TENSOR, _FEED, _FETCH = 5, 7, 9, 10
@@ -39,7 +37,6 @@ class Layer:
 
 
 def write_field(number: int, value: bytes | str | int) -> bytes:
-    """Write one field of a message: a number, a string or a message."""
     if isinstance(value, int):
         return _write_varint(number << 3) + _write_varint(value % 2**64)
     content = value.encode() if isinstance(value, str) else value

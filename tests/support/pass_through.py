@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from struct import unpack_from
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import trio
 
+from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest, ModelFailure
-from ovmstrio.core.request import InferResponse, ServableMetadata
+from ovmstrio.core.request import Buffer, InferInput, InferRequest, InferResponse, ServableMetadata
 from ovmstrio.core.tensor import ANY_SIZE, Dim, RawTensor, Tensor, TensorSpec
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ovmstrio.config.specs import ModelSpec
-    from ovmstrio.core.request import Buffer, InferInput, InferRequest
-
-__all__ = ["PassThrough", "load_pass_through"]
 
 
 class PassThrough:
@@ -66,7 +60,6 @@ class PassThrough:
 
 
 async def load_pass_through(spec: ModelSpec, version: int, directory: Path) -> PassThrough:
-    """Load one version; the registry's loader."""
     await trio.lowlevel.checkpoint()
     return PassThrough(spec, version)
 

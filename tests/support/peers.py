@@ -6,8 +6,6 @@ import socket
 
 from ovmstrio.core.peers import Peer, UnixSocket, socket_address
 
-__all__ = ["LOCAL", "REMOTE", "peer_at"]
-
 
 def peer_at(host: str) -> Peer:
     """Return the peer at an address; an empty host stands for a Unix socket."""

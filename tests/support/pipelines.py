@@ -21,8 +21,6 @@ from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable
 from tests.support.servables import raw_request
 from tests.support.tasks import hosting
 
-__all__ = ["ARITHMETIC", "answers", "call", "make_node", "make_pipeline", "serving_pipeline", "write_library"]
-
 ARITHMETIC = '''
     """Adds up its inputs; ``op`` says what to make of the sum."""
 
@@ -62,17 +60,29 @@ ARITHMETIC = '''
 
 
 def write_library(folder: Path, source: str = ARITHMETIC, name: str = "arithmetic") -> Path:
-    """Write a Python library."""
     path = folder / f"{name}.py"
     path.write_text(dedent(source).lstrip("\n"))
     return path
 
 
+def dag_entry(name: str, model: str, item: tuple[str, str], result: tuple[str, str]) -> dict[str, Any]:
+    """Return the entry of a pipeline that calls a model.
+
+    ``item`` and ``result`` are the names that the pipeline and the model have for the input and the output.
+    """
+    node = {
+        "name": "node",
+        "type": "DL model",
+        "model_name": model,
+        "inputs": [{item[1]: {"node_name": "request", "data_item": item[0]}}],
+        "outputs": [{"data_item": result[1], "alias": result[1]}],
+    }
+    outputs = [{result[0]: {"node_name": "node", "data_item": result[1]}}]
+    return {"name": name, "inputs": [item[0]], "nodes": [node], "outputs": outputs}
+
+
 def make_node(
-    name: str,
-    inputs: Mapping[str, str],
-    outputs: Mapping[str, str] | Sequence[str] = ("y",),
-    **settings: Any,
+    name: str, inputs: Mapping[str, str], outputs: Mapping[str, str] | Sequence[str] = ("y",), **settings: Any
 ) -> PipelineNode:
     """Make a node; inputs are ``{"input": "source.item"}``, outputs ``{"alias": "output"}`` or names without alias.
 
@@ -153,5 +163,4 @@ async def call(pipeline: DagServable, **arrays: Any) -> dict[str, np.ndarray[Any
 
 
 def answers(response: InferResponse) -> dict[str, np.ndarray[Any, Any]]:
-    """Give the arrays of a response by name."""
     return {output.name: output.array for output in response.outputs if isinstance(output, Tensor)}

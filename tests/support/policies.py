@@ -11,8 +11,6 @@ from ovmstrio.runtimes.graphs.input_streams import InputStream
 from ovmstrio.runtimes.graphs.packets import Packet
 from ovmstrio.runtimes.graphs.policies import CLOSE, make_policy
 
-__all__ = ["Fed", "policy_config"]
-
 
 def policy_config(handler: str, options: str = "") -> PolicyConfig:
     """Read an input stream handler as a file has it; ``options`` is the text of its own message."""
@@ -35,13 +33,7 @@ class Fed:
     """
 
     def __init__(
-        self,
-        handler: str,
-        tags: Sequence[str],
-        options: str = "",
-        *,
-        limit: int = -1,
-        processes_bounds: bool = False,
+        self, handler: str, tags: Sequence[str], options: str = "", *, limit: int = -1, processes_bounds: bool = False
     ) -> None:
         self.streams = {tag: InputStream(tag.lower(), Port(tag, 0), limit=limit) for tag in tags}
         self.settled: dict[str, int] = {}

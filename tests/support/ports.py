@@ -7,14 +7,9 @@ import os
 import random
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["free_ports", "refusing_port"]
 
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _COUNT = 12_000

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import psutil
@@ -17,11 +17,6 @@ import psutil
 from tests.support.ports import free_ports
 from tests.support.waits import WAIT_SECONDS, until
 from tests.support.whole_ends import end_of_output
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["SHARED_CACHE", "OvmsProcess", "environment", "run_ovms", "running", "serving"]
 
 SHARED_CACHE = Path(tempfile.gettempdir()) / f"ovmstrio-tests-{os.getuid()}"
 """What is remembered of one run of the tests serves the next one, so that the same models are not tried again."""
@@ -37,7 +32,6 @@ def environment() -> dict[str, str]:
 
 
 def run_ovms(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run one ``ovms`` command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "ovms_cli", *arguments],
         check=False,
@@ -111,7 +105,6 @@ class OvmsProcess:
         return self.process.returncode, output
 
     def _printed(self) -> str:
-        """Wait for the end, and give all that was printed."""
         output, _ = self.process.communicate(timeout=STOP_TIMEOUT_SECONDS)
         return output if self._log is None else self.printed_so_far()
 

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -17,12 +19,6 @@ from tests.support.ports import free_ports
 from tests.support.processes import PORT_TAKEN, START_TIMEOUT_SECONDS, STOP_TIMEOUT_SECONDS
 from tests.support.waits import WAIT_SECONDS, until
 from tests.support.whole_ends import SECONDS_TO_END, kill_and_tell
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-__all__ = ["ProjectProcess", "serving_project"]
 
 
 class ProjectProcess:

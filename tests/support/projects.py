@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from ovmstrio.runtimes.handlers.config.project_file import read_project
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
-
-__all__ = ["make_project", "write_project"]
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 
 
 def write_project(folder: Path, code: str, **keys: Any) -> Path:

@@ -8,18 +8,14 @@ import re
 import shutil
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import httpx
 
 from tests.support.ports import free_ports
 from tests.support.waits import WAIT_SECONDS, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-__all__ = ["Prometheus", "evaluating", "is_there"]
 
 _SECONDS_BETWEEN: Final = 60
 _PATIENCE_SECONDS: Final = 60
@@ -86,7 +82,6 @@ def _wait_ready(process: subprocess.Popen[bytes], address: str) -> None:
 
 
 def _with_times(scrapes: Sequence[str], begin: int) -> str:
-    """Join scrapes: each sample of the last with its values in those before, and the time of each."""
     values = [dict(re.findall(r"(?m)^([^#\s]\S*?(?:{.*?})?) (\S+)(?: # .*)?$", text)) for text in scrapes]
     lines = []
     for line in scrapes[-1].splitlines():

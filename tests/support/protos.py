@@ -6,8 +6,6 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Final
 
-__all__ = ["FOUR_KINDS", "PRIMES", "written"]
-
 FOUR_KINDS: Final = """
     syntax = "proto3";
     package {package};

@@ -19,8 +19,6 @@ from ovmstrio.work.threads.worker_threads import WorkerThreads
 from pyovms import Tensor
 from tests.support.graph_nodes import no_servables, options, refs
 
-__all__ = ["LOOP", "Nodes", "PythonNodeCall", "make_node", "nodes"]
-
 LOOP = Port("LOOPBACK", 0)
 _IN = Port("IN", 0)
 
@@ -65,7 +63,6 @@ def make_node(
     side: Sequence[str] = ("PYTHON_NODE_RESOURCES:py",),
     **more: Any,
 ) -> NodeConfig:
-    """Make a node."""
     loop = ["LOOPBACK:loopback"] if generative else []
     chosen = more.pop("node_options", (options("PythonExecutorCalculatorOptions", handler_path=handler),))
     canonical = more.pop("canonical_name", name)

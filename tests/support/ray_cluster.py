@@ -17,8 +17,6 @@ from typing import IO
 from tests.support.ports import free_ports
 from tests.support.whole_ends import killed_if_late
 
-__all__ = ["RayCluster", "ray_cluster"]
-
 _START_SECONDS = 300
 _PROGRAM = Path(__file__).parent / "ray_program.py"
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
@@ -44,25 +42,11 @@ class RayCluster:
 
     def deploy(self, config: Path, *options: str) -> subprocess.CompletedProcess[str]:
         """Run the command that deploys a configuration."""
-        ports = ["--http_port", str(self.http), "--grpc_port", str(self.grpc), "--proxies", "HeadOnly"]
+        command = [sys.executable, "-m", "ovms_cli", "deploy", "ray", str(config), "--address", self.address]
+        command += ["--http_port", str(self.http), "--grpc_port", str(self.grpc), "--proxies", "HeadOnly", *options]
+        environment = os.environ | _QUIET
         return subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "ovms_cli",
-                "deploy",
-                "ray",
-                str(config),
-                "--address",
-                self.address,
-                *ports,
-                *options,
-            ],
-            env=os.environ | _QUIET,
-            capture_output=True,
-            text=True,
-            timeout=_START_SECONDS,
-            check=False,
+            command, env=environment, capture_output=True, text=True, timeout=_START_SECONDS, check=False
         )
 
 
@@ -98,7 +82,6 @@ def ray_cluster(nodes: int = 1) -> Iterator[RayCluster]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End what is left of the process's session."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

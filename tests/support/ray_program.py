@@ -19,7 +19,6 @@ _STORE_BYTES = 80_000_000
 
 
 def main() -> None:
-    """Run until standard input ends."""
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = ["Relay", "relaying"]
-
 
 class Relay:
     """Passes bytes between its own port and a server, until it is held or cut.
@@ -67,7 +65,6 @@ class Relay:
 
 @contextmanager
 def relaying(target: str) -> Iterator[Relay]:
-    """Relay to a server until the end of the block."""
     relay = Relay(target)
     try:
         yield relay

@@ -14,8 +14,6 @@ from typing import Any, Final
 from tests.support.waits import WAIT_SECONDS
 from tests.support.whole_ends import killed_if_late
 
-__all__ = ["Bucket", "s3_server"]
-
 _SERVER: Final = """
 import sys
 from threading import Thread

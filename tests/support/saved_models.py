@@ -11,22 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = [
-    "CLASSIFY",
-    "DOUBLE",
-    "FLOAT",
-    "INT32",
-    "INT64",
-    "STRING",
-    "TOTAL",
-    "Info",
-    "Node",
-    "attribute",
-    "const",
-    "node",
-    "write_classifier",
-    "write_saved_model",
-]
+from tests.support.paddle_files import write_field
 
 FLOAT: Final = 1
 INT32: Final = 3
@@ -46,71 +31,55 @@ DOUBLE: Final = (_FEATURES, {"doubled": ("twice:0", FLOAT, [-1, 2])})
 TOTAL: Final[tuple[Any, Any]] = (_FEATURES, {"total": ("total:0", FLOAT, [])})
 
 
-def _varint(value: int) -> bytes:
-    value %= 2**64
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*encoded, value])
-
-
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
-
-
-def _bytes(field: int, value: bytes | str) -> bytes:
-    data = value.encode() if isinstance(value, str) else value
-    return _varint(field << 3 | 2) + _varint(len(data)) + data
-
-
 def _entry(field: int, key: str, value: bytes) -> bytes:
-    return _bytes(field, _bytes(1, key) + _bytes(2, value))
+    return write_field(field, write_field(1, key) + write_field(2, value))
 
 
 def _shape(sizes: Sequence[int]) -> bytes:
-    return b"".join(_bytes(2, _number(1, size)) for size in sizes)
+    return b"".join(write_field(2, write_field(1, size)) for size in sizes)
 
 
 def attribute(*, kind: int | None = None, shape: Sequence[int] | None = None, flag: bool | None = None) -> bytes:
     """Encode a node's attribute: an element type, a shape or a flag."""
     if kind is not None:
-        return _number(6, kind)
-    return _number(5, int(flag)) if flag is not None else _bytes(7, _shape(shape or ()))
+        return write_field(6, kind)
+    return write_field(5, int(flag)) if flag is not None else write_field(7, _shape(shape or ()))
 
 
 def node(name: str, op: str, inputs: Sequence[str] = (), **attributes: bytes) -> Node:
-    """Encode a node of the graph."""
-    encoded = _bytes(1, name) + _bytes(2, op) + b"".join(_bytes(3, each) for each in inputs)
+    encoded = write_field(1, name) + write_field(2, op) + b"".join(write_field(3, each) for each in inputs)
     return encoded + b"".join(_entry(5, key, value) for key, value in attributes.items())
 
 
 def const(name: str, values: np.ndarray, kind: int) -> Node:
-    """Encode a constant."""
-    tensor = _number(1, kind) + _bytes(2, _shape(values.shape)) + _bytes(4, values.astype(_NUMPY[kind]).tobytes())
-    return node(name, "Const", dtype=attribute(kind=kind), value=_bytes(8, tensor))
+    tensor = (
+        write_field(1, kind)
+        + write_field(2, _shape(values.shape))
+        + write_field(4, values.astype(_NUMPY[kind]).tobytes())
+    )
+    return node(name, "Const", dtype=attribute(kind=kind), value=write_field(8, tensor))
 
 
 def _info(info: Info) -> bytes:
     name, kind, shape = info
-    return _bytes(1, name) + _number(2, kind) + _bytes(3, _shape(shape))
+    return write_field(1, name) + write_field(2, kind) + write_field(3, _shape(shape))
 
 
 def _signature(inputs: Mapping[str, Info], outputs: Mapping[str, Info]) -> bytes:
     encoded = b"".join(_entry(1, key, _info(info)) for key, info in inputs.items())
     encoded += b"".join(_entry(2, key, _info(info)) for key, info in outputs.items())
-    return encoded + _bytes(3, "tensorflow/serving/predict")
+    return encoded + write_field(3, "tensorflow/serving/predict")
 
 
 def write_saved_model(
     folder: Path, nodes: Sequence[Node], signatures: Mapping[str, tuple[Mapping[str, Info], Mapping[str, Info]]]
 ) -> Path:
     """Write ``saved_model.pb`` into a new folder, and give the folder."""
-    graph = b"".join(_bytes(1, each) for each in nodes) + _bytes(4, _number(1, 1087))
-    meta = _bytes(1, _bytes(4, "serve")) + _bytes(2, graph)
+    graph = b"".join(write_field(1, each) for each in nodes) + write_field(4, write_field(1, 1087))
+    meta = write_field(1, write_field(4, "serve")) + write_field(2, graph)
     meta += b"".join(_entry(5, key, _signature(*sides)) for key, sides in signatures.items())
     folder.mkdir(parents=True)
-    (folder / "saved_model.pb").write_bytes(_number(1, 1) + _bytes(2, meta))
+    (folder / "saved_model.pb").write_bytes(write_field(1, 1) + write_field(2, meta))
     return folder
 
 

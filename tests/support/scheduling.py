@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import trio._core._run as trio_run
 
-__all__ = ["COINS", "scheduled"]
-
 COINS = ("forward", "backward", "both")
 """Tasks of one moment run as they became runnable, the other way round, or now so and now so."""
 
@@ -25,12 +23,10 @@ class _Coin(Random):
         self._thrown = 0
 
     def random(self) -> float:
-        """Throw it, for which side is up."""
         self._thrown += 1
         return self._sides[self._thrown % len(self._sides)]
 
     def shuffle(self, x: MutableSequence[Any]) -> None:
-        """Throw it, as trio does for tasks where hypothesis has asked for repeatable runs."""
         if self.random() < 0.5:
             x.reverse()
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from ovmstrio.work.messages.message_packets import Message
 
-__all__ = ["ScriptedChannel"]
-
 
 class ScriptedChannel:
     """Has messages of a server, and takes what is said to it."""

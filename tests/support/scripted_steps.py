@@ -11,8 +11,6 @@ import trio
 
 from ovmstrio.core.request import ServableMetadata
 
-__all__ = ["ScriptedService", "ScriptedSteps"]
-
 PartT = TypeVar("PartT")
 AskedT = TypeVar("AskedT")
 

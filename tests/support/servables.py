@@ -26,18 +26,6 @@ from ovmstrio.runtimes.models.stateful import StatefulServable
 from ovmstrio.work.placement import Placement
 from tests.support import ir
 
-__all__ = [
-    "EXACT",
-    "RecordingHooks",
-    "contents_request",
-    "load",
-    "load_batched",
-    "load_stateful",
-    "network",
-    "raw_request",
-    "sequence_request",
-]
-
 EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
 """The precision in which numbers are compared; the processor's own default may be bf16."""
 
@@ -195,7 +183,7 @@ def contents_request(name: str, datatype: str, shape: tuple[int, ...], values: A
 
 
 def sequence_request(
-    arrays: dict[str, np.ndarray[Any, Any]], *, number: int | None = None, control: int | None = None, version: str = ""
+    arrays: dict[str, np.ndarray[Any, Any]], *, number: int | None = None, control: int | None = None
 ) -> InferRequest:
     """Make a request with raw buffers and the special inputs that are given."""
     special: dict[str, np.ndarray[Any, Any]] = {}
@@ -203,6 +191,4 @@ def sequence_request(
         special["sequence_id"] = np.array([number], np.uint64)
     if control is not None:
         special["sequence_control_input"] = np.array([control], np.uint32)
-    request = raw_request({**special, **arrays})
-    request.model_version = version
-    return request
+    return raw_request({**special, **arrays})

@@ -11,8 +11,6 @@ import trio  # noqa: F401
 import ovmstrio.server.own_process  # noqa: F401
 from ovms_cli.main import main
 
-__all__ = ["run_command"]
-
 
 def run_command(arguments: list[str], log: str) -> None:
     """Be an ``ovms`` command whose output goes to a file."""

@@ -11,15 +11,16 @@ from queue import SimpleQueue
 from typing import Any
 
 import httpx
+import structlog
 import trio
 
+from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.server.plan import Plan, read_plan
 from ovmstrio.server.project_plan import plan_project
 from ovmstrio.server.settings import ServerSettings
+from tests.support.isolation_checks import LogSettings
 from tests.support.served_plans import serving_plan
-
-__all__ = ["ServedInThread", "serving_in_thread", "serving_project_in_thread"]
 
 PATIENCE_SECONDS = 60
 
@@ -51,7 +52,7 @@ def serving_in_thread(http: str = "127.0.0.1:0", /, **settings: Any) -> Iterator
     async def plan() -> Plan:
         return replace(await read_plan(given), grpc=("127.0.0.1:0",), rest=(http,))
 
-    with _serving(plan) as server:
+    with _logs_of_server(given), _serving(plan) as server:
         yield server
 
 
@@ -67,8 +68,24 @@ def serving_project_in_thread(project: Path) -> Iterator[ServedInThread]:
         made = plan_project(spec, {"trial_load": "off"})
         return replace(made, grpc=made.grpc and ("127.0.0.1:0",), rest=made.rest and ("127.0.0.1:0",))
 
-    with _serving(plan) as server:
+    with _logs_of_server(ServerSettings()), _serving(plan) as server:
         yield server
+
+
+@contextmanager
+def _logs_of_server(settings: ServerSettings) -> Iterator[None]:
+    """Configure logs as a server does, unless another server or the test has configured them."""
+    if structlog.is_configured():
+        yield
+        return
+    before = LogSettings()
+    configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
+    # A cached logger would keep the configuration after the server has ended.
+    structlog.configure(cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        before.restore()
 
 
 @contextmanager

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import trio
 
+from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.server.hosting import Hosting
 from ovmstrio.server.life import serve_plan
+from ovmstrio.server.plan import Plan
 from ovmstrio.server.running import Running
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from ovmstrio.dataplane.plane import DataPlane
-    from ovmstrio.server.plan import Plan
-
-__all__ = ["ServedPlan", "serving_plan"]
 
 
 @dataclass(frozen=True, slots=True)

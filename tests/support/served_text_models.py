@@ -13,8 +13,6 @@ from ovmstrio.core.errors import ServerError
 from ovmstrio.runtimes.generation.loading import load_task
 from ovmstrio.runtimes.kind import LoadContext, lease_nothing
 
-__all__ = ["serve_text_model", "serve_without_bound", "server_of"]
-
 
 @asynccontextmanager
 async def serve_text_model(**settings: Any) -> AsyncIterator[Any]:
@@ -47,5 +45,4 @@ async def serve_without_bound(**settings: Any) -> AsyncIterator[Any]:
 
 
 def server_of(**defaults: Any) -> Callable[..., AbstractAsyncContextManager[Any]]:
-    """Give what loads a model with settings in addition to some."""
     return lambda **settings: serve_text_model(**{**defaults, **settings})

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 from tests.support.ports import free_ports
-from tests.support.processes import running
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.processes import OvmsProcess
-
-__all__ = ["running_service"]
+from tests.support.processes import OvmsProcess, running
 
 
 @contextlib.contextmanager

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
 from ovmstrio.core.generation import Task
-from ovmstrio.core.speech import SpeechPart
+from ovmstrio.core.speech import SpeechPart, SpeechRequest
 from tests.support.scripted_steps import ScriptedService, ScriptedSteps
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from ovmstrio.core.speech import SpeechRequest
-
-__all__ = ["SPOKEN", "ScriptedSpeaker"]
 
 SPOKEN = (SpeechPart(b"head and first", 1.5), SpeechPart(b"", 0.25), SpeechPart(b"second\x00", 2.5))
 

@@ -7,8 +7,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-__all__ = ["check_speedscope"]
-
 _NUMBER: dict[str, Any] = {"type": "number", "minimum": 0}
 _FORMAT: dict[str, Any] = {
     "type": "object",

@@ -11,7 +11,6 @@ import io
 import random
 import socket
 import ssl
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -21,14 +20,9 @@ from functools import cache
 from typing import Any, Self
 
 import grpc
-import h2.config
-import h2.connection
-import h2.events
-import h2.exceptions
 
+from tests.support.bare_http2 import BareConnection, ConnectionEnded, framed
 from tests.support.waits import WAIT_SECONDS
-
-__all__ = ["CLIENTS", "StopTarget", "Tally", "Workload"]
 
 _MAX_STREAM_ID = 2**31 - 1
 
@@ -135,7 +129,6 @@ class _Answers:
         self._file = _KeptFile(socket.SocketIO(sock, "r"))
 
     def makefile(self, *_: Any, **__: Any) -> Any:
-        """Give it, as a socket would."""
         return self._file
 
 
@@ -154,7 +147,6 @@ class _Connection:
 
 
 def _connect(target: StopTarget, port: int, protocol: str = "http/1.1") -> _Connection:
-    """Connect; a server that goes while one is on the way is one that refuses."""
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     made.settimeout(WAIT_SECONDS)
     try:
@@ -198,7 +190,6 @@ def _read_answer(connection: _Connection) -> bool:
 
 
 def _ask(work: Workload, connection: _Connection, request: bytes, what: str) -> bool:
-    """Ask once; True if the connection goes on."""
     try:
         connection.sock.sendall(request)
         is_last = _read_answer(connection)
@@ -213,7 +204,6 @@ def _ask(work: Workload, connection: _Connection, request: bytes, what: str) -> 
 
 
 def _keep_alive(work: Workload, target: StopTarget, chance: random.Random) -> None:
-    """Ask on one connection again and again, sometimes after a moment."""
     with _connect(target, target.rest) as connection:
         number = 0
         while _ask(work, connection, chance.choice(target.http_requests), f"keep-alive {number}"):
@@ -223,7 +213,6 @@ def _keep_alive(work: Workload, target: StopTarget, chance: random.Random) -> No
 
 
 def _new_connections(work: Workload, target: StopTarget, chance: random.Random) -> None:
-    """Ask once on each connection, sometimes a moment after it was made, sometimes in two pieces."""
     with _connect(target, target.rest) as connection:
         if chance.random() < 0.3:
             time.sleep(chance.random() * 0.05)
@@ -237,7 +226,6 @@ def _new_connections(work: Workload, target: StopTarget, chance: random.Random) 
 
 
 def _pipelining(work: Workload, target: StopTarget, chance: random.Random) -> None:
-    """Send several requests at once, and read until there is no answer any more or the last one says so."""
     with _connect(target, target.rest) as connection:
         while True:
             count = chance.randrange(2, 5)
@@ -249,24 +237,36 @@ def _pipelining(work: Workload, target: StopTarget, chance: random.Random) -> No
 
 
 def _http2(work: Workload, target: StopTarget, chance: random.Random) -> None:
-    """Make calls on one HTTP/2 connection, several at once."""
     with _connect(target, target.grpc, "h2") as connection:
-        peer = _Http2Peer(connection.sock)
-        while peer.may_call:
-            calls = {peer.call(*chance.choice(target.calls)) for _ in range(chance.randrange(1, 4))}
+        try:
+            peer = BareConnection(connected=connection.sock)
+        except ConnectionEnded:
+            return  # No call was sent.
+        while peer.goaway is None:
+            chosen = [chance.choice(target.calls) for _ in range(chance.randrange(1, 4))]
+            begun = [peer.begin(path, framed(message)) for path, message in chosen]
             try:
-                peer.finish(calls)
-            except OSError as error:
-                work.tally.lose(f"{len(peer.lost(calls))} calls over HTTP/2: {error!r}")
+                peer.send(b"".join(data for _, data in begun))
+                while _unanswered(peer):
+                    peer.take(peer.read())
+            except (OSError, ConnectionEnded) as error:
+                if lost := _unanswered(peer):
+                    work.tally.lose(f"{lost} calls over HTTP/2: {error!r}")
                 return
-            work.tally.count(len(calls) - len(peer.refused & calls))
-            for text in peer.failures:
-                work.tally.doubt(f"HTTP/2: {text}")
-            peer.failures.clear()
+            work.tally.count(sum(answer.ended and answer.reset is None for answer in peer.answers.values()))
+            for answer in peer.answers.values():
+                if answer.status not in ("", "0"):
+                    work.tally.doubt(f"HTTP/2: {answer.headers}")
+            peer.answers.clear()
+
+
+def _unanswered(peer: BareConnection) -> int:
+    """Count the calls without an end that the server has accepted, or not refused yet by GOAWAY."""
+    last = _MAX_STREAM_ID if peer.goaway is None else int.from_bytes(peer.goaway.payload[:4], "big") & _MAX_STREAM_ID
+    return sum(stream <= last and not answer.ended for stream, answer in peer.answers.items())
 
 
 def _grpcio(work: Workload, target: StopTarget, chance: random.Random) -> None:
-    """Make calls with the usual client, several at once, until it cannot connect any more."""
     with _channel(target) as channel:
         while True:
             calls = [_begin(channel, *chance.choice(target.calls)) for _ in range(chance.randrange(1, 4))]
@@ -294,90 +294,8 @@ def _begin(channel: grpc.Channel, path: str, message: bytes) -> Any:
 
 
 def _is_refusal(error: Any) -> bool:
-    """Tell whether a call failed because nobody listens, so that it was never sent."""
     return error.code() is grpc.StatusCode.UNAVAILABLE and "Connection refused" in error.details()
 
 
-class _Http2Peer:
-    """A client of HTTP/2 that takes GOAWAY for what it says."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        config = h2.config.H2Configuration(client_side=True, header_encoding="utf-8")
-        self._h2 = h2.connection.H2Connection(config)
-        self._unread = b""
-        self._done: set[int] = set()
-        self._last = _MAX_STREAM_ID
-        self.refused: set[int] = set()
-        self.failures: list[str] = []
-        self.may_call = True
-        self._h2.initiate_connection()
-
-    def call(self, path: str, message: bytes) -> int:
-        """Send a whole call."""
-        stream_id = int(self._h2.get_next_available_stream_id())
-        head = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "h")]
-        self._h2.send_headers(stream_id, [*head, ("content-type", "application/grpc"), ("te", "trailers")])
-        self._h2.send_data(stream_id, struct.pack(">?I", False, len(message)) + message, end_stream=True)
-        return stream_id
-
-    def finish(self, calls: set[int]) -> None:
-        """Read until each call has its end, or its refusal.
-
-        Raises:
-            OSError: the connection ended first.
-        """
-        self._flush()
-        while self.lost(calls):
-            data = self._sock.recv(65_536)
-            if not data:
-                raise ConnectionResetError("the connection ended")
-            self._unread += data
-            self._read_frames()
-            with suppress(OSError):
-                self._flush()
-
-    def lost(self, calls: set[int]) -> set[int]:
-        """Give the calls that nothing has been said of."""
-        return calls - self._done - self.refused - {each for each in calls if each > self._last}
-
-    def _flush(self) -> None:
-        data = self._h2.data_to_send()
-        if data:
-            self._sock.sendall(data)
-
-    def _read_frames(self) -> None:
-        while len(self._unread) >= 9 and len(self._unread) >= (end := 9 + int.from_bytes(self._unread[:3], "big")):
-            frame, self._unread = self._unread[:end], self._unread[end:]
-            for event in self._h2.receive_data(frame):
-                self._note(event)
-            if frame[3] == 7:
-                # h2 takes every GOAWAY for the end, but calls that are open go on after it.
-                self._last = int.from_bytes(frame[9:13], "big") & _MAX_STREAM_ID
-                self.may_call = False
-                self._h2.state_machine.state = h2.connection.ConnectionState.CLIENT_OPEN
-
-    def _note(self, event: h2.events.Event) -> None:
-        if isinstance(event, h2.events.StreamEnded):
-            self._done.add(event.stream_id)
-        elif isinstance(event, h2.events.StreamReset):
-            self.refused.add(event.stream_id)
-        elif isinstance(event, h2.events.DataReceived):
-            self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-        elif isinstance(event, h2.events.TrailersReceived | h2.events.ResponseReceived):
-            said: dict[Any, Any] = dict(event.headers)
-            if said.get("grpc-status", "0") != "0":
-                self.failures.append(f"{said}")
-
-
-CLIENTS: tuple[Client, ...] = (
-    _keep_alive,
-    _keep_alive,
-    _new_connections,
-    _new_connections,
-    _pipelining,
-    _http2,
-    _http2,
-    _grpcio,
-)
+CLIENTS: tuple[Client, ...] = (*(_keep_alive, _new_connections, _http2) * 2, _pipelining, _grpcio)
 _OVER_GRPC = frozenset({_http2, _grpcio})

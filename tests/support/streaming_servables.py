@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import trio
 
 from ovmstrio.core.datatypes import INVALID
 from ovmstrio.core.errors import FailedPrecondition, GraphFailure, ServerError
 from ovmstrio.core.generation import Task
-from ovmstrio.core.request import InferResponse, ServableMetadata, StreamProblem, StreamReply
+from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata, StreamProblem, StreamReply
+from ovmstrio.core.servable import Servable
 from ovmstrio.core.tensor import RawTensor, TensorSpec
 from tests.support.pass_through import load_pass_through
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from ovmstrio.core.request import InferRequest
-    from ovmstrio.core.servable import Servable
-
-__all__ = ["FIRST_TIMESTAMP", "GRAPH", "ScriptedServable", "ScriptedStream", "load_scripted"]
 
 GRAPH = "graph"
 """The name under which :func:`load_scripted` gives a :class:`ScriptedServable`; any other is a ``PassThrough``."""

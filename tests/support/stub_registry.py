@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
+from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ModelFailure
-from ovmstrio.core.request import InferResponse, ServableMetadata
+from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.registry import Registry
+from ovmstrio.runtimes.kind import Kind, LoadContext
 from ovmstrio.runtimes.table import KINDS, Kinds, table_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from ovmstrio.config.specs import ModelSpec
-    from ovmstrio.core.request import InferRequest
-    from ovmstrio.runtimes.kind import Kind, LoadContext
-
-__all__ = ["Load", "StubLoader", "StubServable", "add_versions", "kinds_loaded_by", "registry_of", "running"]
 
 Load = Callable[[Any, int, Path], Awaitable[Any]]
 """Makes a servable of a spec, a version and its directory."""
@@ -133,7 +126,6 @@ class StubLoader:
 
 
 def add_versions(base: Path, *versions: int) -> Path:
-    """Make version directories."""
     for version in versions:
         (base / str(version)).mkdir(parents=True, exist_ok=True)
     return base
@@ -160,7 +152,6 @@ def registry_of(load: Load, **options: Any) -> Registry:
 
 @asynccontextmanager
 async def running(registry: Registry) -> AsyncIterator[Registry]:
-    """Run a registry while the block lasts."""
     async with trio.open_nursery() as nursery:
         await nursery.start(registry.run)
         yield registry

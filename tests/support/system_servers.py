@@ -7,10 +7,12 @@ or by names that only one test uses. ``recovering_workers`` is the only server w
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import httpx
 
@@ -18,28 +20,13 @@ from tests.support import ir
 from tests.support.all_kinds import OPS, write_all_kinds
 from tests.support.custom_nodes import DOUBLER
 from tests.support.graphs import graph_text, python_node
-from tests.support.graphs_of_texts import BEFORE_AND_BEHIND, SHOUTING
+from tests.support.graphs_of_texts import BEFORE_AND_BEHIND, SHOUTING, text_node
 from tests.support.isolation_checks import SHARED_PROCESSES
 from tests.support.processes import OvmsProcess, serving
 from tests.support.project_processes import ProjectProcess, serving_project
 from tests.support.projects import write_project
 from tests.support.tiny_llm import write_tiny_folder
 from tests.support.waits import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-__all__ = [
-    "MAX_SEQUENCES",
-    "PID_HANDLER",
-    "PROJECT_HANDLER",
-    "WAITING_HANDLER",
-    "SystemServers",
-    "worker_configuration",
-    "write_config",
-    "write_handler_project",
-]
 
 MAX_SEQUENCES: Final = 12
 """Sequences that the model ``few`` of the servers of several workers has at a time."""
@@ -112,7 +99,6 @@ _PRINTING_OP: Final = OPS.replace("(given,)", 'print("from op", end="")\n       
 
 
 def _all_kinds(folder: Path) -> Sequence[str]:
-    """Write a service of each kind, and again a custom node, a graph, a handler and Ops in processes of their own."""
     config = write_all_kinds(folder, node=_PRINTING_NODE, handler=_PRINTING_HANDLER, ops=_PRINTING_OP)
     document = json.loads(config.read_text())
     node_code = dedent(DOUBLER).replace('    return {"y', "    print('from node')\n    return {\"y")
@@ -141,7 +127,6 @@ def _all_kinds(folder: Path) -> Sequence[str]:
 
 
 def _generation(folder: Path) -> Sequence[str]:
-    """Write one language model with a parser of tool calls."""
     model = write_tiny_folder(folder / "model")
     options = ("--model_name", "chat", "--model_path", str(model), "--task", "text_generation")
     return *options, "--cache_size", "0.05", "--tool_parser", "hermes3"
@@ -164,47 +149,20 @@ def _text_graph_config(folder: Path, *, with_nodes_only: bool) -> Path:
     return write_config(folder, model, mediapipe_config_list=graphs, text_model_config_list=texts)
 
 
-_LLM_GRAPH: Final = """
-input_stream: "HTTP_REQUEST_PAYLOAD:input"
-output_stream: "HTTP_RESPONSE_PAYLOAD:output"
-node: {
-  name: "LLMExecutor"
-  calculator: "HttpLLMCalculator"
-  input_stream: "LOOPBACK:loopback"
-  input_stream: "HTTP_REQUEST_PAYLOAD:input"
-  input_side_packet: "LLM_NODE_RESOURCES:llm"
-  output_stream: "LOOPBACK:loopback"
-  output_stream: "HTTP_RESPONSE_PAYLOAD:output"
-  input_stream_info: { tag_index: 'LOOPBACK:0', back_edge: true }
-  node_options: {
-    [type.googleapis.com / mediapipe.LLMCalculatorOptions]: {
-      models_path: "./",
-      cache_size: 1,
-      max_tokens_limit: 12,
-    }
-  }
-  input_stream_handler {
-    input_stream_handler: "SyncSetInputStreamHandler",
-    options {
-      [mediapipe.SyncSetInputStreamHandlerOptions.ext] { sync_set { tag_index: "LOOPBACK:0" } }
-    }
-  }
-}
-"""
+_LLM_GRAPH: Final = graph_text(
+    text_node(), inputs=["HTTP_REQUEST_PAYLOAD:changed"], outputs=["HTTP_RESPONSE_PAYLOAD:made"]
+).replace('models_path: "./"', 'models_path: "./" cache_size: 1 max_tokens_limit: 12')
 
 
 def _text_graphs(folder: Path) -> Sequence[str]:
-    """Write language models as OVMS's graph, as a folder with that graph, as an entry, and between Python nodes."""
     return "--config_path", str(_text_graph_config(folder, with_nodes_only=False))
 
 
 def _text_graph_workers(folder: Path) -> Sequence[str]:
-    """Write a language model between Python nodes, and alone, for two workers."""
     return "--config_path", str(_text_graph_config(folder, with_nodes_only=True)), "--workers", "2"
 
 
 def _generation_workers(folder: Path) -> Sequence[str]:
-    """Write one language model for two workers."""
     write_tiny_folder(folder / "llm")
     texts = [{"config": {"name": "tiny", "base_path": "llm", "cache_size": 0.1}}]
     return "--config_path", str(write_config(folder, text_model_config_list=texts)), "--workers", "2"
@@ -230,7 +188,6 @@ def worker_configuration(folder: Path, *names: str, handlers: Sequence[str] = ("
 
 
 def _workers(folder: Path) -> Sequence[str]:
-    """Write models with and without sequences and a handler for two workers, which also listen at a Unix socket."""
     file = worker_configuration(folder, "dummy", "counted", "shown")
     write_project(folder / "waits", WAITING_HANDLER, name="waits")
     (folder / "fatal").mkdir()
@@ -246,7 +203,6 @@ def _workers(folder: Path) -> Sequence[str]:
 
 
 def _recovering_workers(folder: Path) -> Sequence[str]:
-    """Write the same for two workers that tests kill, with a readiness file."""
     return *_workers(folder), "--readiness_file", str(folder / "ready")
 
 
@@ -389,8 +345,6 @@ class SystemServers:
 
 
 def _wait_for_workers(server: OvmsProcess) -> None:
-    """Return once each of two workers gets connections: a worker that still starts gets none."""
-
     def both_answer() -> bool:
         with ExitStack() as stack:
             clients = [stack.enter_context(httpx.Client(base_url=server.rest, timeout=60)) for _ in range(4)]

@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager
 
 import trio
 
-__all__ = ["hosting"]
-
 
 @asynccontextmanager
 async def hosting() -> AsyncIterator[trio.Nursery]:

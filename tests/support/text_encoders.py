@@ -16,8 +16,6 @@ from ovmstrio.core.request import ServableMetadata
 from tests.support.pass_through import load_pass_through
 from tests.support.text_generators import ScriptedGenerator
 
-__all__ = ["WORDS", "LetterEncoder", "load_encoder"]
-
 WORDS = "words"
 """The name under which :func:`load_encoder` gives a :class:`LetterEncoder`; any other text model makes text."""
 

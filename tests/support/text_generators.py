@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
 from ovmstrio.config.text_models import TextModelSpec
-from ovmstrio.core.generation import Conversation, Finish, GenerationLimits, Piece, Task
+from ovmstrio.core.generation import Conversation, Finish, Generation, GenerationLimits, GenerationRequest, Piece, Task
 from tests.support.pass_through import load_pass_through
 from tests.support.scripted_steps import ScriptedService, ScriptedSteps
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-
-    from ovmstrio.core.generation import Generation, GenerationRequest
-
-__all__ = ["CHAT", "ScriptedGenerator", "Step", "load_generator", "said_back", "text_spec"]
 
 CHAT = "chat"
 """The name under which :func:`load_generator` gives a :class:`ScriptedGenerator`; any other model is a stand-in."""
@@ -81,7 +75,6 @@ class _Scripted(ScriptedSteps[Piece]):
 
 
 def text_spec(folder: Path, name: str = CHAT) -> TextModelSpec:
-    """Configure a text model."""
     folder.mkdir(exist_ok=True)
     return TextModelSpec(name=name, base_path=folder, path=folder)
 

@@ -20,8 +20,6 @@ import openvino.opset13 as op
 from ovmstrio_samples.embedding.wordpiece import WordPieces
 from tests.support.model_cache import cached_folder
 
-__all__ = ["LONGEST", "SPECIAL", "VOCABULARY", "TinyEncoder", "word_pieces", "write_embedder", "write_reranker"]
-
 LONGEST: Final = 20
 """How many tokens the models take; no multiple of a usual padding."""
 
@@ -98,7 +96,6 @@ def word_pieces() -> WordPieces:
 
 @cached_folder("ovmstrio_samples.search.bert_tokenizer")
 def write_embedder(folder: Path, *, seed: int = 0, has_types: bool = True) -> Path:
-    """Write a model of embeddings with its tokenizer."""
     _write(folder, TinyEncoder(seed).model(has_types=has_types))
     tokens = {token: number for number, token in enumerate(VOCABULARY)}
     piece = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "vocab": tokens}

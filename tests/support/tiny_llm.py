@@ -17,8 +17,6 @@ import numpy as np
 
 from tests.support.model_cache import cached_folder
 
-__all__ = ["CHAT_TEMPLATE", "CONTEXT", "VOCABULARY", "write_tiny_folder", "write_tiny_gguf"]
-
 CONTEXT: Final = 2048
 """How many tokens the model takes."""
 
@@ -35,8 +33,8 @@ _HEADS: Final = 4
 _CONVERT: Final = "import sys, openvino_genai as g; g.LLMPipeline(sys.argv[1], 'CPU', enable_save_ov_model=True)"
 
 
-def _byte_letters() -> list[str]:
-    """Give the letter that byte-level vocabularies write for each byte."""
+def byte_letters() -> list[str]:
+    """Return the letters that byte-level tokenizers write bytes as, by byte."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {byte: chr(byte) for byte in shown}
     for number, byte in enumerate(byte for byte in range(256) if byte not in letters):
@@ -44,7 +42,7 @@ def _byte_letters() -> list[str]:
     return [letters[byte] for byte in range(256)]
 
 
-VOCABULARY: Final = (*_MARKS, *_byte_letters(), *(left + right for left, right in _MERGES))
+VOCABULARY: Final = (*_MARKS, *byte_letters(), *(left + right for left, right in _MERGES))
 """The tokens, by their numbers; the second one ends a text."""
 
 

@@ -16,21 +16,9 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as op
 
+from tests.support import ir
 from tests.support.model_cache import cached_folder
 from tests.support.onnx_files import OnnxNode, OnnxValue, onnx_graph
-
-__all__ = [
-    "LEVELS",
-    "PIPER_RATE",
-    "PIPER_SAMPLES",
-    "T5_RATE",
-    "T5_SAMPLES",
-    "heard_letters",
-    "write_tiny_kokoro",
-    "write_tiny_piper",
-    "write_tiny_speecht5",
-    "write_voice",
-]
 
 LEVELS: Final = 256
 T5_RATE: Final = 16_000
@@ -59,7 +47,7 @@ def heard_letters(samples: Numbers, *, length: float = 1.0) -> str:
 # SpeechT5
 
 
-@cached_folder("ovmstrio_samples.transcription.byte_tokenizer")
+@cached_folder("ovmstrio_samples.transcription.byte_tokenizer", "tests.support.ir")
 def write_tiny_speecht5(folder: Path) -> Path:
     """Write the model with its tokenizer and a voice ``loud`` in ``voices``."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,35 +70,20 @@ def write_voice(path: Path, level: float, shape: tuple[int, ...] = (_EMBEDDING,)
     return path
 
 
-def _input(name: str, kind: Any, *shape: int) -> Any:
-    made = op.parameter(ov.PartialShape(list(shape)), kind, name=name)
-    made.output(0).set_names({name})
-    return made
-
-
-def _model(inputs: list[Any], **outputs: Any) -> ov.Model:
-    results = []
-    for name, node in outputs.items():
-        node.output(0).set_names({name})
-        results.append(op.result(node))
-    return ov.Model(results, inputs)
-
-
 def _encoder() -> ov.Model:
-    ids = _input("input_ids", np.int64, -1, -1)
+    ids = ir.parameter("input_ids", [-1, -1], "INT64")
     hidden = op.multiply(op.unsqueeze(op.convert(ids, np.float32), np.array([2])), np.ones((1, 1, 4), np.float32))
     mask = op.convert(op.greater_equal(ids, np.int64(0)), np.int64)
-    return _model([ids], last_hidden_state=hidden, encoder_attention_mask=mask)
+    return ir.named_model({"last_hidden_state": hidden, "encoder_attention_mask": mask}, [ids])
 
 
 def _decoder() -> ov.Model:
-    """Give two frames as loud as the speaker's embedding; all other inputs count for nothing."""
     inputs = [
-        _input("inputs_embeds", np.float32, -1, -1, _MELS),
-        _input("speaker_embeddings", np.float32, -1, _EMBEDDING),
-        _input("encoder_hidden_states", np.float32, -1, -1, 4),
-        _input("encoder_attention_mask", np.int64, -1, -1),
-        _input("beam_idx", np.int32, -1),
+        ir.parameter("inputs_embeds", [-1, -1, _MELS], "FP32"),
+        ir.parameter("speaker_embeddings", [-1, _EMBEDDING], "FP32"),
+        ir.parameter("encoder_hidden_states", [-1, -1, 4], "FP32"),
+        ir.parameter("encoder_attention_mask", [-1, -1], "INT64"),
+        ir.parameter("beam_idx", [-1], "INT32"),
     ]
     before, speaker, hidden, mask, beams = inputs
     zeros: Any = op.multiply(op.reduce_mean(hidden, np.array([1, 2])), np.float32(0))
@@ -122,20 +95,21 @@ def _decoder() -> ov.Model:
     one = np.array([1])
     follows = op.concat([before, op.slice(spectrum, one, np.array([2]), one, one)], 1)
     never = op.multiply(op.reduce_mean(spectrum, np.array([2])), np.float32(0))
-    return _model(inputs, output_sequence_out=follows, spectrum=spectrum, prob=never)
+    return ir.named_model({"output_sequence_out": follows, "spectrum": spectrum, "prob": never}, inputs)
 
 
 def _postnet() -> ov.Model:
-    raw = _input("raw_spectrogram", np.float32, -1, -1, -1, _MELS)
+    raw = ir.parameter("raw_spectrogram", [-1, -1, -1, _MELS], "FP32")
     ordered = op.transpose(raw, np.array([1, 0, 2, 3]))
-    return _model([raw], postnet_spectrogram=op.reshape(ordered, np.array([1, -1, _MELS]), special_zero=False))
+    flat = op.reshape(ordered, np.array([1, -1, _MELS]), special_zero=False)
+    return ir.named_model({"postnet_spectrogram": flat}, [raw])
 
 
 def _vocoder() -> ov.Model:
-    frames = _input("spectrogram", np.float32, -1, -1, _MELS)
+    frames = ir.parameter("spectrogram", [-1, -1, _MELS], "FP32")
     levels = op.reduce_mean(frames, np.array([2]), keep_dims=True)
     sound = op.multiply(levels, np.ones((1, 1, T5_SAMPLES // _FRAMES), np.float32))
-    return _model([frames], waveform=op.reshape(sound, np.array([-1]), special_zero=False))
+    return ir.named_model({"waveform": op.reshape(sound, np.array([-1]), special_zero=False)}, [frames])
 
 
 def _write_tokenizer(folder: Path) -> None:
@@ -156,9 +130,9 @@ def _write_tokenizer(folder: Path) -> None:
 def write_tiny_kokoro(folder: Path) -> Path:
     """Write a model that knows how ``hello`` is spoken, and the voice ``anna``."""
     ids, style, speed = (
-        _input("input_ids", np.int64, 1, -1),
-        _input("ref_s", np.float32, 1, 256),
-        _input("speed", np.float32, 1),
+        ir.parameter("input_ids", [1, -1], "INT64"),
+        ir.parameter("ref_s", [1, 256], "FP32"),
+        ir.parameter("speed", [1], "FP32"),
     )
     levels = op.unsqueeze(op.divide(op.convert(ids, np.float32), np.float32(LEVELS)), np.array([2]))
     loud = op.multiply(levels, op.reduce_mean(style, np.array([0, 1])))
@@ -166,7 +140,8 @@ def write_tiny_kokoro(folder: Path) -> Path:
     sound = op.broadcast(loud, op.concat([np.array([1, 1]), length], 0), broadcast_spec="BIDIRECTIONAL")
     (folder / "voices").mkdir(parents=True)
     waveform = op.reshape(sound, np.array([-1]), special_zero=False)
-    ov.save_model(_model([ids, style, speed], waveform=waveform), folder / "openvino_model.xml", compress_to_fp16=False)
+    model = ir.named_model({"waveform": waveform}, [ids, style, speed])
+    ov.save_model(model, folder / "openvino_model.xml", compress_to_fp16=False)
     vocabulary = {letter: number for number, letter in enumerate(_KOKORO_PHONEMES, 1)}
     config = {"vocab": vocabulary, "plbert": {"max_position_embeddings": 512}}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -18,8 +18,7 @@ import numpy as np
 
 from ovmstrio_samples.transcription.prepare import write_folder
 from tests.support.model_cache import cached_folder
-
-__all__ = ["LANGUAGE", "SAID", "SEGMENT", "SEGMENT_SECONDS", "TRANSLATED", "WINDOW_SECONDS", "write_tiny_whisper"]
+from tests.support.tiny_llm import byte_letters
 
 SAID: Final = "Whisper."
 SEGMENT: Final = "Tmd?"
@@ -51,14 +50,14 @@ Numbers = np.ndarray[Any, Any]
 
 
 @cached_folder(
+    "tests.support.tiny_llm",
     "ovmstrio_samples.transcription.byte_tokenizer",
     "ovmstrio_samples.transcription.networks",
     "ovmstrio_samples.transcription.prepare",
 )
 def write_tiny_whisper(folder: Path, *, seed: int = 0) -> Path:
-    """Write the model with its tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
-    letters = _byte_letters()
+    letters = byte_letters()
     vocabulary = [*letters, *(left + right for left, right in _MERGES)]
     tokens = {token: number for number, token in enumerate((*vocabulary, *_MARKS))}
     with tempfile.TemporaryDirectory() as scratch:
@@ -70,15 +69,6 @@ def write_tiny_whisper(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
-def _byte_letters() -> list[str]:
-    """Give the letter that byte-level vocabularies write for each byte."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    letters = {byte: chr(byte) for byte in shown}
-    for number, byte in enumerate(byte for byte in range(256) if byte not in letters):
-        letters[byte] = chr(256 + number)
-    return [letters[byte] for byte in range(256)]
-
-
 def _table(vocabulary: list[str], tokens: Mapping[str, int]) -> dict[str, Any]:
     pieces = {token: tokens[token] for token in vocabulary}
     model = {"type": "BPE", "vocab": pieces, "merges": [f"{left} {right}" for left, right in _MERGES]}
@@ -87,7 +77,6 @@ def _table(vocabulary: list[str], tokens: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _followers(tokens: Mapping[str, int]) -> dict[int, int]:
-    """Say which token comes after which."""
     times = len(tokens)
     end = times + round(SEGMENT_SECONDS * 50)
     chains = (
@@ -132,7 +121,6 @@ def _weights(random: np.random.Generator, tokens: Mapping[str, int]) -> dict[str
 
 
 def _attention(found: dict[str, Numbers], name: str, parts: tuple[int, ...]) -> None:
-    """Add attention that adds nothing."""
     _norm(found, f"{name}/layer_norm")
     for number, part in enumerate(parts):
         found[f"{name}/linear_{number}/weight"] = np.zeros((part * _WIDTH, _WIDTH))

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
 from ovmstrio.core.generation import Task
-from ovmstrio.core.speech import SpokenSpan, TranscriptPart
+from ovmstrio.core.speech import SpokenSpan, TranscriptionRequest, TranscriptPart
 from tests.support.scripted_steps import ScriptedService, ScriptedSteps
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from ovmstrio.core.speech import TranscriptionRequest
-
-__all__ = ["PARTS", "ScriptedTranscriber"]
 
 PARTS = (
     TranscriptPart(" Ever tried.", (SpokenSpan(0.0, 1.5, " Ever tried."),), (SpokenSpan(0.25, 0.75, " Ever"),)),

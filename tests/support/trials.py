@@ -20,11 +20,8 @@ from ovmstrio.runtimes.models.load_model import load_model
 from tests.support import ir
 from tests.support.servables import EXACT
 
-__all__ = ["load_saved", "refusal_of", "saved", "trying", "verdicts"]
-
 
 def saved(model: ov.Model, repository: Path, name: str = "model", **settings: Any) -> ModelSpec:
-    """Save a model, and give its settings."""
     return ModelSpec(name=name, base_path=ir.save(model, repository, name), plugin_config=EXACT, **settings)
 
 
@@ -37,7 +34,6 @@ async def load_saved(spec: ModelSpec) -> list[Problem]:
 
 
 async def refusal_of(spec: ModelSpec) -> Problem:
-    """Give what is said of a model that is not loaded."""
     with pytest.raises(ConfigError) as caught:
         await load_saved(spec)
     (problem,) = caught.value.problems
@@ -54,5 +50,4 @@ async def trying(folder: Path, mode: TrialMode = "auto", **options: float) -> As
 
 
 def verdicts(folder: Path) -> list[dict[str, str]]:
-    """Give all that a folder remembers."""
     return [json.loads(file.read_text()) for file in sorted((folder / "verdicts").glob("*"))]

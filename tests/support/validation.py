@@ -8,9 +8,6 @@ from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import Array, TensorSpec
 from ovmstrio.runtimes.models.validation import Validator
 
-__all__ = ["validate"]
-
 
 def validate(request: InferRequest, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """Check one request against inputs, and give its arrays by name."""
     return Validator(inputs)(request)

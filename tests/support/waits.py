@@ -10,8 +10,6 @@ from typing import TypeVar
 import trio
 from trio.testing import MockClock
 
-__all__ = ["WAIT_SECONDS", "Gate", "until", "until_async"]
-
 WAIT_SECONDS = 60
 """Bound of every wait in tests: far beyond what a busy machine needs, so that only a fault reaches it."""
 
@@ -64,20 +62,18 @@ class Gate:
         self.arrivals = 0
 
 
-async def until_async(
-    holds: Callable[[], T], *, seconds: float = WAIT_SECONDS, why: Callable[[], object] | None = None
-) -> T:
+async def until_async(holds: Callable[[], T]) -> T:
     """Poll a condition that threads, processes or other tasks bring about, and return its true value.
 
     The bound is of the real clock. A mock clock stands still meanwhile.
 
     Raises:
-        AssertionError: the condition is still false after ``seconds``.
+        AssertionError: the condition is still false after ``WAIT_SECONDS``.
     """
-    end = time.monotonic() + seconds
+    end = time.monotonic() + WAIT_SECONDS
     is_mocked = isinstance(trio.lowlevel.current_clock(), MockClock)
     while not (value := holds()):
-        assert time.monotonic() < end, why() if why else f"the condition is still false after {seconds} s"
+        assert time.monotonic() < end, f"the condition is still false after {WAIT_SECONDS} s"
         if is_mocked:
             await trio.lowlevel.checkpoint()
         else:

@@ -16,8 +16,6 @@ from threading import Timer
 
 import psutil
 
-__all__ = ["SECONDS_TO_END", "end_of_output", "kill_and_tell", "killed", "killed_if_late"]
-
 SECONDS_TO_END = 60
 """How long what a server has started may take to end behind it on a busy machine."""
 
@@ -65,7 +63,6 @@ def killed(process: psutil.Process) -> str:
 
 
 def _writers(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Find who has the other end of the pipe that the output of a process comes by."""
     if process.stdout is None or process.stdout.closed:
         return []
     pipe = Path(f"/proc/self/fd/{process.stdout.fileno()}").readlink()

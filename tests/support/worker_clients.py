@@ -14,8 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.processes import OvmsProcess
 from tests.support.waits import WAIT_SECONDS, until
 
-__all__ = ["ROW", "each_worker", "end_sequences", "infer_by_grpc", "pid_of", "sample", "step", "sum_of", "worker_pids"]
-
 ROW: Final = {"inputs": [{"name": "b", "shape": [1, 10], "datatype": "FP32", "data": [1.0] * 10}]}
 """A request of the model that adds one to FP32 ``b`` [1,10]."""
 
@@ -86,6 +84,5 @@ def sum_of(answer: httpx.Response) -> tuple[float, Any]:
 
 
 def end_sequences(client: httpx.Client, model: str = "acc") -> None:
-    """End all sequences of a model."""
     for each in client.get(f"/v2/models/{model}/sequences").raise_for_status().json()["sequences"]:
         step(client, each["id"], model=model, end=True).raise_for_status()

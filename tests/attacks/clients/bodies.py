@@ -7,18 +7,12 @@ import http.client
 import socket
 import time
 import zlib
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tests.attacks.served import SLEEPER, TRIVIAL
+from tests.attacks.served import INFER, SLEEPER, TRIVIAL, Ports
 from tests.support.bare_http2 import BareConnection, ConnectionEnded, framed
 from tests.support.hostile_bodies import HEADERS, ROUTES, SHAPES, bodies
 
-if TYPE_CHECKING:
-    from tests.attacks.ports import Ports
-
-__all__ = ["BOMB_BYTES", "gzip_bombs", "hostile_bodies", "slow_bodies"]
-
-INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 PATH: Final = f"/v2/models/{TRIVIAL}/infer"
 CONNECTIONS: Final = 50
 HELD_SECONDS: Final = 8.0
@@ -32,7 +26,6 @@ def _connect(ports: Ports) -> socket.socket:
 
 
 def _alive(held: socket.socket, data: bytes) -> bool:
-    """Send something; tell whether the server still waits for more."""
     try:
         held.sendall(data)
         held.setblocking(False)
@@ -79,7 +72,6 @@ def hostile_bodies(ports: Ports) -> str:
 
 
 def _bomb() -> bytes:
-    """Compress a gibibyte of blanks into a megabyte."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
     part = b" " * 2**20
     return b"".join([packer.compress(part) for _ in range(BOMB_BYTES // len(part))]) + packer.flush()

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from benchmarks.requests import framed_infer_request
 from ovmstrio.wire.grpc import frames
 from ovmstrio.wire.grpc.frames import FrameType, Setting
-from tests.attacks.served import ROW, TRIVIAL
+from tests.attacks.served import INFER, ROW, TRIVIAL, Ports
 from tests.support.bare_http2 import BareConnection, ConnectionEnded, frame
 
-if TYPE_CHECKING:
-    from tests.attacks.ports import Ports
-
-__all__ = ["settings_flood", "window_update_flood"]
-
-INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 STREAMS: Final = 2_000
 SETTINGS_FRAMES: Final = 20
 ENTRIES: Final = 2_730
@@ -25,7 +19,6 @@ WINDOW_UPDATE_BYTES: Final = 500_000
 
 
 def _open_calls(ports: Ports) -> BareConnection:
-    """Open calls: half of them have not sent their message, the answers of the others find no window."""
     connection = BareConnection(ports.grpc, settings={Setting.INITIAL_WINDOW_SIZE: 0}, window=0)
     body = framed_infer_request(TRIVIAL, "b", ROW)
     for number in range(STREAMS):
@@ -35,7 +28,6 @@ def _open_calls(ports: Ports) -> BareConnection:
 
 
 def _until_answered(connection: BareConnection) -> str:
-    """Wait until the server has taken everything, or has had enough."""
     mark = b"attacked"
     try:
         connection.send(frame(FrameType.PING, 0, 0, mark))

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from benchmarks.requests import framed_infer_request
 from ovmstrio.wire.grpc.frames import MAX_WINDOW, Setting
-from tests.attacks.served import BIG
+from tests.attacks.served import BIG, INFER, Ports
 from tests.support.bare_http2 import BareConnection, ConnectionEnded
 
-if TYPE_CHECKING:
-    from tests.attacks.ports import Ports
-
-__all__ = ["slow_readers", "unread_answers"]
-
-INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 CALLS: Final = 300
 READERS: Final = 50
 CALLS_OF_READER: Final = 10
@@ -69,7 +63,6 @@ def slow_readers(ports: Ports) -> str:
 
 
 def _sips(connection: BareConnection) -> bool:
-    """Read a little; tell whether the connection is still there."""
     connection.socket.setblocking(False)
     try:
         return bool(connection.socket.recv(SIP_BYTES))

@@ -21,7 +21,6 @@ async def _echo(stream: trio.SocketStream) -> None:
 
 @asynccontextmanager
 async def _proxied() -> AsyncIterator[tuple[Proxy, trio.SocketStream]]:
-    """Connect through a proxy to a server that echoes."""
     with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             proxy, port = await _open(nursery)
@@ -37,7 +36,6 @@ async def _open(nursery: trio.Nursery) -> tuple[Proxy, int]:
 
 
 async def test_a_proxy_passes_bytes_until_it_cuts() -> None:
-    """Both directions, and then neither."""
     async with _proxied() as (proxy, stream):
         await stream.send_all(b"hello")
         assert await stream.receive_some() == b"hello"
@@ -47,7 +45,6 @@ async def test_a_proxy_passes_bytes_until_it_cuts() -> None:
 
 
 async def test_a_half_closed_connection_ends() -> None:
-    """The proxy closes one direction, and the peers close the other one."""
     async with _proxied() as (proxy, stream):
         await stream.send_all(b"hello")
         await stream.receive_some()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,10 @@ class _NearLink:
         self.server = server
 
     async def call_once(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Push to a stream."""
         assert method == "push_to_stream"
         return await self.streams.push(*arguments, **options)
 
     async def stream(self, method: str, *arguments: Any) -> AsyncGenerator[Any]:
-        """Open one."""
         assert (method, arguments) == ("open_stream", ())
         async with aclosing(self.streams.open(self.guest, self.server.grpc)) as replies:
             async for reply in replies:
@@ -55,7 +53,6 @@ async def _nobody(*_: Any) -> Any:
 
 @asynccontextmanager
 async def _linked(root: Path, most: int = 8, **options: float) -> AsyncIterator[_NearLink]:
-    """Serve a model that adds one, as another group's replica."""
     ir.save(ir.dummy(), root, "m")
     settings = {"trial_load": "off", "file_system_poll_wait_seconds": 0}
     guest = TrioGuest()
@@ -77,200 +74,168 @@ def _request(number: int) -> bytes:
     return data
 
 
-def test_each_request_of_a_stream_is_answered_in_its_turn(tmp_path: Path) -> None:
-    """However many wait; nothing of it is left behind its end."""
+def _on_link(
+    most: int = 8, **options: float
+) -> Callable[[Callable[[_NearLink], Awaitable[None]]], Callable[..., None]]:
+    """Decorate a test that gets a link to a replica, and runs on an asyncio loop of its own."""
 
-    async def run() -> list[tuple[str, float]]:
-        numbers = iter(range(COUNT))
+    def decorate(test: Callable[[_NearLink], Awaitable[None]]) -> Callable[..., None]:
+        async def run(root: Path) -> None:
+            async with _linked(root, most, **options) as link:
+                await test(link)
 
-        async def next_request() -> bytes | None:
-            number = next(numbers, None)
-            return None if number is None else _request(number)
+        # Pytest would take the parameter of a wrapped function for a fixture.
+        return lambda tmp_path: asyncio.run(run(tmp_path))
 
-        async with _linked(tmp_path) as link:
-            found = []
-            async for reply in pass_stream(link, next_request):
-                assert isinstance(reply, bytes)
-                told = Reply.FromString(reply).infer_response
-                found.append((told.id, float(np.frombuffer(told.raw_output_contents[0], np.float32)[0])))
-            assert link.streams.keys == []
-            return found
-
-    assert asyncio.run(run()) == [(str(number), number + 1.0) for number in range(COUNT)]
+    return decorate
 
 
-def test_who_closes_the_replies_has_the_stream_ended_there(tmp_path: Path) -> None:
-    """While its next request has not come, and a later one hears that it is over."""
+def _sending(*numbers: int) -> Callable[[], Awaitable[bytes | None]]:
+    left = iter(numbers)
 
-    async def run() -> bool:
-        given = [_request(0)]
+    async def next_request() -> bytes | None:
+        number = next(left, None)
+        return None if number is None else _request(number)
 
-        async def next_request() -> bytes | None:
-            if not given:
-                await asyncio.Event().wait()
-            return given.pop()
-
-        async with _linked(tmp_path) as link:
-            async with aclosing(pass_stream(link, next_request)) as replies:
-                assert isinstance(await anext(replies), bytes)
-                (key,) = link.streams.keys
-            assert link.streams.keys == []
-            assert replica_of(key) == "r1"
-            is_open: bool = await link.call_once("push_to_stream", key, _request(1), is_last=False)
-            return is_open
-
-    assert not asyncio.run(run())
+    return next_request
 
 
-def test_a_stream_that_is_closed_before_its_first_request_leaves_nothing(tmp_path: Path) -> None:
-    """Whoever has opened it was gone before it could use its key."""
-
-    async def run() -> list[str]:
-        async with _linked(tmp_path) as link:
-            opened = link.stream("open_stream")
-            key = await anext(opened)
-            assert key in link.streams.keys
-            await opened.aclose()
-            return link.streams.keys
-
-    assert asyncio.run(run()) == []
+def _id(reply: Any) -> str:
+    assert isinstance(reply, bytes)
+    found: str = Reply.FromString(reply).infer_response.id
+    return found
 
 
-def test_a_stream_of_which_nothing_is_heard_any_more_ends(tmp_path: Path) -> None:
-    """As the group that has passed it on may be gone; one that is not must not take what has come for all."""
+@_on_link()
+async def test_the_requests_of_a_stream_are_answered_in_order(link: _NearLink) -> None:
+    found = []
+    async for reply in pass_stream(link, _sending(*range(COUNT))):
+        assert isinstance(reply, bytes)
+        response = Reply.FromString(reply).infer_response
+        found.append((response.id, float(np.frombuffer(response.raw_output_contents[0], np.float32)[0])))
+    assert link.streams.keys == []
+    assert found == [(str(number), number + 1.0) for number in range(COUNT)]
 
-    async def run() -> list[Any]:
-        async with _linked(tmp_path, silence_seconds=1) as link, aclosing(link.stream("open_stream")) as replies:
-            assert await link.call_once("push_to_stream", await anext(replies), _request(0), is_last=False)
-            return [reply async for reply in replies]
 
-    reply, end = asyncio.run(run())
-    assert Reply.FromString(reply).infer_response.id == "0"
+@_on_link()
+async def test_closing_the_replies_ends_the_stream_at_the_replica(link: _NearLink) -> None:
+    given = [_request(0)]
+
+    async def next_request() -> bytes | None:
+        if not given:
+            await asyncio.Event().wait()
+        return given.pop()
+
+    async with aclosing(pass_stream(link, next_request)) as replies:
+        assert isinstance(await anext(replies), bytes)
+        (key,) = link.streams.keys
+    assert link.streams.keys == []
+    assert replica_of(key) == "r1"
+    assert not await link.call_once("push_to_stream", key, _request(1), is_last=False)
+
+
+@_on_link()
+async def test_a_stream_that_is_closed_before_its_first_request_is_removed(link: _NearLink) -> None:
+    opened = link.stream("open_stream")
+    key = await anext(opened)
+    assert key in link.streams.keys
+    await opened.aclose()
+    assert link.streams.keys == []
+
+
+@_on_link(silence_seconds=1)
+async def test_a_silent_stream_ends_as_unavailable(link: _NearLink) -> None:
+    async with aclosing(link.stream("open_stream")) as replies:
+        assert await link.call_once("push_to_stream", await anext(replies), _request(0), is_last=False)
+        reply, end = [reply async for reply in replies]
+    assert _id(reply) == "0"
     assert (end.status, "nothing was heard for 1 s" in end.text) == (Status.UNAVAILABLE.value, True)
 
 
-def test_who_passes_a_stream_on_says_that_it_is_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that one without requests for long is kept."""
+@_on_link()
+async def test_heartbeats_keep_a_stream_without_requests_open(link: _NearLink) -> None:
     beats: list[Any] = []
+    enough = asyncio.Event()
+    push = link.streams.push
+    given = [_request(0)]
 
-    async def run() -> list[Any]:
-        async with _linked(tmp_path) as link:
-            enough = asyncio.Event()
-            push = link.streams.push
+    async def record(key: str, message: bytes | None, *, is_last: bool) -> bool:
+        beats.append((message, is_last))
+        if len(beats) > 2:
+            enough.set()
+        return await push(key, message, is_last=is_last)
 
-            async def noted(key: str, message: bytes | None, *, is_last: bool) -> bool:
-                beats.append((message, is_last))
-                if len(beats) > 2:
-                    enough.set()
-                return await push(key, message, is_last=is_last)
+    async def next_request() -> bytes | None:
+        await enough.wait()
+        return given.pop() if given else None
 
-            monkeypatch.setattr(link.streams, "push", noted)
-
-            given = [_request(0)]
-
-            async def next_request() -> bytes | None:
-                await enough.wait()
-                return given.pop() if given else None
-
-            return [reply async for reply in pass_stream(link, next_request, beat_seconds=0.01)]
-
-    assert len(asyncio.run(run())) == 1
+    link.streams.push = record  # type: ignore[method-assign]
+    replies = [reply async for reply in pass_stream(link, next_request, beat_seconds=0.01)]
+    assert len(replies) == 1
     assert beats[:3] == [(None, False)] * 3
     assert beats[-1] == (None, True)
 
 
-def test_what_keeps_a_request_from_its_replica_ends_the_stream_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What came before it is answered; no more replies would come, and nobody is to wait for them."""
+@_on_link()
+async def test_a_request_that_cannot_be_passed_on_ends_the_stream(link: _NearLink) -> None:
+    found: list[str] = []
+    push = link.streams.push
+    answered = asyncio.Event()
 
-    async def run() -> list[bytes]:
-        found: list[bytes] = []
-        async with _linked(tmp_path) as link:
-            push = link.streams.push
-            answered = asyncio.Event()
-            numbers = iter(range(3))
+    async def fail_second(key: str, message: bytes | None, *, is_last: bool) -> bool:
+        if message == _request(1):
+            await answered.wait()
+            raise NotReady("the connection is broken")
+        return await push(key, message, is_last=is_last)
 
-            async def broken(key: str, message: bytes | None, *, is_last: bool) -> bool:
-                if message == _request(1):
-                    await answered.wait()
-                    raise NotReady("the way is broken")
-                return await push(key, message, is_last=is_last)
+    async def receive() -> None:
+        async for reply in pass_stream(link, _sending(0, 1, 2)):
+            found.append(_id(reply))
+            answered.set()
 
-            async def next_request() -> bytes | None:
-                return _request(next(numbers))
-
-            async def receive() -> None:
-                async for reply in pass_stream(link, next_request):
-                    assert isinstance(reply, bytes)
-                    found.append(reply)
-                    answered.set()
-
-            monkeypatch.setattr(link.streams, "push", broken)
-            with pytest.raises(NotReady, match="the way is broken"):
-                await receive()
-            assert link.streams.keys == []
-        return found
-
-    assert [Reply.FromString(reply).infer_response.id for reply in asyncio.run(run())] == ["0"]
+    link.streams.push = fail_second  # type: ignore[method-assign]
+    with pytest.raises(NotReady, match="the connection is broken"):
+        await receive()
+    assert link.streams.keys == []
+    assert found == ["0"]
 
 
-def test_a_request_that_reaches_another_replica_tells_that_the_stream_is_lost(tmp_path: Path) -> None:
-    """Ray gives no more calls to one that is being replaced, though its streams are still open."""
+@_on_link()
+async def test_a_request_that_reaches_another_replica_ends_the_stream(link: _NearLink) -> None:
+    # Ray sends no more calls to a replica that is being replaced, though its streams are still open.
+    other = OpenStreams("r2", 8)
 
-    async def run() -> None:
-        async with _linked(tmp_path) as link:
-            other = OpenStreams("r2", 8)
+    async def next_request() -> bytes | None:
+        link.streams = other
+        return _request(0)
 
-            async def next_request() -> bytes | None:
-                link.streams = other
-                return _request(0)
-
-            with pytest.raises(NotReady, match="begin the stream anew"):
-                async with aclosing(pass_stream(link, next_request)) as replies:
-                    await anext(replies)
-
-    asyncio.run(run())
+    with pytest.raises(NotReady, match="begin the stream anew"):
+        async with aclosing(pass_stream(link, next_request)) as replies:
+            await anext(replies)
 
 
-def test_requests_that_break_off_are_not_taken_for_all(tmp_path: Path) -> None:
-    """The stream ends with why they did, behind the replies to those that came."""
+@_on_link()
+async def test_requests_that_break_off_end_the_stream_with_the_reason(link: _NearLink) -> None:
+    given = [_request(0)]
 
-    async def run() -> list[Any]:
-        given = [_request(0)]
+    async def next_request() -> bytes | None:
+        if not given:
+            raise NotReady("the client's door has ended")
+        return given.pop()
 
-        async def next_request() -> bytes | None:
-            if not given:
-                raise NotReady("the client's door has ended")
-            return given.pop()
-
-        async with _linked(tmp_path) as link:
-            return [reply async for reply in answer_stream(link.guest, link.server.grpc, next_request)]
-
-    reply, end = asyncio.run(run())
-    assert Reply.FromString(reply).infer_response.id == "0"
+    reply, end = [reply async for reply in answer_stream(link.guest, link.server.grpc, next_request)]
+    assert isinstance(reply, bytes)
+    assert _id(reply) == "0"
     assert end == (b"", Status.UNAVAILABLE.value, "the client's door has ended", ())
 
 
-def test_more_streams_than_may_be_are_refused(tmp_path: Path) -> None:
-    """Whose requests would have no place at the replica; one that ends makes room."""
-
-    async def run() -> list[list[Any]]:
-        async def answers(link: _NearLink) -> list[Any]:
-            given = [_request(0)]
-
-            async def next_request() -> bytes | None:
-                return given.pop() if given else None
-
-            return [reply async for reply in pass_stream(link, next_request)]
-
-        async with _linked(tmp_path, 1) as link:
-            async with aclosing(link.stream("open_stream")) as first:
-                assert isinstance(await anext(first), str)
-                refused = await answers(link)
-            return [refused, await answers(link)]
-
-    (refused,), (reply,) = asyncio.run(run())
+@_on_link(1)
+async def test_streams_beyond_the_limit_are_refused_until_one_ends(link: _NearLink) -> None:
+    async with aclosing(link.stream("open_stream")) as first:
+        assert isinstance(await anext(first), str)
+        (refused,) = [reply async for reply in pass_stream(link, _sending(0))]
+    assert not isinstance(refused, bytes)
     assert refused.status == Status.RESOURCE_EXHAUSTED.value
     assert "half of the max_ongoing_requests" in refused.text
-    assert Reply.FromString(reply).infer_response.id == "0"
+    (reply,) = [reply async for reply in pass_stream(link, _sending(0))]
+    assert _id(reply) == "0"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from collections.abc import Iterator
 from concurrent import futures
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,7 @@ from cryptography.hazmat.primitives import serialization
 
 from ovmstrio.client import ClientTls, Unreachable, open_client
 from ovmstrio.core import errors
-from ovmstrio.protocol.status_errors import error_of_grpc, error_of_http
-from ovmstrio.protocol.wire_tensors import from_raw, to_raw
-from ovmstrio.wire.statuses import STATUS_OF
+from tests.support.plain_http import QuietHandler, answering_http
 from tests.support.waits import WAIT_SECONDS
 
 REFUSAL = "cannot connect to the database"
@@ -36,32 +32,28 @@ class _Refusing(grpc.GenericRpcHandler):  # type: ignore[misc]
         )
 
 
-class _Page(BaseHTTPRequestHandler):
+class _Page(QuietHandler):
     """Answers everything with a page."""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the library's name
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"<html>hello</html>")
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802 - the library's name
         self.do_GET()
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that the class above gives it
-        """Print nothing."""
 
 
 class _Nothing(_Page):
     """Answers everything with nothing."""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the library's name
         self.send_response(204)
         self.end_headers()
 
 
 @contextlib.contextmanager
 def _silence() -> Iterator[str]:
-    """Listen, and never accept: what is behind the address is not known until a timeout."""
     with socket.socket() as listener, contextlib.ExitStack() as stack:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -72,8 +64,7 @@ def _silence() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_a_server_that_is_not_ready_is_not_absent() -> None:
-    """Who answers is there, whatever words it uses."""
+def test_an_unavailable_server_is_not_unreachable() -> None:
     server = grpc.server(futures.ThreadPoolExecutor(1))
     server.add_generic_rpc_handlers((_Refusing(),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -86,76 +77,54 @@ def test_a_server_that_is_not_ready_is_not_absent() -> None:
 
 
 @pytest.mark.parametrize("rest", [False, True])
-def test_an_address_that_keeps_silent_is_absent(rest: bool) -> None:
-    """A deadline that passes before there is a connection means nobody, not too slow."""
+def test_a_silent_address_is_unreachable(rest: bool) -> None:
     with _silence() as url, open_client(url, rest=rest, timeout=0.5) as client, pytest.raises(Unreachable):
         client.server_live()
 
 
 @pytest.mark.parametrize("rest", [False, True])
-def test_a_name_that_no_one_has_is_absent(rest: bool) -> None:
-    """A host that does not resolve is told apart from a refusal."""
+def test_an_unknown_host_is_unreachable(rest: bool) -> None:
     url = "no-such-host.invalid:9000"
     with open_client(url, rest=rest, timeout=WAIT_SECONDS) as client, pytest.raises(Unreachable, match="no-such-host"):
         client.server_live()
 
 
-@contextlib.contextmanager
-def _behind_a_port(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Serve with a handler, and give the address."""
-    server = HTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def test_a_page_in_place_of_an_answer_is_said() -> None:
-    """Another program behind the port gives an error of ours, not a parser's."""
-    with _behind_a_port(_Page) as address, open_client(address, rest=True) as client:
+def test_a_page_in_place_of_an_answer_is_an_error_of_the_client() -> None:
+    with answering_http(_Page) as url, open_client(url, rest=True) as client:
         for call in (client.models, lambda: client.metadata("m"), lambda: client.infer("m", {"x": np.zeros(1)})):
             with pytest.raises(errors.ServerError, match="does not answer as a KServe v2 server"):
                 call()
 
 
-def test_an_answer_of_nothing_is_no_answer() -> None:
-    """OVMS's status for a pipeline whose demultiplexer got nothing is an error that says so."""
+def test_an_empty_answer_is_the_error_of_an_empty_demultiplexer() -> None:
     with (
-        _behind_a_port(_Nothing) as address,
-        open_client(address, rest=True) as client,
+        answering_http(_Nothing) as url,
+        open_client(url, rest=True) as client,
         pytest.raises(errors.NothingToGather, match="nothing to split"),
     ):
         client.infer("m", {"x": np.zeros(1)})
 
 
 @pytest.mark.parametrize("rest", [False, True])
-def test_an_address_that_is_none_is_refused(rest: bool) -> None:
-    """A typing mistake in the port is the caller's."""
+def test_an_invalid_address_is_refused(rest: bool) -> None:
     for url in ("localhost:x", "localhost:65536", "ftp://localhost"):
         with pytest.raises(errors.InvalidRequest, match="HOST:PORT"):
             open_client(url, rest=rest)
 
 
-def test_the_path_of_a_socket_is_an_address_of_grpc() -> None:
-    """It holds no port that could be wrong."""
+def test_a_socket_path_is_a_grpc_address() -> None:
     with open_client("unix:///no:where") as client, pytest.raises(Unreachable, match="unix:///no:where"):
         client.server_live()
 
 
 @pytest.mark.parametrize("model", ["", ".", ".."])
-def test_a_name_that_a_url_would_lose_is_refused(model: str) -> None:
-    """The call does not reach another path."""
+def test_a_name_that_a_url_would_drop_is_refused(model: str) -> None:
     with open_client("127.0.0.1:1", rest=True) as client, pytest.raises(errors.InvalidRequest, match="name of a model"):
         client.metadata(model)
 
 
 @pytest.mark.parametrize("rest", [False, True])
-def test_a_tls_file_that_cannot_be_used_is_named(tmp_path: Path, rest: bool) -> None:
-    """It is not taken for a server that does not answer."""
+def test_an_unusable_tls_file_is_named(tmp_path: Path, rest: bool) -> None:
     damaged, absent = tmp_path / "damaged.pem", tmp_path / "absent.pem"
     damaged.write_bytes(b"no certificate")
     for tls in (ClientTls(ca=damaged), ClientTls(ca=absent), ClientTls(cert=damaged, key=damaged)):
@@ -165,7 +134,6 @@ def test_a_tls_file_that_cannot_be_used_is_named(tmp_path: Path, rest: bool) -> 
 
 @pytest.mark.parametrize("rest", [False, True])
 def test_a_key_with_a_password_is_refused(tmp_path: Path, rest: bool) -> None:
-    """Nobody is asked for the password at a terminal."""
     issued = trustme.CA().issue_cert("localhost")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     issued.cert_chain_pems[0].write_to_path(cert)
@@ -175,38 +143,3 @@ def test_a_key_with_a_password_is_refused(tmp_path: Path, rest: bool) -> None:
     key.write_bytes(loaded.private_bytes(serialization.Encoding.PEM, form, locked))
     with pytest.raises(errors.InvalidRequest, match="encrypted"):
         open_client("127.0.0.1:1", rest=rest, tls=ClientTls(cert=cert, key=key))
-
-
-@pytest.mark.parametrize("error", [cls for cls in STATUS_OF if cls is not errors.ConfigError])
-def test_a_status_makes_an_error_of_the_same_status(error: type[errors.ServerError]) -> None:
-    """What comes out of the wire would go into it again as it came."""
-    pair = STATUS_OF[error]
-    assert STATUS_OF[type(error_of_grpc(pair.grpc.name, "text"))].grpc is pair.grpc
-    assert STATUS_OF[type(error_of_http(pair.http, "text"))].http == pair.http
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("Model with requested version is not loaded yet", errors.VersionLoading),
-        ("Model with requested version is retired", errors.VersionRetired),
-    ],
-)
-def test_versions_that_come_and_go_are_told_apart_over_both(text: str, error: type[errors.ServerError]) -> None:
-    """REST has one status for them and for what never was."""
-    pair = STATUS_OF[error]
-    assert type(error_of_grpc(pair.grpc.name, text)) is error
-    assert type(error_of_http(pair.http, f"{text}: its last load failed")) is error
-
-
-@pytest.mark.parametrize("raw", [b"\x05\0\0\0ab", b"\x05\0"])
-def test_bytes_that_end_too_early_are_refused(raw: bytes) -> None:
-    """A cut answer does not become a shorter text."""
-    with pytest.raises(ValueError, match="end within an element"):
-        from_raw(raw, "BYTES", (1,))
-
-
-def test_no_nan_becomes_a_number_in_bf16() -> None:
-    """Whatever bits a NaN has, of either sign."""
-    nans = np.array([0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], np.uint32).view(np.float32)
-    assert np.isnan(from_raw(to_raw(nans, "BF16"), "BF16", (4,))).all()

@@ -33,8 +33,7 @@ async def _infer(registry: Registry) -> tuple[str, list[float]]:
     return response.model_version, output.array.ravel().tolist()
 
 
-async def test_models_are_swapped_under_load_and_a_corrupt_one_is_explained(tmp_path: Path) -> None:
-    """Real models come, go and fail while calls stream in, and every answer is right."""
+async def test_models_are_swapped_under_load_and_a_corrupt_version_is_reported(tmp_path: Path) -> None:
     base = ir.save(ir.dummy(), tmp_path, "m")
     expected = [float(value + 1) for value in range(10)]
     versions: set[str] = set()
@@ -70,7 +69,6 @@ async def test_models_are_swapped_under_load_and_a_corrupt_one_is_explained(tmp_
 
 
 async def test_a_single_model_file_is_served_as_version_one(tmp_path: Path) -> None:
-    """A base path that is a file needs no version directory."""
     base = ir.save(ir.dummy(), tmp_path, "m")
     async with running(registry_of(load_model, poll_seconds=0)) as registry:
         result = await registry.apply([_spec(base / "1" / "model.xml")])

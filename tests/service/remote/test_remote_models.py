@@ -18,6 +18,7 @@ import trustme
 from ovmstrio.protocol.descriptors import message_class
 from tests.support import ir
 from tests.support.graphs import graph_text, inference_graph, python_node
+from tests.support.pipelines import dag_entry
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.waits import WAIT_SECONDS, until
 
@@ -29,20 +30,6 @@ class OvmsPythonModel:
     async def execute(self, inputs):
         await trio.sleep_forever()
 """
-PIPELINE = {
-    "name": "dag",
-    "inputs": ["x"],
-    "nodes": [
-        {
-            "name": "n",
-            "model_name": "grpc",
-            "type": "DL model",
-            "inputs": [{"b": {"node_name": "request", "data_item": "x"}}],
-            "outputs": [{"data_item": "a", "alias": "y"}],
-        }
-    ],
-    "outputs": [{"y": {"node_name": "n", "data_item": "y"}}],
-}
 
 
 def _remote(name: str, *addresses: str, **settings: Any) -> dict[str, Any]:
@@ -85,23 +72,19 @@ class _OtherService(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has
         self.seconds_left = 0.0
 
     def service(self, details: Any) -> Any:
-        """Return the handler of a method."""
         answers = {"ModelMetadata": self.describe, "ModelReady": self.be_ready, "ModelInfer": self.infer}
         return grpc.unary_unary_rpc_method_handler(answers[details.method.rpartition("/")[2]])
 
     def describe(self, data: bytes, context: Any) -> bytes:
-        """Describe one input and one output."""
         answer = message_class("inference.ModelMetadataResponse")(name="x", platform="other")
         answer.inputs.add(name="i", datatype="INT32", shape=[-1])
         answer.outputs.add(name="o", datatype="INT32", shape=[-1])
         return bytes(answer.SerializeToString())
 
     def be_ready(self, data: bytes, context: Any) -> bytes:
-        """Report readiness."""
         return bytes(message_class("inference.ModelReadyResponse")(ready=True).SerializeToString())
 
     def infer(self, data: bytes, context: Any) -> bytes:
-        """Return the input, and note the deadline."""
         request = message_class("inference.ModelInferRequest").FromString(data)
         self.seconds_left = context.time_remaining()
         if not request.raw_input_contents[0]:
@@ -143,7 +126,8 @@ def client(
             _remote("sequences", addresses["grpc"], f"grpc://{second.grpc}", remote_name="accumulator"),
             _remote("other", other[1], timeout_seconds=30),
         ]
-        lists: dict[str, Any] = {"mediapipe_config_list": [{"name": "graph"}], "pipeline_config_list": [PIPELINE]}
+        pipeline = dag_entry("dag", "grpc", ("x", "b"), ("y", "a"))
+        lists: dict[str, Any] = {"mediapipe_config_list": [{"name": "graph"}], "pipeline_config_list": [pipeline]}
         with serving_in_thread(config_path=_config(near, models, **lists)) as server:
             made = triton.InferenceServerClient(server.grpc)
             yield made
@@ -170,15 +154,13 @@ def _metric(server: ServedInThread, beginning: str, *labels: str) -> float:
 @pytest.mark.parametrize(
     ("name", "given", "output"), [("grpc", "b", "a"), ("rest", "b", "a"), ("graph", "in", "out"), ("dag", "x", "y")]
 )
-def test_clients_graphs_and_pipelines_call_it_like_any_model(client: Any, name: str, given: str, output: str) -> None:
-    """The outputs are those of the other server."""
+def test_clients_graphs_and_pipelines_call_a_remote_model(client: Any, name: str, given: str, output: str) -> None:
     result = client.infer(name, [_row(3, given)], client_timeout=WAIT_SECONDS)
     assert result.as_numpy(output)[0].tolist() == [4.0] * 10
 
 
 @pytest.mark.parametrize("transport", ["grpc", "rest"])
 def test_metadata_and_errors_are_those_of_the_other_server(far: ServedInThread, client: Any, transport: str) -> None:
-    """An error names the address that it came from."""
     known = client.get_model_metadata(transport)
     assert [(each.name, each.datatype, list(each.shape)) for each in known.inputs] == [("b", "FP32", [1, 10])]
     with pytest.raises(triton.InferenceServerException) as caught:
@@ -191,7 +173,6 @@ def test_metadata_and_errors_are_those_of_the_other_server(far: ServedInThread, 
 
 @pytest.mark.parametrize("transport", ["grpc", "rest"])
 def test_a_cancelled_call_is_cancelled_at_the_other_server(far: ServedInThread, client: Any, transport: str) -> None:
-    """The other server counts the call as cancelled."""
     labels = ('name="wait"', 'code="Cancelled"')
     before = _metric(far, "ovmstrio_requests_total", *labels)
     done = threading.Event()
@@ -206,7 +187,6 @@ def test_a_cancelled_call_is_cancelled_at_the_other_server(far: ServedInThread, 
 
 @pytest.mark.parametrize("seconds", [0.5, 60])
 def test_the_rest_of_a_deadline_is_passed_on(far: ServedInThread, client: Any, seconds: float) -> None:
-    """The configured timeout applies if the caller has more time."""
     with pytest.raises(triton.InferenceServerException) as caught:
         client.infer("short", [_input(np.ones(1, np.float32), "in")], client_timeout=seconds)
     assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
@@ -214,8 +194,7 @@ def test_the_rest_of_a_deadline_is_passed_on(far: ServedInThread, client: Any, s
 
 
 @pytest.mark.parametrize("transport", ["grpc", "rest"])
-def test_large_tensors_come_back_as_they_were(client: Any, transport: str) -> None:
-    """Tensors are larger than the windows of HTTP/2."""
+def test_tensors_larger_than_a_window_are_unchanged(client: Any, transport: str) -> None:
     values = np.arange(4 * 2**20, dtype=np.float32).reshape(1, -1)
     result = client.infer(f"large_{transport}", [_input(values)], client_timeout=WAIT_SECONDS)
     assert np.array_equal(result.as_numpy("a"), values + 1)
@@ -223,7 +202,6 @@ def test_large_tensors_come_back_as_they_were(client: Any, transport: str) -> No
 
 @pytest.mark.parametrize("sequence", [7, 8, "text"])
 def test_a_sequence_stays_with_its_server(client: Any, sequence: int | str) -> None:
-    """Two servers take turns for other calls; the steps of a sequence add up."""
     known = client.get_model_metadata("sequences")
     name, shape = known.inputs[0].name, [int(size) for size in known.inputs[0].shape]
     for step in range(1, 6):
@@ -233,8 +211,7 @@ def test_a_sequence_stays_with_its_server(client: Any, sequence: int | str) -> N
         assert np.asarray(result.as_numpy(known.outputs[0].name)).max() == step
 
 
-def test_a_server_of_grpcio_is_called(client: Any, other: tuple[_OtherService, str]) -> None:
-    """Windows, frames, parameters, deadlines and texts of errors of another implementation are understood."""
+def test_a_server_of_grpcio_is_interoperable(client: Any, other: tuple[_OtherService, str]) -> None:
     assert client.get_model_metadata("other").platform == "other"
     values = np.arange(3_000_000, dtype=np.int32)
     result = client.infer("other", [_input(values, "i", "INT32")], client_timeout=WAIT_SECONDS)
@@ -247,8 +224,7 @@ def test_a_server_of_grpcio_is_called(client: Any, other: tuple[_OtherService, s
     assert "nichts: ä\n100 %" in caught.value.message()
 
 
-def test_a_server_with_tls_is_called_with_a_certificate(tmp_path: Path, folder: Path) -> None:
-    """Over both protocols; a server whose certificate has an unknown authority is not called."""
+def test_tls_servers_are_called_with_a_certificate_and_verified(tmp_path: Path, folder: Path) -> None:
     authority, unknown = trustme.CA(), trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     unknown.cert_pem.write_to_path(tmp_path / "unknown.pem")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 
@@ -12,13 +12,10 @@ from tests.support.processes import OvmsProcess, run_ovms, serving
 from tests.support.system_servers import write_config
 from tests.support.waits import WAIT_SECONDS, until
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 MODEL = "/v2/models/add"
 
 
-def _new(file: Path, *arguments: str) -> str:
+def _new_key(file: Path, *arguments: str) -> str:
     made = run_ovms("keys", "new", *arguments, "--file", str(file))
     assert made.returncode == 0, made.stderr
     return made.stdout.strip()
@@ -36,8 +33,8 @@ def test_keys_come_and_go_and_stay_secret(tmp_path: Path) -> None:
     own.
     """
     keys = tmp_path / "keys.json"
-    shop = _new(keys, "shop", "--scope", "infer:add")
-    boss = _new(keys, "boss", "--scope", "admin", "--scope", "metrics")
+    shop = _new_key(keys, "shop", "--scope", "infer:add")
+    boss = _new_key(keys, "boss", "--scope", "admin", "--scope", "metrics")
     config = write_config(tmp_path, {"name": "add", "base_path": str(ir.save(ir.dummy(), tmp_path / "models", "add"))})
     options = ("--config_path", str(config), "--keys_file", str(keys), "--log_level", "TRACE")
     secrets, seen = [shop, boss, "Zm9yZ2VkIHNlY3JldA"], []
@@ -51,7 +48,7 @@ def test_keys_come_and_go_and_stay_secret(tmp_path: Path) -> None:
             seen += [reloaded.text, httpx.post(f"{server.rest}{MODEL}/infer", headers=headers, content="{").text]
         assert "who calls must be known" in run_ovms("models", "--url", server.grpc, timeout=120).stderr
         seen.append(httpx.get(f"{server.rest}/metrics", headers={"x-api-key": boss}).text)
-        late = _new(keys, "late", "--scope", "read")
+        late = _new_key(keys, "late", "--scope", "read")
         until(lambda: _status(server, late) == 200)
         assert run_ovms("keys", "revoke", "shop", "--file", str(keys)).returncode == 0
         until(lambda: _status(server, shop) == 401)
@@ -67,7 +64,6 @@ def test_keys_come_and_go_and_stay_secret(tmp_path: Path) -> None:
 
 
 def test_a_check_locates_problems_of_the_key_file(tmp_path: Path) -> None:
-    """``ovms check`` has file and line."""
     keys, config = tmp_path / "keys.json", write_config(tmp_path)
     keys.write_text('{"callers": [\n  {"name": "a", "scopes": ["infer"], "sha256": "x"}\n]}')
     checked = run_ovms("check", str(config), "--keys_file", str(keys), "--json", timeout=120)

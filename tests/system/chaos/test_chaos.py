@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.chaos.ledger import Said
 from tests.chaos.run import chaos
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECONDS = 60
 SEED = 7
@@ -18,7 +15,6 @@ SEED = 7
 
 @pytest.mark.slow
 async def test_a_minute_of_all_disturbances(tmp_path: Path) -> None:
-    """Reloads, stops, kills, full disks, clock jumps, cuts and hostile clients: no answer is wrong or missing."""
     report = await chaos(tmp_path, SECONDS, SEED)
     assert report.ledger.violations() == [], report
     assert sum(count for (_, said), count in report.ledger.counts.items() if said is Said.RIGHT) > 1_000

@@ -20,6 +20,7 @@ import pytest
 
 from tests.support import ir
 from tests.support.graphs import inference_graph
+from tests.support.pipelines import dag_entry
 from tests.support.ray_cluster import RayCluster, ray_cluster
 from tests.support.tiny_llm import write_tiny_folder
 
@@ -63,29 +64,14 @@ class Handler:
 
 
 def _configuration(root: Path, rolled: str) -> Path:
-    """Write a configuration: a model on both nodes, a DAG and graphs that call it, and a model that gets replaced."""
-    node = {
-        "name": "n",
-        "model_name": "spread",
-        "type": "DL model",
-        "inputs": [{"b": {"node_name": "request", "data_item": "x"}}],
-        "outputs": [{"data_item": "a", "alias": "a"}],
-    }
+    pipeline = dag_entry("dag", "spread", ("x", "b"), ("y", "a"))
     document = {
         "model_config_list": [
             {"config": {"name": "spread", "base_path": "spread", "placement": EVERYWHERE}},
             {"config": {"name": "kept", "base_path": "kept", "stateful": True, "placement": {**HEAD, "replicas": 2}}},
             {"config": {"name": "rolled", "base_path": rolled, "placement": {**HEAD, "group": "callers"}}},
         ],
-        "pipeline_config_list": [
-            {
-                "name": "dag",
-                "inputs": ["x"],
-                "nodes": [node],
-                "outputs": [{"y": {"node_name": "n", "data_item": "a"}}],
-                "placement": "callers",
-            }
-        ],
+        "pipeline_config_list": [{**pipeline, "placement": "callers"}],
         "mediapipe_config_list": [
             {"name": "near", "base_path": ".", "graph_path": "graph.pbtxt", "placement": {**HEAD, "group": "ingress"}},
             {"name": "far", "base_path": ".", "graph_path": "graph.pbtxt", "placement": "callers"},
@@ -104,7 +90,7 @@ def _configuration(root: Path, rolled: str) -> Path:
     return path
 
 
-def _deployed(cluster: RayCluster, folder: Path, rolled: str) -> subprocess.CompletedProcess[str]:
+def _deploy(cluster: RayCluster, folder: Path, rolled: str) -> subprocess.CompletedProcess[str]:
     settings = f"sequence_store={folder / 'store'}", f"max_message_size={LIMIT}"
     return cluster.deploy(_configuration(folder, rolled), *(word for each in settings for word in ("--setting", each)))
 
@@ -130,7 +116,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(folder: Path) -> Iterator[RayCluster]:
     """Two nodes, and what is deployed there."""
     with ray_cluster(2) as running:
-        done = _deployed(running, folder, "old")
+        done = _deploy(running, folder, "old")
         assert done.returncode == 0, done.stderr
         yield running
 
@@ -152,7 +138,7 @@ def grpc(cluster: RayCluster) -> Iterator[Any]:
         client.close()
 
 
-def _posted(client: httpx.Client, name: str, tensor: str = "b", size: int = 10) -> httpx.Response:
+def _post(client: httpx.Client, name: str, tensor: str = "b", size: int = 10) -> httpx.Response:
     given = {"name": tensor, "shape": [1, size], "datatype": "FP32", "data": [1.0] * size}
     return client.post(f"/v2/models/{name}/infer", json={"inputs": [given]})
 
@@ -178,9 +164,8 @@ def _first(answer: httpx.Response) -> float:
     return found
 
 
-def test_models_answer_through_rays_proxies_over_both_protocols(rest: httpx.Client, grpc: Any) -> None:
-    """A client of KServe needs to know nothing of Ray, not even the application's name."""
-    assert _first(_posted(rest, "spread")) == 2.0
+def test_models_answer_through_the_proxies_of_ray_over_both_protocols(rest: httpx.Client, grpc: Any) -> None:
+    assert _first(_post(rest, "spread")) == 2.0
     assert grpc.infer("spread", [_input("b")], client_timeout=PATIENCE_SECONDS).as_numpy("a").tolist() == [[2.0] * 10]
     assert rest.get("/v2/health/ready").json() == {"ready": True}
     assert grpc.is_server_ready()
@@ -188,9 +173,8 @@ def test_models_answer_through_rays_proxies_over_both_protocols(rest: httpx.Clie
 
 
 def test_errors_keep_their_statuses_and_texts(rest: httpx.Client, grpc: Any) -> None:
-    """Whichever group has found them."""
-    assert _posted(rest, "none").status_code == 404
-    refused = _posted(rest, "spread", size=9)
+    assert _post(rest, "none").status_code == 404
+    refused = _post(rest, "spread", size=9)
     assert (refused.status_code, "Invalid input shape" in refused.json()["error"]) == (400, True)
     for name, tensor, size, status in (
         ("none", "b", 10, "StatusCode.NOT_FOUND"),
@@ -203,8 +187,7 @@ def test_errors_keep_their_statuses_and_texts(rest: httpx.Client, grpc: Any) -> 
     assert rest.get("/metrics").status_code == 501
 
 
-def test_the_whole_answers_where_a_part_of_it_would_be_wrong(rest: httpx.Client) -> None:
-    """By whatever spelling it is asked; what nobody puts together is refused in the form of its API."""
+def test_requests_about_all_groups_are_answered_or_refused(rest: httpx.Client) -> None:
     assert sorted(each["name"] for each in rest.get("/v2/models/").json()["models"]) == SERVICES
     assert rest.get("/health").json() == {"status": "ok"}
     refused = rest.get("/v1/models")
@@ -215,7 +198,6 @@ def test_the_whole_answers_where_a_part_of_it_would_be_wrong(rest: httpx.Client)
 
 
 def test_steps_with_an_encoding_find_their_sequence(rest: httpx.Client) -> None:
-    """As any client may compress what it sends."""
     inputs = [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 1.0]}]
     document = {"inputs": inputs, "parameters": {"sequence_id": 77, "sequence_start": True, "sequence_end": True}}
     body = gzip.compress(json.dumps(document).encode())
@@ -223,8 +205,7 @@ def test_steps_with_an_encoding_find_their_sequence(rest: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["spread", "near"])
-def test_what_is_too_large_is_refused_by_both_doors(rest: httpx.Client, grpc: Any, name: str) -> None:
-    """Whichever group has the service, and whether or not the size is said before."""
+def test_bodies_above_the_limit_are_refused_over_both_protocols(rest: httpx.Client, grpc: Any, name: str) -> None:
     body = b" " * (LIMIT + 1)
     for content in (body, iter([body[:LIMIT], body[LIMIT:]])):
         refused = rest.post(f"/v2/models/{name}/infer", content=content)
@@ -234,24 +215,22 @@ def test_what_is_too_large_is_refused_by_both_doors(rest: httpx.Client, grpc: An
     assert raised.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
 
 
-def test_handlers_answer_at_their_paths_whole_and_in_pieces(rest: httpx.Client, grpc: Any) -> None:
-    """From a group of their own."""
+def test_handlers_answer_at_their_paths_and_stream(rest: httpx.Client, grpc: Any) -> None:
     assert rest.post("/telling", json={"a": 1}).json() == {"got": {"a": 1}}
     with rest.stream("GET", "/telling") as answer:
         assert (answer.status_code, answer.read()) == (200, b"one two")
     assert grpc.is_model_ready("telling")
 
 
-def test_models_of_text_answer_by_openais_api_whole_and_in_events(rest: httpx.Client) -> None:
-    """From a group of their own, whose engine outlives a client that leaves within its answer."""
-    asked = {"model": "tiny", "messages": [{"role": "user", "content": "the"}], "max_tokens": 8, "ignore_eos": True}
-    whole = rest.post("/v3/chat/completions", json=asked)
+def test_text_models_answer_by_openais_api_and_stream(rest: httpx.Client) -> None:
+    request = {"model": "tiny", "messages": [{"role": "user", "content": "the"}], "max_tokens": 8, "ignore_eos": True}
+    whole = rest.post("/v3/chat/completions", json=request)
     assert (whole.status_code, whole.json()["usage"]["completion_tokens"]) == (200, 8), whole.text
-    with rest.stream("POST", "/v3/chat/completions", json={**asked, "stream": True}) as answer:
+    with rest.stream("POST", "/v3/chat/completions", json={**request, "stream": True}) as answer:
         events = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
     assert events[-1] == "[DONE]"
     assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
-    with rest.stream("POST", "/v3/chat/completions", json={**asked, "stream": True, "max_tokens": 1500}) as answer:
+    with rest.stream("POST", "/v3/chat/completions", json={**request, "stream": True, "max_tokens": 1500}) as answer:
         next(answer.iter_raw())
     assert rest.post("/v3/completions", json={"model": "tiny", "prompt": "the", "max_tokens": 2}).status_code == 200
     refused = rest.post("/v3/embeddings", json={"model": "tiny", "input": "a"})
@@ -259,24 +238,21 @@ def test_models_of_text_answer_by_openais_api_whole_and_in_events(rest: httpx.Cl
 
 
 @pytest.mark.parametrize("name", ["failing", "failing_near"])
-def test_an_answer_that_breaks_off_is_not_taken_for_whole(rest: httpx.Client, name: str) -> None:
-    """And its replica goes on."""
+def test_a_broken_answer_is_a_protocol_error(rest: httpx.Client, name: str) -> None:
     for _ in range(2):
         with rest.stream("GET", f"/{name}") as answer, pytest.raises(httpx.RemoteProtocolError):
             answer.read()
         assert answer.status_code == 200
-    assert _first(_posted(rest, "near", "in")) == 2.0
+    assert _first(_post(rest, "near", "in")) == 2.0
 
 
-def test_graphs_and_dags_call_models_of_other_replicas(rest: httpx.Client) -> None:
-    """By Ray's handles, from another group and from the one with the doors."""
-    assert _first(_posted(rest, "dag", "x")) == 2.0
-    assert _first(_posted(rest, "far", "in")) == 2.0
-    assert _first(_posted(rest, "near", "in")) == 2.0
+def test_graphs_and_dags_call_models_of_other_groups(rest: httpx.Client) -> None:
+    assert _first(_post(rest, "dag", "x")) == 2.0
+    assert _first(_post(rest, "far", "in")) == 2.0
+    assert _first(_post(rest, "near", "in")) == 2.0
 
 
 def _streamed(client: Any, name: str, tensor: str, count: int) -> list[Any]:
-    """Send requests by one stream, and give what came of each."""
     replies: queue.Queue[Any] = queue.Queue()
     client.start_stream(lambda result, error: replies.put(error or result.as_numpy(*OUTPUT[name]).tolist()))
     try:
@@ -289,12 +265,10 @@ def _streamed(client: Any, name: str, tensor: str, count: int) -> list[Any]:
 
 @pytest.mark.parametrize(("name", "tensor"), [("near", "in"), ("far", "in"), ("spread", "b"), ("dag", "x")])
 def test_streams_reach_services_of_all_groups(grpc: Any, name: str, tensor: str) -> None:
-    """All requests of a stream come to the replica that has begun it, in their order, however many there are."""
     assert _streamed(grpc, name, tensor, STREAMED) == [[[2.0] * 10]] * STREAMED
 
 
 def test_a_stream_that_fails_elsewhere_ends_with_its_status(grpc: Any) -> None:
-    """And one of a service whose replicas have their sequences by ids names the way out."""
     (refused,) = _streamed(grpc, "kept", "x", 1)
     assert (refused.status(), "which ModelInfer finds" in str(refused)) == ("StatusCode.UNIMPLEMENTED", True)
     (missing,) = _streamed(grpc, "none", "x", 1)
@@ -303,7 +277,6 @@ def test_a_stream_that_fails_elsewhere_ends_with_its_status(grpc: Any) -> None:
 
 @contextmanager
 def _load(cluster: RayCluster, *calls: tuple[str, str]) -> Iterator[Callable[[int], Counter[str]]]:
-    """Call services without a pause; gives what waits for so many more answers of each, and tells how all ended."""
     counts: dict[str, Counter[str]] = {name: Counter() for name, _ in calls}
     changed = threading.Condition()
     over = threading.Event()
@@ -312,7 +285,7 @@ def _load(cluster: RayCluster, *calls: tuple[str, str]) -> Iterator[Callable[[in
         with httpx.Client(base_url=f"http://127.0.0.1:{cluster.http}", timeout=PATIENCE_SECONDS) as client:
             while not over.is_set():
                 try:
-                    answer = _posted(client, name, tensor)
+                    answer = _post(client, name, tensor)
                     outcome = str(answer.status_code) if answer.status_code == 200 else answer.text
                 except httpx.HTTPError as error:
                     outcome = repr(error)
@@ -343,24 +316,22 @@ def _load(cluster: RayCluster, *calls: tuple[str, str]) -> Iterator[Callable[[in
 def test_a_new_version_is_rolled_out_without_a_lost_request(
     cluster: RayCluster, folder: Path, rest: httpx.Client
 ) -> None:
-    """Requests go to the old replica or the new one, and in the end to the new one alone; sequences go on."""
-    assert _first(_posted(rest, "rolled")) == 2.0
+    assert _first(_post(rest, "rolled")) == 2.0
     assert [(_step(rest, sequence, 1), _step(rest, sequence)) for sequence in SEQUENCES] == [(1.0, 2.0)] * len(
         SEQUENCES
     )
     with _load(cluster, ("rolled", "b"), ("dag", "x")) as wait:
         wait(5)
-        done = _deployed(cluster, folder, "new")
+        done = _deploy(cluster, folder, "new")
         assert done.returncode == 0, done.stderr
         assert list(wait(5)) == ["200"]
-    assert _first(_posted(rest, "rolled")) == 1.0
+    assert _first(_post(rest, "rolled")) == 1.0
     assert [(_step(rest, sequence), _step(rest, sequence, 2)) for sequence in SEQUENCES] == [(3.0, 4.0)] * len(
         SEQUENCES
     )
 
 
 def test_a_node_is_killed_under_load_without_a_lost_request(cluster: RayCluster) -> None:
-    """Calls of models that were on it are made once more, by the group with the doors and by callers elsewhere."""
     assert cluster.tell("replicas", "spread") == "2"
     with _load(cluster, ("spread", "b"), ("dag", "x"), ("near", "in")) as wait:
         wait(5)

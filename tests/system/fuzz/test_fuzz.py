@@ -30,7 +30,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_messages_of_earlier_faults_are_refused_or_answered(served: Served, name: str) -> None:
-    """The server has no fault, its log has no error, and the next plain call is answered."""
     ports, log = served
     grpc, http = GrpcLane(ports[0]), HttpLane(ports[1])
     try:
@@ -46,7 +45,6 @@ def test_messages_of_earlier_faults_are_refused_or_answered(served: Served, name
     "numbers", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=lambda numbers: str(len(numbers))
 )
 def test_nearly_right_messages_cause_no_fault_of_the_server(served: Served, numbers: range) -> None:
-    """Each message is answered or refused, the server has no fault, and plain calls are answered."""
     ports, log = served
     report = Campaign(ports, log).run(numbers)
     assert not report.violations, report

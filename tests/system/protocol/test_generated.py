@@ -11,8 +11,7 @@ import pytest
 PROJECT = Path(__file__).parents[3]
 
 
-def test_generated_files_are_what_the_sources_give(tmp_path: Path) -> None:
-    """Generating anew gives, byte for byte, what is checked in."""
+def test_generated_files_match_their_sources(tmp_path: Path) -> None:
     pytest.importorskip("betterproto2_compiler")
     script = PROJECT / "protos" / "generate.py"
     subprocess.run([sys.executable, script, "--output", tmp_path / "fresh"], check=True, capture_output=True)
@@ -26,7 +25,6 @@ def _contents(folder: Path) -> dict[Path, bytes]:
 
 
 def test_descriptors_stay_out_of_the_default_pool() -> None:
-    """A program that imports another library with the same messages does not fail on duplicates."""
     code = (
         "import ovmstrio.protocol.descriptors, sys\n"
         "from google.protobuf import descriptor_pool\n"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +18,6 @@ from tests.support.ports import free_ports
 from tests.support.processes import OvmsProcess, running, serving
 from tests.support.waits import WAIT_SECONDS, until
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
@@ -29,7 +27,6 @@ def model(tmp_path: Path) -> Path:
 
 @contextmanager
 def _far(model: Path, ports: Sequence[int]) -> Iterator[OvmsProcess]:
-    """Serve the model at given ports, so that another server can take the place of one that has ended."""
     options = ["serve", "--model_name", "dummy", "--model_path", str(model), "--trial_load", "off"]
     options += ["--port", str(ports[0]), "--rest_port", str(ports[1])]
     options += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1"]
@@ -41,7 +38,6 @@ def _far(model: Path, ports: Sequence[int]) -> Iterator[OvmsProcess]:
 def _near(
     folder: Path, *addresses: str, ready: bool = True, local: Path | None = None, **settings: Any
 ) -> Iterator[tuple[OvmsProcess, Any]]:
-    """Serve ``m`` of other servers, and perhaps a local model, and connect Triton's client."""
     entry = {"name": "m", "remote": addresses, "remote_name": "dummy", "health_seconds": 0.2, **settings}
     entries = [entry] if local is None else [entry, {"name": "local", "base_path": str(local)}]
     config = folder / "near.json"
@@ -58,8 +54,7 @@ def _infer(client: Any) -> list[float]:
     return found
 
 
-def test_a_killed_server_may_come_back(tmp_path: Path, model: Path) -> None:
-    """Calls fail with UNAVAILABLE, readiness has the reason, and the model need not be loaded again."""
+def test_a_remote_model_follows_a_killed_and_restarted_server(tmp_path: Path, model: Path) -> None:
     ports = free_ports(2)
     where = f"grpc://127.0.0.1:{ports[0]}"
     with ExitStack() as stack:
@@ -78,8 +73,7 @@ def test_a_killed_server_may_come_back(tmp_path: Path, model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_starts_later_is_waited_for(tmp_path: Path, model: Path) -> None:
-    """The remote model is loaded when the server comes; local models are served meanwhile."""
+def test_a_remote_model_loads_when_its_server_starts(tmp_path: Path, model: Path) -> None:
     ports = free_ports(2)
     where = f"grpc://127.0.0.1:{ports[0]}"
     with _near(tmp_path, where, ready=False, local=model) as (near, client):

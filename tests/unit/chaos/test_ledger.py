@@ -7,8 +7,7 @@ import pytest
 from tests.chaos.ledger import Ledger, Said
 
 
-def test_only_what_a_window_allows_is_excused() -> None:
-    """A window excuses calls of its callers that were made while it was open."""
+def test_a_window_excuses_only_what_it_allows() -> None:
     ledger = Ledger()
     before = ledger.began
     with ledger.window("kill", Said.LOST, whom=frozenset({"a"})):
@@ -21,8 +20,7 @@ def test_only_what_a_window_allows_is_excused() -> None:
     assert lost.endswith("b: without an answer: gone (meanwhile: kill)")
 
 
-def test_what_happens_after_a_window_is_not_excused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A window may have some seconds for recovery."""
+def test_calls_after_a_window_are_not_excused(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("tests.chaos.ledger.time.monotonic", lambda: now)
     ledger = Ledger(began=now)
@@ -36,10 +34,9 @@ def test_what_happens_after_a_window_is_not_excused(monkeypatch: pytest.MonkeyPa
     assert ledger.violations() == ["13.50 to 13.50 s: a: not accepted: refused (meanwhile: nothing)"]
 
 
-def test_violations_of_one_kind_are_one_text() -> None:
-    """The text has their count."""
+def test_equal_violations_are_counted_in_one_text() -> None:
     ledger = Ledger()
     for _ in range(30):
         ledger.note("a", Said.SILENT, ledger.began, "timed out")
-    (told,) = ledger.violations()
-    assert told.startswith("30 times, first ")
+    (violation,) = ledger.violations()
+    assert violation.startswith("30 times, first ")

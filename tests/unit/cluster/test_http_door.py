@@ -1,4 +1,4 @@
-"""The door for HTTP where another server has the wire: streams that fail, readers that are gone, and refusals."""
+"""The HTTP interface behind another server: streams, failures, cancelled readers and refusals."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ from ovmstrio.wire.http.router import Router, rule
 from tests.support.waits import WAIT_SECONDS
 
 LIMIT = 1024
+
+
+@pytest.fixture(params=[True, False], ids=["hot", "cold"])
+def is_hot(request: pytest.FixtureRequest) -> bool:
+    """Whether the rule of the path is a hot one."""
+    is_hot: bool = request.param
+    return is_hot
 
 
 class _Stream:
@@ -48,7 +55,7 @@ class _Stream:
         self.closed.set()
 
 
-class _Place:
+class _Slot:
     """A place among those that a service has."""
 
     def __init__(self) -> None:
@@ -60,10 +67,10 @@ class _Place:
 
 @asynccontextmanager
 async def _door(
-    stream: _Stream, *, is_hot: bool = True, status: int = 200, place: _Place | None = None
+    stream: _Stream, *, is_hot: bool = True, status: int = 200, slot: _Slot | None = None
 ) -> AsyncIterator[HttpDoor]:
     async def admit(_: str) -> Any:
-        return place
+        return slot
 
     async def pour(_: HttpRequest) -> HttpAnswer:
         return HttpAnswer(status, (), stream)
@@ -79,15 +86,15 @@ async def _door(
         rule("/whole", "GET", tell, need=Need.INFER, refuse=refuse),
     ]
     async with trio.open_nursery() as tasks:
-        yield HttpDoor(Router(rules, OvmsRefusals(), has_limits=lambda: place is not None), tasks, LIMIT)
+        yield HttpDoor(Router(rules, OvmsRefusals(), has_limits=lambda: slot is not None), tasks, LIMIT)
         tasks.cancel_scope.cancel()
 
 
-def _get(target: str) -> HttpRequest:
+def _request(target: str) -> HttpRequest:
     return HttpRequest("GET", "", target=target)
 
 
-async def _all(pieces: Any) -> bytes:
+async def _read_all(pieces: Any) -> bytes:
     found = b""
     while True:
         try:
@@ -96,39 +103,31 @@ async def _all(pieces: Any) -> bytes:
             return found
 
 
-@pytest.mark.parametrize("is_hot", [True, False])
-async def test_a_stream_comes_in_pieces(*, is_hot: bool) -> None:
-    """However many there are."""
+async def test_a_stream_arrives_in_pieces(is_hot: bool) -> None:
     stream = _Stream(100)
     async with _door(stream, is_hot=is_hot) as door:
-        head = await door.answer(_get("/pour"))
-        assert (head.status, await _all(head.pieces)) == (200, b"piece " * 100)
+        head = await door.answer(_request("/pour"))
+        assert (head.status, await _read_all(head.pieces)) == (200, b"piece " * 100)
         await stream.closed.wait()
 
 
-@pytest.mark.parametrize("is_hot", [True, False])
 @pytest.mark.parametrize("error", [trio.BrokenResourceError("the handler failed"), RuntimeError("unforeseen")])
-async def test_a_stream_that_fails_is_not_taken_for_whole_and_ends_nothing_else(
-    error: Exception, *, is_hot: bool
-) -> None:
-    """Its status has been sent: all that can be said is that this is not all."""
+async def test_a_failed_stream_is_reported_as_broken_and_ends_alone(error: Exception, is_hot: bool) -> None:
     stream = _Stream(2, error)
     async with _door(stream, is_hot=is_hot) as door:
-        head = await door.answer(_get("/pour"))
+        head = await door.answer(_request("/pour"))
         assert head.pieces is not None
         assert [await head.pieces.receive() for _ in range(2)] == [b"piece "] * 2
         with pytest.raises(trio.BrokenResourceError, match="the answer broke off"):
             await head.pieces.receive()
         await stream.closed.wait()
-        assert (await door.answer(_get("/whole"))).body == b"whole"
+        assert (await door.answer(_request("/whole"))).body == b"whole"
 
 
-@pytest.mark.parametrize("is_hot", [True, False])
-async def test_a_stream_whose_reader_is_gone_is_closed(*, is_hot: bool) -> None:
-    """Nobody has to say so: a client that leaves between two threads takes the answer with it."""
+async def test_a_stream_without_a_reader_is_closed(is_hot: bool) -> None:
     stream = _Stream(10_000)
     async with _door(stream, is_hot=is_hot) as door:
-        head = await door.answer(_get("/pour"))
+        head = await door.answer(_request("/pour"))
         assert head.pieces is not None
         del head
         gc.collect()
@@ -136,32 +135,28 @@ async def test_a_stream_whose_reader_is_gone_is_closed(*, is_hot: bool) -> None:
             await stream.closed.wait()
 
 
-@pytest.mark.parametrize("is_hot", [True, False])
-async def test_a_place_is_held_until_the_stream_has_ended(*, is_hot: bool) -> None:
-    """Or more than may would be answered at once."""
-    stream, place = _Stream(100), _Place()
-    async with _door(stream, is_hot=is_hot, place=place) as door:
-        head = await door.answer(_get("/pour"))
-        assert place.is_held
-        await _all(head.pieces)
+async def test_a_slot_is_held_until_the_stream_ends(is_hot: bool) -> None:
+    stream, slot = _Stream(100), _Slot()
+    async with _door(stream, is_hot=is_hot, slot=slot) as door:
+        head = await door.answer(_request("/pour"))
+        assert slot.is_held
+        await _read_all(head.pieces)
         await trio.testing.wait_all_tasks_blocked()
-        assert not place.is_held
+        assert not slot.is_held
 
 
-async def test_an_answer_of_a_status_without_a_body_has_no_pieces() -> None:
-    """Whatever the service gives."""
+async def test_a_status_without_a_body_has_no_pieces() -> None:
     stream = _Stream(3)
     async with _door(stream, status=204) as door:
-        head = await door.answer(_get("/pour"))
-        assert (head.status, await _all(head.pieces)) == (204, b"")
+        head = await door.answer(_request("/pour"))
+        assert (head.status, await _read_all(head.pieces)) == (204, b"")
         await stream.closed.wait()
 
 
-async def test_what_is_refused_before_is_told_in_the_form_of_the_path() -> None:
-    """As what is refused by the path itself."""
+async def test_refusals_have_the_format_of_their_path() -> None:
     async with _door(_Stream(0)) as door:
         error = NotSupported("not here")
-        told = await door.refuse(_get("/whole?x=1"), error)
-        assert (told.status, orjson.loads(told.body)) == (400, {"said": "not here"})
-        nowhere = await door.refuse(_get("/nowhere"), error)
+        refused = await door.refuse(_request("/whole?x=1"), error)
+        assert (refused.status, orjson.loads(refused.body)) == (400, {"said": "not here"})
+        nowhere = await door.refuse(_request("/nowhere"), error)
         assert (nowhere.status, orjson.loads(nowhere.body)) == (501, {"error": "not here"})

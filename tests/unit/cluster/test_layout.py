@@ -1,27 +1,40 @@
-"""Groups of services: what `placement` says, what the services call, and what a cluster cannot serve."""
+"""Groups of services: placement, routing, autoscaling and drain times."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import orjson
 import pytest
 
 from ovmstrio.cluster.layout import ClusterLayout, lay_out, shard_names
+from ovmstrio.cluster.ray.autoscaling import WANTED, wanted_replicas
+from ovmstrio.cluster.ray.draining import drain_seconds
+from ovmstrio.cluster.ray.group_server import WAITING, total_of
+from ovmstrio.cluster.ray.grpc_paths import INFER
+from ovmstrio.cluster.ray.shards import grpc_shard, http_shard
+from ovmstrio.cluster.ray.targets import HttpTarget, http_target, plain_path
 from ovmstrio.config.ovms_json import parse_config
-from ovmstrio.core.errors import ConfigError
+from ovmstrio.core.errors import ConfigError, InvalidRequest, NotSupported
+from ovmstrio.core.http import HttpRequest
+from ovmstrio.core.peers import UNKNOWN_PEER
+from ovmstrio.observability.metrics import Metrics
+from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.runtimes.table import KINDS
 
-MISSING = object()
+UNSET = object()
 
 
-def _model(name: str, placement: Any = MISSING, **settings: Any) -> dict[str, Any]:
-    said = {} if placement is MISSING else {"placement": placement}
-    return {"config": {"name": name, "base_path": f"/models/{name}", **said, **settings}}
+def _model(name: str, placement: Any = UNSET, **settings: Any) -> dict[str, Any]:
+    placed = {} if placement is UNSET else {"placement": placement}
+    return {"config": {"name": name, "base_path": f"/models/{name}", **placed, **settings}}
 
 
-def _pipeline(name: str, *models: str, placement: Any = MISSING) -> dict[str, Any]:
+def _pipeline(name: str, *models: str, placement: Any = UNSET) -> dict[str, Any]:
     nodes = [
         {
             "name": f"n{index}",
@@ -32,12 +45,12 @@ def _pipeline(name: str, *models: str, placement: Any = MISSING) -> dict[str, An
         }
         for index, model in enumerate(models)
     ]
-    said = {} if placement is MISSING else {"placement": placement}
+    placed = {} if placement is UNSET else {"placement": placement}
     outputs = [{f"y{index}": {"node_name": f"n{index}", "data_item": "y"}} for index in range(len(models))]
-    return {"name": name, "inputs": ["x"], "nodes": nodes, "outputs": outputs, **said}
+    return {"name": name, "inputs": ["x"], "nodes": nodes, "outputs": outputs, **placed}
 
 
-def _laid_out(*models: dict[str, Any], pipelines: Any = ()) -> ClusterLayout:
+def _layout(*models: dict[str, Any], pipelines: Any = ()) -> ClusterLayout:
     document = {"model_config_list": list(models), "pipeline_config_list": list(pipelines)}
     return lay_out(parse_config(KINDS.values(), json.dumps(document).encode(), Path("/c/config.json")), KINDS)
 
@@ -48,78 +61,66 @@ def _members(layout: ClusterLayout) -> dict[str, list[str]]:
 
 def _refusals(*models: dict[str, Any], pipelines: Any = ()) -> list[str]:
     with pytest.raises(ConfigError) as raised:
-        _laid_out(*models, pipelines=pipelines)
+        _layout(*models, pipelines=pipelines)
     return [str(problem) for problem in raised.value.problems]
 
 
-def test_each_service_has_a_group_of_its_own_behind_one_with_the_doors() -> None:
-    """Without a word of placement a service is a group, and several have an ingress in front of them."""
-    assert _members(_laid_out(_model("a"), _model("b"))) == {"a": ["a"], "b": ["b"], "ingress": []}
+@pytest.mark.parametrize(
+    ("models", "members", "ingress"),
+    [
+        pytest.param([_model("a"), _model("b")], {"a": ["a"], "b": ["b"], "ingress": []}, "ingress", id="own groups"),
+        pytest.param([_model("a", "g"), _model("b", "g")], {"g": ["a", "b"]}, "g", id="a single group"),
+        pytest.param([_model("a"), _model("b", "ingress")], {"a": ["a"], "ingress": ["b"]}, "ingress", id="in ingress"),
+    ],
+)
+def test_services_are_grouped_by_placement(models: Any, members: dict[str, list[str]], ingress: str) -> None:
+    layout = _layout(*models)
+    assert (_members(layout), layout.ingress.name) == (members, ingress)
+    assert layout.owners == {name: group for group, names in members.items() for name in names}
 
 
-def test_an_only_group_has_the_doors_itself() -> None:
-    """Nothing stands in front of it, which would cost a hop."""
-    layout = _laid_out(_model("a", "g"), _model("b", "g"))
-    assert _members(layout) == {"g": ["a", "b"]}
-    assert layout.ingress.name == "g"
-
-
-def test_services_may_be_placed_in_the_group_with_the_doors() -> None:
-    """As a graph that is streamed to."""
-    layout = _laid_out(_model("a"), _model("b", "ingress"))
-    assert _members(layout) == {"a": ["a"], "ingress": ["b"]}
-    assert layout.owners == {"a": "a", "b": "ingress"}
-
-
-def test_callers_come_behind_what_they_call_and_know_its_group() -> None:
-    """Whatever the order of the entries."""
-    layout = _laid_out(_model("a", "far"), _model("b", "p"), pipelines=[_pipeline("p", "a", "b", placement="p")])
+def test_groups_are_ordered_by_calls_and_know_the_called_groups() -> None:
+    layout = _layout(_model("a", "far"), _model("b", "p"), pipelines=[_pipeline("p", "a", "b", placement="p")])
     assert list(_members(layout)) == ["far", "p", "ingress"]
     (group,) = (group for group in layout.groups if group.name == "p")
     assert group.called == {"a": "far"}
 
 
-def test_what_entries_say_of_a_group_is_put_together() -> None:
-    """Each may say a part."""
-    layout = _laid_out(
+def test_placements_of_a_group_are_merged() -> None:
+    layout = _layout(
         _model("a", {"group": "g", "replicas": 3}), _model("b", {"group": "g", "num_cpus": 0.5}), _model("c", "g")
     )
     (group,) = layout.groups
     assert (group.placement.replicas, group.placement.num_cpus, group.placement.resources) == (3, 0.5, None)
 
 
-def test_entries_that_contradict_each_other_are_refused_with_their_places() -> None:
-    """A group has one number of replicas."""
+def test_contradicting_placements_are_refused_with_their_line() -> None:
     (refusal,) = _refusals(_model("a", {"group": "g", "replicas": 3}), _model("b", {"group": "g", "replicas": 2}))
     assert 'the group "g" is given another replicas by another of its entries' in refusal
     assert "model_config_list[1].config.placement.replicas" in refusal
 
 
-def test_groups_that_call_each_other_in_a_circle_are_refused() -> None:
-    """Neither could start before the other."""
+def test_circular_calls_between_groups_are_refused() -> None:
     pipelines = [_pipeline("p", "a", placement="one"), _pipeline("q", "b", placement="two")]
     (refusal,) = _refusals(_model("a", "two"), _model("b", "one"), pipelines=pipelines)
     assert "groups call each other in a circle: one, two; put what calls each other into one group" in refusal
 
 
-def test_what_is_in_the_group_with_the_doors_cannot_be_called_from_others() -> None:
-    """It stands in front of all of them."""
+def test_services_in_the_ingress_cannot_be_called_by_other_groups() -> None:
     refusals = _refusals(_model("a", "ingress"), pipelines=[_pipeline("p", "a")])
     assert any('"p" calls "a", which is in the group that has the doors' in refusal for refusal in refusals)
 
 
 @pytest.mark.parametrize("many", [{"replicas": 2}, {"autoscaling": {"max_replicas": 2}}])
-def test_what_one_process_counts_is_not_served_by_several(many: Any) -> None:
-    """It is refused with the way out, and served by one."""
+def test_a_limit_of_one_process_excludes_several_replicas(many: Any) -> None:
     (refusal,) = _refusals(_model("a", many, max_concurrency=2))
     assert '"a" has a max_concurrency, which one process counts, and its group several replicas' in refusal
-    assert _members(_laid_out(_model("a", {"replicas": 1}, max_concurrency=2))) == {"a": ["a"]}
+    assert _members(_layout(_model("a", {"replicas": 1}, max_concurrency=2))) == {"a": ["a"]}
 
 
-def test_calls_are_made_once_more_only_where_nobody_can_have_begun_what_counts() -> None:
-    """Not where code of users runs, nor sequences go on, nor where another server may do either."""
+def test_only_stateless_local_models_are_repeatable() -> None:
     remote = {"config": {"name": "r", "remote": "grpc://127.0.0.1:1", "placement": "elsewhere"}}
-    layout = _laid_out(
+    layout = _layout(
         _model("a"), _model("b", stateful=True), remote, _model("c", "both"), pipelines=[_pipeline("p", "a")]
     )
     assert {group.name: group.is_repeatable(KINDS) for group in layout.groups if group.services} == {
@@ -131,13 +132,12 @@ def test_calls_are_made_once_more_only_where_nobody_can_have_begun_what_counts()
     }
 
 
-def test_sequences_are_shared_out_among_parts_of_a_group() -> None:
-    """Each is a replica of its own, behind a group with the doors that knows them."""
-    layout = _laid_out(_model("a", {"replicas": 3}, stateful=True))
+def test_sequences_are_sharded_over_replicas() -> None:
+    layout = _layout(_model("a", {"replicas": 3}, stateful=True))
     assert _members(layout) == {"a": ["a"], "ingress": []}
     assert [group.shards for group in layout.groups] == [3, 1]
     assert shard_names("a", 3) == ["a-0-of-3", "a-1-of-3", "a-2-of-3"]
-    assert _laid_out(_model("a", {"replicas": 3})).groups[0].shards == 1
+    assert _layout(_model("a", {"replicas": 3})).groups[0].shards == 1
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,7 @@ def test_sequences_are_shared_out_among_parts_of_a_group() -> None:
         [_model("a", {"group": "ingress", "replicas": 2}, stateful=True), _model("b")],
     ],
 )
-def test_sequences_are_not_shared_out_where_their_replicas_are_not_known(models: Any) -> None:
-    """Where their number changes, where other services have them as well, and behind the doors themselves."""
+def test_sequences_need_a_fixed_number_of_replicas(models: Any) -> None:
     (refusal,) = _refusals(*models)
     assert '"a" has sequences, which are shared out among a fixed number of replicas by their ids' in refusal
 
@@ -164,14 +163,169 @@ def test_sequences_are_not_shared_out_where_their_replicas_are_not_known(models:
         ("a group", "placement: the value cannot be used"),
     ],
 )
-def test_what_a_placement_gets_wrong_is_told_with_its_place(placement: Any, text: str) -> None:
-    """By name, with what was expected and found."""
+def test_invalid_placements_are_refused_with_their_line(placement: Any, text: str) -> None:
     (refusal,) = _refusals(_model("a", placement))
     assert text in refusal
     assert "/c/config.json:1" in refusal
 
 
-def test_placement_changes_nothing_of_what_is_loaded() -> None:
-    """One server, which has no use for it, does not load anything again for it."""
-    specs = [_laid_out(_model("a", placement)).groups[0].services[0] for placement in ("g", {"replicas": 7})]
+def test_a_changed_placement_reloads_nothing() -> None:
+    specs = [_layout(_model("a", placement)).groups[0].services[0] for placement in ("g", {"replicas": 7})]
     assert not specs[0].needs_reload(specs[1])
+
+
+# Autoscaling
+
+
+def _context(ongoing: float, metrics: Any) -> Any:
+    config = SimpleNamespace(target_ongoing_requests=8.0)
+    return SimpleNamespace(total_num_requests=ongoing, config=config, aggregated_metrics=metrics)
+
+
+def test_the_larger_of_ongoing_and_waiting_requests_counts() -> None:
+    assert wanted_replicas(_context(32.0, {WANTED: {"a": 0.5, "b": 0.25}})) == (4.0, {})
+    assert wanted_replicas(_context(8.0, {WANTED: {"a": 2.5, "b": 0.5}})) == (3.0, {})
+
+
+def test_replicas_without_reports_are_scaled_by_requests() -> None:
+    assert wanted_replicas(_context(16.0, {})) == (2.0, {})
+    assert wanted_replicas(_context(16.0, None)) == (2.0, {})
+
+
+def test_waiting_requests_are_summed_over_services() -> None:
+    metrics = Metrics()
+    metrics.limited("a", lambda: 2)
+    metrics.limited("b", lambda: 3)
+    metrics.show("ovmstrio_batch_queued_requests", lambda: {("a",): 4})
+    metrics.show("ovmstrio_worker_threads", lambda: {("a",): 7})
+    assert total_of(metrics.render(WAITING)) == 9
+
+
+# Draining
+
+
+def test_callers_drain_longer_than_the_groups_that_they_call() -> None:
+    model = drain_seconds([])
+    caller = drain_seconds([model])
+    ingress = drain_seconds([model, caller])
+    assert model == 30
+    assert caller >= model + 60
+    assert ingress >= caller + 60
+
+
+# Routing of requests
+
+
+NAMES = {"m", "text", "graph"}
+JSON = (("content-type", "application/json"),)
+
+
+def _openai_request(target: str, document: object = None, headers: tuple[tuple[str, str], ...] = JSON) -> HttpRequest:
+    return HttpRequest(
+        "POST", "", "", headers, b"" if document is None else orjson.dumps(document), UNKNOWN_PEER, target
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("/v2/models/m/infer", "m"),
+        ("/v1/models/m:predict", "m"),
+        ("/v1/models/m/versions/1:predict?x=1", "m"),
+        ("/v2/models/%6D", "m"),
+        ("/graph/some/path", "graph"),
+        ("/nothing", ""),
+        ("/v2/models/", ""),
+        ("/v2", ""),
+    ],
+)
+def test_paths_name_the_service(target: str, name: str) -> None:
+    assert http_target(_openai_request(target), NAMES).name == name
+
+
+@pytest.mark.parametrize(
+    "target", ["/v3/chat/completions", "/v1/completions", "/v2/rerank", "/v1/v2/rerank", "/v1/images/generations"]
+)
+def test_bodies_of_openai_requests_name_the_service(target: str) -> None:
+    assert http_target(_openai_request(target, {"model": "text"}), NAMES) == HttpTarget("text", may_stream=True)
+
+
+def test_a_path_of_a_graph_names_the_graph() -> None:
+    assert http_target(_openai_request("/v3/graph/x", headers=()), NAMES).name == "graph"
+
+
+@pytest.mark.parametrize("document", [None, [], {}, {"model": 3}])
+def test_a_body_without_a_model_has_no_target(document: object) -> None:
+    assert http_target(_openai_request("/v3/chat/completions", document), NAMES).name == ""
+
+
+@pytest.mark.parametrize(
+    "request_", [HttpRequest("GET", "", target="/v1/models/"), _openai_request("/v1/audio/transcriptions", headers=())]
+)
+def test_requests_about_all_groups_are_refused(request_: HttpRequest) -> None:
+    with pytest.raises(NotSupported, match='place all models of text in the group "ingress"'):
+        http_target(request_, NAMES)
+
+
+def test_a_trailing_slash_is_ignored() -> None:
+    assert plain_path(HttpRequest("GET", "", target="/v2/models/?x=/")) == "/v2/models"
+    assert plain_path(HttpRequest("GET", "", target="/")) == "/"
+
+
+# Shards of sequences
+
+
+Request = message_class("inference.ModelInferRequest")
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
+METADATA = "/inference.GRPCInferenceService/ModelMetadata"
+
+
+def _message(sequence: int, control: int = 0) -> bytes:
+    message = Request(model_name="m")
+    for name, datatype, value in (
+        ("sequence_id", "UINT64", np.uint64(sequence)),
+        ("sequence_control_input", "UINT32", np.uint32(control)),
+    ):
+        message.inputs.add(name=name, datatype=datatype, shape=[1])
+        message.raw_input_contents.append(value.tobytes())
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def _infer_request(target: str, sequence: int | str | None = None, **parameters: object) -> HttpRequest:
+    given = parameters if sequence is None else {"sequence_id": sequence, **parameters}
+    tensor = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1.0]}
+    return HttpRequest(
+        "POST", "", "", (), orjson.dumps({"inputs": [tensor], "parameters": given}), UNKNOWN_PEER, target
+    )
+
+
+def test_a_sequence_has_the_same_shard_over_grpc_and_http() -> None:
+    over_grpc = [grpc_shard(INFER, _message(sequence), "m", 3) for sequence in range(1, 100)]
+    over_http = [http_shard(_infer_request("/v2/models/m/infer", sequence), "m", 3) for sequence in range(1, 100)]
+    assert over_grpc == over_http
+    assert set(over_grpc) == set(shard_names("m", 3))
+
+
+def test_requests_without_sequences_go_to_the_first_shard() -> None:
+    assert grpc_shard(METADATA, b"", "m", 3) == "m-0-of-3"
+    assert http_shard(HttpRequest("GET", "", target="/v2/models/m"), "m", 3) == "m-0-of-3"
+    assert http_shard(HttpRequest("OPTIONS", "", target="/v2/models/m/infer"), "m", 3) == "m-0-of-3"
+    assert http_shard(HttpRequest("HEAD", "", target="/v2/models/m"), "m", 3) == "m-0-of-3"
+    assert grpc_shard(INFER, b"no message", "m", 1) == "m"
+    assert http_shard(_infer_request("/v1/models/m:predict"), "m", 1) == "m"
+
+
+def test_a_sequence_without_an_id_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"clients choose them \(sequence_id\)"):
+        grpc_shard(INFER, _message(0, 1), "m", 2)
+    with pytest.raises(InvalidRequest, match=r"clients choose them \(sequence_id\)"):
+        http_shard(_infer_request("/v2/models/m/infer", sequence_start=True), "m", 2)
+
+
+def test_other_interfaces_are_refused_for_sequences() -> None:
+    with pytest.raises(NotSupported, match="by KServe's ModelInfer"):
+        grpc_shard(PREDICT, b"", "m", 2)
+    for request in (_infer_request("/v1/models/m:predict"), HttpRequest("GET", "", target="/v2/models/m/sequences")):
+        with pytest.raises(NotSupported, match="by KServe's ModelInfer"):
+            http_shard(request, "m", 2)

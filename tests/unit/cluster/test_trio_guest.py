@@ -41,59 +41,58 @@ async def _twice(value: int) -> int:
     return 2 * value
 
 
-def test_calls_run_on_trio_and_their_results_come_back() -> None:
-    """Many side by side, each with its own result."""
+Guest = Callable[[TrioGuest], Awaitable[None]]
 
-    async def run() -> list[int]:
+
+def _bridged(test: Guest) -> Callable[[], None]:
+    """Run a test on an asyncio loop with a guest that idles."""
+
+    async def run() -> None:
         async with _bridge() as guest:
-            return await asyncio.gather(*(guest.call(_twice, value) for value in range(50)))
+            await test(guest)
 
-    assert asyncio.run(run()) == [2 * value for value in range(50)]
+    # A plain function: pytest would take the parameter of a wrapped one for a fixture.
+    return lambda: asyncio.run(run())
 
 
-def test_an_error_is_raised_where_the_call_came_from() -> None:
-    """As it was raised there."""
+@_bridged
+async def test_calls_run_on_trio_and_return_their_results(guest: TrioGuest) -> None:
+    assert await asyncio.gather(*(guest.call(_twice, value) for value in range(50))) == list(range(0, 100, 2))
 
+
+@_bridged
+async def test_errors_are_raised_to_the_caller(guest: TrioGuest) -> None:
     async def fail() -> None:
         await trio.lowlevel.checkpoint()
         raise Overloaded("full")
 
-    async def run() -> None:
-        async with _bridge() as guest:
-            with pytest.raises(Overloaded, match="full"):
-                await guest.call(fail)
-
-    asyncio.run(run())
+    with pytest.raises(Overloaded, match="full"):
+        await guest.call(fail)
 
 
-def test_a_cancelled_call_has_its_work_cancelled() -> None:
-    """And the loop goes on."""
+@_bridged
+async def test_a_cancelled_call_is_cancelled_on_trio(guest: TrioGuest) -> None:
     ended: list[str] = []
+    begun, loop = asyncio.Event(), asyncio.get_running_loop()
 
-    async def wait(begun: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+    async def wait() -> None:
         try:
             loop.call_soon_threadsafe(begun.set)
             await trio.sleep_forever()
         finally:
             ended.append("cancelled")
 
-    async def run() -> int:
-        async with _bridge() as guest:
-            begun = asyncio.Event()
-            call = asyncio.ensure_future(guest.call(wait, begun, asyncio.get_running_loop()))
-            await begun.wait()
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            return await guest.call(_twice, 4)
-
-    assert asyncio.run(run()) == 8
+    call = asyncio.ensure_future(guest.call(wait))
+    await begun.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await guest.call(_twice, 4) == 8
     assert ended == ["cancelled"]
 
 
-def test_questions_from_trio_are_answered_on_asyncio() -> None:
-    """With results, and errors as they were raised."""
-
+@_bridged
+async def test_trio_can_call_asyncio(guest: TrioGuest) -> None:
     async def answer(value: int) -> int:
         assert sniffio.current_async_library() == "asyncio"
         await asyncio.sleep(0)
@@ -101,21 +100,16 @@ def test_questions_from_trio_are_answered_on_asyncio() -> None:
             raise Overloaded("negative")
         return value + 1
 
-    async def run() -> int:
-        async with _bridge() as guest:
+    async def call_host(value: int) -> int:
+        return await guest.ask(answer, value)
 
-            async def ask(value: int) -> int:
-                return await guest.ask(answer, value)
-
-            with pytest.raises(Overloaded, match="negative"):
-                await guest.call(ask, -1)
-            return await guest.call(ask, 1)
-
-    assert asyncio.run(run()) == 2
+    with pytest.raises(Overloaded, match="negative"):
+        await guest.call(call_host, -1)
+    assert await guest.call(call_host, 1) == 2
 
 
-def test_who_stops_asking_has_the_answer_cancelled() -> None:
-    """A deadline on the trio side ends the work on the other."""
+@_bridged
+async def test_a_trio_deadline_cancels_the_asyncio_work(guest: TrioGuest) -> None:
     ended: list[str] = []
 
     async def answer() -> None:
@@ -125,43 +119,85 @@ def test_who_stops_asking_has_the_answer_cancelled() -> None:
             ended.append("cancelled")
             raise
 
-    async def run() -> bool:
-        async with _bridge() as guest:
+    async def call_host() -> bool:
+        with trio.move_on_after(0.05) as scope:
+            await guest.ask(answer)
+        return scope.cancelled_caught
 
-            async def ask() -> bool:
-                with trio.move_on_after(0.05) as scope:
-                    await guest.ask(answer)
-                return scope.cancelled_caught
-
-            is_late = await guest.call(ask)
-            await asyncio.sleep(0)
-            return is_late
-
-    assert asyncio.run(run())
+    assert await guest.call(call_host)
+    await asyncio.sleep(0)
     assert ended == ["cancelled"]
 
 
-def test_what_cannot_start_says_so_where_it_was_started() -> None:
-    """Not as a group of groups, and the loop has ended."""
+@_bridged
+async def test_calls_without_checkpoints_finish_in_the_same_turn(guest: TrioGuest) -> None:
+    turns: list[int] = []
 
-    async def program(until: Any, *, task_status: trio.TaskStatus[str]) -> None:
-        async with trio.open_nursery():
-            raise ConfigError([Problem("no such model")])
+    async def count() -> None:
+        while True:
+            turns.append(1)
+            await asyncio.sleep(0)
 
+    async def double(value: int) -> int:
+        return 2 * value
+
+    # A thread still waits for the first call, as it has waited for the start.
+    await guest.call(double, 0)
+    counting = asyncio.ensure_future(count())
+    threads = threading.active_count()
+    assert [await guest.call(double, value) for value in range(20)] == list(range(0, 40, 2))
+    # Idle threads of other tests may end meanwhile.
+    assert threading.active_count() <= threads
+    counting.cancel()
+    assert turns == []
+
+
+@_bridged
+async def test_concurrent_calls_with_threads_and_timers_all_return(guest: TrioGuest) -> None:
+    async def double(value: int) -> int:
+        await asyncio.sleep(0)
+        return 2 * value
+
+    async def work(value: int) -> int:
+        threaded = await trio.to_thread.run_sync(lambda: value + 1)
+        await trio.sleep(0.001 * (value % 3))
+        return await guest.ask(double, threaded)
+
+    results = await asyncio.gather(*(guest.call(work, value) for value in range(60)))
+    assert results == [2 * (value + 1) for value in range(60)]
+
+
+async def _failing(until: Any, *, task_status: trio.TaskStatus[str]) -> None:
+    async with trio.open_nursery():
+        raise ConfigError([Problem("no such model")])
+
+
+@pytest.mark.parametrize(
+    ("program", "error", "text", "is_cancelled"),
+    [
+        pytest.param(_failing, ConfigError, "no such model", False, id="a program that fails"),
+        pytest.param(_idle, asyncio.CancelledError, "^$", True, id="a start that is cancelled"),
+    ],
+)
+def test_a_guest_that_cannot_start_raises_and_ends(
+    program: Any, error: type[BaseException], text: str, *, is_cancelled: bool
+) -> None:
     async def run() -> None:
         guest = TrioGuest()
         async with asyncio.timeout(WAIT_SECONDS):
-            with pytest.raises(ConfigError, match="no such model"):
-                await guest.start(program)
+            starting = asyncio.ensure_future(guest.start(program))
+            await asyncio.sleep(0)
+            if is_cancelled:
+                starting.cancel()
+            with pytest.raises(error, match=text):
+                await starting
             await guest.aclose()
         assert guest.has_ended
 
     asyncio.run(run())
 
 
-def test_what_fails_later_is_told_in_the_log() -> None:
-    """Nobody waits for it any more, and Ray starts another replica in its place."""
-
+def test_a_later_failure_is_logged() -> None:
     async def program(until: Any, *, task_status: trio.TaskStatus[str]) -> None:
         task_status.started("begun")
         await trio.lowlevel.checkpoint()
@@ -173,33 +209,14 @@ def test_what_fails_later_is_told_in_the_log() -> None:
                 while not guest.has_ended:  # noqa: ASYNC110 - a guest has no event of its end
                     await asyncio.sleep(0.005)
 
-    with structlog.testing.capture_logs() as told:
+    with structlog.testing.capture_logs() as logged:
         asyncio.run(run())
-    assert [(each["event"], str(each["exc_info"])) for each in told] == [
+    assert [(each["event"], str(each["exc_info"])) for each in logged] == [
         ("the server of a replica has failed", "a wire was loose")
     ]
 
 
-def test_who_leaves_before_the_start_is_done_has_it_ended() -> None:
-    """No loop is left behind, however early that is."""
-
-    async def run() -> None:
-        guest = TrioGuest()
-        async with asyncio.timeout(WAIT_SECONDS):
-            starting = asyncio.ensure_future(guest.start(_idle))
-            await asyncio.sleep(0)
-            starting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await starting
-            await guest.aclose()
-        assert guest.has_ended
-
-    asyncio.run(run())
-
-
-def test_calls_that_are_left_at_the_end_are_told_that_it_has_come() -> None:
-    """And so are those that come later."""
-
+def test_calls_at_and_after_the_end_are_refused() -> None:
     async def run() -> None:
         guest = TrioGuest()
         async with asyncio.timeout(WAIT_SECONDS):
@@ -215,37 +232,7 @@ def test_calls_that_are_left_at_the_end_are_told_that_it_has_come() -> None:
     asyncio.run(run())
 
 
-def test_work_that_does_not_wait_is_done_before_the_host_has_another_turn() -> None:
-    """And by no other thread."""
-
-    async def run() -> tuple[list[int], int]:
-        turns: list[int] = []
-
-        async def count() -> None:
-            while True:
-                turns.append(1)
-                await asyncio.sleep(0)
-
-        async def at_once(value: int) -> int:
-            return 2 * value
-
-        async with _bridge() as guest:
-            # A thread waits for the first one still, as it has waited for the start.
-            await guest.call(at_once, 0)
-            counting = asyncio.ensure_future(count())
-            threads = threading.active_count()
-            found = [await guest.call(at_once, value) for value in range(20)]
-            # Idle ones of others may end meanwhile.
-            assert threading.active_count() <= threads
-            counting.cancel()
-            return found, len(turns)
-
-    assert asyncio.run(run()) == ([2 * value for value in range(20)], 0)
-
-
-def test_deadlines_and_other_threads_are_heard_while_nobody_calls() -> None:
-    """What runs beside the calls needs none of them."""
-
+def test_deadlines_and_threads_wake_trio_without_calls() -> None:
     async def run() -> list[str]:
         heard: list[str] = []
         done = asyncio.Event()
@@ -254,11 +241,11 @@ def test_deadlines_and_other_threads_are_heard_while_nobody_calls() -> None:
             async def listen() -> None:
                 await trio.sleep(0.01)
                 heard.append("deadline")
-                told = trio.Event()
+                woken = trio.Event()
                 token = trio.lowlevel.current_trio_token()
-                worker = threading.Timer(0.01, token.run_sync_soon, [told.set])
+                worker = threading.Timer(0.01, token.run_sync_soon, [woken.set])
                 worker.start()
-                await told.wait()
+                await woken.wait()
                 heard.append("thread")
                 await trio.to_thread.run_sync(worker.join)
                 done.set()
@@ -273,23 +260,3 @@ def test_deadlines_and_other_threads_are_heard_while_nobody_calls() -> None:
         return heard
 
     assert asyncio.run(run()) == ["deadline", "thread"]
-
-
-def test_calls_that_wait_for_threads_and_questions_side_by_side_all_come_back() -> None:
-    """Whatever the loop waits by: a thread that waits for events, or the host's timers."""
-
-    async def double(value: int) -> int:
-        await asyncio.sleep(0)
-        return 2 * value
-
-    async def run() -> list[int]:
-        async with _bridge() as guest:
-
-            async def work(value: int) -> int:
-                threaded = await trio.to_thread.run_sync(lambda: value + 1)
-                await trio.sleep(0.001 * (value % 3))
-                return await guest.ask(double, threaded)
-
-            return await asyncio.gather(*(guest.call(work, value) for value in range(60)))
-
-    assert asyncio.run(run()) == [2 * (value + 1) for value in range(60)]

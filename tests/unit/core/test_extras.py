@@ -1,4 +1,4 @@
-"""A missing extra is told with the command that installs it from where the package came from."""
+"""Commands that install a missing extra from the origin of the package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from ovmstrio.core.extras import Extra, way_to_install
 
 ROOT = Path(__file__).parents[3]
-OF_DEVELOPERS = {"dev", "dev-system"}
+DEVELOPER_EXTRAS = {"dev", "dev-system"}
 BY_NAME_ALONE = re.compile(r"""pip install [^\n`]*['" ]ovmstrio(\[|[ '"`\n=]|$)""")
 
 
@@ -40,64 +40,56 @@ class _Installed(Distribution):
         return Path(path)
 
 
-def command(origin: dict[str, Any] | None, extra: Extra = Extra.LLM) -> list[str]:
-    """Give the command without what runs pip."""
+def _command(origin: dict[str, Any] | None, extra: Extra = Extra.LLM) -> list[str]:
+    """Return the arguments of pip."""
     words = shlex.split(way_to_install(extra, lambda _: _Installed(origin)))
     assert words[:4] == [sys.executable, "-m", "pip", "install"]
     return words[4:]
 
 
 def test_an_extra_of_a_folder_is_installed_from_the_folder(tmp_path: Path) -> None:
-    """The way it was installed itself, editable or not, whatever characters its path has."""
     folder = tmp_path / "with a blank"
     folder.mkdir()
     address = folder.as_uri()
-    assert command({"url": address, "dir_info": {}}) == [f"{folder}[llm]"]
-    assert command({"url": address, "dir_info": {"editable": True}}) == ["-e", f"{folder}[llm]"]
+    assert _command({"url": address, "dir_info": {}}) == [f"{folder}[llm]"]
+    assert _command({"url": address, "dir_info": {"editable": True}}) == ["-e", f"{folder}[llm]"]
 
 
 def test_an_extra_of_a_wheel_is_installed_from_the_wheel(tmp_path: Path) -> None:
-    """As long as it is there."""
     wheel = tmp_path / "ovmstrio-0.1.0-py3-none-any.whl"
     wheel.touch()
-    assert command({"url": wheel.as_uri(), "archive_info": {}}) == [f"{wheel}[llm]"]
+    assert _command({"url": wheel.as_uri(), "archive_info": {}}) == [f"{wheel}[llm]"]
     wheel.unlink()
-    assert command({"url": wheel.as_uri(), "archive_info": {}}) == [
+    assert _command({"url": wheel.as_uri(), "archive_info": {}}) == [
         "openvino-genai<2027,>=2026.1",
         "openvino-tokenizers<2027",
     ]
 
 
 def test_an_extra_of_a_repository_is_installed_from_its_commit() -> None:
-    """The address goes along, so that no index is asked for the name."""
     origin = {"url": "https://host/o/ovmstrio.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
-    assert command(origin) == ["ovmstrio[llm] @ git+https://host/o/ovmstrio.git@abc"]
+    assert _command(origin) == ["ovmstrio[llm] @ git+https://host/o/ovmstrio.git@abc"]
 
 
 @pytest.mark.parametrize("origin", [None, {}])
-def test_without_a_known_place_the_extra_s_packages_are_named(origin: dict[str, Any] | None) -> None:
-    """Never the package's own name, which anybody might register."""
-    assert command(origin) == ["openvino-genai<2027,>=2026.1", "openvino-tokenizers<2027"]
-    assert command(origin, Extra.HANDLERS) == ["dill"]
+def test_without_a_known_origin_the_packages_of_the_extra_are_named(origin: dict[str, Any] | None) -> None:
+    assert _command(origin) == ["openvino-genai<2027,>=2026.1", "openvino-tokenizers<2027"]
+    assert _command(origin, Extra.HANDLERS) == ["dill"]
 
 
-def test_a_checkout_that_is_not_installed_is_installed_from() -> None:
-    """It is on the path, and so it has a path."""
-
+def test_a_checkout_that_is_not_installed_is_the_origin() -> None:
     def nothing(name: str) -> Distribution:
         raise PackageNotFoundError(name)
 
     assert shlex.split(way_to_install(Extra.VISION, nothing))[4:] == [f"{ROOT}[vision]"]
 
 
-def test_the_registry_has_every_extra() -> None:
-    """Those that the package declares, without the ones for its developers."""
+def test_every_declared_extra_is_known() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(declared) - OF_DEVELOPERS == set(Extra)
+    assert set(declared) - DEVELOPER_EXTRAS == set(Extra)
 
 
-def test_no_page_and_no_hint_names_a_package_that_is_on_no_index() -> None:
-    """What is written in the Dockerfiles of projects is another matter."""
+def test_no_page_installs_the_package_by_name() -> None:
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("samples/**/*.md")]
     code = [*ROOT.glob("ovmstrio/**/*.py"), *ROOT.glob("cli/**/*.py"), *ROOT.glob("samples/**/*.py")]
     found = [str(file.relative_to(ROOT)) for file in (*pages, *code) if BY_NAME_ALONE.search(file.read_text())]

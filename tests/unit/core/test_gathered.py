@@ -1,4 +1,4 @@
-"""Refusals of the parts of one request, told together."""
+"""Refusals of the parts of one request, reported together."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from ovmstrio.core.errors import InvalidRequest, MalformedJson, NotFound
 from ovmstrio.core.gathered import MAX_ERRORS, Gathered
 
 
-def test_one_refusal_is_told_as_it_is() -> None:
-    """Its class and text are what whoever sent the request looks for."""
+def test_a_single_refusal_is_raised_unchanged() -> None:
     wrong = Gathered()
     with wrong:
         raise MalformedJson("no JSON")
@@ -19,17 +18,7 @@ def test_one_refusal_is_told_as_it_is() -> None:
         wrong.tell()
 
 
-def test_nothing_is_told_where_nothing_is_wrong() -> None:
-    """Parts that can be read leave no trace."""
-    wrong = Gathered()
-    with wrong:
-        pass
-    wrong.tell()
-    assert not wrong
-
-
-def test_several_are_told_together_in_their_order_and_in_bounds() -> None:
-    """The first text begins; long ones behind it are cut, and of very many the rest is counted."""
+def test_several_refusals_are_joined_in_order_and_bounded() -> None:
     wrong = Gathered()
     for number in range(12):
         with wrong:
@@ -41,8 +30,7 @@ def test_several_are_told_together_in_their_order_and_in_bounds() -> None:
     assert others == [*(f"input {number}" for number in range(2, 8)), "4 more"]
 
 
-def test_a_list_of_wrong_members_is_read_up_to_a_limit() -> None:
-    """The refusal that reaches the limit ends the request, also from within an inner block, and says so."""
+def test_invalid_members_are_read_up_to_a_limit() -> None:
     wrong, read = Gathered(), []
 
     def read_all() -> None:
@@ -59,21 +47,19 @@ def test_a_list_of_wrong_members_is_read_up_to_a_limit() -> None:
     assert refused.value.message.endswith("24 more, and the rest of the request was not checked")
 
 
-def test_errors_that_exist_already_are_taken_up_to_a_limit() -> None:
-    """An iterator of errors makes no more of them than that."""
-    made = []
+def test_an_iterator_of_errors_is_read_up_to_a_limit() -> None:
+    created = []
 
     def errors() -> Iterator[InvalidRequest]:
         for number in range(16_000):
-            made.append(number)
+            created.append(number)
             yield InvalidRequest(f"input {number}")
 
     assert Gathered(errors())
-    assert len(made) == MAX_ERRORS
+    assert len(created) == MAX_ERRORS
 
 
-def test_what_is_no_refusal_ends_the_request() -> None:
-    """Something that is not there, or is broken, is not one of the things that are wrong with the request."""
+def test_an_error_that_is_no_refusal_ends_the_request() -> None:
     wrong = Gathered()
     with pytest.raises(NotFound), wrong:
         raise NotFound("no region of that name")

@@ -1,4 +1,4 @@
-"""Texts in pieces become whole lines, whoever writes them and whenever."""
+"""Streams that turn written pieces into lines."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import trio
 from ovmstrio.core.line_streams import LineStream, finish_lines
 
 
-def _stream(*, is_taken: bool = True) -> tuple[LineStream, list[str], io.StringIO]:
+def _stream(*, has_consumer: bool = True) -> tuple[LineStream, list[str], io.StringIO]:
     lines: list[str] = []
     original = io.StringIO()
-    return LineStream(original, lines.append, lambda: is_taken), lines, original
+    return LineStream(original, lines.append, lambda: has_consumer), lines, original
 
 
-def test_pieces_become_a_line_with_its_line_break() -> None:
-    """``end``, ``sep``, ``flush`` and ``writelines`` make no lines of their own."""
+def test_pieces_become_a_line_at_its_line_break() -> None:
     stream, lines, original = _stream()
     print("a", "b", sep="-", end="", file=stream, flush=True)
     print(" c", file=stream)
@@ -27,8 +26,7 @@ def test_pieces_become_a_line_with_its_line_break() -> None:
     assert not original.getvalue()
 
 
-def test_a_line_that_is_left_open_ends_with_the_code_that_wrote_it() -> None:
-    """And what comes next is another line."""
+def test_an_open_line_ends_with_the_code_that_wrote_it() -> None:
     stream, lines, _ = _stream()
     print("open", end="", file=stream)
     assert lines == []
@@ -39,7 +37,6 @@ def test_a_line_that_is_left_open_ends_with_the_code_that_wrote_it() -> None:
 
 
 def test_threads_do_not_write_into_each_others_lines() -> None:
-    """Though they write in turns."""
     stream, lines, _ = _stream()
     barrier = threading.Barrier(4)
 
@@ -58,7 +55,6 @@ def test_threads_do_not_write_into_each_others_lines() -> None:
 
 
 async def test_tasks_do_not_write_into_each_others_lines() -> None:
-    """Though all of them are in one thread."""
     stream, lines, _ = _stream()
 
     async def write(name: str) -> None:
@@ -74,7 +70,6 @@ async def test_tasks_do_not_write_into_each_others_lines() -> None:
 
 @pytest.mark.parametrize("pieces", [["x" * 10_000], ["x"] * 10_000], ids=["at once", "one by one"])
 def test_a_line_is_cut_at_four_kibibytes(pieces: list[str]) -> None:
-    """However it is written."""
     stream, lines, _ = _stream()
     for piece in pieces:
         stream.write(piece)
@@ -85,15 +80,13 @@ def test_a_line_is_cut_at_four_kibibytes(pieces: list[str]) -> None:
 
 
 def test_a_text_of_very_many_lines_is_cut() -> None:
-    """Its other lines are counted."""
     stream, lines, _ = _stream()
     stream.write("line\n" * 5000)
     assert len(lines) == 1001
     assert lines[-1] == "... (5000 lines)"
 
 
-def test_a_bar_of_progress_is_what_is_seen_of_it_in_the_end() -> None:
-    """What carriage returns have had written over is left out, and so are empty lines."""
+def test_a_progress_bar_is_one_line_with_its_last_state() -> None:
     stream, lines, _ = _stream()
     for percent in range(0, 101, 10):
         stream.write(f"\r{percent}%")
@@ -103,9 +96,8 @@ def test_a_bar_of_progress_is_what_is_seen_of_it_in_the_end() -> None:
     assert lines == ["100%"]
 
 
-def test_what_nobody_takes_goes_where_it_always_went() -> None:
-    """As it is, and the stream is what the original is otherwise."""
-    stream, lines, original = _stream(is_taken=False)
+def test_lines_without_a_consumer_go_to_the_original_stream() -> None:
+    stream, lines, original = _stream(has_consumer=False)
     print("a", end="", file=stream, flush=True)
     assert original.getvalue() == "a"
     assert lines == []
@@ -113,8 +105,7 @@ def test_what_nobody_takes_goes_where_it_always_went() -> None:
     assert not stream.isatty()
 
 
-def test_what_is_no_text_is_refused() -> None:
-    """As the original would."""
+def test_bytes_are_refused() -> None:
     stream, _, _ = _stream()
     with pytest.raises(TypeError, match="must be str, not bytes"):
         stream.write(b"bytes")  # type: ignore[arg-type]

@@ -73,10 +73,9 @@ distrusted_ = st.builds(Remote, hosts_, st.integers(0, 65_535)) | st.builds(
         (socket.AF_NETLINK, (0, 0), UNKNOWN),
     ],
 )
-def test_the_family_and_the_address_of_a_socket_name_the_client(
+def test_clients_are_identified_by_the_family_and_address_of_the_socket(
     family: int, name: object, expected: ClientAddress
 ) -> None:
-    """A Unix socket is known by its family, and what is no address is unknown."""
     assert socket_address(family, name) == expected
     assert type(socket_address(family, name)) is type(expected)
 
@@ -95,7 +94,6 @@ def test_the_family_and_the_address_of_a_socket_name_the_client(
 def test_addresses_have_texts_for_logs_and_for_user_code(
     address: ClientAddress, text: str, host: str, endpoint: str
 ) -> None:
-    """Of a client behind a proxy that is not trusted, the texts are those of the proxy."""
     assert (str(address), address.host, address.endpoint) == (text, host, endpoint)
     assert pickle.loads(pickle.dumps(address)) == address
 
@@ -104,7 +102,6 @@ def test_addresses_have_texts_for_logs_and_for_user_code(
 def test_unknown_and_remote_peers_are_never_local(
     address: ClientAddress, headers: Pairs, proxies: TrustedProxies
 ) -> None:
-    """Neither by their text, nor by headers, nor as trusted proxies."""
     client = Peer(address, None, proxies).client(headers)
     assert not is_local(client)
     with pytest.raises(PermissionDenied):
@@ -116,7 +113,6 @@ def test_unknown_and_remote_peers_are_never_local(
 @given(headers=headers_, name=st.sampled_from(NAMES[:5]), value=st.sampled_from(VALUES), unix=st.booleans())
 @example(headers=(), name="x-forwarded-for", value="127.0.0.1", unix=False)
 def test_requests_of_proxies_are_never_local(headers: Pairs, name: str, value: str, *, unix: bool) -> None:
-    """Whatever the header says, whether the proxy is trusted or not."""
     address = UnixSocket() if unix else LOOPBACK
     for proxies in (NO_PROXIES, TrustedProxies.parse("unix, 127.0.0.1")):
         assert not is_local(Peer(address, None, proxies).client((*headers, (name, value))))
@@ -124,7 +120,6 @@ def test_requests_of_proxies_are_never_local(headers: Pairs, name: str, value: s
 
 @given(headers=headers_)
 def test_no_default_of_a_connection_or_request_is_local(headers: Pairs) -> None:
-    """A connection or request without an address is unknown."""
     defaults: list[Any] = [HttpRequest("POST", "/", headers=headers), WireRequest("HTTP", "POST", "/", headers, Peer())]
     clients = [Peer().client(headers), UNKNOWN_PEER.client(headers), *(request.client for request in defaults)]
     assert clients == [UNKNOWN] * 4
@@ -132,13 +127,11 @@ def test_no_default_of_a_connection_or_request_is_local(headers: Pairs) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "unix", "127.0.0.1", "::1", None, "localhost", Unknown, Loopback])
-def test_texts_are_not_local(value: Any) -> None:
-    """Only the types are."""
+def test_only_address_types_are_local(value: Any) -> None:
     assert not is_local(value)
 
 
-def test_local_peers_without_a_proxy_are_local() -> None:
-    """Headers of clients do not matter."""
+def test_local_peers_are_local_whatever_other_headers_they_send() -> None:
     for address in (LOOPBACK, UnixSocket(), Loopback("::1")):
         client = Peer(address).client((("host", "h"), ("x-request-id", "1"), ("user-agent", "curl")))
         assert client is address
@@ -192,7 +185,6 @@ XFF, FORWARDED = "x-forwarded-for", "forwarded"
     ],
 )
 def test_a_trusted_proxy_names_the_client(headers: list[tuple[str, str]], client: str) -> None:
-    """It is the right-most address that is no trusted proxy; an empty text stands for an unknown client."""
     proxies = TrustedProxies.parse("10.0.0.0/8, unix")
     for address in (Remote("10.0.0.1", 5), Remote("::ffff:10.0.0.1", 5), UnixSocket()):
         found = Peer(address, None, proxies).client(headers)
@@ -204,21 +196,18 @@ def test_a_trusted_proxy_names_the_client(headers: list[tuple[str, str]], client
             assert found.reason
 
 
-def test_headers_of_other_machines_do_not_matter() -> None:
-    """A peer that is no trusted proxy is known by its connection alone."""
+def test_headers_of_untrusted_peers_are_ignored() -> None:
     peer = Peer(Remote("192.0.2.1", 5), None, TrustedProxies.parse("10.0.0.0/8,127.0.0.1,unix"))
     assert peer.client([(XFF, "203.0.113.9")]) is peer.address
 
 
 @pytest.mark.parametrize("text", ["10.0.0.0/33", "10.0.0.1/8", "proxy", "10.0.0.1;10.0.0.2", "UNIX:", "10.0.0.1:80"])
-def test_proxies_are_addresses_networks_or_unix(text: str) -> None:
-    """Anything else is refused, with what is expected."""
+def test_other_texts_are_refused_as_proxies(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected addresses, networks such as 10\.0\.0\.0/8, or unix, got "):
         TrustedProxies.parse(f"127.0.0.1, {text}")
 
 
-def test_networks_hold_their_addresses_in_every_form() -> None:
-    """Mapped addresses and networks of IPv6 are those of IPv4; zones do not matter."""
+def test_networks_contain_their_addresses_in_every_form() -> None:
     for text in ("10.0.0.0/8", "::ffff:10.0.0.0/104", " 10.0.0.1 ,"):
         assert TrustedProxies.parse(text).trusts(Remote("::ffff:10.0.0.1"))
         assert not TrustedProxies.parse(text).trusts(Remote("11.0.0.1"))

@@ -13,13 +13,9 @@ from ovmstrio.core.byte_budget import ByteBudget
 from ovmstrio.core.pending_answers import PendingAnswers, PendingShare
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["wait", "cancel", "give back"]), st.integers(0, 150), st.integers(0, 9))),
-)
+@given(st.lists(st.tuples(st.sampled_from(["wait", "cancel", "give back"]), st.integers(0, 150), st.integers(0, 9))))
 @settings(max_examples=60, deadline=None)
-def test_room_is_given_in_order_and_never_lost(steps: list[tuple[str, int, int]]) -> None:
-    """Whatever waits, leaves and gives back: no more is held than may be, but for one alone, and all in their order."""
-
+def test_a_budget_is_granted_in_order_and_never_lost(steps: list[tuple[str, int, int]]) -> None:
     async def main() -> None:
         budget, held, waiting = ByteBudget(100), list[int](), list[tuple[trio.CancelScope, int]]()
         served = set[trio.CancelScope]()
@@ -56,7 +52,6 @@ def test_room_is_given_in_order_and_never_lost(steps: list[tuple[str, int, int]]
 
 
 async def test_a_share_is_bounded_by_itself_and_by_all(autojump_clock: MockClock) -> None:
-    """A connection that has its share full waits, and so does one with an empty share while the server is full."""
     pending = PendingAnswers(150, 100)
     one, two = pending.share(), pending.share()
     assert one.take(100)
@@ -70,8 +65,7 @@ async def test_a_share_is_bounded_by_itself_and_by_all(autojump_clock: MockClock
     assert two.take(60)
 
 
-async def test_who_waits_for_all_gives_its_own_share_back_when_it_leaves(autojump_clock: MockClock) -> None:
-    """A call that is cancelled in the second line holds nothing of the first."""
+async def test_a_cancelled_wait_releases_its_share(autojump_clock: MockClock) -> None:
     pending = PendingAnswers(100, 100)
     one, two = pending.share(), pending.share()
     one.add(90)
@@ -84,8 +78,7 @@ async def test_who_waits_for_all_gives_its_own_share_back_when_it_leaves(autojum
     assert pending.budget.held == 90
 
 
-async def test_an_answer_larger_than_the_share_passes_alone(autojump_clock: MockClock) -> None:
-    """It waits until nothing else does, and is not overtaken meanwhile."""
+async def test_an_answer_larger_than_the_share_is_sent_alone(autojump_clock: MockClock) -> None:
     share = PendingAnswers(10_000, 100).share()
     assert share.take(10)
     order = []
@@ -107,8 +100,7 @@ async def test_an_answer_larger_than_the_share_passes_alone(autojump_clock: Mock
     assert order == [500, 20]
 
 
-async def test_who_has_nothing_to_read_goes_before_who_has(autojump_clock: MockClock) -> None:
-    """Where there is no room for all, a client that took its answers does not wait behind those that did not."""
+async def test_clients_without_pending_answers_go_first(autojump_clock: MockClock) -> None:
     pending = PendingAnswers(100, 90)
     hoarding, other = pending.share(), pending.share()
     hoarding.add(80)
@@ -137,20 +129,10 @@ async def test_who_has_nothing_to_read_goes_before_who_has(autojump_clock: MockC
     assert order[3:] == ["third"]
 
 
-async def test_a_closed_share_counts_nothing(autojump_clock: MockClock) -> None:
-    """What a connection leaves behind is given back with it."""
-    pending = PendingAnswers(100, 100)
-    share = pending.share()
-    share.add(80)
-    share.close()
-    assert pending.budget.held == 0
-
-
 @pytest.mark.parametrize(("seconds", "patience"), [(60, 60), (0, float("inf")), (2, 2)])
-async def test_patience_ends_sooner_while_somebody_waits(
+async def test_patience_is_shorter_while_a_client_waits(
     autojump_clock: MockClock, seconds: float, patience: float
 ) -> None:
-    """With room for all a client may take its time; without, some seconds."""
     pending = PendingAnswers(100, 100, seconds)
     assert pending.patience_seconds == patience
     pending.share().add(100)

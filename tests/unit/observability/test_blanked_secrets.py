@@ -1,16 +1,22 @@
-"""What is shown of what was sent, and what is not."""
+"""Secrets in bodies, and the bodies of failed calls."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
+import zlib
+from collections.abc import Iterator
 from urllib.parse import quote, urlencode
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import strategies as st
 
+from ovmstrio.core.events import CallEvent, Door, WireRequest, kept_body_bytes
 from ovmstrio.observability.blanked_secrets import blanked
+from ovmstrio.observability.failed_calls import FailedCalls
+from tests.support.peers import LOCAL
 from tests.support.waits import WAIT_SECONDS
 
 SECRET = "correct horse"
@@ -27,22 +33,20 @@ SECRET = "correct horse"
     ],
 )
 @pytest.mark.parametrize("indent", [None, 2])
-def test_values_whose_names_say_that_they_are_secret_are_blanked(sent: dict[str, object], indent: int | None) -> None:
-    """However deep they are, with all names that are in them; what is left is JSON."""
-    told = blanked(json.dumps(sent, indent=indent).encode())
-    assert SECRET not in told
-    read = json.loads(told)
+def test_values_of_secret_names_are_blanked(sent: dict[str, object], indent: int | None) -> None:
+    text = blanked(json.dumps(sent, indent=indent).encode())
+    assert SECRET not in text
+    read = json.loads(text)
     assert list(read) == list(sent)
-    assert "***" in told
+    assert "***" in text
     assert read.get("b") == sent.get("b")
 
 
 @pytest.mark.parametrize("cut", range(20, 45))
-def test_a_secret_that_was_cut_is_none_the_less_blanked(cut: int) -> None:
-    """Wherever the begin that is kept ends."""
-    told = blanked(json.dumps({"text": "mine", "password": SECRET}).encode()[:cut])
-    assert told.startswith('{"text": "mine"'[:cut])
-    assert "corr" not in told
+def test_a_truncated_secret_is_blanked(cut: int) -> None:
+    text = blanked(json.dumps({"text": "mine", "password": SECRET}).encode()[:cut])
+    assert text.startswith('{"text": "mine"'[:cut])
+    assert "corr" not in text
 
 
 @pytest.mark.parametrize(
@@ -57,16 +61,14 @@ def test_a_secret_that_was_cut_is_none_the_less_blanked(cut: int) -> None:
         "eyJhbGciOiJ9.SECRETSECRET12.abc",
     ],
 )
-def test_what_looks_like_a_key_is_blanked_wherever_it_stands(text: str) -> None:
-    """In forms, in texts and in addresses."""
-    told = blanked(json.dumps({"prompt": text}).encode() if '"' not in text else text.encode())
-    assert "SECRETSECRET12" not in told
-    assert "***" in told
+def test_text_that_looks_like_a_key_is_blanked(text: str) -> None:
+    text = blanked(json.dumps({"prompt": text}).encode() if '"' not in text else text.encode())
+    assert "SECRETSECRET12" not in text
+    assert "***" in text
 
 
-def _within(document: object, times: int) -> str:
-    """Write JSON as a text of JSON, so many times."""
-    return json.dumps(document if times == 0 else {"a": _within(document, times - 1)})
+def _nested_json(document: object, times: int) -> str:
+    return json.dumps(document if times == 0 else {"a": _nested_json(document, times - 1)})
 
 
 def _part(name: str, *headers: str, value: str = SECRET) -> str:
@@ -77,10 +79,10 @@ def _part(name: str, *headers: str, value: str = SECRET) -> str:
 @pytest.mark.parametrize(
     "sent",
     [
-        _within({"password": SECRET, "b": 1}, 1),
-        _within({"b": [{"password": SECRET}]}, 2),
-        _within({"credentials": {"user": "me", "in": [SECRET]}}, 1),
-        _within({"password": SECRET}, 1)[:-5],
+        _nested_json({"password": SECRET, "b": 1}, 1),
+        _nested_json({"b": [{"password": SECRET}]}, 2),
+        _nested_json({"credentials": {"user": "me", "in": [SECRET]}}, 1),
+        _nested_json({"password": SECRET}, 1)[:-5],
         f'{{"p\\u0061ssword": "{SECRET}"}}',
         f'{{"a": "{{\\u0022password\\u0022:\\u0022{SECRET}\\u0022}}"}}',
         f'5" {{"password": "{SECRET}"}}',
@@ -105,24 +107,22 @@ def _part(name: str, *headers: str, value: str = SECRET) -> str:
         f"\n\x07api_key\x12\x0f\x1a\x0d{SECRET}\x12\x04left",
     ],
 )
-def test_secrets_in_odd_forms_are_blanked(sent: str) -> None:
-    """Texts of JSON within JSON, escapes, quotes that do not match, lines of headers, forms, markup and protobuf."""
-    told = blanked(sent.encode())
-    assert "horse" not in told
-    assert "***" in told
+def test_secrets_in_other_formats_are_blanked(sent: str) -> None:
+    text = blanked(sent.encode())
+    assert "horse" not in text
+    assert "***" in text
 
 
 @pytest.mark.parametrize("sign", ["&", "%26", ";"])
-def test_what_forms_escape_is_read_before_it_is_looked_at(sign: str) -> None:
-    """Names, and JSON in a value; a secret ends where its field does, whatever is in it."""
+def test_escapes_of_forms_are_decoded_before_the_search(sign: str) -> None:
     headers = [("content-type", "application/x-www-form-urlencoded; charset=utf-8")]
     inner = json.dumps({"password": "very secret"})
     sent = urlencode({"payload": inner, "b": "1"}) + f"&p%61ssword=correct{quote('&')}horse%20{sign}c=3"
-    told = blanked(sent.encode(), headers)
-    assert "very" not in told
-    assert "horse" not in told
-    assert "b=1" in told
-    assert ("c=3" in told) is (sign == "&")
+    text = blanked(sent.encode(), headers)
+    assert "very" not in text
+    assert "horse" not in text
+    assert "b=1" in text
+    assert ("c=3" in text) is (sign == "&")
 
 
 @pytest.mark.parametrize(
@@ -145,15 +145,13 @@ def test_what_forms_escape_is_read_before_it_is_looked_at(sign: str) -> None:
 )
 @pytest.mark.parametrize("begin", [b'"', b'"password": "', b'"password": {"'])
 def test_blanking_takes_linear_time(unit: bytes, begin: bytes) -> None:
-    """Linear time is 0.2 s here, quadratic time is minutes."""
     sent = (begin + unit * 262_144)[:262_144]
     before = time.thread_time()
     blanked(sent, [("content-type", "application/x-www-form-urlencoded")])
     assert time.thread_time() - before < WAIT_SECONDS
 
 
-def test_what_the_head_has_shown_is_blanked_in_the_body() -> None:
-    """With or without the word before it."""
+def test_credentials_of_the_headers_are_blanked_in_the_body() -> None:
     headers = [("authorization", "Bearer abcdef"), ("x-api-key", "ghijkl"), ("accept", "text")]
     assert blanked(b"abcdef and ghijkl as text", headers) == "*** and *** as text"
 
@@ -167,18 +165,55 @@ def test_what_the_head_has_shown_is_blanked_in_the_body() -> None:
         {"inputs": [{"name": "token_ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}]},
     ],
 )
-def test_what_is_no_secret_stays_as_it_was_sent(sent: object) -> None:
-    """Numbers of tokens among it."""
+def test_bodies_without_secrets_are_unchanged(sent: object) -> None:
     assert blanked(json.dumps(sent).encode()) == json.dumps(sent)
 
 
-@given(some.binary(max_size=300))
-def test_whatever_was_sent_becomes_a_text(data: bytes) -> None:
-    """Bytes that are no text are escaped."""
+@given(st.binary(max_size=300))
+def test_any_bytes_become_text(data: bytes) -> None:
     assert isinstance(blanked(data), str)
 
 
-@given(some.text("abc{}[]:,\\ 0", max_size=200))
-def test_what_names_no_secret_is_told_whole(text: str) -> None:
-    """Whatever its form."""
+@given(st.text("abc{}[]:,\\ 0", max_size=200))
+def test_text_without_secret_names_is_unchanged(text: str) -> None:
     assert blanked(text.encode()) == text
+
+
+# Failed calls
+
+
+REST = Door("KServe", "REST", "infer")
+BODY = json.dumps({"password": "correct horse", "text": "mine " * 900}).encode()
+
+
+@pytest.fixture(autouse=True)
+def _limit_kept_bodies() -> Iterator[None]:
+    token = kept_body_bytes.set(1000)
+    yield
+    kept_body_bytes.reset(token)
+
+
+def _failed(body: bytes, *headers: tuple[str, str]) -> tuple[str, int]:
+    failures, request = FailedCalls(), WireRequest("HTTP", "POST", "/", headers, LOCAL)
+    request.body, request.received = body[:1000], len(body)
+    failures.call_failed(CallEvent("m", "1", "model", REST, "infer", code="InvalidRequest", request=request))
+    (failure,) = failures.since(0)
+    return failure.body, failure.body_bytes
+
+
+@pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("Deflate", zlib.compress)])
+def test_a_compressed_body_is_shown_decoded_without_secrets(encoding: str, pack: type[bytes]) -> None:
+    packed = pack(BODY)
+    body, size = _failed(packed, ("content-encoding", encoding))
+    assert body.startswith('{"password": "***", "text": "mine mine')
+    assert (len(body) <= 1000, size) == (True, len(packed))
+
+
+def test_a_body_that_cannot_be_decoded_is_not_shown() -> None:
+    body, size = _failed(BODY, ("content-encoding", "br"))
+    assert (body, size) == ("(compressed, and cannot be read)", len(BODY))
+
+
+def test_escaped_bytes_stay_within_the_limit() -> None:
+    body, size = _failed(b"\xff" * 5000)
+    assert (body, size) == (r"\xff" * 250, 5000)

@@ -1,17 +1,50 @@
-"""Metrics as a scraper sees them."""
+"""Metrics as a scraper reads them: families, formats, sums over processes and figures of work."""
 
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
+from prometheus_client.parser import text_string_to_metric_families
 
 from ovmstrio.api.doors import KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC
+from ovmstrio.core.census import current_census, owned_by
 from ovmstrio.core.errors import GraphFailure, InvalidRequest
 from ovmstrio.core.events import OK, CallEvent, Door, Step
-from ovmstrio.core.metric_families import BUCKETS_US, FAMILIES
+from ovmstrio.core.generation import Finish
+from ovmstrio.core.metric_families import BUCKETS_US, FAMILIES, Family
 from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.metrics import Metrics
+from ovmstrio.observability.resident_memory import GrowthWatch
+from ovmstrio.observability.summed_metrics import counted_only, restricted, sum_metrics
+from ovmstrio.observability.tallies import Counts, Spreads
+from ovmstrio.runtimes.generation.text_metrics import CANCELLED, TextMetrics
+from ovmstrio.work.batching.batcher import Batcher
+from ovmstrio.work.batching.policy import BatchOptions
+from ovmstrio.work.loop_load import current_loop_load
+from ovmstrio.work.threads.worker_threads import WorkerThreads
+from tests.support.waits import WAIT_SECONDS
+
+CALL = {"name": "m", "api": "KServe", "interface": "gRPC", "version": "1", "method": "ModelInfer"}
+READY = CALL | {"version": "", "method": "ModelReady"}
+MODEL = {"name": "m", "version": "1"}
+GRAPH = {"name": "g", "api": "KServe", "interface": "gRPC", "method": "ModelInfer"}
+STREAM = GRAPH | {"method": "ModelInferStream"}
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
 
 
 def _samples(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -20,71 +53,63 @@ def _samples(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], f
     return {(name, frozenset(re.findall(r'(\w+)="([^"]*)"', labels))): float(value) for name, labels, value in lines}
 
 
-def _value(metrics: Metrics, family: str, /, **labels: str) -> float | None:
-    return _samples(metrics).get((family, frozenset(labels.items())))
+def _value(metrics: Metrics, family: str, labels: Mapping[str, str] | None = None, /, **more: str) -> float | None:
+    return _samples(metrics).get((family, frozenset({**(labels or {}), **more}.items())))
 
 
-def _ended(metrics: Metrics, event: CallEvent, code: str = OK) -> None:
+def _names(metrics: Metrics) -> set[str]:
+    return {name for name, _ in _samples(metrics)}
+
+
+def _end(metrics: Metrics, event: CallEvent, code: str = OK) -> None:
     metrics.call_started(event)
     event.code = code
     metrics.call_finished(event)
 
 
 def _infer(metrics: Metrics, code: str = OK) -> None:
-    _ended(metrics, CallEvent("m", "1", "model", KSERVE_GRPC, "ModelInfer"), code)
+    _end(metrics, CallEvent("m", "1", "model", KSERVE_GRPC, "ModelInfer"), code)
 
 
-REQUEST = {"name": "m", "api": "KServe", "interface": "gRPC", "version": "1"}
-
-
-def test_a_loaded_version_shows_every_outcome_at_zero() -> None:
-    """A dashboard can be drawn before the first request came."""
-    metrics = Metrics()
+def test_a_loaded_version_shows_every_outcome_at_zero(metrics: Metrics) -> None:
     metrics.servable("m", "1")
-    assert _value(metrics, "ovms_requests_success", **REQUEST, method="ModelInfer") == 0
-    assert _value(metrics, "ovms_requests_fail", **REQUEST | {"interface": "REST"}, method="ModelInfer") == 0
-    assert _value(metrics, "ovms_requests_success", **REQUEST | {"version": ""}, method="ModelReady") == 0
+    assert _value(metrics, "ovms_requests_success", CALL) == 0
+    assert _value(metrics, "ovms_requests_fail", CALL, interface="REST") == 0
+    assert _value(metrics, "ovms_requests_success", READY) == 0
 
 
-def test_each_api_has_its_own_methods() -> None:
-    """What came over the TensorFlow Serving API is counted under its names, the status of models under no version."""
-    metrics = Metrics()
+def test_each_api_has_its_own_methods(metrics: Metrics) -> None:
     metrics.servable("m", "1")
-    theirs = REQUEST | {"api": "TensorFlowServing"}
-    assert _value(metrics, "ovms_requests_success", **theirs, method="GetModelMetadata") == 0
+    tensorflow = CALL | {"api": "TensorFlowServing"}
+    assert _value(metrics, "ovms_requests_success", tensorflow, method="GetModelMetadata") == 0
     for method in ("Predict", "GetModelStatus"):
-        _ended(metrics, CallEvent("m", "1", "model", TENSORFLOW_GRPC, method))
-    assert _value(metrics, "ovms_requests_success", **theirs, method="Predict") == 1
-    assert _value(metrics, "ovms_requests_success", **theirs | {"version": ""}, method="GetModelStatus") == 1
-    assert _value(metrics, "ovms_requests_success", **REQUEST, method="ModelInfer") == 0
-    assert _value(metrics, "ovms_request_time_us_count", name="m", version="1", interface="gRPC") == 1
-    assert _value(metrics, "ovms_current_requests", name="m", version="1") == 0
+        _end(metrics, CallEvent("m", "1", "model", TENSORFLOW_GRPC, method))
+    assert _value(metrics, "ovms_requests_success", tensorflow, method="Predict") == 1
+    assert _value(metrics, "ovms_requests_success", tensorflow, version="", method="GetModelStatus") == 1
+    assert _value(metrics, "ovms_requests_success", CALL) == 0
+    assert _value(metrics, "ovms_request_time_us_count", MODEL, interface="gRPC") == 1
+    assert _value(metrics, "ovms_current_requests", MODEL) == 0
 
 
-def test_each_outcome_moves_its_own_counter() -> None:
-    """Success and failure are counted apart, and failures by their kind."""
-    metrics = Metrics()
+def test_each_outcome_moves_its_own_counter(metrics: Metrics) -> None:
     for code in (OK, OK, "InvalidRequest", "ModelFailure"):
         _infer(metrics, code)
-    assert _value(metrics, "ovms_requests_success", **REQUEST, method="ModelInfer") == 2
-    assert _value(metrics, "ovms_requests_fail", **REQUEST, method="ModelInfer") == 2
-    assert _value(metrics, "ovmstrio_requests_total", **REQUEST, method="ModelInfer", code="InvalidRequest") == 1
-    assert _value(metrics, "ovmstrio_requests_total", **REQUEST, method="ModelInfer", code="ModelFailure") == 1
+    assert _value(metrics, "ovms_requests_success", CALL) == 2
+    assert _value(metrics, "ovms_requests_fail", CALL) == 2
+    assert _value(metrics, "ovmstrio_requests_total", CALL, code="InvalidRequest") == 1
+    assert _value(metrics, "ovmstrio_requests_total", CALL, code="ModelFailure") == 1
 
 
-def test_requests_in_process_return_to_zero() -> None:
-    """The gauge goes up with a start and down with an end, whatever the outcome."""
-    metrics = Metrics()
+def test_current_requests_return_to_zero_after_a_cancelled_call(metrics: Metrics) -> None:
     event = CallEvent("m", "1", "model", KSERVE_REST, "ModelInfer")
     metrics.call_started(event)
-    assert _value(metrics, "ovms_current_requests", name="m", version="1") == 1
+    assert _value(metrics, "ovms_current_requests", MODEL) == 1
     event.code = "Cancelled"
     metrics.call_finished(event)
-    assert _value(metrics, "ovms_current_requests", name="m", version="1") == 0
+    assert _value(metrics, "ovms_current_requests", MODEL) == 0
 
 
-def test_a_retired_version_leaves_the_gauges_and_its_counts_stay() -> None:
-    """What it has is shown no more, the other version's is, and a call that ends after it is still counted."""
+def test_a_retired_version_leaves_the_gauges_and_keeps_its_counters() -> None:
     metrics = Metrics(["ovms_streams", "ovms_current_requests", "ovms_requests_success", "ovms_infer_req_active"])
     for version in ("1", "2"):
         bound = metrics.servable("m", version)
@@ -100,161 +125,138 @@ def test_a_retired_version_leaves_the_gauges_and_its_counts_stay() -> None:
     late.code = OK
     metrics.call_finished(late)
 
-    counted = {"ovms_requests_success", "ovmstrio_requests_total", "ovmstrio_placement_moves_total"}
-    assert {name for name, labels in _samples(metrics) if ("version", "1") in labels} == counted
-    assert _value(metrics, "ovms_requests_success", **REQUEST, method="ModelInfer") == 2
+    counters = {"ovms_requests_success", "ovmstrio_requests_total", "ovmstrio_placement_moves_total"}
+    assert {name for name, labels in _samples(metrics) if ("version", "1") in labels} == counters
+    assert _value(metrics, "ovms_requests_success", CALL) == 2
     assert _value(metrics, "ovms_streams", name="m", version="2") == 4
     assert _value(metrics, "ovmstrio_memory_bytes", name="m", version="2", part="compiled") == 1000
 
     metrics.servable("m", "1").set_pool(8, 0)
-    assert _value(metrics, "ovms_infer_req_active", name="m", version="1") == 0
-    assert _value(metrics, "ovms_current_requests", name="m", version="1") == 0
-    assert _value(metrics, "ovms_requests_success", **REQUEST, method="ModelInfer") == 2
+    assert _value(metrics, "ovms_infer_req_active", MODEL) == 0
+    assert _value(metrics, "ovms_current_requests", MODEL) == 0
+    assert _value(metrics, "ovms_requests_success", CALL) == 2
 
 
-def test_a_version_retires_without_a_look_at_others() -> None:
-    """A thousand may end in one turn of the event loop."""
+def test_retiring_a_version_reads_no_gauge_of_others() -> None:
     metrics = Metrics(["ovms_current_requests", "ovms_streams"])
-    looks: list[None] = []
+    reads: list[None] = []
 
-    def look() -> int:
-        looks.append(None)
+    def read() -> int:
+        reads.append(None)
         return 0
 
     for name in ("m", "other"):
         metrics.servable(name, "1").set_streams(2)
-        metrics.child("ovms_current_requests", name, "1").set_function(look)
+        metrics.child("ovms_current_requests", name, "1").set_function(read)
     metrics.retired("m", "1")
-    assert not looks
-    assert not any(("name", "m") in labels for name, labels in _samples(metrics) if name == "ovms_streams")
+    assert not reads
+    assert _value(metrics, "ovms_streams", MODEL) is None
     assert _value(metrics, "ovms_streams", name="other", version="1") == 2
 
 
-def test_counter_names_are_those_of_ovms() -> None:
-    """Dashboards written for OVMS ask for names without a suffix."""
-    metrics = Metrics()
+def test_counters_of_ovms_have_no_suffix_in_either_format(metrics: Metrics) -> None:
     _infer(metrics)
     text = metrics.render().decode()
     assert "\n# TYPE ovms_requests_success counter\n" in text
     assert "ovms_requests_success_total" not in text
     assert "_created" not in text
+    families = _open_families(metrics)
+    assert families["ovms_requests_success"].type == "unknown"
+    assert {sample.name for sample in families["ovms_requests_success"].samples} == {"ovms_requests_success"}
+    assert families["ovmstrio_requests"].type == "counter"
+    assert {sample.name for sample in families["ovmstrio_requests"].samples} == {"ovmstrio_requests_total"}
+    assert metrics.render(is_open=True).endswith(b"# EOF\n")
 
 
-def test_histograms_have_the_bounds_of_ovms() -> None:
-    """The first and last bounds are those that the specification lists."""
+def test_histograms_have_the_bounds_of_ovms(metrics: Metrics) -> None:
     assert BUCKETS_US[:6] == (10, 18, 32, 58, 104, 188)
     assert BUCKETS_US[-1] == 1474755971
-    metrics = Metrics()
     metrics.servable("m", "1").inferred(0, 20e-6)
-    assert _value(metrics, "ovms_inference_time_us_bucket", name="m", version="1", le="18.0") == 0
-    assert _value(metrics, "ovms_inference_time_us_bucket", name="m", version="1", le="32.0") == 1
+    assert _value(metrics, "ovms_inference_time_us_bucket", MODEL, le="18.0") == 0
+    assert _value(metrics, "ovms_inference_time_us_bucket", MODEL, le="32.0") == 1
 
 
-def test_a_list_of_families_replaces_the_default_set() -> None:
-    """Asking for one family turns the others of OVMS off."""
+def test_a_list_of_families_replaces_the_default_families() -> None:
+    defaults_off = {"ovms_infer_req_queue_size", "ovms_infer_req_active"}
+    assert {name for name, row in FAMILIES.items() if not row.default} == defaults_off
     metrics = Metrics(["ovms_infer_req_active"])
-    bound = metrics.servable("m", "1")
-    bound.set_pool(4, 3)
+    metrics.servable("m", "1").set_pool(4, 3)
     _infer(metrics)
-    names = {name for name, _ in _samples(metrics)}
-    assert "ovms_requests_success" not in names
-    assert _value(metrics, "ovms_infer_req_active", name="m", version="1") == 3
+    assert "ovms_requests_success" not in _names(metrics)
+    assert _value(metrics, "ovms_infer_req_active", MODEL) == 3
 
 
-def test_the_servers_own_families_may_be_off() -> None:
-    """What is not asked for is counted nowhere, whatever happens."""
+def test_families_of_the_server_can_be_disabled() -> None:
     metrics = Metrics(["ovms_requests_success"], ["ovmstrio_ready"])
     bound = metrics.servable("m", "1")
     bound.set_load_seconds(1.0)
     bound.placed(inline=True, moved=True)
     bound.batch_size(3)
     _infer(metrics)
-    assert {name for name, _ in _samples(metrics)} == {"ovms_requests_success", "ovmstrio_ready"}
+    assert _names(metrics) == {"ovms_requests_success", "ovmstrio_ready"}
 
 
-def test_the_process_tells_its_memory_and_its_time() -> None:
-    """Read when somebody scrapes, found by name, and off where others are asked for."""
-    metrics = Metrics()
+def test_process_metrics_are_read_at_each_scrape(metrics: Metrics) -> None:
     assert (_value(metrics, "process_resident_memory_bytes") or 0) > 2**20
     before = _value(metrics, "process_cpu_seconds_total") or 0
     sum(range(2**20))
     assert (_value(metrics, "process_cpu_seconds_total") or 0) > before
-    told = metrics.render(["process_cpu_seconds", "process_resident_memory_bytes"]).decode()
-    names = {line.split()[0] for line in told.splitlines() if line[0] != "#"}
+    text = metrics.render(["process_cpu_seconds", "process_resident_memory_bytes"]).decode()
+    names = {line.split()[0] for line in text.splitlines() if line[0] != "#"}
     assert names == {"process_resident_memory_bytes", "process_cpu_seconds_total"}
 
 
-def test_families_off_by_default_are_the_two_of_the_pool() -> None:
-    """The default set is the one of the specification."""
-    assert {name for name, row in FAMILIES.items() if not row.default} == {
-        "ovms_infer_req_queue_size",
-        "ovms_infer_req_active",
-    }
-
-
-GRAPH = {"name": "g", "api": "KServe", "interface": "gRPC"}
-
-
-def test_a_loaded_graph_shows_its_families_at_zero() -> None:
-    """Each has a child for every method and interface, and none has a version."""
-    metrics = Metrics()
-    metrics.graph("g")
-    samples = _samples(metrics)
-    for method in ("ModelInfer", "ModelInferStream"):
-        for family in ("requests_accepted", "requests_rejected", "responses", "graph_error"):
-            for interface in ("gRPC", "REST"):
-                labels = GRAPH | {"interface": interface, "method": method}
-                assert samples[f"ovms_{family}", frozenset(labels.items())] == 0
-        assert _value(metrics, "ovms_graph_processing_time_us_count", name="g", method=method) == 0
-    assert _value(metrics, "ovms_current_graphs", name="g") == 0
-    asked = GRAPH | {"version": "", "method": "ModelReady"}
-    assert _value(metrics, "ovms_requests_success", **asked) == 0
-
-
-def test_requests_of_a_graph_are_counted_by_what_became_of_them() -> None:
-    """Taken in, refused, answered and failed are four families, by method and interface."""
-    metrics = Metrics()
-    graph = metrics.graph("g")
-    streamed = CallEvent("g", "1", "graph", KSERVE_GRPC, "ModelInferStream")
-    for step, times in ((Step.ACCEPTED, 4), (Step.ANSWERED, 3)):
-        for _ in range(times):
-            metrics.call_moved(streamed, step)
-
-    def called(door: Door, error: Exception) -> None:
-        event = CallEvent("g", "1", "graph", door, "ModelInfer", error=error)
-        _ended(metrics, event, type(error).__name__)
-
-    for _ in range(2):
-        called(KSERVE_REST, InvalidRequest("shape"))
-    called(KSERVE_GRPC, GraphFailure("node"))
-    stream, rest = GRAPH | {"method": "ModelInferStream"}, GRAPH | {"method": "ModelInfer", "interface": "REST"}
-    assert _value(metrics, "ovms_requests_accepted", **stream) == 4
-    assert _value(metrics, "ovms_responses", **stream) == 3
-    assert _value(metrics, "ovms_requests_rejected", **rest) == 2
-    assert _value(metrics, "ovms_graph_error", **GRAPH, method="ModelInfer") == 1
-    assert _value(metrics, "ovms_requests_accepted", **rest) == 0
-    assert metrics.graph("g") is graph
-
-
-def test_batches_are_two_histograms_of_the_models_that_have_them() -> None:
-    """Sizes in rows and waits in microseconds; a model without batches has neither."""
-    metrics = Metrics()
+def test_batches_are_two_histograms_of_models_with_batching(metrics: Metrics) -> None:
     batched = metrics.servable("m", "1")
     metrics.servable("other", "1")
-    assert _value(metrics, "ovmstrio_batch_size_count", name="m", version="1") is None
+    assert _value(metrics, "ovmstrio_batch_size_count", MODEL) is None
     for size in (16, 3):
         batched.batch_size(size)
     batched.queue_time(0.005)
-    labels = {"name": "m", "version": "1"}
-    assert _value(metrics, "ovmstrio_batch_size_sum", **labels) == 19
-    assert _value(metrics, "ovmstrio_batch_size_bucket", **labels, le="8.0") == 1
-    assert _value(metrics, "ovmstrio_batch_wait_time_us_sum", **labels) == 5000
+    assert _value(metrics, "ovmstrio_batch_size_sum", MODEL) == 19
+    assert _value(metrics, "ovmstrio_batch_size_bucket", MODEL, le="8.0") == 1
+    assert _value(metrics, "ovmstrio_batch_wait_time_us_sum", MODEL) == 5000
     assert _value(metrics, "ovmstrio_batch_size_count", name="other", version="1") is None
 
 
-def test_instances_of_a_graph_are_a_gauge_and_a_histogram() -> None:
-    """The gauge returns to zero whatever happens; the time of those that failed is not recorded."""
-    metrics = Metrics()
+def test_dropped_log_lines_are_counted(monkeypatch: pytest.MonkeyPatch, metrics: Metrics) -> None:
+    for dropped in (3, 3, 5):
+        monkeypatch.setattr(WRITER, "dropped", dropped)
+        assert _value(metrics, "ovmstrio_dropped_log_lines_total") == dropped
+
+
+# Graphs
+
+
+def test_a_loaded_graph_shows_its_families_at_zero(metrics: Metrics) -> None:
+    metrics.graph("g")
+    samples = _samples(metrics)
+    for labels in (GRAPH, STREAM):
+        for family in ("requests_accepted", "requests_rejected", "responses", "graph_error"):
+            for interface in ("gRPC", "REST"):
+                assert samples[f"ovms_{family}", frozenset((labels | {"interface": interface}).items())] == 0
+        assert _value(metrics, "ovms_graph_processing_time_us_count", name="g", method=labels["method"]) == 0
+    assert _value(metrics, "ovms_current_graphs", name="g") == 0
+    assert _value(metrics, "ovms_requests_success", GRAPH, version="", method="ModelReady") == 0
+
+
+def test_requests_of_a_graph_are_counted_by_outcome_method_and_interface(metrics: Metrics) -> None:
+    graph = metrics.graph("g")
+    stream = CallEvent("g", "1", "graph", KSERVE_GRPC, "ModelInferStream")
+    for step in (Step.ACCEPTED,) * 4 + (Step.ANSWERED,) * 3:
+        metrics.call_moved(stream, step)
+    calls: list[tuple[Door, Exception]] = [(KSERVE_REST, InvalidRequest("shape"))] * 2
+    for door, error in (*calls, (KSERVE_GRPC, GraphFailure("node"))):
+        _end(metrics, CallEvent("g", "1", "graph", door, "ModelInfer", error=error), type(error).__name__)
+    assert _value(metrics, "ovms_requests_accepted", STREAM) == 4
+    assert _value(metrics, "ovms_responses", STREAM) == 3
+    assert _value(metrics, "ovms_requests_rejected", GRAPH, interface="REST") == 2
+    assert _value(metrics, "ovms_graph_error", GRAPH) == 1
+    assert _value(metrics, "ovms_requests_accepted", GRAPH, interface="REST") == 0
+    assert metrics.graph("g") is graph
+
+
+def test_instances_of_a_graph_are_a_gauge_and_a_histogram_of_successes(metrics: Metrics) -> None:
     graph = metrics.graph("g")
     graph.started()
     graph.started()
@@ -267,44 +269,343 @@ def test_instances_of_a_graph_are_a_gauge_and_a_histogram() -> None:
     assert _value(metrics, "ovms_graph_processing_time_us_count", name="g", method="ModelInferStream") == 0
 
 
-def test_requests_to_a_graph_leave_the_families_of_models_alone() -> None:
-    """Only metadata and readiness are counted there; this server's own family has every outcome."""
-    metrics = Metrics()
+def test_requests_to_a_graph_leave_the_families_of_models_unchanged(metrics: Metrics) -> None:
     metrics.graph("g")
     for method, code in (("ModelInfer", OK), ("ModelInferStream", "GraphFailure"), ("ModelMetadata", OK)):
-        _ended(metrics, CallEvent("g", "1", "graph", KSERVE_GRPC, method), code)
-    none = GRAPH | {"version": ""}
-    assert _value(metrics, "ovms_requests_success", **none, method="ModelMetadata") == 1
-    assert _value(metrics, "ovmstrio_requests_total", **none, method="ModelInfer", code=OK) == 1
-    assert _value(metrics, "ovmstrio_requests_total", **none, method="ModelInferStream", code="GraphFailure") == 1
+        _end(metrics, CallEvent("g", "1", "graph", KSERVE_GRPC, method), code)
+    assert _value(metrics, "ovms_requests_success", GRAPH, version="", method="ModelMetadata") == 1
+    assert _value(metrics, "ovmstrio_requests_total", GRAPH, version="", code=OK) == 1
+    assert _value(metrics, "ovmstrio_requests_total", STREAM, version="", code="GraphFailure") == 1
     for version in ("", "1"):
-        assert _value(metrics, "ovms_requests_success", **GRAPH, version=version, method="ModelInfer") is None
+        assert _value(metrics, "ovms_requests_success", GRAPH, version=version) is None
     assert _value(metrics, "ovms_current_requests", name="g", version="1") is None
 
 
-def test_a_graph_that_is_turned_into_a_model_is_counted_as_one() -> None:
-    """And the other way round."""
-    metrics = Metrics()
+def test_a_name_that_changes_its_kind_is_counted_as_the_new_kind(metrics: Metrics) -> None:
     metrics.graph("m")
     _infer(metrics)
-    assert _value(metrics, "ovms_requests_success", **REQUEST, method="ModelInfer") == 1
-    _ended(metrics, CallEvent("m", "1", "graph", KSERVE_GRPC, "ModelInfer"))
-    assert _value(metrics, "ovms_requests_success", **REQUEST, method="ModelInfer") == 1
+    assert _value(metrics, "ovms_requests_success", CALL) == 1
+    _end(metrics, CallEvent("m", "1", "graph", KSERVE_GRPC, "ModelInfer"))
+    assert _value(metrics, "ovms_requests_success", CALL) == 1
 
 
-def test_families_of_graphs_may_be_off() -> None:
-    """A graph whose families are not asked for counts nothing and fails nothing."""
+def test_families_of_graphs_can_be_disabled() -> None:
     metrics = Metrics(["ovms_streams"])
     graph = metrics.graph("g")
     graph.started()
     graph.moved(CallEvent("g", "1", "graph", KSERVE_GRPC, "ModelInfer"), Step.ACCEPTED)
     graph.finished("ModelInfer", 1.0, ok=True)
-    assert not [name for name, _ in _samples(metrics) if name.startswith("ovms_")]
+    assert not [name for name in _names(metrics) if name.startswith("ovms_")]
 
 
-def test_dropped_lines_of_the_log_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once each, however often it is asked."""
-    metrics = Metrics()
-    for dropped in (3, 3, 5):
-        monkeypatch.setattr(WRITER, "dropped", dropped)
-        assert _value(metrics, "ovmstrio_dropped_log_lines_total") == dropped
+# OpenMetrics
+
+
+def _open_families(metrics: Metrics, *names: str) -> dict[str, Any]:
+    text = metrics.render(names, is_open=True).decode()
+    return {family.name: family for family in parse_open_metrics(text)}  # type: ignore[no-untyped-call]
+
+
+def _timed_call(metrics: Metrics, trace_id: str = "", *, name: str = "m", kind: str = "model") -> None:
+    event = CallEvent(name, "1", kind, KSERVE_GRPC, "ModelInfer", trace_id=trace_id)
+    event.seconds = 20e-6
+    _end(metrics, event)
+
+
+@pytest.mark.parametrize("family", ["ovms_request_time_us", "ovmstrio_request_time_us"])
+def test_the_last_traced_call_of_a_bucket_is_its_exemplar(family: str, metrics: Metrics) -> None:
+    for trace_id in ("", TRACE, ""):
+        _timed_call(metrics, trace_id)
+    samples = _open_families(metrics, family)[family].samples
+    ((bound, exemplar),) = [(sample.labels["le"], sample.exemplar) for sample in samples if sample.exemplar is not None]
+    assert float(bound) >= 20
+    assert (exemplar.labels, exemplar.value) == ({"trace_id": TRACE}, pytest.approx(20))
+    assert TRACE.encode() not in metrics.render([family])
+
+
+def test_inference_calls_are_timed_by_kind(metrics: Metrics) -> None:
+    for name, kind in (("m", "model"), ("n", "model"), ("g", "graph")):
+        _timed_call(metrics, name=name, kind=kind)
+    metrics.call_finished(CallEvent("m", "1", "model", KSERVE_GRPC, "ModelReady", code=OK))
+    text = metrics.render(["ovmstrio_request_time_us"]).decode()
+    assert 'ovmstrio_request_time_us_count{interface="gRPC",kind="model"} 2.0' in text
+    assert 'ovmstrio_request_time_us_count{interface="gRPC",kind="graph"} 1.0' in text
+
+
+# Metrics of text models, under vLLM's names as well
+
+
+def _text_metrics() -> TextMetrics:
+    text = TextMetrics("m")
+    for gauge, value in ((text.running, 3), (text.waiting, 2), (text.cache_usage, 0.25)):
+        gauge.set(value)
+    text.generation_tokens.inc(7)
+    text.first_token.observe(0.2)
+    for reason in (Finish.STOP, Finish.LENGTH, "tool_calls", CANCELLED):
+        text.finished(reason, 0.5, 4)
+    return text
+
+
+def _vllm_samples(metrics: Metrics) -> dict[str, float]:
+    with metrics.collecting((_text_metrics(),), ""):
+        text = metrics.render().decode()
+    assert 'ovmstrio_llm_requests_running{model_name="m"} 3.0' in text
+    return {name: float(value) for name, value in re.findall(r"(?m)^(vllm:\w+(?:{.*})?) (\S+)$", text)}
+
+
+def test_names_of_vllm_are_added_on_request() -> None:
+    samples = _vllm_samples(Metrics(vllm_names=True))
+    finished = 'vllm:request_success_total{{engine="0",finished_reason="{}",model_name="m"}}'
+    expected = {
+        'vllm:num_requests_running{engine="0",model_name="m"}': 3,
+        'vllm:num_requests_waiting{engine="0",model_name="m"}': 2,
+        'vllm:kv_cache_usage_perc{engine="0",model_name="m"}': 0.25,
+        'vllm:generation_tokens_total{engine="0",model_name="m"}': 7,
+        'vllm:time_to_first_token_seconds_count{engine="0",model_name="m"}': 1,
+        'vllm:time_to_first_token_seconds_bucket{engine="0",le="0.25",model_name="m"}': 1,
+        finished.format("stop"): 2,
+        finished.format("length"): 1,
+        finished.format("abort"): 1,
+    }
+    assert {name: samples[name] for name in expected} == expected
+    assert _vllm_samples(Metrics()) == {}
+
+
+def test_families_of_services_are_selected_by_name(metrics: Metrics) -> None:
+    with metrics.collecting((_text_metrics(),), ""):
+        text = metrics.render(["ovmstrio_llm_generation_tokens", "ovmstrio_llm_requests_waiting"]).decode()
+    assert [line for line in text.splitlines() if not line.startswith("#")] == [
+        'ovmstrio_llm_requests_waiting{model_name="m"} 2.0',
+        'ovmstrio_llm_generation_tokens_total{model_name="m"} 7.0',
+    ]
+
+
+# Sums over processes
+
+
+FIRST = rb"""# HELP calls Calls.
+# TYPE calls counter
+calls{name="a}\" 1",code="OK"} 3.0
+# HELP ovmstrio_ready Ready.
+# TYPE ovmstrio_ready gauge
+ovmstrio_ready 1.0
+# HELP time_us Time.
+# TYPE time_us histogram
+time_us_bucket{le="10.0"} 1.0
+time_us_bucket{le="+Inf"} 2.0
+time_us_count 2.0
+time_us_sum 1e+06
+"""
+SECOND = rb"""# HELP calls Calls.
+# TYPE calls counter
+calls{name="a}\" 1",code="OK"} 4.0
+calls{name="b",code="OK"} 1.0
+# HELP ovmstrio_ready Ready.
+# TYPE ovmstrio_ready gauge
+ovmstrio_ready 0.0
+# HELP time_us Time.
+# TYPE time_us histogram
+time_us_bucket{le="10.0"} 5.0
+time_us_bucket{le="+Inf"} 5.0
+time_us_count 5.0
+time_us_sum 12.5
+# HELP further Further.
+# TYPE further gauge
+further 7.0
+"""
+
+
+def test_samples_of_all_processes_are_added() -> None:
+    text = sum_metrics([FIRST, SECOND]).decode()
+    found = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found == {
+        ("calls_total", "OK", 'a}" 1'): 7,
+        ("calls_total", "OK", "b"): 1,
+        ("ovmstrio_ready",): 0,
+        ("time_us_bucket", "10.0"): 6,
+        ("time_us_bucket", "+Inf"): 7,
+        ("time_us_count",): 7,
+        ("time_us_sum",): 1_000_012.5,
+        ("further",): 7,
+    }
+    assert text.count("# TYPE") == 4
+
+
+def test_exemplars_stay() -> None:
+    line = b'# HELP t T.\n# TYPE t histogram\nt_bucket{le="1.0"} 1 # {trace_id="ab"} 0.5\n# EOF\n'
+    lines = sum_metrics([line, line]).decode().splitlines()
+    assert lines[2:] == ['t_bucket{le="1.0"} 2.0 # {trace_id="ab"} 0.5', "# EOF"]
+
+
+def test_creation_times_are_not_added() -> None:
+    text = b"""# HELP pd_calls_created Calls.
+# TYPE pd_calls_created gauge
+pd_calls_created %d.0
+# HELP orders_created Orders.
+# TYPE orders_created gauge
+orders_created %d.0
+"""
+    lines = sum_metrics([text % (9, 1), text % (8, 2)]).decode().split("\n")
+    assert {"pd_calls_created 8.0", "orders_created 3.0"} <= set(lines)
+
+
+def test_labels_can_have_line_separators() -> None:
+    text = '# HELP calls Calls.\n# TYPE calls counter\ncalls{name="a\u2028b\x85\r\x0cc"} 1.0\n'.encode()
+    assert sum_metrics([text, text]).decode() == text.decode().replace(" 1.0", " 2.0")
+
+
+def test_counters_of_an_ended_process_are_kept_and_gauges_are_not() -> None:
+    text = (
+        b'# HELP a A.\n# TYPE a gauge\na 1.0\n# HELP b_total B.\n# TYPE b_total counter\nb_total{x="1"} 2.0\n'
+        b'# HELP c C.\n# TYPE c histogram\nc_bucket{le="+Inf"} 3.0\n'
+    )
+    counted = counted_only(text)
+    assert counted == text[text.index(b"# HELP b_total") :]
+    assert restricted(counted, ["b"]) == counted[: counted.index(b"# HELP c")]
+    assert sum_metrics([text, counted]).splitlines()[5] == b'b_total{x="1"} 4.0'
+
+
+def test_the_exemplar_of_the_first_process_is_kept() -> None:
+    text = b'# HELP b B.\n# TYPE b histogram\nb_bucket{le="+Inf"} 1.0 # {trace_id="%s"} 1.0\n'
+    assert b'b_bucket{le="+Inf"} 2.0 # {trace_id="now"} 1.0' in sum_metrics([text % b"now", text % b"then"])
+
+
+LABELS = ("name", "version")
+SPREAD = Family("took_us", "histogram", LABELS, "How long.", buckets=(10.0, 18.0, 32.5))
+COUNTED = Family("asked", "counter", LABELS, "How often.")
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", 'b"\\']), st.integers(0, 400))))
+def test_counts_and_spreads_render_as_the_client_library_does(seen: list[tuple[str, int]]) -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    count, spread = Counts(COUNTED), Spreads(SPREAD)
+    for made in (count, spread):
+        ours.register(made)
+    counter = Counter(COUNTED.name, COUNTED.help, LABELS, registry=theirs)
+    histogram = Histogram(SPREAD.name, SPREAD.help, LABELS, buckets=SPREAD.buckets, registry=theirs)
+    for name, eighths in seen:
+        value = eighths / 8
+        for each in (count, counter):
+            each.labels(name, "1").inc()
+        for every in (spread, histogram):
+            every.labels(name, "1").observe(value)
+
+    assert generate_latest(ours) == generate_latest(theirs)
+    for name in ("took_us_bucket", "asked_total"):
+        only = [name]
+        assert generate_latest(ours.restricted_registry(only)) == generate_latest(theirs.restricted_registry(only))
+
+
+# Threads, batches and the event loop
+
+
+def _watching() -> Metrics:
+    metrics, load = Metrics(), current_loop_load()
+    metrics.watch(current_census(), lambda: (tuple(load.turns), load.turn_seconds))
+    return metrics
+
+
+def _figures(metrics: Metrics, name: str) -> dict[str, float]:
+    text = metrics.render().decode()
+    found = re.findall(rf'(?m)^ovmstrio_(\w+){{name="{name}"}} (\S+)$', text)
+    return {family: float(value) for family, value in found}
+
+
+async def test_threads_and_waiting_calls_of_a_service_are_counted() -> None:
+    metrics, go = _watching(), threading.Event()
+    with owned_by("mine"):
+        pool = WorkerThreads(limit=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(pool.run)
+        try:
+            jobs = [pool.start(go.wait, WAIT_SECONDS) for _ in range(3)]
+            figures = _figures(metrics, "mine")
+            assert figures == {"worker_threads": 1, "stuck_threads": 0, "waiting_calls": 2}
+            go.set()
+            for job in jobs:
+                assert await pool.finish(job, 30)
+        finally:
+            go.set()
+            with trio.CancelScope(shield=True):
+                await pool.aclose()
+    assert _figures(metrics, "mine") == {}
+
+
+async def test_requests_waiting_for_a_batch_are_counted() -> None:
+    metrics, go = _watching(), trio.Event()
+
+    async def run(items: Sequence[int]) -> Sequence[int]:
+        await go.wait()
+        return items
+
+    with owned_by("mine"):
+        async with trio.open_nursery() as nursery:
+            batcher = Batcher[int, int](run, BatchOptions(max_size=1, timeout_seconds=0))
+            await nursery.start(batcher.serve)
+            for item in range(3):
+                nursery.start_soon(batcher.submit, item)
+            await trio.testing.wait_all_tasks_blocked()
+            assert _figures(metrics, "mine") == {"batch_queued_requests": 2}
+            go.set()
+            await batcher.aclose()
+    assert _figures(metrics, "mine") == {}
+
+
+async def test_abandoned_threads_count_as_stuck() -> None:
+    metrics, begun, go = _watching(), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        go.wait(WAIT_SECONDS)
+
+    with owned_by("mine"):
+        pool = WorkerThreads(limit=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(pool.run)
+        try:
+            job = pool.start(wait)
+            assert await trio.to_thread.run_sync(begun.wait, WAIT_SECONDS)
+            assert not await pool.finish(job, 0)
+            assert _figures(metrics, "mine")["stuck_threads"] == 1
+        finally:
+            go.set()
+            with trio.CancelScope(shield=True):
+                await pool.aclose()
+
+
+async def test_turns_of_the_event_loop_are_timed() -> None:
+    metrics = _watching()
+    await trio.lowlevel.checkpoint()
+    before = metrics.render(["ovmstrio_event_loop_delay_seconds"]).decode()
+    threading.Event().wait(0.06)
+    await trio.sleep(0.001)
+    after = metrics.render(["ovmstrio_event_loop_delay_seconds"]).decode()
+
+    def longer(text: str) -> float:
+        numbers = dict(re.findall(r'_bucket{le="(\S+)"} (\S+)', text))
+        return float(numbers["+Inf"]) - float(numbers["0.05"])
+
+    assert longer(after) > longer(before)
+
+
+def test_growth_is_attributed_only_without_overlap() -> None:
+    sizes = iter([100, 130, 50, 200, 260, 1000, 900])
+    watch = GrowthWatch(lambda: next(sizes))
+    with watch.watching() as grown:
+        assert grown() == 30
+        with watch.watching() as other:
+            assert (grown(), other()) == (None, None)
+        assert grown() is None
+    with watch.watching() as grown:
+        assert grown() == 60
+    with watch.watching() as grown:
+        assert grown() == 0
+
+
+def test_an_unknown_size_is_no_growth_of_zero() -> None:
+    with GrowthWatch(lambda: 0).watching() as grown:
+        assert grown() is None

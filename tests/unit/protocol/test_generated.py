@@ -13,8 +13,7 @@ PROJECT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("file", ["inference/kserve.proto", "inference/model_config.proto"])
-def test_fields_have_the_numbers_and_types_that_triton_clients_use(file: str) -> None:
-    """Every message and field that tritonclient knows too is the same on the wire."""
+def test_fields_are_those_of_triton_clients(file: str) -> None:
     from tritonclient.grpc import service_pb2
 
     pool = service_pb2.DESCRIPTOR.pool
@@ -38,8 +37,7 @@ TENSORFLOW = sorted(file for file in FILES if file.startswith(("tensorflow/", "t
 
 
 @pytest.mark.parametrize("file", TENSORFLOW)
-def test_fields_have_the_numbers_and_types_of_tensorflow(file: str) -> None:
-    """Every message, field, enumeration and method is on the wire what clients of TensorFlow Serving send."""
+def test_fields_are_those_of_tensorflow_clients(file: str) -> None:
     path = {"tensorflow_serving/apis/status.proto": "tensorflow_serving/util/status.proto"}.get(file, file)
     module = path.removesuffix(".proto").replace("/", ".")
     theirs = pytest.importorskip(f"ovmsclient.tfs_compat.protos.{module}_pb2").DESCRIPTOR
@@ -67,20 +65,17 @@ def test_fields_have_the_numbers_and_types_of_tensorflow(file: str) -> None:
         ("grpc_reflection.v1alpha.reflection_pb2", "grpc.reflection.v1alpha.ServerReflectionResponse"),
     ],
 )
-def test_fields_have_the_numbers_and_types_of_grpcs_own_services(module: str, full_name: str) -> None:
-    """Health and reflection messages are on the wire what grpcio's packages send."""
+def test_fields_are_those_of_grpc_services(module: str, full_name: str) -> None:
     theirs = getattr(pytest.importorskip(module), full_name.rpartition(".")[2]).DESCRIPTOR
     _assert_same_wire(message_class(full_name).DESCRIPTOR, theirs, set())
 
 
 def test_a_message_that_does_not_exist_has_no_class() -> None:
-    """Asking for an unknown message is an error, not an empty class."""
     with pytest.raises(KeyError):
         message_class("inference.Nothing")
 
 
 def test_every_source_file_is_described() -> None:
-    """Reflection can hand out each file under the name by which others import it."""
     sources = PROJECT / "protos"
     googles = {f"google/protobuf/{name}.proto" for name in ("any", "struct", "wrappers")}
     assert set(FILES) == {str(path.relative_to(sources)) for path in sources.rglob("*.proto")} | googles

@@ -22,8 +22,7 @@ def _varint(value: int) -> bytes:
     return bytes([*parts, value])
 
 
-def test_older_layout_is_known_by_its_number_in_field_five() -> None:
-    """Name, method, log id and client of the older layout come out under their names."""
+def test_the_older_layout_is_recognized_by_its_log_id() -> None:
     data = b"".join(
         (
             _text(1, "x"),
@@ -40,15 +39,13 @@ def test_older_layout_is_known_by_its_number_in_field_five() -> None:
 
 
 @pytest.mark.parametrize("tail", [_text(6, "10.0.0.1"), b"\x28\x07"])
-def test_older_layout_needs_only_one_of_its_marks(tail: bytes) -> None:
-    """Either the log id or the client's address tells the layout."""
+def test_either_mark_identifies_the_older_layout(tail: bytes) -> None:
     request = decode_request(_text(3, "uci") + tail)
     assert request.name == "uci"
     assert not request.tensors
 
 
-def test_older_layout_without_marks_is_known_by_a_name_that_is_no_tensor() -> None:
-    """A name in the place of a tensor cannot be read as one."""
+def test_a_name_that_is_no_tensor_identifies_the_older_layout() -> None:
     assert decode_request(_text(1, "x") + _text(2, "1") + _text(3, "uci") + _text(4, "prediction")).name == "uci"
 
 
@@ -65,8 +62,7 @@ def test_older_layout_without_marks_is_known_by_a_name_that_is_no_tensor() -> No
         (b"\xff\xff\xff", b""),
     ],
 )
-def test_the_name_is_known_before_the_request_is_read(data: bytes, name: bytes) -> None:
-    """In both layouts; of what is no message, or has none, there is none."""
+def test_the_name_is_found_without_decoding(data: bytes, name: bytes) -> None:
     assert name_in(data) == name
 
 
@@ -76,8 +72,7 @@ def test_a_name_after_many_empty_fields_is_read() -> None:
     assert (len(request.key), request.name) == (100_000, "uci")
 
 
-def test_garbage_is_refused() -> None:
-    """Bytes of neither layout are an error that says their number."""
+def test_other_bytes_are_refused_with_their_number() -> None:
     with pytest.raises(ValueError, match="its 3 bytes are not"):
         decode_request(b"\xff\xff\xff")
 
@@ -90,18 +85,16 @@ def test_garbage_is_refused() -> None:
     clientip=st.text(max_size=8),
     numbers=st.lists(st.floats(width=32, allow_nan=False), max_size=4),
 )
-def test_newer_layout_is_read_as_it_was_written(
+def test_the_newer_layout_is_decoded_unchanged(
     keys: list[str], name: str, method: str, logid: int, clientip: str, numbers: list[float]
 ) -> None:
-    """Whatever a client of the newer layout sends comes out unchanged."""
     sent = REQUEST(key=keys, value=keys, name=name, method=method, logid=logid, clientip=clientip)
     sent.tensors.add(name="t", elem_type=1, float_data=numbers, shape=[len(numbers)])
     assert decode_request(sent.SerializeToString()) == sent
 
 
 @given(st.binary(max_size=64))
-def test_no_bytes_do_anything_but_parse_or_be_refused(data: bytes) -> None:
-    """Random bytes give a message or a ``ValueError``."""
+def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
     try:
         decode_request(data)
     except ValueError as error:

@@ -8,27 +8,14 @@ from typing import Any
 import pytest
 
 from pyovms import Context, Storage, current_context
-from pyovms.context import CURRENT
 
 
-def test_there_is_no_context_outside_of_nodes() -> None:
-    """The error says where there is one."""
+def test_there_is_no_context_outside_nodes() -> None:
     with pytest.raises(RuntimeError, match="works in execute, open and close of a Python node"):
         current_context()
 
 
-def test_the_current_context_is_the_one_that_was_set() -> None:
-    """A node sees its own."""
-    context = Context({"a": 1}, "r")
-    token = CURRENT.set(context)
-    try:
-        assert current_context() is context
-    finally:
-        CURRENT.reset(token)
-
-
 def test_parameters_can_only_be_read() -> None:
-    """They are the client's."""
     given = {"a": 1}
     parameters: Any = Context(given, "").parameters
     given["b"] = 2
@@ -38,7 +25,6 @@ def test_parameters_can_only_be_read() -> None:
 
 
 def test_storage_is_read_by_items_and_attributes() -> None:
-    """Both are the same."""
     storage = Storage()
     storage.seen = 1
     storage["more"] = 2
@@ -50,8 +36,7 @@ def test_storage_is_read_by_items_and_attributes() -> None:
         del storage.seen
 
 
-def test_a_deadline_is_told_as_a_time_and_as_seconds() -> None:
-    """There may be none; after it no seconds are left."""
+def test_a_deadline_is_a_time_and_remaining_seconds() -> None:
     none, soon, past = Context({}, ""), Context({}, "", 60), Context({}, "", -1)
     assert (none.deadline, none.remaining()) == (None, None)
     assert soon.deadline == pytest.approx(time.time() + 60, abs=1)
@@ -59,8 +44,7 @@ def test_a_deadline_is_told_as_a_time_and_as_seconds() -> None:
     assert past.remaining() == 0
 
 
-def test_a_context_tells_of_cancellation() -> None:
-    """It asks the server each time."""
+def test_cancellation_is_read_at_each_call() -> None:
     answers = iter([False, True])
     context = Context({}, "", is_cancelled=lambda: next(answers))
     assert [context.is_cancelled(), context.is_cancelled()] == [False, True]

@@ -39,7 +39,6 @@ ROWS = {
 @pytest.mark.parametrize(("datatype", "code"), ROWS.items())
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
 def test_a_tensor_of_an_array_has_its_buffer(datatype: str, code: str, shape: tuple[int, ...]) -> None:
-    """Shape, format, strides and contents are the array's, the datatype belongs to the format."""
     source = np.ones(shape, code)
     tensor, expected = Tensor("x", source), source.data
     view = tensor.data
@@ -57,7 +56,6 @@ def test_a_tensor_of_an_array_has_its_buffer(datatype: str, code: str, shape: tu
 @pytest.mark.parametrize(("datatype", "code"), ROWS.items())
 @pytest.mark.parametrize("shape", [(), (0,), (4,), (2, 2)])
 def test_a_tensor_of_a_request_has_the_format_of_its_datatype(datatype: str, code: str, shape: tuple[int, ...]) -> None:
-    """Bytes are wrapped, not copied, as elements of the datatype, in the request's shape."""
     source = np.ones(shape, code)
     tensor = Tensor._from_request("x", source.tobytes(), shape, datatype)
     assert (tensor.shape, tensor.datatype, tensor.data.format, tensor.data.shape) == (shape, datatype, code, shape)
@@ -67,23 +65,13 @@ def test_a_tensor_of_a_request_has_the_format_of_its_datatype(datatype: str, cod
 
 @pytest.mark.parametrize("datatype", ["my_string", "BYTES", "BF16", ""])
 def test_a_request_of_another_datatype_is_plain_bytes(datatype: str) -> None:
-    """Shape and datatype are the request's, the buffer is a row of bytes."""
     tensor = Tensor._from_request("x", bytearray(b"null0terminated0string0"), (3,), datatype)
     assert (tensor.shape, tensor.datatype, tensor.data.format, tensor.data.shape) == ((3,), datatype, "B", (23,))
     assert (bytes(tensor), tensor.data.readonly, tensor.ref_obj) == (b"null0terminated0string0", True, None)
 
 
-def test_a_tensor_of_bytes() -> None:
-    """They are a row of UINT8."""
-    tensor = Tensor("x", b"abc")
-    view = tensor.data
-    assert (tensor.shape, tensor.datatype, tensor.size) == ((3,), "UINT8", 3)
-    assert (view.format, view.itemsize, view.strides, view.ndim, view.readonly) == ("B", 1, (1,), 1, True)
-
-
 @pytest.mark.parametrize("source", [np.array(["my", "batched", "string"]), np.array("one")])
-def test_a_tensor_of_text_keeps_what_numpy_calls_it(source: np.ndarray[Any, Any]) -> None:
-    """A format that is in no table is the datatype, and numpy reads it back by its own name."""
+def test_a_tensor_of_text_keeps_the_format_of_numpy(source: np.ndarray[Any, Any]) -> None:
     tensor = Tensor("x", source)
     assert tensor.datatype == tensor.data.format == source.data.format
     assert tensor.data.tobytes() == source.tobytes()
@@ -91,8 +79,7 @@ def test_a_tensor_of_text_keeps_what_numpy_calls_it(source: np.ndarray[Any, Any]
     np.testing.assert_array_equal(np.frombuffer(named, dtype=named.datatype), source.reshape(-1))
 
 
-def test_shape_and_datatype_change_no_data() -> None:
-    """They only say what the receiver is told, fitting or not."""
+def test_given_shape_and_datatype_change_no_data() -> None:
     source = np.arange(6, dtype=np.int32).reshape(2, 3)
     tensor = Tensor("x", source, [-1, 99], "FP32")
     assert (tensor.shape, tensor.datatype) == ((-1, 99), "FP32")
@@ -101,8 +88,7 @@ def test_shape_and_datatype_change_no_data() -> None:
     assert Tensor("x", source, shape=()).shape == ()
 
 
-def test_a_tensor_of_a_tensor_has_its_buffer_only() -> None:
-    """What was told of the first is not told of the second."""
+def test_a_tensor_of_a_tensor_takes_only_its_buffer() -> None:
     tensor = Tensor("x", Tensor._from_request("y", b"abc", (7,), "BYTES"))
     assert (tensor.name, tensor.shape, tensor.datatype, bytes(tensor)) == ("x", (3,), "UINT8", b"abc")
     again = Tensor("x", Tensor("y", np.ones((2, 2), np.float16), [4], "mine"))
@@ -127,8 +113,7 @@ def test_a_tensor_of_a_tensor_has_its_buffer_only() -> None:
         (np.zeros(2, "q"), "INT64", (2,)),
     ],
 )
-def test_anything_with_a_buffer_will_do(source: Any, datatype: str, shape: tuple[int, ...]) -> None:
-    """The datatype belongs to the format and the size of elements, or is the format."""
+def test_any_buffer_is_a_source(source: Any, datatype: str, shape: tuple[int, ...]) -> None:
     tensor = Tensor("x", source)
     assert (tensor.datatype, tensor.shape, bytes(tensor)) == (datatype, shape, memoryview(source).tobytes())
 
@@ -144,15 +129,13 @@ def test_anything_with_a_buffer_will_do(source: Any, datatype: str, shape: tuple
         np.arange(3),
     ],
 )
-def test_elements_are_given_in_c_order(source: np.ndarray[Any, Any]) -> None:
-    """However they lie in memory."""
+def test_elements_are_in_c_order(source: np.ndarray[Any, Any]) -> None:
     tensor = Tensor("x", source)
     assert bytes(tensor) == bytes(tensor._wire_bytes()) == source.tobytes()
     np.testing.assert_array_equal(np.asarray(tensor), source)
 
 
-def test_nothing_is_copied_and_nothing_can_be_written() -> None:
-    """Readers see the source as it is, and may not change it; the source lives as long as the tensor."""
+def test_a_tensor_is_a_read_only_view_of_its_source() -> None:
     source = np.zeros(3, np.int32)
     tensor, wire = Tensor("x", source), Tensor("x", source)._wire_bytes()
     source[0] = 7
@@ -169,8 +152,7 @@ def test_nothing_is_copied_and_nothing_can_be_written() -> None:
 
 
 @pytest.mark.parametrize("source", [b"ab", memoryview(b"ab"), Tensor("x", b"ab")])
-def test_what_cannot_change_is_frozen_as_it_is(source: Any) -> None:
-    """Bytes, and whatever lies over them."""
+def test_immutable_sources_are_frozen_without_a_copy(source: Any) -> None:
     tensor = Tensor("x", source)
     assert tensor._frozen() is tensor
     request = Tensor._from_request("x", b"ab", (2,), "UINT8")
@@ -178,8 +160,7 @@ def test_what_cannot_change_is_frozen_as_it_is(source: Any) -> None:
 
 
 @pytest.mark.parametrize("source", [np.arange(6.0).reshape(2, 3).T, np.array(3), np.array(["a"]), bytearray(b"ab")])
-def test_what_can_change_is_frozen_as_a_copy(source: Any) -> None:
-    """Which says of itself what the tensor says, with the same buffer."""
+def test_mutable_sources_are_frozen_as_a_copy(source: Any) -> None:
     tensor = Tensor("x", Tensor("y", source), [7], "mine")
     frozen, before = tensor._frozen(), bytes(tensor)
     assert frozen is not tensor
@@ -192,8 +173,7 @@ def test_what_can_change_is_frozen_as_a_copy(source: Any) -> None:
     assert bytes(frozen) == before != bytes(tensor)
 
 
-def test_readers_of_buffers_read_it() -> None:
-    """Whatever takes bytes takes a tensor."""
+def test_readers_of_buffers_accept_a_tensor() -> None:
     tensor: Any = Tensor("x", np.arange(4, dtype=np.uint8))
     assert io.BytesIO(tensor).read() == b"".join([tensor]) == bytes(tensor) == bytes(memoryview(tensor))
     assert np.frombuffer(tensor, np.uint16).shape == (2,)
@@ -218,21 +198,18 @@ def test_readers_of_buffers_read_it() -> None:
         pickle.dumps,
     ],
 )
-def test_a_tensor_is_no_array(use: Callable[[Any], Any]) -> None:
-    """What would do on an array says that it does not here."""
+def test_operations_of_arrays_are_refused(use: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError):
         use(Tensor("x", np.zeros(1)))
 
 
 @pytest.mark.parametrize("name", ["name", "shape", "datatype", "data", "size", "ref_obj", "dtype", "strides", "mine"])
-def test_a_tensor_cannot_be_changed(name: str) -> None:
-    """There is nothing to set, and no room for anything else."""
+def test_attributes_are_read_only(name: str) -> None:
     with pytest.raises(AttributeError):
         setattr(Tensor("x", np.zeros(1)), name, None)
 
 
-def test_attributes_of_arrays_are_not_there() -> None:
-    """The text says how to come by an array."""
+def test_attributes_of_arrays_are_missing_with_a_hint() -> None:
     tensor: Any = Tensor("x", np.zeros(1))
     assert not hasattr(tensor, "reshape")
     with pytest.raises(AttributeError, match=r"'Tensor' object has no attribute 'mean'; np.asarray\(tensor\)"):
@@ -241,8 +218,7 @@ def test_attributes_of_arrays_are_not_there() -> None:
     assert {"name", "shape", "datatype", "data", "size"} <= set(dir(tensor))
 
 
-def test_tensors_are_themselves() -> None:
-    """Equality is identity, truth is true, a copy is the same, and the default representation is used."""
+def test_tensors_compare_by_identity() -> None:
     tensor, other = Tensor("x", np.zeros(2)), Tensor("x", np.zeros(2))
     assert tensor == tensor  # noqa: PLR0124 - it is what is tested
     assert tensor != other
@@ -268,14 +244,12 @@ def test_tensors_are_themselves() -> None:
         (("x", np.array([None])), "holds Python objects"),
     ],
 )
-def test_wrong_arguments_are_named(arguments: Any, text: str) -> None:
-    """The error says which argument it is, and what it was."""
+def test_wrong_arguments_are_named_in_the_error(arguments: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         Tensor(*arguments)
 
 
-def test_errors_of_the_buffer_are_told() -> None:
-    """What cannot give its buffer says so itself."""
+def test_errors_of_the_buffer_are_raised() -> None:
     with pytest.raises(ValueError, match="cannot include dtype 'M' in a buffer"):
         Tensor("x", np.array(["2020-01-01"], "M8[D]"))
     released = memoryview(b"abc")
@@ -284,8 +258,7 @@ def test_errors_of_the_buffer_are_told() -> None:
         Tensor("x", released)
 
 
-def test_data_is_called_buffer_too() -> None:
-    """Either keyword will do, but not both."""
+def test_data_can_be_given_as_buffer() -> None:
     assert bytes(Tensor("x", data=b"a")) == bytes(Tensor(name="x", buffer=b"a")) == b"a"
     with pytest.raises(TypeError, match="got both"):
         Tensor("x", b"a", buffer=b"a")
@@ -294,17 +267,14 @@ def test_data_is_called_buffer_too() -> None:
 
 
 @given(st.sampled_from(sorted(ROWS.values())), st.lists(st.integers(0, 3), max_size=3), st.booleans())
-def test_bytes_survive_a_way_through_two_nodes(code: str, dims: list[int], transposed: bool) -> None:
-    """A tensor made of what another node reads of a tensor has the same elements."""
+def test_bytes_survive_two_nodes(code: str, dims: list[int], transposed: bool) -> None:
     source = np.arange(np.prod(dims, dtype=int)).astype(code).reshape(dims)
     tensor = Tensor("x", source.T if transposed else source)
     again = Tensor("y", np.asarray(tensor))
     assert (again.shape, again.datatype, bytes(again)) == (tensor.shape, tensor.datatype, bytes(tensor))
 
 
-def test_newer_pythons_get_the_same_buffer() -> None:
-    """The exporter that they use offers the same memory, as read-only as the other."""
-
+def test_the_exporter_of_newer_pythons_has_the_same_buffer() -> None:
     class Made(Exporter):
         """Has nothing of its own."""
 

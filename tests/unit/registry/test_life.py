@@ -29,32 +29,30 @@ async def _until(registry: Registry, name: str, versions: list[int]) -> None:
 # Readiness
 
 
-async def test_readiness_comes_with_the_end_of_the_first_pass(tmp_path: Path) -> None:
-    """Until everything configured has been loaded, the answer is no, with what is waited for."""
-    loader = StubLoader()
+async def test_the_registry_is_ready_after_its_first_pass(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
     gate = loader.hold("b", 1)
-    told: list[Readiness] = []
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        registry.subscribe_readiness(told.append)
-        assert registry.readiness == Readiness(ready=False, reason="the configuration has not been applied yet")
-        specs = [_spec(add_versions(tmp_path / name, 1), name) for name in ("a", "b")]
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(registry.apply, specs)
-            await loader.begun["b", 1].wait()
-            await _until(registry, "a", [1])
-            await trio.testing.wait_all_tasks_blocked()
-            assert registry.readiness == Readiness(ready=False, reason="loading 1 of 2 models: b")
-            gate.set()
-            await registry.wait_loaded()
-        assert registry.readiness == Readiness(ready=True)
-        assert told == [Readiness(ready=True)]
+    reported: list[Readiness] = []
+    registry.subscribe_readiness(reported.append)
+    assert registry.readiness == Readiness(ready=False, reason="the configuration has not been applied yet")
+    specs = [_spec(add_versions(tmp_path / name, 1), name) for name in ("a", "b")]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registry.apply, specs)
+        await loader.begun["b", 1].wait()
+        await _until(registry, "a", [1])
+        await trio.testing.wait_all_tasks_blocked()
+        assert registry.readiness == Readiness(ready=False, reason="loading 1 of 2 models: b")
+        gate.set()
+        await registry.wait_loaded()
+    assert registry.readiness == Readiness(ready=True)
+    assert reported == [Readiness(ready=True)]
 
 
 @pytest.mark.parametrize("ready_when_failed", [False, True])
-async def test_a_model_without_any_version_that_works_keeps_the_server_from_being_ready(
+async def test_a_model_without_a_working_version_keeps_the_server_from_being_ready(
     tmp_path: Path, ready_when_failed: bool
 ) -> None:
-    """The answer names the model and the reason, unless the operator wants what OVMS does."""
     loader = StubLoader()
     loader.fail("b", 1)
     registry = registry_of(loader, poll_seconds=0, ready_when_failed=ready_when_failed)
@@ -69,8 +67,7 @@ async def test_a_model_without_any_version_that_works_keeps_the_server_from_bein
 
 
 @pytest.mark.parametrize("ready_when_empty", [False, True])
-async def test_an_empty_registry_is_ready_only_if_it_may_be(ready_when_empty: bool) -> None:
-    """Nothing to serve is a mistake unless the operator said otherwise."""
+async def test_an_empty_registry_is_ready_only_if_configured(ready_when_empty: bool) -> None:
     registry = registry_of(StubLoader(), poll_seconds=0, ready_when_empty=ready_when_empty)
     async with running(registry):
         await registry.apply([])
@@ -78,28 +75,22 @@ async def test_an_empty_registry_is_ready_only_if_it_may_be(ready_when_empty: bo
         assert registry.readiness.reason == ("" if ready_when_empty else "no model is configured")
 
 
-async def test_a_model_that_is_added_does_not_take_the_server_out_of_rotation(tmp_path: Path) -> None:
-    """While a new model is loaded for the first time, the others go on being served."""
-    loader = StubLoader()
+async def test_an_added_model_leaves_the_server_ready(tmp_path: Path, loader: StubLoader, registry: Registry) -> None:
     gate = loader.hold("b", 1)
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        specs = [_spec(add_versions(tmp_path / name, 1), name) for name in ("a", "b")]
-        await registry.apply(specs[:1])
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(registry.apply, specs)
-            await loader.begun["b", 1].wait()
-            assert registry.readiness.ready
-            gate.set()
+    specs = [_spec(add_versions(tmp_path / name, 1), name) for name in ("a", "b")]
+    await registry.apply(specs[:1])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registry.apply, specs)
+        await loader.begun["b", 1].wait()
         assert registry.readiness.ready
+        gate.set()
+    assert registry.readiness.ready
 
 
 # Polling
 
 
-async def test_a_new_version_and_a_vanished_one_are_seen_by_polling(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
-    """What changes below a base path is served without anyone asking."""
+async def test_polling_finds_new_and_removed_versions(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     async with running(registry_of(StubLoader(), poll_seconds=1)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         add_versions(tmp_path, 2)
@@ -108,10 +99,9 @@ async def test_a_new_version_and_a_vanished_one_are_seen_by_polling(
         await _until(registry, "m", [1])
 
 
-async def test_files_changed_in_place_are_no_new_version(
+async def test_a_serving_version_is_not_reloaded_for_changed_files(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """As in OVMS, a version that serves is not loaded again for its files, nor retired when they go."""
     loader = StubLoader()
     polls = 0
 
@@ -130,10 +120,9 @@ async def test_files_changed_in_place_are_no_new_version(
         assert loader.attempts["m", 1] == 1
 
 
-async def test_a_failed_version_is_tried_again_ever_more_rarely(
+async def test_a_failed_version_is_retried_at_growing_intervals(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """A version that cannot be loaded is retried, after 1, 2, 4, ... and at most 60 seconds."""
     loader = StubLoader()
     loader.fail("m", 1)
     times: list[float] = []
@@ -145,10 +134,9 @@ async def test_a_failed_version_is_tried_again_ever_more_rarely(
     assert pauses[:7] == pytest.approx([1, 2, 4, 8, 16, 32, 60], abs=0.6)
 
 
-async def test_a_failed_version_is_tried_at_the_next_poll_after_its_files_changed(
+async def test_a_failed_version_is_retried_when_its_files_change(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Who puts the missing file in its place need not wait for the next retry."""
     loader = StubLoader()
     loader.fail("m", 1)
     async with running(registry_of(loader, poll_seconds=1)) as registry:
@@ -162,7 +150,6 @@ async def test_a_failed_version_is_tried_at_the_next_poll_after_its_files_change
 
 
 async def test_polling_begins_after_the_first_pass(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    """A start that takes long is not disturbed by the watcher."""
     polls: list[float] = []
 
     async def note() -> None:
@@ -181,8 +168,7 @@ async def test_polling_begins_after_the_first_pass(tmp_path: Path, autojump_cloc
 # The end
 
 
-async def test_the_end_closes_everything_once(tmp_path: Path) -> None:
-    """When the registry is cancelled, what serves and what is retiring is closed, and the states say so."""
+async def test_shutdown_closes_serving_and_retiring_versions(tmp_path: Path) -> None:
     loader = StubLoader()
     registry = registry_of(loader, poll_seconds=0)
     async with running(registry):
@@ -198,9 +184,7 @@ async def test_the_end_closes_everything_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", range(6))
-def test_one_that_is_told_to_end_while_it_starts_ends(steps: int) -> None:
-    """Whatever step of its start that meets, though what services run is shielded."""
-
+def test_a_registry_cancelled_while_it_starts_ends(steps: int) -> None:
     async def start() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(end, nursery.cancel_scope)
@@ -218,8 +202,7 @@ def test_one_that_is_told_to_end_while_it_starts_ends(steps: int) -> None:
     assert not running_it.is_alive()
 
 
-async def test_a_load_is_cancelled_by_the_end(tmp_path: Path) -> None:
-    """A load under way does not hold up the end; who waits for it, or calls later, is told."""
+async def test_shutdown_cancels_loads_and_refuses_waiting_callers(tmp_path: Path) -> None:
     loader = StubLoader()
     loader.hold("m", 1)
     registry = registry_of(loader, poll_seconds=0)
@@ -242,10 +225,7 @@ async def test_a_load_is_cancelled_by_the_end(tmp_path: Path) -> None:
     assert loader.opened == []
 
 
-async def test_calls_in_flight_hold_up_the_end_for_a_bounded_time(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
-    """A call that ends in time lets its servable be closed; one that does not leaves it open."""
+async def test_shutdown_waits_a_bounded_time_for_calls(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     loader = StubLoader()
     registry = registry_of(loader, poll_seconds=0, shutdown_seconds=7)
 
@@ -266,22 +246,18 @@ async def test_calls_in_flight_hold_up_the_end_for_a_bounded_time(
     assert loader.misuse == []
 
 
-@pytest.mark.parametrize("way", ["raise", "hang"])
-async def test_a_servable_that_cannot_be_closed_harms_nobody(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, way: str
+@pytest.mark.parametrize("fault", ["raise", "hang"])
+async def test_a_servable_that_cannot_be_closed_ends_all_the_same(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, fault: str, loader: StubLoader
 ) -> None:
-    """An error or an endless wait in one servable's closing is logged, and the version ends."""
-    loader = StubLoader()
-
-    class Stubborn:
-        async def aclose(self) -> None:
-            if way == "raise":
-                raise OSError("the device is gone")
-            await trio.sleep_forever()
+    async def aclose() -> None:
+        if fault == "raise":
+            raise OSError("the device is lost")
+        await trio.sleep_forever()
 
     async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1))])
-        loader.opened[0].aclose = Stubborn().aclose  # type: ignore[method-assign]
+        loader.opened[0].aclose = aclose  # type: ignore[method-assign]
         await registry.apply([])
         while registry.statuses()["m"][0].state is not VersionState.END:
             await registry.wait_change()

@@ -1,10 +1,10 @@
-"""What is loaded before what, whatever its kind: dependencies, circles, names that nothing has, and the way back."""
+"""The order of loading and closing by dependencies, and circular and missing dependencies."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -12,6 +12,7 @@ import trio.testing
 
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.config.specs import (
+    AllVersions,
     GraphSpec,
     ModelSpec,
     NodeInput,
@@ -25,6 +26,7 @@ from ovmstrio.registry import Registry
 from ovmstrio.runtimes.table import KINDS
 from tests.support.called_graphs import graph_calling
 from tests.support.graphs import graph_text, python_node
+from tests.support.pipelines import dag_entry
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
 from tests.support.waits import WAIT_SECONDS
 
@@ -33,18 +35,17 @@ def _model(root: Path, name: str) -> ModelSpec:
     return ModelSpec(name=name, base_path=add_versions(root / name, 1))
 
 
-def _pipeline(root: Path, name: str, *called: str, origin: str = "") -> PipelineSpec:
+def _pipeline(root: Path, name: str, *called: str) -> PipelineSpec:
     nodes = tuple(PipelineNode(name=each, model_name=each) for each in called)
-    return PipelineSpec(name=name, base_path=root, inputs=(), outputs=(), nodes=nodes, origin=origin)
+    return PipelineSpec(name=name, base_path=root, inputs=(), outputs=(), nodes=nodes)
 
 
 class _SlowLoader(StubLoader):
-    """Takes a second for each load, and looks for what pipelines call as real ones do."""
+    """Takes a second per load, and looks up what pipelines call as real loads do."""
 
     registry: Registry
 
     async def __call__(self, spec: ServableSpec, version: int, directory: Path) -> StubServable:
-        """Load one version."""
         if isinstance(spec, PipelineSpec):
             for node in spec.nodes:
                 try:
@@ -57,68 +58,31 @@ class _SlowLoader(StubLoader):
         return servable
 
 
-def _slow(**options: Any) -> tuple[_SlowLoader, Registry]:
+@pytest.fixture
+def slow() -> _SlowLoader:
     loader = _SlowLoader()
-    loader.registry = registry_of(loader, poll_seconds=0, **options)
-    return loader, loader.registry
+    loader.registry = registry_of(loader, poll_seconds=0)
+    return loader
 
 
-async def test_a_pipeline_that_calls_a_graph_is_loaded_as_soon_as_the_graph_is(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+async def test_a_pipeline_that_calls_a_graph_loads_right_after_the_graph(
+    tmp_path: Path, slow: _SlowLoader, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """No later than the loads take, one after the other, and ready at once."""
-    loader, registry = _slow()
-    specs = [_pipeline(tmp_path, "p", "g"), graph_calling(tmp_path, "m"), _model(tmp_path, "m")]
-    async with running(registry):
+    async with running(slow.registry) as registry:
         started = trio.current_time()
+        specs = [_pipeline(tmp_path, "p", "g"), graph_calling(tmp_path, "m"), _model(tmp_path, "m")]
         result = await registry.apply(specs)
         assert trio.current_time() - started <= 3 * 1.2
         assert (result.failures, registry.readiness.ready) == ((), True)
-        assert [servable.spec.name for servable in loader.opened] == ["m", "g", "p"]
+        assert [servable.spec.name for servable in slow.opened] == ["m", "g", "p"]
 
 
-class _MeetingLoader(StubLoader):
-    """Lets no load end before so many are under way."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self._count = count
-        self._loading = 0
-        self._met = trio.Event()
-        self.most = 0
-
-    async def __call__(self, spec: ServableSpec, version: int, directory: Path) -> StubServable:
-        """Load one version."""
-        met = self._met
-        self._loading += 1
-        self.most = max(self.most, self._loading)
-        if self._loading == self._count:
-            met.set()
-            self._met = trio.Event()
-        await met.wait()
-        self._loading -= 1
-        return await super().__call__(spec, version, directory)  # type: ignore[arg-type]
-
-
-async def test_what_depends_on_nothing_is_loaded_side_by_side(tmp_path: Path) -> None:
-    """Whatever its kind, as far as the bound goes."""
-    loader = _MeetingLoader(3)
-    specs: list[ServableSpec] = [_pipeline(tmp_path, name) for name in ("p", "q")]
-    specs += [graph_calling(tmp_path, name=name) for name in ("g", "h")] + [_model(tmp_path, name) for name in "mn"]
-    async with running(registry_of(loader, poll_seconds=0, concurrent_loads=3)) as registry:
-        with trio.fail_after(60):
-            await registry.apply(specs)
-        assert (len(loader.opened), loader.most) == (6, 3)
-
-
-async def test_a_dependency_that_is_not_there_fails_what_needs_it_at_once(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+async def test_a_missing_dependency_fails_its_callers_at_once(
+    tmp_path: Path, slow: _SlowLoader, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Not configured or not loaded: nobody waits for it, and everything else serves."""
-    loader, registry = _slow()
-    loader.fail("g", 1)
-    specs = [_pipeline(tmp_path, "p", "nobody"), _pipeline(tmp_path, "q", "g"), _model(tmp_path, "m")]
-    async with running(registry):
+    slow.fail("g", 1)
+    specs = [_pipeline(tmp_path, "p", "missing"), _pipeline(tmp_path, "q", "g"), _model(tmp_path, "m")]
+    async with running(slow.registry) as registry:
         started = trio.current_time()
         result = await registry.apply([*specs, graph_calling(tmp_path, "m")])
         assert trio.current_time() - started <= 3
@@ -126,29 +90,36 @@ async def test_a_dependency_that_is_not_there_fails_what_needs_it_at_once(
         assert registry.is_ready("m")
 
 
-def _configuration(root: Path, **called: str) -> Path:
-    """Write pipelines p, q ... and graphs g, h ... with what each calls."""
-    given = [{"x": {"node_name": "request", "data_item": "x"}}]
-    taken = [{"y": {"node_name": "n", "data_item": "y"}}]
-    pipelines = [
-        {
-            "name": name,
-            "inputs": ["x"],
-            "nodes": [
-                {
-                    "name": "n",
-                    "type": "DL model",
-                    "model_name": callee,
-                    "inputs": given,
-                    "outputs": [{"data_item": "y", "alias": "y"}],
-                }
-            ],
-            "outputs": taken,
-        }
-        for name, callee in called.items()
-        if not name.startswith("g")
-    ]
-    graphs = [{"name": name, "base_path": ".", "graph_path": f"{name}.pbtxt"} for name in called if name[0] == "g"]
+def _independent_services(root: Path) -> list[ServableSpec]:
+    pipelines, models = (_pipeline(root, "p"), _pipeline(root, "q")), (_model(root, "m"), _model(root, "n"))
+    return [*pipelines, graph_calling(root, name="g"), graph_calling(root, name="h"), *models]
+
+
+def _versions_of_a_model(root: Path) -> list[ServableSpec]:
+    return [ModelSpec(name="m", base_path=add_versions(root / "m", *range(1, 7)), version_policy=AllVersions())]
+
+
+@pytest.mark.parametrize("make_specs", [_independent_services, _versions_of_a_model])
+async def test_independent_loads_run_concurrently_up_to_the_limit(
+    tmp_path: Path, make_specs: Callable[[Path], list[ServableSpec]], loader: StubLoader
+) -> None:
+    specs = make_specs(tmp_path)
+    gates = [loader.hold(spec.name, version) for spec in specs for version in range(1, 7)]
+    async with running(registry_of(loader, poll_seconds=0, concurrent_loads=3)) as registry:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(registry.apply, specs)
+            await loader.wait_attempts(3)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert loader.at_once == 3
+            for gate in gates:
+                gate.set()
+        assert (len(loader.opened), loader.most_at_once) == (6, 3)
+
+
+def _write_config(root: Path, **called: str) -> Path:
+    """Write pipelines p, q, ... and graphs g, h, ..., each with the service that it calls."""
+    pipelines = [dag_entry(name, callee, ("x", "x"), ("y", "y")) for name, callee in called.items() if name != "g"]
+    graphs = [{"name": name, "base_path": ".", "graph_path": f"{name}.pbtxt"} for name in called if name == "g"]
     for graph in graphs:
         graph_calling(root, called[graph["name"]], name=graph["name"])
     config = root / "config.json"
@@ -157,84 +128,83 @@ def _configuration(root: Path, **called: str) -> Path:
     return config
 
 
-def _told(registry: Registry, name: str) -> list[Problem]:
+def _circles_of(registry: Registry, name: str) -> list[Problem]:
     return [problem for problem in registry.findings() if f": {name} -> " in problem.message]
 
 
-async def test_pipelines_that_call_each_other_in_a_circle_are_refused(tmp_path: Path) -> None:
-    """Each of the circle says how; those that lead into it, and what is called twice without one, do not."""
-    config = _configuration(tmp_path, a="b", b="c", c="b", d="m", e="d", f="e")
+async def test_only_the_members_of_a_circle_of_pipelines_are_refused(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
+    config = _write_config(tmp_path, a="b", b="c", c="b", d="m", e="d", f="e")
     spec = parse_config(KINDS.values(), config.read_bytes(), config)
-    loader = StubLoader()
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        result = await registry.apply(spec.services)
-        assert [failure.name for failure in result.failures] == ["b", "c"]
-        assert [problem.message for problem in registry.findings()] == [
-            "PIPELINE_CALLS_ITSELF: it calls itself through others: b -> c -> b",
-            "PIPELINE_CALLS_ITSELF: it calls itself through others: c -> b -> c",
-        ]
-        (problem,) = _told(registry, "b")
-        assert f"{problem.file}:{problem.line}" == spec.services[1].origin
-        assert sorted(loader.attempts) == [(name, 1) for name in "adef"]
+    result = await registry.apply(spec.services)
+    assert [failure.name for failure in result.failures] == ["b", "c"]
+    assert [problem.message for problem in registry.findings()] == [
+        "PIPELINE_CALLS_ITSELF: it calls itself through others: b -> c -> b",
+        "PIPELINE_CALLS_ITSELF: it calls itself through others: c -> b -> c",
+    ]
+    (problem,) = _circles_of(registry, "b")
+    assert f"{problem.file}:{problem.line}" == spec.services[1].origin
+    assert (await registry.rescan()).changed is False
+    assert loader.attempts == {(name, 1): 1 for name in "adef"}
 
 
-async def test_a_circle_of_several_kinds_is_refused_with_its_members(tmp_path: Path) -> None:
-    """A graph that calls a pipeline that calls the graph; it heals as soon as the graph calls something else."""
-    config = _configuration(tmp_path, p="g", g="p", q="m")
+async def test_a_circle_of_graph_and_pipeline_is_refused_until_the_graph_changes(
+    tmp_path: Path, registry: Registry
+) -> None:
+    config = _write_config(tmp_path, p="g", g="p", q="m")
     spec = parse_config(KINDS.values(), config.read_bytes(), config)
-    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
-        result = await registry.apply(spec.services)
-        assert [failure.name for failure in result.failures] == ["g", "p"]
-        (of_graph,), (of_pipeline,) = _told(registry, "g"), _told(registry, "p")
-        assert of_graph.message == "GRAPH_CALLS_ITSELF: it calls itself through others: g -> p -> g"
-        assert of_pipeline.message == "PIPELINE_CALLS_ITSELF: it calls itself through others: p -> g -> p"
-        assert {f"{each.file}:{each.line}" for each in (of_graph, of_pipeline)} == {
-            service.origin for service in spec.services if service.name in "pg"
-        }
-        assert registry.is_ready("q")
-        graph_calling(tmp_path, "q")
-        assert (await registry.rescan()).failures == ()
-        assert registry.readiness.ready
-        assert registry.findings() == []
+    result = await registry.apply(spec.services)
+    assert [failure.name for failure in result.failures] == ["g", "p"]
+    (of_graph,), (of_pipeline,) = _circles_of(registry, "g"), _circles_of(registry, "p")
+    assert of_graph.message == "GRAPH_CALLS_ITSELF: it calls itself through others: g -> p -> g"
+    assert of_pipeline.message == "PIPELINE_CALLS_ITSELF: it calls itself through others: p -> g -> p"
+    origins = {service.origin for service in spec.services if service.name in "pg"}
+    assert {f"{problem.file}:{problem.line}" for problem in (of_graph, of_pipeline)} == origins
+    assert registry.is_ready("q")
+    graph_calling(tmp_path, "q")
+    assert (await registry.rescan()).failures == ()
+    assert registry.readiness.ready
+    assert registry.findings() == []
 
 
-async def test_a_session_whose_servable_is_nowhere_is_a_warning_with_its_line(tmp_path: Path) -> None:
-    """The graph is loaded, for the servable may come; then nothing is told any more."""
-    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
-        graph = graph_calling(tmp_path, "m", "modle")
-        assert (await registry.apply([graph, _model(tmp_path, "m"), _model(tmp_path, "model")])).failures == ()
-        (problem,) = registry.findings()
-        expected = (
-            "the session 'OpenVINOModelServerSessionCalculator_2' calls 'modle', and nothing of that name is configured"
-        )
-        assert problem.message == expected
-        assert (problem.file, problem.line, problem.severity) == (str(graph.graph_path), 12, "warning")
-        assert problem.suggestion == "did you mean 'model'?"
-        await registry.apply([graph, *(_model(tmp_path, name) for name in ("m", "modle"))])
-        assert registry.findings() == []
+async def test_a_pipeline_that_calls_itself_loads_once(tmp_path: Path, loader: StubLoader, registry: Registry) -> None:
+    await registry.apply([_pipeline(tmp_path, "self", "self")])
+    assert (await registry.rescan()).changed is False
+    assert loader.attempts == {("self", 1): 1}
 
 
-async def test_a_graph_that_is_loaded_again_has_its_pipelines_loaded_again(tmp_path: Path) -> None:
-    """In the same pass, and what calls those as well."""
-    loader = StubLoader()
+async def test_a_session_of_an_unknown_servable_is_a_warning_with_its_line(tmp_path: Path, registry: Registry) -> None:
+    graph = graph_calling(tmp_path, "m", "modle")
+    assert (await registry.apply([graph, _model(tmp_path, "m"), _model(tmp_path, "model")])).failures == ()
+    (problem,) = registry.findings()
+    session = "the session 'OpenVINOModelServerSessionCalculator_2'"
+    assert problem.message == f"{session} calls 'modle', and nothing of that name is configured"
+    assert (problem.file, problem.line, problem.severity) == (str(graph.graph_path), 12, "warning")
+    assert problem.suggestion == "did you mean 'model'?"
+    await registry.apply([graph, *(_model(tmp_path, name) for name in ("m", "modle"))])
+    assert registry.findings() == []
+
+
+async def test_a_reloaded_graph_reloads_its_direct_and_indirect_callers(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
     specs = [_pipeline(tmp_path, "outer", "p"), _pipeline(tmp_path, "p", "g"), _pipeline(tmp_path, "other")]
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        await registry.apply([*specs, graph_calling(tmp_path)])
-        (tmp_path / "g.pbtxt").write_text("# something else")
-        assert (await registry.rescan()).changed
-        assert loader.attempts == {("g", 1): 2, ("p", 1): 2, ("outer", 1): 2, ("other", 1): 1}
-        assert not (await registry.rescan()).changed
+    await registry.apply([*specs, graph_calling(tmp_path)])
+    (tmp_path / "g.pbtxt").write_text("# something else")
+    assert (await registry.rescan()).changed
+    assert loader.attempts == {("g", 1): 2, ("p", 1): 2, ("outer", 1): 2, ("other", 1): 1}
+    assert not (await registry.rescan()).changed
 
 
 class _ClosingLoader(StubLoader):
-    """Remembers in which order servables were closed."""
+    """Records the order in which servables are closed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.closed: list[str] = []
 
-    async def __call__(self, spec: Any, version: int, directory: Path) -> StubServable:
-        """Load one version."""
+    async def __call__(self, spec: ModelSpec, version: int, directory: Path) -> StubServable:
         servable = await super().__call__(spec, version, directory)
         close = servable.aclose
 
@@ -246,14 +216,12 @@ class _ClosingLoader(StubLoader):
         return servable
 
 
-@pytest.mark.parametrize("how", ["retired", "shut down"])
-async def test_what_is_called_goes_after_those_that_call_it(tmp_path: Path, how: str) -> None:
-    """When all of it is taken out of the configuration, and when the registry ends."""
+@pytest.mark.parametrize("end", ["retired", "shut down"])
+async def test_callers_close_before_what_they_call(tmp_path: Path, end: str) -> None:
     loader = _ClosingLoader()
-    specs = [_model(tmp_path, "m"), graph_calling(tmp_path, "m"), _pipeline(tmp_path, "p", "g", "m")]
     async with running(registry_of(loader, poll_seconds=0)) as registry:
-        await registry.apply(specs)
-        if how == "retired":
+        await registry.apply([_model(tmp_path, "m"), graph_calling(tmp_path, "m"), _pipeline(tmp_path, "p", "g", "m")])
+        if end == "retired":
             await registry.apply([])
             await trio.testing.wait_all_tasks_blocked()
             assert loader.closed == ["p", "g", "m"]
@@ -261,8 +229,7 @@ async def test_what_is_called_goes_after_those_that_call_it(tmp_path: Path, how:
     assert loader.misuse == []
 
 
-async def test_a_call_in_flight_holds_up_the_end_of_what_it_calls(tmp_path: Path) -> None:
-    """The model of a pipeline that is retired stays open until the pipeline is closed."""
+async def test_a_retired_model_stays_open_until_its_pipeline_is_closed(tmp_path: Path) -> None:
     loader = _ClosingLoader()
     async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_model(tmp_path, "m"), _pipeline(tmp_path, "p", "m"), _model(tmp_path, "n")])
@@ -275,13 +242,10 @@ async def test_a_call_in_flight_holds_up_the_end_of_what_it_calls(tmp_path: Path
 
 
 async def test_a_real_pipeline_of_a_graph_is_ready_after_the_first_pass(tmp_path: Path) -> None:
-    """However long calls may wait for what is being loaded."""
-    folder = tmp_path / "g"
-    folder.mkdir()
-    (folder / "graph.pbtxt").write_text(graph_text(python_node("node.py")))
     code = "from pyovms import Tensor\nclass OvmsPythonModel:\n    def execute(self, inputs): return inputs\n"
-    (folder / "node.py").write_text(code)
-    graph = GraphSpec(name="g", base_path=folder, graph_path=folder / "graph.pbtxt")
+    (tmp_path / "node.py").write_text(code)
+    (tmp_path / "graph.pbtxt").write_text(graph_text(python_node("node.py")))
+    graph = GraphSpec(name="g", base_path=tmp_path, graph_path=tmp_path / "graph.pbtxt")
     request = NodeInput(name="in", node="request", data_item="in")
     output = NodeOutput(data_item="out", alias="out")
     node = PipelineNode(name="n", model_name="g", inputs=(request,), outputs=(output,))

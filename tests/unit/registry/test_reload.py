@@ -1,19 +1,22 @@
-"""Changes while calls are in flight: no call fails, nothing is closed under a call, nothing stays open."""
+"""Changes of models and of the configuration file, also while calls are in flight."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
-from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.errors import Problem
+from ovmstrio.config.specs import ModelSpec, ServerSpec
+from ovmstrio.core.errors import ConfigError, FailedPrecondition, ModelFailure, Problem, VersionsFailure
 from ovmstrio.core.request import InferRequest
 from ovmstrio.registry import ApplyResult, Registry, VersionState
+from ovmstrio.registry.source import ConfigSource, reload_versions
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
 from tests.support.waits import until_async
 
@@ -28,117 +31,80 @@ def _served(registry: Registry) -> StubServable:
     return servable
 
 
-async def test_unloading_waits_for_calls_in_flight(tmp_path: Path) -> None:
-    """A retired version stays open, and unloading, until its last lease is given back."""
-    loader = StubLoader()
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        await registry.apply([_spec(add_versions(tmp_path, 1))])
-        with await registry.lease("m"):
-            with await registry.lease("m"):
-                await registry.apply([])
-            await trio.testing.wait_all_tasks_blocked()
-            assert registry.statuses()["m"][0].state is VersionState.UNLOADING
-            assert loader.open_versions == [("m", 1)]
-        await trio.testing.wait_all_tasks_blocked()
-        assert registry.statuses()["m"][0].state is VersionState.END
-    assert [servable.closed for servable in loader.opened] == [1]
-    assert loader.misuse == []
-
-
-async def test_a_changed_model_serves_the_old_settings_until_the_new_ones_are_loaded(tmp_path: Path) -> None:
-    """During a reload calls go to the old instance, and it never leaves the available state."""
-    loader = StubLoader()
+async def test_old_settings_serve_until_the_new_ones_are_loaded(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
     base = add_versions(tmp_path, 1)
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        await registry.apply([_spec(base)])
-        gate = loader.hold("m", 1)
-        old = _served(registry)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(registry.apply, [_spec(base, nireq=2)])
-            await loader.begun["m", 1].wait()
-            assert _served(registry) is old
-            assert registry.statuses()["m"][0].state is VersionState.AVAILABLE
-            assert registry.readiness.ready
-            gate.set()
-        assert _served(registry).spec.nireq == 2
-        await trio.testing.wait_all_tasks_blocked()
-        assert (old.closed, len(loader.open_versions)) == (1, 1)
-
-
-async def test_a_change_that_fails_leaves_the_old_instance_serving_and_says_so(tmp_path: Path) -> None:
-    """Settings that cannot be loaded are visible in the status, and cost no call."""
-    loader = StubLoader()
-    base = add_versions(tmp_path, 1, 2)
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        await registry.apply([_spec(base)])
-        old = _served(registry)
-        loader.fail("m", 2)
-        result = await registry.apply([_spec(base, nireq=2)])
-        assert (result.changed, len(result.failures)) == (False, 1)
-        (status,) = registry.statuses()["m"]
-        assert status.version == 2
-        assert (status.state, status.error_code) == (VersionState.AVAILABLE, "UNKNOWN")
-        assert status.reason == "the stub was told to fail"
+    await registry.apply([_spec(base)])
+    gate = loader.hold("m", 1)
+    old = _served(registry)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registry.apply, [_spec(base, nireq=2)])
+        await loader.begun["m", 1].wait()
         assert _served(registry) is old
+        assert registry.statuses()["m"][0].state is VersionState.AVAILABLE
         assert registry.readiness.ready
+        gate.set()
+    assert _served(registry).spec.nireq == 2
+    await trio.testing.wait_all_tasks_blocked()
+    assert (old.closed, len(loader.open_versions)) == (1, 1)
 
 
-@pytest.mark.parametrize("way_out", ["mend", "revert"])
-async def test_a_failed_change_heals(tmp_path: Path, way_out: str) -> None:
-    """A change that failed is loaded once it can be, or forgotten when it is taken back."""
-    loader = StubLoader()
+async def test_a_failed_change_is_reported_and_the_old_instance_serves(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
+    base = add_versions(tmp_path, 1, 2)
+    await registry.apply([_spec(base)])
+    old = _served(registry)
+    loader.fail("m", 2)
+    result = await registry.apply([_spec(base, nireq=2)])
+    assert (result.changed, len(result.failures)) == (False, 1)
+    (status,) = registry.statuses()["m"]
+    assert status.version == 2
+    assert (status.state, status.error_code) == (VersionState.AVAILABLE, "UNKNOWN")
+    assert status.reason == "the stub was told to fail"
+    assert _served(registry) is old
+    assert registry.readiness.ready
+
+
+@pytest.mark.parametrize("remedy", ["mend", "revert"])
+async def test_a_failed_change_heals(tmp_path: Path, remedy: str, loader: StubLoader, registry: Registry) -> None:
     base = add_versions(tmp_path, 1)
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
+    await registry.apply([_spec(base)])
+    loader.fail("m", 1)
+    await registry.apply([_spec(base, nireq=2)])
+    if remedy == "mend":
+        loader.mend("m", 1)
+        await registry.rescan()
+    else:
         await registry.apply([_spec(base)])
-        loader.fail("m", 1)
-        await registry.apply([_spec(base, nireq=2)])
-        if way_out == "mend":
-            loader.mend("m", 1)
-            await registry.rescan()
-        else:
-            await registry.apply([_spec(base)])
-        (status,) = registry.statuses()["m"]
-        assert (status.state, status.error_code, status.reason) == (VersionState.AVAILABLE, "OK", "")
-        assert _served(registry).spec.nireq == (2 if way_out == "mend" else 0)
+    (status,) = registry.statuses()["m"]
+    assert (status.state, status.error_code, status.reason) == (VersionState.AVAILABLE, "OK", "")
+    assert _served(registry).spec.nireq == (2 if remedy == "mend" else 0)
 
 
-async def test_a_new_base_path_that_is_missing_leaves_the_old_one_serving(tmp_path: Path) -> None:
-    """A path with a typing error costs no call."""
-    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
-        await registry.apply([_spec(add_versions(tmp_path / "a", 1))])
-        result = await registry.apply([_spec(tmp_path / "b")])
-        assert "does not exist" in result.failures[0].reason
-        assert _served(registry).spec.base_path == tmp_path / "a"
+async def test_a_new_base_path_that_is_missing_leaves_the_old_one_serving(tmp_path: Path, registry: Registry) -> None:
+    await registry.apply([_spec(add_versions(tmp_path / "a", 1))])
+    result = await registry.apply([_spec(tmp_path / "b")])
+    assert "does not exist" in result.failures[0].reason
+    assert _served(registry).spec.base_path == tmp_path / "a"
 
 
-async def test_faulty_settings_are_told_and_leave_the_old_ones_serving(tmp_path: Path) -> None:
-    """Settings that the configuration calls faulty are not even tried; a mere warning is no fault."""
-    loader = StubLoader()
+async def test_settings_with_errors_are_reported_and_not_loaded(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
     base = add_versions(tmp_path, 1)
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        warned = _spec(base).model_copy(update={"problems": (Problem("old spelling", severity="warning"),)})
-        assert (await registry.apply([warned])).failures == ()
-        faulty = _spec(base, nireq=1).model_copy(update={"problems": (Problem("bad shape"), Problem("bad layout"))})
-        (failure,) = (await registry.apply([faulty])).failures
-        assert failure.reason == "bad shape\nbad layout"
-        assert _served(registry).spec is warned
-        assert await registry.apply([_spec(base)]) == ApplyResult()
-        assert loader.attempts == {("m", 1): 1}
+    warned = _spec(base).model_copy(update={"problems": (Problem("old spelling", severity="warning"),)})
+    assert (await registry.apply([warned])).failures == ()
+    faulty = _spec(base, nireq=1).model_copy(update={"problems": (Problem("bad shape"), Problem("bad layout"))})
+    (failure,) = (await registry.apply([faulty])).failures
+    assert failure.reason == "bad shape\nbad layout"
+    assert _served(registry).spec is warned
+    assert await registry.apply([_spec(base)]) == ApplyResult()
+    assert loader.attempts == {("m", 1): 1}
 
 
-async def test_the_same_configuration_changes_nothing(tmp_path: Path) -> None:
-    """A model that is configured as it was is not loaded again."""
-    loader = StubLoader()
-    base = add_versions(tmp_path, 1)
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        await registry.apply([_spec(base)])
-        assert await registry.apply([_spec(base)]) == ApplyResult()
-        assert await registry.rescan() == ApplyResult()
-        assert loader.attempts["m", 1] == 1
-
-
-async def test_reloads_that_are_asked_for_together_run_one_after_the_other(tmp_path: Path) -> None:
-    """Of many changes at once each is made, in the order of asking, and the last one stays."""
+async def test_concurrent_changes_run_in_their_order(tmp_path: Path) -> None:
     loader = StubLoader()
     base = add_versions(tmp_path, 1)
     async with running(registry_of(loader, poll_seconds=0, concurrent_loads=8)) as registry:
@@ -154,8 +120,7 @@ async def test_reloads_that_are_asked_for_together_run_one_after_the_other(tmp_p
         assert loader.open_versions == [("m", 1)]
 
 
-async def test_rescans_that_wait_for_their_turn_are_one(tmp_path: Path) -> None:
-    """Many clients that ask for a reload during one cause one look at the disk, not many."""
+async def test_waiting_rescans_are_merged_into_one(tmp_path: Path) -> None:
     loader = StubLoader()
     loader.fail("m", 1)
     gate = loader.hold("m", 1)
@@ -176,8 +141,7 @@ async def test_rescans_that_wait_for_their_turn_are_one(tmp_path: Path) -> None:
     assert [len(result.failures) for result in results] == [1] * 20
 
 
-async def test_who_asked_for_a_change_may_go_away(tmp_path: Path) -> None:
-    """A client that hangs up during a reload leaves it to be finished by the registry."""
+async def test_a_change_continues_when_its_client_is_cancelled(tmp_path: Path) -> None:
     loader = StubLoader()
     gate = loader.hold("m", 1)
     async with running(registry_of(loader, poll_seconds=0)) as registry:
@@ -191,41 +155,6 @@ async def test_who_asked_for_a_change_may_go_away(tmp_path: Path) -> None:
     assert loader.cancelled == []
 
 
-async def test_a_version_goes_while_its_successor_is_loading(tmp_path: Path) -> None:
-    """The steps of a swap happen in their order, whatever calls do meanwhile."""
-    loader = StubLoader()
-    seq = trio.testing.Sequencer()
-    gate = loader.hold("m", 2)
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        await registry.apply([_spec(add_versions(tmp_path, 1))])
-
-        async def long_call() -> None:
-            async with seq(0):
-                lease = await registry.lease("m")
-            with lease:
-                async with seq(3):
-                    assert lease.version == "1"
-                    assert loader.open_versions == [("m", 1), ("m", 2)]
-
-        async def swap() -> None:
-            async with seq(1):
-                add_versions(tmp_path, 2)
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(registry.rescan)
-                    await loader.begun["m", 2].wait()
-                    assert registry.available_versions("m") == [1]
-                    gate.set()
-            async with seq(2):
-                assert registry.available_versions("m") == [2]
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(long_call)
-            nursery.start_soon(swap)
-        await trio.testing.wait_all_tasks_blocked()
-        assert loader.open_versions == [("m", 2)]
-    assert loader.misuse == []
-
-
 @pytest.fixture
 def quick_thread_switches() -> Iterator[None]:
     """Let threads that look at the disk get their turn soon, though the event loop is never idle."""
@@ -237,7 +166,6 @@ def quick_thread_switches() -> Iterator[None]:
 
 @pytest.mark.usefixtures("quick_thread_switches")
 async def test_no_call_fails_through_fifty_swaps(tmp_path: Path) -> None:
-    """A stream of calls from several clients sees versions come and go, and no error."""
     loader = StubLoader()
     answered: dict[str, int] = {}
     async with running(registry_of(loader, poll_seconds=0)) as registry:
@@ -269,3 +197,183 @@ async def test_no_call_fails_through_fifty_swaps(tmp_path: Path) -> None:
     assert loader.misuse == []
     assert list(answered) == ["1", *(str(2 + swap) for swap in range(0, 50, 2))]
     assert [servable.closed for servable in loader.opened] == [1] * 51
+
+
+# The configuration file
+
+
+def _parse(content: bytes, path: Path) -> ServerSpec:
+    """Parse the file format of these tests: a JSON list of names of models, each with a folder of its name."""
+    try:
+        names = json.loads(content)
+    except ValueError as error:
+        raise ConfigError([Problem("not valid json", file=str(path))]) from error
+    models = tuple(ModelSpec(name=name, base_path=path.parent / name) for name in names)
+    problems = [Problem(f'the name "{name}" is taken') for name in {name for name in names if names.count(name) > 1}]
+    return ServerSpec(services=models, problems=(Problem("an old key", severity="warning"), *problems))
+
+
+class _Site:
+    """A folder with a configuration file and models, and a registry that loads them."""
+
+    def __init__(self, folder: Path, *, poll_seconds: float = 0) -> None:
+        self.folder = folder
+        self.config = folder / "config.json"
+        self.loader = StubLoader()
+        self.registry = registry_of(self.loader, poll_seconds=poll_seconds)
+        self.source = ConfigSource(self.config, self.registry, _parse)
+        self.registry.on_poll(self.source.poll)
+
+    def write(self, *names: str) -> None:
+        for name in names:
+            add_versions(self.folder / name, 1)
+        self.config.write_text(json.dumps(names))
+
+    async def start(self) -> None:
+        await self.source.reload(force=True)
+
+    def served(self) -> list[str]:
+        return [name for name in self.registry.statuses() if self.registry.available_versions(name)]
+
+    async def until_served(self, *names: str) -> None:
+        while self.served() != list(names):
+            await self.registry.wait_change()
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[_Site]:
+    """A site with model "a" that is served and does not poll."""
+    site = _Site(tmp_path)
+    site.write("a")
+    async with running(site.registry):
+        await site.start()
+        yield site
+
+
+async def test_a_reload_applies_a_changed_file_once_and_finds_new_versions(site: _Site) -> None:
+    site.write("a", "b")
+    assert await site.source.reload() is True
+    assert site.served() == ["a", "b"]
+    assert await site.source.reload() is False
+    assert await site.source.reload(force=True) is True
+    assert site.loader.attempts == {("a", 1): 1, ("b", 1): 1}
+    add_versions(site.folder / "a", 2)
+    assert await site.source.reload() is True
+    assert site.registry.available_versions("a") == [2]
+
+
+async def test_a_missing_file_is_reported_and_changes_nothing(site: _Site) -> None:
+    site.config.unlink()
+    with pytest.raises(ConfigError) as caught:
+        await site.source.reload()
+    assert caught.value.message == f"{site.config}: the file cannot be read: No such file or directory"
+    assert site.served() == ["a"]
+
+
+async def test_every_reload_reports_a_file_that_cannot_be_parsed(
+    site: _Site, autojump_clock: trio.testing.MockClock
+) -> None:
+    site.config.write_text("[")
+    for _ in range(2):
+        with pytest.raises(FailedPrecondition, match="not valid json"):
+            await site.source.reload()
+    assert site.served() == ["a"]
+    site.write("a")
+    assert await site.source.reload() is True
+
+
+async def test_a_partly_written_file_is_read_again(site: _Site, autojump_clock: trio.testing.MockClock) -> None:
+    site.write("a", "b")
+    whole = site.config.read_bytes()
+    site.config.write_bytes(whole[:5])
+    seen: list[bytes] = []
+
+    def parse_and_finish(content: bytes, path: Path) -> ServerSpec:
+        seen.append(content)
+        site.config.write_bytes(whole)
+        return _parse(content, path)
+
+    assert await ConfigSource(site.config, site.registry, parse_and_finish).reload()
+    assert site.served() == ["a", "b"]
+    assert seen == [whole[:5], whole]
+
+
+async def test_the_next_reload_retries_a_model_that_failed(site: _Site) -> None:
+    site.loader.fail("b", 1)
+    site.write("a", "b")
+    with pytest.raises(ModelFailure) as caught:
+        await site.source.reload()
+    assert caught.value.message == 'model "b" version 1: the stub was told to fail'
+    assert site.served() == ["a"]
+    site.loader.mend("b", 1)
+    assert await site.source.reload() is True
+    assert site.served() == ["a", "b"]
+
+
+async def test_a_duplicate_name_fails_the_reload_and_a_warning_does_not(site: _Site) -> None:
+    site.write("a", "b", "b")
+    with pytest.raises(ModelFailure, match='the name "b" is taken'):
+        await site.source.reload()
+    assert site.served() == ["a", "b"]
+    site.write("a")
+    assert await site.source.reload() is True
+
+
+async def test_a_rescan_reports_the_version_that_fails(site: _Site) -> None:
+    site.loader.fail("a", 2)
+    add_versions(site.folder / "a", 2)
+    with pytest.raises(VersionsFailure, match=r'^model "a" version 2: the stub was told'):
+        await reload_versions(site.registry)
+    assert site.registry.available_versions("a") == [1]
+
+
+async def test_concurrent_reloads_apply_the_file_once(site: _Site) -> None:
+    answers: list[bool] = []
+
+    async def reload() -> None:
+        answers.append(await site.source.reload())
+
+    site.write("a", "b")
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(reload)
+    assert sorted(answers) == [False] * 19 + [True]
+    assert site.loader.attempts == {("a", 1): 1, ("b", 1): 1}
+
+
+async def test_a_file_that_is_missing_again_is_stale_again(site: _Site) -> None:
+    for _ in range(2):
+        content = site.config.read_bytes()
+        site.config.unlink()
+        assert await site.source.is_stale()
+        with pytest.raises(ConfigError) as raised:
+            await site.source.reload()
+        site.source.note(raised.value)
+        assert not await site.source.is_stale()
+        site.config.write_bytes(content)
+        assert not await site.source.is_stale()
+
+
+async def test_polling_logs_each_fault_of_the_file_once(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    site = _Site(tmp_path, poll_seconds=1)
+    site.write("a")
+
+    async def ticks(count: int) -> None:
+        for _ in range(count):
+            await site.source.poll()
+
+    async with running(site.registry):
+        await site.start()
+        with capture_logs() as logs:
+            site.config.write_text("[")
+            await ticks(5)
+            site.config.unlink()
+            await ticks(5)
+        reasons = [entry["reason"] for entry in logs if entry["event"] == "config reload failed"]
+        assert reasons == [
+            f"{site.config}: not valid json",
+            f"{site.config}: the file cannot be read: No such file or directory",
+        ]
+        assert site.served() == ["a"]
+        site.write("b")
+        await site.until_served("b")

@@ -1,13 +1,11 @@
-"""Random histories of a registry, checked against what a simple model of it says."""
+"""Random histories of a registry, compared with a simple model of it."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-import threading
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import trio
 import trio.testing
@@ -17,18 +15,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec
 from ovmstrio.core.errors import NotFound, VersionLoading
-from ovmstrio.registry import Lease, Registry, VersionState
+from ovmstrio.registry import Lease, VersionState
 from tests.support.examples import examples
+from tests.support.loops import TrioThread
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
-
-T = TypeVar("T")
 
 NAMES = st.sampled_from(["a", "b"])
 VERSIONS = st.integers(1, 4)
 POLICIES = st.sampled_from([LatestVersions(), LatestVersions(num_versions=2), AllVersions()])
 
 
-class RegistryHistory(RuleBasedStateMachine):
+class _RegistryHistory(RuleBasedStateMachine):
     """A registry on a trio loop of its own that advances one step with each rule."""
 
     def __init__(self) -> None:
@@ -38,12 +35,25 @@ class RegistryHistory(RuleBasedStateMachine):
         self.registry = registry_of(self.loader, poll_seconds=0)
         self.specs: dict[str, ModelSpec] = {}
         self.leases: list[Lease] = []
-        self.loop = LoopInThread(self.registry)
+        self.end = trio.CancelScope()
+        self.loop = TrioThread()
+        self.loop.start(self._serve)
+
+    async def _serve(self) -> None:
+        with self.end:
+            async with running(self.registry):
+                await trio.sleep_forever()
+
+    @staticmethod
+    def _release(lease: Lease) -> None:
+        with lease:
+            pass
 
     def teardown(self) -> None:
-        """Give back every lease and end the registry; then everything was closed once and well."""
+        """Release every lease and end the registry; every servable has been closed once."""
         while self.leases:
-            self.loop.give_back(self.leases.pop())
+            self.loop.call(self._release, self.leases.pop())
+        self.loop.call(self.end.cancel)
         self.loop.close()
         assert [servable.closed for servable in self.loader.opened] == [1] * len(self.loader.opened)
         assert self.loader.misuse == []
@@ -51,13 +61,11 @@ class RegistryHistory(RuleBasedStateMachine):
 
     @initialize(policy=POLICIES)
     def start(self, policy: Any) -> None:
-        """Begin with one model of two versions, so that there is something to break."""
         add_versions(self.base / "a", 1, 2)
         self.configure("a", policy, 0)
 
     @rule(name=NAMES, policy=POLICIES, nireq=st.integers(0, 2))
     def configure(self, name: str, policy: Any, nireq: int) -> None:
-        """Add a model or change its settings."""
         base = self.base / name
         base.mkdir(exist_ok=True)
         self.specs[name] = ModelSpec(name=name, base_path=base, version_policy=policy, nireq=nireq)
@@ -65,36 +73,30 @@ class RegistryHistory(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def remove(self, name: str) -> None:
-        """Take a model out of the configuration."""
         self.specs.pop(name, None)
         self.loop.run(self.registry.apply, list(self.specs.values()))
 
     @rule(name=NAMES, version=VERSIONS)
     def add_version(self, name: str, version: int) -> None:
-        """Put a version's directory in its place and look."""
         add_versions(self.base / name, version)
         self.loop.run(self.registry.rescan)
 
     @rule(name=NAMES, version=VERSIONS)
     def remove_version(self, name: str, version: int) -> None:
-        """Take a version's directory away and look."""
         shutil.rmtree(self.base / name / str(version), ignore_errors=True)
         self.loop.run(self.registry.rescan)
 
     @rule(name=NAMES, version=VERSIONS)
     def break_version(self, name: str, version: int) -> None:
-        """Make later loads of a version fail."""
         self.loader.fail(name, version)
 
     @rule(name=NAMES, version=VERSIONS)
     def mend_version(self, name: str, version: int) -> None:
-        """Make later loads of a version succeed, and look."""
         self.loader.mend(name, version)
         self.loop.run(self.registry.rescan)
 
     @rule(name=NAMES, version=st.sampled_from(["", "0", "1", "2", "3", "4"]))
     def take(self, name: str, version: str) -> None:
-        """Take a lease, or be refused exactly when the version is not available."""
         available = self.registry.available_versions(name)
         expected = int(version or 0) or (available[-1] if available else 0)
         try:
@@ -108,20 +110,17 @@ class RegistryHistory(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 100))
     def give_back(self, index: int) -> None:
-        """Give back any lease."""
         if self.leases:
-            self.loop.give_back(self.leases.pop(index % len(self.leases)))
+            self.loop.call(self._release, self.leases.pop(index % len(self.leases)))
 
     @invariant()
-    def no_lease_is_on_a_closed_servable(self) -> None:
-        """What a lease stands for is open."""
+    def leased_servables_are_open(self) -> None:
         for lease in self.leases:
             assert isinstance(lease.servable, StubServable)
             assert not lease.servable.closed
 
     @invariant()
-    def open_is_what_serves_or_is_leased(self) -> None:
-        """Nothing is kept open that nobody can call any more."""
+    def only_serving_or_leased_servables_are_open(self) -> None:
         serving = {
             id(self.registry.peek(name, str(version)))
             for name in self.registry.statuses()
@@ -132,7 +131,6 @@ class RegistryHistory(RuleBasedStateMachine):
 
     @invariant()
     def the_default_is_the_highest_available(self) -> None:
-        """States, the list of available versions and the default one agree."""
         for name, statuses in self.registry.statuses().items():
             available = [status.version for status in statuses if status.state is VersionState.AVAILABLE]
             assert self.registry.available_versions(name) == available
@@ -140,8 +138,7 @@ class RegistryHistory(RuleBasedStateMachine):
                 assert self.registry.peek(name) is self.registry.peek(name, str(available[-1]))
 
     @invariant()
-    def the_policys_choice_of_what_works_is_served(self) -> None:
-        """Of the versions on disk, those that the policy picks serve; what cannot be loaded steps aside."""
+    def the_versions_that_the_policy_selects_serve(self) -> None:
         for name in self.registry.statuses():
             available = self.registry.available_versions(name)
             spec = self.specs.get(name)
@@ -151,46 +148,5 @@ class RegistryHistory(RuleBasedStateMachine):
             assert available == expected
 
 
-class LoopInThread:
-    """A trio loop in a thread that runs one call at a time, between which hypothesis has its turn."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._started = threading.Event()
-        self._stop: trio.Event
-        self._token: trio.lowlevel.TrioToken
-        self._thread = threading.Thread(target=trio.run, args=(self._main,))
-        self._thread.start()
-        self._started.wait()
-
-    async def _main(self) -> None:
-        self._token = trio.lowlevel.current_trio_token()
-        self._stop = trio.Event()
-        async with running(self._registry):
-            self._started.set()
-            await self._stop.wait()
-
-    def run(self, call: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Run a coroutine to its end, then everything that it set in motion."""
-        try:
-            return trio.from_thread.run(call, *args, trio_token=self._token)
-        finally:
-            trio.from_thread.run(trio.testing.wait_all_tasks_blocked, trio_token=self._token)
-
-    def give_back(self, lease: Lease) -> None:
-        """Leave the block that holds a lease."""
-
-        async def leave() -> None:
-            with lease:
-                pass
-
-        self.run(leave)
-
-    def close(self) -> None:
-        """End the registry and the loop."""
-        trio.from_thread.run_sync(self._stop.set, trio_token=self._token)
-        self._thread.join()
-
-
-RegistryHistory.TestCase.settings = settings(max_examples=examples(80), stateful_step_count=30, deadline=None)
-TestRegistryHistory = RegistryHistory.TestCase
+_RegistryHistory.TestCase.settings = settings(max_examples=examples(80), stateful_step_count=30, deadline=None)
+TestRegistryHistory = _RegistryHistory.TestCase

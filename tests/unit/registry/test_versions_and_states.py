@@ -1,4 +1,4 @@
-"""Which versions are served, and what is told of those that are not."""
+"""Versions of models: selection, states, lookup and refusals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ import trio
 import trio.testing
 
 from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec, SpecificVersions, VersionPolicy
-from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.errors import (
+    ConfigError,
+    InvalidRequest,
+    NotFound,
+    Problem,
+    ServerError,
+    ServiceMissing,
+    VersionLoading,
+    VersionMissing,
+    VersionRetired,
+)
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.observability.resident_memory import GrowthWatch
 from ovmstrio.registry import Registry, VersionState, VersionStatus, version_loader
@@ -42,31 +52,28 @@ def _states(registry: Registry, name: str = "m") -> dict[int, tuple[VersionState
         (SpecificVersions(versions=(2, 9)), {2}, [], {2}),
     ],
 )
-def test_a_policy_is_applied_again_without_what_is_broken(
+def test_the_next_lower_version_replaces_a_broken_one_which_stays_wanted(
     policy: VersionPolicy, broken: set[int], chosen: list[int], wanted: set[int]
 ) -> None:
-    """The next lower version steps in for a broken one, which stays wanted."""
     assert choose_versions(policy, [1, 2, 3, 4], broken) == (chosen, frozenset(wanted))
 
 
-async def test_a_version_that_cannot_be_loaded_is_listed_and_the_next_lower_one_serves(tmp_path: Path) -> None:
-    """An unusable newest version leaves the one below it as the default, and says why it failed."""
-    loader = StubLoader()
+async def test_a_version_that_cannot_be_loaded_is_listed_and_the_next_lower_one_serves(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
     loader.fail("m", 3, ConfigError([Problem("no model found", file="3")]))
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        result = await registry.apply([_spec(add_versions(tmp_path, 1, 2, 3))])
-        assert [(status.version, status.reason) for status in result.failures] == [(3, "3: no model found")]
-        assert result.changed
-        assert _states(registry) == {2: (AVAILABLE, "OK"), 3: (LOADING, "UNKNOWN")}
-        assert registry.available_versions("m") == [2]
-        with await registry.lease("m") as lease:
-            assert lease.version == "2"
+    result = await registry.apply([_spec(add_versions(tmp_path, 1, 2, 3))])
+    assert [(status.version, status.reason) for status in result.failures] == [(3, "3: no model found")]
+    assert result.changed
+    assert _states(registry) == {2: (AVAILABLE, "OK"), 3: (LOADING, "UNKNOWN")}
+    assert registry.available_versions("m") == [2]
+    with await registry.lease("m") as lease:
+        assert lease.version == "2"
 
 
-async def test_what_a_load_has_made_the_process_grow_is_told_where_it_was_alone(
+async def test_memory_growth_is_attributed_only_to_a_load_that_ran_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two side by side nobody knows whose it is; metrics have what is known."""
     sizes = count(1000, 24)
     monkeypatch.setattr(version_loader, "GrowthWatch", partial(GrowthWatch, lambda: next(sizes)))
     loader, metrics = StubLoader(), Metrics()
@@ -84,189 +91,117 @@ async def test_what_a_load_has_made_the_process_grow_is_told_where_it_was_alone(
                 gate.set()
         grown = {status.version: status.grown_bytes for status in registry.statuses()["m"]}
     assert grown == {1: 24, 2: None, 3: None}
-    told = [line for line in metrics.render().decode().splitlines() if line.startswith("ovmstrio_memory_bytes")]
-    assert told == ['ovmstrio_memory_bytes{name="m",part="resident",version="1"} 24.0']
+    reported = [line for line in metrics.render().decode().splitlines() if line.startswith("ovmstrio_memory_bytes")]
+    assert reported == ['ovmstrio_memory_bytes{name="m",part="resident",version="1"} 24.0']
 
 
-async def test_a_failed_version_takes_over_once_it_can_be_loaded(tmp_path: Path) -> None:
-    """A retry that succeeds retires the version that had stepped in."""
-    loader = StubLoader()
-    loader.fail("m", 2)
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        await registry.apply([_spec(add_versions(tmp_path, 1, 2))])
-        assert registry.available_versions("m") == [1]
-        loader.mend("m", 2)
-        assert (await registry.rescan()).changed
-        await trio.testing.wait_all_tasks_blocked()
-        assert _states(registry) == {1: (END, "OK"), 2: (AVAILABLE, "OK")}
-        assert loader.open_versions == [("m", 2)]
-
-
-async def test_any_exception_of_a_loader_is_that_versions_state_alone(tmp_path: Path) -> None:
-    """A loader that raises something unforeseen costs its version, not the server."""
-    loader = StubLoader()
+async def test_an_unexpected_exception_of_a_loader_fails_its_version_only(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
     loader.fail("bad", 1, ZeroDivisionError("division by zero"))
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        good, bad = add_versions(tmp_path / "good", 1), add_versions(tmp_path / "bad", 1)
-        result = await registry.apply([_spec(bad, name="bad"), _spec(good, name="good")])
-        assert [status.reason for status in result.failures] == ["ZeroDivisionError: division by zero"]
-        assert registry.available_versions("good") == [1]
+    good, bad = add_versions(tmp_path / "good", 1), add_versions(tmp_path / "bad", 1)
+    result = await registry.apply([_spec(bad, name="bad"), _spec(good, name="good")])
+    assert [status.reason for status in result.failures] == ["ZeroDivisionError: division by zero"]
+    assert registry.available_versions("good") == [1]
 
 
-async def test_a_policy_change_touches_only_the_versions_it_is_about(tmp_path: Path) -> None:
-    """Versions that stay selected are neither loaded again nor closed."""
-    loader = StubLoader()
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        base = add_versions(tmp_path, 1, 2, 3)
-        await registry.apply([_spec(base, LatestVersions(num_versions=2))])
-        await registry.apply([_spec(base, SpecificVersions(versions=(1, 3)))])
-        await trio.testing.wait_all_tasks_blocked()
-        assert _states(registry) == {1: (AVAILABLE, "OK"), 2: (END, "OK"), 3: (AVAILABLE, "OK")}
-        assert loader.attempts == {("m", 1): 1, ("m", 2): 1, ("m", 3): 1}
+async def test_a_policy_change_neither_reloads_nor_closes_versions_that_stay(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
+    base = add_versions(tmp_path, 1, 2, 3)
+    await registry.apply([_spec(base, LatestVersions(num_versions=2))])
+    await registry.apply([_spec(base, SpecificVersions(versions=(1, 3)))])
+    await trio.testing.wait_all_tasks_blocked()
+    assert _states(registry) == {1: (AVAILABLE, "OK"), 2: (END, "OK"), 3: (AVAILABLE, "OK")}
+    assert loader.attempts == {("m", 1): 1, ("m", 2): 1, ("m", 3): 1}
 
 
-async def test_a_retired_version_comes_back(tmp_path: Path) -> None:
-    """A version whose directory went and came again is loaded again."""
-    loader = StubLoader()
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        await registry.apply([_spec(add_versions(tmp_path, 1, 2))])
-        (tmp_path / "2").rmdir()
-        await registry.rescan()
-        assert registry.available_versions("m") == [1]
-        add_versions(tmp_path, 2)
-        await registry.rescan()
-        await trio.testing.wait_all_tasks_blocked()
-        assert _states(registry) == {1: (END, "OK"), 2: (AVAILABLE, "OK")}
-        assert loader.attempts["m", 2] == 2
-
-
-async def test_a_version_that_comes_back_while_it_is_retiring_is_available(tmp_path: Path) -> None:
-    """The end of the old instance says nothing of the new one."""
-    loader = StubLoader()
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        spec = _spec(add_versions(tmp_path, 1))
-        await registry.apply([spec])
-        with await registry.lease("m") as old:
-            await registry.apply([])
-            await registry.apply([spec])
-            assert _states(registry) == {1: (AVAILABLE, "OK")}
-            with await registry.lease("m") as new:
-                assert new.servable is not old.servable
-        await trio.testing.wait_all_tasks_blocked()
-        assert _states(registry) == {1: (AVAILABLE, "OK")}
-        assert loader.open_versions == [("m", 1)]
-
-
-async def test_a_version_retired_twice_ends_with_its_last_instance(tmp_path: Path) -> None:
-    """While any instance of a version is draining, the version is unloading."""
-    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
-        spec = _spec(add_versions(tmp_path, 1))
-        await registry.apply([spec])
-        first = await registry.lease("m")
+async def test_a_version_that_returns_while_it_retires_is_available(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
+    spec = _spec(add_versions(tmp_path, 1))
+    await registry.apply([spec])
+    with await registry.lease("m") as old:
         await registry.apply([])
         await registry.apply([spec])
-        with await registry.lease("m"):
-            await registry.apply([])
-            with first:
-                pass
-            await trio.testing.wait_all_tasks_blocked()
-            assert _states(registry) == {1: (VersionState.UNLOADING, "OK")}
+        assert _states(registry) == {1: (AVAILABLE, "OK")}
+        with await registry.lease("m") as new:
+            assert new.servable is not old.servable
+    await trio.testing.wait_all_tasks_blocked()
+    assert _states(registry) == {1: (AVAILABLE, "OK")}
+    assert loader.open_versions == [("m", 1)]
+
+
+async def test_a_version_retired_twice_ends_with_its_last_instance(tmp_path: Path, registry: Registry) -> None:
+    spec = _spec(add_versions(tmp_path, 1))
+    await registry.apply([spec])
+    first = await registry.lease("m")
+    await registry.apply([])
+    await registry.apply([spec])
+    with await registry.lease("m"):
+        await registry.apply([])
+        with first:
+            pass
         await trio.testing.wait_all_tasks_blocked()
-        assert _states(registry) == {1: (END, "OK")}
+        assert _states(registry) == {1: (VersionState.UNLOADING, "OK")}
+    await trio.testing.wait_all_tasks_blocked()
+    assert _states(registry) == {1: (END, "OK")}
 
 
-async def test_a_base_path_without_versions_is_no_error_and_serves_what_comes(tmp_path: Path) -> None:
-    """A model may have no version yet; the first one is picked up."""
-    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
-        assert not (await registry.apply([_spec(tmp_path)])).failures
-        assert registry.statuses() == {"m": []}
-        add_versions(tmp_path, 1)
-        await registry.rescan()
-        assert registry.available_versions("m") == [1]
+async def test_a_base_path_without_versions_is_no_error(tmp_path: Path, registry: Registry) -> None:
+    assert not (await registry.apply([_spec(tmp_path)])).failures
+    assert registry.statuses() == {"m": []}
+    add_versions(tmp_path, 1)
+    await registry.rescan()
+    assert registry.available_versions("m") == [1]
 
 
-async def test_a_base_path_that_is_missing_is_a_failure_of_the_model(tmp_path: Path) -> None:
-    """A wrong path is told with its text, and mended by the next look."""
+async def test_a_missing_base_path_fails_the_model_until_it_exists(tmp_path: Path, registry: Registry) -> None:
     base = tmp_path / "nowhere"
-    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
-        (failure,) = (await registry.apply([_spec(base)])).failures
-        assert failure == VersionStatus("m", 0, LOADING, "UNKNOWN", failure.reason)
-        assert "does not exist" in failure.reason
-        assert registry.statuses() == {"m": []}
-        add_versions(base, 1)
-        assert not (await registry.rescan()).failures
-        assert registry.available_versions("m") == [1]
+    (failure,) = (await registry.apply([_spec(base)])).failures
+    assert failure == VersionStatus("m", 0, LOADING, "UNKNOWN", failure.reason)
+    assert "does not exist" in failure.reason
+    assert registry.statuses() == {"m": []}
+    add_versions(base, 1)
+    assert not (await registry.rescan()).failures
+    assert registry.available_versions("m") == [1]
 
 
-async def test_a_base_path_that_vanishes_leaves_what_is_served(tmp_path: Path) -> None:
-    """A file system that is away for a moment must not end the service."""
+async def test_a_base_path_that_vanishes_leaves_its_versions_serving(tmp_path: Path, registry: Registry) -> None:
     base = add_versions(tmp_path / "base", 1)
-    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
-        await registry.apply([_spec(base)])
-        base.rename(tmp_path / "moved")
-        assert len((await registry.rescan()).failures) == 1
-        assert registry.available_versions("m") == [1]
-        assert registry.readiness.ready
+    await registry.apply([_spec(base)])
+    base.rename(tmp_path / "moved")
+    assert len((await registry.rescan()).failures) == 1
+    assert registry.available_versions("m") == [1]
+    assert registry.readiness.ready
 
 
-async def test_a_failed_version_whose_directory_goes_is_retired(tmp_path: Path) -> None:
-    """Nothing is wrong any more with what is not there."""
-    loader = StubLoader()
-    loader.fail("m", 2)
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        await registry.apply([_spec(add_versions(tmp_path, 1, 2))])
-        (tmp_path / "2").rmdir()
-        await registry.rescan()
-        assert _states(registry) == {1: (AVAILABLE, "OK"), 2: (END, "OK")}
+async def test_a_removed_model_stays_in_the_statuses(tmp_path: Path, registry: Registry) -> None:
+    await registry.apply([_spec(add_versions(tmp_path, 1))])
+    assert (await registry.apply([])).changed
+    await trio.testing.wait_all_tasks_blocked()
+    assert _states(registry) == {1: (END, "OK")}
+    assert not (await registry.apply([])).changed
 
 
-async def test_a_removed_model_stays_listed(tmp_path: Path) -> None:
-    """The status list remembers what was served, as OVMS's does."""
-    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
-        await registry.apply([_spec(add_versions(tmp_path, 1))])
-        assert (await registry.apply([])).changed
-        await trio.testing.wait_all_tasks_blocked()
-        assert _states(registry) == {1: (END, "OK")}
-        assert not (await registry.apply([])).changed
+async def test_of_two_models_with_one_name_the_first_is_served(tmp_path: Path, registry: Registry) -> None:
+    first, second = add_versions(tmp_path / "a", 1), add_versions(tmp_path / "b", 2)
+    await registry.apply([_spec(first), _spec(second)])
+    assert registry.available_versions("m") == [1]
 
 
-async def test_of_two_models_with_one_name_the_first_is_served(tmp_path: Path) -> None:
-    """A name that is taken stays with whom it was given to."""
-    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
-        first, second = add_versions(tmp_path / "a", 1), add_versions(tmp_path / "b", 2)
-        await registry.apply([_spec(first), _spec(second)])
-        assert registry.available_versions("m") == [1]
-
-
-async def test_loads_run_side_by_side_up_to_the_limit(tmp_path: Path) -> None:
-    """Memory and processors bear only so many compilations at once."""
-    loader = StubLoader()
-    gates = [loader.hold("m", version) for version in (1, 2, 3, 4)]
-    async with running(registry_of(loader, poll_seconds=0, concurrent_loads=3)) as registry:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(registry.apply, [_spec(add_versions(tmp_path, 1, 2, 3, 4), AllVersions())])
-            await loader.wait_attempts(3)
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            assert loader.at_once == 3
-            for gate in gates:
-                gate.set()
-        assert loader.most_at_once == 3
-        assert registry.available_versions("m") == [1, 2, 3, 4]
-
-
-async def test_every_change_of_state_is_told_in_order(tmp_path: Path) -> None:
-    """A subscriber sees each state once, as it is entered."""
+async def test_subscribers_receive_every_state_in_order(tmp_path: Path) -> None:
     loader = StubLoader()
     loader.fail("m", 1)
-    told: list[tuple[int, VersionState, str]] = []
+    reported: list[tuple[int, VersionState, str]] = []
     async with running(registry_of(loader, poll_seconds=0)) as registry:
-        registry.subscribe(lambda status: told.append((status.version, status.state, status.error_code)))
+        registry.subscribe(lambda status: reported.append((status.version, status.state, status.error_code)))
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         loader.mend("m", 1)
         await registry.rescan()
         await registry.apply([])
         await trio.testing.wait_all_tasks_blocked()
-    assert told == [
+    assert reported == [
         (1, LOADING, "OK"),
         (1, LOADING, "UNKNOWN"),
         (1, LOADING, "OK"),
@@ -274,3 +209,194 @@ async def test_every_change_of_state_is_told_in_order(tmp_path: Path) -> None:
         (1, VersionState.UNLOADING, "OK"),
         (1, END, "OK"),
     ]
+
+
+# Lookup by the text of a request
+
+
+UNKNOWN_NAMES = ["unknown", "", "../m", "m/", "m\0", "%2e%2e", "m" * 100_000]
+NO_INTEGERS = ["abc", "1.0", "1abc", " 1", "1_0", "٣", "0x1", "9223372036854775808", "9" * 10_000, "-", "../1"]
+
+
+def _all_versions(base: Path, *versions: int) -> ModelSpec:
+    return ModelSpec(name="m", base_path=add_versions(base, *versions), version_policy=AllVersions())
+
+
+async def _refusal(registry: Registry, name: str, version: str) -> ServerError:
+    with pytest.raises(ServerError) as caught:
+        await registry.lease(name, version)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("requested", "served"),
+    [("", "10"), ("0", "10"), ("9", "9"), ("10", "10"), ("010", "10"), ("+9", "9"), ("-0", "10")],
+)
+async def test_a_version_is_named_by_number_and_the_default_is_the_highest(
+    tmp_path: Path, requested: str, served: str, registry: Registry
+) -> None:
+    await registry.apply([_all_versions(tmp_path, 9, 10)])
+    with await registry.lease("m", requested) as lease:
+        assert (lease.name, lease.version) == ("m", served)
+        assert lease.servable is registry.peek("m", requested)
+
+
+async def test_an_available_version_is_leased_without_a_checkpoint(tmp_path: Path, registry: Registry) -> None:
+    await registry.apply([_all_versions(tmp_path, 1)])
+    with trio.testing.assert_no_checkpoints():
+        with await registry.lease("m"):
+            pass
+        with await registry.lease("m", "1"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "error", "message"),
+    [
+        *((name, "", ServiceMissing, f'nothing is served under the name "{name[:80]}"') for name in UNKNOWN_NAMES),
+        *(
+            ("m", version, VersionMissing, f'version {version} of model "m" is not there')
+            for version in ("2", "-1", "9223372036854775807")
+        ),
+    ],
+)
+async def test_an_unknown_name_or_version_is_refused_at_once_by_each_operation(
+    tmp_path: Path, name: str, version: str, error: type[ServerError], message: str, registry: Registry
+) -> None:
+    await registry.apply([_all_versions(tmp_path, 1)])
+    with trio.testing.assert_no_checkpoints():
+        refusals = [await _refusal(registry, name, version)]
+    for operation in (registry.peek, registry.is_ready):
+        with pytest.raises(ServerError) as caught:
+            operation(name, version)
+        refusals.append(caught.value)
+    assert [(type(refusal), str(refusal)) for refusal in refusals] == [(error, message)] * 3
+    assert registry.available_versions(name) == ([1] if name == "m" else [])
+
+
+@pytest.mark.parametrize("version", NO_INTEGERS)
+async def test_a_version_that_is_no_64_bit_integer_is_an_invalid_request(
+    tmp_path: Path, version: str, registry: Registry
+) -> None:
+    await registry.apply([_all_versions(tmp_path, 1)])
+    assert isinstance(await _refusal(registry, "m", version), InvalidRequest)
+    with pytest.raises(InvalidRequest, match=r"^Model version must be an integer"):
+        registry.is_ready("m", version)
+
+
+async def test_readiness_has_no_version_zero(tmp_path: Path, loader: StubLoader, registry: Registry) -> None:
+    loader.fail("m", 2)
+    await registry.apply([_all_versions(tmp_path, 1, 2)])
+    assert registry.is_ready("m")
+    assert registry.is_ready("m", "1")
+    assert not registry.is_ready("m", "2")
+    with pytest.raises(NotFound):
+        registry.is_ready("m", "0")
+
+
+async def test_a_retired_version_is_refused_as_retired_and_the_default_as_missing(
+    tmp_path: Path, registry: Registry
+) -> None:
+    await registry.apply([_all_versions(tmp_path, 1)])
+    (tmp_path / "1").rmdir()
+    await registry.rescan()
+    refusal = await _refusal(registry, "m", "1")
+    assert (type(refusal), str(refusal)) == (VersionRetired, 'version 1 of model "m" is retired')
+    refusal = await _refusal(registry, "m", "")
+    assert (type(refusal), str(refusal)) == (VersionMissing, 'the default version of model "m" is not there')
+    assert not registry.is_ready("m", "1")
+    with pytest.raises(NotFound):
+        registry.is_ready("m")
+
+
+async def test_a_failed_version_is_refused_at_once_with_a_hint(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
+    loader.fail("m", 1)
+    await registry.apply([_all_versions(tmp_path, 1)])
+    refusal = await _refusal(registry, "m", "1")
+    assert isinstance(refusal, VersionLoading)
+    assert str(refusal) == 'version 1 of model "m" is not loaded yet: its last load failed'
+    assert type(await _refusal(registry, "m", "")) is VersionMissing
+
+
+@pytest.mark.parametrize("version", ["", "1"])
+async def test_a_lease_waits_for_a_load(tmp_path: Path, version: str, loader: StubLoader, registry: Registry) -> None:
+    gate = loader.hold("m", 1)
+    leased: list[str] = []
+
+    async def call() -> None:
+        with await registry.lease("m", version) as lease:
+            leased.append(lease.version)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registry.apply, [_all_versions(tmp_path, 1)])
+        await loader.begun["m", 1].wait()
+        nursery.start_soon(call)
+        await trio.testing.wait_all_tasks_blocked()
+        assert leased == []
+        with pytest.raises(VersionLoading, match=r"of model \"m\" is not loaded yet$"):
+            registry.peek("m", version)
+        gate.set()
+    assert leased == ["1"]
+
+
+async def test_a_lease_waits_ten_seconds_at_most(
+    tmp_path: Path, loader: StubLoader, registry: Registry, autojump_clock: trio.testing.MockClock
+) -> None:
+    gate = loader.hold("m", 1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registry.apply, [_all_versions(tmp_path, 1)])
+        await loader.begun["m", 1].wait()
+        started = trio.current_time()
+        assert isinstance(await _refusal(registry, "m", "1"), VersionLoading)
+        assert trio.current_time() - started == pytest.approx(10)
+        gate.set()
+
+
+async def test_a_waiting_lease_is_refused_when_the_load_fails(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
+    gate = loader.hold("m", 1)
+    loader.fail("m", 1)
+    refusals: list[ServerError] = []
+
+    async def call(version: str) -> None:
+        refusals.append(await _refusal(registry, "m", version))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registry.apply, [_all_versions(tmp_path, 1)])
+        await loader.begun["m", 1].wait()
+        nursery.start_soon(call, "1")
+        nursery.start_soon(call, "")
+        await trio.testing.wait_all_tasks_blocked()
+        gate.set()
+    assert {type(refusal) for refusal in refusals} == {VersionLoading, VersionMissing}
+
+
+async def test_a_cancelled_wait_holds_no_lease(tmp_path: Path, loader: StubLoader, registry: Registry) -> None:
+    gate = loader.hold("m", 1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registry.apply, [_all_versions(tmp_path, 1)])
+        await loader.begun["m", 1].wait()
+        async with trio.open_nursery() as callers:
+            callers.start_soon(registry.lease, "m")
+            await trio.testing.wait_all_tasks_blocked()
+            callers.cancel_scope.cancel()
+        gate.set()
+        with await registry.lease("m"):
+            await registry.apply([])
+            assert registry.statuses()["m"][0].state is VersionState.UNLOADING
+        await trio.testing.wait_all_tasks_blocked()
+        assert registry.statuses()["m"][0].state is VersionState.END
+
+
+async def test_version_statuses_are_of_one_version_or_of_all(tmp_path: Path, registry: Registry) -> None:
+    await registry.apply([_all_versions(tmp_path, 1, 3)])
+    assert [status.version for status in registry.version_statuses("m")] == [1, 3]
+    (one,) = registry.version_statuses("m", 3)
+    assert (one.version, one.state) == (3, VersionState.AVAILABLE)
+    with pytest.raises(NotFound, match='of model "m" is not there'):
+        registry.version_statuses("m", 2)
+    with pytest.raises(NotFound, match="nothing is served under the name"):
+        registry.version_statuses("unknown")

@@ -13,22 +13,21 @@ from hypothesis import strategies as st
 
 from ovmstrio.runtimes.remote.grpc.client_core import ClientCore, Exchange, ProtocolViolation, literal
 
-MOST = 2**31
+MAX_MESSAGE_BYTES = 2**31
 
 
-def _block() -> bytes:
+def _header_block() -> bytes:
     pairs = ((":method", "POST"), (":scheme", "http"), (":path", "/s/M"), (":authority", "h:1"), ("te", "trailers"))
     return b"".join(literal(name.encode(), value.encode()) for name, value in pairs)
 
 
-def _said(exchange: Exchange) -> bytes:
-    """Give the message that has come."""
+def _message(exchange: Exchange) -> bytes:
     assert exchange.message is not None
     return bytes(exchange.message)
 
 
-class Pair:
-    """A client and a server, joined by hand."""
+class _Pair:
+    """A client and a server that exchange bytes in memory."""
 
     def __init__(self) -> None:
         self.client = ClientCore()
@@ -36,25 +35,21 @@ class Pair:
         self.server.initiate_connection()
 
     def to_server(self) -> list[Any]:
-        """Move bytes."""
         data = b"".join(self.client.out)
         self.client.out = []
         return list(self.server.receive_data(data))
 
     def to_client(self, step: int = 2**30) -> None:
-        """Move bytes, so many at a time."""
         data = self.server.data_to_send()
         for start in range(0, len(data), step):
             self.client.feed(data[start : start + step])
 
     def begin(self, body: bytes = b"hello") -> Exchange:
-        """Make a call."""
-        exchange = self.client.begin(_block(), MOST)
+        exchange = self.client.begin(_header_block(), MAX_MESSAGE_BYTES)
         self.client.send(exchange, [body], len(body), ends=True)
         return exchange
 
     def answer(self, stream: int, message: bytes, cuts: list[int]) -> None:
-        """Answer a call with one message in several frames."""
         self.server.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
         body = b"\0" + len(message).to_bytes(4, "big") + message
         for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True):
@@ -63,9 +58,8 @@ class Pair:
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=5), st.integers(1, 50))
-def test_an_answer_is_the_same_however_it_is_cut(message: bytes, cuts: list[int], step: int) -> None:
-    """Into frames, padded or not, and into what a socket gives at a time."""
-    pair = Pair()
+def test_a_response_is_the_same_for_all_frames_and_reads(message: bytes, cuts: list[int], step: int) -> None:
+    pair = _Pair()
     exchange = pair.begin()
     events = pair.to_server()
     (request,) = [event for event in events if isinstance(event, RequestReceived)]
@@ -76,14 +70,13 @@ def test_an_answer_is_the_same_however_it_is_cut(message: bytes, cuts: list[int]
     pair.to_client(step)
     assert exchange.ended.is_set()
     assert exchange.is_whole
-    assert _said(exchange) == message
+    assert _message(exchange) == message
     assert exchange.headers["grpc-status"] == "0"
     assert not pair.client.exchanges
 
 
-def test_windows_are_given_back_as_bytes_come() -> None:
-    """So that any number of large answers can be read on one connection."""
-    pair = Pair()
+def test_windows_are_replenished_as_bytes_arrive() -> None:
+    pair = _Pair()
     message = bytes(2**20)
     pair.to_server()
     pair.to_client()
@@ -95,13 +88,12 @@ def test_windows_are_given_back_as_bytes_come() -> None:
         pair.answer(exchange.id, message, cuts)
         pair.to_client()
         pair.to_server()
-        assert _said(exchange) == message
+        assert _message(exchange) == message
 
 
 def test_settings_and_window_updates_open_windows() -> None:
-    """Those of calls under way, too."""
-    pair = Pair()
-    exchange = pair.client.begin(_block(), MOST)
+    pair = _Pair()
+    exchange = pair.client.begin(_header_block(), MAX_MESSAGE_BYTES)
     assert (exchange.window, pair.client.window) == (65_535, 65_535)
     pair.to_server()
     pair.server.update_settings({4: 100_000, 5: 50_000, 3: 7})
@@ -112,9 +104,8 @@ def test_settings_and_window_updates_open_windows() -> None:
     assert (pair.client.frame, pair.client.most_streams) == (50_000, 7)
 
 
-def test_a_call_that_is_not_wanted_any_more_is_reset_once() -> None:
-    """What still comes for it is dropped, and its headers are read all the same, for the table of headers."""
-    pair = Pair()
+def test_an_abandoned_call_is_reset_once_and_its_headers_are_still_parsed() -> None:
+    pair = _Pair()
     exchange = pair.begin()
     pair.to_server()
     pair.answer(exchange.id, b"late", [])
@@ -126,12 +117,11 @@ def test_a_call_that_is_not_wanted_any_more_is_reset_once() -> None:
     pair.to_server()
     pair.answer(following.id, b"next", [])
     pair.to_client()
-    assert _said(following) == b"next"
+    assert _message(following) == b"next"
 
 
-def test_a_server_that_goes_away_answers_what_it_has_begun() -> None:
-    """It says which calls it has not looked at; no new ones are made."""
-    pair = Pair()
+def test_goaway_ends_only_calls_that_were_not_begun() -> None:
+    pair = _Pair()
     first, second = pair.begin(), pair.begin()
     pair.to_server()
     pair.client.feed(_frame(7, 0, 0, first.id.to_bytes(4, "big") + bytes(4)))
@@ -141,13 +131,12 @@ def test_a_server_that_goes_away_answers_what_it_has_begun() -> None:
     assert not first.ended.is_set()
     pair.answer(first.id, b"whole", [])
     pair.to_client()
-    assert _said(first) == b"whole"
+    assert _message(first) == b"whole"
 
 
 @pytest.mark.parametrize(("code", "untouched"), [(7, True), (2, False), (8, False)])
-def test_a_refused_call_was_not_looked_at(code: int, *, untouched: bool) -> None:
-    """Of any other that the server resets nobody knows."""
-    pair = Pair()
+def test_only_refused_streams_are_untouched(code: int, *, untouched: bool) -> None:
+    pair = _Pair()
     exchange = pair.begin()
     pair.client.feed(_frame(3, 0, exchange.id, code.to_bytes(4, "big")))
     assert exchange.ended.is_set()
@@ -155,9 +144,8 @@ def test_a_refused_call_was_not_looked_at(code: int, *, untouched: bool) -> None
     assert f"code {code}" in exchange.failure
 
 
-def test_an_answer_above_the_limit_is_not_taken() -> None:
-    """Its size is known by its first bytes."""
-    pair = Pair()
+def test_a_response_above_the_limit_is_dropped_with_its_size() -> None:
+    pair = _Pair()
     exchange = pair.begin()
     exchange.most = 10
     pair.to_server()
@@ -182,9 +170,8 @@ def test_an_answer_above_the_limit_is_not_taken() -> None:
         b"\0\0\1\0\x08\0\0\0\1\xff",
     ],
 )
-def test_what_is_no_http2_ends_the_connection(data: bytes) -> None:
-    """Not HTTP/2 at all, too large, pushed, headers that do not end or cannot be read, wrong sizes, wrong padding."""
-    pair = Pair()
+def test_invalid_frames_end_the_connection(data: bytes) -> None:
+    pair = _Pair()
     exchange = pair.begin()
     with pytest.raises(ProtocolViolation):
         pair.client.feed(data)
@@ -194,9 +181,8 @@ def test_what_is_no_http2_ends_the_connection(data: bytes) -> None:
 
 
 @given(st.binary(max_size=400))
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    """Nothing else comes of them."""
-    pair = Pair()
+def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
+    pair = _Pair()
     pair.begin()
     try:
         pair.client.feed(data)

@@ -20,17 +20,16 @@ def _parse(*configs: dict[str, Any]) -> ServerSpec:
     return parse_config(KINDS.values(), json.dumps(document, indent=1).encode(), Path("/etc/ovms/config.json"))
 
 
-def _one(**settings: Any) -> RemoteSpec:
+def _remote(**settings: Any) -> RemoteSpec:
     (spec,) = _parse({"name": "m", "remote": "grpc://h:9000", **settings}).of(RemoteSpec)
     return spec
 
 
-def test_an_entry_says_where_the_model_is_and_how_it_is_called() -> None:
-    """Its name there is its name here unless it says so; paths lead on from the file."""
-    usual = _one()
+def test_an_entry_has_defaults_and_all_settings() -> None:
+    usual = _remote()
     assert (usual.addresses, usual.remote_name) == ((RemoteAddress("grpc", "h", 9000),), "m")
     assert (usual.hedge_after_ms, usual.max_concurrency, usual.problems) == (0, 256, ())
-    spec = _one(
+    spec = _remote(
         remote=["grpcs://a:1", "https://[::1]:2"],
         remote_name="far",
         remote_version=3,
@@ -48,8 +47,7 @@ def test_an_entry_says_where_the_model_is_and_how_it_is_called() -> None:
 
 
 @pytest.mark.parametrize("address", ["h:9000", "ftp://h:1", "grpc://h", "grpc://:1", "grpc://h:1/v2", "grpc://h:99999"])
-def test_what_is_no_address_is_told_with_its_line(address: str) -> None:
-    """The other services of the file are served."""
+def test_an_invalid_address_is_refused_with_its_line(address: str) -> None:
     served = _parse({"name": "m", "remote": address}, {"name": "n", "base_path": "n"})
     (spec,) = served.of(RemoteSpec)
     (problem,) = spec.errors
@@ -58,9 +56,8 @@ def test_what_is_no_address_is_told_with_its_line(address: str) -> None:
     assert [each.name for each in served.of(ModelSpec)] == ["n"]
 
 
-def test_everything_that_is_wrong_is_told_at_once() -> None:
-    """Addresses, the circuit and TLS."""
-    spec = _one(remote=["x", "grpc://a:1", "grpc://a:1"], breaker={"failures": -1, "open": 1}, tls={"ca": 3})
+def test_all_problems_are_reported_together() -> None:
+    spec = _remote(remote=["x", "grpc://a:1", "grpc://a:1"], breaker={"failures": -1, "open": 1}, tls={"ca": 3})
     assert [problem.path.rpartition("config.")[2] for problem in spec.errors] == [
         "remote",
         "remote",
@@ -70,16 +67,14 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     ]
 
 
-def test_keys_of_models_with_files_are_refused() -> None:
-    """They would have no effect."""
+def test_keys_of_local_models_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"base_path.*has no files here"):
-        _one(base_path="x")
+        _remote(base_path="x")
     with pytest.raises(ConfigError, match=r"wrong type or value"):
-        _one(max_attempts=0)
+        _remote(max_attempts=0)
 
 
-def test_a_name_is_given_once() -> None:
-    """The first remote model of a name counts, and a model with files before it."""
+def test_a_duplicate_name_is_left_out() -> None:
     served = _parse({"name": "m", "remote": "grpc://a:1"}, {"name": "m", "remote": "grpc://b:1"})
     assert [each.addresses[0].host for each in served.of(RemoteSpec)] == ["a"]
     assert any("left out" in problem.message for problem in served.problems)

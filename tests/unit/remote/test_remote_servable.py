@@ -1,36 +1,81 @@
-"""Attempts at a call of another server: where, how often, and what failures mean."""
+"""Calls of another server: attempts, choice of address, circuit breaker, hedging and health."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from trio.testing import MockClock
 
+from ovmstrio.config.remote_entries import RemoteAddress, RemoteSpec
 from ovmstrio.core.begun import telling_begin
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, NotReady, PayloadTooLarge, ServerError
+from ovmstrio.core.reconsidering import readiness_reconsidered
 from ovmstrio.core.request import InferRequest, InferResponse, ParameterValue
 from ovmstrio.core.tensor import RawTensor
-from ovmstrio.runtimes.remote.endpoint import NotSent
-from tests.support.remote_endpoints import FakeEndpoint, answer, remote_of
+from ovmstrio.runtimes.remote.breaker import Breaker
+from ovmstrio.runtimes.remote.endpoint import NotSent, RemoteDescription
+from ovmstrio.runtimes.remote.health import watch
+from ovmstrio.runtimes.remote.hedging import hedged
+from ovmstrio.runtimes.remote.remote_servable import RemoteServable
+from ovmstrio.runtimes.remote.sequence import SequenceStep
+from ovmstrio.runtimes.remote.targets import Target, Targets
 
 Script = Callable[[InferRequest, float], Awaitable[InferResponse]]
 
 
-def raising(error: ServerError) -> Script:
-    """Make a script that fails."""
+async def _answer(request: InferRequest, seconds: float) -> InferResponse:
+    return InferResponse("far", "7", [], request.id)
 
+
+class _FakeEndpoint:
+    """An address that answers by its script, and records calls."""
+
+    def __init__(self, address: str, script: Script = _answer) -> None:
+        self.address = address
+        self.script = script
+        self.calls: list[InferRequest] = []
+        self.seconds: list[float] = []
+
+    async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
+        self.calls.append(request)
+        self.seconds.append(seconds)
+        return await self.script(request, seconds)
+
+    async def describe(self) -> RemoteDescription:
+        return RemoteDescription("fake", (), ())
+
+    async def ask_ready(self) -> str:
+        return ""
+
+    def doubt(self) -> None:
+        """Ignore doubts."""
+
+    async def aclose(self) -> None:
+        """Hold nothing that could be closed."""
+
+
+def _remote_of(*endpoints: _FakeEndpoint, **settings: Any) -> RemoteServable:
+    addresses = (RemoteAddress("grpc", "127.0.0.1", 9),)
+    spec = RemoteSpec(name="m", remote_name="far", base_path=Path("/"), addresses=addresses, **settings)
+    targets = [Target(each, Breaker(spec.breaker.failures, spec.breaker.open_seconds)) for each in endpoints]
+    return RemoteServable(spec, RemoteDescription("fake", (), ()), Targets(targets))
+
+
+def _raise(error: ServerError) -> Script:
     async def script(request: InferRequest, seconds: float) -> InferResponse:
-        del request, seconds
         raise error
 
     return script
 
 
-async def hang(request: InferRequest, seconds: float) -> InferResponse:
-    """Never answer."""
-    del request, seconds
+async def _hang(request: InferRequest, seconds: float) -> InferResponse:
     await trio.sleep_forever()
     raise AssertionError
 
@@ -39,66 +84,57 @@ def _request(deadline: float = 1e9, **parameters: ParameterValue) -> InferReques
     return InferRequest("m", id="i", parameters=parameters, deadline=deadline)
 
 
-async def test_an_answer_has_the_names_of_this_server() -> None:
-    """And the id of the request; the address is told how much time is left."""
-    endpoint = FakeEndpoint("a")
-    response = await remote_of(endpoint, timeout_seconds=5).infer(_request())
+async def test_a_response_has_the_local_name_and_the_request_id() -> None:
+    endpoint = _FakeEndpoint("a")
+    response = await _remote_of(endpoint, timeout_seconds=5).infer(_request())
     assert (response.model_name, response.model_version, response.id) == ("m", "1", "i")
     assert endpoint.seconds == [pytest.approx(5, abs=0.1)]
 
 
-async def test_calls_are_not_made_again_by_others() -> None:
-    """What another server does may not be the same twice, so whoever might make a call again is told."""
-    told: list[int] = []
-    endpoint = FakeEndpoint("a")
-    with telling_begin(lambda: told.append(len(endpoint.calls))):
-        await remote_of(endpoint).infer(_request())
-    assert told == [0]
+async def test_user_code_is_reported_before_the_call() -> None:
+    reported: list[int] = []
+    endpoint = _FakeEndpoint("a")
+    with telling_begin(lambda: reported.append(len(endpoint.calls))):
+        await _remote_of(endpoint).infer(_request())
+    assert reported == [0]
 
 
-async def test_what_was_not_sent_goes_to_the_next_address_at_once(autojump_clock: MockClock) -> None:
-    """The address that was not reached is passed over from then on."""
-    del autojump_clock
-    gone, well = FakeEndpoint("a", raising(NotSent("refused"))), FakeEndpoint("b")
-    remote = remote_of(gone, well)
+async def test_an_unsent_call_goes_to_the_next_address_at_once(autojump_clock: MockClock) -> None:
+    unreachable, healthy = _FakeEndpoint("a", _raise(NotSent("refused"))), _FakeEndpoint("b")
+    remote = _remote_of(unreachable, healthy)
     begun = trio.current_time()
     for _ in range(4):
         await remote.infer(_request())
     assert trio.current_time() == begun
-    assert len(gone.calls) == 1
+    assert len(unreachable.calls) == 1
     assert remote.obstacle == ""
 
 
 async def test_all_addresses_are_tried_again_after_a_pause_up_to_a_bound(autojump_clock: MockClock) -> None:
-    """The pause is half to all of what is configured, and twice that the next time."""
-    del autojump_clock
-    gone = FakeEndpoint("a", raising(NotSent("a cannot be reached: refused")))
-    remote = remote_of(gone, max_attempts=3, retry_pause_ms=1000)
+    unreachable = _FakeEndpoint("a", _raise(NotSent("a cannot be reached: refused")))
+    remote = _remote_of(unreachable, max_attempts=3, retry_pause_ms=1000)
     begun = trio.current_time()
     with pytest.raises(NotReady, match="refused") as caught:
         await remote.infer(_request())
     assert type(caught.value) is NotReady
-    assert len(gone.calls) == 3
+    assert len(unreachable.calls) == 3
     assert 1.5 <= trio.current_time() - begun <= 3
     assert remote.obstacle == 'remote model "m": a: a cannot be reached: refused'
 
 
 @pytest.mark.parametrize("error", [NotReady("broke"), InvalidRequest("wrong")])
-async def test_what_was_sent_is_not_sent_again(error: ServerError) -> None:
-    """Nobody knows whether it was done."""
-    first, second = FakeEndpoint("a", raising(error)), FakeEndpoint("b", raising(error))
+async def test_a_sent_call_is_not_retried(error: ServerError) -> None:
+    first, second = _FakeEndpoint("a", _raise(error)), _FakeEndpoint("b", _raise(error))
     with pytest.raises(type(error), match=error.message):
-        await remote_of(first, second).infer(_request())
+        await _remote_of(first, second).infer(_request())
     assert len(first.calls) + len(second.calls) == 1
 
 
-async def test_failures_in_a_row_keep_an_address_from_being_called(autojump_clock: MockClock) -> None:
-    """Calls fail at once then, with the reason, until one finds it well again; what callers do wrong does not count."""
-    del autojump_clock
-    endpoint = FakeEndpoint("a", raising(InvalidRequest("wrong")))
-    remote = remote_of(endpoint, breaker={"failures": 2, "open_seconds": 10})
+async def test_failures_in_a_row_suspend_an_address(autojump_clock: MockClock) -> None:
+    endpoint = _FakeEndpoint("a", _raise(InvalidRequest("wrong")))
+    remote = _remote_of(endpoint, breaker={"failures": 2, "open_seconds": 10})
     for error in (*[InvalidRequest("wrong")] * 5, NotReady("broke"), NotReady("broke")):
-        endpoint.script = raising(error)
+        endpoint.script = _raise(error)
         with pytest.raises(type(error)):
             await remote.infer(_request())
     with pytest.raises(NotReady, match=r'"m" is not called: a: left alone for 10.0 s more, after 2 failures in a row'):
@@ -106,16 +142,14 @@ async def test_failures_in_a_row_keep_an_address_from_being_called(autojump_cloc
     assert len(endpoint.calls) == 7
     assert "left alone" in remote.obstacle
     await trio.sleep(10)
-    endpoint.script = answer
+    endpoint.script = _answer
     await remote.infer(_request())
     assert remote.obstacle == ""
 
 
-async def test_a_deadline_ends_the_call_and_only_the_servers_own_counts_as_a_failure(autojump_clock: MockClock) -> None:
-    """A caller in a hurry must not close the way for others."""
-    del autojump_clock
-    endpoint = FakeEndpoint("a", hang)
-    remote = remote_of(endpoint, timeout_seconds=5, breaker={"failures": 1, "open_seconds": 10})
+async def test_only_the_configured_timeout_counts_as_a_failure(autojump_clock: MockClock) -> None:
+    endpoint = _FakeEndpoint("a", _hang)
+    remote = _remote_of(endpoint, timeout_seconds=5, breaker={"failures": 1, "open_seconds": 10})
     for _ in range(3):
         with pytest.raises(DeadlineExceeded, match='a did not answer for "m" in time'):
             await remote.infer(_request(trio.current_time() + 1))
@@ -125,40 +159,34 @@ async def test_a_deadline_ends_the_call_and_only_the_servers_own_counts_as_a_fai
     assert "left alone" in remote.obstacle
 
 
-async def test_a_call_that_takes_long_is_made_at_another_address(autojump_clock: MockClock) -> None:
-    """The first answer counts; a sequence is never called twice."""
-    del autojump_clock
-    slow, quick = FakeEndpoint("a", hang), FakeEndpoint("b")
-    remote = remote_of(slow, quick, hedge_after_ms=100, timeout_seconds=5)
+async def test_a_slow_call_is_hedged_and_a_sequence_is_not(autojump_clock: MockClock) -> None:
+    slow, quick = _FakeEndpoint("a", _hang), _FakeEndpoint("b")
+    remote = _remote_of(slow, quick, hedge_after_ms=100, timeout_seconds=5)
     for _ in range(4):
         await remote.infer(_request())
     assert len(slow.calls) == 2
-    quick.script = hang
+    quick.script = _hang
     with pytest.raises(DeadlineExceeded):
         await remote.infer(_request(sequence_id=7, sequence_start=True))
     assert len(slow.calls) + len(quick.calls) == 2 + 4 + 1
 
 
-async def test_a_hedge_with_one_address_goes_there_again(autojump_clock: MockClock) -> None:
-    """There may be several servers behind it."""
-    del autojump_clock
-    endpoint = FakeEndpoint("a", hang)
+async def test_a_single_address_is_hedged_at_itself(autojump_clock: MockClock) -> None:
+    endpoint = _FakeEndpoint("a", _hang)
     with pytest.raises(DeadlineExceeded):
-        await remote_of(endpoint, hedge_after_ms=100, timeout_seconds=5).infer(_request())
+        await _remote_of(endpoint, hedge_after_ms=100, timeout_seconds=5).infer(_request())
     assert len(endpoint.calls) == 2
 
 
-async def test_a_sequence_stays_at_its_address_also_with_an_id_that_the_server_chose() -> None:
-    """All its steps go there, and none elsewhere."""
-
+async def test_a_sequence_with_a_server_id_stays_at_its_address() -> None:
     async def begin(request: InferRequest, seconds: float) -> InferResponse:
-        response = await answer(request, seconds)
+        response = await _answer(request, seconds)
         if "sequence_start" in request.parameters:
             response.outputs.append(RawTensor("sequence_id", "UINT64", (1,), (99).to_bytes(8, "little")))
         return response
 
-    endpoints = [FakeEndpoint(name, begin) for name in "abc"]
-    remote = remote_of(*endpoints)
+    endpoints = [_FakeEndpoint(name, begin) for name in "abc"]
+    remote = _remote_of(*endpoints)
     await remote.infer(_request(sequence_start=True, sequence_id=0))
     (home,) = [each for each in endpoints if each.calls]
     for _ in range(5):
@@ -166,15 +194,248 @@ async def test_a_sequence_stays_at_its_address_also_with_an_id_that_the_server_c
     assert [len(each.calls) for each in endpoints if each is not home] == [0, 0]
 
 
-async def test_an_answer_that_is_too_large_is_refused() -> None:
-    """With its size."""
-
+async def test_a_response_above_the_limit_is_refused_with_its_size() -> None:
     async def script(request: InferRequest, seconds: float) -> InferResponse:
-        response = await answer(request, seconds)
+        response = await _answer(request, seconds)
         response.outputs.append(RawTensor("o", "UINT8", (100,), bytes(100)))
         return response
 
     request = _request()
     request.most_bytes = 99
     with pytest.raises(PayloadTooLarge, match="100 bytes"):
-        await remote_of(FakeEndpoint("a", script)).infer(request)
+        await _remote_of(_FakeEndpoint("a", script)).infer(request)
+
+
+# Choice of address
+
+
+def _targets(count: int) -> Targets:
+    return Targets([Target(_FakeEndpoint(f"grpc://h{number}:1"), Breaker(1, 10)) for number in range(count)])
+
+
+def test_healthy_addresses_take_turns() -> None:
+    targets = _targets(3)
+    a, b, c = targets.all
+    assert {targets.choose(0) for _ in range(3)} == {a, b, c}
+    b.ailment = "gone"
+    assert all(targets.choose(0) is not b for _ in range(6))
+    assert targets.choose(0, {a, c}) is b
+    c.breaker.fail(0)
+    assert {targets.choose(0) for _ in range(6)} == {a}
+    assert targets.choose(0, {a, b}) is None
+
+
+def test_an_obstacle_needs_all_addresses_to_fail() -> None:
+    targets = _targets(2)
+    targets.all[0].ailment = "refused"
+    assert targets.obstacle(0) == ""
+    targets.all[1].breaker.fail(0)
+    expected = "grpc://h0:1: refused; grpc://h1:1: left alone for 7.0 s more, after 1 failures in a row"
+    assert targets.obstacle(3) == expected
+
+
+@given(st.lists(st.integers(1, 2**64 - 1) | st.text(min_size=1), min_size=1, max_size=20), st.data())
+def test_a_sequence_stays_at_its_first_address(ids: list[int | str], data: st.DataObject) -> None:
+    targets = _targets(4)
+    began = {}
+    for each in ids:
+        for target in targets.all:
+            target.ailment = data.draw(st.sampled_from(["", "", "gone"]))
+        began[each] = targets.of_sequence(SequenceStep(each, starts=True, ends=False), 0)
+        if any(not target.ailment for target in targets.all):
+            assert not began[each].ailment
+    for target in targets.all:
+        target.ailment = data.draw(st.sampled_from(["", "gone"]))
+    for each, target in began.items():
+        assert targets.of_sequence(SequenceStep(each, starts=False, ends=False), 0) is target
+
+
+def test_addresses_of_sequences_follow_from_their_ids() -> None:
+    first, second = _targets(5), _targets(5)
+    for number in range(1, 200):
+        begun = first.of_sequence(SequenceStep(number, starts=True, ends=False), 0)
+        found = second.of_sequence(SequenceStep(number, starts=False, ends=False), 0)
+        assert begun.endpoint.address == found.endpoint.address
+
+
+# Hedging
+
+
+class _Calls:
+    """Calls of which each takes its own time, and answers or fails."""
+
+    def __init__(self, *calls: tuple[float, str | ServerError]) -> None:
+        self._calls = iter(calls)
+        self.begun = 0
+        self.cancelled = 0
+
+    async def __call__(self) -> str:
+        self.begun += 1
+        seconds, outcome = next(self._calls)
+        try:
+            await trio.sleep(seconds)
+        except trio.Cancelled:
+            self.cancelled += 1
+            raise
+        if isinstance(outcome, ServerError):
+            raise outcome
+        return outcome
+
+
+def _is_final(error: ServerError) -> bool:
+    return isinstance(error, InvalidRequest)
+
+
+async def _run(call: Callable[[], Awaitable[str]]) -> str:
+    return await hedged(call, 1, is_final=_is_final)
+
+
+async def test_a_call_that_ends_soon_is_made_once(autojump_clock: MockClock) -> None:
+    quick = _Calls((0.5, "a"))
+    assert await _run(quick) == "a"
+    assert quick.begun == 1
+    failing = _Calls((0.5, NotReady("gone")))
+    with pytest.raises(NotReady, match="gone"):
+        await _run(failing)
+    assert failing.begun == 1
+
+
+async def test_the_first_answer_cancels_the_other_call(autojump_clock: MockClock) -> None:
+    begun = trio.current_time()
+    calls = _Calls((100, "slow"), (1, "second"))
+    assert await _run(calls) == "second"
+    assert (trio.current_time() - begun, calls.begun, calls.cancelled) == (2, 2, 1)
+    calls = _Calls((1.5, "first"), (100, "slow"))
+    assert await _run(calls) == "first"
+    assert calls.cancelled == 1
+
+
+async def test_a_failure_waits_for_the_other_call_unless_it_is_final(autojump_clock: MockClock) -> None:
+    assert await _run(_Calls((5, "late"), (1, NotReady("second")))) == "late"
+    with pytest.raises(NotReady, match="first"):
+        await _run(_Calls((2, NotReady("first")), (5, NotReady("second"))))
+    calls = _Calls((100, "never"), (1, InvalidRequest("wrong")))
+    with pytest.raises(InvalidRequest, match="wrong"):
+        await _run(calls)
+    assert calls.cancelled == 1
+
+
+# Health
+
+
+class _Restarted(_FakeEndpoint):
+    """An address that is ready once ``is_well`` is set."""
+
+    is_well = False
+
+    async def describe(self) -> RemoteDescription:
+        if not self.is_well:
+            raise NotReady("gone")
+        return await super().describe()
+
+    async def ask_ready(self) -> str:
+        return (await self.describe()).platform if not self.is_well else ""
+
+
+async def test_readiness_changes_with_the_health_of_an_address(autojump_clock: MockClock) -> None:
+    endpoint = _Restarted("a")
+    target = Target(endpoint, Breaker(1, 1.0))
+    seen: list[str] = []
+
+    async def well(_: Target) -> str:
+        return ""
+
+    with readiness_reconsidered(lambda: seen.append(target.obstacle(trio.current_time()))):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch, target, "m", 10.0, well)
+            await trio.sleep(10.5)
+            assert seen == ["a: gone"]
+            endpoint.is_well = True
+            await trio.sleep(10)
+            assert seen == ["a: gone", ""]
+            nursery.cancel_scope.cancel()
+
+
+# Circuit breaker
+
+
+def test_failures_in_a_row_open_the_circuit_and_a_success_closes_it() -> None:
+    breaker = Breaker(2, 10)
+    breaker.begin()
+    breaker.fail(0)
+    breaker.succeed()
+    breaker.fail(1)
+    assert breaker.allows(1)
+    breaker.fail(2)
+    assert not breaker.allows(11.9)
+    assert breaker.seconds_left(5) == 7
+    assert breaker.allows(12)
+    breaker.begin()
+    assert not breaker.allows(12)
+    breaker.succeed()
+    assert breaker.allows(12)
+    assert breaker.failures_in_row == 0
+
+
+def test_a_breaker_without_a_limit_never_opens() -> None:
+    breaker = Breaker(0, 10)
+    for _ in range(1000):
+        breaker.begin()
+        breaker.fail(0)
+    assert breaker.allows(0)
+
+
+class _BreakerModel(RuleBasedStateMachine):
+    """Calls that begin and end in any order, compared with a simple model of a breaker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.breaker = Breaker(3, 10)
+        self.now = 0.0
+        self.in_row = 0
+        self.closed_until_failure = True
+        self.opened = 0.0
+        self.ongoing: list[bool] = []
+
+    @rule(seconds=st.floats(0, 20))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.breaker.allows(self.now) and not self.ongoing)
+    @rule()
+    def begin(self) -> None:
+        self.breaker.begin()
+        self.ongoing.append(True)
+
+    @precondition(lambda self: self.ongoing)
+    @rule()
+    def succeed(self) -> None:
+        self.ongoing.pop()
+        self.breaker.succeed()
+        self.in_row, self.closed_until_failure = 0, True
+
+    @precondition(lambda self: self.ongoing)
+    @rule()
+    def abandon(self) -> None:
+        self.ongoing.pop()
+        self.breaker.abandon()
+
+    @precondition(lambda self: self.ongoing)
+    @rule()
+    def fail(self) -> None:
+        self.ongoing.pop()
+        self.breaker.fail(self.now)
+        self.in_row += 1
+        if self.in_row >= 3 or not self.closed_until_failure:
+            self.closed_until_failure, self.opened = False, self.now
+
+    @invariant()
+    def is_open_for_as_long_as_configured(self) -> None:
+        """Calls are refused for ten seconds after the failure that opened the circuit, and at no other time."""
+        if self.ongoing:
+            return
+        expected = self.closed_until_failure or self.now >= self.opened + 10
+        assert self.breaker.allows(self.now) == expected
+
+
+TestBreaker = _BreakerModel.TestCase

@@ -1,15 +1,22 @@
-"""Version directories and model files, as a repository really looks."""
+"""Repositories of models: versions, model files, marks of changes and the watcher."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock, wait_all_tasks_blocked
 
+from ovmstrio.config.specs import GraphSpec
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.repository.fingerprints import content_mark, tree_mark
+from ovmstrio.repository.graph_files import graph_mark
 from ovmstrio.repository.versions import find_model_file, list_versions, scan
+from ovmstrio.repository.watcher import FileWatcher
+from ovmstrio.work.backoff import Backoff
 
 
 def _touch(directory: Path, *names: str) -> Path:
@@ -26,7 +33,6 @@ def _repository(base: Path, *names: str) -> Path:
 
 
 def test_versions_are_listed_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    """Versions sort as numbers, not as texts."""
     base = _repository(tmp_path, "10", "9", "1")
     assert list(list_versions(base).items()) == [(1, base / "1"), (9, base / "9"), (10, base / "10")]
 
@@ -35,21 +41,18 @@ def test_versions_are_listed_in_the_order_of_their_numbers(tmp_path: Path) -> No
     ("name", "version"),
     [("1abc", 1), ("001", 1), ("+7", 7), (" 3", 3), ("12_3", 12), ("9223372036854775807", 2**63 - 1)],
 )
-def test_a_name_is_read_as_far_as_it_is_a_number(tmp_path: Path, name: str, version: int) -> None:
-    """A directory's name is read as C reads a number: what follows the digits does not count."""
+def test_the_number_that_begins_a_name_is_the_version(tmp_path: Path, name: str, version: int) -> None:
     assert list_versions(_repository(tmp_path, name)) == {version: tmp_path / name}
 
 
 @pytest.mark.parametrize("name", ["0", "-1", "abc", "v1", "000", "9223372036854775808", "9" * 200, "٣"])
-def test_a_name_that_is_no_positive_number_is_passed_over_with_a_warning(tmp_path: Path, name: str) -> None:
-    """Zero, negative, overlong and non-numeric names are no versions, and the listing says so."""
+def test_other_names_are_skipped_with_a_warning(tmp_path: Path, name: str) -> None:
     listing = scan(_repository(tmp_path, name, "2"))
     assert listing.versions == {2: tmp_path / "2"}
     assert listing.warnings == (f'directory "{name}" is no version: expected a positive integer',)
 
 
-def test_two_directories_of_one_version_give_the_plainly_written_one(tmp_path: Path) -> None:
-    """`1` goes before `001` and `1abc`, and the others are named in warnings."""
+def test_the_plain_name_of_a_version_is_preferred(tmp_path: Path) -> None:
     listing = scan(_repository(tmp_path, "001", "1", "1abc"))
     assert listing.versions == {1: tmp_path / "1"}
     assert listing.warnings == (
@@ -58,8 +61,7 @@ def test_two_directories_of_one_version_give_the_plainly_written_one(tmp_path: P
     )
 
 
-def test_files_and_hidden_directories_beside_versions_are_nobodys_business(tmp_path: Path) -> None:
-    """Plain files and the hidden directories of volume mounts are ignored silently."""
+def test_files_and_hidden_directories_are_ignored(tmp_path: Path) -> None:
     _touch(_repository(tmp_path, "1", "..2026_08_01", ".git"), "2", "README.md")
     listing = scan(tmp_path)
     assert listing.versions == {1: tmp_path / "1"}
@@ -67,7 +69,6 @@ def test_files_and_hidden_directories_beside_versions_are_nobodys_business(tmp_p
 
 
 def test_a_link_to_a_directory_is_a_version(tmp_path: Path) -> None:
-    """A mounted volume may present versions as symbolic links."""
     real = _touch(tmp_path / "data" / "real")
     base = _touch(tmp_path / "base")
     (base / "4").symlink_to(real, target_is_directory=True)
@@ -75,14 +76,12 @@ def test_a_link_to_a_directory_is_a_version(tmp_path: Path) -> None:
 
 
 def test_a_base_path_without_versions_is_empty_with_a_warning(tmp_path: Path) -> None:
-    """A version may still come; until then the listing says what it misses."""
     listing = scan(tmp_path)
     assert listing.versions == {}
     assert listing.warnings == (f"no version directory found: expected {tmp_path / '1'}",)
 
 
 def test_a_missing_base_path_is_an_error_that_names_it(tmp_path: Path) -> None:
-    """A path that does not exist is refused with the path and the way out."""
     with pytest.raises(ConfigError) as caught:
         scan(tmp_path / "nowhere")
     assert caught.value.message == (
@@ -92,20 +91,17 @@ def test_a_missing_base_path_is_an_error_that_names_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 300, "\udcff\ud800"])
 def test_a_path_that_the_system_refuses_is_a_clear_error(tmp_path: Path, path: str) -> None:
-    """Names that no file can have are the operator's mistake, not a crash."""
     with pytest.raises(ConfigError, match="cannot be read"):
         scan(tmp_path / path)
 
 
 def test_a_path_through_dotdot_is_refused_even_if_it_exists(tmp_path: Path) -> None:
-    """`..` could lead out of the folder that the operator meant."""
     _repository(tmp_path / "models", "1")
     with pytest.raises(ConfigError, match="leads through"):
         scan(tmp_path / "models" / ".." / "models")
 
 
 def test_a_single_model_file_is_version_one(tmp_path: Path) -> None:
-    """A base path may be the model itself."""
     _touch(tmp_path, "net.onnx", "net.xml", "net.bin", "p.pdmodel", "p.pdiparams")
     assert list_versions(tmp_path / "net.onnx") == {1: tmp_path / "net.onnx"}
     assert list_versions(tmp_path / "net.xml") == {1: tmp_path / "net.xml"}
@@ -114,8 +110,7 @@ def test_a_single_model_file_is_version_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "lonely.xml", "lonely.pdiparams"])
-def test_a_single_file_that_cannot_be_a_model_is_refused(tmp_path: Path, name: str) -> None:
-    """A file of another kind, or one whose other half is missing, is no model."""
+def test_a_single_file_that_is_no_model_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"expected model\.xml with model\.bin"):
         scan(_touch(tmp_path, name) / name)
 
@@ -133,19 +128,16 @@ def test_a_single_file_that_cannot_be_a_model_is_refused(tmp_path: Path, name: s
         (("b.onnx", "a.onnx"), "a.onnx"),
     ],
 )
-def test_the_first_kind_that_is_complete_is_the_model(tmp_path: Path, files: tuple[str, ...], chosen: str) -> None:
-    """IR goes before ONNX, Paddle, TensorFlow and TFLite, each with its weights."""
+def test_the_first_complete_format_is_the_model(tmp_path: Path, files: tuple[str, ...], chosen: str) -> None:
     assert find_model_file(_touch(tmp_path, *files)) == tmp_path / chosen
 
 
 def test_a_saved_model_is_its_directory(tmp_path: Path) -> None:
-    """OpenVINO's reader wants a SavedModel's directory, not the file in it."""
     _touch(tmp_path / "variables")
     assert find_model_file(_touch(tmp_path, "saved_model.pb", "a.pb")) == tmp_path
 
 
-def test_a_directory_without_model_says_what_it_has_and_what_is_missing(tmp_path: Path) -> None:
-    """The message names what was expected, what was found and the missing half."""
+def test_a_directory_without_a_model_is_refused_with_its_content(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         find_model_file(_touch(tmp_path, "model.xml", "readme.txt"))
     assert caught.value.message == (
@@ -154,18 +146,175 @@ def test_a_directory_without_model_says_what_it_has_and_what_is_missing(tmp_path
     )
 
 
-def test_a_version_directory_that_vanished_is_a_clear_error(tmp_path: Path) -> None:
-    """A directory may go between listing and loading."""
+def test_a_missing_version_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         find_model_file(tmp_path / "1")
 
 
 @given(st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=40))
-def test_no_name_breaks_the_listing(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
-    """Whatever a directory is called, it is a version or it is passed over."""
+def test_any_name_is_listed_or_skipped(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     base = tmp_path_factory.mktemp("base")
     if name not in {".", ".."}:
         _touch(base / name)
     versions = scan(base).versions
     assert all(version > 0 for version in versions)
     assert len(versions) <= 1
+
+
+# Marks of files
+
+
+def test_equal_content_has_an_equal_mark() -> None:
+    assert content_mark(b"{}") == content_mark(b"{}") != content_mark(b"{ }")
+
+
+@pytest.mark.parametrize("change", ["grow", "add", "remove", "nested"])
+def test_any_change_below_a_directory_changes_its_mark(tmp_path: Path, change: str) -> None:
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"12")
+    before = tree_mark(tmp_path)
+    assert tree_mark(tmp_path) == before
+    match change:
+        case "grow":
+            file.write_bytes(b"123")
+        case "add":
+            (tmp_path / "model.xml").touch()
+        case "remove":
+            file.unlink()
+        case _:
+            (tmp_path / "variables").mkdir()
+            (tmp_path / "variables" / "x").touch()
+    assert tree_mark(tmp_path) != before
+
+
+def test_a_missing_path_has_its_own_mark(tmp_path: Path) -> None:
+    missing = tree_mark(tmp_path / "model.onnx")
+    (tmp_path / "model.onnx").touch()
+    assert tree_mark(tmp_path / "model.onnx") != missing
+
+
+def test_circular_and_dangling_links_have_a_mark(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    assert tree_mark(tmp_path) == tree_mark(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_an_impossible_name_has_the_mark_of_a_missing_path(tmp_path: Path, name: str) -> None:
+    assert tree_mark(tmp_path / name) == tree_mark(tmp_path / "nowhere")
+
+
+# Files of graphs
+
+
+def _graph_spec(root: Path, *handlers: str) -> GraphSpec:
+    path = root / "graph.pbtxt"
+    path.write_text("".join(f"handler_path: {handler}\n" for handler in handlers))
+    return GraphSpec(name="g", base_path=root, graph_path=path)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_every_python_file_next_to_a_handler_is_in_the_mark(tmp_path: Path) -> None:
+    spec = _graph_spec(tmp_path, '"code/model.py"', "'more\\\\other.py'")
+    seen = {graph_mark(spec)}
+    for count, name in enumerate(["code/model.py", "code/tool.py", "code/pkg/__init__.py", "code/pkg/deep.py"], 2):
+        _write(tmp_path / name, "x")
+        seen.add(graph_mark(spec))
+        assert len(seen) == count
+    _write(tmp_path / "more/other.py", "x")
+    assert graph_mark(spec) not in seen
+    seen.add(graph_mark(spec))
+    for name in ("code/notes.txt", "code/data/x.py", "code/__pycache__/model.pyc", "elsewhere.py"):
+        _write(tmp_path / name, "x")
+    assert graph_mark(spec) in seen
+    _write(tmp_path / "code/model.py", "longer")
+    assert graph_mark(spec) not in seen
+
+
+def test_the_content_of_the_graph_file_is_in_the_mark(tmp_path: Path) -> None:
+    spec = _graph_spec(tmp_path, '"a.py"')
+    first = graph_mark(spec)
+    spec.graph_path.write_bytes(spec.graph_path.read_bytes())
+    assert graph_mark(spec) == first
+    spec.graph_path.write_text("# changed")
+    second = graph_mark(spec)
+    spec.graph_path.unlink()
+    assert len({first, second, graph_mark(spec)}) == 3
+
+
+# The watcher
+
+
+class _Looks:
+    """Looks that take a second each, and see everything or not as a test says."""
+
+    def __init__(self) -> None:
+        self.begun: list[float] = []
+        self.is_complete = True
+
+    async def __call__(self) -> bool:
+        self.begun.append(trio.current_time())
+        await trio.sleep(1)
+        return self.is_complete
+
+
+async def test_pauses_grow_while_looks_fail(autojump_clock: MockClock) -> None:
+    looks = _Looks()
+    begin = trio.current_time()
+    watcher = FileWatcher(looks, 10, Backoff(1, 3))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watcher.run)
+        await watcher.wait_look()
+        looks.is_complete = False
+        while watcher.looks < 5:
+            await watcher.wait_look()
+        looks.is_complete = True
+        await watcher.wait_look()
+        looks.is_complete = False
+        await watcher.wait_look()
+        await watcher.wait_look()
+        nursery.cancel_scope.cancel()
+    assert [time - begin for time in looks.begun] == [0, 11, 13, 16, 20, 24, 35, 37]
+
+
+async def test_pauses_are_constant_without_a_backoff(autojump_clock: MockClock) -> None:
+    looks = _Looks()
+    looks.is_complete = False
+    begin = trio.current_time()
+    with trio.move_on_after(11):
+        await FileWatcher(looks, 2).run(pauses_first=True)
+    assert [time - begin for time in looks.begun] == [2, 5, 8]
+
+
+async def test_a_requested_look_begins_at_once_and_is_shared(autojump_clock: MockClock) -> None:
+    looks = _Looks()
+    begin = trio.current_time()
+    watcher = FileWatcher(looks, 100)
+    ended: list[float] = []
+
+    async def request(seconds: float) -> None:
+        await trio.sleep(seconds)
+        await watcher.look_now()
+        ended.append(trio.current_time() - begin)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watcher.run)
+        async with trio.open_nursery() as callers:
+            for seconds in (5, 5, 5.5):
+                callers.start_soon(request, seconds)
+        nursery.cancel_scope.cancel()
+    assert [time - begin for time in looks.begun] == [0, 5, 6]
+    assert ended == [6, 6, 7]
+
+
+async def test_an_error_of_a_look_ends_the_watcher(mock_clock: MockClock) -> None:
+    async def look() -> bool:
+        await wait_all_tasks_blocked()
+        raise OSError("the disk is on fire")
+
+    with pytest.raises(OSError, match="on fire"):
+        await FileWatcher(look, 1).run()

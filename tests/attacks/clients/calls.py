@@ -1,4 +1,4 @@
-"""More calls than a service takes, and calls whose code keeps the interpreter to itself."""
+"""Calls with long errors or answers, more calls than a service takes, and calls that hold the interpreter."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ import http.client
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from benchmarks.requests import framed_bytes_request
-from tests.attacks.served import SLEEPER
+from tests.attacks.served import INFER, SLEEPER, Ports
 from tests.support.bare_http2 import BareConnection, ConnectionEnded
 
-if TYPE_CHECKING:
-    from tests.attacks.ports import Ports
-
-__all__ = ["long_searches", "overload"]
-
-INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 CLIENTS: Final = 40
 CALLS: Final = 50
 PAUSE_SECONDS: Final = 0.05
@@ -55,3 +49,30 @@ def long_searches(ports: Ports) -> str:
             except ConnectionEnded:
                 said.append("none")
     return "status " + ", ".join(said)
+
+
+def _ask(ports: Ports, graph: str, times: int) -> str:
+    said = []
+    for _ in range(times):
+        with BareConnection(ports.grpc, timeout=120) as connection:
+            try:
+                answer = connection.ask(INFER, framed_bytes_request(graph, "in", b"x")[5:])
+                said.append(f"{answer.status} in {len(answer.headers.get('grpc-message', ''))} characters")
+            except ConnectionEnded:
+                said.append("no answer")
+    return "status " + ", ".join(said)
+
+
+def long_texts(ports: Ports) -> str:
+    """Raise an exception of 20 MB, five times."""
+    return _ask(ports, "long_text", 5)
+
+
+def long_chains(ports: Ports) -> str:
+    """Raise an exception with a thousand causes, five times."""
+    return _ask(ports, "long_chain", 5)
+
+
+def long_outputs(ports: Ports) -> str:
+    """Answer with 400 MB, which is more than an answer may have, three times."""
+    return _ask(ports, "long_output", 3)

@@ -1,0 +1,288 @@
+"""Callers: scopes, the key file, and limits."""
+
+from __future__ import annotations
+
+import json
+import stat
+import tracemalloc
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ovmstrio.access.allowance import CallerAllowance, TokenBucket
+from ovmstrio.access.key_file import CallerEntry, digest_of, new_key, read_callers, read_key_file, write_key_file
+from ovmstrio.core.callers import Caller, Need, Scopes
+from ovmstrio.core.errors import CallerLimited, ConfigError, MissingScope, Problem
+
+NAMES = st.text("ab*?[]-._/", max_size=6)
+PATTERNS = st.lists(NAMES.filter(bool), max_size=3)
+
+
+def _caller(*scopes: str) -> Caller:
+    return Caller("shop", "key", Scopes.parse(scopes))
+
+
+@given(PATTERNS, NAMES.filter(bool))
+def test_a_caller_can_call_names_that_match_a_pattern(patterns: list[str], name: str) -> None:
+    caller = _caller(*(f"infer:{pattern}" for pattern in patterns))
+    expected = any(fnmatchcase(name, pattern) for pattern in patterns)
+    assert [caller.may_infer(name), caller.may_infer(name)] == [expected, expected]
+    assert caller.may_infer("") == bool(patterns)
+
+
+@given(PATTERNS, PATTERNS, NAMES)
+def test_scopes_allow_what_they_do_not_lack(own: list[str], others: list[str], name: str) -> None:
+    mine, theirs = (_caller(*(f"infer:{pattern}" for pattern in patterns)) for patterns in (own, others))
+    if not mine.scopes.lacks(theirs.scopes) and name:
+        assert mine.may_infer(name) >= theirs.may_infer(name)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "is_lost"),
+    [
+        ("resnet*", "resnet50", False),
+        ("resnet*", "resnet5*", False),
+        ("*net*", "res*net?", False),
+        ("resnet[12]", "resnet1", False),
+        ("resnet5*", "resnet*", True),
+        ("a?", "a*", True),
+        ("*ab*", "[ab]", True),
+        ("[!a]*", "*b", True),
+    ],
+)
+def test_a_wider_pattern_lacks_nothing_of_a_narrower_one(own: str, other: str, *, is_lost: bool) -> None:
+    lost = Scopes.parse([f"infer:{own}"]).lacks(Scopes.parse([f"infer:{other}"]))
+    assert lost == (f"infer:{other}" if is_lost else "")
+
+
+@given(PATTERNS, st.sets(st.sampled_from(["read", "metrics", "admin"])))
+def test_written_scopes_are_parsed_again(patterns: list[str], flags: set[str]) -> None:
+    scopes = Scopes.parse([*(f"infer:{pattern}" for pattern in patterns), *flags])
+    assert Scopes.parse(scopes.texts()) == scopes
+
+
+@pytest.mark.parametrize("text", ["", "infer:", "infer", "Read", "write", "infer :a"])
+def test_invalid_scopes_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected read, metrics, admin or infer:PATTERN"):
+        Scopes.parse(["read", text])
+    assert Scopes.known_of(["read", text]) == Scopes(read=True)
+
+
+@pytest.mark.parametrize(
+    ("scope", "met"),
+    [
+        ("infer:a*", {Need.NOTHING, Need.CALLER, Need.ABOUT, Need.INFER, Need.GENERATE}),
+        ("infer:b", {Need.NOTHING, Need.CALLER}),
+        ("read", {Need.NOTHING, Need.CALLER, Need.ABOUT, Need.READ}),
+        ("metrics", {Need.NOTHING, Need.CALLER, Need.METRICS}),
+        ("admin", {Need.NOTHING, Need.CALLER, Need.ABOUT, Need.READ, Need.ADMIN}),
+    ],
+)
+def test_each_scope_meets_only_its_needs(scope: str, met: set[Need]) -> None:
+    caller = _caller(scope)
+    for need in Need:
+        if need in met:
+            caller.demand(need, "add")
+            continue
+        with pytest.raises(MissingScope, match="'shop' may not do that: it needs the scope") as caught:
+            caller.demand(need, "add")
+        expected = {Need.INFER: "infer:add", Need.GENERATE: "infer:add", Need.ABOUT: "read"}
+        assert caught.value.scope == expected.get(need, need.name.lower())
+
+
+def test_memory_of_a_caller_is_bounded() -> None:
+    caller = _caller("infer:a*")
+    tracemalloc.start()
+    try:
+        assert all(caller.may_infer(f"a{number}") for number in range(20_000))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # 20,000 names alone would take 1 MB.
+    assert held < 300_000
+
+
+# The key file
+
+
+_TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+_PROOFS = st.one_of(
+    st.binary(min_size=32, max_size=32).map(lambda digest: {"sha256": digest.hex()}),
+    _TEXTS.map(lambda text: {"certificate": text}),
+    _TEXTS.map(lambda text: {"subject": text}),
+)
+_SCOPES = st.lists(st.one_of(st.sampled_from(["read", "admin", "metrics"]), _TEXTS.map("infer:{}".format)), max_size=3)
+
+
+@st.composite
+def _entries(draw: Any) -> CallerEntry:
+    limits = {
+        "requests_per_second": draw(st.floats(0, 1e6, allow_subnormal=False)),
+        "concurrency": draw(st.integers(0, 1000)),
+        "tokens_per_minute": draw(st.integers(0, 10**9)),
+    }
+    expires = draw(st.one_of(st.just(""), st.dates().map(str)))
+    name = draw(st.from_regex(r"[\w.@:/-]{1,20}", fullmatch=True))
+    return CallerEntry(name, Scopes.parse(draw(_SCOPES)), **draw(_PROOFS), **limits, expires=expires)
+
+
+@given(
+    st.lists(
+        _entries(),
+        max_size=4,
+        unique_by=(lambda entry: entry.name, lambda entry: (entry.sha256, entry.certificate, entry.subject)),
+    )
+)
+def test_written_callers_are_read_back(entries: list[CallerEntry]) -> None:
+    text = json.dumps({"callers": [entry.document() for entry in entries]})
+    assert read_callers(text.encode(), "keys.json") == entries
+
+
+def _problems_of(content: bytes) -> tuple[Problem, ...]:
+    try:
+        read_callers(content, "keys.json")
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+@given(st.one_of(st.binary(max_size=60), st.recursive(st.none() | st.text() | st.integers(), st.lists).map(json.dumps)))
+def test_any_content_is_read_or_refused_with_its_file(content: bytes | str) -> None:
+    problems = _problems_of(content.encode() if isinstance(content, str) else content)
+    assert {problem.file for problem in problems} <= {"keys.json"}
+
+
+_GOOD = {"name": "shop", "sha256": digest_of("x"), "scopes": ["read"]}
+
+
+@pytest.mark.parametrize(
+    ("callers", "expected"),
+    [
+        ([{**_GOOD, "scope": "read"}], "unknown key 'scope'"),
+        ([{"name": "shop", "sha256": digest_of("x")}], "'scopes' is missing"),
+        ([{"name": "shop", "scopes": []}], "expected one of sha256, certificate, subject"),
+        ([{**_GOOD, "subject": "s"}], "expected one of sha256, certificate, subject"),
+        ([{**_GOOD, "sha256": "ovms_secret"}], "no hash (expected 64 small hexadecimal digits"),
+        ([{**_GOOD, "name": "a b"}], "no such name"),
+        ([{**_GOOD, "expires": "2026-2-30"}], "no such day"),
+        ([{**_GOOD, "scopes": ["write"]}], "got 'write'"),
+        ([{**_GOOD, "concurrency": -1}], "0 or more"),
+        ([{**_GOOD, "tokens_per_minute": -1}], "0 or more"),
+        ([_GOOD, {**_GOOD, "sha256": digest_of("y")}], "another caller has the same name"),
+        ([_GOOD, {**_GOOD, "name": "other"}], "another caller has the same sha256"),
+    ],
+)
+def test_a_mistake_is_reported_with_its_line_and_without_secrets(callers: list[Any], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_callers(json.dumps({"callers": callers}, indent=1).encode(), "keys.json")
+    assert expected in caught.value.message
+    assert caught.value.message.startswith("keys.json:")
+    assert "ovms_secret" not in caught.value.message
+
+
+def test_a_new_file_is_private_and_an_old_one_keeps_its_mode(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    entry = CallerEntry("shop", Scopes(read=True), sha256=digest_of(new_key()))
+    write_key_file(file, [entry])
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.chmod(0o640)
+    write_key_file(file, [entry, CallerEntry("node", Scopes(), certificate="n")])
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert [each.name for each in read_key_file(file)] == ["shop", "node"]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_keys_are_long_and_unique() -> None:
+    keys = {new_key() for _ in range(100)}
+    assert len(keys) == 100
+    assert all(key.startswith("ovms_") and len(key) == 5 + 43 for key in keys)
+
+
+# Limits
+
+
+async def test_requests_per_second_are_limited_with_the_time_of_the_next(mock_clock: trio.testing.MockClock) -> None:
+    allowance = CallerAllowance("shop", requests_per_second=4)
+    for _ in range(4):
+        allowance.take()
+    with pytest.raises(CallerLimited, match=r"'shop' may make 4 requests a second; try again in 0.25 s") as caught:
+        allowance.take()
+    assert caught.value.retry_after_seconds == pytest.approx(0.25)
+    mock_clock.jump(0.25)
+    allowance.take()
+    with pytest.raises(CallerLimited):
+        allowance.take()
+    assert allowance.under_way == 5
+
+
+async def test_a_rate_below_one_per_second_admits_one_request(mock_clock: trio.testing.MockClock) -> None:
+    allowance = CallerAllowance("shop", requests_per_second=0.1)
+    allowance.take()
+    mock_clock.jump(9.9)
+    with pytest.raises(CallerLimited) as caught:
+        allowance.take()
+    assert caught.value.retry_after_seconds == pytest.approx(0.1)
+    mock_clock.jump(0.1)
+    allowance.take()
+
+
+async def test_concurrent_requests_count_until_they_end() -> None:
+    allowance = CallerAllowance("shop", concurrency=2)
+    allowance.take()
+    allowance.take()
+    with pytest.raises(CallerLimited, match="'shop' has 2 requests under way"):
+        allowance.take()
+    allowance.give_back()
+    allowance.take()
+    assert allowance.under_way == 2
+
+
+async def test_tokens_per_minute_are_limited_after_they_are_used(mock_clock: trio.testing.MockClock) -> None:
+    allowance = CallerAllowance("shop", tokens_per_minute=120)
+    allowance.check_tokens()
+    allowance.spend_tokens(119)
+    allowance.check_tokens()
+    allowance.spend_tokens(31)
+    refusal = r"'shop' may use 120 tokens a minute; try again in 16 s"
+    with pytest.raises(CallerLimited, match=refusal) as caught:
+        allowance.check_tokens()
+    assert caught.value.retry_after_seconds == pytest.approx(15.5)
+    mock_clock.jump(15.4)
+    with pytest.raises(CallerLimited):
+        allowance.check_tokens()
+    mock_clock.jump(0.1)
+    allowance.check_tokens()
+
+
+async def test_tokens_and_requests_are_separate_limits() -> None:
+    allowance = CallerAllowance("shop", concurrency=1, tokens_per_minute=1)
+    allowance.spend_tokens(1000)
+    allowance.take()
+    other = CallerAllowance("shop", requests_per_second=1)
+    other.spend_tokens(10**9)
+    other.check_tokens()
+
+
+@given(st.floats(0.1, 50), st.lists(st.floats(0, 3), max_size=60))
+def test_no_interval_has_more_than_rate_and_burst(rate: float, pauses: list[float]) -> None:
+    now = 0.0
+    bucket = TokenBucket(rate, clock=lambda: now)
+    passed: list[float] = []
+    for pause in pauses:
+        now += pause
+        wait = bucket.take()
+        if wait == 0:
+            passed.append(now)
+        else:
+            now += wait
+            assert bucket.take() == 0, "when it says so, there is one"
+            passed.append(now)
+    burst = max(1.0, rate)
+    for first, start in enumerate(passed):
+        for last in range(first, len(passed)):
+            assert last - first + 1 <= burst + (passed[last] - start) * rate + 1e-3

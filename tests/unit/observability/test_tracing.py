@@ -1,0 +1,335 @@
+"""Trace contexts, sampling, spans of calls and of user code, and recent traces."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextvars import copy_context
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry import context as contexts
+from opentelemetry import trace
+
+from ovmstrio.core.errors import ModelFailure
+from ovmstrio.core.events import OK, CallEvent, Door, WireRequest
+from ovmstrio.core.tracing import Span, current_span, part_of_call
+from ovmstrio.core.unrecorded_spans import span_of, unrecorded_spans
+from ovmstrio.observability.tracing.call_tracing import CallTracing
+from ovmstrio.observability.tracing.otel.user_spans import UserSpans
+from ovmstrio.observability.tracing.recent import RecentTraces
+from ovmstrio.observability.tracing.sampling import TraceSampling
+from ovmstrio.observability.tracing.spans import MOST_EVENTS, RecordedSpan
+from ovmstrio.observability.tracing.trace_context import TraceParent, read_parent, written_parent
+from ovmstrio.wire.grpc.headers import read_request_head
+from tests.support.peers import LOCAL
+from tests.support.waits import WAIT_SECONDS
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+@given(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.booleans())
+def test_a_written_parent_is_parsed_again(trace: int, span: int, is_sampled: bool) -> None:
+    assert read_parent(written_parent(trace, span, is_sampled=is_sampled)) == TraceParent(trace, span, is_sampled)
+
+
+@given(st.text(max_size=80))
+def test_no_parent_of_a_client_raises(text: str) -> None:
+    read_parent(text, text)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        f"00-{TRACE}-{SPAN}",
+        f"00-{TRACE}-{SPAN}-01-more",
+        f"ff-{TRACE}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE.upper()}-{SPAN}-01",
+    ],
+)
+def test_an_invalid_parent_is_ignored(header: str) -> None:
+    assert read_parent(header) is None
+
+
+def test_fields_of_later_versions_are_ignored() -> None:
+    assert read_parent(f"01-{TRACE}-{SPAN}-03-more", "a=b") == TraceParent(int(TRACE, 16), int(SPAN, 16), True, "a=b")
+
+
+@pytest.mark.parametrize("state", ["vendor=\xe9", "vendor=a\x7f", "vendor=\x00", "v=" + "x" * 511])
+def test_a_state_that_is_no_valid_header_is_dropped(state: str) -> None:
+    assert read_parent(f"00-{TRACE}-{SPAN}-01", state) == TraceParent(int(TRACE, 16), int(SPAN, 16), True)
+
+
+@pytest.mark.parametrize(
+    ("name", "sampled_parents", "default"),
+    [
+        ("always_on", {True, False}, True),
+        ("always_off", set(), False),
+        ("parentbased_always_on", {True}, True),
+        ("parentbased_always_off", {True}, False),
+    ],
+)
+def test_samplers_decide_by_parent_and_default(name: str, sampled_parents: set[bool], *, default: bool) -> None:
+    sampling = TraceSampling(name)
+    parents = {is_sampled: TraceParent(1, 1, is_sampled) for is_sampled in (True, False)}
+
+    assert {is_sampled for is_sampled, parent in parents.items() if sampling.records(5, parent)} == sampled_parents
+    assert sampling.records(5, None) is default
+
+
+def test_a_ratio_samples_by_the_trace_id() -> None:
+    sampling = TraceSampling("traceidratio", 0.25)
+    step = 2**64 // 1000
+    assert sum(sampling.records(part * step, None) for part in range(1000)) == pytest.approx(250, abs=1)
+
+
+@pytest.mark.parametrize(("name", "ratio"), [("sometimes", 1.0), ("traceidratio", 1.5)])
+def test_unknown_samplers_and_ratios_are_refused(name: str, ratio: float) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        TraceSampling(name, ratio)
+
+
+def _end_call(recent: RecentTraces, trace: int, spans: int = 0) -> None:
+    call = RecordedSpan("call", [recent], trace, kind="server")
+    for _ in range(spans):
+        call.add("part", 0.5, ended_ago=0.25)
+    call.end()
+
+
+def test_old_traces_are_dropped_and_long_ones_truncated() -> None:
+    recent = RecentTraces(most=2, most_spans=3)
+    for trace_id in (1, 2, 3):
+        _end_call(recent, trace_id, spans=5)
+
+    kept = recent.traces()
+    assert [trace.trace_id for trace in kept] == [f"{3:032x}", f"{2:032x}"]
+    assert [(len(trace.spans), trace.dropped) for trace in kept] == [(4, 2)] * 2
+    assert kept[0].root is not None
+    assert recent.trace(f"{1:032x}") is None
+    assert recent.trace("no id") is None
+    document = kept[0].document()
+    assert document["spans"] == 6
+    assert int(document["tree"][0]["ended"]) - int(document["tree"][0]["began"]) == 500_000_000
+
+
+def test_an_endless_trace_has_a_bounded_size() -> None:
+    recent = RecentTraces(most_spans=3)
+    for _ in range(20):
+        _end_call(recent, 1, spans=1)
+
+    (trace,) = recent.traces()
+    assert (len(trace.spans), trace.dropped) == (4, 36)
+    assert trace.spans[-1] is trace.root
+
+
+def test_spans_may_end_in_any_thread() -> None:
+    recent = RecentTraces()
+    call = RecordedSpan("call", [recent], 7, kind="server")
+
+    def work() -> None:
+        for _ in range(50):
+            call.add("part", 0.1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+    call.end()
+
+    (trace,) = recent.traces()
+    assert len(trace.spans) == 201
+
+
+def _fail_within(call: RecordedSpan) -> None:
+    with part_of_call("failing"):
+        assert current_span.get() is not call
+        raise ModelFailure("the cat is out")
+
+
+def test_a_part_fails_with_its_block() -> None:
+    recent = RecentTraces()
+    call = RecordedSpan("call", [recent], 9, kind="server")
+    with call.as_current():
+        with pytest.raises(ModelFailure):
+            _fail_within(call)
+        assert current_span.get() is call
+        for number in range(MOST_EVENTS + 5):
+            call.event(f"event {number}")
+    assert current_span.get() is None
+    assert part_of_call("nothing").__enter__() is None
+    call.end()
+    call.end()
+
+    (trace,) = recent.traces()
+    assert [span.failure for span in trace.spans] == ["the cat is out", ""]
+    assert len(trace.spans[1].events) == MOST_EVENTS
+    assert trace.spans[0].attributes["error.type"] == "ovmstrio.core.errors.ModelFailure"
+
+
+async def test_a_part_that_is_cancelled_has_not_failed() -> None:
+    recent = RecentTraces()
+    call = RecordedSpan("call", [recent], 9, kind="server")
+    with trio.CancelScope() as scope, call.part("waiting"):
+        scope.cancel()
+        await trio.sleep_forever()
+    call.end()
+
+    (trace,) = recent.traces()
+    assert (trace.spans[0].failure, trace.spans[0].attributes) == ("", {"ovmstrio.cancelled": True})
+
+
+# Spans of calls
+
+
+KSERVE = Door("KServe", "gRPC", "ModelInfer")
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+HEAD = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/b"), (b"content-type", b"application/grpc"))
+
+
+class _UserSpans:
+    """What code of users sees."""
+
+    def __init__(self) -> None:
+        self.entered: list[Span] = []
+
+    def enter(self, span: Span) -> object:
+        self.entered.append(span)
+        return None
+
+    def leave(self, before: object) -> None:
+        del before
+
+
+class _UnreadableHeaders(tuple[tuple[str, str], ...]):
+    """Headers that raise when they are read."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        raise AssertionError("the headers were read")
+
+
+def _start(tracing: CallTracing, request: WireRequest | None = None, kind: str = "model") -> CallEvent:
+    event = CallEvent("m", "1", kind, KSERVE, "ModelInfer", request=request)
+    copy_context().run(tracing.call_started, event)
+    return event
+
+
+def test_headers_are_read_only_for_requests_with_a_parent() -> None:
+    tracing = CallTracing(TraceSampling("always_off"), [], is_failure=bool)
+    bare, parent = read_request_head(HEAD, 10_000), f"00-{TRACE}-{SPAN}-00"
+    request = WireRequest("gRPC", "POST", bare.path, _UnreadableHeaders(), LOCAL)
+    request.traceparent = bare.traceparent
+    assert _start(tracing, request).span is None
+
+    known = read_request_head((*HEAD, (b"traceparent", parent.encode()), (b"tracestate", b"a=b")), 10_000)
+    request = WireRequest("gRPC", "POST", known.path, known.headers, LOCAL)
+    request.traceparent = known.traceparent
+    span = _start(tracing, request).span
+    assert span is not None
+    assert (span.trace_id, span.is_recorded) == (TRACE, False)
+    assert dict(span.headers())["tracestate"] == "a=b"
+
+
+def test_user_code_sees_only_the_spans_of_its_kinds() -> None:
+    kinds: list[str] = []
+
+    def has_user_code(kind: str) -> bool:
+        kinds.append(kind)
+        return kind == "handler"
+
+    users = _UserSpans()
+    tracing = CallTracing(TraceSampling("always_off"), [], is_failure=bool, user=users, has_user_code=has_user_code)
+    events = [_start(tracing, kind=kind) for kind in ("model", "handler", "model", "handler")]
+    assert kinds == ["model", "handler"]
+    assert users.entered == [events[1].span, events[3].span]
+
+
+def test_the_recorded_share_follows_the_ratio() -> None:
+    tracing = CallTracing(TraceSampling("parentbased_traceidratio", 0.25), [], is_failure=bool)
+    recorded = sum(bool(_start(tracing).trace_id) for _ in range(2000))
+    assert 350 < recorded < 650
+    assert current_span.get() is None
+
+
+class _SpanList:
+    """Keeps what has ended."""
+
+    def __init__(self) -> None:
+        self.spans: list[RecordedSpan] = []
+
+    def span_ended(self, span: RecordedSpan) -> None:
+        self.spans.append(span)
+
+
+def test_a_call_that_fails_after_its_end_has_the_ids_of_its_span() -> None:
+    kept = _SpanList()
+    tracing = CallTracing(TraceSampling("always_off"), [kept], is_failure=bool)
+    request = WireRequest("gRPC", "POST", "/a/b", (), LOCAL)
+    event = request.event = _start(tracing, request)
+    event.code, request.status = OK, 4
+
+    def end() -> Span | None:
+        unrecorded_spans.set(tracing.unrecorded_span)
+        tracing.call_finished(event)
+        tracing.request_ended(request)
+        return span_of(event)
+
+    unrecorded = copy_context().run(end)
+    (span,) = kept.spans
+    assert unrecorded is not None
+    assert (unrecorded.trace_id, unrecorded.span_id) == (span.trace_id, span.span_id)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.01, 0.5, 1.0])
+def test_ids_encode_the_sampling_decision(ratio: float) -> None:
+    sampling = TraceSampling("traceidratio", ratio)
+    decided = [each for each in (True, False) if ratio not in (0.0, 1.0) or each == bool(ratio)]
+    for is_recorded in decided:
+        ids = {sampling.new_id(is_recorded=is_recorded) for _ in range(200)}
+        assert len(ids) == 200
+        assert {sampling.records(each, None) for each in ids} == {is_recorded}
+        assert max(ids) < 2**128
+
+
+# User code
+
+
+def _document(recent: RecentTraces) -> dict[str, Any]:
+    (kept,) = recent.traces()
+    (document,) = json.loads(json.dumps(kept.document()))["tree"]
+    found: dict[str, Any] = document
+    return found
+
+
+def test_attributes_events_and_links_of_user_code_are_bounded() -> None:
+    recent = RecentTraces()
+    span = RecordedSpan("call", [recent], 7, kind="server")
+    before = contexts.get_current()
+    UserSpans().enter(span)
+    try:
+        seen = trace.get_current_span()
+        seen.set_attribute("size", object())  # type: ignore[arg-type]
+        seen.add_event("came", {"bytes": b"x", "long": "y" * 100_000, "number": 3})
+        seen.record_exception(ValueError("z" * 100_000), {"of": {1}})  # type: ignore[dict-item]
+        for _ in range(2 * MOST_EVENTS):
+            seen.add_link(trace.SpanContext(1, 2, is_remote=False))
+    finally:
+        UserSpans().leave(before)
+    span.end()
+
+    document = _document(recent)
+    assert document["attributes"]["size"].startswith("<object")
+    came, raised = (event["attributes"] for event in document["events"])
+    assert (came["bytes"], came["number"]) == ("b'x'", 3)
+    assert raised["of"] == "{1}"
+    assert max(len(came["long"]), len(raised["exception.message"])) < 2000
+    assert len(document["links"]) == MOST_EVENTS
