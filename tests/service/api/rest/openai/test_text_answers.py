@@ -39,7 +39,8 @@ USAGE = {
     "prompt_tokens_details": {"cached_tokens": 1},
     "completion_tokens_details": {"reasoning_tokens": 0},
 }
-TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+FUNCTION: dict[str, Any] = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
+TOOL = {"type": "function", "function": FUNCTION}
 
 
 async def _post(serving: Serving, path: str = CHATS, **more: Any) -> Any:
@@ -416,7 +417,7 @@ async def test_the_response_format_reaches_the_service_as_a_grammar(
 
 
 async def test_input_items_of_a_response_become_messages(serving: Serving) -> None:
-    function = {**TOOL["function"], "strict": True}
+    function = FUNCTION | {"strict": True}
     tool = {"type": "function", **function}
     request = await _request(
         serving,

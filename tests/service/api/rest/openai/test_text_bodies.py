@@ -172,6 +172,7 @@ async def test_fields_of_openai_are_accepted(serving: Serving, path: str, more: 
 @pytest.mark.parametrize("path", [CHATS, RESPONSES])
 async def test_only_allowed_tools_reach_the_service(serving: Serving, mode: str, path: str) -> None:
     tools = [{"type": "function", "function": {"name": name}} for name in "efg"]
+    choice: dict[str, Any]
     if path == CHATS:
         choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [tools[0], tools[2]]}}
     else:
@@ -341,20 +342,17 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ),
     ],
 }
-ALL_PATHS: list[tuple[dict[str, Any], str, str]] = [
-    ({field: value}, field, field)
-    for field, values in {
-        "user": [5, ["x"], {}],
-        "safety_identifier": [True],
-        "prompt_cache_key": [{}],
-        "service_tier": [1.5],
-        "verbosity": [["low"]],
-        "metadata": ["x", 1, []],
-        "prediction": ["x", [1]],
-        "stream_options": [1],
-    }.items()
-    for value in values
-]
+FIELDS_WITHOUT_EFFECT: dict[str, list[Any]] = {
+    "user": [5, ["x"], {}],
+    "safety_identifier": [True],
+    "prompt_cache_key": [{}],
+    "service_tier": [1.5],
+    "verbosity": [["low"]],
+    "metadata": ["x", 1, []],
+    "prediction": ["x", [1]],
+    "stream_options": [1],
+}
+ALL_PATHS = [({field: each}, field, field) for field, values in FIELDS_WITHOUT_EFFECT.items() for each in values]
 
 
 @pytest.mark.parametrize(
