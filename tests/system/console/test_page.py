@@ -1,4 +1,4 @@
-"""The console in a browser: each view with each kind of service, live, by keyboard and on a phone."""
+"""The console in a browser."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from tests.system.console.served_kinds import MARKUP, MARKUP_NAME, write_service
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
+
 
 expect = pytest.importorskip("playwright.sync_api").expect
 expect.set_options(timeout=60_000)
@@ -84,8 +85,7 @@ def _calls(server: ServedInThread, rounds: int = 5) -> None:
     _post(server, "/v2/models/words/infer", _words("please fail"))
 
 
-def test_the_list_tells_states_and_reasons_and_moves_with_calls(server: ServedInThread, open_page: OpenPage) -> None:
-    """Counts come without a click, and the failed one says why."""
+def test_the_list_has_states_reasons_and_live_counts(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server), viewport={"width": 1280, "height": 620}) as page:
         row = page.locator("tr[data-name=detector]")
         expect(row.locator(".state")).to_have_text("ready")
@@ -111,10 +111,7 @@ def test_the_list_tells_states_and_reasons_and_moves_with_calls(server: ServedIn
         pytest.param("graph", 1, marks=pytest.mark.slow),
     ],
 )
-def test_what_is_wired_is_drawn_with_live_counts(
-    server: ServedInThread, open_page: OpenPage, name: str, nodes: int
-) -> None:
-    """Nodes, edges, and how often they ran."""
+def test_graphs_are_drawn_with_live_counts(server: ServedInThread, open_page: OpenPage, name: str, nodes: int) -> None:
     with open_page(_url(server, f"services/{name}"), viewport={"width": 1280, "height": 860}) as page:
         boxes = page.locator("svg.drawing .box.node")
         expect(boxes).to_have_count(nodes)
@@ -131,8 +128,7 @@ def test_what_is_wired_is_drawn_with_live_counts(
         _picture(page, name)
 
 
-def test_a_model_is_tried_and_answers_in_labels_and_tables(server: ServedInThread, open_page: OpenPage) -> None:
-    """A picture is dropped on the input; the form of the answer may be chosen."""
+def test_a_picture_is_sent_to_a_model_and_its_answer_shown(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server, "services/classifier"), viewport={"width": 1280, "height": 700}) as page:
         expect(page.locator(".facts-list")).to_contain_text("precision")
         page.locator("input[type=file]").set_input_files({"name": "red.png", "mimeType": "image/png", "buffer": _png()})
@@ -155,9 +151,7 @@ def _png() -> bytes:
 
 
 @pytest.mark.slow
-def test_an_array_is_dropped_and_a_wrong_one_is_refused(server: ServedInThread, open_page: OpenPage) -> None:
-    """The server's own words are shown, and the values that were dropped are sent."""
-
+def test_an_array_is_sent_and_errors_of_the_server_are_shown(server: ServedInThread, open_page: OpenPage) -> None:
     def npy(values: Any) -> bytes:
         written = BytesIO()
         np.save(written, values)
@@ -180,8 +174,7 @@ def test_an_array_is_dropped_and_a_wrong_one_is_refused(server: ServedInThread, 
         expect(page.get_by_role("alert")).to_contain_text("not all of it is a number")
 
 
-def test_a_stream_grows_and_markup_in_it_stays_text(server: ServedInThread, open_page: OpenPage) -> None:
-    """Words of a graph's stream, with what would be code if it were markup."""
+def test_markup_in_a_stream_is_shown_as_text(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server, "services/words")) as page:
         page.locator(".input textarea").fill(f"one {MARKUP} three")
         page.get_by_label("How", exact=True).select_option("stream")
@@ -191,10 +184,7 @@ def test_a_stream_grows_and_markup_in_it_stays_text(server: ServedInThread, open
         assert page.evaluate("window.hit") is None
 
 
-def test_a_service_whose_name_is_markup_has_that_name_and_nothing_else(
-    server: ServedInThread, open_page: OpenPage
-) -> None:
-    """In every view, in the call to copy, and where the service is asked for."""
+def test_markup_in_a_name_is_shown_as_text_in_every_view(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server), may_fail=True) as page:
         page.get_by_role("searchbox").fill("onerror")
         page.get_by_role("link", name=MARKUP_NAME).click()
@@ -215,34 +205,21 @@ def test_a_service_whose_name_is_markup_has_that_name_and_nothing_else(
 
 
 @pytest.mark.slow
-def test_what_takes_bodies_is_tried_by_its_path(server: ServedInThread, open_page: OpenPage) -> None:
-    """A handler gets JSON and its answer is shown."""
+def test_a_service_is_shown_with_what_its_kind_has(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server, "services/handler")) as page:
         page.get_by_label("Body, JSON").fill("[20, 22]")
         page.get_by_role("button", name="Send").click()
         expect(page.locator(".result pre")).to_have_text("42")
         expect(page.locator(".facts-list")).to_contain_text("threads of its own")
-
-
-@pytest.mark.slow
-def test_the_layers_of_a_model_are_timed_on_request(server: ServedInThread, open_page: OpenPage) -> None:
-    """Those that take most come first."""
     with open_page(_url(server, "services/classifier")) as page:
         page.get_by_role("button", name="Time its layers").click()
         expect(page.locator("table.layers tbody tr").first).to_contain_text("%")
-
-
-@pytest.mark.slow
-def test_sequences_are_shown_with_their_age(server: ServedInThread, open_page: OpenPage) -> None:
-    """And how many requests each had."""
     with open_page(_url(server, "services/totals")) as page:
         _calls(server, 2)
-        row = page.locator(".sequences tbody tr")
-        expect(row.locator("td").first).to_have_text("7")
+        expect(page.locator(".sequences tbody tr").locator("td").first).to_have_text("7")
 
 
-def test_failures_are_told_with_their_node_and_charts_move(server: ServedInThread, open_page: OpenPage) -> None:
-    """What failed comes by itself."""
+def test_failures_are_shown_with_their_node(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server, "activity"), may_fail=True, viewport={"width": 1280, "height": 760}) as page:
         for _ in range(3):
             _calls(server, 3)
@@ -253,34 +230,19 @@ def test_failures_are_told_with_their_node_and_charts_move(server: ServedInThrea
         _picture(page, "activity")
 
 
-def test_what_was_told_is_kept_when_a_second_was_missed(server: ServedInThread, open_page: OpenPage) -> None:
-    """The figures come as a whole then, without what has not changed; names of services are no members of objects."""
+def test_failures_stay_when_a_frame_was_missed(server: ServedInThread, open_page: OpenPage) -> None:
     row = {"name": "__proto__", "kind": "model", "takes": [], "state": "ready", "reason": "", "versions": []}
-    totals: dict[str, Any] = {
-        "at": 1,
-        "rate": 0,
-        "error_rate": 0,
-        "p50": None,
-        "p90": None,
-        "p99": None,
-        "in_flight": 0,
-        "cpu": None,
-    }
-    totals |= {"memory_bytes": 1, "ready": True, "reason": ""}
-    failed: dict[str, Any] = {
-        "number": 1,
-        "at": 1,
-        "name": "__proto__",
-        "version": "",
-        "kind": "model",
-        "api": "KServe",
-    }
-    failed |= {"interface": "REST", "method": "ModelInfer", "request_id": "", "caller": "", "code": "ModelFailure"}
-    failed |= {"node": "", "message": "it is broken", "milliseconds": 1}
+    totals = {"at": 1, "rate": 0, "error_rate": 0, "in_flight": 0, "memory_bytes": 1, "ready": True, "reason": ""}
+    totals |= dict.fromkeys(("p50", "p90", "p99", "cpu"))
+    failed = {"number": 1, "at": 1, "milliseconds": 1, "name": "__proto__", "kind": "model", "message": "it is broken"}
+    failed |= {"api": "KServe", "interface": "REST", "method": "ModelInfer", "code": "ModelFailure"}
+    failed |= dict.fromkeys(("version", "request_id", "caller", "node"), "")
+    full = {"rows": {}, "services": {}, "totals": totals, "history": []}
     events = [
-        ("whole", {"number": 1, "rows": {}, "services": {}, "totals": totals, "history": []}),
+        ("whole", {"number": 1, **full}),
         ("failures", [failed]),
-        ("whole", {"number": 3, "rows": {}, "services": {}, "totals": totals, "history": []}),
+        # After a missed frame all figures are sent, but no failures.
+        ("whole", {"number": 3, **full}),
         ("frame", {"number": 4, "totals": totals, "rows": {"__proto__": row}, "services": {"__proto__": {"rate": 7}}}),
     ]
     body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events)
@@ -293,7 +255,6 @@ def test_what_was_told_is_kept_when_a_second_was_missed(server: ServedInThread, 
 
 
 def test_traces_are_drawn_as_waterfalls(server: ServedInThread, open_page: OpenPage) -> None:
-    """Recorded while somebody looks."""
     with open_page(_url(server, "traces"), viewport={"width": 1280, "height": 620}) as page:
         expect(page.locator(".link")).to_have_text("not ready")
         _calls(server, 2)
@@ -302,8 +263,7 @@ def test_traces_are_drawn_as_waterfalls(server: ServedInThread, open_page: OpenP
         _picture(page, "traces")
 
 
-def test_the_log_comes_as_it_is_written(server: ServedInThread, open_page: OpenPage) -> None:
-    """From a level on, and with the words that are looked for; markup in it stays text."""
+def test_lines_of_the_log_are_shown_filtered_and_as_text(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server, "log")) as page:
         expect(page.locator(".link")).to_have_text("not ready")
         log = logging.getLogger("shop.prices")
@@ -316,10 +276,7 @@ def test_the_log_comes_as_it_is_written(server: ServedInThread, open_page: OpenP
         expect(page.locator(".log img, .log script")).to_have_count(0)
 
 
-def test_levels_of_the_log_are_changed_and_stay_what_they_are(
-    server: ServedInThread, open_page: OpenPage, tmp_path: Path
-) -> None:
-    """Of the whole and of parts; a level that there is not is told, and stays to be mended."""
+def test_levels_of_the_log_are_changed_and_kept(server: ServedInThread, open_page: OpenPage, tmp_path: Path) -> None:
     configure_logs(level="INFO", fmt="json", path=tmp_path / "server.log")
     try:
         with open_page(_url(server, "log"), may_fail=True) as page:
@@ -342,8 +299,7 @@ def test_levels_of_the_log_are_changed_and_stay_what_they_are(
         LOG_LEVEL.set_parts({})
 
 
-def test_a_log_that_is_paused_keeps_its_lines_and_gets_no_others(server: ServedInThread, open_page: OpenPage) -> None:
-    """Whatever else changes, and whatever is looked for."""
+def test_a_paused_log_keeps_its_lines(server: ServedInThread, open_page: OpenPage) -> None:
     log = logging.getLogger("shop.prices")
     with open_page(_url(server, "log")) as page:
         log.error("price one")
@@ -363,7 +319,6 @@ def test_a_log_that_is_paused_keeps_its_lines_and_gets_no_others(server: ServedI
     "view", ["services", "services/detector", "services/words", "services/classifier", "activity", "traces", "log"]
 )
 def test_no_view_is_wider_than_a_phone(server: ServedInThread, open_page: OpenPage, view: str, scheme: str) -> None:
-    """390 points of width are enough, in both schemes, whose colours differ."""
     size = {"width": 390, "height": 800}
     with open_page(_url(server, view), viewport=size, color_scheme=scheme) as page:
         expect(page.locator("main h1")).to_be_visible()
@@ -375,10 +330,7 @@ def test_no_view_is_wider_than_a_phone(server: ServedInThread, open_page: OpenPa
             _picture(page, f"phone_{scheme}")
 
 
-def test_the_page_is_used_by_keyboard_and_has_names_for_screen_readers(
-    server: ServedInThread, open_page: OpenPage
-) -> None:
-    """The skip link comes first; views, fields and sorted columns say what they are."""
+def test_the_page_is_usable_by_keyboard_and_screen_readers(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server)) as page:
         expect(page.locator("tr[data-name=dag]")).to_be_visible()
         page.keyboard.press("Tab")
@@ -402,8 +354,7 @@ def test_the_page_is_used_by_keyboard_and_has_names_for_screen_readers(
 
 
 @pytest.mark.slow
-def test_a_page_goes_on_when_its_server_was_started_again(tmp_path: Path, open_page: OpenPage) -> None:
-    """It says that it is cut off, and then shows what the new server has."""
+def test_the_page_reconnects_to_a_restarted_server(tmp_path: Path, open_page: OpenPage) -> None:
     config = write_services(tmp_path)
     with closing(socket.create_server(("127.0.0.1", 0))) as held:
         address = f"127.0.0.1:{held.getsockname()[1]}"
@@ -420,8 +371,7 @@ def test_a_page_goes_on_when_its_server_was_started_again(tmp_path: Path, open_p
 
 
 @pytest.mark.slow
-def test_a_server_that_knows_its_callers_asks_for_a_key(tmp_path: Path, open_page: OpenPage) -> None:
-    """A wrong one is refused, the right one opens the list, with what it may do; one that is gone ends what is open."""
+def test_a_server_with_known_callers_asks_for_a_key(tmp_path: Path, open_page: OpenPage) -> None:
     config = write_services(tmp_path)
     keys = tmp_path / "keys.json"
     entry = {"name": "reader", "sha256": digest_of("secret-key"), "scopes": ["read"]}
@@ -450,7 +400,6 @@ def test_a_server_that_knows_its_callers_asks_for_a_key(tmp_path: Path, open_pag
 
 @pytest.mark.slow
 def test_a_thousand_services_are_listed_filtered_and_live(tmp_path: Path, open_page: OpenPage) -> None:
-    """The first of them are drawn, all can be found, and a call shows."""
     (tmp_path / "graph.pbtxt").write_text(
         'input_stream: "in"\noutput_stream: "out"\n'
         'node { calculator: "PassThroughCalculator" input_stream: "in" output_stream: "out" }\n'
@@ -468,8 +417,7 @@ def test_a_thousand_services_are_listed_filtered_and_live(tmp_path: Path, open_p
 
 
 @pytest.mark.slow
-def test_a_chat_tells_of_an_answer_without_a_word(tmp_path: Path, open_page: OpenPage) -> None:
-    """A text may end with its first token."""
+def test_a_chat_shows_an_empty_answer(tmp_path: Path, open_page: OpenPage) -> None:
     folder = write_tiny_folder(tmp_path / "tiny")
     event = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
     with (
@@ -484,8 +432,7 @@ def test_a_chat_tells_of_an_answer_without_a_word(tmp_path: Path, open_page: Ope
 
 
 @pytest.mark.slow
-def test_a_model_of_text_has_a_chat_and_tells_of_its_batch(tmp_path: Path, open_page: OpenPage) -> None:
-    """The answer grows, the tokens are counted, and the call stands there for OpenAI's client."""
+def test_a_text_model_has_a_chat_with_live_counts(tmp_path: Path, open_page: OpenPage) -> None:
     folder = write_tiny_folder(tmp_path / "tiny")
     with (
         serving_in_thread(model_name="tiny", model_path=folder, task="text_generation") as server,
