@@ -230,79 +230,49 @@ def test_sequence_inputs_by_rows_have_a_second_dimension() -> None:
 # Refusals
 
 
-NOT_JSON_BODIES = (
-    b"",
-    b"{",
-    b'{"inputs": nan}',
-    b'{"inputs": +Infinity}',
-    b'{"inputs": [NaN,]}',
-    b'{"inputs": NaN} x',
-    b'{"inputs": 1e400}',
-    b"\xff NaN",
-    b'{"inputs": [NaN, %b]}' % (b"1" * 5000),
-)
-TOO_DEEP = "JSON nesting depth exceeded"
-DEPTHS = ((101, b"1"), (100_000, b"1"), (100_000, b"NaN"))
+BAD_BODIES: dict[str, tuple[Any, ...]] = {
+    NOT_JSON: (
+        *(b"", b"{", b'{"inputs": nan}', b'{"inputs": +Infinity}', b'{"inputs": [NaN,]}', b'{"inputs": NaN} x'),
+        *(b'{"inputs": 1e400}', b"\xff NaN", b'{"inputs": [NaN, %b]}' % (b"1" * 5000)),
+    ),
+    "JSON nesting depth exceeded": tuple(
+        b'{"inputs":%b%b%b}' % (b"[" * depth, word, b"]" * depth)
+        for depth, word in ((101, b"1"), (100_000, b"1"), (100_000, b"NaN"))
+    ),
+    "Request body should be JSON object": (b"[]", b"7", b"null", b"NaN", b"[NaN]", b'"NaN"'),
+}
+BAD_DOCUMENTS: dict[str, tuple[Any, ...]] = {
+    "Could not detect row or column format": ({}, {"signature_name": ""}, {"instances": [[1]], "inputs": [[1]]}),
+    "Missing inputs in column format": ({"inputs": {}},),
+    "One of inputs is not a JSON object.": tuple({"inputs": each} for each in (None, "text", True)),
+}
+BAD_INSTANCES: dict[str, tuple[Any, ...]] = {
+    "Invalid JSON structure. Nonamed instance is not an array.": (1, {"x": [1]}, None, "text"),
+    "Invalid JSON structure. Missing instances in row format": ([],),
+    "Could not detect neither named or nonamed format": ([None], [True]),
+    "Invalid JSON structure. One of named instances is not a JSON object.": ([{"x": [1]}, [1]], [{"x": [1]}, None]),
+    "Invalid JSON structure. Request inputs have different batch sizes": (
+        [{"x": [1]}, {"x": [1], "y": [1]}],
+        [{"x": [1]}, {"y": [1]}],
+    ),
+    NO_INSTANCE: (
+        *([{}], [{"x": [1]}, {}], [[1], [1, 2]], [[1], 2], [1, [2]], [[1], {"x": [1]}], [[1], ["a"]], ["a"]),
+        *([1, True], [1, None], [[[]], [1]], [{"x": [1]}, {"x": [1, 2]}], [{"x": [1]}, {"x": 1}]),
+        *([{"x": {"b64": "AA==", "more": 1}}], [{"x": True}], [{"x": None}]),
+        *([{"b64": each}] for each in ("?", "QQ", "ü")),
+    ),
+}
+BAD_INPUTS = (None, "text", [True], ["text"], {"y": 1}, [1, [2]], [[1, 2], [3]], [{"b64": 1}])
 
 
 @pytest.mark.parametrize(
     ("document", "text"),
     [
-        *((body, NOT_JSON) for body in NOT_JSON_BODIES),
-        *((body, "Request body should be JSON object") for body in (b"[]", b"7", b"null", b"NaN", b"[NaN]", b'"NaN"')),
-        ({}, "Invalid JSON structure. Could not detect row or column format"),
-        ({"signature_name": ""}, "Invalid JSON structure. Could not detect row or column format"),
-        ({"instances": [[1]], "inputs": [[1]]}, "Invalid JSON structure. Could not detect row or column format"),
-        ({"instances": 1}, "Invalid JSON structure. Nonamed instance is not an array."),
-        ({"instances": {"x": [1]}}, "Invalid JSON structure. Nonamed instance is not an array."),
-        ({"instances": None}, "Invalid JSON structure. Nonamed instance is not an array."),
-        ({"instances": "text"}, "Invalid JSON structure. Nonamed instance is not an array."),
-        ({"instances": []}, "Invalid JSON structure. Missing instances in row format"),
-        ({"instances": [None]}, "Could not detect neither named or nonamed format"),
-        ({"instances": [True]}, "Could not detect neither named or nonamed format"),
-        ({"instances": [{"x": [1]}, [1]]}, "Invalid JSON structure. One of named instances is not a JSON object."),
-        ({"instances": [{"x": [1]}, None]}, "Invalid JSON structure. One of named instances is not a JSON object."),
-        ({"instances": [{}]}, NO_INSTANCE),
-        ({"instances": [{"x": [1]}, {}]}, NO_INSTANCE),
-        (
-            {"instances": [{"x": [1]}, {"x": [1], "y": [1]}]},
-            "Invalid JSON structure. Request inputs have different batch sizes",
-        ),
-        (
-            {"instances": [{"x": [1]}, {"y": [1]}]},
-            "Invalid JSON structure. Request inputs have different batch sizes",
-        ),
-        ({"instances": [[1], [1, 2]]}, NO_INSTANCE),
-        ({"instances": [[1], 2]}, NO_INSTANCE),
-        ({"instances": [1, [2]]}, NO_INSTANCE),
-        ({"instances": [[1], {"x": [1]}]}, NO_INSTANCE),
-        ({"instances": [[1], ["a"]]}, NO_INSTANCE),
-        ({"instances": ["a"]}, NO_INSTANCE),
-        ({"instances": [1, True]}, NO_INSTANCE),
-        ({"instances": [1, None]}, NO_INSTANCE),
-        ({"instances": [[[]], [1]]}, NO_INSTANCE),
-        ({"instances": [{"x": [1]}, {"x": [1, 2]}]}, NO_INSTANCE),
-        ({"instances": [{"x": [1]}, {"x": 1}]}, NO_INSTANCE),
-        ({"instances": [{"x": {"b64": "AA==", "more": 1}}]}, NO_INSTANCE),
-        ({"instances": [{"x": True}]}, NO_INSTANCE),
-        ({"instances": [{"x": None}]}, NO_INSTANCE),
-        ({"instances": [{"b64": "?"}]}, NO_INSTANCE),
-        ({"instances": [{"b64": "QQ"}]}, NO_INSTANCE),
-        ({"instances": [{"b64": "ü"}]}, NO_INSTANCE),
-        ({"inputs": {}}, "Invalid JSON structure. Missing inputs in column format"),
-        ({"inputs": None}, "Invalid JSON structure. One of inputs is not a JSON object."),
-        ({"inputs": "text"}, "Invalid JSON structure. One of inputs is not a JSON object."),
-        ({"inputs": True}, "Invalid JSON structure. One of inputs is not a JSON object."),
-        ({"inputs": {"x": None}}, NO_INPUT),
-        ({"inputs": {"x": "text"}}, NO_INPUT),
-        ({"inputs": {"x": [True]}}, NO_INPUT),
-        ({"inputs": {"x": ["text"]}}, NO_INPUT),
-        ({"inputs": {"x": {"y": 1}}}, NO_INPUT),
-        ({"inputs": {"x": [1, [2]]}}, NO_INPUT),
-        ({"inputs": {"x": [[1, 2], [3]]}}, NO_INPUT),
-        ({"inputs": {"x": [{"b64": 1}]}}, NO_INPUT),
+        *((each, text) for text, group in BAD_BODIES.items() for each in group),
+        *((each, f"Invalid JSON structure. {text}") for text, group in BAD_DOCUMENTS.items() for each in group),
+        *(({"instances": each}, text) for text, group in BAD_INSTANCES.items() for each in group),
+        *(({"inputs": {"x": each}}, NO_INPUT) for each in BAD_INPUTS),
         ({"inputs": [{"b64": "a b="}]}, NO_INPUT),
-        *((b'{"inputs":%b%b%b}' % (b"[" * depth, word, b"]" * depth), TOO_DEEP) for depth, word in DEPTHS),
     ],
 )
 def test_a_bad_document_is_refused_with_ovms_text(document: Any, text: str) -> None:
@@ -524,26 +494,23 @@ def test_paths_name_servable_version_and_operation(method: str, path: str, expec
     assert read_target(method, path) == expected
 
 
+UNSUPPORTED = (MethodNotAllowed, "Unsupported method")
+UNKNOWN_RESOURCE = (NotFound, "Requested REST resource not found")
+INVALID_URL = (InvalidRequest, "Invalid request URL")
+UNKNOWN_VERSION = (NotFound, "Model with requested version is not found")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "error", "text"),
     [
-        ("GET", "m:predict", MethodNotAllowed, "Unsupported method"),
-        ("GET", "m/versions/1:classify", MethodNotAllowed, "Unsupported method"),
-        ("POST", "m", MethodNotAllowed, "Unsupported method"),
-        ("POST", "m/metadata", MethodNotAllowed, "Unsupported method"),
-        ("POST", "m/versions/1/metadata", MethodNotAllowed, "Unsupported method"),
-        ("POST", "m:classify", NotFound, "Requested REST resource not found"),
-        ("POST", "m/labels/x:regress", NotFound, "Requested REST resource not found"),
-        ("POST", "m/versions/one:predict", InvalidRequest, "Invalid request URL"),
-        ("POST", "m/versions/:predict", InvalidRequest, "Invalid request URL"),
-        ("POST", "m/versions/-1:predict", InvalidRequest, "Invalid request URL"),
-        ("POST", "m/versions/\u0661:predict", InvalidRequest, "Invalid request URL"),
-        ("GET", "m/versions/1/2", InvalidRequest, "Invalid request URL"),
-        ("GET", "m/versions/1/labels/x", InvalidRequest, "Invalid request URL"),
-        ("GET", "/", InvalidRequest, "Invalid request URL"),
-        ("POST", "m/infer", InvalidRequest, "Invalid request URL"),
-        ("POST", f"m/versions/{2**63}:predict", NotFound, "Model with requested version is not found"),
-        ("GET", f"m/versions/{'9' * 5000}", NotFound, "Model with requested version is not found"),
+        *(("GET", path, *UNSUPPORTED) for path in ("m:predict", "m/versions/1:classify")),
+        *(("POST", path, *UNSUPPORTED) for path in ("m", "m/metadata", "m/versions/1/metadata")),
+        *(("POST", path, *UNKNOWN_RESOURCE) for path in ("m:classify", "m/labels/x:regress")),
+        *(("POST", f"m/versions/{each}:predict", *INVALID_URL) for each in ("one", "", "-1", "\u0661")),
+        ("POST", "m/infer", *INVALID_URL),
+        *(("GET", path, *INVALID_URL) for path in ("m/versions/1/2", "m/versions/1/labels/x", "/")),
+        ("POST", f"m/versions/{2**63}:predict", *UNKNOWN_VERSION),
+        ("GET", f"m/versions/{'9' * 5000}", *UNKNOWN_VERSION),
     ],
 )
 def test_other_paths_are_refused(method: str, path: str, error: type[Exception], text: str) -> None:
