@@ -136,21 +136,14 @@ async def test_the_repository_index_lists_ready_versions_on_request(tmp_path: Pa
 @pytest.mark.parametrize(
     ("path", "status", "text"),
     [
-        ("/v2/models/nobody", 404, MODEL_MISSING),
-        ("/v2/models/nobody/ready", 404, MODEL_MISSING),
-        ("/v2/models/nobody/config", 404, MODEL_MISSING),
-        ("/v2/models/echo%20echo", 404, MODEL_MISSING),
-        ("/v2/models/echo/versions/7", 404, VERSION_MISSING),
-        ("/v2/models/echo/versions/7/ready", 404, VERSION_MISSING),
-        ("/v2/models/echo/versions/0/ready", 404, VERSION_MISSING),
-        ("/v2/models/echo/versions/99999999999999999999", 404, VERSION_MISSING),
-        ("/v2/models/echo/versions/one", 400, MALFORMED_VERSION),
-        ("/v2/models/echo/versions/-1/ready", 400, MALFORMED_VERSION),
-        ("/v2/models/echo/labels/stable", 400, "Invalid request URL"),
+        *((path, 404, MODEL_MISSING) for path in ("nothing", "nothing/ready", "nothing/config", "echo%20echo")),
+        *((f"echo/versions/{path}", 404, VERSION_MISSING) for path in ("7", "7/ready", "0/ready", "9" * 20)),
+        *((f"echo/versions/{path}", 400, MALFORMED_VERSION) for path in ("one", "-1/ready")),
+        ("echo/labels/stable", 400, "Invalid request URL"),
     ],
 )
 async def test_unknown_names_and_versions_are_refused(serving: Serving, path: str, status: int, text: str) -> None:
-    answer = await serving.get(path)
+    answer = await serving.get(f"/v2/models/{path}")
     assert (answer.status_code, list(answer.json())) == (status, ["error"])
     assert answer.json()["error"].startswith(text)
 

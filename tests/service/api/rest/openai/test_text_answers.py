@@ -191,34 +191,20 @@ async def test_a_streamed_response_has_all_items_in_order(serving: Serving) -> N
     answer = await _post(serving, RESPONSES, stream=True)
     *events, end = events_of(answer.text)
     assert end == "[DONE]"
+    reasoning = ["reasoning_summary_part.added", "reasoning_summary_text.delta", "reasoning_summary_text.done"]
+    text = ["content_part.added", "output_text.delta", "output_text.delta", "output_text.done", "content_part.done"]
+    arguments = [*["function_call_arguments.delta"] * 2, "function_call_arguments.done"]
+    items = [[*reasoning, "reasoning_summary_part.done"], text, arguments]
     assert [each["type"].removeprefix("response.") for each in events] == [
-        "created",
-        "in_progress",
-        "output_item.added",
-        "reasoning_summary_part.added",
-        "reasoning_summary_text.delta",
-        "reasoning_summary_text.done",
-        "reasoning_summary_part.done",
-        "output_item.done",
-        "output_item.added",
-        "content_part.added",
-        "output_text.delta",
-        "output_text.delta",
-        "output_text.done",
-        "content_part.done",
-        "output_item.done",
-        "output_item.added",
-        "function_call_arguments.delta",
-        "function_call_arguments.delta",
-        "function_call_arguments.done",
-        "output_item.done",
+        *("created", "in_progress"),
+        *(name for item in items for name in ("output_item.added", *item, "output_item.done")),
         "completed",
     ]
     assert [each["sequence_number"] for each in events] == list(range(len(events)))
     assert events[-1]["response"]["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
     assert answer.text.count("event: response.output_text.delta\n") == 2
-    reasoning, message, call = events[-1]["response"]["output"]
-    assert reasoning["summary"] == [{"type": "summary_text", "text": "hm"}]
+    summary, message, call = events[-1]["response"]["output"]
+    assert summary["summary"] == [{"type": "summary_text", "text": "hm"}]
     assert message["content"][0]["text"] == "some"
     assert (call["call_id"], call["name"], call["arguments"]) == ("call_1", "weather", "{}")
     assert [each["output_index"] for each in events if each["type"].endswith("item.done")] == [0, 1, 2]

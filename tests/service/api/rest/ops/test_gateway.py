@@ -33,55 +33,30 @@ JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 
 
-GATEWAY: list[tuple[str, str, bytes, int, str, bytes]] = [
+ECHOED = b'{"err_no":0,"err_msg":"","key":["%b"],"value":["%b"],"tensors":[]}'
+ANSWERED: list[tuple[str, bytes, bytes]] = [
     (
-        "POST",
         "/uci/prediction",
         b'{"key":["x"],"value":["<1&\\u0008\\u000c\\u2028\\u007f\\u0001\xc3\xa9>"]}',
-        200,
-        JSON,
-        (
-            b'{"err_no":0,"err_msg":"","key":["x"],'
-            b'"value":["\\u003c1\\u0026\\u0008\\u000c\\u2028\x7f\\u0001\xc3\xa9\\u003e"],"tensors":[]}'
-        ),
+        ECHOED % (b"x", b"\\u003c1\\u0026\\u0008\\u000c\\u2028\x7f\\u0001\xc3\xa9\\u003e"),
     ),
-    ("POST", "/nope/prediction", b"{}", 200, JSON, NO_SERVICE),
-    ("POST", "/uci/prediction", b"", 200, JSON, EMPTY),
-    ("POST", "/uci/prediction", b"null", 200, JSON, EMPTY),
-    ("POST", "/uci/whatever", b'{"key":null,"nope":{"a":[1]}}', 200, JSON, EMPTY),
-    ("POST", "/uci/", b"{}", 200, JSON, EMPTY),
-    ("POST", "/uci/x%20y", b"{}", 200, JSON, EMPTY),
-    ("POST", "/uci/x", b'{"name":"other","method":"other"}', 200, JSON, EMPTY),
+    ("/nope/prediction", b"{}", NO_SERVICE),
+    *(("/uci/prediction", body, EMPTY) for body in (b"", b"null")),
+    ("/uci/whatever", b'{"key":null,"nope":{"a":[1]}}', EMPTY),
+    *((path, b"{}", EMPTY) for path in ("/uci/", "/uci/x%20y")),
+    ("/uci/x", b'{"name":"other","method":"other"}', EMPTY),
+    ("/uci/x", b'{"key":["a"],"key":["b"],"value":["2"],"logid":"78"}', ECHOED % (b"b", b"2")),
+    ("/uci/x", b'{"tensors":[{"name":"s","elemType":12,"strData":["a","b"]}]}', ECHOED % (b"s", b"ab")),
     (
-        "POST",
-        "/uci/x",
-        b'{"key":["a"],"key":["b"],"value":["2"],"logid":"78"}',
-        200,
-        JSON,
-        b'{"err_no":0,"err_msg":"","key":["b"],"value":["2"],"tensors":[]}',
-    ),
-    (
-        "POST",
-        "/uci/x",
-        b'{"tensors":[{"name":"s","elemType":12,"strData":["a","b"]}]}',
-        200,
-        JSON,
-        b'{"err_no":0,"err_msg":"","key":["s"],"value":["ab"],"tensors":[]}',
-    ),
-    (
-        "POST",
         "/uci/x",
         b'{"tensors":[{"name":"i","elem_type":0,"int64_data":["1",2],"shape":["2"]}]}',
-        200,
-        JSON,
-        b'{"err_no":0,"err_msg":"","key":["i"],"value":["array([1, 2])"],"tensors":[]}',
+        ECHOED % (b"i", b"array([1, 2])"),
     ),
-    ("GET", "/uci/prediction", b"", 405, TEXT, b"Method Not Allowed\n"),
-    ("PUT", "/uci/prediction", b"{}", 405, TEXT, b"Method Not Allowed\n"),
-    ("DELETE", "/uci/prediction", b"", 405, TEXT, b"Method Not Allowed\n"),
-    ("POST", "/", b"{}", 404, TEXT, b"Not Found\n"),
-    ("POST", "/uci", b"{}", 404, TEXT, b"Not Found\n"),
-    ("POST", "/a/b/c", b"{}", 404, TEXT, b"Not Found\n"),
+]
+GATEWAY: list[tuple[str, str, bytes, int, str, bytes]] = [
+    *(("POST", path, body, 200, JSON, expected) for path, body, expected in ANSWERED),
+    *((verb, "/uci/prediction", b"", 405, TEXT, b"Method Not Allowed\n") for verb in ("GET", "PUT", "DELETE")),
+    *(("POST", path, b"{}", 404, TEXT, b"Not Found\n") for path in ("/", "/uci", "/a/b/c")),
 ]
 
 

@@ -132,10 +132,7 @@ REFUSED_CALLS = (
     (GRAPH, b'{"inputs": [1]}', 404, NAME_MISSING),
     ("dummy/versions/7", b"no json", 404, VERSION_MISSING),
     ("dummy/versions/99999999999999999999", b"{}", 404, VERSION_MISSING),
-    ("dummy/versions/x", b"{}", 400, "Invalid request URL"),
-    ("dummy", b"", 412, "The file is not valid json"),
     ("dummy", b"{", 412, "The file is not valid json"),
-    ("dummy", b"[]", 400, "Request body should be JSON object"),
     ("dummy", b"{}", 400, "Invalid JSON structure. Could not detect row or column format"),
     ("dummy", b'{"inputs": {"c": [[1, 2, 3]]}}', 400, "Missing input with specific name - Required input: b"),
     ("dummy", b'{"inputs": {"b": [[1]], "c": 1}}', 400, "Invalid number of inputs - Expected: 1; Actual: 2"),
@@ -162,16 +159,12 @@ async def test_a_refused_predict_call_has_status_and_text_of_ovms(served: Servin
 REFUSED_PATHS = (
     ("GET", "/v1/models/dummy:predict", 406, "Unsupported method"),
     ("GET", "/v1/models/nothing:predict", 406, "Unsupported method"),
-    ("DELETE", "/v1/models/dummy", 406, "Unsupported method"),
     ("POST", "/v1/models", 406, "Unsupported method"),
-    ("POST", "/v1/models/dummy:classify", 404, "Requested REST resource not found"),
-    ("POST", "/v1/models/dummy/infer", 400, "Invalid request URL"),
     ("GET", "/v1/models/a%2Fb", 400, "Invalid request URL"),
     ("GET", "/v1/models/nothing", 404, NAME_MISSING),
     ("GET", "/v1/models/dummy/versions/7", 404, VERSION_MISSING),
     ("GET", "/v1/models/nothing/metadata", 404, NAME_MISSING),
     ("GET", "/v1/models/dummy/versions/7/metadata", 404, VERSION_MISSING),
-    ("GET", f"/v1/models/dummy/versions/{2**63}", 404, VERSION_MISSING),
 )
 
 
