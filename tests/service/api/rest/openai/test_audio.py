@@ -271,57 +271,47 @@ async def test_a_recording_above_the_message_size_limit_is_refused(tmp_path: Pat
 # Both directions
 
 
-@pytest.mark.parametrize(
-    ("name", "fields", "param", "message"),
-    [
-        (VOICE, {"input": ...}, "input", "input field is missing in JSON body"),
-        (VOICE, {"input": None}, "input", "input field is missing in JSON body"),
-        (VOICE, {"input": ["a"]}, "input", "input field is not a string; got a list"),
-        (VOICE, {"input": " \n"}, "input", "input field is empty"),
+REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
+    VOICE: [
+        ({"input": ...}, "input", "input field is missing in JSON body"),
+        ({"input": None}, "input", "input field is missing in JSON body"),
+        ({"input": ["a"]}, "input", "input field is not a string; got a list"),
+        ({"input": " \n"}, "input", "input field is empty"),
+        ({"input": "x" * 4097}, "input", "input may have 4096 characters, or 100000 where stream_format is audio"),
+        ({"input": "x" * 100_001, "response_format": "mp3"}, "input", "input may have 100000 characters; got 100001"),
+        ({"voice": {"id": "v"}}, "voice", "voice field is not a string"),
+        ({"language": 5}, "language", "language field is not a string; got 5"),
+        ({"speed": "1"}, "speed", "speed field is not a number; got '1'"),
+        ({"speed": True}, "speed", "speed field is not a number; got True"),
+        ({"response_format": "aac"}, "response_format", "should be one of wav, pcm, flac, mp3, opus; got 'aac'"),
+        ({"stream_format": "ws"}, "stream_format", "stream_format should be one of audio, sse; got 'ws'"),
+        ({"instructions": "Whisper."}, "instructions", "instructions are not supported"),
+        ({"model": 7}, "model", "model field is not a string"),
+        ({"input": "", "speed": "fast"}, "input", "speed field is"),
+    ],
+    EARS: [
+        ({"response_format": "xml"}, "response_format", "response_format should be one of json, text, srt"),
+        ({"temperature": "warm"}, "temperature", "temperature is not a valid number; got 'warm'"),
+        ({"temperature": "3"}, "temperature", "temperature out of range(0.0, 2.0)"),
+        ({"temperature": "nan"}, "temperature", "temperature out of range(0.0, 2.0)"),
+        ({"stream": "perhaps"}, "stream", "stream field is not a boolean"),
+        ({"stream": "true", "response_format": "srt"}, "response_format", "a stream has text alone: json or text"),
+        ({"timestamp_granularities[]": "letter"}, "timestamp_granularities", "segment or word; got 'letter'"),
         (
-            VOICE,
-            {"input": "x" * 4097},
-            "input",
-            "input may have 4096 characters, or 100000 where stream_format is audio",
-        ),
-        (
-            VOICE,
-            {"input": "x" * 100_001, "response_format": "mp3"},
-            "input",
-            "input may have 100000 characters; got 100001",
-        ),
-        (VOICE, {"voice": {"id": "v"}}, "voice", "voice field is not a string"),
-        (VOICE, {"language": 5}, "language", "language field is not a string; got 5"),
-        (VOICE, {"speed": "1"}, "speed", "speed field is not a number; got '1'"),
-        (VOICE, {"speed": True}, "speed", "speed field is not a number; got True"),
-        (VOICE, {"response_format": "aac"}, "response_format", "should be one of wav, pcm, flac, mp3, opus; got 'aac'"),
-        (VOICE, {"stream_format": "ws"}, "stream_format", "stream_format should be one of audio, sse; got 'ws'"),
-        (VOICE, {"instructions": "Whisper."}, "instructions", "instructions are not supported"),
-        (VOICE, {"model": 7}, "model", "model field is not a string"),
-        (VOICE, {"input": "", "speed": "fast"}, "input", "speed field is"),
-        (EARS, {"response_format": "xml"}, "response_format", "response_format should be one of json, text, srt"),
-        (EARS, {"temperature": "warm"}, "temperature", "temperature is not a valid number; got 'warm'"),
-        (EARS, {"temperature": "3"}, "temperature", "temperature out of range(0.0, 2.0)"),
-        (EARS, {"temperature": "nan"}, "temperature", "temperature out of range(0.0, 2.0)"),
-        (EARS, {"stream": "perhaps"}, "stream", "stream field is not a boolean"),
-        (
-            EARS,
-            {"stream": "true", "response_format": "srt"},
-            "response_format",
-            "a stream has text alone: json or text",
-        ),
-        (EARS, {"timestamp_granularities[]": "letter"}, "timestamp_granularities", "segment or word; got 'letter'"),
-        (
-            EARS,
             {"timestamp_granularities[]": "word", "response_format": "srt"},
             "timestamp_granularities",
             "timestamp_granularities are told where response_format is json or verbose_json",
         ),
-        (EARS, {"include[]": "logprobs"}, "include", "include is not supported"),
-        (EARS, {"chunking_strategy": "server_vad"}, "chunking_strategy", "chunking_strategy is auto here"),
-        (EARS, {"prompt": "x" * 20_001}, "prompt", "prompt may have 20000 characters"),
-        (EARS, {"response_format": "xml", "temperature": "9"}, "response_format", "temperature out of range"),
+        ({"include[]": "logprobs"}, "include", "include is not supported"),
+        ({"chunking_strategy": "server_vad"}, "chunking_strategy", "chunking_strategy is auto here"),
+        ({"prompt": "x" * 20_001}, "prompt", "prompt may have 20000 characters"),
+        ({"response_format": "xml", "temperature": "9"}, "response_format", "temperature out of range"),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "param", "message"), [(name, *row) for name, rows in REFUSED.items() for row in rows]
 )
 async def test_a_bad_field_is_refused_before_the_service_is_called(
     serving: Serving, name: str, fields: dict[str, Any], param: str, message: str

@@ -508,7 +508,6 @@ TEXT: Any = object()
 assert LIMITS.context_length is not None
 LONGEST = max_characters(LIMITS.context_length)
 CONTEXT = "This model's maximum context length is 1000 tokens, and {} has at least {}"
-KINDS = {"words": "the cat ", "wide": "\u4e2d", "newlines": "\n", "controls": "\x01"}
 
 
 def _call(**function: Any) -> dict[str, Any]:
@@ -519,23 +518,28 @@ def _tool(**function: Any) -> dict[str, Any]:
     return {"tools": [{"type": "function", "function": {"name": "f", **function}}]}
 
 
-TOO_LONG: dict[str, tuple[str, dict[str, Any], str]] = {
-    "message": (CHATS, {"messages": [{"role": "user", "content": TEXT}]}, "messages"),
-    "part": (CHATS, {"messages": _with_parts({"type": "text", "text": TEXT})}, "messages"),
-    "name": (CHATS, {"messages": [{**USER, "name": TEXT}]}, "messages"),
-    "reasoning": (CHATS, {"messages": [{**USER, "reasoning_content": TEXT}]}, "messages"),
-    "arguments": (CHATS, _call(arguments=TEXT), "messages"),
-    "arguments as an object": (CHATS, _call(arguments={"a": TEXT}), "messages"),
-    "description": (CHATS, _tool(description=TEXT), "messages"),
-    "parameters": (CHATS, _tool(parameters={"a": TEXT}), "messages"),
-    "template options": (CHATS, {"chat_template_kwargs": {"a": TEXT}}, "messages"),
-    "prompt": (COMPLETIONS, {"prompt": TEXT}, "prompt"),
-    "second prompt": (COMPLETIONS, {"prompt": ["a", TEXT]}, "prompt[1]"),
-    "input": (RESPONSES, {"input": TEXT}, "input"),
-    "instructions": (RESPONSES, {"instructions": TEXT}, "input"),
-    "item": (RESPONSES, {"input": [{"role": "user", "content": TEXT}]}, "input"),
-    "output": (RESPONSES, {"input": [{"type": "function_call_output", "call_id": "a", "output": TEXT}]}, "input"),
-}
+TOO_LONG: list[tuple[str, str, dict[str, Any]]] = [
+    *(
+        (CHATS, "messages", more)
+        for more in (
+            {"messages": [{"role": "user", "content": TEXT}]},
+            {"messages": _with_parts({"type": "text", "text": TEXT})},
+            {"messages": [{**USER, "name": TEXT}]},
+            {"messages": [{**USER, "reasoning_content": TEXT}]},
+            _call(arguments=TEXT),
+            _call(arguments={"a": TEXT}),
+            _tool(description=TEXT),
+            _tool(parameters={"a": TEXT}),
+            {"chat_template_kwargs": {"a": TEXT}},
+        )
+    ),
+    (COMPLETIONS, "prompt", {"prompt": TEXT}),
+    (COMPLETIONS, "prompt[1]", {"prompt": ["a", TEXT]}),
+    (RESPONSES, "input", {"input": TEXT}),
+    (RESPONSES, "input", {"instructions": TEXT}),
+    (RESPONSES, "input", {"input": [{"role": "user", "content": TEXT}]}),
+    (RESPONSES, "input", {"input": [{"type": "function_call_output", "call_id": "a", "output": TEXT}]}),
+]
 
 
 def _filled(value: Any, text: str) -> Any:
@@ -557,15 +561,14 @@ async def _error(serving: Serving, path: str, body: dict[str, Any]) -> dict[str,
     return error
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", TOO_LONG)
+@pytest.mark.parametrize("characters", ["the cat ", "\u4e2d", "\n", "\x01"])
+@pytest.mark.parametrize(("path", "field", "more"), TOO_LONG)
 async def test_a_prompt_above_the_context_length_is_refused_by_its_characters(
-    serving: Serving, case: str, kind: str
+    serving: Serving, path: str, field: str, more: Any, characters: str
 ) -> None:
-    path, more, field = TOO_LONG[case]
-    text = KINDS[kind] * (LONGEST // len(KINDS[kind]) + 1)
+    body = {**BODIES[path], **_filled(more, characters * (LONGEST // len(characters) + 1))}
     for stream in (False, True):
-        error = await _error(serving, path, {**BODIES[path], **_filled(more, text), "stream": stream})
+        error = await _error(serving, path, {**body, "stream": stream})
         assert error["message"].startswith(CONTEXT.format(field, ""))
         assert (error["param"], error["code"]) == (field, "context_length_exceeded")
 
@@ -583,73 +586,61 @@ async def test_texts_of_a_conversation_are_counted_together(serving: Serving) ->
 MANY = MAX_ITEMS + 1
 MANY_MEMBERS = dict.fromkeys(map(str, range(MANY)), 1)
 MEMBERS = "JSON body: expected at most 16384 objects and members of objects, got more"
+MOST_BYTES = "text: expected at most 4194304 bytes in one request"
 UNCHECKED = "the rest of the request was not checked"
 EMBEDDINGS, TOKENIZE, RERANK, SPEECH = "/v3/embeddings", "/v3/tokenize", "/v3/rerank", "/v3/audio/speech"
 SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"enum": ["a" * 2**18]}}}
-TOO_MANY: dict[str, tuple[str, dict[str, Any], str]] = {
-    "messages": (CHATS, {"messages": [USER] * MANY}, MEMBERS),
-    "wrong messages": (CHATS, {"messages": [3] * MAX_ITEMS}, UNCHECKED),
-    "more wrong messages": (CHATS, {"messages": [3] * 100_001}, "a body may have 16384 objects in its lists"),
-    "empty messages": (CHATS, {"messages": [{}] * 500_001}, "at most 16384 objects and members"),
-    "parts": (CHATS, {"messages": _with_parts(*[{}] * 30_001)}, "at most 16384 objects and members"),
-    "wrong documents": (RERANK, {"query": "a", "documents": [3] * 500}, UNCHECKED),
-    "tools": (CHATS, {"tools": [_F] * MANY}, MEMBERS),
-    "large schema": (
-        CHATS,
-        {"response_format": SCHEMA},
-        "response_format.json_schema.schema: expected at most 262144 characters and members",
-    ),
-    "large metadata": (
-        CHATS,
-        {"metadata": {"a": ["b"] * 2**18}},
-        "metadata: expected at most 262144 characters and members",
-    ),
-    "long role": (CHATS, {"messages": [{"role": "a" * 257, "content": "a"}]}, "Invalid message structure"),
-    "long tool": (CHATS, _tool(name="f" * 257), "tools[0].function.name: expected at most 256 characters; got 257"),
-    "long type": (CHATS, {"messages": _with_parts({"type": "a" * 100_000})}, "Unsupported content type; got 'aaaa"),
-    "long stop": (CHATS, {"stop": ["a" * 1025]}, "expected at most 1024 characters each"),
-    "stop tokens": (
-        COMPLETIONS,
-        {"stop_token_ids": [1] * MANY},
-        "stop_token_ids: expected at most 16384 members; got 16385",
-    ),
-    "logit_bias": (COMPLETIONS, {"logit_bias": MANY_MEMBERS}, MEMBERS),
-    "include": (RESPONSES, {"include": ["a"] * MANY}, "include: expected at most 16384 members"),
-    "stream options": (CHATS, {"stream": True, "stream_options": MANY_MEMBERS}, MEMBERS),
-    "tokens": (COMPLETIONS, {"prompt": [1] * 1001}, "Number of prompt tokens: 1001 exceeds model max length: 1000"),
-    "wrong tokens": (COMPLETIONS, {"prompt": [1] * 1000 + [-1]}, "Number of prompt tokens: 1001 exceeds"),
-    "tokens of an input": (EMBEDDINGS, {"input": [1] * (2**18 + 1)}, "input: expected at most 262144 tokens"),
-    "tokens of inputs": (
-        EMBEDDINGS,
-        {"input": [[1] * 1000] * 263},
-        "input: expected at most 262144 tokens in all; got 263000",
-    ),
-    "texts": (TOKENIZE, {"text": ["a"] * MANY}, "text: expected at most 16384 texts; got 16385"),
-    "bytes": (
-        TOKENIZE,
-        {"text": "a" * (MAX_TOKENIZED_CHARACTERS + 1)},
-        "text: expected at most 4194304 bytes in one request; got 4194305; send several requests",
-    ),
-    "bytes of all texts": (
-        TOKENIZE,
-        {"text": ["a" * 2**20] * 4 + ["a"]},
-        "text: expected at most 4194304 bytes in one request; got 4194305",
-    ),
-    "wide bytes": (TOKENIZE, {"text": "\u4e2d" * (2**22 // 3 + 1)}, "text: expected at most 4194304 bytes"),
-    "padding": (
-        TOKENIZE,
-        {"text": ["a"] * 1025, "max_length": 4096, "pad_to_max_length": True},
-        "max_length: expected at most 4194304 tokens in one request with the padding; got 4198400",
-    ),
-    "model": (CHATS, {"model": "a" * 1025}, "model field: expected at most 1024 characters"),
-    "spoken": (SPEECH, {"input": " " * 200_000}, "input may have 4096 characters"),
-    "voice": (SPEECH, {"input": "a", "voice": "a" * 257}, "voice: expected at most 256 characters"),
+TOO_MANY: dict[str, list[tuple[dict[str, Any], str]]] = {
+    CHATS: [
+        ({"messages": [USER] * MANY}, MEMBERS),
+        ({"messages": [3] * MAX_ITEMS}, UNCHECKED),
+        ({"messages": [3] * 100_001}, "a body may have 16384 objects in its lists"),
+        ({"messages": [{}] * 500_001}, "at most 16384 objects and members"),
+        ({"messages": _with_parts(*[{}] * 30_001)}, "at most 16384 objects and members"),
+        ({"messages": [{"role": "a" * 257, "content": "a"}]}, "Invalid message structure"),
+        ({"messages": _with_parts({"type": "a" * 100_000})}, "Unsupported content type; got 'aaaa"),
+        ({"tools": [_F] * MANY}, MEMBERS),
+        (_tool(name="f" * 257), "tools[0].function.name: expected at most 256 characters; got 257"),
+        (
+            {"response_format": SCHEMA},
+            "response_format.json_schema.schema: expected at most 262144 characters and members",
+        ),
+        ({"metadata": {"a": ["b"] * 2**18}}, "metadata: expected at most 262144 characters and members"),
+        ({"stop": ["a" * 1025]}, "expected at most 1024 characters each"),
+        ({"stream": True, "stream_options": MANY_MEMBERS}, MEMBERS),
+        ({"model": "a" * 1025}, "model field: expected at most 1024 characters"),
+    ],
+    COMPLETIONS: [
+        ({"stop_token_ids": [1] * MANY}, "stop_token_ids: expected at most 16384 members; got 16385"),
+        ({"logit_bias": MANY_MEMBERS}, MEMBERS),
+        ({"prompt": [1] * 1001}, "Number of prompt tokens: 1001 exceeds model max length: 1000"),
+        ({"prompt": [1] * 1000 + [-1]}, "Number of prompt tokens: 1001 exceeds"),
+    ],
+    RESPONSES: [({"include": ["a"] * MANY}, "include: expected at most 16384 members")],
+    EMBEDDINGS: [
+        ({"input": [1] * (2**18 + 1)}, "input: expected at most 262144 tokens"),
+        ({"input": [[1] * 1000] * 263}, "input: expected at most 262144 tokens in all; got 263000"),
+    ],
+    RERANK: [({"query": "a", "documents": [3] * 500}, UNCHECKED)],
+    TOKENIZE: [
+        ({"text": ["a"] * MANY}, "text: expected at most 16384 texts; got 16385"),
+        ({"text": "a" * (MAX_TOKENIZED_CHARACTERS + 1)}, f"{MOST_BYTES}; got 4194305; send several requests"),
+        ({"text": ["a" * 2**20] * 4 + ["a"]}, f"{MOST_BYTES}; got 4194305"),
+        ({"text": "\u4e2d" * (2**22 // 3 + 1)}, MOST_BYTES),
+        (
+            {"text": ["a"] * 1025, "max_length": 4096, "pad_to_max_length": True},
+            "max_length: expected at most 4194304 tokens in one request with the padding; got 4198400",
+        ),
+    ],
+    SPEECH: [
+        ({"input": " " * 200_000}, "input may have 4096 characters"),
+        ({"input": "a", "voice": "a" * 257}, "voice: expected at most 256 characters"),
+    ],
 }
 
 
-@pytest.mark.parametrize("case", TOO_MANY)
-async def test_lists_objects_and_words_have_bounds(serving: Serving, case: str) -> None:
-    path, more, message = TOO_MANY[case]
+@pytest.mark.parametrize(("path", "more", "message"), [(path, *row) for path, rows in TOO_MANY.items() for row in rows])
+async def test_lists_objects_and_words_have_bounds(serving: Serving, path: str, more: Any, message: str) -> None:
     error = await _error(serving, path, {**BODIES.get(path, {"model": WORDS}), **more})
     assert message in error["message"]
 
