@@ -276,7 +276,7 @@ async def test_viewers_share_frames(server: Serving) -> None:
         ({"sec-fetch-site": "cross-site"}, "own page"),
     ],
 )
-async def test_requests_of_proxies_other_names_and_other_origins_are_refused(
+async def test_proxies_other_names_and_origins_are_refused(
     tmp_path: Path, headers: dict[str, str], reason: str
 ) -> None:
     # Inference from other origins may be allowed; the console is not.
@@ -361,9 +361,7 @@ async def test_a_viewer_that_is_no_administrator_any_more_sees_no_more_bodies(tm
 
 
 @pytest.mark.parametrize(("host", "body"), [("models.example.org", ""), ("localhost", "mine")])
-async def test_only_local_clients_see_bodies_if_callers_are_unknown(
-    tmp_path: Path, past: RecentPast, host: str, body: str
-) -> None:
+async def test_unknown_callers_see_bodies_locally_only(tmp_path: Path, past: RecentPast, host: str, body: str) -> None:
     async with _console(tmp_path, "on", past=past) as server:
         _fail(past)
         answer = await server.get(FAILURES, headers={"host": host})
@@ -404,7 +402,7 @@ async def test_the_stream_of_a_revoked_caller_ends_with_the_reason(tmp_path: Pat
     ("headers", "status", "reloads"),
     [({}, 403, 0), ({**CHANGE, "sec-fetch-site": "same-site"}, 403, 0), (CHANGE, 200, 1)],
 )
-async def test_a_change_needs_a_header_that_forms_cannot_send(
+async def test_a_change_needs_its_own_header(
     tmp_path: Path, headers: dict[str, str], status: int, reloads: int
 ) -> None:
     counted: list[int] = []
@@ -430,7 +428,7 @@ async def test_a_change_needs_a_header_that_forms_cannot_send(
         ("127.0.0.1", "models.example.org", False, False),
     ],
 )
-async def test_may_change_agrees_with_the_answer_to_a_change(
+async def test_may_change_is_accurate(
     tmp_path: Path, client: str, host: str, *, allows_remote: bool, may: bool
 ) -> None:
     async with stack(tmp_path) as (plane, _, _):

@@ -49,7 +49,7 @@ TEXTS = {"inputs": [{"name": "in", "shape": [1], "datatype": "BYTES", "data": ["
     ("name", "document", "streams"),
     [("dag", _dense(), {"b": 1, "a": 1}), ("graph", TEXTS, {"in": 1, "out": 1})],
 )
-def test_runs_of_nodes_and_packets_of_streams_are_counted(
+def test_runs_and_packets_are_counted(
     server: ServedInThread, name: str, document: Any, streams: dict[str, int]
 ) -> None:
     before = _inside(server, name)

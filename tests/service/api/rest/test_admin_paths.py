@@ -32,9 +32,6 @@ FORWARDED = (("x-forwarded-for", "127.0.0.1"), ("forwarded", "for=127.0.0.1"))
 NOTHING_TO_RELOAD = 501
 
 
-# State and reload
-
-
 async def test_the_state_of_every_version_is_listed(serving: Serving) -> None:
     answer = await serving.get("/v1/config")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
@@ -90,9 +87,6 @@ async def test_a_reload_is_answered_with_the_state(tmp_path: Path, changed: bool
 )
 async def test_a_failed_reload_has_the_text_of_ovms(tmp_path: Path, error: ServerError, status: int, text: str) -> None:
     assert await _reload(tmp_path, error) == (status, {"error": text})
-
-
-# Metrics
 
 
 async def test_metrics_are_prometheus_text_of_the_requested_families(tmp_path: Path) -> None:
@@ -155,9 +149,6 @@ async def test_disabled_metrics_are_refused_with_a_hint(serving: Serving) -> Non
         True,
         True,
     )
-
-
-# Administration from other machines
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,6 @@ def _events(text: str) -> list[tuple[str, Any]]:
     return found
 
 
-# Single answers
-
-
 async def test_a_graph_answers_under_the_name_of_its_output(serving: Serving) -> None:
     answer = await serving.post(f"/v2/models/{GRAPH}/generate", json={"x": "größe", "id": "7"})
     assert answer.json() == {
@@ -107,7 +104,7 @@ async def test_a_model_answers_with_flat_lists(serving: Serving) -> None:
         ),
     ],
 )
-async def test_an_error_before_the_first_reply_has_a_status(
+async def test_early_errors_have_a_status(
     serving: Serving, path: str, document: dict[str, Any], status: int, text: str
 ) -> None:
     answer = await serving.post(f"/v2/models/{path}", json=document)
@@ -126,15 +123,10 @@ async def test_an_error_before_the_first_reply_has_a_status(
         ("graph/generate", b'{"x":[]}', 400, "input x: expected at least one element"),
     ],
 )
-async def test_a_bad_request_is_refused_with_a_status(
-    serving: Serving, path: str, body: bytes, status: int, text: str
-) -> None:
+async def test_bad_requests_are_refused(serving: Serving, path: str, body: bytes, status: int, text: str) -> None:
     answer = await serving.post(f"/v2/models/{path}", content=body)
     assert answer.status_code == status
     assert text in answer.json()["error"]
-
-
-# Streams
 
 
 @pytest.mark.parametrize(
@@ -179,9 +171,6 @@ async def test_a_connection_is_kept_after_a_stream(serving: Serving) -> None:
 
     assert await serving.with_http(work) == [200] * 3
     assert serving.front_end.open_connections <= 1
-
-
-# Clients that disconnect or do not read
 
 
 @pytest.mark.parametrize(

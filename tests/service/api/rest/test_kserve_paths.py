@@ -40,9 +40,6 @@ def _infer_document(version: str = "2") -> dict[str, Any]:
     return {"model_name": "echo", "model_version": version, "outputs": [output]}
 
 
-# Server, health and metadata
-
-
 async def test_the_server_has_the_name_of_ovms(serving: Serving) -> None:
     answer = await serving.get("/v2")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
@@ -157,14 +154,11 @@ async def test_names_are_percent_decoded(tmp_path: Path) -> None:
         assert (await server.post(f"{path}/infer", content=BODY)).json()["model_name"] == name
 
 
-# Inference
-
-
 @LANES
 @pytest.mark.parametrize(
     ("suffix", "version"), [("", "2"), ("/versions/1", "1"), ("/versions/2", "2"), ("/versions/0", "2")]
 )
-async def test_an_inference_is_answered_by_the_requested_version(
+async def test_the_requested_version_answers(
     serving: Serving, suffix: str, version: str, extra: tuple[str, ...]
 ) -> None:
     async with serving.connect() as peer:
@@ -255,7 +249,7 @@ async def test_compressed_bodies_are_read(serving: Serving, encoding: str, encod
         ),
     ],
 )
-async def test_malformed_compression_is_the_error_of_the_client(
+async def test_malformed_compression_is_refused(
     tmp_path: Path, encoding: str, body: bytes, status: int, text: str
 ) -> None:
     async with serving_rest(tmp_path, front_end={"max_body_bytes": 1_000_000}) as server:
@@ -272,9 +266,7 @@ async def test_an_overload_is_answered_with_a_time_to_retry(serving: Serving, mo
 
 
 @pytest.mark.parametrize("headers", [{}, {"Content-Encoding": "gzip"}])
-async def test_a_malformed_body_counts_as_a_failed_inference_of_a_known_model(
-    tmp_path: Path, headers: dict[str, str]
-) -> None:
+async def test_malformed_bodies_count_as_failures_of_known_models(tmp_path: Path, headers: dict[str, str]) -> None:
     async with serving_rest(tmp_path, metrics=Metrics()) as server:
         for model in ("echo", "nothing"):
             assert (await server.post(f"/v2/models/{model}/infer", content=b"{", headers=headers)).status_code >= 400
@@ -284,9 +276,6 @@ async def test_a_malformed_body_counts_as_a_failed_inference_of_a_known_model(
     assert 'name="echo"' in failures[0]
     assert 'method="ModelInfer"' in failures[0]
     assert "nothing" not in text
-
-
-# Admission
 
 
 _BLOCK = b'{"parameters":{"block":true},' + BODY[1:]
@@ -372,9 +361,6 @@ async def _connected(serving: Serving, *, task_status: trio.TaskStatus[Peer]) ->
         await trio.sleep_forever()
 
 
-# Internal errors
-
-
 def _raising(error: Exception) -> Any:
     def fail(*_: Any) -> Any:
         raise error
@@ -404,7 +390,7 @@ PREDICT = b'POST /v1/models/echo:predict HTTP/1.1\r\nHost: h\r\nContent-Length: 
 
 
 @pytest.mark.parametrize("request_bytes", [infer_post(), infer_post(BODY, "TE: trailers"), PREDICT])
-async def test_an_internal_error_of_a_call_keeps_the_connection(
+async def test_an_internal_error_keeps_the_connection(
     serving: Serving, monkeypatch: pytest.MonkeyPatch, request_bytes: bytes
 ) -> None:
     async with serving.connect() as peer:
@@ -416,9 +402,6 @@ async def test_an_internal_error_of_a_call_keeps_the_connection(
             ("request failed", "echo")
         ]
         assert (await peer.ask(request_bytes)).status == 200
-
-
-# Pages of other origins
 
 
 PAGE, ALLOW = {"Origin": "https://page.example"}, "access-control-allow-"

@@ -60,9 +60,7 @@ BAD_LINES: dict[tuple[int, str], tuple[bytes, ...]] = {
 @pytest.mark.parametrize(
     ("line", "status", "text"), [(line, *error) for error, lines in BAD_LINES.items() for line in lines]
 )
-async def test_unknown_paths_and_verbs_are_refused_and_keep_the_connection(
-    serving: Serving, line: bytes, status: int, text: str
-) -> None:
+async def test_unknown_paths_and_verbs_are_refused(serving: Serving, line: bytes, status: int, text: str) -> None:
     async with serving.connect() as peer:
         answer = await peer.ask(_request(line, b"Content-Length: 0"))
         assert (answer.status, list(answer.json)) == (status, ["error"])
@@ -166,7 +164,7 @@ async def test_no_bytes_are_answered_with_a_server_error(serving: Serving) -> No
 
 
 @pytest.mark.parametrize(("length", "body", "connection"), [(1000, b"the beginning", "close"), (3, b"all", None)])
-async def test_a_refusal_before_the_end_of_the_body_ends_the_connection(
+async def test_an_early_refusal_ends_the_connection(
     serving: Serving, length: int, body: bytes, connection: str | None
 ) -> None:
     async with serving.connect() as peer:
@@ -176,9 +174,6 @@ async def test_a_refusal_before_the_end_of_the_body_ends_the_connection(
             assert (await peer.ask(infer_post())).status == 200
         else:
             assert await peer.rest() == b""
-
-
-# Services with paths of their own
 
 
 class _Routed(PassThrough):

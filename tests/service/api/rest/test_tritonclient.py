@@ -128,9 +128,7 @@ async def test_texts_are_unchanged(serving: Serving, *, binary: bool) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [None, "gzip", "deflate"])
-async def test_all_outputs_of_compressed_requests_are_binary_by_default(
-    serving: Serving, algorithm: str | None
-) -> None:
+async def test_outputs_of_compressed_requests_are_binary(serving: Serving, algorithm: str | None) -> None:
     array = DATATYPES["FP32"]
 
     def work(client: Any) -> Any:

@@ -105,12 +105,7 @@ async def _workers(folder: Path, *loaders: Any) -> AsyncIterator[list[_Worker]]:
         yield workers
 
 
-# Figures
-
-
-async def test_counts_are_sums_and_percentiles_are_of_all_calls(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_counts_and_percentiles_are_of_all_calls(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     async with _workers(tmp_path) as (one, other):
         await one.frames.frame()
         one.count(90, 0.001)
@@ -125,9 +120,7 @@ async def test_counts_are_sums_and_percentiles_are_of_all_calls(
         assert frame.totals["silent"] == []
 
 
-async def test_every_worker_shows_the_same_figures_and_history(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_every_worker_shows_the_same_figures(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     async with _workers(tmp_path) as (one, other):
         for _ in range(3):
             await one.frames.frame()
@@ -142,9 +135,7 @@ async def test_every_worker_shows_the_same_figures_and_history(
         assert {int(each["at"]) for each in other.frames.history} >= {int(at) for at in before}
 
 
-async def test_a_stuck_worker_is_listed_and_not_asked_for_a_while(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_stuck_worker_is_listed_and_not_asked(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     async with _workers(tmp_path) as (one, other):
         await one.frames.frame()
         other.peers.is_stuck = True
@@ -174,9 +165,7 @@ async def test_counts_of_a_restarted_worker_are_added(tmp_path: Path, autojump_c
         assert one.figures["requests"] == 7
 
 
-async def test_an_idle_worker_sends_no_counts_rows_or_lines_again(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_an_idle_worker_sends_nothing_again(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     async with _workers(tmp_path) as (one, other):
         other.count(5)
         assert (await one.gathering.look()).parts[1]["counts"]
@@ -185,9 +174,7 @@ async def test_an_idle_worker_sends_no_counts_rows_or_lines_again(
         assert (look.parts[1]["counts"], "rows" in look.parts[1], "lines" in look.parts[1]) == ([], False, False)
 
 
-async def test_other_readers_take_no_changes_from_the_frames(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_other_readers_keep_changes_for_frames(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     async with _workers(tmp_path) as (one, other):
         await one.frames.frame()
         for worker in (one, other):
@@ -201,9 +188,6 @@ async def test_other_readers_take_no_changes_from_the_frames(
         assert (frame.rows["echo"] or {})["state"] == "unloaded"
         await trio.sleep(1)
         assert (await one.frames.frame()).rows == {}
-
-
-# Log, failures and traces
 
 
 async def test_lines_of_all_workers_are_one_log_in_the_order_of_time(tmp_path: Path) -> None:
@@ -272,9 +256,6 @@ async def test_spans_of_a_trace_of_several_workers_are_one_tree(tmp_path: Path) 
         assert [span["name"] for span in trace["tree"]] == ["span 1000000", "span 2000000"]
         with pytest.raises(NotFound, match="no trace"):
             await one.gathering.trace("ff")
-
-
-# Services
 
 
 async def test_a_service_that_one_worker_cannot_load_is_degraded(tmp_path: Path) -> None:

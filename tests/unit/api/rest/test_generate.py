@@ -23,9 +23,6 @@ MODEL = (
 )
 
 
-# Requests
-
-
 def _read(document: Any, inputs: tuple[TensorSpec, ...] = GRAPH) -> InferRequest:
     return read_generate_request("m", "", json.dumps(document).encode(), inputs)
 
@@ -44,9 +41,7 @@ def _read(document: Any, inputs: tuple[TensorSpec, ...] = GRAPH) -> InferRequest
         ([True, False], "BOOL", (2,), b"\x01\x00"),
     ],
 )
-def test_values_for_graphs_have_the_datatype_of_their_json(
-    value: Any, datatype: str, shape: tuple[int, ...], raw: bytes
-) -> None:
+def test_values_for_graphs_have_json_datatypes(value: Any, datatype: str, shape: tuple[int, ...], raw: bytes) -> None:
     request = _read({"text": value})
     (tensor,) = request.inputs
     assert (tensor.name, tensor.datatype, tensor.shape, tensor.contents) == ("text", datatype, shape, None)
@@ -159,9 +154,6 @@ def test_all_errors_are_reported_in_one_message() -> None:
     ]
 
 
-# Answers
-
-
 def _event(*tensors: Tensor | RawTensor) -> Any:
     """Return the value of the output ``y`` in the event of a reply."""
     written = event(InferResponse("m", "1", list(tensors)))
@@ -199,9 +191,7 @@ def test_keys_of_an_answer_have_a_fixed_order() -> None:
         ("BOOL", (1,), b"\x01", True),
     ],
 )
-def test_raw_outputs_are_texts_values_or_flat_lists(
-    datatype: str, shape: tuple[int, ...], data: bytes, value: Any
-) -> None:
+def test_raw_outputs_are_texts_or_values(datatype: str, shape: tuple[int, ...], data: bytes, value: Any) -> None:
     found = _event(RawTensor("y", datatype, shape, data))
     assert found == value
     assert type(found) is type(value)

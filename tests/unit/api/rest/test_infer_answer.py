@@ -190,9 +190,7 @@ def test_raw_bytes_without_lengths_are_one_text(data: bytes, elements: list[str]
         (RawTensor("y", "INT32", (-1,), bytes(4)), "its 4 bytes are not INT32 elements of shape [-1]", bytes(4)),
     ],
 )
-def test_outputs_that_json_cannot_carry_are_sent_as_binary_data_only(
-    tensor: Tensor | RawTensor, text: str, raw: bytes
-) -> None:
+def test_outputs_that_json_cannot_carry_are_binary_only(tensor: Tensor | RawTensor, text: str, raw: bytes) -> None:
     with pytest.raises(InvalidRequest) as caught:
         _render(tensor)
     assert text in caught.value.message

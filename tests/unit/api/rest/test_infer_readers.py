@@ -40,9 +40,6 @@ def _read(body: bytes, head_length: str | None = None, known: KnownDocuments | N
         return type(error), error.message
 
 
-# Plain documents, which are read without the general reader
-
-
 PLAIN: list[Any] = [
     {"inputs": [FP32_INPUT]},
     {"inputs": [FP32_INPUT, FP32_INPUT | {"name": "y", "datatype": "INT64", "data": [1, 2]}], "id": "7"},
@@ -80,9 +77,6 @@ def test_plain_documents_are_read_as_by_the_general_reader(document: Any, is_pla
     # The general reader reads any document whose length the header gives.
     assert _read(body) == _read(body, str(len(body)))
     assert (read_plain_request("m", "1", document) is not None) == is_plain
-
-
-# Documents that differ from a known one in their numbers only
 
 
 def _known(document: bytes) -> KnownDocuments:
@@ -150,9 +144,6 @@ def test_one_document_per_power_of_two_misses_is_learned() -> None:
         learned += known.read("m", "3", body) is not None
         known.missed = number
     assert learned == 7
-
-
-# Documents before binary data
 
 
 def _is_known(document: dict[str, Any], tail: bytes, known: KnownDocuments) -> bool:
@@ -229,9 +220,6 @@ def test_the_number_of_known_heads_is_bounded() -> None:
         known.heads.missed = 0
         _learn(known, number)
     assert [number for number in range(1000) if _learned(known, number)] == list(range(768, 1000))
-
-
-# Large documents, whose numbers are read into arrays
 
 
 def _model_input(tensor: InferInput) -> Any:

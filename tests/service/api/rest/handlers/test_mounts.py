@@ -105,9 +105,7 @@ async def _reload(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"TE": "trailers"}], ids=["fast", "application"])
-async def test_a_handler_that_cannot_be_loaded_makes_the_server_unready(
-    tmp_path: Path, headers: dict[str, str]
-) -> None:
+async def test_a_handler_that_fails_to_load_makes_the_server_unready(tmp_path: Path, headers: dict[str, str]) -> None:
     async def statuses() -> list[int]:
         posts = [await client.post(path, json=1, headers=headers) for path in ("/good", "/bad")]
         return [(await client.get("/v2/health/ready")).status_code, *(each.status_code for each in posts)]

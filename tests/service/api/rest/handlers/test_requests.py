@@ -203,9 +203,7 @@ class Handler:
     [("PUT", "mine", 201, "made"), ("PATCH", "status", 418, "short and stout")],
     ids=["response", "error"],
 )
-async def test_a_handler_chooses_status_text_and_headers(
-    serve: Serve, verb: str, content: str, status: int, text: str
-) -> None:
+async def test_a_handler_sets_status_and_headers(serve: Serve, verb: str, content: str, status: int, text: str) -> None:
     async with serve(ANSWERS) as served:
         answer = await served.ask(verb, content=content.encode(), headers=TEXT)
     # The wrong Content-Length of the response is not sent.
@@ -223,9 +221,7 @@ async def test_a_handler_chooses_status_text_and_headers(
     ],
     ids=["exception", "exception as JSON", "forged header", "header that is not latin-1"],
 )
-async def test_an_internal_error_is_logged_and_answered_without_details(
-    serve: Serve, verb: str, content: str, kind: str, text: str
-) -> None:
+async def test_an_internal_error_has_no_details(serve: Serve, verb: str, content: str, kind: str, text: str) -> None:
     with capture_logs() as logs:
         async with serve(ANSWERS) as served:
             answer = await served.ask(verb, content=content.encode(), headers={**TEXT, "Accept": kind})

@@ -60,9 +60,6 @@ def _speech(response_format: str) -> bytes:
     return post_of(SPEECH, {"model": VOICE, "input": "One. Two.", "response_format": response_format})
 
 
-# Speech
-
-
 @pytest.mark.parametrize("prefix", PREFIXES)
 async def test_a_text_is_answered_with_a_wav_file(serving: Serving, prefix: str) -> None:
     answer = await _speak(serving, f"{prefix}/audio/speech")
@@ -155,9 +152,6 @@ async def test_a_failure_after_the_first_sentence_truncates_the_answer(serving: 
     assert not answer.endswith(b"0\r\n\r\n")
 
 
-# Transcriptions and translations
-
-
 @pytest.mark.parametrize("prefix", PREFIXES)
 async def test_a_recording_is_answered_with_its_text(serving: Serving, prefix: str) -> None:
     sound = bytes(range(256)) * 2000 + b"\r\n--boundary"
@@ -199,7 +193,7 @@ VTT = "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nEver tried.\n\n00:00:01.500 --> 
         ("vtt", "text/vtt; charset=utf-8", VTT, True),
     ],
 )
-async def test_a_transcription_is_written_as_text_or_subtitles(
+async def test_transcriptions_are_text_or_subtitles(
     serving: Serving, form: str, kind: str, text: str, wants_segments: bool
 ) -> None:
     answer = await _transcribe(serving, response_format=form)
@@ -252,7 +246,7 @@ async def test_a_streamed_transcription_has_a_delta_per_part_and_the_full_text_l
     ],
     ids=["json", "no boundary", "malformed", "no file", "no model", "many parts"],
 )
-async def test_a_bad_form_is_refused(
+async def test_bad_forms_are_refused(
     serving: Serving, options: Any, param: str | None, code: str | None, message: str
 ) -> None:
     answer = await serving.post(TRANSCRIPTIONS, **options)
@@ -266,9 +260,6 @@ async def test_a_recording_above_the_message_size_limit_is_refused(tmp_path: Pat
     async with serve_openai(tmp_path, front_end={"max_body_bytes": 4096}) as server:
         statuses = [(await _transcribe(server, file=b"x" * size)).status_code for size in (5000, 3000)]
     assert statuses == [413, 200]
-
-
-# Both directions
 
 
 REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
@@ -331,7 +322,7 @@ async def test_a_bad_field_is_refused_before_the_service_is_called(
         ("nothing", 404, "model_not_found", "The model `nothing` does not exist"),
     ],
 )
-async def test_other_services_are_refused(
+async def test_other_tasks_are_refused(
     serving: Serving, name: str, model: str, status: int, code: str, message: str
 ) -> None:
     answer = await _call(serving, name, model=model)
@@ -363,9 +354,7 @@ async def test_a_failure_before_the_first_part_has_a_status(
 
 @services
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_a_failure_after_the_first_part_is_an_event_of_a_stream(
-    serving: Serving, name: str, is_stream: bool
-) -> None:
+async def test_a_failure_after_the_first_part_is_a_last_event(serving: Serving, name: str, is_stream: bool) -> None:
     service_of(serving, name).steps = (FIRST[name], ModelFailure("it has ended"))
     stream = {"stream_format": "sse"} if name == VOICE else {"stream": "true"}
     answer = await _call(serving, name, **(stream if is_stream else {}))

@@ -16,9 +16,6 @@ from tests.unit.api.rest.servers import Serving
 EMBEDDINGS, RERANK, TOKENIZE = "/v3/embeddings", "/v3/rerank", "/v3/tokenize"
 
 
-# Embeddings
-
-
 @pytest.mark.parametrize("prefix", PREFIXES)
 async def test_a_text_is_answered_with_one_vector(serving: Serving, prefix: str) -> None:
     answer = await serving.post(f"{prefix}/embeddings", json={"model": WORDS, "input": "banana"})
@@ -86,9 +83,6 @@ async def test_errors_of_the_service_have_their_status_and_code(
     assert (error["message"], error["param"], error["code"]) == ("too long", param, code)
 
 
-# Ranks
-
-
 @pytest.mark.parametrize("path", [*(f"{prefix}/rerank" for prefix in PREFIXES), "/v2/rerank", "/v3/v2/rerank"])
 async def test_documents_are_ranked_in_the_form_of_cohere(serving: Serving, path: str) -> None:
     body = {"model": WORDS, "query": "abcd", "documents": ["a", "abcd", "xyz", "ab", "b"]}
@@ -108,9 +102,6 @@ async def test_the_best_documents_have_their_texts_on_request(serving: Serving) 
         {"index": 1, "relevance_score": 1, "document": {"text": "ab"}},
         {"index": 2, "relevance_score": 0.5, "document": {"text": "a"}},
     ]
-
-
-# Tokens
 
 
 @pytest.mark.parametrize(
@@ -137,9 +128,6 @@ async def test_texts_are_answered_with_their_tokens(serving: Serving, text: Any,
 async def test_options_of_tokenize_reach_the_tokenizer(serving: Serving, options: Any, expected: Any) -> None:
     await serving.post(TOKENIZE, json={"model": WORDS, "text": "a", **options})
     assert service_of(serving, WORDS).asked == [expected]
-
-
-# Refusals
 
 
 REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
@@ -202,7 +190,7 @@ async def test_a_bad_field_is_refused(serving: Serving, path: str, more: Any, pa
         (EMBEDDINGS, "nothing", 404, "model_not_found", "The model `nothing` does not exist"),
     ],
 )
-async def test_other_services_are_refused(
+async def test_other_tasks_are_refused(
     serving: Serving, path: str, model: str, status: int, code: str, message: str
 ) -> None:
     body = {"model": model, "input": "a", "query": "a", "documents": ["a"], "text": "a"}

@@ -35,9 +35,7 @@ async def test_models_that_make_text_are_listed_first(serving: Serving, prefix: 
         ("/v1/models/echo/versions/2", {"model_version_status"}),
     ],
 )
-async def test_a_model_is_described_by_openai_tensorflow_serving_or_both(
-    serving: Serving, path: str, keys: set[str]
-) -> None:
+async def test_a_model_is_described_by_one_api_or_both(serving: Serving, path: str, keys: set[str]) -> None:
     document = (await serving.get(path)).json()
     assert set(document) == keys
     assert (document.get("id", CHAT), document.get("object", "model")) == (CHAT, "model")
@@ -76,9 +74,7 @@ async def test_an_unknown_model_is_refused_in_the_form_of_ovms_on_request(ovms_s
         ("/v3/models", 405, "POST /v3/models: use GET"),
     ],
 )
-async def test_unsupported_paths_and_methods_are_refused(
-    serving: Serving, path: str, status: int, message: str
-) -> None:
+async def test_unsupported_paths_are_refused(serving: Serving, path: str, status: int, message: str) -> None:
     answer = await serving.post(path, json={"model": CHAT, "prompt": "a cat"})
     assert answer.status_code == status
     assert message in answer.json()["error"]["message"]

@@ -375,7 +375,7 @@ async def test_parts_of_a_content_are_joined_and_roles_are_those_of_templates(se
         ({"type": "function", "name": "weather"}, ("function", "weather", 1)),
     ],
 )
-async def test_tools_and_the_tool_choice_reach_the_service(
+async def test_tools_and_their_choice_reach_the_service(
     serving: Serving, choice: Any, expected: tuple[str, str, int]
 ) -> None:
     prompt = (await _request(serving, tools=[TOOL], tool_choice=choice)).prompt
@@ -396,9 +396,7 @@ async def test_tools_and_the_tool_choice_reach_the_service(
         ({"type": "grammar", "grammar": "root ::= x"}, Grammar(GrammarKind.EBNF, "root ::= x")),
     ],
 )
-async def test_the_response_format_reaches_the_service_as_a_grammar(
-    serving: Serving, sent: Any, expected: Grammar | None
-) -> None:
+async def test_the_response_format_becomes_a_grammar(serving: Serving, sent: Any, expected: Grammar | None) -> None:
     assert (await _request(serving, response_format=sent)).grammar == expected
 
 

@@ -359,9 +359,7 @@ ALL_PATHS = [({field: each}, field, field) for field, values in FIELDS_WITHOUT_E
     ("path", "more", "message", "param"),
     [(path, *row) for path, rows in REFUSED.items() for row in [*rows, *ALL_PATHS]],
 )
-async def test_a_bad_field_is_refused_before_the_service_is_called(
-    serving: Serving, path: str, more: Any, message: str, param: str
-) -> None:
+async def test_bad_fields_are_refused(serving: Serving, path: str, more: Any, message: str, param: str) -> None:
     answer = await serving.post(path, json=BODIES[path] | more)
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
@@ -447,9 +445,7 @@ NODE_FAILED = (
         ),
     ],
 )
-async def test_errors_have_the_form_of_ovms_on_request(
-    ovms_serving: Serving, content: bytes, status: int, text: str
-) -> None:
+async def test_errors_may_have_the_form_of_ovms(ovms_serving: Serving, content: bytes, status: int, text: str) -> None:
     answer = await ovms_serving.post(COMPLETIONS, content=content)
     assert (answer.status_code, answer.json()) == (status, {"error": text})
 

@@ -34,9 +34,7 @@ def _check_refused(answer: httpx.Response, used: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_tokens_of_prompts_and_answers_count(
-    tmp_path: Path, mock_clock: trio.testing.MockClock, is_stream: bool
-) -> None:
+async def test_tokens_of_chats_count(tmp_path: Path, mock_clock: trio.testing.MockClock, is_stream: bool) -> None:
     body = chat_body("one two", stream=is_stream)
     async with serve_openai(tmp_path, front_end=_gate(6)) as serving:
         # The request that exceeds the limit is answered, and the next one is refused.

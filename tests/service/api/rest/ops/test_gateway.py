@@ -206,7 +206,7 @@ async def test_bytes_are_base64_and_large_integers_texts() -> None:
         (3000, True, False, 429),
     ],
 )
-async def test_errors_have_a_status_with_http_status_and_overloads_always(
+async def test_errors_have_a_status_on_request_and_overloads_always(
     code: int, is_overload: bool, http_status: bool, status: int
 ) -> None:
     executor = EchoExecutor()

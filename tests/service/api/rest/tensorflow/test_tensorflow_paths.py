@@ -66,9 +66,6 @@ async def _predict(served: Serving, model: str, document: Any) -> Any:
     return answer.json()
 
 
-# Predict
-
-
 VALUES, SUMS = [[1, 2, 3], [4.5, 5, 6]], [[2, 3, 4], [5.5, 6, 7]]
 TWO = [{"x": [1, 2], "y": [10, 20]}, {"x": [3, 4], "y": [30, 40]}]
 DIFFERENCES, TOTALS = [[-9, -18], [-27, -36]], [[11, 22], [33, 44]]
@@ -178,9 +175,6 @@ async def test_a_wrong_method_is_refused_before_names_are_checked(served: Servin
     await served.with_http(work)
 
 
-# Lanes
-
-
 def _post(path: str, *, chunked: bool = False) -> bytes:
     body = b'{"inputs": {"x": [[0.5, -1]]}}'
     size = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body)}"
@@ -234,9 +228,6 @@ async def test_pipelined_calls_of_both_apis_are_answered_in_order(serving: Servi
         first, second, third = [await peer.answer() for _ in range(3)]
     assert first.json == third.json == {"outputs": [[0.5, -1]]}
     assert second.json["outputs"][0]["data"] == [0.5, -1]
-
-
-# Status and metadata
 
 
 ONE, TWO_ = ({"version": number, "state": "AVAILABLE", "status": OK_STATUS} for number in "12")
@@ -327,9 +318,6 @@ async def test_graphs_have_a_status_and_metadata_only(served: Serving) -> None:
     assert (await served.get(f"/v1/models/{GRAPH}")).json() == {"model_version_status": [only]}
     assert (await served.get(f"/v1/models/{GRAPH}/metadata")).json()["modelSpec"]["name"] == GRAPH
     assert (await served.post(f"/v1/models/{GRAPH}:predict", content=b"{}")).json() == {"error": NAME_MISSING}
-
-
-# Metrics
 
 
 async def test_calls_are_counted_by_method_and_result(served: Serving) -> None:

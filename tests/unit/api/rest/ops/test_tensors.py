@@ -61,9 +61,7 @@ def _twice(tensor: dict[str, Any]) -> set[str]:
         ("int_data", "7", 7),
     ],
 )
-def test_a_tensor_may_have_more_numbers_than_a_document_may_have_members(
-    field: str, number: str, expected: float
-) -> None:
+def test_a_tensor_may_have_more_numbers_than_documents_have_members(field: str, number: str, expected: float) -> None:
     count = 600_000
     body = f'{{"tensors":[{{"name":"x","shape":["{count}"],"{field}":[{",".join([number] * count)}]}}]}}'
     (tensor,) = read_request(body.encode(), "ops", "x").tensors
