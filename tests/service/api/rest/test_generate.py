@@ -17,7 +17,7 @@ from ovmstrio.observability.metrics import Metrics
 from ovmstrio.wire.http.answers import Cors
 from tests.support.streaming_servables import FIRST_TIMESTAMP, GRAPH, ScriptedServable, load_scripted
 from tests.support.waits import WAIT_SECONDS
-from tests.unit.api.rest.servers import Peer, Serving, serving_rest
+from tests.unit.api.rest.servers import Serving, serving_rest
 
 FAILURE = "Mediapipe execution failed. MP status - INTERNAL: node"
 STREAM = f"/v2/models/{GRAPH}/generate_stream"
@@ -43,16 +43,6 @@ def _graph(serving: Serving) -> ScriptedServable:
 def _post(**document: Any) -> bytes:
     body = json.dumps(document).encode()
     return f"POST {STREAM} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-async def _read_until(peer: Peer, text: bytes) -> bytes:
-    received = b""
-    with trio.fail_after(WAIT_SECONDS):
-        while text not in received:
-            data = await peer.stream.receive_some()
-            assert data, f"the connection ended after {received!r}"
-            received += data
-    return received
 
 
 async def _wait(event: trio.Event) -> None:
@@ -147,11 +137,11 @@ async def test_an_event_is_sent_before_the_next_one_is_made(serving: Serving) ->
     graph.pause_after = 1
     async with serving.connect() as peer:
         await peer.send(_post(x="first", replies=2))
-        received = await _read_until(peer, b"first")
+        received = await peer.until(b"first")
         assert b"text/event-stream" in received
         assert graph.streams[0].made == 1
         graph.release()
-        assert b"first" in await _read_until(peer, b"\r\n0\r\n\r\n")
+        assert b"first" in await peer.until(b"\r\n0\r\n\r\n")
 
 
 async def test_a_failure_after_the_first_event_is_the_last_event_and_counted(serving: Serving) -> None:
@@ -186,7 +176,7 @@ async def test_a_client_that_disconnects_cancels_the_graph_without_a_failure(
     async with serving.connect() as peer:
         await peer.send(_post(x="first", **document))
         if received:
-            await _read_until(peer, received)
+            await peer.until(received)
         else:
             await _wait(graph.holding)
     await _wait(graph.cancelled)
@@ -199,7 +189,7 @@ async def test_a_client_that_does_not_read_blocks_the_graph_until_it_disconnects
     graph = _graph(serving)
     async with serving.connect() as peer:
         await peer.send(_post(x="x" * 100_000, replies=100_000))
-        await _read_until(peer, b"data: ")
+        await peer.until(b"data: ")
         with trio.fail_after(WAIT_SECONDS):
             made = -1
             while graph.streams[0].made > made:
@@ -216,7 +206,7 @@ async def test_a_stream_is_cancelled_after_the_grace_of_a_drain(serving: Serving
     graph.pause_after = 1
     async with serving.connect() as peer, trio.open_nursery() as nursery:
         await peer.send(_post(x="first", replies=3))
-        await _read_until(peer, b"first")
+        await peer.until(b"first")
         nursery.start_soon(serving.front_end.drain, 0.3)
         await peer.rest()
     await _wait(graph.cancelled)

@@ -43,7 +43,7 @@ async def _load(spec: ModelSpec, version: int, directory: Path) -> Servable:
 
 @pytest.fixture
 async def serving(tmp_path: Path) -> AsyncIterator[Serving]:
-    models = {datatype.lower(): ir.passthrough(datatype, (2, 3)) for datatype in [*DATATYPES, "BF16"]}
+    models = {datatype.lower(): ir.passthrough(datatype, (2, 3)) for datatype in DATATYPES}
     models["strings"] = ir.string_passthrough()
     specs = tuple(
         ModelSpec(name=name, base_path=ir.save(model, tmp_path, name), plugin_config=EXACT)
@@ -99,22 +99,6 @@ async def test_elements_of_every_datatype_are_unchanged(serving: Serving, *, bin
     await _with_triton(serving, work)
 
 
-async def test_bf16_is_sent_as_bytes_and_shown_as_numbers(serving: Serving) -> None:
-    import ml_dtypes
-
-    array = np.array([[0.5, -2, 0], [1, 2, 3]], ml_dtypes.bfloat16)
-
-    def work(client: Any) -> tuple[Any, Any]:
-        tensor = _input("x", array, "BF16")
-        raw = _infer(client, "bf16", tensor, "y", binary=True)
-        shown = _infer(client, "bf16", tensor, "y", binary=False)
-        return raw.as_numpy("y"), shown.get_response()["outputs"][0]["data"]
-
-    raw, shown = await _with_triton(serving, work)
-    np.testing.assert_array_equal(raw, array)
-    assert shown == array.reshape(-1).tolist()
-
-
 @pytest.mark.parametrize("binary", [True, False], ids=["as bytes", "as JSON"])
 async def test_texts_are_unchanged(serving: Serving, *, binary: bool) -> None:
     texts = np.array([b"plain", b"", b"a\0b", "ünï \U0001f600".encode()], np.object_)
@@ -137,28 +121,6 @@ async def test_outputs_of_compressed_requests_are_binary(serving: Serving, algor
     result = await _with_triton(serving, work)
     np.testing.assert_array_equal(result.as_numpy("y"), array)
     assert result.get_output("y")["parameters"] == {"binary_data_size": 24}
-
-
-async def test_the_client_reads_health_metadata_and_index(serving: Serving) -> None:
-    def work(client: Any) -> None:
-        assert client.is_server_live()
-        assert client.is_server_ready()
-        assert client.is_model_ready("fp32")
-        assert client.is_model_ready("echo", "1")
-        assert not client.is_model_ready("nothing")
-        assert client.get_server_metadata()["name"] == "OpenVINO Model Server"
-        assert client.get_model_metadata("int64") == {
-            "name": "int64",
-            "versions": ["1"],
-            "platform": "OpenVINO",
-            "inputs": [{"name": "x", "datatype": "INT64", "shape": [2, 3]}],
-            "outputs": [{"name": "y", "datatype": "INT64", "shape": [2, 3]}],
-        }
-        assert client.get_model_config("int64")["input"] == [{"name": "x", "data_type": "TYPE_INT64", "dims": [2, 3]}]
-        index = {(entry["name"], entry["version"], entry["state"]) for entry in client.get_model_repository_index()}
-        assert {("echo", "1", "READY"), ("echo", "2", "READY"), ("strings", "1", "READY")} < index
-
-    await _with_triton(serving, work)
 
 
 async def test_a_refusal_is_an_error_of_the_client(serving: Serving) -> None:

@@ -81,6 +81,14 @@ class Peer:
         await self.send(data)
         return await self.answer()
 
+    async def until(self, text: bytes) -> bytes:
+        """Read until a text is received, and return what was received since the last answer or text."""
+        with trio.fail_after(WAIT_SECONDS):
+            while text not in self._buffer:
+                await self._more()
+        received, self._buffer = self._buffer, b""
+        return received
+
     async def rest(self) -> bytes:
         """Read until the server closes; a connection that it cut has ended, too."""
         with trio.fail_after(WAIT_SECONDS), contextlib.suppress(trio.BrokenResourceError):

@@ -22,6 +22,7 @@ from ovmstrio.core.request import InferInput
 from ovmstrio.core.tensor import Dim, TensorSpec
 from ovmstrio.runtimes.models.contents import to_array
 
+EMPTY: dict[str, Any] = {}
 FP32_INPUT: dict[str, Any] = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.5, 2]}
 FIRST = b'{"inputs": [{"name": "data", "shape": [1,2], "datatype": "FP32", "data": [1.5, 2]}],"outputs":[{"name":"y"}]}'
 INPUT = b'{"name":"x","shape":[1],"datatype":"FP32","data":[1]}'
@@ -59,11 +60,11 @@ CHANGES: list[dict[str, Any]] = [
 ]
 ODD: list[Any] = [
     {},
-    *({"inputs": each} for each in (None, {}, [None])),
-    *({"inputs": [FP32_INPUT], "outputs": each} for each in (None, {}, [{}], ["a"], [{"name": 1}])),
+    *({"inputs": each} for each in (None, EMPTY, [None])),
+    *({"inputs": [FP32_INPUT], "outputs": each} for each in (None, EMPTY, [EMPTY], ["a"], [{"name": 1}])),
     {"inputs": [FP32_INPUT], "outputs": [{"name": "a", "parameters": {"binary_data": True}}]},
     *({"inputs": [FP32_INPUT], "id": each} for each in (None, 3)),
-    *({"inputs": [FP32_INPUT], "parameters": each} for each in ({}, {"p": 1.5})),
+    *({"inputs": [FP32_INPUT], "parameters": each} for each in (EMPTY, {"p": 1.5})),
     *({"inputs": [FP32_INPUT | change]} for change in CHANGES),
     {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "parameters": {}}]},
 ]

@@ -21,6 +21,7 @@ from ovmstrio.core.tensor import Dim, TensorSpec
 from ovmstrio.wire.statuses import status_of
 from tests.support.validation import validate
 
+EMPTY: dict[str, Any] = {}
 X = {"name": "x", "shape": [2], "datatype": "FP32", "data": [1, 2]}
 NO_PARAMETERS = "Could not parse request parameters"
 NOT_JSON = "The file is not valid json"
@@ -149,25 +150,26 @@ BAD_BODIES: dict[str, tuple[Any, ...]] = {
     TOO_DEEP: (b"[" * 200_000, b"[" * 2_000 + b"]" * 2_000),
     "Request body should be JSON object": (b"[]", b"null", b"7"),
     "No inputs found": ({},),
-    "Could not parse outputs content": tuple({"outputs": [each], "inputs": [X]} for each in ("y", {}, {"name": 1})),
+    "Could not parse outputs content": tuple({"outputs": [each], "inputs": [X]} for each in ("y", EMPTY, {"name": 1})),
     "Could not parse input content. Unsupported data precision detected": (
         _input(datatype="FP31"),
         _input(datatype="fp32"),
     ),
     NO_PARAMETERS: (
-        *({"parameters": each, "inputs": [X]} for each in ([], None, {"a": None}, {"a": [1]}, {"a": {}})),
+        *({"parameters": each, "inputs": [X]} for each in (None, {"a": None}, {"a": [1]}, {"a": EMPTY})),
+        {"parameters": [], "inputs": [X]},
         {"outputs": [{"name": "y", "parameters": 1}], "inputs": [X]},
         _input(parameters=3),
     ),
     INPUT_UNREADABLE: (
         *(b'{"inputs": NaN}', b'{"inputs": [Infinity]}'),
         *({"id": each, "inputs": [X]} for each in (7, None)),
-        *({"outputs": each, "inputs": [X]} for each in ({}, None)),
-        *({"inputs": each} for each in (None, {}, 0, ["x"])),
+        *({"outputs": each, "inputs": [X]} for each in (EMPTY, None)),
+        *({"inputs": each} for each in (None, EMPTY, 0, ["x"])),
         *(_input(name=each) for each in (..., 1)),
         *(_input(shape=each) for each in (..., 2, [-1], [2.0], ["2"], [True], [2**31])),
         *(_input(datatype=each) for each in (..., 5)),
-        *(_input(data=each) for each in ({}, None, "12", ["nan", 1], [None, 1], [True, 1], [[1], [{}]])),
+        *(_input(data=each) for each in (EMPTY, None, "12", ["nan", 1], [None, 1], [True, 1], [[1], [EMPTY]])),
         *(_input(datatype="INT32", data=each) for each in (["NaN", 1], [1.0, 2], [True, 2])),
         *(_input(datatype="UINT32", data=each) for each in (["1", 2], [1.5, 2])),
         _input(datatype="BOOL", data=[0, 1]),

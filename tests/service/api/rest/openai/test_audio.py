@@ -125,14 +125,10 @@ async def test_the_first_sentence_is_sent_before_the_second_one_is_spoken(servin
     with trio.fail_after(WAIT_SECONDS):
         async with serving.connect() as peer:
             await peer.send(_speech("pcm"))
-            before = b""
-            while b"first" not in before:
-                before += await peer.stream.receive_some()
+            before = await peer.until(b"first\r\n")
             await service.waiting.wait()
             resumed.set()
-            after = b""
-            while not after.endswith(b"0\r\n\r\n"):
-                after += await peer.stream.receive_some()
+            after = await peer.until(b"0\r\n\r\n")
     assert b"second" not in before
     assert after == b"6\r\nsecond\r\n0\r\n\r\n"
 

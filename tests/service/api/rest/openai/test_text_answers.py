@@ -497,11 +497,7 @@ async def test_streams_are_answered_on_the_fast_lane_of_a_kept_connection(servin
     async with serving.connect() as peer:
         for _ in range(2):
             await peer.send(post_of(CHATS, chat_body("a", stream=True)))
-            text = b""
-            with trio.fail_after(WAIT_SECONDS):
-                while not text.endswith(b"0\r\n\r\n"):
-                    text += await peer.stream.receive_some()
-            assert text.count(b"[DONE]") == 1
+            assert (await peer.until(b"\r\n0\r\n\r\n")).count(b"[DONE]") == 1
     route = make_router(serving.plane).find("POST", CHATS)
     assert isinstance(route, Route)
     assert route.is_hot

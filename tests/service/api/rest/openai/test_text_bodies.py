@@ -665,10 +665,7 @@ async def test_a_client_may_disconnect_at_any_byte(serving: Serving) -> None:
             await peer.send(request[:size])
     async with serving.connect() as peer:
         await peer.send(request)
-        text = b""
-        with trio.fail_after(WAIT_SECONDS):
-            while not text.endswith(b"0\r\n\r\n"):
-                text += await peer.stream.receive_some()
+        text = await peer.until(b"\r\n0\r\n\r\n")
     for size in range(0, len(text), 37):
         async with serving.connect() as peer:
             await peer.send(request)
