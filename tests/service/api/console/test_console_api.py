@@ -22,7 +22,6 @@ from ovmstrio.api.console.assets import asset_names
 from ovmstrio.api.console.guard import CHANGE_HEADER
 from ovmstrio.api.console.live import Wishes
 from ovmstrio.core.callers import Caller, Scopes
-from ovmstrio.core.errors import ModelFailure
 from ovmstrio.core.events import CallEvent, Door, WireRequest
 from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.dataplane.guarded_plane import GuardedPlane
@@ -33,10 +32,9 @@ from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.wire.http.answers import Cors
 from ovmstrio.wire.http.router import Route
 from tests.support.callers import bearer, gate_of
-from tests.support.pass_through import load_pass_through
 from tests.support.peers import LOCAL, peer_at
 from tests.support.waits import WAIT_SECONDS
-from tests.unit.api.rest.servers import BODY, Serving, serving_rest, stack
+from tests.unit.api.rest.servers import BODY, Serving, load_version_1, serving_rest, stack
 
 INFER: Final = "/v2/models/echo/infer"
 SERVICES, LIVE, FAILURES = (f"/console/api/{name}" for name in ("services", "live", "failures"))
@@ -112,12 +110,7 @@ async def test_services_are_listed_with_state_kind_and_versions(server: Serving)
 
 
 async def test_a_service_with_a_failed_version_is_degraded_with_the_reason(tmp_path: Path) -> None:
-    async def load(spec: Any, version: int, directory: Path) -> Any:
-        if version == 2:
-            raise ModelFailure("the file is <b>broken</b>")
-        return await load_pass_through(spec, version, directory)
-
-    async with _console(tmp_path, loader=load) as server:
+    async with _console(tmp_path, loader=load_version_1) as server:
         (row,) = await _rows(server)
     assert row["state"] == "degraded"
     assert "the file is <b>broken</b>" in row["reason"]

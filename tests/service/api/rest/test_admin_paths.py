@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import trio
 
-from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import (
     ConfigError,
     FailedPrecondition,
@@ -21,9 +20,8 @@ from ovmstrio.core.http import Headers, HttpRequest
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.wire.http.router import Route
-from tests.support.pass_through import load_pass_through
 from tests.support.peers import peer_at
-from tests.unit.api.rest.servers import BODY, Serving, serving_rest
+from tests.unit.api.rest.servers import BODY, Serving, load_version_1, serving_rest
 
 OK = {"error_code": "OK", "error_message": "OK"}
 VERSIONS = [{"version": version, "state": "AVAILABLE", "status": OK} for version in ("2", "1")]
@@ -46,15 +44,10 @@ def _versions(document: dict[str, Any]) -> list[Any]:
 
 
 async def test_a_failed_version_is_listed_with_its_reason(tmp_path: Path) -> None:
-    async def load(spec: ModelSpec, version: int, directory: Path) -> Any:
-        if version == 2:
-            raise ModelFailure("the file is broken \udcff")
-        return await load_pass_through(spec, version, directory)
-
-    async with serving_rest(tmp_path, loader=load) as server:
+    async with serving_rest(tmp_path, loader=load_version_1) as server:
         failed, _ = _versions((await server.get("/v1/config")).json())
     assert (failed["version"], failed["state"], failed["status"]["error_code"]) == ("2", "LOADING", "UNKNOWN")
-    assert "the file is broken" in failed["status"]["reason"]
+    assert "the file is <b>broken</b>" in failed["status"]["reason"]
 
 
 async def _reload(folder: Path, outcome: bool | ServerError) -> tuple[int, Any]:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import httpx
 import orjson
@@ -22,9 +23,8 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import NotFound, Overloaded
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.wire.http.answers import Cors
-from tests.support.pass_through import load_pass_through
 from tests.support.waits import WAIT_SECONDS
-from tests.unit.api.rest.servers import BODY, Peer, Serving, infer_head, infer_post, serving_rest
+from tests.unit.api.rest.servers import BODY, Peer, Serving, infer_head, infer_post, load_version_1, serving_rest
 
 DATA = [0.5, -1.0]
 INFER = "/v2/models/echo/infer"
@@ -40,30 +40,53 @@ def _infer_document(version: str = "2") -> dict[str, Any]:
     return {"model_name": "echo", "model_version": version, "outputs": [output]}
 
 
-async def test_the_server_has_the_name_of_ovms(serving: Serving) -> None:
-    answer = await serving.get("/v2")
+EXTENSIONS = ["binary_tensor_data", "classification", "generate", "logging", "model_configuration", "statistics"]
+TENSORS = [
+    {"name": "text", "datatype": "BYTES", "shape": [-1]},
+    {"name": "x", "datatype": "FP32", "shape": [1, 10]},
+]
+METADATA = {"name": "echo", "versions": ["1", "2"], "platform": "OpenVINO", "inputs": TENSORS, "outputs": TENSORS}
+CONFIG_TENSORS = [
+    {"name": "text", "data_type": "TYPE_STRING", "dims": [-1]},
+    {"name": "x", "data_type": "TYPE_FP32", "dims": [1, 10]},
+]
+INDEX = [{"name": "echo", "version": version, "state": "READY"} for version in ("1", "2")]
+
+
+@pytest.mark.parametrize(
+    ("path", "document"),
+    [
+        ("/v2", {"name": "OpenVINO Model Server", "version": ANY, "extensions": EXTENSIONS}),
+        *((f"/v2/health/{state}", {state: True}) for state in ("live", "ready")),
+        *((f"/v2/models/echo{suffix}", METADATA) for suffix in ("", "/", "/versions/1")),
+        ("/v2/models", {"models": INDEX}),
+        (
+            "/v2/models/echo/config",
+            {
+                "name": "echo",
+                "platform": "OpenVINO",
+                "backend": "openvino",
+                "max_batch_size": 0,
+                "input": CONFIG_TENSORS,
+                "output": CONFIG_TENSORS,
+            },
+        ),
+    ],
+)
+async def test_documents_have_the_keys_of_kserve_in_order(
+    serving: Serving, path: str, document: dict[str, Any]
+) -> None:
+    answer = await serving.get(path)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
-    document = answer.json()
-    assert document.pop("version")
-    assert document == {
-        "name": "OpenVINO Model Server",
-        "extensions": [
-            "binary_tensor_data",
-            "classification",
-            "generate",
-            "logging",
-            "model_configuration",
-            "statistics",
-        ],
-    }
-
-
-@pytest.mark.parametrize("state", ["live", "ready"])
-async def test_health_is_a_document_for_kserve_clients(serving: Serving, state: str) -> None:
-    answer = await serving.get(f"/v2/health/{state}")
-    assert (answer.status_code, answer.json()) == (200, {state: True})
-    head = await serving.with_http(lambda client: client.head(f"/v2/health/{state}"))
+    assert (answer.json(), list(answer.json())) == (document, list(document))
+    head = await serving.with_http(lambda client: client.head(path))
     assert (head.status_code, head.content) == (200, b"")
+
+
+@pytest.mark.parametrize("path", ["/v2/models/echo/ready", "/v2/models/echo/versions/2/ready"])
+async def test_a_ready_model_is_answered_without_a_body(serving: Serving, path: str) -> None:
+    answer = await serving.get(path)
+    assert (answer.status_code, answer.content) == (200, b"")
 
 
 async def test_a_draining_server_is_live_and_not_ready(serving: Serving) -> None:
@@ -73,56 +96,18 @@ async def test_a_draining_server_is_live_and_not_ready(serving: Serving) -> None
     assert (answer.status_code, answer.json()) == (503, {"error": "Server is not ready - the server is shutting down"})
 
 
-@pytest.mark.parametrize("path", ["/v2/models/echo", "/v2/models/echo/", "/v2/models/echo/versions/1"])
-async def test_metadata_lists_all_versions_and_tensors(serving: Serving, path: str) -> None:
-    answer = await serving.get(path)
-    tensors = [
-        {"name": "text", "datatype": "BYTES", "shape": [-1]},
-        {"name": "x", "datatype": "FP32", "shape": [1, 10]},
-    ]
-    assert (answer.status_code, answer.json()) == (
-        200,
-        {"name": "echo", "versions": ["1", "2"], "platform": "OpenVINO", "inputs": tensors, "outputs": tensors},
-    )
-    assert list(answer.json()) == ["name", "versions", "platform", "inputs", "outputs"]
-
-
-@pytest.mark.parametrize("path", ["/v2/models/echo/ready", "/v2/models/echo/versions/2/ready"])
-async def test_a_ready_model_is_answered_without_a_body(serving: Serving, path: str) -> None:
-    answer = await serving.get(path)
-    assert (answer.status_code, answer.content) == (200, b"")
-
-
-async def test_a_model_has_a_minimal_triton_configuration(serving: Serving) -> None:
-    answer = await serving.get("/v2/models/echo/config")
-    tensors = [
-        {"name": "text", "data_type": "TYPE_STRING", "dims": [-1]},
-        {"name": "x", "data_type": "TYPE_FP32", "dims": [1, 10]},
-    ]
-    expected = {"name": "echo", "platform": "OpenVINO", "backend": "openvino", "max_batch_size": 0}
-    assert (answer.status_code, answer.json()) == (200, expected | {"input": tensors, "output": tensors})
-
-
 async def test_the_repository_index_lists_all_versions(serving: Serving) -> None:
-    entries = [{"name": "echo", "version": version, "state": "READY"} for version in ("1", "2")]
-    assert (await serving.get("/v2/models")).json() == {"models": entries}
     for body in (b"", b"{}", b'{"ready": true}'):
-        assert (await serving.post("/v2/repository/index", content=body)).json() == entries
+        assert (await serving.post("/v2/repository/index", content=body)).json() == INDEX
     refused = await serving.post("/v2/repository/index", content=b"{")
-    assert refused.status_code == 412
-    assert refused.json()["error"].startswith("The file is not valid json")
+    assert (refused.status_code, refused.json()["error"][:26]) == (412, "The file is not valid json")
 
 
 async def test_the_repository_index_lists_ready_versions_on_request(tmp_path: Path) -> None:
-    async def load(spec: ModelSpec, version: int, directory: Path) -> Any:
-        if version == 2:
-            raise ValueError("cannot be read")
-        return await load_pass_through(spec, version, directory)
-
-    async with serving_rest(tmp_path, loader=load) as server:
+    async with serving_rest(tmp_path, loader=load_version_1) as server:
         index = (await server.post("/v2/repository/index")).json()
         assert [(entry["version"], entry["state"] == "READY") for entry in index] == [("1", True), ("2", False)]
-        assert "cannot be read" in index[1]["reason"]
+        assert "the file is <b>broken</b>" in index[1]["reason"]
         ready = (await server.post("/v2/repository/index", content=b'{"ready": true}')).json()
         assert [entry["version"] for entry in ready] == ["1"]
         not_loaded = await server.get("/v2/models/echo/versions/2/ready")
@@ -218,13 +203,7 @@ async def test_a_failed_inference_has_an_error_and_keeps_the_connection(
 
 @pytest.mark.parametrize(
     ("encoding", "encode"),
-    [
-        ("gzip", gzip.compress),
-        ("x-gzip", gzip.compress),
-        ("GZIP", gzip.compress),
-        ("deflate", zlib.compress),
-        ("identity", bytes),
-    ],
+    [*((each, gzip.compress) for each in ("gzip", "x-gzip", "GZIP")), ("deflate", zlib.compress), ("identity", bytes)],
 )
 async def test_compressed_bodies_are_read(serving: Serving, encoding: str, encode: Any) -> None:
     answer = await serving.post(INFER, content=encode(BODY), headers={"Content-Encoding": encoding})

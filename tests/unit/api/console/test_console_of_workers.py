@@ -24,7 +24,7 @@ from ovmstrio.observability.call_statistics import CallStatistics
 from ovmstrio.observability.recent_past import RecentPast
 from ovmstrio.observability.tracing.recent import KeptSpan, RecentTraces
 from tests.support.pass_through import load_pass_through
-from tests.unit.api.rest.servers import stack
+from tests.unit.api.rest.servers import load_version_1, stack
 
 
 class _Peers:
@@ -259,15 +259,10 @@ async def test_spans_of_a_trace_of_several_workers_are_one_tree(tmp_path: Path) 
 
 
 async def test_a_service_that_one_worker_cannot_load_is_degraded(tmp_path: Path) -> None:
-    async def fail(spec: Any, version: int, directory: Path) -> Any:
-        if version == 2:
-            raise ModelFailure("the file is broken")
-        return await load_pass_through(spec, version, directory)
-
-    async with _workers(tmp_path, load_pass_through, fail) as (one, other):
+    async with _workers(tmp_path, load_pass_through, load_version_1) as (one, other):
         for worker in (one, other):
             row = (await worker.gathering.look()).rows["echo"]
-            assert (row["state"], row["reason"]) == ("degraded", "worker 1: the file is broken")
+            assert (row["state"], row["reason"]) == ("degraded", "worker 1: the file is <b>broken</b> \udcff")
             assert [each["version"] for each in row["versions"]] == ["1", "2"]
         document = await one.gathering.document("echo")
         assert (document["state"], len(document["inputs"])) == ("degraded", 2)

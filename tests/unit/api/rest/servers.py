@@ -15,6 +15,7 @@ import trio
 import trio.testing
 
 from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.errors import ModelFailure
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.registry import Registry
 from ovmstrio.server.rest_front_end import RestFrontEnd
@@ -22,7 +23,17 @@ from tests.support.pass_through import PassThrough, load_pass_through
 from tests.support.stub_registry import registry_of
 from tests.support.waits import WAIT_SECONDS
 
-__all__ = ["BODY", "HttpAnswer", "Peer", "Serving", "infer_head", "infer_post", "serving_rest", "stack"]
+__all__ = [
+    "BODY",
+    "HttpAnswer",
+    "Peer",
+    "Serving",
+    "infer_head",
+    "infer_post",
+    "load_version_1",
+    "serving_rest",
+    "stack",
+]
 
 ResultT = TypeVar("ResultT")
 
@@ -167,6 +178,13 @@ def infer_head(length: int | str | None, *extra: str, model: str = "echo", suffi
 def infer_post(body: bytes = BODY, *extra: str, model: str = "echo", suffix: str = "") -> bytes:
     """Make an inference's whole request, of the kind that the fast lane takes."""
     return infer_head(len(body), *extra, model=model, suffix=suffix) + body
+
+
+async def load_version_1(spec: Any, version: int, directory: Path) -> Any:
+    """Load version 1, and fail for version 2 with a reason that is not UTF-8."""
+    if version == 2:
+        raise ModelFailure("the file is <b>broken</b> \udcff")
+    return await load_pass_through(spec, version, directory)
 
 
 @asynccontextmanager
