@@ -175,31 +175,38 @@ def test_keys_of_an_answer_have_a_fixed_order() -> None:
     assert list(generate_document(InferResponse("m", "3", outputs))) == ["model_name", "model_version", "y"]
 
 
+def _raw(datatype: str, *data: bytes, shape: tuple[int, ...] | None = None) -> list[RawTensor]:
+    size = BY_NAME[datatype].itemsize or 1
+    return [RawTensor("y", datatype, shape or (len(each) // size,), each) for each in data]
+
+
 @pytest.mark.parametrize(
-    ("datatype", "shape", "data", "value"),
+    ("tensors", "value"),
     [
-        ("BYTES", (3,), b"a\nb", "a\nb"),
-        ("BYTES", (0,), b"", ""),
-        ("BYTES", (2,), b"\x01\0\0\0a\x01\0\0\0b", ["a", "b"]),
-        ("UINT8", (7,), "größe".encode(), "größe"),
-        ("UINT8", (0,), b"", ""),
-        ("UINT8", (2,), b"\xff\xfe", [255, 254]),
-        ("UINT8", (3,), b"\x00\x01\x02", [0, 1, 2]),
-        ("UINT8", (1, 2), b"ab", [97, 98]),
-        ("INT64", (1,), b"\x05" + b"\0" * 7, 5),
-        ("FP32", (1, 2), np.array([0.5, 2], "<f4").tobytes(), [0.5, 2.0]),
-        ("BOOL", (1,), b"\x01", True),
+        (_raw("BYTES", b"a\nb"), "a\nb"),
+        (_raw("BYTES", b""), ""),
+        (_raw("BYTES", b"\x01\0\0\0a\x01\0\0\0b", shape=(2,)), ["a", "b"]),
+        (_raw("UINT8", "größe".encode()), "größe"),
+        (_raw("UINT8", b""), ""),
+        (_raw("UINT8", b"\xff\xfe"), [255, 254]),
+        (_raw("UINT8", b"\x00\x01\x02"), [0, 1, 2]),
+        (_raw("UINT8", b"ab", shape=(1, 2)), [97, 98]),
+        (_raw("INT64", b"\x05" + bytes(7)), 5),
+        (_raw("FP32", np.array([0.5, 2], "<f4").tobytes(), shape=(1, 2)), [0.5, 2.0]),
+        (_raw("BOOL", b"\x01"), True),
+        ([Tensor("y", BY_NAME["FP32"], np.array([1.5], "<f4"))], 1.5),
+        ([Tensor("y", BY_NAME["FP32"], np.array([[1.5, np.nan]], "<f4"))], [1.5, "NaN"]),
+        # Pieces of text are joined, and numbers are listed.
+        (_raw("UINT8", b"one ", b"two"), "one two"),
+        (_raw("UINT8", "ö".encode()[:1], "ö".encode()[1:]), "ö"),
+        (_raw("UINT8", b"\x00\x01", b"\x02"), [[0, 1], 2]),
+        (_raw("UINT8", b"a", b"\xff"), ["a", 255]),
+        (_raw("INT64", b"\x03" + bytes(7), b"\x04" + bytes(7)), [3, 4]),
     ],
 )
-def test_raw_outputs_are_texts_or_values(datatype: str, shape: tuple[int, ...], data: bytes, value: Any) -> None:
-    found = _event(RawTensor("y", datatype, shape, data))
-    assert found == value
-    assert type(found) is type(value)
-
-
-@pytest.mark.parametrize(("values", "expected"), [([1.5], 1.5), ([[1.5, float("nan")]], [1.5, "NaN"])])
-def test_outputs_of_models_are_values_or_flat_lists(values: Any, expected: Any) -> None:
-    assert _event(Tensor("y", BY_NAME["FP32"], np.array(values, "<f4"))) == expected
+def test_outputs_are_texts_values_or_flat_lists(tensors: list[Tensor | RawTensor], value: Any) -> None:
+    found = _event(*tensors)
+    assert (found, type(found)) == (value, type(value))
 
 
 def test_an_output_of_a_custom_datatype_is_refused() -> None:
@@ -210,18 +217,3 @@ def test_an_output_of_a_custom_datatype_is_refused() -> None:
 def test_an_error_is_an_event_of_its_own_type_and_an_internal_error_has_no_details() -> None:
     assert error_event(GraphFailure("no\nluck")) == b'event: error\ndata: {"error":"no\\nluck"}\n\n'
     assert error_event(KeyError("a secret")).startswith(b'event: error\ndata: {"error":"internal error')
-
-
-@pytest.mark.parametrize(
-    ("datatype", "pieces", "value"),
-    [
-        ("UINT8", [b"one ", b"two"], "one two"),
-        ("UINT8", ["ö".encode()[:1], "ö".encode()[1:]], "ö"),
-        ("UINT8", [b"\x00\x01", b"\x02"], [[0, 1], 2]),
-        ("UINT8", [b"a", b"\xff"], ["a", 255]),
-        ("INT64", [bytes([3]) + bytes(7), bytes([4]) + bytes(7)], [3, 4]),
-    ],
-)
-def test_pieces_of_text_are_joined_and_numbers_are_listed(datatype: str, pieces: list[bytes], value: Any) -> None:
-    size = BY_NAME[datatype].itemsize
-    assert _event(*(RawTensor("y", datatype, (len(each) // size,), each) for each in pieces)) == value

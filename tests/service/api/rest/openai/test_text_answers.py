@@ -59,32 +59,27 @@ async def _request(serving: Serving, path: str = CHATS, **more: Any) -> Any:
 # Documents
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
-async def test_a_chat_is_answered_with_one_document(serving: Serving, prefix: str) -> None:
-    answer = await serving.post(f"{prefix}/chat/completions", json=chat_body())
-    document = answer.json()
-    assert answer.status_code == 200
-    assert document.pop("id").startswith("chatcmpl-")
-    assert isinstance(document.pop("created"), int)
-    message = {"role": "assistant", "content": "one two", "refusal": None}
-    assert document == {
-        "object": "chat.completion",
-        "model": CHAT,
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
-        "usage": USAGE,
-    }
+MESSAGE = {"role": "assistant", "content": "one two", "refusal": None}
 
 
-async def test_a_completion_is_answered_with_one_document(serving: Serving) -> None:
-    document = (await _post(serving, COMPLETIONS)).json()
-    assert document.pop("id").startswith("cmpl-")
+@pytest.mark.parametrize(
+    ("path", "body", "kind", "id_prefix", "answer"),
+    [
+        *(
+            (f"{prefix}/chat/completions", CHATS, "chat.completion", "chatcmpl-", {"message": MESSAGE})
+            for prefix in PREFIXES
+        ),
+        (COMPLETIONS, COMPLETIONS, "text_completion", "cmpl-", {"text": "one two"}),
+    ],
+)
+async def test_a_text_is_answered_with_one_document(
+    serving: Serving, path: str, body: str, kind: str, id_prefix: str, answer: dict[str, Any]
+) -> None:
+    document = (await serving.post(path, json=BODIES[body])).json()
+    assert document.pop("id").startswith(id_prefix)
     assert isinstance(document.pop("created"), int)
-    assert document == {
-        "object": "text_completion",
-        "model": CHAT,
-        "choices": [{"index": 0, "text": "one two", "logprobs": None, "finish_reason": "stop"}],
-        "usage": USAGE,
-    }
+    choice = {"index": 0, **answer, "logprobs": None, "finish_reason": "stop"}
+    assert document == {"object": kind, "model": CHAT, "choices": [choice], "usage": USAGE}
 
 
 async def test_a_response_is_a_message_among_items(serving: Serving) -> None:
