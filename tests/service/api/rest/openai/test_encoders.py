@@ -47,7 +47,7 @@ async def test_inputs_are_texts_or_tokens(serving: Serving, value: Any, inputs: 
 
 
 async def test_vectors_are_encoded_as_base64_on_request(serving: Serving) -> None:
-    body = {"model": WORDS, "input": ["banana", "b"], "encoding_format": "base64"}
+    body = {"model": WORDS, "input": ["banana", "b"], "encoding_format": "base64", "dimensions": 4}
     data = (await serving.post(EMBEDDINGS, json=body)).json()["data"]
     read = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4").tolist() for each in data]
     assert read == [[6, 3, 0, 0], [1, 0, 0, 0]]
@@ -59,11 +59,6 @@ async def test_large_answers_of_vectors_are_written_in_a_thread(serving: Serving
     answer = await serving.post(EMBEDDINGS, json={"model": WORDS, "input": texts})
     vectors = [each["embedding"] for each in answer.json()["data"]]
     assert [(len(vector), vector[:2]) for vector in vectors] == [(20_000, [number, number]) for number in range(20)]
-
-
-async def test_the_dimensions_of_the_model_are_accepted(serving: Serving) -> None:
-    body = {"model": WORDS, "input": "a", "dimensions": 4}
-    assert (await serving.post(EMBEDDINGS, json=body)).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -340,10 +340,3 @@ async def test_calls_are_counted_by_method_and_result(served: Serving) -> None:
     assert (
         'ovms_requests_success{api="KServe",interface="REST",method="ModelInfer",name="dummy",version="1"} 0.0' in text
     )
-
-
-def test_metrics_are_zero_before_the_first_call() -> None:
-    metrics = Metrics()
-    metrics.servable("m", "1")
-    labels = 'api="TensorFlowServing",interface="REST",method="Predict",name="m",version="1"'
-    assert f"ovms_requests_success{{{labels}}} 0.0\n".encode() in metrics.render()
