@@ -33,7 +33,7 @@ from tests.support.projects import make_project
 Kind = Literal["good", "bad", "absent", "malformed", "poison", "refusal", "short"]
 
 JSON: Final = (("content-type", "application/json"),)
-SPOILING: Final = {"poison", "refusal", "short"}
+FAILING: Final = {"poison", "refusal", "short"}
 CODE: Final = """
 import trio
 from ovmstrio.handlers import HTTPError
@@ -144,12 +144,8 @@ class World:
         assert max(self.called.values(), default=0) <= (2 if batching["retry_singly"] else 1)
         for client in self.clients:
             self._check_outcome(client, self.outcomes[client.number])
-        answered = [client.number for client in self.clients if self._status(client) == 200]
+        answered = [number for number, answer in sorted(self.outcomes.items()) if answer and answer.status == 200]
         assert sorted(self.instance.callbacks) == answered
-
-    def _status(self, client: Client) -> int:
-        answer = self.outcomes[client.number]
-        return 0 if answer is None else answer.status
 
     def _check_outcome(self, client: Client, answer: HttpAnswer | None) -> None:
         if answer is None:
@@ -158,23 +154,24 @@ class World:
             assert not self.called[client.number]
             assert client.kind == "malformed" if answer.status == 400 else self.keys["max_concurrency"]
         elif answer.body in {b"internal server error", b"refused"}:
-            self._check_spoilt(client, answer)
+            self._check_failed_batch(client, answer)
         elif answer.status == 200:
-            assert isinstance(answer.body, bytes)
-            assert json.loads(answer.body) == {"number": client.number, "query": str(client.number)}
-            assert client.kind == "good"
+            assert (client.kind, json.loads(answer.content)) == (
+                "good",
+                {"number": client.number, "query": str(client.number)},
+            )
         else:
             assert (answer.status, client.kind) in {(500, "bad"), (404, "absent")}
             assert answer.body == str(client.number).encode()
 
-    def _check_spoilt(self, client: Client, answer: HttpAnswer) -> None:
+    def _check_failed_batch(self, client: Client, answer: HttpAnswer) -> None:
         kinds = {each.number: each.kind for each in self.clients}
         last = [batch for batch in self.instance.batches if client.number in batch][-1]
-        spoiling = {kinds[number] for number in last} & SPOILING
+        failing = {kinds[number] for number in last} & FAILING
         assert answer.status == 409 if answer.body == b"refused" else answer.status == 500
-        assert spoiling
+        assert failing
         if self.keys["server_side_batching"]["retry_singly"]:
-            assert spoiling == {client.kind}
+            assert failing == {client.kind}
 
 
 KINDS: Final[list[Kind]] = [*["good"] * 8, "bad", "absent", "malformed", "poison", "refusal", "short"]  # type: ignore[list-item]
