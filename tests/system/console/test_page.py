@@ -473,9 +473,9 @@ def test_levels_of_the_log_are_changed_and_kept(server: ServedInThread, open_pag
     configure_logs(level="INFO", fmt="json", path=tmp_path / "server.log")
     try:
         with open_page(_url(server, "log"), may_fail=True) as page:
-            whole, parts = page.get_by_label("The server logs from level"), page.get_by_label("Levels of parts")
-            expect(whole).to_have_value("INFO")
-            whole.select_option("WARNING")
+            level, parts = page.get_by_label("The server logs from level"), page.get_by_label("Levels of parts")
+            expect(level).to_have_value("INFO")
+            level.select_option("WARNING")
             expect(page.locator("#notice")).to_contain_text("logs from WARNING on")
             parts.fill("ovmstrio.graphs=loud")
             parts.press("Enter")
@@ -484,10 +484,10 @@ def test_levels_of_the_log_are_changed_and_kept(server: ServedInThread, open_pag
             parts.fill("ovmstrio.graphs=debug")
             parts.press("Enter")
             expect(page.locator("#notice")).to_contain_text("levels of their own: ovmstrio.graphs=debug")
-            expect(whole).to_have_value("WARNING")
+            expect(level).to_have_value("WARNING")
             page.reload()
             expect(parts).to_have_value("ovmstrio.graphs=debug")
-            expect(whole).to_have_value("WARNING")
+            expect(level).to_have_value("WARNING")
     finally:
         LOG_LEVEL.set_parts({})
 
@@ -604,8 +604,8 @@ def test_a_thousand_services_are_listed_filtered_and_live(tmp_path: Path, open_p
         expect(page.locator(".bar .quiet")).to_contain_text("1000 of 1000 ready; the first 200 of 1000 are shown")
         page.get_by_role("searchbox").fill("0999")
         expect(page.locator("tbody tr")).to_have_count(1)
-        given = {"inputs": [{"name": "in", "shape": [1], "datatype": "FP32", "data": [1]}]}
-        assert _post(server, "/v2/models/graph_0999/infer", given).status_code == 200
+        body = {"inputs": [{"name": "in", "shape": [1], "datatype": "FP32", "data": [1]}]}
+        assert _post(server, "/v2/models/graph_0999/infer", body).status_code == 200
         expect(page.locator("tr[data-name=graph_0999] td[data-title=Requests]")).to_have_text("1")
 
 

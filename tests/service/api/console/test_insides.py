@@ -130,10 +130,10 @@ def test_bodies_of_failed_requests_are_kept_on_request_without_secrets(tmp_path:
         headers = {"authorization": f"Bearer {secret}"}
         assert server.ask("POST", "/v2/models/model/infer", json=document, headers=headers).status_code == 400
         with triton.InferenceServerClient(server.grpc) as client:
-            given = triton.InferInput("wrong_name", [1, 10], "FP32")
-            given.set_data_from_numpy(np.ones((1, 10), np.float32))
+            tensor = triton.InferInput("wrong_name", [1, 10], "FP32")
+            tensor.set_data_from_numpy(np.ones((1, 10), np.float32))
             with pytest.raises(triton.InferenceServerException):
-                client.infer("model", [given])
+                client.infer("model", [tensor])
         rest, grpc = server.ask("GET", "/console/api/failures").json()["failures"]
     assert rest["body"].startswith('{"password":"***","note":"mine is ***","inputs":"xxx')
     assert (

@@ -58,7 +58,7 @@ CHANGES: list[dict[str, Any]] = [
     *({"name": 1}, {"other": 1}, {"parameters": {"binary_data_size": 8}}, {"data": [], "shape": [0]}),
     *({"datatype": "INT8", "data": [1, 1.0]}, {"datatype": "BYTES", "data": [1]}),
 ]
-ODD: list[Any] = [
+GENERAL: list[Any] = [
     {},
     *({"inputs": each} for each in (None, EMPTY, [None])),
     *({"inputs": [FP32_INPUT], "outputs": each} for each in (None, EMPTY, [EMPTY], ["a"], [{"name": 1}])),
@@ -71,7 +71,7 @@ ODD: list[Any] = [
 
 
 @pytest.mark.parametrize(
-    ("document", "is_plain"), [*((each, True) for each in PLAIN), *((each, False) for each in ODD)]
+    ("document", "is_plain"), [*((each, True) for each in PLAIN), *((each, False) for each in GENERAL)]
 )
 def test_plain_documents_are_read_as_by_the_general_reader(document: Any, is_plain: bool) -> None:
     body = orjson.dumps(document)

@@ -28,7 +28,7 @@ __all__ = ["ServedHandler", "serving_handler"]
 
 @dataclass
 class ServedHandler:
-    """A front end that serves a handler; ``ask`` uses its fast lane or its application."""
+    """A front end that serves a handler; ``ask`` uses its fast lane or the application."""
 
     front_end: RestFrontEnd
     handler: LoadedHandler

@@ -195,9 +195,9 @@ async def test_only_large_bodies_are_read_in_a_thread(serving: Serving, monkeypa
     threads = []
     read = Chat.read
 
-    def read_and_record(self: Chat, *given: Any, **options: Any) -> Any:
+    def read_and_record(self: Chat, *args: Any, **options: Any) -> Any:
         threads.append(current_thread() is not main_thread())
-        return read(self, *given, **options)
+        return read(self, *args, **options)
 
     monkeypatch.setattr(Chat, "read", read_and_record)
     service_of(serving).limits = GenerationLimits()

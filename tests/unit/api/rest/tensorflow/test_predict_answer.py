@@ -63,8 +63,8 @@ def test_rows_are_the_columns_transposed(case: tuple[str, np.ndarray[Any, Any]])
         return
     tensor = Tensor("y", BY_NAME[datatype], array)
     assert _text(tensor, by_rows=True).partition(":")[2] == _text(tensor).partition(":")[2]
-    beside = _tensor("z", "BYTES", [f"row {number}".encode() for number in range(len(array))])
-    rows = _json(tensor, beside, by_rows=True)["predictions"]
+    labels = _tensor("z", "BYTES", [f"row {number}".encode() for number in range(len(array))])
+    rows = _json(tensor, labels, by_rows=True)["predictions"]
     assert [row["z"] for row in rows] == [f"row {number}" for number in range(len(array))]
     np.testing.assert_equal([row["y"] for row in rows], _json(tensor)["outputs"])
 
