@@ -252,6 +252,11 @@ async def test_bad_forms_are_refused(
     assert message in error["message"]
 
 
+async def test_a_speech_body_that_is_not_json_is_refused(serving: Serving) -> None:
+    answer = await serving.post(SPEECH, content=b"{", headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
 async def test_a_recording_above_the_message_size_limit_is_refused(tmp_path: Path) -> None:
     async with serve_openai(tmp_path, front_end={"max_body_bytes": 4096}) as server:
         statuses = [(await _transcribe(server, file=b"x" * size)).status_code for size in (5000, 3000)]
