@@ -51,8 +51,6 @@ _PICTURED: Final = {"services", "words", "try", "activity", "phone_dark"}
 MARKUP: Final = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>'
 MARKUP_NAME: Final = "<img src=x onerror=window.hit=1>is true"
 """The name of a model, which has to have no slash."""
-
-
 _WORDS: Final = """
 import time
 from pyovms import Tensor

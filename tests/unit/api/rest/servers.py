@@ -23,20 +23,7 @@ from tests.support.pass_through import PassThrough, load_pass_through
 from tests.support.stub_registry import registry_of
 from tests.support.waits import WAIT_SECONDS
 
-__all__ = [
-    "BODY",
-    "HttpAnswer",
-    "Peer",
-    "Serving",
-    "infer_head",
-    "infer_post",
-    "load_version_1",
-    "serving_rest",
-    "stack",
-]
-
 ResultT = TypeVar("ResultT")
-
 BODY = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[0.5,-1]}]}'
 
 

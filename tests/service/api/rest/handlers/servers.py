@@ -23,8 +23,6 @@ from tests.support.projects import make_project
 from tests.support.waits import WAIT_SECONDS, until_async
 from tests.unit.api.rest.servers import Peer
 
-__all__ = ["ServedHandler", "serving_handler"]
-
 
 @dataclass
 class ServedHandler:

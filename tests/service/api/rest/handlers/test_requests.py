@@ -19,7 +19,6 @@ from tests.service.api.rest.handlers.servers import ServedHandler, serving_handl
 from tests.support.waits import WAIT_SECONDS, until_async
 
 Serve = Callable[..., AbstractAsyncContextManager[ServedHandler]]
-
 JSON, TEXT = {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}
 
 

@@ -18,23 +18,9 @@ from tests.support.text_generators import CHAT, ScriptedGenerator, text_spec
 from tests.support.transcribers import ScriptedTranscriber
 from tests.unit.api.rest.servers import Serving, serving_rest
 
-__all__ = [
-    "CHAT",
-    "EARS",
-    "PREFIXES",
-    "VOICE",
-    "WORDS",
-    "chat_body",
-    "events_of",
-    "post_of",
-    "serve_openai",
-    "service_of",
-]
-
 VOICE: Final = "voice"
 EARS: Final = "ears"
 PREFIXES: Final = ("/v3", "/v1", "/v3/v1")
-
 _SERVICES: Final[dict[str, Any]] = {
     CHAT: (ScriptedGenerator, Task.TEXT_GENERATION),
     WORDS: (LetterEncoder, Task.EMBEDDINGS),

@@ -6,8 +6,10 @@ import base64
 import io
 import json
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -18,21 +20,13 @@ from ovmstrio.runtimes.ops.values import PipelineResponse, PipelineTensor
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.original_package import unpack_original
 from tests.support.ports import free_ports
+from tests.support.served_plans import ServedPlan
 from tests.support.waits import WAIT_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from tests.support.served_plans import ServedPlan
-
 
 EMPTY = b'{"err_no":0,"err_msg":"","key":[],"value":[],"tensors":[]}'
 NO_SERVICE = b'{"err_no":3002,"err_msg":"Failed to inference: Service name error.","key":[],"value":[],"tensors":[]}'
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
-
-
 ECHOED = b'{"err_no":0,"err_msg":"","key":["%b"],"value":["%b"],"tensors":[]}'
 ANSWERED: list[tuple[str, bytes, bytes]] = [
     (

@@ -31,7 +31,6 @@ from tests.support.lone_service import open_plane_of
 from tests.support.projects import make_project
 
 Kind = Literal["good", "bad", "absent", "malformed", "poison", "refusal", "short"]
-
 JSON: Final = (("content-type", "application/json"),)
 FAILING: Final = {"poison", "refusal", "short"}
 CODE: Final = """
