@@ -13,13 +13,12 @@ from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.core.generation import Task
 from tests.support.pass_through import load_pass_through
 from tests.support.speakers import ScriptedSpeaker
-from tests.support.text_encoders import WORDS, LetterEncoder
-from tests.support.text_generators import CHAT, ScriptedGenerator, text_spec
+from tests.support.text_encoders import LetterEncoder
+from tests.support.text_generators import ScriptedGenerator, text_spec
 from tests.support.transcribers import ScriptedTranscriber
 from tests.unit.api.rest.servers import Serving, serving_rest
 
-VOICE: Final = "voice"
-EARS: Final = "ears"
+CHAT, WORDS, VOICE, EARS = "chat", "words", "voice", "ears"
 PREFIXES: Final = ("/v3", "/v1", "/v3/v1")
 _SERVICES: Final[dict[str, Any]] = {
     CHAT: (ScriptedGenerator, Task.TEXT_GENERATION),
