@@ -101,6 +101,7 @@ async def test_a_malformed_body_is_the_error_of_the_client(serve: Serve, content
         answer = await served.ask(content=content, headers={"Content-Type": kind})
     assert answer.status_code == 400
     assert text in answer.text
+    assert kind != "application/json" or list(answer.json()) == ["error"]
     assert answer.headers["access-control-allow-origin"] == "*"
     assert "access-control-allow-credentials" not in answer.headers
 
