@@ -10,6 +10,7 @@ A process that does not answer at once is named and not waited for; from then on
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter, deque
 from contextlib import contextmanager
@@ -48,6 +49,15 @@ _SILENT_SECONDS: Final = 3.0
 """How long one that did not is left alone."""
 _MOST_ROUNDS: Final = 60
 """How often more is asked for at once, of what is told in batches."""
+
+
+def _parse(answer: bytes) -> Any:
+    """Parse the answer of another worker."""
+    try:
+        return orjson.loads(answer)
+    except orjson.JSONDecodeError:
+        # Names of files and ids of requests may hold lone surrogates, which only the standard library reads.
+        return json.loads(answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +175,7 @@ class Gathering:
         if self.siblings is not None:
             questions = {row: [_QUESTION, asdict(known)] for row, known in asked.items() if row != self.row}
             found = await self._ask(questions)
-            parts |= {row: orjson.loads(each) for row, each in found.items()}
+            parts |= {row: _parse(each) for row, each in found.items()}
             silent = [row for row in self.siblings.others if row not in parts]
         self._take(parts, is_counting=is_counting)
         return Told(dict(sorted(parts.items())), silent, self._rows)
@@ -253,5 +263,5 @@ class Gathering:
         told = {self.row: own}
         if self.siblings is not None:
             others = {row: [question, argument] for row in self._asked() if row != self.row}
-            told |= {row: orjson.loads(each) for row, each in (await self._ask(others)).items()}
+            told |= {row: _parse(each) for row, each in (await self._ask(others)).items()}
         return {row: each for row, each in sorted(told.items()) if each is not None}

@@ -1,4 +1,4 @@
-"""The console in a browser: each view with each kind of service, live, by keyboard and on a phone."""
+"""The console in a browser."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 import logging
 import os
 import re
+import shutil
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,33 +17,224 @@ from urllib.parse import quote
 
 import httpx
 import numpy as np
+import openvino as ov
 import pytest
+from openvino import opset13 as opset
 from PIL import Image
 
 from ovmstrio.access.key_file import digest_of
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.logs import configure_logs
+from tests.support import ir
+from tests.support.all_kinds import write_all_kinds
+from tests.support.graphs import LOOPBACK, graph_text, python_node
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.tiny_llm import write_tiny_folder
-from tests.system.console.conftest import OpenPage
-from tests.system.console.served_kinds import MARKUP, MARKUP_NAME, write_services
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Dialog, Page
+
 
 expect = pytest.importorskip("playwright.sync_api").expect
 expect.set_options(timeout=60_000)
 
+OpenPage = Callable[..., AbstractContextManager[Any]]
 PICTURES: Final = os.environ.get("CONSOLE_PICTURES", "")
 """The folder that gets the pictures of the documentation; none are made without."""
 _COLOURS: Final = 160
 _PICTURED: Final = {"services", "words", "try", "activity", "phone_dark"}
 
 
+# Services
+
+
+MARKUP: Final = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>'
+MARKUP_NAME: Final = "<img src=x onerror=window.hit=1>is true"
+"""The name of a model, which has to have no slash."""
+_WORDS: Final = """
+import time
+from pyovms import Tensor
+
+class OvmsPythonModel:
+    def execute(self, inputs):
+        text = bytes(inputs[0])
+        text = text[4:] if text[1:4] == bytes(3) else text
+        if b"fail" in text:
+            raise ValueError("the text asks for it: " + text.decode(errors="replace"))
+        for word in text.split():
+            yield [Tensor("words", word + b" ")]
+"""
+_UPPER: Final = """
+from pyovms import Tensor
+
+class OvmsPythonModel:
+    def execute(self, inputs):
+        return [Tensor("upper", bytes(inputs[0]).upper())]
+"""
+_COUNT: Final = """
+from pyovms import Tensor
+
+class OvmsPythonModel:
+    def execute(self, inputs):
+        return [Tensor("sizes", str(len(bytes(inputs[0]))).encode())]
+"""
+_OPS: Final = """
+from ovmstrio.ops import Op, WebService
+
+class Read(Op):
+    def preprocess(self, input_dicts, data_id=0, log_id=0):
+        (given,) = input_dicts.values()
+        return {"y": given["x"]}, False, None, ""
+
+class Left(Read):
+    def preprocess(self, input_dicts, data_id=0, log_id=0):
+        return {"y": "left"}, False, None, ""
+
+class Right(Left):
+    pass
+
+class Join(Op):
+    def preprocess(self, input_dicts, data_id=0, log_id=0):
+        return {"y": " ".join(str(each["y"]) for each in input_dicts.values())}, False, None, ""
+
+class Service(WebService):
+    def get_pipeline_response(self, read_op):
+        read = Read(name="read", input_ops=[read_op])
+        left = Left(name="left", input_ops=[read])
+        right = Right(name="right", input_ops=[read])
+        return Join(name="join", input_ops=[left, right])
+
+
+service = Service(name="ops")
+service.prepare_pipeline_config("config.yml")
+service.run_service()
+"""
+
+
+def _classifier() -> ov.Model:
+    """Return a classifier with ten classes that depend on the mean of each channel."""
+    picture = opset.parameter([1, 3, 32, 32], np.float32, name="image")
+    picture.output(0).set_names({"image"})
+    mean = opset.reduce_mean(picture, opset.constant(np.array([2, 3])), keep_dims=False)
+    weights = np.linspace(-0.02, 0.02, 30, dtype=np.float32).reshape(3, 10)
+    scores = opset.softmax(opset.matmul(mean, opset.constant(weights), False, False), 1)
+    scores.output(0).set_names({"scores"})
+    return ov.Model([opset.result(scores)], [picture], "classifier")
+
+
+def _branching() -> dict[str, Any]:
+    """Return a pipeline of four nodes, two of them in parallel."""
+    nodes = [
+        {
+            "name": name,
+            "type": "DL model",
+            "model_name": "model",
+            "inputs": [{"b": {"node_name": source, "data_item": item}}],
+            "outputs": [{"data_item": "a", "alias": "a"}],
+        }
+        for name, source, item in [
+            ("prepare", "request", "b"),
+            ("detect", "prepare", "a"),
+            ("classify", "prepare", "a"),
+            ("refine", "detect", "a"),
+        ]
+    ]
+    outputs = [
+        {"boxes": {"node_name": "refine", "data_item": "a"}},
+        {"classes": {"node_name": "classify", "data_item": "a"}},
+    ]
+    return {"name": "detector", "inputs": ["b"], "nodes": nodes, "outputs": outputs}
+
+
+def _write_services(folder: Path) -> Path:
+    """Write these services and one of every kind, and return the path of the configuration."""
+    config = write_all_kinds(folder, ops=_OPS)
+    document = json.loads(config.read_text())
+    classifier = ir.save(_classifier(), folder / "repository", "classifier")
+    totals = ir.save(ir.accumulator(), folder / "repository", "totals")
+    document["model_config_list"] += [
+        {"config": {"name": "classifier", "base_path": str(classifier)}},
+        {"config": {"name": MARKUP_NAME, "base_path": str(folder / "repository" / "model")}},
+        {"config": {"name": "totals", "base_path": str(totals), "stateful": True}},
+        {"config": {"name": "broken", "base_path": "/models/nothing <b>here</b>"}},
+    ]
+    document["pipeline_config_list"].append(_branching())
+    words = folder / "words"
+    words.mkdir()
+    for name, text in (("words.py", _WORDS), ("upper.py", _UPPER), ("count.py", _COUNT)):
+        (words / name).write_text(text)
+    nodes = "\n".join(
+        [
+            python_node("words.py", ["IN:text"], ["OUT:words"], name="words", more=LOOPBACK),
+            python_node("upper.py", ["IN:words"], ["OUT:upper"], name="upper"),
+            python_node("count.py", ["IN:words"], ["OUT:sizes"], name="count"),
+        ]
+    )
+    outputs = ["OVMS_PY_TENSOR:upper", "OVMS_PY_TENSOR1:sizes"]
+    (words / "graph.pbtxt").write_text(graph_text(nodes, inputs=["OVMS_PY_TENSOR:text"], outputs=outputs))
+    document["mediapipe_config_list"].append({"name": "words", "base_path": str(words)})
+    config.write_text(json.dumps(document))
+    return config
+
+
+# Browser and server
+
+
+_OPTIONS: Final = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Start a browser."""
+    found = shutil.which("chromium")
+    if found is None:
+        pytest.skip("there is no chromium here: apt-get install chromium")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=found, args=_OPTIONS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> OpenPage:
+    """Return a function that opens a page, and checks that it made no errors, dialogs or requests to other hosts."""
+
+    @contextmanager
+    def opened(url: str, *, may_fail: bool = False, **options: Any) -> Iterator[Page]:
+        wrong: list[str] = []
+        context = browser.new_context(**options)
+        context.set_default_timeout(60_000)
+        page = context.new_page()
+
+        def refuse(dialog: Dialog) -> None:
+            wrong.append(f"dialog: {dialog.message}")
+            dialog.dismiss()
+
+        origin = "/".join(url.split("/", 3)[:3])
+        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+        page.on("console", lambda line: wrong.append(line.text) if line.type == "error" and not may_fail else None)
+        page.on(
+            "request", lambda request: None if request.url.startswith((origin, "blob:")) else wrong.append(request.url)
+        )
+        page.on("dialog", refuse)
+        try:
+            page.goto(url)
+            yield page
+        finally:
+            context.close()
+        assert wrong == []
+
+    return opened
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
-    """Serve what there is to see."""
-    config = write_services(tmp_path_factory.mktemp("services"))
+    """Serve the services that are shown."""
+    config = _write_services(tmp_path_factory.mktemp("services"))
     with serving_in_thread(config_path=config) as served:
         yield served
 
@@ -84,8 +276,7 @@ def _calls(server: ServedInThread, rounds: int = 5) -> None:
     _post(server, "/v2/models/words/infer", _words("please fail"))
 
 
-def test_the_list_tells_states_and_reasons_and_moves_with_calls(server: ServedInThread, open_page: OpenPage) -> None:
-    """Counts come without a click, and the failed one says why."""
+def test_the_list_has_states_reasons_and_live_counts(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server), viewport={"width": 1280, "height": 620}) as page:
         row = page.locator("tr[data-name=detector]")
         expect(row.locator(".state")).to_have_text("ready")
@@ -111,10 +302,7 @@ def test_the_list_tells_states_and_reasons_and_moves_with_calls(server: ServedIn
         pytest.param("graph", 1, marks=pytest.mark.slow),
     ],
 )
-def test_what_is_wired_is_drawn_with_live_counts(
-    server: ServedInThread, open_page: OpenPage, name: str, nodes: int
-) -> None:
-    """Nodes, edges, and how often they ran."""
+def test_graphs_are_drawn_with_live_counts(server: ServedInThread, open_page: OpenPage, name: str, nodes: int) -> None:
     with open_page(_url(server, f"services/{name}"), viewport={"width": 1280, "height": 860}) as page:
         boxes = page.locator("svg.drawing .box.node")
         expect(boxes).to_have_count(nodes)
@@ -131,8 +319,7 @@ def test_what_is_wired_is_drawn_with_live_counts(
         _picture(page, name)
 
 
-def test_a_model_is_tried_and_answers_in_labels_and_tables(server: ServedInThread, open_page: OpenPage) -> None:
-    """A picture is dropped on the input; the form of the answer may be chosen."""
+def test_a_picture_is_sent_to_a_model_and_its_answer_shown(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server, "services/classifier"), viewport={"width": 1280, "height": 700}) as page:
         expect(page.locator(".facts-list")).to_contain_text("precision")
         page.locator("input[type=file]").set_input_files({"name": "red.png", "mimeType": "image/png", "buffer": _png()})
@@ -155,9 +342,7 @@ def _png() -> bytes:
 
 
 @pytest.mark.slow
-def test_an_array_is_dropped_and_a_wrong_one_is_refused(server: ServedInThread, open_page: OpenPage) -> None:
-    """The server's own words are shown, and the values that were dropped are sent."""
-
+def test_an_array_is_sent_and_errors_of_the_server_are_shown(server: ServedInThread, open_page: OpenPage) -> None:
     def npy(values: Any) -> bytes:
         written = BytesIO()
         np.save(written, values)
@@ -180,8 +365,7 @@ def test_an_array_is_dropped_and_a_wrong_one_is_refused(server: ServedInThread, 
         expect(page.get_by_role("alert")).to_contain_text("not all of it is a number")
 
 
-def test_a_stream_grows_and_markup_in_it_stays_text(server: ServedInThread, open_page: OpenPage) -> None:
-    """Words of a graph's stream, with what would be code if it were markup."""
+def test_markup_in_a_stream_is_shown_as_text(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server, "services/words")) as page:
         page.locator(".input textarea").fill(f"one {MARKUP} three")
         page.get_by_label("How", exact=True).select_option("stream")
@@ -191,10 +375,7 @@ def test_a_stream_grows_and_markup_in_it_stays_text(server: ServedInThread, open
         assert page.evaluate("window.hit") is None
 
 
-def test_a_service_whose_name_is_markup_has_that_name_and_nothing_else(
-    server: ServedInThread, open_page: OpenPage
-) -> None:
-    """In every view, in the call to copy, and where the service is asked for."""
+def test_markup_in_a_name_is_shown_as_text_in_every_view(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server), may_fail=True) as page:
         page.get_by_role("searchbox").fill("onerror")
         page.get_by_role("link", name=MARKUP_NAME).click()
@@ -215,34 +396,21 @@ def test_a_service_whose_name_is_markup_has_that_name_and_nothing_else(
 
 
 @pytest.mark.slow
-def test_what_takes_bodies_is_tried_by_its_path(server: ServedInThread, open_page: OpenPage) -> None:
-    """A handler gets JSON and its answer is shown."""
+def test_a_service_is_shown_with_what_its_kind_has(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server, "services/handler")) as page:
         page.get_by_label("Body, JSON").fill("[20, 22]")
         page.get_by_role("button", name="Send").click()
         expect(page.locator(".result pre")).to_have_text("42")
         expect(page.locator(".facts-list")).to_contain_text("threads of its own")
-
-
-@pytest.mark.slow
-def test_the_layers_of_a_model_are_timed_on_request(server: ServedInThread, open_page: OpenPage) -> None:
-    """Those that take most come first."""
     with open_page(_url(server, "services/classifier")) as page:
         page.get_by_role("button", name="Time its layers").click()
         expect(page.locator("table.layers tbody tr").first).to_contain_text("%")
-
-
-@pytest.mark.slow
-def test_sequences_are_shown_with_their_age(server: ServedInThread, open_page: OpenPage) -> None:
-    """And how many requests each had."""
     with open_page(_url(server, "services/totals")) as page:
         _calls(server, 2)
-        row = page.locator(".sequences tbody tr")
-        expect(row.locator("td").first).to_have_text("7")
+        expect(page.locator(".sequences tbody tr").locator("td").first).to_have_text("7")
 
 
-def test_failures_are_told_with_their_node_and_charts_move(server: ServedInThread, open_page: OpenPage) -> None:
-    """What failed comes by itself."""
+def test_failures_are_shown_with_their_node(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server, "activity"), may_fail=True, viewport={"width": 1280, "height": 760}) as page:
         for _ in range(3):
             _calls(server, 3)
@@ -253,34 +421,19 @@ def test_failures_are_told_with_their_node_and_charts_move(server: ServedInThrea
         _picture(page, "activity")
 
 
-def test_what_was_told_is_kept_when_a_second_was_missed(server: ServedInThread, open_page: OpenPage) -> None:
-    """The figures come as a whole then, without what has not changed; names of services are no members of objects."""
+def test_failures_stay_when_a_frame_was_missed(server: ServedInThread, open_page: OpenPage) -> None:
     row = {"name": "__proto__", "kind": "model", "takes": [], "state": "ready", "reason": "", "versions": []}
-    totals: dict[str, Any] = {
-        "at": 1,
-        "rate": 0,
-        "error_rate": 0,
-        "p50": None,
-        "p90": None,
-        "p99": None,
-        "in_flight": 0,
-        "cpu": None,
-    }
-    totals |= {"memory_bytes": 1, "ready": True, "reason": ""}
-    failed: dict[str, Any] = {
-        "number": 1,
-        "at": 1,
-        "name": "__proto__",
-        "version": "",
-        "kind": "model",
-        "api": "KServe",
-    }
-    failed |= {"interface": "REST", "method": "ModelInfer", "request_id": "", "caller": "", "code": "ModelFailure"}
-    failed |= {"node": "", "message": "it is broken", "milliseconds": 1}
+    totals = {"at": 1, "rate": 0, "error_rate": 0, "in_flight": 0, "memory_bytes": 1, "ready": True, "reason": ""}
+    totals |= dict.fromkeys(("p50", "p90", "p99", "cpu"))
+    failed = {"number": 1, "at": 1, "milliseconds": 1, "name": "__proto__", "kind": "model", "message": "it is broken"}
+    failed |= {"api": "KServe", "interface": "REST", "method": "ModelInfer", "code": "ModelFailure"}
+    failed |= dict.fromkeys(("version", "request_id", "caller", "node"), "")
+    full = {"rows": {}, "services": {}, "totals": totals, "history": []}
     events = [
-        ("whole", {"number": 1, "rows": {}, "services": {}, "totals": totals, "history": []}),
+        ("whole", {"number": 1, **full}),
         ("failures", [failed]),
-        ("whole", {"number": 3, "rows": {}, "services": {}, "totals": totals, "history": []}),
+        # After a missed frame all figures are sent, but no failures.
+        ("whole", {"number": 3, **full}),
         ("frame", {"number": 4, "totals": totals, "rows": {"__proto__": row}, "services": {"__proto__": {"rate": 7}}}),
     ]
     body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events)
@@ -293,7 +446,6 @@ def test_what_was_told_is_kept_when_a_second_was_missed(server: ServedInThread, 
 
 
 def test_traces_are_drawn_as_waterfalls(server: ServedInThread, open_page: OpenPage) -> None:
-    """Recorded while somebody looks."""
     with open_page(_url(server, "traces"), viewport={"width": 1280, "height": 620}) as page:
         expect(page.locator(".link")).to_have_text("not ready")
         _calls(server, 2)
@@ -302,8 +454,7 @@ def test_traces_are_drawn_as_waterfalls(server: ServedInThread, open_page: OpenP
         _picture(page, "traces")
 
 
-def test_the_log_comes_as_it_is_written(server: ServedInThread, open_page: OpenPage) -> None:
-    """From a level on, and with the words that are looked for; markup in it stays text."""
+def test_lines_of_the_log_are_shown_filtered_and_as_text(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server, "log")) as page:
         expect(page.locator(".link")).to_have_text("not ready")
         log = logging.getLogger("shop.prices")
@@ -316,16 +467,13 @@ def test_the_log_comes_as_it_is_written(server: ServedInThread, open_page: OpenP
         expect(page.locator(".log img, .log script")).to_have_count(0)
 
 
-def test_levels_of_the_log_are_changed_and_stay_what_they_are(
-    server: ServedInThread, open_page: OpenPage, tmp_path: Path
-) -> None:
-    """Of the whole and of parts; a level that there is not is told, and stays to be mended."""
+def test_levels_of_the_log_are_changed_and_kept(server: ServedInThread, open_page: OpenPage, tmp_path: Path) -> None:
     configure_logs(level="INFO", fmt="json", path=tmp_path / "server.log")
     try:
         with open_page(_url(server, "log"), may_fail=True) as page:
-            whole, parts = page.get_by_label("The server logs from level"), page.get_by_label("Levels of parts")
-            expect(whole).to_have_value("INFO")
-            whole.select_option("WARNING")
+            level, parts = page.get_by_label("The server logs from level"), page.get_by_label("Levels of parts")
+            expect(level).to_have_value("INFO")
+            level.select_option("WARNING")
             expect(page.locator("#notice")).to_contain_text("logs from WARNING on")
             parts.fill("ovmstrio.graphs=loud")
             parts.press("Enter")
@@ -334,16 +482,15 @@ def test_levels_of_the_log_are_changed_and_stay_what_they_are(
             parts.fill("ovmstrio.graphs=debug")
             parts.press("Enter")
             expect(page.locator("#notice")).to_contain_text("levels of their own: ovmstrio.graphs=debug")
-            expect(whole).to_have_value("WARNING")
+            expect(level).to_have_value("WARNING")
             page.reload()
             expect(parts).to_have_value("ovmstrio.graphs=debug")
-            expect(whole).to_have_value("WARNING")
+            expect(level).to_have_value("WARNING")
     finally:
         LOG_LEVEL.set_parts({})
 
 
-def test_a_log_that_is_paused_keeps_its_lines_and_gets_no_others(server: ServedInThread, open_page: OpenPage) -> None:
-    """Whatever else changes, and whatever is looked for."""
+def test_a_paused_log_keeps_its_lines(server: ServedInThread, open_page: OpenPage) -> None:
     log = logging.getLogger("shop.prices")
     with open_page(_url(server, "log")) as page:
         log.error("price one")
@@ -363,7 +510,6 @@ def test_a_log_that_is_paused_keeps_its_lines_and_gets_no_others(server: ServedI
     "view", ["services", "services/detector", "services/words", "services/classifier", "activity", "traces", "log"]
 )
 def test_no_view_is_wider_than_a_phone(server: ServedInThread, open_page: OpenPage, view: str, scheme: str) -> None:
-    """390 points of width are enough, in both schemes, whose colours differ."""
     size = {"width": 390, "height": 800}
     with open_page(_url(server, view), viewport=size, color_scheme=scheme) as page:
         expect(page.locator("main h1")).to_be_visible()
@@ -375,10 +521,7 @@ def test_no_view_is_wider_than_a_phone(server: ServedInThread, open_page: OpenPa
             _picture(page, f"phone_{scheme}")
 
 
-def test_the_page_is_used_by_keyboard_and_has_names_for_screen_readers(
-    server: ServedInThread, open_page: OpenPage
-) -> None:
-    """The skip link comes first; views, fields and sorted columns say what they are."""
+def test_the_page_is_usable_by_keyboard_and_screen_readers(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server)) as page:
         expect(page.locator("tr[data-name=dag]")).to_be_visible()
         page.keyboard.press("Tab")
@@ -402,9 +545,8 @@ def test_the_page_is_used_by_keyboard_and_has_names_for_screen_readers(
 
 
 @pytest.mark.slow
-def test_a_page_goes_on_when_its_server_was_started_again(tmp_path: Path, open_page: OpenPage) -> None:
-    """It says that it is cut off, and then shows what the new server has."""
-    config = write_services(tmp_path)
+def test_the_page_reconnects_to_a_restarted_server(tmp_path: Path, open_page: OpenPage) -> None:
+    config = _write_services(tmp_path)
     with closing(socket.create_server(("127.0.0.1", 0))) as held:
         address = f"127.0.0.1:{held.getsockname()[1]}"
     opened = ExitStack()
@@ -420,9 +562,8 @@ def test_a_page_goes_on_when_its_server_was_started_again(tmp_path: Path, open_p
 
 
 @pytest.mark.slow
-def test_a_server_that_knows_its_callers_asks_for_a_key(tmp_path: Path, open_page: OpenPage) -> None:
-    """A wrong one is refused, the right one opens the list, with what it may do; one that is gone ends what is open."""
-    config = write_services(tmp_path)
+def test_a_server_with_known_callers_asks_for_a_key(tmp_path: Path, open_page: OpenPage) -> None:
+    config = _write_services(tmp_path)
     keys = tmp_path / "keys.json"
     entry = {"name": "reader", "sha256": digest_of("secret-key"), "scopes": ["read"]}
     maker = {"name": "maker", "sha256": digest_of("maker-key"), "scopes": ["infer:*"]}
@@ -450,7 +591,6 @@ def test_a_server_that_knows_its_callers_asks_for_a_key(tmp_path: Path, open_pag
 
 @pytest.mark.slow
 def test_a_thousand_services_are_listed_filtered_and_live(tmp_path: Path, open_page: OpenPage) -> None:
-    """The first of them are drawn, all can be found, and a call shows."""
     (tmp_path / "graph.pbtxt").write_text(
         'input_stream: "in"\noutput_stream: "out"\n'
         'node { calculator: "PassThroughCalculator" input_stream: "in" output_stream: "out" }\n'
@@ -462,14 +602,13 @@ def test_a_thousand_services_are_listed_filtered_and_live(tmp_path: Path, open_p
         expect(page.locator(".bar .quiet")).to_contain_text("1000 of 1000 ready; the first 200 of 1000 are shown")
         page.get_by_role("searchbox").fill("0999")
         expect(page.locator("tbody tr")).to_have_count(1)
-        given = {"inputs": [{"name": "in", "shape": [1], "datatype": "FP32", "data": [1]}]}
-        assert _post(server, "/v2/models/graph_0999/infer", given).status_code == 200
+        body = {"inputs": [{"name": "in", "shape": [1], "datatype": "FP32", "data": [1]}]}
+        assert _post(server, "/v2/models/graph_0999/infer", body).status_code == 200
         expect(page.locator("tr[data-name=graph_0999] td[data-title=Requests]")).to_have_text("1")
 
 
 @pytest.mark.slow
-def test_a_chat_tells_of_an_answer_without_a_word(tmp_path: Path, open_page: OpenPage) -> None:
-    """A text may end with its first token."""
+def test_a_chat_shows_an_empty_answer(tmp_path: Path, open_page: OpenPage) -> None:
     folder = write_tiny_folder(tmp_path / "tiny")
     event = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
     with (
@@ -484,8 +623,7 @@ def test_a_chat_tells_of_an_answer_without_a_word(tmp_path: Path, open_page: Ope
 
 
 @pytest.mark.slow
-def test_a_model_of_text_has_a_chat_and_tells_of_its_batch(tmp_path: Path, open_page: OpenPage) -> None:
-    """The answer grows, the tokens are counted, and the call stands there for OpenAI's client."""
+def test_a_text_model_has_a_chat_with_live_counts(tmp_path: Path, open_page: OpenPage) -> None:
     folder = write_tiny_folder(tmp_path / "tiny")
     with (
         serving_in_thread(model_name="tiny", model_path=folder, task="text_generation") as server,

@@ -1,4 +1,4 @@
-"""What the console tells of the inside of a service of every kind, while calls go through it."""
+"""Insides of services of every kind in the console, while calls are answered."""
 
 from __future__ import annotations
 
@@ -42,36 +42,27 @@ def _dense(values: int = 10) -> dict[str, Any]:
     return {"inputs": [{"name": "b", "shape": [1, values], "datatype": "FP32", "data": [0.5] * values}]}
 
 
-def test_a_pipeline_counts_runs_of_its_nodes_and_what_went_between_them(server: ServedInThread) -> None:
-    """The edges into the node and out of it, and a failure of the model that it calls."""
-    before = _inside(server, "dag")
-    assert _call(server, "dag", _dense()) == 200
-    after = _inside(server, "dag")
-    key = _titles(after)["node"]
-    assert after["nodes"][key]["runs"] - before["nodes"][key]["runs"] == 1
-    assert after["nodes"][key]["seconds"] > before["nodes"][key]["seconds"]
-    assert after["nodes"][key]["active"] == 0
-    passed = {number: after["streams"][number] - before["streams"][number] for number in after["streams"]}
-    assert passed == {"0": 1, "1": 1}
+TEXTS = {"inputs": [{"name": "in", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}
 
 
-def test_a_graph_counts_runs_of_its_nodes_and_packets_of_its_streams(server: ServedInThread) -> None:
-    """A node that fails is counted as such, and named among the failed requests."""
-    texts = {"inputs": [{"name": "in", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}
-    before = _inside(server, "graph")
-    assert _call(server, "graph", texts) == 200
-    after = _inside(server, "graph")
+@pytest.mark.parametrize(
+    ("name", "document", "streams"),
+    [("dag", _dense(), {"b": 1, "a": 1}), ("graph", TEXTS, {"in": 1, "out": 1})],
+)
+def test_runs_and_packets_are_counted(
+    server: ServedInThread, name: str, document: Any, streams: dict[str, int]
+) -> None:
+    before = _inside(server, name)
+    assert _call(server, name, document) == 200
+    after = _inside(server, name)
     (key,) = after["nodes"]
-    assert after["nodes"][key]["runs"] - before["nodes"][key]["runs"] == 1
+    was, now = before["nodes"][key], after["nodes"][key]
+    assert (now["runs"] - was["runs"], now["active"], now["seconds"] > was["seconds"]) == (1, 0, True)
     edges = {edge["stream"]: str(number) for number, edge in enumerate(after["drawing"]["edges"])}
-    assert {name: after["streams"][number] - before["streams"][number] for name, number in edges.items()} == {
-        "in": 1,
-        "out": 1,
-    }
+    assert {each: after["streams"][number] - before["streams"][number] for each, number in edges.items()} == streams
 
 
-def test_ops_count_their_runs(server: ServedInThread) -> None:
-    """The picture of a pipeline of Ops has its Ops, with what they did."""
+def test_runs_of_ops_are_counted(server: ServedInThread) -> None:
     answer = server.ask("POST", "/ops/prediction", json={"key": ["x"], "value": ["y"]})
     assert answer.json()["err_no"] == 0
     document = _inside(server, "ops")
@@ -80,8 +71,7 @@ def test_ops_count_their_runs(server: ServedInThread) -> None:
     assert document["facts"]["requests under way"] == 0
 
 
-def test_an_op_that_fails_is_counted_as_such_with_the_times_of_its_runs(server: ServedInThread) -> None:
-    """In the console and in the metrics, under the name of the Op."""
+def test_failures_of_ops_are_counted_with_the_times_of_their_runs(server: ServedInThread) -> None:
     before = _inside(server, "ops")
     key = _titles(before)["count"]
     answer = server.ask("POST", "/ops/prediction", json={"key": ["not x"], "value": ["y"]})
@@ -100,8 +90,7 @@ def test_an_op_that_fails_is_counted_as_such_with_the_times_of_its_runs(server: 
     assert f'ovmstrio_node_time_us_count{{name="ops",node="count"}} {now["runs"] - now["failures"]}.0' in metrics
 
 
-def test_a_model_tells_what_it_was_compiled_to(server: ServedInThread) -> None:
-    """Device, precision, streams and where it runs."""
+def test_a_model_has_facts_of_its_compilation(server: ServedInThread) -> None:
     document = _inside(server, "model")
     facts = document["facts"]
     assert (facts["device"], facts["devices"]) == ("CPU", "CPU")
@@ -112,19 +101,16 @@ def test_a_model_tells_what_it_was_compiled_to(server: ServedInThread) -> None:
     assert document["drawing"] is None
 
 
-def test_a_handler_tells_of_its_threads(server: ServedInThread) -> None:
-    """What runs its code belongs to it."""
+def test_a_handler_has_the_number_of_its_threads(server: ServedInThread) -> None:
     assert server.ask("POST", "/handler", json=[1, 2]).json() == 3
     assert _inside(server, "handler")["facts"]["threads of its own"] >= 1
 
 
-def test_a_failed_request_names_the_node_where_it_failed(tmp_path: Path) -> None:
-    """The node's own words are told, and where they come from."""
+def test_a_failed_request_has_the_node_that_failed(tmp_path: Path) -> None:
     node = "class OvmsPythonModel:\n    def execute(self, inputs):\n        raise ValueError('<b>no</b>')\n"
     config = write_all_kinds(tmp_path, node=node)
-    texts = {"inputs": [{"name": "in", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}
     with serving_in_thread(config_path=config) as server:
-        assert _call(server, "graph", texts) >= 400
+        assert _call(server, "graph", TEXTS) >= 400
         (failed,) = server.ask("GET", "/console/api/failures").json()["failures"]
         (tally,) = _inside(server, "graph")["nodes"].values()
         metrics = server.ask("GET", "/metrics").text
@@ -135,8 +121,7 @@ def test_a_failed_request_names_the_node_where_it_failed(tmp_path: Path) -> None
     assert f'ovmstrio_node_failures_total{{name="graph",node="{failed["node"]}"}} 1.0' in metrics
 
 
-def test_what_failed_requests_have_sent_is_kept_where_that_was_asked_for_and_no_secret_of_it(tmp_path: Path) -> None:
-    """Its begin, over REST and gRPC, of calls that failed and no others."""
+def test_bodies_of_failed_requests_are_kept_on_request_without_secrets(tmp_path: Path) -> None:
     secret, config = "shown-in-the-head", write_all_kinds(tmp_path)
     document = {"password": "very secret", "note": f"mine is {secret}", "inputs": "x" * 4000}
     triton = triton_module("grpc")
@@ -145,10 +130,10 @@ def test_what_failed_requests_have_sent_is_kept_where_that_was_asked_for_and_no_
         headers = {"authorization": f"Bearer {secret}"}
         assert server.ask("POST", "/v2/models/model/infer", json=document, headers=headers).status_code == 400
         with triton.InferenceServerClient(server.grpc) as client:
-            given = triton.InferInput("wrong_name", [1, 10], "FP32")
-            given.set_data_from_numpy(np.ones((1, 10), np.float32))
+            tensor = triton.InferInput("wrong_name", [1, 10], "FP32")
+            tensor.set_data_from_numpy(np.ones((1, 10), np.float32))
             with pytest.raises(triton.InferenceServerException):
-                client.infer("model", [given])
+                client.infer("model", [tensor])
         rest, grpc = server.ask("GET", "/console/api/failures").json()["failures"]
     assert rest["body"].startswith('{"password":"***","note":"mine is ***","inputs":"xxx')
     assert (
@@ -158,15 +143,13 @@ def test_what_failed_requests_have_sent_is_kept_where_that_was_asked_for_and_no_
     assert grpc["body_bytes"] > 0
 
 
-def test_nothing_of_what_failed_requests_have_sent_is_kept_unless_it_was_asked_for(server: ServedInThread) -> None:
-    """Though the words of the error may quote what was wrong."""
+def test_bodies_of_failed_requests_are_not_kept_by_default(server: ServedInThread) -> None:
     assert server.ask("POST", "/v2/models/model/infer", json={"inputs": "mine"}).status_code == 400
     failed = server.ask("GET", "/console/api/failures").json()["failures"][-1]
     assert (failed["name"], failed["body"], failed["body_bytes"]) == ("model", "", 0)
 
 
 def test_a_handler_that_raises_is_among_the_failed_requests(server: ServedInThread) -> None:
-    """What answers by a status of its own fails by that."""
     before = len(server.ask("GET", "/console/api/failures").json()["failures"])
     assert server.ask("POST", "/handler", json="a text").status_code == 500
     failures = server.ask("GET", "/console/api/failures").json()["failures"]
@@ -176,8 +159,7 @@ def test_a_handler_that_raises_is_among_the_failed_requests(server: ServedInThre
     assert "handler.py:4" in failures[-1]["message"]
 
 
-def test_calls_are_recorded_while_somebody_looks_at_traces(server: ServedInThread) -> None:
-    """The list has them in short, and each with its parts."""
+def test_calls_are_recorded_while_a_viewer_wants_traces(server: ServedInThread) -> None:
     with (
         httpx.Client(base_url=f"http://{server.http}", timeout=60, trust_env=False) as client,
         client.stream("GET", "/console/api/live?traces=1") as stream,
@@ -186,7 +168,7 @@ def test_calls_are_recorded_while_somebody_looks_at_traces(server: ServedInThrea
         assert next(lines) == "event: whole"
         assert _call(server, "dag", _dense()) == 200
         kept = client.get("/console/api/traces").json()["traces"]
-        whole = client.get(f"/console/api/traces/{kept[0]['trace_id']}").json()
-    assert whole["trace_id"] == kept[0]["trace_id"]
-    assert {span["kind"] for span in whole["tree"]} >= {"server"}
+        trace = client.get(f"/console/api/traces/{kept[0]['trace_id']}").json()
+    assert trace["trace_id"] == kept[0]["trace_id"]
+    assert {span["kind"] for span in trace["tree"]} >= {"server"}
     assert server.ask("GET", "/console/api/traces/none").status_code == 404

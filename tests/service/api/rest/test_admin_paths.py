@@ -1,4 +1,4 @@
-"""OVMS's administration paths: the state of what is served, its reload, and metrics."""
+"""Administration paths of OVMS: state, reload and metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import trio
 
-from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import (
     ConfigError,
     FailedPrecondition,
@@ -18,55 +17,37 @@ from ovmstrio.core.errors import (
     VersionsFailure,
 )
 from ovmstrio.core.http import Headers, HttpRequest
-from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.wire.http.router import Route
-from tests.support.pass_through import load_pass_through
 from tests.support.peers import peer_at
-from tests.unit.api.rest.servers import BODY, Serving, serving_rest
+from tests.unit.api.rest.servers import BODY, Serving, load_version_1, serving_rest
 
 OK = {"error_code": "OK", "error_message": "OK"}
-STATUSES = {
-    "echo": {
-        "model_version_status": [
-            {"version": "2", "state": "AVAILABLE", "status": OK},
-            {"version": "1", "state": "AVAILABLE", "status": OK},
-        ]
-    }
-}
+VERSIONS = [{"version": version, "state": "AVAILABLE", "status": OK} for version in ("2", "1")]
+OPEN = "application/openmetrics-text; version=1.0.0"
+FORWARDED = (("x-forwarded-for", "127.0.0.1"), ("forwarded", "for=127.0.0.1"))
+NOTHING_TO_RELOAD = 501
 
 
-def _sorted(statuses: dict[str, Any]) -> dict[str, Any]:
-    """Bring versions into one order."""
-    return {
-        name: sorted(model["model_version_status"], key=lambda status: str(status["version"]))
-        for name, model in statuses.items()
-    }
-
-
-async def test_the_state_of_every_version_is_told(serving: Serving) -> None:
-    """The document is OVMS's."""
+async def test_the_state_of_every_version_is_listed(serving: Serving) -> None:
     answer = await serving.get("/v1/config")
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == "application/json"
-    assert _sorted(answer.json()) == _sorted(STATUSES)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    assert _versions(answer.json()) == VERSIONS
 
 
-async def test_a_version_that_does_not_load_has_its_reason(tmp_path: Path) -> None:
-    """The state is OVMS's for a failed load; the reason is an addition."""
+def _versions(document: dict[str, Any]) -> list[Any]:
+    """Return the versions of ``echo``, the latest first."""
+    assert set(document) == {"echo"}
+    found: list[Any] = document["echo"]["model_version_status"]
+    return sorted(found, key=lambda status: str(status["version"]), reverse=True)
 
-    async def load(spec: ModelSpec, version: int, directory: Path) -> Any:
-        if version == 2:
-            raise ModelFailure("the file is broken \udcff")
-        return await load_pass_through(spec, version, directory)
 
-    async with serving_rest(tmp_path, loader=load) as server:
-        answer = await server.get("/v1/config")
-    by_version = {status["version"]: status for status in answer.json()["echo"]["model_version_status"]}
-    assert by_version["2"]["state"] == "LOADING"
-    assert by_version["2"]["status"]["error_code"] == "UNKNOWN"
-    assert "the file is broken" in by_version["2"]["status"]["reason"]
+async def test_a_failed_version_is_listed_with_its_reason(tmp_path: Path) -> None:
+    async with serving_rest(tmp_path, loader=load_version_1) as server:
+        failed, _ = _versions((await server.get("/v1/config")).json())
+    assert (failed["version"], failed["state"], failed["status"]["error_code"]) == ("2", "LOADING", "UNKNOWN")
+    assert "the file is <b>broken</b>" in failed["status"]["reason"]
 
 
 async def _reload(folder: Path, outcome: bool | ServerError) -> tuple[int, Any]:
@@ -77,15 +58,14 @@ async def _reload(folder: Path, outcome: bool | ServerError) -> tuple[int, Any]:
         return outcome
 
     async with serving_rest(folder, reload=reload) as server:
-        answer = await server.post("/v1/config/reload", content=b"whatever stands here is ignored")
+        answer = await server.post("/v1/config/reload", content=b"ignored")
     return answer.status_code, answer.json()
 
 
 @pytest.mark.parametrize(("changed", "status"), [(True, 201), (False, 200)])
-async def test_a_reload_answers_with_the_statuses(tmp_path: Path, changed: bool, status: int) -> None:
-    """The status tells whether anything was reloaded."""
+async def test_a_reload_is_answered_with_the_state(tmp_path: Path, changed: bool, status: int) -> None:
     answered, document = await _reload(tmp_path, changed)
-    assert (answered, _sorted(document)) == (status, _sorted(STATUSES))
+    assert (answered, _versions(document)) == (status, VERSIONS)
 
 
 @pytest.mark.parametrize(
@@ -98,15 +78,11 @@ async def test_a_reload_answers_with_the_statuses(tmp_path: Path, changed: bool,
         (ServerError("it cannot be read"), 500, "it cannot be read"),
     ],
 )
-async def test_a_reload_that_fails_says_why_in_the_words_of_ovms(
-    tmp_path: Path, error: ServerError, status: int, text: str
-) -> None:
-    """The status is that of the error's class."""
+async def test_a_failed_reload_has_the_text_of_ovms(tmp_path: Path, error: ServerError, status: int, text: str) -> None:
     assert await _reload(tmp_path, error) == (status, {"error": text})
 
 
-async def test_metrics_are_prometheus_text(tmp_path: Path) -> None:
-    """A request that was answered is counted, and a query string is allowed."""
+async def test_metrics_are_prometheus_text_of_the_requested_families(tmp_path: Path) -> None:
     async with serving_rest(tmp_path, metrics=Metrics()) as server:
         assert (await server.post("/v2/models/echo/infer", content=BODY)).status_code == 200
         answer = await server.get("/metrics?name[]=ovms_requests_success")
@@ -117,8 +93,7 @@ async def test_metrics_are_prometheus_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["match[]", "name[]"])
-async def test_scrapers_may_ask_for_families_and_for_gzip(tmp_path: Path, key: str) -> None:
-    """Only what is named is answered, histograms whole; who takes gzip gets it, and nobody else."""
+async def test_requested_families_are_complete_and_compressed_on_request(tmp_path: Path, key: str) -> None:
     async with serving_rest(tmp_path, metrics=Metrics()) as server:
         await server.post("/v2/models/echo/infer", content=BODY)
         path = f"/metrics?{key}=ovms_request_time_us&{key}=ovmstrio_ready"
@@ -133,9 +108,6 @@ async def test_scrapers_may_ask_for_families_and_for_gzip(tmp_path: Path, key: s
     assert "ovms_request_time_us_bucket{" in plain.text
 
 
-OPEN = "application/openmetrics-text; version=1.0.0"
-
-
 @pytest.mark.parametrize(
     ("accept", "kind"),
     [
@@ -146,16 +118,14 @@ OPEN = "application/openmetrics-text; version=1.0.0"
         ("*/*", "text/plain"),
     ],
 )
-async def test_scrapers_get_the_format_that_they_like_best(tmp_path: Path, accept: str, kind: str) -> None:
-    """OpenMetrics's where it is named and liked no less."""
+async def test_metrics_have_the_accepted_format_of_the_highest_quality(tmp_path: Path, accept: str, kind: str) -> None:
     async with serving_rest(tmp_path, metrics=Metrics()) as server:
         answer = await server.get("/metrics", headers={"accept": accept})
     assert answer.headers["content-type"].startswith(kind)
     assert answer.text.endswith("# EOF\n") == (kind == OPEN)
 
 
-def test_histograms_are_there_once_there_is_something_in_them() -> None:
-    """A server of many models has none of those that nobody called; counters are at zero from the start."""
+def test_histograms_are_rendered_after_their_first_value() -> None:
     metrics = Metrics()
     metrics.servable("idle", "1")
     assert b'name="idle"' in metrics.render(["ovms_requests_success"])
@@ -164,39 +134,32 @@ def test_histograms_are_there_once_there_is_something_in_them() -> None:
     assert b'name="idle"' in metrics.render(["ovms_inference_time_us"])
 
 
-async def test_metrics_that_are_off_are_no_path(serving: Serving) -> None:
-    """The refusal is OVMS's and names the option."""
+async def test_disabled_metrics_are_refused_with_a_hint(serving: Serving) -> None:
     answer = await serving.get("/metrics")
-    assert answer.status_code == 400
-    assert answer.json()["error"].startswith("Invalid request URL")
-    assert "--metrics_enable" in answer.json()["error"]
+    error = answer.json()["error"]
+    assert (answer.status_code, error.startswith("Invalid request URL"), "--metrics_enable" in error) == (
+        400,
+        True,
+        True,
+    )
 
 
-FORWARDED = (("x-forwarded-for", "127.0.0.1"), ("forwarded", "for=127.0.0.1"))
-NOTHING_TO_RELOAD = 501
-"""What this server answers whoever may ask for a reload."""
-
-
-async def _reload_from(plane: DataPlane, client: str, headers: Headers = (), *, allows_remote: bool = False) -> int:
-    """Request a reload from an address, and return the status."""
-    router = make_router(plane, allows_remote_admin=allows_remote)
+@pytest.mark.parametrize(
+    ("client", "headers", "allows_remote", "status"),
+    [
+        ("192.0.2.7", FORWARDED, False, 403),
+        ("192.0.2.7", FORWARDED, True, NOTHING_TO_RELOAD),
+        *((client, (), False, 403) for client in ("2001:db8::7", "::ffff:192.0.2.7", "fe80::1%eth0", "a host")),
+        *((client, (), False, NOTHING_TO_RELOAD) for client in ("", "127.8.9.10", "::1", "::ffff:127.0.0.1")),
+        ("127.0.0.1", FORWARDED, False, 403),
+    ],
+)
+async def test_a_reload_is_for_direct_local_clients_unless_remote_ones_are_allowed(
+    serving: Serving, client: str, headers: Headers, allows_remote: bool, status: int
+) -> None:
+    router = make_router(serving.plane, allows_remote_admin=allows_remote)
     route = router.find("POST", "/v1/config/reload")
     assert isinstance(route, Route)
     answer = await router.answer(route, HttpRequest("POST", route.path, headers=headers, peer=peer_at(client)))
-    if answer.status == 403:
-        assert "--allow_remote_admin" in answer.content.decode()
-    return answer.status
-
-
-@pytest.mark.parametrize("client", ["192.0.2.7", "2001:db8::7", "::ffff:192.0.2.7", "fe80::1%eth0", "a host"])
-async def test_other_machines_change_nothing(serving: Serving, client: str) -> None:
-    """Unless they may, whatever they say of themselves."""
-    assert await _reload_from(serving.plane, client, FORWARDED) == 403
-    assert await _reload_from(serving.plane, client, FORWARDED, allows_remote=True) == NOTHING_TO_RELOAD
-
-
-@pytest.mark.parametrize("client", ["", "127.0.0.1", "127.8.9.10", "::1", "::ffff:127.0.0.1"])
-async def test_this_machine_changes_what_it_likes(serving: Serving, client: str) -> None:
-    """At a loopback address, or at a Unix socket, whose clients have no name; a proxy there is another matter."""
-    assert await _reload_from(serving.plane, client) == NOTHING_TO_RELOAD
-    assert await _reload_from(serving.plane, client, FORWARDED) == 403
+    assert answer.status == status
+    assert ("--allow_remote_admin" in answer.content.decode()) == (status == 403)

@@ -1,81 +1,66 @@
-"""Odd targets, verbs, heads and wishes for other protocols: refused as the caller's mistake, harmful to nobody."""
+"""Request targets, verbs and heads: forms of a path, and refusals."""
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.api.rest.servers import BODY, Serving, infer_post
+from ovmstrio.api.mounts import ServiceItself, ServiceMounts
+from ovmstrio.api.refusals import OvmsRefusals
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.http import HttpAnswer, HttpRequest
+from ovmstrio.wire.http.router import Router
+from tests.support.pass_through import PassThrough, load_pass_through
+from tests.unit.api.rest.servers import BODY, Serving, infer_post, stack
 
 HOST = b"Host: h\r\n"
 SERVER = "OpenVINO Model Server"
+INFER = b"POST /v2/models/echo/infer"
+CHUNKED = b"Transfer-Encoding: chunked"
 
 
 def _request(line: bytes, *headers: bytes, body: bytes = b"") -> bytes:
     return line + b" HTTP/1.1\r\n" + HOST + b"".join(header + b"\r\n" for header in headers) + b"\r\n" + body
 
 
+URL, METHOD = "Invalid request URL", "Unsupported method"
+BAD_LINES: dict[tuple[int, str], tuple[bytes, ...]] = {
+    (400, f"{URL} - GET /index.html"): (b"GET /index.html",),
+    (400, f"{URL} - GET /v4/models"): (b"GET /v4/models",),
+    (400, f"{URL} - GET /nothing"): (b"GET http://[x/nothing",),
+    (400, f"{URL} - POST /v1http://x/config/reload"): (b"POST /v1http://x/config/reload",),
+    (400, f"{URL} - GET /http://h/v2"): (b"GET http://h/http://h/v2",),
+    (400, f"{URL} - GET //h/v2"): (b"GET //h/v2",),
+    (400, f"{URL} - GET /v2#x"): (b"GET /v2#x",),
+    (400, URL): (
+        *(b"GET /v2//models", b"POST /v2/models//echo/infer", b"GET ?x", b"GET *", b"GET v2", b"OPTIONS *"),
+        *(b"POST /v1http:%2f%2fx/config/reload", b"GET /http://h/v2", b"GET /https://h/v2", b"GET http://h/v2http://h"),
+        *(b"GET http:%2f%2fh/v2", b"GET http%3a//h/v2", b"GET http:///v2", b"GET http://?/v2", b"GET ftp://h/v2"),
+        *(b"GET http://h//v2", b"GET http://h/v2#x", b"GET h:80", b"GET /v2;x", b"GET /v2/./models"),
+        *(b"GET /%2576%2532", b"GET /v2%2f", b"GET %2fv2", b"GET /v2%3fx", b"GET /v2%23", b"GET /v2/models/a/b"),
+        *(b"GET /v2/models/..", b"GET /v2/models/%2e%2e/ready", b"GET /v2/models/../../v2"),
+        *(b"POST /v2/models/a..b/infer", b"GET /v2/models/echo%2Fversions%2f1", b"POST /v2/models/a%2fb/infer"),
+    ),
+    (404, "Model with requested name is not found"): (b"GET /v2/models/%00%ff%c0%80",),
+    (406, f"{METHOD} - PUT /v2"): (b"PUT /v2",),
+    (406, METHOD): (
+        *(b"DELETE /v2/models/echo", b"PATCH /nothing", b"CONNECT h:80", b"TRACE *", b"POST /v2", b"OPTIONS /v2"),
+        *(b"POST /v2/health/live", b"POST /metrics", b"GET /v2/models/echo/infer", b"GET /v1/config/reload"),
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("line", "status", "text"),
-    [
-        (b"GET /index.html", 400, "Invalid request URL - GET /index.html"),
-        (b"GET /v4/models", 400, "Invalid request URL - GET /v4/models"),
-        (b"GET /v2//models", 400, "Invalid request URL"),
-        (b"POST /v2/models//echo/infer", 400, "Invalid request URL"),
-        (b"GET ?x", 400, "Invalid request URL"),
-        (b"GET *", 400, "Invalid request URL"),
-        (b"GET v2", 400, "Invalid request URL"),
-        (b"GET http://[x/nothing", 400, "Invalid request URL - GET /nothing"),
-        (b"POST /v1http://x/config/reload", 400, "Invalid request URL - POST /v1http://x/config/reload"),
-        (b"POST /v1http:%2f%2fx/config/reload", 400, "Invalid request URL"),
-        (b"GET /http://h/v2", 400, "Invalid request URL"),
-        (b"GET /https://h/v2", 400, "Invalid request URL"),
-        (b"GET http://h/http://h/v2", 400, "Invalid request URL - GET /http://h/v2"),
-        (b"GET http://h/v2http://h", 400, "Invalid request URL"),
-        (b"GET http:%2f%2fh/v2", 400, "Invalid request URL"),
-        (b"GET http%3a//h/v2", 400, "Invalid request URL"),
-        (b"GET http:///v2", 400, "Invalid request URL"),
-        (b"GET http://?/v2", 400, "Invalid request URL"),
-        (b"GET ftp://h/v2", 400, "Invalid request URL"),
-        (b"GET //h/v2", 400, "Invalid request URL - GET //h/v2"),
-        (b"GET http://h//v2", 400, "Invalid request URL"),
-        (b"GET /v2#x", 400, "Invalid request URL - GET /v2#x"),
-        (b"GET http://h/v2#x", 400, "Invalid request URL"),
-        (b"GET h:80", 400, "Invalid request URL"),
-        (b"GET /v2;x", 400, "Invalid request URL"),
-        (b"GET /v2/./models", 400, "Invalid request URL"),
-        (b"GET /%2576%2532", 400, "Invalid request URL"),
-        (b"GET /v2%2f", 400, "Invalid request URL"),
-        (b"GET %2fv2", 400, "Invalid request URL"),
-        (b"GET /v2%3fx", 400, "Invalid request URL"),
-        (b"GET /v2%23", 400, "Invalid request URL"),
-        (b"GET /v2/models/a/b", 400, "Invalid request URL"),
-        (b"GET /v2/models/..", 400, "Invalid request URL"),
-        (b"GET /v2/models/%2e%2e/ready", 400, "Invalid request URL"),
-        (b"GET /v2/models/../../v2", 400, "Invalid request URL"),
-        (b"POST /v2/models/a..b/infer", 400, "Invalid request URL"),
-        (b"GET /v2/models/echo%2Fversions%2f1", 400, "Invalid request URL"),
-        (b"POST /v2/models/a%2fb/infer", 400, "Invalid request URL"),
-        (b"GET /v2/models/%00%ff%c0%80", 404, "Model with requested name is not found"),
-        (b"PUT /v2", 406, "Unsupported method - PUT /v2"),
-        (b"DELETE /v2/models/echo", 406, "Unsupported method"),
-        (b"PATCH /nothing", 406, "Unsupported method"),
-        (b"CONNECT h:80", 406, "Unsupported method"),
-        (b"TRACE *", 406, "Unsupported method"),
-        (b"POST /v2", 406, "Unsupported method"),
-        (b"POST /v2/health/live", 406, "Unsupported method"),
-        (b"POST /metrics", 406, "Unsupported method"),
-        (b"GET /v2/models/echo/infer", 406, "Unsupported method"),
-        (b"GET /v1/config/reload", 406, "Unsupported method"),
-        (b"OPTIONS /v2", 406, "Unsupported method"),
-        (b"OPTIONS *", 400, "Invalid request URL"),
-    ],
+    ("line", "status", "text"), [(line, *error) for error, lines in BAD_LINES.items() for line in lines]
 )
-async def test_what_is_no_path_or_verb_is_refused(serving: Serving, line: bytes, status: int, text: str) -> None:
-    """Each has its status, the one form of errors, and leaves the connection usable."""
+async def test_unknown_paths_and_verbs_are_refused(serving: Serving, line: bytes, status: int, text: str) -> None:
     async with serving.connect() as peer:
         answer = await peer.ask(_request(line, b"Content-Length: 0"))
         assert (answer.status, list(answer.json)) == (status, ["error"])
@@ -86,28 +71,9 @@ async def test_what_is_no_path_or_verb_is_refused(serving: Serving, line: bytes,
 @pytest.mark.parametrize(
     "line", [b"GET /v2", b"GET /v2/", b"GET /v2?a=b&c", b"GET http://h/v2", b"GET HTTPS://h:1/v2?x", b"GET /%76%32"]
 )
-async def test_one_path_has_many_forms(serving: Serving, line: bytes) -> None:
-    """Absolute targets, queries, final slashes and percent-encoding name the same resource."""
+async def test_a_path_has_several_forms(serving: Serving, line: bytes) -> None:
     async with serving.connect() as peer:
         assert (await peer.ask(_request(line))).json["name"] == SERVER
-
-
-@pytest.mark.parametrize("host", [b"", b"[::", b"a b:zz", b"\xe9", b"h:99999", b",", b"a/../b"])
-async def test_the_host_does_not_matter(serving: Serving, host: bytes) -> None:
-    """One server answers for every name that it is called by, odd ones included."""
-    async with serving.connect() as peer:
-        assert (await peer.ask(b"GET /v2 HTTP/1.1\r\nHost: %b\r\n\r\n" % host)).status in {200, 400}
-    assert (await serving.get("/v2")).status_code == 200
-
-
-async def test_head_is_get_without_a_body(serving: Serving) -> None:
-    """Load balancers probe with it."""
-    async with serving.connect() as peer:
-        await peer.send(_request(b"HEAD /v2"))
-        answer = await peer.answer(has_body=False)
-        assert answer.status == 200
-        assert int(answer.headers["content-length"]) > 0
-        assert (await peer.ask(_request(b"GET /v2"))).status == 200
 
 
 @pytest.mark.parametrize(
@@ -120,22 +86,19 @@ async def test_head_is_get_without_a_body(serving: Serving) -> None:
         (b"GET /v2 HTTP/1.1\r\n" + HOST + b"Bad Name: x\r\n\r\n", 400),
         (b"GET /v2 HTTP/1.1\r\n" + HOST * 2 + b"\r\n", 400),
         (_request(b"GET /v2", b"X: " + b"a" * 70_000), 431),
-        (_request(b"POST /v2/models/echo/infer", b"X: " + b"a" * 70_000), 431),
+        (_request(INFER, b"X: " + b"a" * 70_000), 431),
         (_request(b"POST /v2", b"Content-Length: five"), 400),
         (_request(b"POST /v2", b"Content-Length: -5"), 400),
         (_request(b"POST /v2", b"Content-Length: " + b"9" * 5_000), 400),
         (_request(b"POST /v2", b"Content-Length: 1", b"Content-Length: 2"), 400),
-        (_request(b"POST /v2/models/echo/infer", b"Content-Length: 2", b"Content-Length: 3", body=b"{}}"), 400),
+        (_request(INFER, b"Content-Length: 2", b"Content-Length: 3", body=b"{}}"), 400),
         (_request(b"POST /v2", b"Transfer-Encoding: sideways"), 400),
-        (_request(b"POST /v2/models/echo/infer", b"Transfer-Encoding: chunked", body=b"zz\r\n"), 400),
-        (_request(b"POST /v2/models/echo/infer", b"Transfer-Encoding: chunked", body=b"-5\r\n"), 400),
-        (_request(b"POST /v2/models/echo/infer", b"Transfer-Encoding: chunked", body=b"1\r\nabc\r\n"), 400),
+        (_request(INFER, CHUNKED, body=b"zz\r\n"), 400),
+        (_request(INFER, CHUNKED, body=b"-5\r\n"), 400),
+        (_request(INFER, CHUNKED, body=b"1\r\nabc\r\n"), 400),
     ],
 )
-async def test_what_is_not_http_is_refused_and_the_connection_closed(
-    serving: Serving, data: bytes, status: int
-) -> None:
-    """The refusal has the form of every other error and is never the server's fault."""
+async def test_malformed_http_is_refused_and_ends_the_connection(serving: Serving, data: bytes, status: int) -> None:
     async with serving.connect() as peer:
         answer = await peer.ask(data)
         assert (answer.status, list(answer.json)) == (status, ["error"])
@@ -143,39 +106,8 @@ async def test_what_is_not_http_is_refused_and_the_connection_closed(
         assert await peer.rest() == b""
 
 
-async def test_two_lengths_do_not_smuggle_a_request(serving: Serving) -> None:
-    """A body whose end is in doubt is refused, and what follows it is not read."""
-    both = (b"Content-Length: 5", b"Transfer-Encoding: chunked")
-    async with serving.connect() as peer:
-        answer = await peer.ask(_request(b"POST /v2/models/echo/infer", *both, body=b"0\r\n\r\n" + infer_post()))
-        assert (answer.status, answer.headers["connection"]) == (400, "close")
-        await peer.stream.send_eof()  # type: ignore[attr-defined]
-        assert await peer.rest() == b""
-    assert serving.servable.requests == []
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        (b"Connection: Upgrade", b"Upgrade: websocket", b"Sec-WebSocket-Version: 13", b"Sec-WebSocket-Key: eA=="),
-        (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABkAAQAAP__"),
-    ],
-    ids=["websocket", "h2c"],
-)
-async def test_a_wish_for_another_protocol_is_not_heard(serving: Serving, headers: tuple[bytes, ...]) -> None:
-    """The request is answered in HTTP/1.1, and what follows must be HTTP/1.1, too."""
-    async with serving.connect() as peer:
-        answer = await peer.ask(_request(b"GET /v2", *headers))
-        assert (answer.status, answer.json["name"]) == (200, SERVER)
-        assert "upgrade" not in answer.headers
-        assert (await peer.ask(_request(b"GET /v2"))).status == 200
-        assert (await peer.ask(b"\x81\x85late\r\n\r\n")).status == 400
-        assert await peer.rest() == b""
-
-
 @pytest.mark.parametrize("extra", [(), ("TE: trailers",)], ids=["lane", "application"])
-async def test_a_connection_closes_when_the_client_wishes(serving: Serving, extra: tuple[str, ...]) -> None:
-    """The answer says so, and the connection ends after it."""
+async def test_a_connection_is_closed_on_request(serving: Serving, extra: tuple[str, ...]) -> None:
     async with serving.connect() as peer:
         answer = await peer.ask(infer_post(BODY, "Connection: close", *extra))
         assert (answer.status, answer.headers["connection"].lower()) == (200, "close")
@@ -183,14 +115,12 @@ async def test_a_connection_closes_when_the_client_wishes(serving: Serving, extr
 
 
 async def test_http_1_0_is_answered_and_closed(serving: Serving) -> None:
-    """Old clients wait for the end of the connection."""
     async with serving.connect() as peer:
         assert (await peer.ask(b"GET /v2 HTTP/1.0\r\n\r\n")).json["name"] == SERVER
         assert await peer.rest() == b""
 
 
-async def test_a_body_that_is_waited_for_is_asked_for(serving: Serving) -> None:
-    """``Expect: 100-continue`` is met."""
+async def test_an_expected_continue_is_sent(serving: Serving) -> None:
     async with serving.connect() as peer:
         await peer.send(infer_post(BODY, "Expect: 100-continue")[: -len(BODY)])
         assert (await peer.stream.receive_some()).startswith(b"HTTP/1.1 100 ")
@@ -198,15 +128,14 @@ async def test_a_body_that_is_waited_for_is_asked_for(serving: Serving) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 4096])
-async def test_chunked_bodies_are_read_however_they_are_cut(serving: Serving, size: int) -> None:
-    """A large body that arrives while the connection leaves the lane loses no byte."""
+async def test_chunked_bodies_are_read_for_every_chunk_size(serving: Serving, size: int) -> None:
     data = b",".join(b"%d" % (number % 10) for number in range(20_000 * min(size, 10)))
     count = data.count(b",") + 1
     body = b'{"inputs":[{"name":"x","shape":[%d],"datatype":"FP32","data":[%b]}]}' % (count, data)
-    cut = [body[start : start + size] for start in range(0, len(body), size)] if size > 7 else [body[:9], body[9:]]
-    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in cut) + b"0\r\n\r\n"
+    pieces = [body[start : start + size] for start in range(0, len(body), size)] if size > 7 else [body[:9], body[9:]]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
     async with serving.connect() as peer:
-        answer = await peer.ask(_request(b"POST /v2/models/echo/infer", b"Transfer-Encoding: chunked", body=chunks))
+        answer = await peer.ask(_request(INFER, CHUNKED, body=chunks))
     assert answer.status == 200
     assert answer.json["outputs"][0]["data"] == [number % 10 for number in range(count)]
 
@@ -217,8 +146,7 @@ _TOKENS = st.sampled_from(
 )  # fmt: skip
 
 
-async def test_no_bytes_are_answered_with_a_failure(serving: Serving) -> None:
-    """Whatever is sent, no answer is 5xx, and the server goes on."""
+async def test_no_bytes_are_answered_with_a_server_error(serving: Serving) -> None:
     examples: list[bytes] = []
 
     @settings(max_examples=120, database=None, deadline=None, suppress_health_check=list(HealthCheck))
@@ -235,22 +163,59 @@ async def test_no_bytes_are_answered_with_a_failure(serving: Serving) -> None:
     assert (await serving.get("/v2")).status_code == 200
 
 
-async def test_the_limit_on_heads_holds_on_an_open_connection(serving: Serving) -> None:
-    """A connection that has served may not grow a head without end."""
+@pytest.mark.parametrize(("length", "body", "connection"), [(1000, b"the beginning", "close"), (3, b"all", None)])
+async def test_an_early_refusal_ends_the_connection(
+    serving: Serving, length: int, body: bytes, connection: str | None
+) -> None:
     async with serving.connect() as peer:
-        assert (await peer.ask(infer_post())).status == 200
-        await peer.send(b"POST /v2/models/" + b"a" * 100_000)
-        assert (await peer.answer()).status == 431
-
-
-async def test_a_refusal_before_the_end_of_the_body_is_the_last_answer(serving: Serving) -> None:
-    """The client is told that the connection ends, so that it sends its next request elsewhere."""
-    async with serving.connect() as peer:
-        answer = await peer.ask(_request(b"POST /nothing", b"Content-Length: 1000", body=b"the beginning"))
-        assert (answer.status, answer.headers["connection"]) == (400, "close")
-        assert await peer.rest() == b""
-    async with serving.connect() as peer:
-        answer = await peer.ask(_request(b"POST /nothing", b"Content-Length: 3", body=b"all"))
-        assert answer.status == 400
-        if "connection" not in answer.headers:
+        answer = await peer.ask(_request(b"POST /nothing", b"Content-Length: %d" % length, body=body))
+        assert (answer.status, answer.headers.get("connection")) == (400, connection)
+        if connection is None:
             assert (await peer.ask(infer_post())).status == 200
+        else:
+            assert await peer.rest() == b""
+
+
+class _Routed(PassThrough):
+    """A service with paths of its own."""
+
+    async def answer_http(self, request: HttpRequest) -> HttpAnswer | None:
+        """Answer with the mount, method and path of the request."""
+        if request.path == "/bad":
+            raise InvalidRequest("malformed")
+        if request.path == "/none":
+            return None
+        return HttpAnswer(200, (), json.dumps([request.mount, request.method, request.path]).encode())
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "body"),
+    [
+        ("/echo", 200, ["echo", "PUT", ""]),
+        ("/echo/a%20b", 200, ["echo", "PUT", "/a b"]),
+        ("/echo/bad", 400, {"error": "malformed"}),
+        ("/echo/none", 200, ["", "PUT", "/echo/none"]),
+        ("/else/where", 200, ["", "PUT", "/else/where"]),
+        ("/none", 400, {"error": "Invalid request URL - PUT /none"}),
+        ("/ec%68o/x", 200, ["echo", "PUT", "/x"]),
+        ("/echo%2Fbad", 200, ["", "PUT", "/echo%2Fbad"]),
+        ("/echo/%2fbad", 200, ["echo", "PUT", "/%2Fbad"]),
+        ("/%2Fecho/bad", 200, ["", "PUT", "/%2Fecho/bad"]),
+        ("http://h/echo/x", 200, ["echo", "PUT", "/x"]),
+        ("/elsehttp://h/where", 200, ["", "PUT", "/elsehttp://h/where"]),
+        ("/echohttp://h/bad", 200, ["", "PUT", "/echohttp://h/bad"]),
+    ],
+)
+async def test_paths_below_a_name_are_those_of_its_service(tmp_path: Path, target: str, status: int, body: Any) -> None:
+    async def load(spec: ModelSpec, version: int, directory: Path) -> PassThrough:
+        loaded = await load_pass_through(spec, version, directory)
+        loaded.__class__ = _Routed
+        return loaded
+
+    async with stack(tmp_path, loader=load) as (plane, _, _):
+        mounts = ServiceMounts(plane, {ModelSpec.kind: ServiceItself}, root="echo")
+        router = Router([], OvmsRefusals(), mounts)
+        route = router.find("PUT", target)
+        assert not isinstance(route, HttpAnswer)
+        answer = await router.answer(route, HttpRequest("PUT", route.path, mount=route.mount))
+    assert (answer.status, json.loads(answer.content)) == (status, body)

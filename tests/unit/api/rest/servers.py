@@ -15,6 +15,7 @@ import trio
 import trio.testing
 
 from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.errors import ModelFailure
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.registry import Registry
 from ovmstrio.server.rest_front_end import RestFrontEnd
@@ -22,16 +23,13 @@ from tests.support.pass_through import PassThrough, load_pass_through
 from tests.support.stub_registry import registry_of
 from tests.support.waits import WAIT_SECONDS
 
-__all__ = ["BODY", "HttpAnswer", "Peer", "Serving", "infer_head", "infer_post", "serving_rest", "stack"]
-
 ResultT = TypeVar("ResultT")
-
 BODY = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[0.5,-1]}]}'
 
 
 @dataclass
 class HttpAnswer:
-    """One answer, as it came over the wire."""
+    """An answer as received."""
 
     status: int
     headers: dict[str, str]
@@ -39,7 +37,7 @@ class HttpAnswer:
 
     @property
     def json(self) -> Any:
-        """The body, read as JSON."""
+        """The body as JSON."""
         return json.loads(self.body)
 
 
@@ -56,7 +54,7 @@ class Peer:
             await self.stream.send_all(data)
 
     async def answer(self, *, has_body: bool = True) -> HttpAnswer:
-        """Read one whole answer; those that only say that there will be one are left out."""
+        """Read the next answer; informational ones (1xx) are skipped."""
         answer = await self._next_answer(has_body=has_body)
         while answer.status < 200:
             answer = await self._next_answer(has_body=has_body)
@@ -77,12 +75,20 @@ class Peer:
         return HttpAnswer(int(status.split()[1]), headers, body)
 
     async def ask(self, data: bytes) -> HttpAnswer:
-        """Send a request, and read its answer."""
+        """Send a request, and return its answer."""
         await self.send(data)
         return await self.answer()
 
+    async def until(self, text: bytes) -> bytes:
+        """Read until a text is received, and return what was received since the last answer or text."""
+        with trio.fail_after(WAIT_SECONDS):
+            while text not in self._buffer:
+                await self._more()
+        received, self._buffer = self._buffer, b""
+        return received
+
     async def rest(self) -> bytes:
-        """Read until the server closes; a connection that it cut has ended, too."""
+        """Read until the server closes or resets the connection."""
         with trio.fail_after(WAIT_SECONDS), contextlib.suppress(trio.BrokenResourceError):
             while data := await self.stream.receive_some():
                 self._buffer += data
@@ -97,7 +103,7 @@ class Peer:
 
 @dataclass
 class Serving:
-    """A front end that serves, with what lies behind it."""
+    """A running front end with its plane and registry."""
 
     front_end: RestFrontEnd
     plane: DataPlane
@@ -107,7 +113,7 @@ class Serving:
 
     @property
     def servable(self) -> PassThrough:
-        """The version of ``echo`` that the default stands for."""
+        """The default version of ``echo``."""
         servable = self.registry.peek("echo")
         assert isinstance(servable, PassThrough)
         return servable
@@ -129,27 +135,27 @@ class Serving:
         return await trio.to_thread.run_sync(connected)
 
     async def get(self, path: str, **options: Any) -> httpx.Response:
-        """Ask for a path."""
+        """Send a GET request."""
         return await self.with_http(lambda client: client.get(path, **options))
 
     async def post(self, path: str, **options: Any) -> httpx.Response:
-        """Post to a path."""
+        """Send a POST request."""
         return await self.with_http(lambda client: client.post(path, **options))
 
     async def wait_blocked(self) -> None:
-        """Return once a call waits for ever."""
+        """Wait until a call blocks in the model."""
         with trio.fail_after(WAIT_SECONDS):
             await self.servable.blocked.wait()
 
     async def wait_closed(self) -> None:
-        """Return once the server has no connection left."""
+        """Wait until the server has no open connections."""
         with trio.fail_after(WAIT_SECONDS):
             while self.front_end.open_connections:
                 await trio.testing.wait_all_tasks_blocked(0.005)
 
 
 def infer_head(length: int | str | None, *extra: str, model: str = "echo", suffix: str = "") -> bytes:
-    """Make the head of an inference's request; without a length it has no Content-Length."""
+    """Encode the head of an inference request; without a length it has no Content-Length."""
     lines = [f"POST /v2/models/{model}{suffix}/infer HTTP/1.1", "Host: localhost", *extra]
     if length is not None:
         lines.append(f"Content-Length: {length}")
@@ -157,8 +163,15 @@ def infer_head(length: int | str | None, *extra: str, model: str = "echo", suffi
 
 
 def infer_post(body: bytes = BODY, *extra: str, model: str = "echo", suffix: str = "") -> bytes:
-    """Make an inference's whole request, of the kind that the fast lane takes."""
+    """Encode an inference request for the fast lane."""
     return infer_head(len(body), *extra, model=model, suffix=suffix) + body
+
+
+async def load_version_1(spec: Any, version: int, directory: Path) -> Any:
+    """Load version 1, and fail for version 2 with a reason that is not UTF-8."""
+    if version == 2:
+        raise ModelFailure("the file is <b>broken</b> \udcff")
+    return await load_pass_through(spec, version, directory)
 
 
 @asynccontextmanager

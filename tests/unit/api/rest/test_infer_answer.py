@@ -1,3 +1,5 @@
+"""Answers of REST inference: JSON values and binary data."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -14,6 +16,8 @@ from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput
 from ovmstrio.core.tensor import RawTensor, Tensor
 
+NOT_FINITE = [np.nan, np.inf, -np.inf]
+
 
 def _tensor(datatype: str, values: Any, name: str = "y") -> Tensor:
     return Tensor(name, BY_NAME[datatype], np.array(values, BY_NAME[datatype].numpy))
@@ -27,82 +31,8 @@ def _data(tensor: Tensor | RawTensor) -> Any:
     return orjson.loads(_render(tensor).content)["outputs"][0]["data"]
 
 
-def test_keys_stand_in_order() -> None:
-    """The document is OVMS's, with the id and parameters only where there are any."""
-    answer = _render(_tensor("FP32", [[1, 2.5]]), id="7", parameters={"p": 1})
-    assert answer.status == 200
-    assert answer.headers == (("content-type", "application/json"),)
-    assert answer.content == (
-        b'{"model_name":"m","id":"7","model_version":"3","parameters":{"p":1},'
-        b'"outputs":[{"name":"y","shape":[1,2],"datatype":"FP32","data":[1.0,2.5]}]}'
-    )
-    assert list(orjson.loads(_render(_tensor("FP32", [1])).content)) == ["model_name", "model_version", "outputs"]
-
-
-@pytest.mark.parametrize(
-    ("datatype", "values"),
-    [
-        ("BOOL", [True, False]),
-        ("INT8", [-128, 127]),
-        ("INT16", [-(2**15), 1]),
-        ("INT32", [-(2**31), 1]),
-        ("INT64", [-(2**63), 2**63 - 1]),
-        ("UINT8", [0, 255]),
-        ("UINT16", [0, 65_535]),
-        ("UINT32", [0, 2**32 - 1]),
-        ("UINT64", [0, 2**64 - 1]),
-        ("FP16", [0.5, -65_504]),
-        ("FP32", [0.5, -3]),
-        ("FP64", [0.1, 1e300]),
-        ("BYTES", [b"a\0b", "\u20ac".encode()]),
-    ],
-)
-def test_every_datatype_has_its_values(datatype: str, values: list[Any]) -> None:
-    """Values survive the way through JSON, 64-bit integers and doubles included."""
-    expected = [value.decode() if isinstance(value, bytes) else value for value in values]
-    assert _data(_tensor(datatype, values)) == expected
-
-
-def test_floats_read_back_as_the_same_numbers() -> None:
-    """What is printed is short, and gives the same bits when read as FP32."""
-    values = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
-    read = np.array(_data(_tensor("FP32", values)), np.float64).astype(np.float32)
-    assert read.tobytes() == values.tobytes()
-    assert b"[0.1]" in _render(_tensor("FP32", [0.1])).content
-
-
-def test_bfloat16_is_printed_as_the_numbers_it_holds() -> None:
-    """Its bits are the upper half of an FP32."""
-    assert _data(_tensor("BF16", [0x3FC0, 0xC000])) == [1.5, -2.0]
-
-
-@pytest.mark.parametrize("datatype", ["FP16", "FP32", "FP64"])
-def test_what_json_has_no_number_for_is_a_text(datatype: str) -> None:
-    """The document stays JSON, and clients can tell the values apart."""
-    assert _data(_tensor(datatype, [np.nan, np.inf, -np.inf, 1])) == ["NaN", "Infinity", "-Infinity", 1]
-    assert _data(_tensor("BF16", [0x7F80, 0x3F80])) == ["Infinity", 1]
-
-
-@pytest.mark.parametrize("shape", [(), (0,), (2, 0), (1, 1, 1)])
-def test_data_is_flat_whatever_the_shape(shape: tuple[int, ...]) -> None:
-    """Scalars and empty tensors have a list of data, too."""
-    tensor = Tensor("y", BY_NAME["FP32"], np.ones(shape, np.float32))
-    (output,) = orjson.loads(_render(tensor).content)["outputs"]
-    assert output["shape"] == list(shape)
-    assert output["data"] == [1.0] * int(np.prod(shape))
-
-
-def test_an_array_that_is_not_contiguous_is_read_in_order() -> None:
-    """A transposed view gives its own elements, as JSON and as bytes."""
-    view = np.arange(6, dtype=np.float32).reshape(2, 3).T
-    tensor = Tensor("y", BY_NAME["FP32"], view)
-    assert _data(tensor) == [0, 3, 1, 4, 2, 5]
-    answer = _render(tensor, request=_asking(binary_data_output=True))
-    assert _parts(answer)[1] == np.ascontiguousarray(view).tobytes()
-
-
-def _asking(outputs: dict[str, Any] | None = None, **parameters: Any) -> InferRequest:
-    """Ask for outputs, each with its ``binary_data`` (left out where it is None)."""
+def _request(outputs: dict[str, Any] | None = None, **parameters: Any) -> InferRequest:
+    """Create a request for outputs, each with its ``binary_data`` parameter unless that is None."""
     requested = [
         RequestedOutput(name, {} if binary is None else {"binary_data": binary})
         for name, binary in (outputs or {}).items()
@@ -111,9 +41,67 @@ def _asking(outputs: dict[str, Any] | None = None, **parameters: Any) -> InferRe
 
 
 def _parts(answer: HttpAnswer) -> tuple[Any, bytes]:
-    """Part an answer into its document and the bytes behind it."""
+    """Return the document of an answer and the bytes after it."""
     length = int(dict(answer.headers)[HEAD_LENGTH])
     return orjson.loads(answer.content[:length]), answer.content[length:]
+
+
+def test_keys_have_the_order_of_ovms() -> None:
+    answer = _render(_tensor("FP32", [[1, 2.5]]), id="7", parameters={"OVMS_MP_TIMESTAMP": 2**62 + 1})
+    assert answer.status == 200
+    assert answer.headers == (("content-type", "application/json"),)
+    assert answer.content == (
+        b'{"model_name":"m","id":"7","model_version":"3","parameters":{"OVMS_MP_TIMESTAMP":4611686018427387905},'
+        b'"outputs":[{"name":"y","shape":[1,2],"datatype":"FP32","data":[1.0,2.5]}]}'
+    )
+    assert list(orjson.loads(_render(_tensor("FP32", [1])).content)) == ["model_name", "model_version", "outputs"]
+
+
+def _raw(data: bytes) -> RawTensor:
+    return RawTensor("y", "BYTES", (len(data),), data)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "data"),
+    [
+        (_tensor("BOOL", [True, False]), [True, False]),
+        *((_tensor(f"INT{bits}", [-(2 ** (bits - 1)), 1]), [-(2 ** (bits - 1)), 1]) for bits in (8, 16, 32, 64)),
+        *((_tensor(f"UINT{bits}", [0, 2**bits - 1]), [0, 2**bits - 1]) for bits in (8, 16, 32, 64)),
+        (_tensor("FP16", [0.5, -65_504]), [0.5, -65_504]),
+        (_tensor("FP32", [0.5, -3]), [0.5, -3]),
+        (_tensor("FP64", [0.1, 1e300]), [0.1, 1e300]),
+        (_tensor("BYTES", [b"a\0b", "\u20ac".encode()]), ["a\0b", "\u20ac"]),
+        *((_tensor(each, [*NOT_FINITE, 1]), ["NaN", "Infinity", "-Infinity", 1]) for each in ("FP16", "FP32", "FP64")),
+        (_tensor("BF16", [0x7F80, 0x3F80]), ["Infinity", 1]),
+        (_tensor("BF16", [0x3FC0, 0xC000]), [1.5, -2.0]),
+        (_raw(b"\x02\0\0\0ab\0\0\0\0"), ["ab", ""]),
+        *((_raw(text.encode()), [text]) for text in ("größe", "\x02\0\0\0a", "abc")),
+        (_raw(b""), []),
+    ],
+)
+def test_elements_of_every_datatype_are_written(tensor: Tensor | RawTensor, data: list[Any]) -> None:
+    assert _data(tensor) == data
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0), (1, 1, 1)])
+def test_data_is_flat_for_every_shape(shape: tuple[int, ...]) -> None:
+    (output,) = orjson.loads(_render(_tensor("FP32", np.ones(shape))).content)["outputs"]
+    assert (output["shape"], output["data"]) == (list(shape), [1.0] * int(np.prod(shape)))
+
+
+def test_printed_fp32_is_short_and_exact() -> None:
+    values = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    read = np.array(_data(_tensor("FP32", values)), np.float64).astype(np.float32)
+    assert read.tobytes() == values.tobytes()
+    assert b"[0.1]" in _render(_tensor("FP32", [0.1])).content
+
+
+def test_a_transposed_view_is_written_in_its_own_order() -> None:
+    view = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    tensor = Tensor("y", BY_NAME["FP32"], view)
+    assert _data(tensor) == [0, 3, 1, 4, 2, 5]
+    answer = _render(tensor, request=_request(binary_data_output=True))
+    assert _parts(answer)[1] == np.ascontiguousarray(view).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -135,10 +123,11 @@ def _parts(answer: HttpAnswer) -> tuple[Any, bytes]:
         ({"nothing": True}, {}, []),
     ],
 )
-def test_outputs_are_binary_as_asked(outputs: dict[str, Any], parameters: dict[str, Any], binary: list[str]) -> None:
-    """An output's own wish counts before the request's, and one that is not listed is JSON if any is listed."""
+def test_the_parameter_of_an_output_precedes_that_of_the_request(
+    outputs: dict[str, Any], parameters: dict[str, Any], binary: list[str]
+) -> None:
     tensors = [_tensor("FP32", [number], name) for number, name in enumerate("abc")]
-    answer = _render(*tensors, request=_asking(outputs, **parameters))
+    answer = _render(*tensors, request=_request(outputs, **parameters))
     assert (HEAD_LENGTH in dict(answer.headers)) == bool(binary)
     document, tail = _parts(answer) if binary else (orjson.loads(answer.content), b"")
     assert [output["name"] for output in document["outputs"]] == ["a", "b", "c"]
@@ -157,24 +146,14 @@ def test_outputs_are_binary_as_asked(outputs: dict[str, Any], parameters: dict[s
         (_tensor("FP32", []), b""),
     ],
 )
-def test_binary_tensors_are_packed_and_measured(tensor: Tensor, raw: bytes) -> None:
-    """Each datatype has its packed form, and the document says how long it is."""
-    document, tail = _parts(_render(tensor, request=_asking(binary_data_output=True)))
+def test_binary_tensors_are_packed_with_their_size(tensor: Tensor, raw: bytes) -> None:
+    document, tail = _parts(_render(tensor, request=_request(binary_data_output=True)))
     assert document["outputs"][0]["parameters"] == {"binary_data_size": len(raw)}
     assert tail == raw
 
 
-def test_bytes_that_are_no_text_must_be_asked_for_as_bytes() -> None:
-    """JSON cannot carry them, and the error says what can."""
-    tensor = _tensor("BYTES", [b"\xff"])
-    with pytest.raises(InvalidRequest, match=r"output y: its BYTES are not UTF-8.*binary tensor"):
-        _render(tensor)
-    assert _parts(_render(tensor, request=_asking({"y": True})))[1] == b"\x01\0\0\0\xff"
-
-
 @pytest.mark.parametrize("datatype", sorted(BY_NAME.keys() - {"BYTES", "BF16", "FP16"}))
-def test_raw_numbers_are_read_by_their_datatype(datatype: str) -> None:
-    """The bytes of a raw tensor are shown as the numbers that they are."""
+def test_raw_numbers_are_written_by_their_datatype(datatype: str) -> None:
     array = np.array([[0, 1, 1]], BY_NAME[datatype].numpy)
     for data in (array.tobytes(), bytearray(array.tobytes()), array.data):
         assert _data(RawTensor("y", datatype, (1, 3), data)) == array.ravel().tolist()
@@ -182,54 +161,29 @@ def test_raw_numbers_are_read_by_their_datatype(datatype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "elements"),
+    ("tensor", "text", "raw"),
     [
-        (b"\x02\0\0\0ab\0\0\0\0", ["ab", ""]),
-        ("größe".encode(), ["größe"]),
-        (b"\x02\0\0\0a", ["\x02\0\0\0a"]),
-        (b"abc", ["abc"]),
-        (b"", []),
+        (_tensor("BYTES", [b"\xff"]), "output y: its BYTES are not UTF-8", b"\x01\0\0\0\xff"),
+        (RawTensor("y", "BYTES", (1,), b"\xff"), "not UTF-8", b"\xff"),
+        (RawTensor("y", "my words", (1,), b"\0\0"), "'my words' cannot be written as JSON", b"\0\0"),
+        (RawTensor("y", "INT32", (2,), bytes(4)), "its 4 bytes are not INT32 elements of shape [2]", bytes(4)),
+        (RawTensor("y", "INT32", (-1,), bytes(4)), "its 4 bytes are not INT32 elements of shape [-1]", bytes(4)),
     ],
 )
-def test_raw_bytes_are_elements_or_one_text(data: bytes, elements: list[str]) -> None:
-    """Elements behind their lengths are taken apart; any other content is one element."""
-    assert _data(RawTensor("y", "BYTES", (len(data),), data)) == elements
-
-
-@pytest.mark.parametrize(
-    ("datatype", "shape", "data", "text"),
-    [
-        ("my words", (1,), b"\0\0", "'my words' cannot be written as JSON"),
-        ("INT32", (2,), b"\0\0\0\0", "its 4 bytes are not INT32 elements of shape [2]"),
-        ("INT32", (-1,), b"\0\0\0\0", "its 4 bytes are not INT32 elements of shape [-1]"),
-        ("BYTES", (1,), b"\xff", "not UTF-8"),
-    ],
-)
-def test_raw_tensors_that_json_cannot_carry_go_as_binary_only(
-    datatype: str, shape: tuple[int, ...], data: bytes, text: str
-) -> None:
-    """JSON is refused with the way out, and as binary output the bytes go as they are."""
-    tensor = RawTensor("y", datatype, shape, data)
+def test_outputs_that_json_cannot_carry_are_binary_only(tensor: Tensor | RawTensor, text: str, raw: bytes) -> None:
     with pytest.raises(InvalidRequest) as caught:
         _render(tensor)
     assert text in caught.value.message
     assert "binary" in caught.value.message
 
-    answer = _render(tensor, request=InferRequest("m", parameters={"binary_data_output": True}))
-    head = int(dict(answer.headers)[HEAD_LENGTH])
-    assert answer.content[head:] == data
-    described = {"name": "y", "shape": list(shape), "datatype": datatype, "parameters": {"binary_data_size": len(data)}}
-    assert orjson.loads(answer.content[:head])["outputs"] == [described]
+    document, tail = _parts(_render(tensor, request=_request({"y": True})))
+    assert tail == raw
+    datatype = tensor.datatype if isinstance(tensor, RawTensor) else tensor.datatype.name
+    described = {"name": "y", "shape": list(tensor.shape), "datatype": datatype}
+    assert document["outputs"] == [described | {"parameters": {"binary_data_size": len(raw)}}]
 
 
-def test_a_timestamp_has_all_its_bits() -> None:
-    """A parameter that needs 64 bits is printed with them."""
-    answer = _render(_tensor("FP32", [1]), parameters={"OVMS_MP_TIMESTAMP": 2**62 + 1})
-    assert b'"OVMS_MP_TIMESTAMP":4611686018427387905' in answer.content
-
-
-def test_large_outputs_as_bytes_are_sent_from_where_they_lie() -> None:
-    """The same bytes as an answer that is joined, with nothing copied."""
+def test_large_binary_outputs_are_sent_without_copies() -> None:
     arrays: list[np.ndarray[Any, Any]] = [
         np.arange(200_000, dtype=np.float32),
         np.arange(3, dtype=np.int64),
@@ -264,7 +218,7 @@ def test_large_outputs_as_bytes_are_sent_from_where_they_lie() -> None:
     ],
 )
 @pytest.mark.parametrize("id_", ["", "null", "7"])
-def test_small_answers_are_printed_as_all_others(tensors: list[Tensor | RawTensor], id_: str) -> None:
-    """A parameter of the request, be it one that changes nothing, has each number looked at."""
-    careful = InferRequest("m", parameters={"binary_data_output": False})
-    assert _render(*tensors, id=id_) == _render(*tensors, request=careful, id=id_)
+def test_small_answers_are_written_as_by_the_general_writer(tensors: list[Tensor | RawTensor], id_: str) -> None:
+    # A parameter, even one without an effect, makes the general writer write the answer.
+    general = InferRequest("m", parameters={"binary_data_output": False})
+    assert _render(*tensors, id=id_) == _render(*tensors, request=general, id=id_)

@@ -1,4 +1,4 @@
-"""Bodies of REST inferences, read: what is taken, what is refused and in which words."""
+"""Request bodies of REST inference: accepted forms, and refusals with their texts."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from ovmstrio.core.tensor import Dim, TensorSpec
 from ovmstrio.wire.statuses import status_of
 from tests.support.validation import validate
 
+EMPTY: dict[str, Any] = {}
 X = {"name": "x", "shape": [2], "datatype": "FP32", "data": [1, 2]}
 NO_PARAMETERS = "Could not parse request parameters"
 NOT_JSON = "The file is not valid json"
@@ -47,13 +48,6 @@ def _input(**changes: Any) -> dict[str, Any]:
     return {"inputs": [{key: value for key, value in changed.items() if value is not ...}]}
 
 
-def _values(datatype: str, data: Any) -> list[Any]:
-    (read,) = _read(_input(datatype=datatype, data=data)).inputs
-    assert read.contents is not None
-    assert read.contents.field == BY_NAME[datatype].contents_field
-    return list(read.contents.values)
-
-
 def _refused(document: Any, tail: bytes = b"", *, head_length: str | None = None) -> str:
     with pytest.raises(InvalidRequest) as caught:
         _read(document, tail, head_length=head_length)
@@ -61,8 +55,7 @@ def _refused(document: Any, tail: bytes = b"", *, head_length: str | None = None
     return caught.value.message
 
 
-def test_everything_that_is_said_is_read() -> None:
-    """Names, id, parameters, shapes and requested outputs arrive as they were sent."""
+def test_names_id_parameters_shapes_and_outputs_are_read() -> None:
     request = _read(
         {
             "id": "seven",
@@ -73,7 +66,7 @@ def test_everything_that_is_said_is_read() -> None:
     )
     assert (request.model_name, request.model_version, request.id) == ("m", "3", "seven")
     assert request.parameters == {"a": "text", "b": -1, "c": True, "d": 2**63 - 1}
-    assert [(given.name, given.shape, given.datatype) for given in request.inputs] == [
+    assert [(each.name, each.shape, each.datatype) for each in request.inputs] == [
         ("x", (2,), "FP32"),
         ("y", (2,), "FP32"),
     ]
@@ -85,23 +78,17 @@ def test_everything_that_is_said_is_read() -> None:
     assert request.raw_inputs == []
 
 
-@pytest.mark.parametrize("datatype", ["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"])
-def test_integers_of_every_width_are_read(datatype: str) -> None:
-    """The ends of each range arrive unchanged, also those that OVMS cuts at 32 bits."""
-    bits = 8 * BY_NAME[datatype].itemsize
-    ends = [0, 2**bits - 1] if datatype.startswith("U") else [-(2 ** (bits - 1)), 2 ** (bits - 1) - 1]
-    assert _values(datatype, ends) == ends
-
-
-def test_doubles_keep_their_precision() -> None:
-    """FP64 is not read as a 32-bit float."""
-    ends = [math.pi, 5e-324, -1.7976931348623157e308, 2**53 - 1]
-    assert _values("FP64", ends) == ends
+def _extremes(datatype: str) -> list[int]:
+    limits = np.iinfo(BY_NAME[datatype].numpy)
+    return [int(limits.min), int(limits.max)]
 
 
 @pytest.mark.parametrize(
-    ("datatype", "data", "expected"),
+    ("datatype", "data", "elements"),
     [
+        *((each, _extremes(each), _extremes(each)) for each in BY_NAME if each.startswith(("INT", "UINT"))),
+        ("FP64", [math.pi, 5e-324, -1.7976931348623157e308], [math.pi, 5e-324, -1.7976931348623157e308]),
+        ("FP64", [2**53 - 1, 0.1], [2**53 - 1, 0.1]),
         ("FP32", [1, 2.5], [1, 2.5]),
         ("BOOL", [True, False], [True, False]),
         ("BYTES", ["a\0b", "", "ünï", "\U0001f600"], ["a\0b", "", "ünï", "\U0001f600"]),
@@ -109,29 +96,29 @@ def test_doubles_keep_their_precision() -> None:
         ("FP32", [[[1], [[2]]], 3, [4, [5]], []], [1, 2, 3, 4, 5]),
         ("BYTES", [["a"], ["b"]], ["a", "b"]),
     ],
-    ids=["numbers", "booleans", "texts", "nested", "ragged", "nested texts"],
 )
-def test_data_is_flattened_depth_first(datatype: str, data: list[Any], expected: list[Any]) -> None:
-    """Any nesting is taken, ragged or not, and only the order of the elements counts."""
-    assert _values(datatype, data) == expected
+def test_elements_are_flattened_and_keep_their_values(datatype: str, data: list[Any], elements: list[Any]) -> None:
+    request = _read(_input(datatype=datatype, shape=[len(elements)], data=data))
+    contents = request.inputs[0].contents
+    assert contents is not None
+    assert (contents.field, list(contents.values)) == (BY_NAME[datatype].contents_field, elements)
+    array = validate(request, [_spec("x", datatype, len(elements))])["x"]
+    assert array.tolist() == [each.encode() if isinstance(each, str) else each for each in elements]
 
 
 @pytest.mark.parametrize(("shape", "data"), [([0], []), ([2, 0], [[], []]), ([0], ...)])
-def test_a_tensor_of_no_elements_needs_no_data(shape: list[int], data: Any) -> None:
-    """Zero-sized tensors pass, with an empty list and with none."""
+def test_a_tensor_without_elements_needs_no_data(shape: list[int], data: Any) -> None:
     array = validate(_read(_input(shape=shape, data=data)), [_spec("x", "FP32", *shape)])["x"]
     assert array.shape == tuple(shape)
 
 
-def test_an_empty_list_is_data_for_a_tensor_of_no_elements() -> None:
-    """It does not turn a request whose other inputs are JSON into one with binary tensors."""
+def test_an_empty_list_is_data_of_a_tensor_without_elements() -> None:
     request = _read({"inputs": [X, {"name": "y", "shape": [0], "datatype": "FP32", "data": []}]})
     arrays = validate(request, [_spec("x", "FP32", 2), _spec("y", "FP32", 0)])
     assert {name: array.tolist() for name, array in arrays.items()} == {"x": [1, 2], "y": []}
 
 
-def test_an_empty_list_is_no_data_for_other_tensors() -> None:
-    """It leaves the input to the bytes behind the JSON, whether their size is said or not."""
+def test_an_input_with_an_empty_list_takes_its_bytes_from_the_tail() -> None:
     for parameters in ({"binary_data_size": 8}, {}):
         request = _read(_input(data=[], parameters=parameters), struct.pack("<2f", 1, 2))
         assert request.inputs[0].contents is None
@@ -140,38 +127,15 @@ def test_an_empty_list_is_no_data_for_other_tensors() -> None:
 
 @pytest.mark.parametrize(
     ("datatype", "data"),
-    [
-        ("INT64", [2**63 - 1, -(2**63)]),
-        ("UINT64", [2**64 - 1, 0]),
-        ("FP64", [0.1, 1e300]),
-        ("INT8", [-128, 127]),
-        ("UINT32", [2**32 - 1, 0]),
-    ],
-)
-def test_numbers_keep_their_values_in_the_model(datatype: str, data: list[Any]) -> None:
-    """64-bit integers and doubles lose nothing on their way into an array."""
-    assert validate(_read(_input(datatype=datatype, data=data)), [_spec("x", datatype, 2)])["x"].tolist() == data
-
-
-@pytest.mark.parametrize(
-    ("datatype", "data"),
     [("UINT32", [-1, 0]), ("INT8", [128, 0]), ("INT64", [2**63, 0]), ("UINT64", [-1, 0]), ("INT32", [2**31, 0])],
 )
-def test_a_number_out_of_range_never_becomes_another(datatype: str, data: list[int]) -> None:
-    """It is refused at the latest when the array is made."""
+def test_numbers_out_of_range_are_refused(datatype: str, data: list[int]) -> None:
     with pytest.raises(InvalidRequest, match="out of range"):
         validate(_read(_input(datatype=datatype, data=data)), [_spec("x", datatype, 2)])
 
 
-def test_a_nul_does_not_end_a_string_in_the_model() -> None:
-    """BYTES elements are the UTF-8 bytes of their text, whatever characters it has."""
-    request = _read(_input(datatype="BYTES", data=["a\0b", "\u20ac"]))
-    assert validate(request, [_spec("x", "BYTES", 2)])["x"].tolist() == [b"a\0b", "\u20ac".encode()]
-
-
 @pytest.mark.parametrize("value", [b"1.5", b"1e3", b"null", b"[]", b"{}", b"%d" % 10**30])
-def test_a_parameter_is_a_text_a_whole_number_or_a_boolean(value: bytes) -> None:
-    """Everything else is refused, of the request, of an input and of an output."""
+def test_parameters_of_other_types_are_refused(value: bytes) -> None:
     x = orjson.dumps(X)
     for body in (
         b'{"parameters":{"p":%b},"inputs":[%b]}' % (value, x),
@@ -181,75 +145,43 @@ def test_a_parameter_is_a_text_a_whole_number_or_a_boolean(value: bytes) -> None
         assert _refused(body).startswith(f"{NO_PARAMETERS} - p: expected a text, whole number or boolean")
 
 
-@pytest.mark.parametrize(
-    ("document", "start"),
-    [
-        (b"", NOT_JSON),
-        (b"{", NOT_JSON),
-        (b"{} x", NOT_JSON),
-        (b'{"inputs": NaN}', INPUT_UNREADABLE),
-        (b'{"inputs": [Infinity]}', INPUT_UNREADABLE),
-        (b'{"inputs": [NaN}', NOT_JSON),
-        (b'\xff\xfe{"id": "a"}', NOT_JSON),
-        (b'{"id": "\xff"}', NOT_JSON),
-        (b"[" * 200_000, TOO_DEEP),
-        (b"[" * 2_000 + b"]" * 2_000, TOO_DEEP),
-        (b"[]", "Request body should be JSON object"),
-        (b"null", "Request body should be JSON object"),
-        (b"7", "Request body should be JSON object"),
-        ({"id": 7, "inputs": [X]}, INPUT_UNREADABLE),
-        ({"id": None, "inputs": [X]}, INPUT_UNREADABLE),
-        ({"parameters": [], "inputs": [X]}, NO_PARAMETERS),
-        ({"parameters": None, "inputs": [X]}, NO_PARAMETERS),
-        ({"parameters": {"a": None}, "inputs": [X]}, NO_PARAMETERS),
-        ({"parameters": {"a": [1]}, "inputs": [X]}, NO_PARAMETERS),
-        ({"parameters": {"a": {}}, "inputs": [X]}, NO_PARAMETERS),
-        ({"outputs": {}, "inputs": [X]}, INPUT_UNREADABLE),
-        ({"outputs": None, "inputs": [X]}, INPUT_UNREADABLE),
-        ({"outputs": ["y"], "inputs": [X]}, "Could not parse outputs content"),
-        ({"outputs": [{}], "inputs": [X]}, "Could not parse outputs content"),
-        ({"outputs": [{"name": 1}], "inputs": [X]}, "Could not parse outputs content"),
-        ({"outputs": [{"name": "y", "parameters": 1}], "inputs": [X]}, NO_PARAMETERS),
-        ({}, "No inputs found"),
-        ({"inputs": None}, INPUT_UNREADABLE),
-        ({"inputs": {}}, INPUT_UNREADABLE),
-        ({"inputs": 0}, INPUT_UNREADABLE),
-        ({"inputs": ["x"]}, INPUT_UNREADABLE),
-        (_input(name=...), INPUT_UNREADABLE),
-        (_input(name=1), INPUT_UNREADABLE),
-        (_input(shape=...), INPUT_UNREADABLE),
-        (_input(shape=2), INPUT_UNREADABLE),
-        (_input(shape=[-1]), INPUT_UNREADABLE),
-        (_input(shape=[2.0]), INPUT_UNREADABLE),
-        (_input(shape=["2"]), INPUT_UNREADABLE),
-        (_input(shape=[True]), INPUT_UNREADABLE),
-        (_input(shape=[2**31]), INPUT_UNREADABLE),
-        (_input(datatype=...), INPUT_UNREADABLE),
-        (_input(datatype=5), INPUT_UNREADABLE),
-        (_input(datatype="FP31"), "Could not parse input content. Unsupported data precision detected"),
-        (_input(datatype="fp32"), "Could not parse input content. Unsupported data precision detected"),
-        (_input(parameters=3), NO_PARAMETERS),
-        (_input(data={}), INPUT_UNREADABLE),
-        (_input(data=None), INPUT_UNREADABLE),
-        (_input(data="12"), INPUT_UNREADABLE),
-        (_input(data=["nan", 1]), INPUT_UNREADABLE),
-        (_input(datatype="INT32", data=["NaN", 1]), INPUT_UNREADABLE),
-        (_input(data=[None, 1]), INPUT_UNREADABLE),
-        (_input(data=[True, 1]), INPUT_UNREADABLE),
-        (_input(data=[[1], [{}]]), INPUT_UNREADABLE),
-        (_input(datatype="INT32", data=[1.0, 2]), INPUT_UNREADABLE),
-        (_input(datatype="INT32", data=[True, 2]), INPUT_UNREADABLE),
-        (_input(datatype="UINT32", data=["1", 2]), INPUT_UNREADABLE),
-        (_input(datatype="UINT32", data=[1.5, 2]), INPUT_UNREADABLE),
-        (_input(datatype="BOOL", data=[0, 1]), INPUT_UNREADABLE),
-        (_input(datatype="BYTES", data=[1, "a"]), INPUT_UNREADABLE),
-        (_input(datatype="BYTES", shape=[1], data=[["a", None]]), INPUT_UNREADABLE),
-        (b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT64","data":[%d]}]}' % 10**20, INPUT_UNREADABLE),
-    ],
-)
-def test_a_bad_body_is_refused(document: Any, start: str) -> None:
-    """Each mistake is the caller's, and begins with OVMS's text for it."""
-    assert _refused(document).startswith(start)
+BAD_BODIES: dict[str, tuple[Any, ...]] = {
+    NOT_JSON: (b"", b"{", b"{} x", b'{"inputs": [NaN}', b'\xff\xfe{"id": "a"}', b'{"id": "\xff"}'),
+    TOO_DEEP: (b"[" * 200_000, b"[" * 2_000 + b"]" * 2_000),
+    "Request body should be JSON object": (b"[]", b"null", b"7"),
+    "No inputs found": ({},),
+    "Could not parse outputs content": tuple({"outputs": [each], "inputs": [X]} for each in ("y", EMPTY, {"name": 1})),
+    "Could not parse input content. Unsupported data precision detected": (
+        _input(datatype="FP31"),
+        _input(datatype="fp32"),
+    ),
+    NO_PARAMETERS: (
+        *({"parameters": each, "inputs": [X]} for each in (None, {"a": None}, {"a": [1]}, {"a": EMPTY})),
+        {"parameters": [], "inputs": [X]},
+        {"outputs": [{"name": "y", "parameters": 1}], "inputs": [X]},
+        _input(parameters=3),
+    ),
+    INPUT_UNREADABLE: (
+        *(b'{"inputs": NaN}', b'{"inputs": [Infinity]}'),
+        *({"id": each, "inputs": [X]} for each in (7, None)),
+        *({"outputs": each, "inputs": [X]} for each in (EMPTY, None)),
+        *({"inputs": each} for each in (None, EMPTY, 0, ["x"])),
+        *(_input(name=each) for each in (..., 1)),
+        *(_input(shape=each) for each in (..., 2, [-1], [2.0], ["2"], [True], [2**31])),
+        *(_input(datatype=each) for each in (..., 5)),
+        *(_input(data=each) for each in (EMPTY, None, "12", ["nan", 1], [None, 1], [True, 1], [[1], [EMPTY]])),
+        *(_input(datatype="INT32", data=each) for each in (["NaN", 1], [1.0, 2], [True, 2])),
+        *(_input(datatype="UINT32", data=each) for each in (["1", 2], [1.5, 2])),
+        _input(datatype="BOOL", data=[0, 1]),
+        *(_input(datatype="BYTES", data=each) for each in ([1, "a"], [["a", None]])),
+        b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT64","data":[%d]}]}' % 10**20,
+    ),
+}
+
+
+@pytest.mark.parametrize(("document", "text"), [(each, text) for text, group in BAD_BODIES.items() for each in group])
+def test_a_bad_body_is_refused_with_ovms_text(document: Any, text: str) -> None:
+    assert _refused(document).startswith(text)
 
 
 def _nested(depth: int) -> bytes:
@@ -258,21 +190,18 @@ def _nested(depth: int) -> bytes:
 
 
 @pytest.mark.parametrize("depth", [98, 500, 5_000, 400_000])
-def test_data_may_not_be_too_deep(depth: int) -> None:
-    """With the three levels around it, a hundred lists and objects may lie in each other."""
+def test_data_with_more_than_97_levels_is_refused(depth: int) -> None:
     assert _refused(_nested(depth)).startswith(TOO_DEEP)
 
 
 @pytest.mark.parametrize("depth", [1, 50, 97])
-def test_data_may_be_deep(depth: int) -> None:
-    """Depth costs no stack: what the parser reads is flattened without recursion."""
-    request = read_infer_request("m", "", _nested(depth))
-    assert request.inputs[0].contents is not None
-    assert list(request.inputs[0].contents.values) == [7]
+def test_data_with_up_to_97_levels_is_read(depth: int) -> None:
+    contents = _read(_nested(depth)).inputs[0].contents
+    assert contents is not None
+    assert list(contents.values) == [7]
 
 
-def test_the_tail_is_cut_in_the_order_of_the_inputs() -> None:
-    """Each input takes its announced bytes or, if there are none, what its shape needs; the rest is not read."""
+def test_inputs_take_their_announced_or_needed_bytes_in_order() -> None:
     document = {
         "inputs": [
             {"name": "a", "shape": [2], "datatype": "INT16"},
@@ -286,15 +215,13 @@ def test_the_tail_is_cut_in_the_order_of_the_inputs() -> None:
     assert [bytes(raw or b"") for raw in request.raw_inputs] == [b"\1\0\2\0", b"\1\0\0\0z", b"", b"", b"\0\x3c"]
 
 
-def test_a_sole_bytes_input_takes_the_whole_tail() -> None:
-    """So that one image needs no size."""
+def test_a_single_bytes_input_takes_the_complete_tail() -> None:
     tail = struct.pack("<I", 3) + b"\xff\0\xfe"
     request = _read(_input(datatype="BYTES", shape=[1], data=...), tail)
     assert [bytes(raw or b"") for raw in request.raw_inputs] == [tail]
 
 
-def test_one_input_may_have_data_and_another_bytes() -> None:
-    """The binary extension is a tensor's own choice; each buffer stands at the place of its input."""
+def test_one_input_may_have_data_and_another_binary_data() -> None:
     document = {"inputs": [X, {"name": "y", "shape": [1], "datatype": "INT8"}]}
     request = _read(document, b"\5")
     assert request.inputs[0].contents is not None
@@ -303,12 +230,11 @@ def test_one_input_may_have_data_and_another_bytes() -> None:
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP32", "FP64"])
 @pytest.mark.parametrize("data", ['["NaN", "Infinity", "-Infinity", 1.5]', "[NaN, Infinity, -Infinity, 1.5]"])
-def test_numbers_that_are_not_finite_come_as_names(datatype: str, data: str) -> None:
-    """The texts that answers have for them, and what Python's own writer prints."""
+def test_nan_and_infinities_are_read_as_texts_and_words(datatype: str, data: str) -> None:
     body = f'{{"inputs":[{{"name":"x","shape":[4],"datatype":"{datatype}","data":{data}}}]}}'
-    (given,) = read_infer_request("m", "", body.encode()).inputs
-    assert given.contents is not None
-    np.testing.assert_array_equal(list(given.contents.values), [np.nan, np.inf, -np.inf, 1.5])
+    (tensor,) = read_infer_request("m", "", body.encode()).inputs
+    assert tensor.contents is not None
+    np.testing.assert_array_equal(list(tensor.contents.values), [np.nan, np.inf, -np.inf, 1.5])
 
 
 @pytest.mark.parametrize(
@@ -333,35 +259,23 @@ def test_numbers_that_are_not_finite_come_as_names(datatype: str, data: str) -> 
         ),
     ],
 )
-def test_a_bad_tail_is_refused(document: Any, tail: bytes, start: str) -> None:
-    """Sizes that are no sizes, too large, or said twice are the caller's mistakes."""
+def test_bad_sizes_of_binary_data_are_refused(document: Any, tail: bytes, start: str) -> None:
     assert _refused(document, tail).startswith(start)
 
 
-@pytest.mark.parametrize(
-    ("length", "start"),
-    [
-        ("", HEADER_INVALID),
-        ("-1", HEADER_INVALID),
-        ("+5", HEADER_INVALID),
-        ("5.0", HEADER_INVALID),
-        ("0x10", HEADER_INVALID),
-        ("٣", HEADER_INVALID),
-        ("1_0", HEADER_INVALID),
-        ("100000", HEADER_EXCEEDED),
-        ("9" * 20, HEADER_EXCEEDED),
-        ("9" * 10_000, HEADER_EXCEEDED),
-        ("0", NOT_JSON),
-        ("5", NOT_JSON),
-    ],
-)
-def test_a_bad_length_of_the_json_part_is_refused(length: str, start: str) -> None:
-    """The header must be a whole number, within the body, and at the end of the JSON."""
-    assert _refused({"inputs": [X]}, head_length=length).startswith(start)
+BAD_LENGTHS = {
+    HEADER_INVALID: ("", "-1", "+5", "5.0", "0x10", "٣", "1_0"),
+    HEADER_EXCEEDED: ("100000", "9" * 20, "9" * 10_000),
+    NOT_JSON: ("0", "5"),
+}
 
 
-def test_the_length_may_have_leading_zeros() -> None:
-    """However many of them."""
+@pytest.mark.parametrize(("length", "text"), [(each, text) for text, group in BAD_LENGTHS.items() for each in group])
+def test_a_bad_json_length_header_is_refused(length: str, text: str) -> None:
+    assert _refused({"inputs": [X]}, head_length=length).startswith(text)
+
+
+def test_the_json_length_header_may_have_leading_zeros() -> None:
     body = orjson.dumps({"inputs": [X]})
     assert _read(body, head_length=str(len(body)).zfill(30)).inputs[0].name == "x"
 
@@ -393,40 +307,34 @@ _like_request = st.fixed_dictionaries(
 )
 
 
-def _judge(body: bytes, head_length: str | None) -> None:
-    error: ServerError | None = None
-    request: InferRequest | None = None
+def _check_read_or_refused(body: bytes, head_length: str | None) -> None:
+    status, request = 200, None
     try:
         request = read_infer_request("m", "", body, head_length)
-    except ServerError as refusal:
-        error = refusal
-    if error is not None:
-        assert 400 <= status_of(error).http < 500
+    except ServerError as error:
+        status = status_of(error).http
+    assert request is not None or 400 <= status < 500
+    if request is None:
         return
-    assert request is not None
-    for given_input in request.inputs:
-        assert isinstance(given_input.name, str)
-        assert isinstance(given_input.datatype, str)
-        assert all(size >= 0 for size in given_input.shape)
-    missing = [each for each in request.inputs if each.contents is None]
-    assert len(request.raw_inputs) == len(missing)
+    for tensor in request.inputs:
+        assert isinstance(tensor.name, str)
+        assert isinstance(tensor.datatype, str)
+        assert all(size >= 0 for size in tensor.shape)
+    assert len(request.raw_inputs) == sum(tensor.contents is None for tensor in request.inputs)
 
 
 @given(_like_request | _json, st.none() | st.integers(-2, 200).map(str), st.binary(max_size=20))
 def test_any_json_is_read_or_refused(document: Any, head_length: str | None, tail: bytes) -> None:
-    """No document makes the reader fail in any other way than by refusing it."""
-    _judge(json.dumps(document).encode() + tail, head_length)
+    _check_read_or_refused(json.dumps(document).encode() + tail, head_length)
 
 
 @given(st.binary(max_size=200), st.none() | st.text(max_size=6))
 def test_any_bytes_are_read_or_refused(body: bytes, head_length: str | None) -> None:
-    """No bytes make the reader fail in any other way than by refusing them."""
-    _judge(body, head_length)
+    _check_read_or_refused(body, head_length)
 
 
 @st.composite
-def _valid(draw: st.DrawFn) -> tuple[dict[str, Any], bytes, list[tuple[str, str, tuple[int, ...], Any]]]:
-    """Give a request, its tail, and what each input must be read as."""
+def _binary_requests(draw: st.DrawFn) -> tuple[dict[str, Any], bytes, list[tuple[str, str, tuple[int, ...], Any]]]:
     inputs, tail, expected = [], b"", []
     for number in range(draw(st.integers(1, 3))):
         datatype = BY_NAME[draw(st.sampled_from([name for name, row in BY_NAME.items() if row.itemsize]))]
@@ -434,55 +342,58 @@ def _valid(draw: st.DrawFn) -> tuple[dict[str, Any], bytes, list[tuple[str, str,
         raw = draw(
             st.binary(min_size=math.prod(shape) * datatype.itemsize, max_size=math.prod(shape) * datatype.itemsize)
         )
-        given_input: dict[str, Any] = {"name": f"i{number}", "shape": shape, "datatype": datatype.name}
+        tensor: dict[str, Any] = {"name": f"i{number}", "shape": shape, "datatype": datatype.name}
         if draw(st.booleans()):
-            given_input["parameters"] = {"binary_data_size": len(raw)}
-        inputs.append(given_input)
+            tensor["parameters"] = {"binary_data_size": len(raw)}
+        inputs.append(tensor)
         tail += raw
-        expected.append((given_input["name"], datatype.name, shape, raw))
+        expected.append((tensor["name"], datatype.name, shape, raw))
     return {"inputs": inputs}, tail, expected
 
 
-@given(_valid())
-def test_tensors_sent_as_bytes_come_back(case: tuple[dict[str, Any], bytes, list[Any]]) -> None:
-    """Whatever the datatypes, shapes and ways of saying the size."""
+@given(_binary_requests())
+def test_binary_data_is_read_unchanged(case: tuple[dict[str, Any], bytes, list[Any]]) -> None:
     document, tail, expected = case
     head = orjson.dumps(document)
     request = read_infer_request("m", "", head + tail, str(len(head)))
     read = [(each.name, each.datatype, each.shape) for each in request.inputs]
-    assert [(*one, bytes(raw or b"")) for one, raw in zip(read, request.raw_inputs, strict=True)] == expected
+    assert [(*each, bytes(raw or b"")) for each, raw in zip(read, request.raw_inputs, strict=True)] == expected
 
 
-def test_everything_that_is_wrong_is_told_at_once() -> None:
-    """Of the id, parameters, outputs and each input, in that order; those that can be read are passed over."""
-    document = {
-        "id": 7,
-        "parameters": [1],
-        "outputs": [{"name": "y"}, {"name": 3}, "z"],
-        "inputs": [X, X | {"name": "a", "shape": [-1]}, X | {"name": "b", "data": ["one", "two"]}, 5],
-    }
-    assert _refused(document).split(". Also: ") == [
-        "Could not parse input content. Not valid ndarray detected - id: expected a text, got a number",
-        "Could not parse request parameters - expected an object, got a list",
-        "Could not parse outputs content - outputs[1]: expected an object with a name",
-        "Could not parse outputs content - outputs[2]: expected an object with a name",
+@pytest.mark.parametrize(
+    ("document", "messages"),
+    [
         (
-            "Could not parse input content. Not valid ndarray detected - "
-            "input a: shape must be a list of whole numbers, 0 or more"
+            {
+                "id": 7,
+                "parameters": [1],
+                "outputs": [{"name": "y"}, {"name": 3}, "z"],
+                "inputs": [X, X | {"name": "a", "shape": [-1]}, X | {"name": "b", "data": ["one", "two"]}, 5],
+            },
+            [
+                f"{INPUT_UNREADABLE} - id: expected a text, got a number",
+                f"{NO_PARAMETERS} - expected an object, got a list",
+                "Could not parse outputs content - outputs[1]: expected an object with a name",
+                "Could not parse outputs content - outputs[2]: expected an object with a name",
+                f"{INPUT_UNREADABLE} - input a: shape must be a list of whole numbers, 0 or more",
+                f"{INPUT_UNREADABLE} - input b: FP32 data holds str",
+                f"{INPUT_UNREADABLE} - expected an object with a name for each input",
+            ],
         ),
-        "Could not parse input content. Not valid ndarray detected - input b: FP32 data holds str",
-        "Could not parse input content. Not valid ndarray detected - expected an object with a name for each input",
-    ]
-
-
-def test_every_wrong_size_of_bytes_is_told_at_once() -> None:
-    """What is announced of the bytes behind the JSON is looked at for all inputs before any gets its part."""
-    sizes = [{"binary_data_size": "8"}, {"binary_data_size": -1}]
-    inputs = [
-        {"name": name, "shape": [2], "datatype": "FP32", "parameters": one}
-        for name, one in zip("ab", sizes, strict=True)
-    ]
-    assert _refused({"inputs": inputs}, bytes(16)).split(". Also: ") == [
-        f"{SIZE_INVALID} - input a: expected a whole number, 0 or more, got '8'",
-        f"{SIZE_INVALID} - input b: expected a whole number, 0 or more, got -1",
-    ]
+        (
+            {
+                "inputs": [
+                    {"name": "a", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": "8"}},
+                    {"name": "b", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": -1}},
+                ]
+            },
+            [
+                f"{SIZE_INVALID} - input a: expected a whole number, 0 or more, got '8'",
+                f"{SIZE_INVALID} - input b: expected a whole number, 0 or more, got -1",
+            ],
+        ),
+    ],
+    ids=["fields", "sizes of binary data"],
+)
+def test_all_errors_are_reported_in_one_message(document: Any, messages: list[str]) -> None:
+    assert _refused(document, bytes(16)).split(". Also: ") == messages

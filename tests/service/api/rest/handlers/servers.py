@@ -20,54 +20,30 @@ from ovmstrio.runtimes.handlers.project import open_handler
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from tests.support.lone_service import open_plane_of
 from tests.support.projects import make_project
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import WAIT_SECONDS, until_async
 from tests.unit.api.rest.servers import Peer
-
-__all__ = ["ServedHandler", "WatchedLimit", "serving_handler"]
-
-
-class WatchedLimit(LocalLimit):
-    """A limit that can be waited for."""
-
-    def __init__(self, maximum: int) -> None:
-        super().__init__(maximum)
-        self._changed = trio.Event()
-
-    def take(self) -> None:
-        """Count one more, and tell."""
-        super().take()
-        self._tell()
-
-    def give_back(self) -> None:
-        """Count one less, and tell."""
-        super().give_back()
-        self._tell()
-
-    def _tell(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
-
-    async def wait(self, count: int) -> None:
-        """Return once so many requests are in flight."""
-        with trio.fail_after(WAIT_SECONDS):
-            while self.in_flight != count:
-                await self._changed.wait()
 
 
 @dataclass
 class ServedHandler:
-    """A front end that serves a handler."""
+    """A front end that serves a handler; ``ask`` uses its fast lane or the application."""
 
     front_end: RestFrontEnd
     handler: LoadedHandler
-    limit: WatchedLimit
+    limit: LocalLimit
     address: str
     handler_name: str
+    is_fast: bool
 
     @property
     def instance(self) -> Any:
         """The object of the user's class."""
         return self.handler.instance
+
+    @property
+    def lane_headers(self) -> dict[str, str]:
+        """Headers that select the lane."""
+        return {} if self.is_fast else {"TE": "trailers"}
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Peer]:
@@ -76,19 +52,15 @@ class ServedHandler:
         async with await trio.open_tcp_stream(host, int(port)) as stream:
             yield Peer(stream)
 
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[httpx.AsyncClient]:
-        """Open an HTTP client."""
-        async with httpx.AsyncClient(
-            base_url=f"http://{self.address}", timeout=WAIT_SECONDS, trust_env=False
-        ) as client:
-            yield client
+    async def ask(self, verb: str = "POST", path: str = "/", **options: Any) -> httpx.Response:
+        """Send a request on a connection of its own."""
+        headers = self.lane_headers | options.pop("headers", {})
+        async with httpx.AsyncClient(timeout=WAIT_SECONDS, trust_env=False) as client:
+            return await client.request(verb, f"http://{self.address}{path}", headers=headers, **options)
 
-    async def ask(self, verb: str = "POST", path: str = "/", *, fast: bool = True, **options: Any) -> httpx.Response:
-        """Ask once, by the fast lane or by the application."""
-        headers = {**options.pop("headers", {})} | ({} if fast else {"TE": "trailers"})
-        async with self.client() as client:
-            return await client.request(verb, path, headers=headers, **options)
+    async def wait_in_flight(self, count: int) -> None:
+        """Wait until ``count`` requests are in flight."""
+        await until_async(lambda: self.limit.in_flight == count)
 
 
 @asynccontextmanager
@@ -96,6 +68,7 @@ async def serving_handler(
     folder: Path,
     code: str,
     *,
+    is_fast: bool = True,
     shows_details: bool = False,
     max_body_bytes: int = 64 * 2**20,
     queue_timeout: float = 0,
@@ -104,7 +77,7 @@ async def serving_handler(
     """Serve a handler with this code; ``keys`` are those of its ``nucleus.yaml``."""
     project = make_project(folder, code, **keys)
     spec = HandlerSpec(name=project.name, base_path=project.directory, path=project.file)
-    limit = WatchedLimit(project.max_concurrency)
+    limit = LocalLimit(project.max_concurrency)
     async with open_clients(project) as models, open_handler(project, queue_timeout=queue_timeout) as handler:
         servable = HandlerServable(project.name, handler, limit, None, models)
         servable.gone()
@@ -112,5 +85,5 @@ async def serving_handler(
             options: dict[str, Any] = {"shows_details": shows_details, "max_body_bytes": max_body_bytes}
             end = RestFrontEnd(plane, ["127.0.0.1:0"], root=project.name, **options)
             addresses = await nursery.start(end.serve)
-            yield ServedHandler(end, handler, limit, addresses[0], project.name)
+            yield ServedHandler(end, handler, limit, addresses[0], project.name, is_fast)
             nursery.cancel_scope.cancel()

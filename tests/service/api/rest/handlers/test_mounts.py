@@ -1,4 +1,4 @@
-"""Handlers beside models: under their names, loaded, loaded again and retired as models are."""
+"""Handlers served together with models: names, reloads, metadata and metrics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,15 @@ class Handler:
         yield "a"
         yield "b"
 """
-lanes = pytest.mark.parametrize("fast", [True, False], ids=["fast", "application"])
+MODELS = """
+class Handler:
+    def __init__(self, model_client):
+        pass
+    def load_model(self, model_path):
+        return model_path
+    def handle_get(self):
+        return None
+"""
 
 
 def _config(folder: Path, *names: str) -> Path:
@@ -64,28 +72,24 @@ async def _serve(settings: ServerSettings, *, task_status: trio.TaskStatus[Runni
     await serve(settings, handle_signals=False, task_status=task_status)
 
 
-@lanes
-async def test_a_handler_is_at_its_name(tmp_path: Path, fast: bool) -> None:
-    """With what its project says, beside another one that is not mixed up with it."""
+async def test_handlers_are_served_below_their_names(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write_project(tmp_path / name, HANDLER, config={"name": name})
-    headers = {} if fast else {"TE": "trailers"}
     async with _serving(_config(tmp_path, "one", "two")) as (_, client):
         for name in ("one", "two"):
-            answer = await client.post(f"/{name}?a=1", json=[1], headers=headers)
+            answer = await client.post(f"/{name}?a=1", json=[1])
             assert answer.json() == {"got": [1], "config": {"name": name}, "query": {"a": "1"}}
             assert answer.headers["access-control-allow-origin"] == "*"
-            assert (await client.get(f"/{name}", headers=headers)).text == "ab"
-            assert (await client.put(f"/{name}", headers=headers)).status_code == 405
-            assert (await client.options(f"/{name}", headers=headers)).status_code == 204
-            answer = await client.post(f"/{name}", json="fail", headers=headers)
+            assert (await client.get(f"/{name}")).text == "ab"
+            assert (await client.put(f"/{name}")).status_code == 405
+            assert (await client.options(f"/{name}")).status_code == 204
+            answer = await client.post(f"/{name}", json="fail")
             assert (answer.status_code, answer.text) == (500, "internal server error")
-        assert (await client.get("/v2/health/ready", headers=headers)).status_code == 200
-        assert (await client.post("/three", headers=headers)).status_code != 200
+        assert (await client.get("/v2/health/ready")).status_code == 200
+        assert (await client.post("/three")).status_code == 400
 
 
-async def test_a_handler_is_no_model(tmp_path: Path) -> None:
-    """It has a state and a metadata, but takes no tensors."""
+async def test_a_handler_has_metadata_but_no_tensors(tmp_path: Path) -> None:
     write_project(tmp_path / "one", HANDLER)
     async with _serving(_config(tmp_path, "one")) as (_, client):
         assert (await client.get("/v2/models/one")).json()["platform"] == "handler"
@@ -96,61 +100,51 @@ async def test_a_handler_is_no_model(tmp_path: Path) -> None:
         assert "call it at /one" in answer.json()["error"]
 
 
-@lanes
-async def test_a_handler_that_cannot_be_loaded_keeps_the_server_unready(tmp_path: Path, fast: bool) -> None:
-    """Its callers are told, those of others are served, and mending it helps at once."""
+async def _reload(client: httpx.AsyncClient) -> None:
+    assert (await client.post("/v1/config/reload")).status_code == 201
+
+
+@pytest.mark.parametrize("headers", [{}, {"TE": "trailers"}], ids=["fast", "application"])
+async def test_a_handler_that_fails_to_load_makes_the_server_unready(tmp_path: Path, headers: dict[str, str]) -> None:
+    async def statuses() -> list[int]:
+        posts = [await client.post(path, json=1, headers=headers) for path in ("/good", "/bad")]
+        return [(await client.get("/v2/health/ready")).status_code, *(each.status_code for each in posts)]
+
     write_project(tmp_path / "good", HANDLER)
     write_project(tmp_path / "bad", "class Handler:\n    def __init__(self): raise ValueError('no luck')\n")
-    headers = {} if fast else {"TE": "trailers"}
     async with _serving(_config(tmp_path, "good", "bad")) as (_, client):
-        assert (await client.get("/v2/health/ready")).status_code == 503
-        assert (await client.post("/good", json=1, headers=headers)).status_code == 200
-        assert (await client.post("/bad", json=1, headers=headers)).status_code == 503
+        assert await statuses() == [503, 200, 503]
         write_project(tmp_path / "bad", HANDLER)
-        assert (await client.post("/v1/config/reload")).status_code == 201
-        assert (await client.post("/bad", json=1, headers=headers)).status_code == 200
-        assert (await client.get("/v2/health/ready")).status_code == 200
+        await _reload(client)
+        assert await statuses() == [200, 200, 200]
 
 
-async def test_a_changed_handler_is_loaded_again_and_a_removed_one_is_gone(tmp_path: Path) -> None:
-    """At the next look at the configuration."""
+async def test_a_reload_replaces_changed_handlers_and_removes_others(tmp_path: Path) -> None:
     write_project(tmp_path / "one", HANDLER, config={"version": 1})
     config = _config(tmp_path, "one")
     async with _serving(config) as (_, client):
         write_project(tmp_path / "one", HANDLER, config={"version": 2})
-        assert (await client.post("/v1/config/reload")).status_code == 201
+        await _reload(client)
         assert (await client.post("/one", json=1)).json()["config"] == {"version": 2}
         _config(tmp_path)
-        assert (await client.post("/v1/config/reload")).status_code == 201
-        assert (await client.post("/one", json=1)).status_code != 200
+        await _reload(client)
+        assert (await client.post("/one", json=1)).status_code == 400
 
 
-async def test_a_handler_tells_of_its_models(tmp_path: Path) -> None:
-    """Below its name; one without models tells of none, and other paths are the server's."""
-    code = """
-class Handler:
-    def __init__(self, model_client):
-        pass
-    def load_model(self, model_path):
-        return model_path
-    def handle_get(self):
-        return None
-"""
+async def test_a_handler_lists_its_models(tmp_path: Path) -> None:
     write_project(tmp_path / "one", HANDLER)
-    file = write_project(tmp_path / "two", code, multi_model_reloading={"dir": "models"})
+    file = write_project(tmp_path / "two", MODELS, multi_model_reloading={"dir": "models"})
     version = file.parent / "models" / "iris" / "3"
     version.mkdir(parents=True)
     (version / "model.pkl").touch()
     async with _serving(_config(tmp_path, "one", "two")) as (_, client):
         assert (await client.get("/one/info")).json() == {}
-        told = (await client.get("/two/info")).json()["model_metadata"]
-        assert told["iris"]["versions"] == ["3"]
+        assert (await client.get("/two/info")).json()["model_metadata"]["iris"]["versions"] == ["3"]
         for path in ("/two/other", "/three/info"):
             assert (await client.get(path)).status_code == 400
 
 
-async def test_batches_of_a_handler_are_counted(tmp_path: Path) -> None:
-    """How large they are, and how long their requests wait."""
+async def test_batch_sizes_and_waiting_times_are_counted(tmp_path: Path) -> None:
     batched = "class Handler:\n    def handle_post(self, payload):\n        return payload\n"
     write_project(tmp_path / "one", batched, server_side_batching={"max_batch_size": 2, "batch_interval_seconds": 3600})
     async with _serving(_config(tmp_path, "one"), metrics_enable=True) as (_, client):
@@ -166,8 +160,7 @@ async def test_batches_of_a_handler_are_counted(tmp_path: Path) -> None:
     assert 'ovmstrio_batch_wait_time_us_count{name="one",version="1"} 2.0' in text
 
 
-async def test_more_than_one_process_is_for_projects_alone(tmp_path: Path) -> None:
-    """The reason and the way out are in the state of the handler."""
+async def test_a_handler_with_several_processes_is_refused_with_a_hint(tmp_path: Path) -> None:
     write_project(tmp_path / "one", HANDLER, processes=2)
     async with _serving(_config(tmp_path, "one")) as (running, _):
         (status,) = running.plane.statuses()["one"]

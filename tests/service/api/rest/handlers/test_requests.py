@@ -1,49 +1,175 @@
-"""How requests to handlers end: answers, streams, errors, refusals, and clients that leave."""
+"""Requests to handlers on both lanes: arguments, answers, errors, limits, batches and request ids."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, MutableMapping
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
 import trio
 import trio.testing
+from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from tests.service.api.rest.handlers.servers import ServedHandler, serving_handler
 from tests.support.waits import WAIT_SECONDS, until_async
 
-lanes = pytest.mark.parametrize("fast", [True, False], ids=["fast", "application"])
+Serve = Callable[..., AbstractAsyncContextManager[ServedHandler]]
+JSON, TEXT = {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}
 
-FAILING = """
-from ovmstrio.handlers import HTTPError
 
+@pytest.fixture(params=[True, False], ids=["fast", "application"])
+def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
+    """Return a function that serves a handler for requests on one lane."""
+    return partial(serving_handler, tmp_path, is_fast=request.param)
+
+
+# Paths, verbs and arguments
+
+ECHO: Final = """
+class Handler:
+    def handle_post(self, payload, headers, query_params):
+        return {"payload": payload, "header": headers.get("X-Who"), "query": dict(query_params)}
+
+    def handle_get(self, query_params):
+        return query_params.get("a", "nothing")
+
+    def handle_delete(self):
+        return None
+"""
+
+
+async def test_body_headers_and_query_reach_the_handler(serve: Serve) -> None:
+    async with serve(ECHO) as served:
+        answer = await served.ask("POST", "/?a=1&a=2&b=x%20y", json={"x": [1.5]}, headers={"x-who": "me"})
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+        assert answer.json() == {"payload": {"x": [1.5]}, "header": "me", "query": {"a": "2", "b": "x y"}}
+        answer = await served.ask("GET", "/?a=text")
+        assert (answer.text, answer.headers["content-type"]) == ("text", "text/plain; charset=utf-8")
+        # A malformed body is not parsed for a method without a payload argument.
+        answer = await served.ask("DELETE", content=b"{", headers=JSON)
+        assert (answer.status_code, answer.content) == (200, b"null")
+
+
+async def test_each_verb_calls_its_method_with_the_arguments_it_declares(serve: Serve) -> None:
+    declared = {
+        "post": "payload, query_params, headers",
+        "get": "headers, extra=5",
+        "put": "query_params, payload",
+        "patch": "*, headers, payload",
+        "delete": "query_params",
+    }
+    lines = ["class Handler:"]
+    for verb, names in declared.items():
+        lines += [f"    def handle_{verb}(self, {names}):", f"        return '{verb}', sorted(locals())"]
+    async with serve("\n".join(lines)) as served:
+        for verb, names in declared.items():
+            answer = await served.ask(verb.upper())
+            expected = sorted(["self", *(name.partition("=")[0] for name in names.split(", ") if name != "*")])
+            assert answer.json() == [verb, expected]
+
+
+async def test_files_and_fields_of_a_form_reach_the_handler(serve: Serve) -> None:
+    code = """
 class Handler:
     def handle_post(self, payload):
-        if payload == "status":
-            raise HTTPError(418, "short and stout", {"X-Kind": "pot"})
-        raise ValueError("a secret")
+        file = payload["file"]
+        return [file.filename, file.content_type, file.file.read().decode(), payload.getlist("tag")]
 """
-WAITING = """
-import threading
+    async with serve(code) as served:
+        answer = await served.ask(files={"file": ("a.txt", b"hello", "text/plain")}, data={"tag": ["x", "y"]})
+    assert answer.json() == ["a.txt", "text/plain", "hello", ["x", "y"]]
 
-class Handler:
-    def __init__(self):
-        self.go = threading.Event()
-        self.calls = []
 
-    def handle_post(self, payload):
-        self.calls.append(payload)
-        if payload == "wait":
-            self.go.wait(60)
-        if payload == "fail":
-            raise ValueError
-        return payload
-"""
-STREAMS = """
+@pytest.mark.parametrize(
+    ("content", "kind", "text"),
+    [
+        (b"{", "application/json", '{"error":'),
+        (b"", "application/json", '{"error":'),
+        (b'"\xff"', "application/json", '{"error":'),
+        (b"\xff", "text/plain", "the text is not in utf-8"),
+        (b"a", "text/plain; charset=klingon", "klingon"),
+        (b"a", "multipart/form-data", "boundary"),
+    ],
+)
+async def test_a_malformed_body_is_the_error_of_the_client(serve: Serve, content: bytes, kind: str, text: str) -> None:
+    async with serve(ECHO) as served:
+        answer = await served.ask(content=content, headers={"Content-Type": kind})
+    assert answer.status_code == 400
+    assert text in answer.text
+    assert kind != "application/json" or list(answer.json()) == ["error"]
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert "access-control-allow-credentials" not in answer.headers
+
+
+async def test_a_preflight_does_not_reach_the_handler(serve: Serve) -> None:
+    async with serve(ECHO) as served:
+        answer = await served.ask("OPTIONS")
+    assert (answer.status_code, answer.content) == (204, b"")
+    expected = {
+        "access-control-allow-methods": "POST, GET, PUT, PATCH, DELETE, OPTIONS",
+        "access-control-allow-headers": "*",
+        "access-control-max-age": "1728000",
+        "content-type": "text/plain; charset=utf-8",
+    }
+    assert {name: answer.headers[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("verb", ["PUT", "PATCH", "HEAD", "TRACE"])
+async def test_a_verb_without_a_method_is_refused_with_the_allowed_ones(serve: Serve, verb: str) -> None:
+    async with serve(ECHO) as served:
+        answer = await served.ask(verb)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, GET, OPTIONS, POST")
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert "content-type" not in answer.headers
+    assert verb == "HEAD" or answer.text == "Method Not Allowed"
+
+
+@pytest.mark.parametrize("path", ["/other", "/info//", "/info/more", "//", "/v3/models/a", "/models/a", "/..", "/%2f"])
+async def test_unknown_paths_are_not_found(serve: Serve, path: str) -> None:
+    async with serve(ECHO) as served, served.connect() as peer:
+        answer = await peer.ask(f"GET {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+    assert (answer.status, answer.body) == (404, b"Not Found")
+
+
+async def test_a_handler_is_served_at_the_root_and_below_its_name(serve: Serve) -> None:
+    async with serve(ECHO) as served:
+        name = served.handler_name
+        for path in ("/", f"/{name}", f"/{name}/"):
+            assert (await served.ask("POST", path, json=[1])).json()["payload"] == [1]
+        for path in ("/info", f"/{name}/info"):
+            answer = await served.ask("GET", path)
+            assert (answer.status_code, answer.json(), answer.headers["content-type"]) == (200, {}, "application/json")
+            answer = await served.ask("GET", f"{path}/")
+            assert (answer.status_code, answer.headers["location"]) == (307, path)
+        assert (await served.ask("POST", "/info")).status_code == 405
+        assert (await served.ask("GET", f"/{name}/other")).text == "Not Found"
+        assert (await served.ask("GET", f"/v2/models/{name}")).json()["platform"] == "handler"
+        answer = await served.ask("GET", "/v2/models/nothing")
+        assert (answer.status_code, list(answer.json())) == (404, ["error"])
+        for path in ("/v2/health/live", "/v2/health/ready"):
+            assert (await served.ask("GET", path)).status_code == 200
+
+
+async def test_a_body_above_the_limit_is_refused_in_the_form_of_its_path(serve: Serve) -> None:
+    async with serve(ECHO, max_body_bytes=1000) as served:
+        answer = await served.ask(content=b"1" * 2000)
+        assert (answer.status_code, answer.headers["content-type"]) == (413, "text/plain; charset=utf-8")
+        assert "--max_message_size" in answer.text
+        assert answer.headers["access-control-allow-origin"] == "*"
+        answer = await served.ask("POST", "/v2/models/x/infer", content=b"1" * 2000)
+        assert (answer.status_code, list(answer.json())) == (413, ["error"])
+
+
+# Answers and errors
+
+ANSWERS: Final = """
 import threading
-from ovmstrio.handlers import Response
+from ovmstrio.handlers import HTTPError, Response
 
 class Handler:
     def __init__(self):
@@ -64,200 +190,370 @@ class Handler:
 
     def handle_put(self, payload):
         return Response("made", 201, headers={"X-Own": payload, "Content-Length": "3"})
+
+    def handle_patch(self, payload):
+        if payload == "status":
+            raise HTTPError(418, "short and stout", {"X-Own": "pot"})
+        raise ValueError("a secret")
 """
-TEXT = {"Content-Type": "text/plain"}
 
 
-@lanes
-@pytest.mark.parametrize("shows_details", [True, False])
-async def test_a_failing_handler_tells_its_caller_nothing(tmp_path: Path, fast: bool, shows_details: bool) -> None:
-    """Unless the server is told to; the log has it once."""
-    async with serving_handler(tmp_path, FAILING, shows_details=shows_details) as served:
-        with capture_logs() as logs:
-            answer = await served.ask(content=b"x", headers=TEXT, fast=fast)
-    assert answer.status_code == 500
-    if shows_details:
-        assert "ValueError: a secret" in answer.text
-    else:
-        assert answer.text == "internal server error"
-    errors = [each for each in logs if each["log_level"] == "error"]
-    assert len(errors) == 1
-    assert errors[0]["exc_info"]
+@pytest.mark.parametrize(
+    ("verb", "content", "status", "text"),
+    [("PUT", "mine", 201, "made"), ("PATCH", "status", 418, "short and stout")],
+    ids=["response", "error"],
+)
+async def test_a_handler_sets_status_and_headers(serve: Serve, verb: str, content: str, status: int, text: str) -> None:
+    async with serve(ANSWERS) as served:
+        answer = await served.ask(verb, content=content.encode(), headers=TEXT)
+    # The wrong Content-Length of the response is not sent.
+    assert (answer.status_code, answer.text) == (status, text)
+    assert answer.headers["x-own"] == {"PUT": "mine", "PATCH": "pot"}[verb]
 
 
-@lanes
-async def test_a_client_that_wants_json_gets_its_errors_so(tmp_path: Path, fast: bool) -> None:
-    """With the same words."""
-    headers = TEXT | {"Accept": "application/json"}
-    async with serving_handler(tmp_path, FAILING) as served:
-        answer = await served.ask(content=b"x", headers=headers, fast=fast)
-    assert (answer.status_code, answer.headers["content-type"]) == (500, "application/json")
-    assert answer.json() == {"error": "internal server error"}
+PLAIN = "text/plain; charset=utf-8"
 
 
-@lanes
-async def test_a_handler_may_end_a_request_with_a_status(tmp_path: Path, fast: bool) -> None:
-    """With headers of its own."""
-    async with serving_handler(tmp_path, FAILING) as served:
-        answer = await served.ask(content=b"status", headers=TEXT, fast=fast)
-    assert (answer.status_code, answer.text, answer.headers["x-kind"]) == (418, "short and stout", "pot")
-
-
-@lanes
-async def test_a_handler_may_give_a_whole_response(tmp_path: Path, fast: bool) -> None:
-    """Its headers are sent, but not one that lies about the body."""
-    async with serving_handler(tmp_path, STREAMS) as served:
-        answer = await served.ask("PUT", content=b"mine", headers=TEXT, fast=fast)
-    assert (answer.status_code, answer.text, answer.headers["x-own"]) == (201, "made", "mine")
-
-
-@lanes
-@pytest.mark.parametrize("value", ["a\r\nX-Forged: 1", "\u20ac"])
-async def test_headers_cannot_be_forged(tmp_path: Path, fast: bool, value: str) -> None:
-    """A value with a line break, or one that HTTP does not have, fails the request."""
-    async with serving_handler(tmp_path, STREAMS) as served:
-        with capture_logs() as logs:
-            answer = await served.ask("PUT", content=value.encode(), headers=TEXT, fast=fast)
-    assert (answer.status_code, answer.text) == (500, "internal server error")
+@pytest.mark.parametrize(
+    ("verb", "content", "kind", "text"),
+    [
+        ("PATCH", "x", PLAIN, "internal server error"),
+        ("PATCH", "x", "application/json", '{"error": "internal server error"}'),
+        ("PUT", "a\r\nX-Forged: 1", PLAIN, "internal server error"),
+        ("PUT", "\u20ac", PLAIN, "internal server error"),
+    ],
+    ids=["exception", "exception as JSON", "forged header", "header that is not latin-1"],
+)
+async def test_an_internal_error_has_no_details(serve: Serve, verb: str, content: str, kind: str, text: str) -> None:
+    with capture_logs() as logs:
+        async with serve(ANSWERS) as served:
+            answer = await served.ask(verb, content=content.encode(), headers={**TEXT, "Accept": kind})
+    assert (answer.status_code, answer.headers["content-type"], answer.text) == (500, kind, text)
     assert "x-forged" not in answer.headers
-    assert [each["event"] for each in logs if each["log_level"] == "error"] == ["a handler's answer cannot be sent"]
+    (error,) = [each for each in logs if each["log_level"] == "error"]
+    assert error["exc_info"] if verb == "PATCH" else error["event"] == "a handler's answer cannot be sent"
 
 
-@lanes
-async def test_a_generator_is_a_stream(tmp_path: Path, fast: bool) -> None:
-    """Whatever it yields is sent as it comes, and the connection serves the next request."""
-    async with serving_handler(tmp_path, STREAMS) as served, served.client() as client:
-        for count in (3, 0, 500):
-            answer = await client.get("/", params={"count": count}, headers={} if fast else {"TE": "trailers"})
-            assert answer.text == "".join(f"{number};" for number in range(count))
+async def test_an_internal_error_has_details_on_request(serve: Serve) -> None:
+    async with serve(ANSWERS, shows_details=True) as served:
+        answer = await served.ask("PATCH", content=b"x", headers=TEXT)
+    assert answer.status_code == 500
+    assert "ValueError: a secret" in answer.text
+
+
+async def test_a_generator_is_streamed_on_a_kept_connection(serve: Serve) -> None:
+    async with serve(ANSWERS) as served:
+        async with httpx.AsyncClient(base_url=f"http://{served.address}", timeout=WAIT_SECONDS) as client:
+            for count in (3, 0, 500):
+                answer = await client.get("/", params={"count": count}, headers=served.lane_headers)
+                assert answer.text == "".join(f"{number};" for number in range(count))
         assert served.limit.in_flight == 0
 
 
-@lanes
-async def test_a_generator_that_fails_breaks_its_answer_off(tmp_path: Path, fast: bool) -> None:
-    """So that the client cannot take a part for the whole."""
-    async with serving_handler(tmp_path, STREAMS) as served:
+async def test_a_failing_generator_truncates_its_answer(serve: Serve) -> None:
+    async with serve(ANSWERS) as served:
         with pytest.raises(httpx.RemoteProtocolError):
-            await served.ask("GET", "/?count=3&fail=1", fast=fast)
-        await served.limit.wait(0)
+            await served.ask("GET", "/?count=3&fail=1")
+        await served.wait_in_flight(0)
 
 
-@lanes
-async def test_a_client_that_leaves_ends_its_stream(tmp_path: Path, fast: bool) -> None:
-    """The generator is closed, and the request is not in flight any more."""
-    extra = "" if fast else "TE: trailers\r\n"
-    async with serving_handler(tmp_path, STREAMS, max_concurrency=1) as served:
+def _head(served: ServedHandler, line: str, *headers: str) -> bytes:
+    lane = [f"{name}: {value}" for name, value in served.lane_headers.items()]
+    return "\r\n".join([f"{line} HTTP/1.1", "Host: h", *lane, *headers, "", ""]).encode()
+
+
+async def test_a_client_that_disconnects_closes_its_generator(serve: Serve) -> None:
+    async with serve(ANSWERS, max_concurrency=1) as served:
         async with served.connect() as peer:
-            await peer.send(f"GET /?count=100000000 HTTP/1.1\r\nHost: h\r\n{extra}\r\n".encode())
+            await peer.send(_head(served, "GET /?count=100000000"))
             assert await peer.stream.receive_some()
         assert await trio.to_thread.run_sync(served.instance.closed.wait, WAIT_SECONDS)
-        await served.limit.wait(0)
+        await served.wait_in_flight(0)
 
 
-@lanes
-async def test_callbacks_follow_the_answer(tmp_path: Path, fast: bool) -> None:
-    """They run once it has been sent."""
-    async with serving_handler(tmp_path, STREAMS) as served:
-        answer = await served.ask(json=[1], fast=fast)
-        assert answer.json() == [1]
-        assert await trio.to_thread.run_sync(served.instance.done.wait, WAIT_SECONDS)
-
-
-@lanes
-async def test_callbacks_wait_for_all_of_the_answer(tmp_path: Path, fast: bool) -> None:
-    """While a client still reads it, they do not run; a client that leaves within it does not keep them from it."""
-    extra = "" if fast else "TE: trailers\r\n"
+async def test_callbacks_run_after_the_complete_answer(serve: Serve) -> None:
     body = b"x" * 20_000_000
-    head = f"POST / HTTP/1.1\r\nHost: h\r\n{extra}Content-Length: {len(body)}\r\n\r\n".encode()
-    async with serving_handler(tmp_path, STREAMS) as served:
+    async with serve(ANSWERS) as served:
         async with served.connect() as peer:
-            await peer.send(head + body)
+            await peer.send(_head(served, "POST /", f"Content-Length: {len(body)}") + body)
             assert await peer.stream.receive_some(100)
             await trio.testing.wait_all_tasks_blocked(0.05)
             assert not served.instance.done.is_set()
+        # A client that disconnects within the answer does not prevent the callback.
+        assert await trio.to_thread.run_sync(served.instance.done.wait, WAIT_SECONDS)
+        served.instance.done.clear()
+        assert (await served.ask(json=[1])).json() == [1]
         assert await trio.to_thread.run_sync(served.instance.done.wait, WAIT_SECONDS)
 
 
-@lanes
-async def test_a_call_that_got_no_thread_is_told_when_to_try_again(tmp_path: Path, fast: bool) -> None:
-    """As any that is refused because too much is to do."""
-    options: dict[str, Any] = {"threads_per_process": 1, "queue_timeout": 0.01}
-    async with serving_handler(tmp_path, WAITING, **options) as served, trio.open_nursery() as nursery:
-        nursery.start_soon(_ask, served, b"wait", fast)
+# Limits
+
+WAITING: Final = """
+import threading
+
+class Handler:
+    def __init__(self):
+        self.resumed = threading.Event()
+        self.calls = []
+
+    def handle_post(self, payload):
+        self.calls.append(payload)
+        if payload == "wait":
+            self.resumed.wait(60)
+        if payload == "fail":
+            raise ValueError
+        return payload
+"""
+
+
+async def _post(served: ServedHandler, content: bytes) -> None:
+    await served.ask(content=content, headers=TEXT)
+
+
+async def test_a_call_without_a_free_thread_is_refused_with_a_time_to_retry(serve: Serve) -> None:
+    async with (
+        serve(WAITING, threads_per_process=1, queue_timeout=0.01) as served,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(_post, served, b"wait")
         await until_async(lambda: served.instance.calls == ["wait"])
-        answer = await served.ask(content=b"second", headers=TEXT, fast=fast)
+        answer = await served.ask(content=b"second", headers=TEXT)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        served.instance.go.set()
+        served.instance.resumed.set()
 
 
-@lanes
-async def test_what_is_beyond_the_limit_is_refused_at_once(tmp_path: Path, fast: bool) -> None:
-    """With the time to try again; an end of any kind, errors too, makes room."""
-    async with serving_handler(tmp_path, WAITING, max_concurrency=2) as served, trio.open_nursery() as nursery:
+async def test_requests_above_max_concurrency_are_refused_until_others_end(serve: Serve) -> None:
+    async with serve(WAITING, max_concurrency=2) as served, trio.open_nursery() as nursery:
         for _ in range(2):
-            nursery.start_soon(_ask, served, b"wait", fast)
-        await served.limit.wait(2)
-        answer = await served.ask(content=b"third", headers=TEXT, fast=fast)
+            nursery.start_soon(_post, served, b"wait")
+        await served.wait_in_flight(2)
+        answer = await served.ask(content=b"third", headers=TEXT)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert answer.headers["access-control-allow-origin"] == "*"
-        assert (await served.ask("GET", "/info", fast=fast)).status_code == 200
-        served.instance.go.set()
-        await served.limit.wait(0)
-        assert (await served.ask(content=b"fail", headers=TEXT, fast=fast)).status_code == 500
+        assert (await served.ask("GET", "/info")).status_code == 200
+        served.instance.resumed.set()
+        await served.wait_in_flight(0)
+        assert (await served.ask(content=b"fail", headers=TEXT)).status_code == 500
         assert served.limit.in_flight == 0
         assert "third" not in served.instance.calls
 
 
-@lanes
-async def test_what_is_beyond_the_limit_is_refused_at_its_head(tmp_path: Path, fast: bool) -> None:
-    """Its body has not come yet; a request whose body never comes holds its place no longer than its connection."""
-    extra = "" if fast else "TE: trailers\r\n"
-    head = f"POST / HTTP/1.1\r\nHost: h\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n{extra}\r\n".encode()
-    async with serving_handler(tmp_path, WAITING, max_concurrency=1) as served:
+async def test_a_request_above_max_concurrency_is_refused_before_its_body(serve: Serve) -> None:
+    async with serve(WAITING, max_concurrency=1) as served:
+        head = _head(served, "POST /", "Content-Type: text/plain", "Content-Length: 5")
         async with served.connect() as first, served.connect() as second:
             await first.send(head)
-            await served.limit.wait(1)
+            await served.wait_in_flight(1)
             answer = await second.ask(head)
             text = "1 requests are in flight already, which is max_concurrency; try again later"
             assert (answer.status, answer.body.decode()) == (503, text)
-        await served.limit.wait(0)
-        assert (await served.ask(content=b"next", headers=TEXT, fast=fast)).text == "next"
+        await served.wait_in_flight(0)
+        assert (await served.ask(content=b"next", headers=TEXT)).text == "next"
         assert served.limit.in_flight == 0
 
 
-@lanes
-async def test_who_leaves_the_queue_is_not_served(tmp_path: Path, fast: bool) -> None:
-    """A request whose client has gone before its turn never reaches the handler."""
-    async with serving_handler(tmp_path, WAITING) as served, trio.open_nursery() as nursery:
-        nursery.start_soon(_ask, served, b"wait", fast)
-        await served.limit.wait(1)
+async def test_a_queued_request_whose_client_disconnects_is_not_called(serve: Serve) -> None:
+    async with serve(WAITING) as served, trio.open_nursery() as nursery:
+        nursery.start_soon(_post, served, b"wait")
+        await served.wait_in_flight(1)
         async with trio.open_nursery() as leaving:
-            leaving.start_soon(_ask, served, b"gone", fast)
-            await served.limit.wait(2)
+            leaving.start_soon(_post, served, b"cancelled")
+            await served.wait_in_flight(2)
             leaving.cancel_scope.cancel()
-        await served.limit.wait(1)
-        served.instance.go.set()
-        assert (await served.ask(content=b"last", headers=TEXT, fast=fast)).text == "last"
+        await served.wait_in_flight(1)
+        served.instance.resumed.set()
+        assert (await served.ask(content=b"last", headers=TEXT)).text == "last"
         assert served.instance.calls == ["wait", "last"]
 
 
-async def test_a_drain_lets_requests_in_flight_end(tmp_path: Path) -> None:
-    """They are answered, and nobody else is served."""
-    async with serving_handler(tmp_path, WAITING) as served, trio.open_nursery() as nursery:
-        answers: list[httpx.Response] = []
+async def test_requests_in_flight_are_answered_during_a_drain(serve: Serve) -> None:
+    answers: list[str] = []
+    async with serve(WAITING) as served, trio.open_nursery() as nursery:
 
-        async def ask() -> None:
-            answers.append(await served.ask(content=b"wait", headers=TEXT))
+        async def post() -> None:
+            answers.append((await served.ask(content=b"wait", headers=TEXT)).text)
 
-        nursery.start_soon(ask)
-        await served.limit.wait(1)
+        nursery.start_soon(post)
+        await served.wait_in_flight(1)
         nursery.start_soon(served.front_end.drain, WAIT_SECONDS)
         await trio.testing.wait_all_tasks_blocked(0.01)
         with pytest.raises(httpx.ConnectError):
             await served.ask(content=b"late", headers=TEXT)
-        served.instance.go.set()
-    assert [answer.text for answer in answers] == ["wait"]
+        served.instance.resumed.set()
+    assert answers == ["wait"]
 
 
-async def _ask(served: ServedHandler, content: bytes, fast: bool) -> None:
-    await served.ask(content=content, headers=TEXT, fast=fast)
+# Batches
+
+BATCHED: Final = """
+import threading
+from ovmstrio.handlers import Response
+
+class Handler:
+    def __init__(self):
+        self.done = threading.Event()
+        self.sizes = []
+
+    def handle_post(self, payload, headers, query_params):
+        self.sizes.append(len(payload))
+        texts = [f"{each['x-who']} {query['n']} {value}" for each, query, value in zip(headers, query_params, payload)]
+        results = {
+            "text": lambda text: text,
+            "bytes": str.encode,
+            "json": lambda text: {"who": text},
+            "response": lambda text: Response(text, 201, headers={"X-Own": "1"}),
+            "callback": lambda text: (text, self.done.set),
+            "error": ValueError,
+        }
+        return [results[kind](text) for kind, text in zip(payload, texts)]
+
+    def handle_put(self, payload):
+        return payload
+"""
+RESULTS: Final = {
+    "text": (200, "text/plain; charset=utf-8", "text 0 text"),
+    "bytes": (200, "application/octet-stream", "bytes 1 bytes"),
+    "json": (200, "application/json", '{"who": "json 2 json"}'),
+    "response": (201, None, "response 3 response"),
+    "callback": (200, "text/plain; charset=utf-8", "callback 4 callback"),
+    "error": (500, "text/plain; charset=utf-8", "error 5 error"),
+}
+
+
+async def test_each_result_of_a_batch_answers_its_request(serve: Serve) -> None:
+    batching: dict[str, Any] = {"max_batch_size": len(RESULTS), "batch_interval_seconds": 3600}
+    answers: dict[str, httpx.Response] = {}
+    async with serve(BATCHED, server_side_batching=batching) as served:
+
+        async def post(number: int, kind: str) -> None:
+            answers[kind] = await served.ask("POST", f"/?n={number}", json=kind, headers={"X-Who": kind})
+
+        async with trio.open_nursery() as nursery:
+            for number, kind in enumerate(RESULTS):
+                if number == len(RESULTS) - 1:
+                    # Neither a malformed request nor one with another verb is part of the batch.
+                    await served.wait_in_flight(number)
+                    assert (await served.ask(content=b"{", headers=JSON)).status_code == 400
+                    assert (await served.ask("PUT", json=[1])).json() == [1]
+                nursery.start_soon(post, number, kind)
+        assert await trio.to_thread.run_sync(served.instance.done.wait, WAIT_SECONDS)
+        assert served.instance.sizes == [len(RESULTS)]
+    found = {kind: (each.status_code, each.headers.get("content-type"), each.text) for kind, each in answers.items()}
+    assert found == RESULTS
+    assert answers["response"].headers["x-own"] == "1"
+
+
+async def test_a_client_that_disconnects_is_removed_from_the_batch(serve: Serve) -> None:
+    batching: dict[str, Any] = {"max_batch_size": 2, "batch_interval_seconds": 3600}
+    answers: list[str] = []
+    async with serve(BATCHED, server_side_batching=batching) as served:
+
+        async def post(kind: str) -> None:
+            answers.append((await served.ask("POST", "/?n=0", json=kind, headers={"X-Who": kind})).text)
+
+        async with trio.open_nursery() as leaving:
+            leaving.start_soon(post, "bytes")
+            await served.wait_in_flight(1)
+            leaving.cancel_scope.cancel()
+        await served.wait_in_flight(0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(post, "text")
+            nursery.start_soon(post, "callback")
+        assert sorted(answers) == ["callback 0 callback", "text 0 text"]
+        assert served.instance.sizes == [2]
+
+
+# Request ids
+
+LOGGING: Final = """
+import threading
+import structlog
+from ovmstrio.handlers import Response
+
+log = structlog.get_logger("handler")
+
+class Handler:
+    def __init__(self):
+        self.done = threading.Event()
+
+    def handle_post(self, payload):
+        log.info("working")
+        if payload == "fail":
+            raise ValueError
+        return payload
+
+    def handle_get(self):
+        def after():
+            self.done.set()
+            raise ValueError
+        return "first", after
+
+    def handle_put(self):
+        yield "first"
+        raise ValueError("in the middle")
+
+    def handle_delete(self):
+        return Response("mine", headers={"X-Request-Id": "of-the-handler"})
+"""
+ID: Final = "x-request-id"
+
+
+def _ids(logs: list[MutableMapping[str, Any]]) -> set[str]:
+    return {line.get("request_id", "") for line in logs if line["log_level"] in {"info", "error"}}
+
+
+async def _ask_logged(served: ServedHandler, content: str, **headers: bytes | str) -> tuple[httpx.Response, set[str]]:
+    """Send a request, and return its answer and the request ids in the log."""
+    sent = TEXT | {name.replace("_", "-"): value for name, value in headers.items()}
+    with capture_logs([merge_contextvars]) as logs:
+        answer = await served.ask(content=content, headers=sent)
+    return answer, _ids(logs)
+
+
+async def test_a_failed_request_has_a_new_id_in_log_and_answer(serve: Serve) -> None:
+    async with serve(LOGGING) as served:
+        failures = [await _ask_logged(served, "fail") for _ in range(2)]
+        answer, ids = await _ask_logged(served, "x")
+    assert ID not in answer.headers
+    assert len(ids - {""}) == len(ids) == 1
+    assert [(each.status_code, found) for each, found in failures] == [
+        (500, {each.headers[ID]}) for each, _ in failures
+    ]
+    assert failures[0][1] != failures[1][1]
+
+
+@pytest.mark.parametrize(
+    ("payload", "sent", "is_kept"),
+    [
+        ("fail", "a-1", True),
+        ("x", "a-1", True),
+        *(("fail", each, False) for each in ("", "a b", "x" * 129, "\u00e9")),
+    ],
+)
+async def test_the_id_of_the_client_is_kept_unless_it_is_malformed(
+    serve: Serve, payload: str, sent: str, is_kept: bool
+) -> None:
+    async with serve(LOGGING) as served:
+        answer, ids = await _ask_logged(served, payload, X_Request_Id=sent.encode("latin-1"))
+    assert ids == {answer.headers[ID]}
+    assert (answer.headers[ID] == sent) == is_kept
+
+
+async def test_callbacks_and_streams_have_the_id_of_their_request(serve: Serve) -> None:
+    with capture_logs([merge_contextvars]) as logs:
+        async with serve(LOGGING) as served:
+            assert (await served.ask("GET", headers={ID: "a-1"})).text == "first"
+            assert await trio.to_thread.run_sync(served.instance.done.wait, WAIT_SECONDS)
+            with pytest.raises(httpx.RemoteProtocolError):
+                await served.ask("PUT", headers={ID: "a-1"})
+            await served.wait_in_flight(0)
+            served.handler.run_after([trio.lowlevel.checkpoint])
+    errors = [line for line in logs if line["log_level"] == "error"]
+    assert [line["method"] for line in errors] == ["callback", "handle_put"]
+    assert _ids(errors) == {"a-1"}
+
+
+async def test_a_handler_may_set_the_id(serve: Serve) -> None:
+    async with serve(LOGGING) as served:
+        answer = await served.ask("DELETE", headers={ID: "a-1"})
+    assert answer.headers.get_list(ID) == ["of-the-handler"]

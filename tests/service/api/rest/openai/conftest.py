@@ -1,4 +1,4 @@
-"""A REST front end with a text generator behind it, which does what tests have written down."""
+"""Servers of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ from pathlib import Path
 import pytest
 
 from ovmstrio.observability.metrics import Metrics
-from tests.support.text_generators import load_generator, text_spec
-from tests.unit.api.rest.servers import Serving, serving_rest
+from tests.service.api.rest.openai.servers import serve_openai
+from tests.unit.api.rest.servers import Serving
 
 
 @pytest.fixture
 async def serving(tmp_path: Path) -> AsyncIterator[Serving]:
-    """Serve ``chat``, which makes text, and ``echo``, which takes tensors."""
-    spec = text_spec(tmp_path / "text")
-    async with serving_rest(tmp_path, models=(spec,), loader=load_generator, metrics=Metrics()) as server:
+    """Serve a scripted service per task, and the model ``echo``."""
+    async with serve_openai(tmp_path, metrics=Metrics()) as server:
         yield server
 
 
 @pytest.fixture
 async def ovms_serving(tmp_path: Path) -> AsyncIterator[Serving]:
-    """Serve the same with errors as OVMS has them."""
-    spec = text_spec(tmp_path / "text")
-    options = {"openai_errors": "ovms"}
-    async with serving_rest(tmp_path, models=(spec,), loader=load_generator, front_end=options) as server:
+    """Serve the same services with errors in the form of OVMS."""
+    async with serve_openai(tmp_path, front_end={"openai_errors": "ovms"}) as server:
         yield server

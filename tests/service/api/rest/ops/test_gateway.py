@@ -1,4 +1,4 @@
-"""The HTTP way into pipelines, byte for byte."""
+"""HTTP requests to pipelines, compared byte by byte with the original gateway."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import base64
 import io
 import json
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -18,113 +20,81 @@ from ovmstrio.runtimes.ops.values import PipelineResponse, PipelineTensor
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.original_package import unpack_original
 from tests.support.ports import free_ports
+from tests.support.served_plans import ServedPlan
 from tests.support.waits import WAIT_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from tests.support.served_plans import ServedPlan
 
 EMPTY = b'{"err_no":0,"err_msg":"","key":[],"value":[],"tensors":[]}'
 NO_SERVICE = b'{"err_no":3002,"err_msg":"Failed to inference: Service name error.","key":[],"value":[],"tensors":[]}'
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
-
-SAME_AS_ORIGINAL: list[tuple[str, str, bytes, int, str, bytes]] = [
+ECHOED = b'{"err_no":0,"err_msg":"","key":["%b"],"value":["%b"],"tensors":[]}'
+ANSWERED: list[tuple[str, bytes, bytes]] = [
     (
-        "POST",
         "/uci/prediction",
         b'{"key":["x"],"value":["<1&\\u0008\\u000c\\u2028\\u007f\\u0001\xc3\xa9>"]}',
-        200,
-        JSON,
-        (
-            b'{"err_no":0,"err_msg":"","key":["x"],'
-            b'"value":["\\u003c1\\u0026\\u0008\\u000c\\u2028\x7f\\u0001\xc3\xa9\\u003e"],"tensors":[]}'
-        ),
+        ECHOED % (b"x", b"\\u003c1\\u0026\\u0008\\u000c\\u2028\x7f\\u0001\xc3\xa9\\u003e"),
     ),
-    ("POST", "/nope/prediction", b"{}", 200, JSON, NO_SERVICE),
-    ("POST", "/uci/prediction", b"", 200, JSON, EMPTY),
-    ("POST", "/uci/prediction", b"null", 200, JSON, EMPTY),
-    ("POST", "/uci/whatever", b'{"key":null,"nope":{"a":[1]}}', 200, JSON, EMPTY),
-    ("POST", "/uci/", b"{}", 200, JSON, EMPTY),
-    ("POST", "/uci/x%20y", b"{}", 200, JSON, EMPTY),
-    ("POST", "/uci/x", b'{"name":"other","method":"other"}', 200, JSON, EMPTY),
+    ("/nope/prediction", b"{}", NO_SERVICE),
+    *(("/uci/prediction", body, EMPTY) for body in (b"", b"null")),
+    ("/uci/whatever", b'{"key":null,"nope":{"a":[1]}}', EMPTY),
+    *((path, b"{}", EMPTY) for path in ("/uci/", "/uci/x%20y")),
+    ("/uci/x", b'{"name":"other","method":"other"}', EMPTY),
+    ("/uci/x", b'{"key":["a"],"key":["b"],"value":["2"],"logid":"78"}', ECHOED % (b"b", b"2")),
+    ("/uci/x", b'{"tensors":[{"name":"s","elemType":12,"strData":["a","b"]}]}', ECHOED % (b"s", b"ab")),
     (
-        "POST",
-        "/uci/x",
-        b'{"key":["a"],"key":["b"],"value":["2"],"logid":"78"}',
-        200,
-        JSON,
-        b'{"err_no":0,"err_msg":"","key":["b"],"value":["2"],"tensors":[]}',
-    ),
-    (
-        "POST",
-        "/uci/x",
-        b'{"tensors":[{"name":"s","elemType":12,"strData":["a","b"]}]}',
-        200,
-        JSON,
-        b'{"err_no":0,"err_msg":"","key":["s"],"value":["ab"],"tensors":[]}',
-    ),
-    (
-        "POST",
         "/uci/x",
         b'{"tensors":[{"name":"i","elem_type":0,"int64_data":["1",2],"shape":["2"]}]}',
-        200,
-        JSON,
-        b'{"err_no":0,"err_msg":"","key":["i"],"value":["array([1, 2])"],"tensors":[]}',
+        ECHOED % (b"i", b"array([1, 2])"),
     ),
-    ("GET", "/uci/prediction", b"", 405, TEXT, b"Method Not Allowed\n"),
-    ("PUT", "/uci/prediction", b"{}", 405, TEXT, b"Method Not Allowed\n"),
-    ("DELETE", "/uci/prediction", b"", 405, TEXT, b"Method Not Allowed\n"),
-    ("POST", "/", b"{}", 404, TEXT, b"Not Found\n"),
-    ("POST", "/uci", b"{}", 404, TEXT, b"Not Found\n"),
-    ("POST", "/a/b/c", b"{}", 404, TEXT, b"Not Found\n"),
+]
+GATEWAY: list[tuple[str, str, bytes, int, str, bytes]] = [
+    *(("POST", path, body, 200, JSON, expected) for path, body, expected in ANSWERED),
+    *((verb, "/uci/prediction", b"", 405, TEXT, b"Method Not Allowed\n") for verb in ("GET", "PUT", "DELETE")),
+    *(("POST", path, b"{}", 404, TEXT, b"Not Found\n") for path in ("/", "/uci", "/a/b/c")),
 ]
 
 
 @asynccontextmanager
-async def served(executor: EchoExecutor, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """Give a client of the HTTP port."""
+async def _client(
+    executor: EchoExecutor, *, headers: dict[str, str] | None = None, **options: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve a pipeline, and return a client of its HTTP port."""
     async with (
         serving_pipeline(executor, **options) as running,
-        httpx.AsyncClient(base_url=f"http://{running.rest[0]}", timeout=WAIT_SECONDS) as client,
+        httpx.AsyncClient(base_url=f"http://{running.rest[0]}", timeout=WAIT_SECONDS, headers=headers) as client,
     ):
         yield client
 
 
-@pytest.mark.parametrize(("method", "path", "body", "status", "content_type", "expected"), SAME_AS_ORIGINAL)
+@pytest.mark.parametrize(("method", "path", "body", "status", "content_type", "expected"), GATEWAY)
 async def test_answers_are_those_of_the_original_gateway(
     method: str, path: str, body: bytes, status: int, content_type: str, expected: bytes
 ) -> None:
-    """Status, type and bytes are those that clients have always got."""
-    async with served(EchoExecutor()) as client:
+    async with _client(EchoExecutor()) as client:
         answer = await client.request(method, path, content=body)
     assert (answer.status_code, answer.headers["content-type"], answer.content) == (status, content_type, expected)
 
 
 @asynccontextmanager
-async def original_gateway(running: ServedPlan, home: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """Start the original's gateway before our gRPC port."""
+async def _original_gateway(running: ServedPlan, home: Path) -> AsyncIterator[httpx.AsyncClient]:
     library = home / "paddle_serving_server" / "pipeline" / "gateway" / "libproxy_server.so"
     (port,) = free_ports(1)
     rpc = running.grpc[0].rpartition(":")[2]
     code = f"import ctypes; ctypes.CDLL({str(library)!r}).run_proxy_server({rpc}, {port})"
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.run_process, [sys.executable, "-c", code])
-        patient = httpx.AsyncHTTPTransport(retries=6)
+        transport = httpx.AsyncHTTPTransport(retries=6)
         async with httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", timeout=WAIT_SECONDS, transport=patient
+            base_url=f"http://127.0.0.1:{port}", timeout=WAIT_SECONDS, transport=transport
         ) as client:
             yield client
         nursery.cancel_scope.cancel()
 
 
 async def test_the_original_gateway_gives_the_same_answers(tmp_path: Path) -> None:
-    """What the table says is what the original's own gateway answers."""
     home = unpack_original(tmp_path)
-    async with serving_pipeline(EchoExecutor()) as running, original_gateway(running, home) as client:
-        for method, path, body, status, content_type, expected in SAME_AS_ORIGINAL:
+    async with serving_pipeline(EchoExecutor()) as running, _original_gateway(running, home) as client:
+        for method, path, body, status, content_type, expected in GATEWAY:
             answer = await client.request(method, path, content=body)
             got = (answer.status_code, answer.headers["content-type"], answer.content)
             assert got == (status, content_type, expected), (method, path, body)
@@ -155,9 +125,8 @@ async def test_the_original_gateway_gives_the_same_answers(tmp_path: Path) -> No
         (b'{"tensors":[{"byte_data":"a"}]}', "tensors[0]: "),
     ],
 )
-async def test_unreadable_bodies_are_refused_in_the_gateways_form(body: bytes, text: str) -> None:
-    """A wrong type or syntax is status 400, code 3, and a text that says which."""
-    async with served(EchoExecutor()) as client:
+async def test_malformed_bodies_are_refused_in_the_form_of_the_gateway(body: bytes, text: str) -> None:
+    async with _client(EchoExecutor()) as client:
         answer = await client.post("/uci/prediction", content=body)
     document = answer.json()
     assert answer.status_code == 400
@@ -177,19 +146,17 @@ async def test_unreadable_bodies_are_refused_in_the_gateways_form(body: bytes, t
         ({"a": 1}, '{"a":1}'),
     ],
 )
-async def test_values_that_are_no_strings_become_their_json(value: Any, text: str) -> None:
-    """A value may be any JSON, and one alone needs no list unless it is a string."""
+async def test_values_of_other_types_become_json_texts(value: Any, text: str) -> None:
     executor = EchoExecutor()
-    async with served(executor) as client:
+    async with _client(executor) as client:
         await client.post("/uci/prediction", json={"key": ["x"], "value": value})
     assert executor.requests[0].values == [text]
 
 
-async def test_request_reaches_the_pipeline_whole() -> None:
-    """Name and method come from the path, the rest from the body, and the address from the connection."""
+async def test_name_method_body_and_address_reach_the_pipeline() -> None:
     executor = EchoExecutor()
     body = {"key": ["a"], "value": ["1"], "logid": 78, "name": "other", "method": "other"}
-    async with served(executor) as client:
+    async with _client(executor) as client:
         await client.post("/uci/predict", json=body, headers={"content-type": "application/x-www-form-urlencoded"})
         await client.post("/uci/predict", json={**body, "clientip": "10.1.2.3"})
     first, second = executor.requests
@@ -197,13 +164,12 @@ async def test_request_reaches_the_pipeline_whole() -> None:
     assert second.clientip == "10.1.2.3"
 
 
-async def test_bytes_are_base64_both_ways() -> None:
-    """Bytes of a tensor travel as base64, numbers of 64 bits as texts."""
+async def test_bytes_are_base64_and_large_integers_texts() -> None:
     executor = EchoExecutor()
     executor.answer = PipelineResponse(
         0, "", ["k"], ["v"], [PipelineTensor("t", 0, [2], [0, 2], [1, 2**60], [0.5, float("nan")], byte_data=b"abc")]
     )
-    async with served(executor) as client:
+    async with _client(executor) as client:
         sent = {"tensors": [{"name": "b", "elem_type": 13, "byte_data": base64.b64encode(b"xyz").decode()}]}
         answer = await client.post("/uci/prediction", json=sent)
     assert executor.requests[0].tensors[0].byte_data == b"xyz"
@@ -214,34 +180,38 @@ async def test_bytes_are_base64_both_ways() -> None:
     )
 
 
+STATUSES = ((0, 200), (3001, 503), (3002, 404), (5000, 400), (6000, 504), (8000, 400), (10000, 500), (51, 422))
+
+
 @pytest.mark.parametrize(
-    ("code", "status"),
-    [(0, 200), (3001, 503), (3002, 404), (5000, 400), (6000, 504), (8000, 400), (10000, 500), (51, 422)],
+    ("code", "is_overload", "http_status", "status"),
+    [
+        *((code, False, True, status) for code, status in STATUSES),
+        *((code, False, False, 200) for code, _ in STATUSES),
+        (3000, True, False, 429),
+    ],
 )
-async def test_statuses_tell_errors_where_they_are_wanted(code: int, status: int) -> None:
-    """With ``http_status`` an error has a status of its own; without it, every answer has 200."""
+async def test_errors_have_a_status_on_request_and_overloads_always(
+    code: int, is_overload: bool, http_status: bool, status: int
+) -> None:
     executor = EchoExecutor()
-    executor.answer = PipelineResponse(code, "text")
-    async with served(executor, http_status=True) as client:
-        assert (await client.post("/uci/prediction", json={})).status_code == status
-    async with served(executor) as client:
+    executor.answer = PipelineResponse(code, "text", is_overload=is_overload)
+    async with _client(executor, http_status=http_status) as client:
         answer = await client.post("/uci/prediction", json={})
-        assert (answer.status_code, answer.json()["err_no"]) == (200, code)
+    assert (answer.status_code, answer.json()["err_no"]) == (status, code)
 
 
-async def test_large_requests_and_answers_pass() -> None:
-    """20 MB go in and come out."""
+async def test_20_mb_are_received_and_sent() -> None:
     text = "x" * 20_000_000
-    async with served(EchoExecutor()) as client:
+    async with _client(EchoExecutor()) as client:
         answer = await client.post("/uci/prediction", content=json.dumps({"key": ["x"], "value": [text]}))
     assert answer.json()["value"] == [text]
 
 
-async def test_leaving_client_cancels_its_request() -> None:
-    """The pipeline is told when nobody waits for the answer any more."""
+async def test_a_client_that_disconnects_cancels_its_request() -> None:
     executor = EchoExecutor()
     executor.gate = trio.Event()
-    async with served(executor) as client, trio.open_nursery() as nursery:
+    async with _client(executor) as client, trio.open_nursery() as nursery:
         nursery.start_soon(client.post, "/uci/prediction")
         await executor.arrived.wait()
         nursery.cancel_scope.cancel()
@@ -249,10 +219,9 @@ async def test_leaving_client_cancels_its_request() -> None:
         await executor.left.wait()
 
 
-async def test_health_follows_the_workers() -> None:
-    """Health is 200 when requests can be answered, and 503 with the reason when they cannot."""
+async def test_health_reports_the_problem_of_the_pipeline() -> None:
     executor = EchoExecutor()
-    async with served(executor) as client:
+    async with _client(executor) as client:
         assert (await client.get("/health")).json() == {"status": "ok"}
         executor.problem = "worker 1 of Op det has died"
         answer = await client.get("/health")
@@ -260,22 +229,21 @@ async def test_health_follows_the_workers() -> None:
         assert (await client.get("/v2/health/ready")).status_code == 503
 
 
-async def test_metrics_are_at_the_same_port() -> None:
-    """What is to be printed is printed; without metrics there is no such path."""
-    async with served(EchoExecutor(), render_metrics=lambda: b"up 1\n") as client:
+async def test_metrics_and_figures_are_served_if_there_are_any() -> None:
+    async with _client(EchoExecutor(), render_metrics=lambda: b"up 1\n", snapshot=lambda: {"running": 2}) as client:
         assert (await client.get("/metrics")).content == b"up 1\n"
-    async with served(EchoExecutor()) as client:
-        assert (await client.get("/metrics")).status_code == 404
+        assert (await client.get("/trace")).json() == {"running": 2}
+    async with _client(EchoExecutor()) as client:
+        assert [(await client.get(path)).status_code for path in ("/metrics", "/trace")] == [404, 404]
 
 
-async def test_kserve_reaches_the_pipeline() -> None:
-    """BYTES are keys, other inputs tensors; answers come the same way."""
+async def test_kserve_inputs_are_keys_or_tensors() -> None:
     executor = EchoExecutor(as_tensors=True)
     inputs = [
         {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2]},
         {"name": "n", "datatype": "UINT8", "shape": [2], "data": [1, 2]},
     ]
-    async with served(executor) as client:
+    async with _client(executor) as client:
         numbers = (await client.post("/v2/models/uci/infer", json={"inputs": inputs})).json()
         text = {"name": "k", "datatype": "BYTES", "shape": [1], "data": ["abc"]}
         texts = (await client.post("/v2/models/uci/infer", json={"inputs": [text]})).json()
@@ -285,30 +253,26 @@ async def test_kserve_reaches_the_pipeline() -> None:
     assert (executor.requests[1].keys, executor.requests[1].values) == (["k"], ["abc"])
 
 
-async def test_npy_of_pickles_is_refused() -> None:
-    """A tensor whose bytes would have to be unpickled is an error of the request."""
+async def test_pickled_arrays_are_refused() -> None:
     buffer = io.BytesIO()
     np.save(buffer, np.array([{"a": 1}], object), allow_pickle=True)
     sent = {"tensors": [{"name": "b", "elem_type": 13, "byte_data": base64.b64encode(buffer.getvalue()).decode()}]}
-    async with served(EchoExecutor()) as client:
+    async with _client(EchoExecutor()) as client:
         answer = (await client.post("/uci/prediction", json=sent)).json()
     assert answer["err_no"] == 8000
     assert "pickle" in answer["err_msg"]
 
 
-async def test_overload_is_a_status() -> None:
-    """A request that is refused because too many wait has a status of its own, with the usual body."""
-    executor = EchoExecutor()
-    executor.answer = PipelineResponse(3000, "too many requests wait", is_overload=True)
-    async with served(executor) as client:
-        answer = await client.post("/uci/prediction", json={})
-    assert (answer.status_code, answer.json()["err_no"]) == (429, 3000)
-
-
-async def test_figures_for_a_live_view() -> None:
-    """``/trace`` gives the figures of the pipeline as JSON, where there are any."""
-    async with served(EchoExecutor(), snapshot=lambda: {"running": 2}) as client:
-        answer = await client.get("/trace")
-    assert (answer.status_code, answer.json()) == (200, {"running": 2})
-    async with served(EchoExecutor()) as client:
-        assert (await client.get("/trace")).status_code == 404
+@pytest.mark.parametrize("headers", [{}, {"TE": "trailers"}], ids=["fast", "application"])
+async def test_methods_and_health_are_served_below_the_name_of_the_pipeline(headers: dict[str, str]) -> None:
+    executor, body = EchoExecutor(), {"key": ["x"], "value": ["1"]}
+    async with _client(executor, headers=headers, snapshot=lambda: {"running": 2}) as client:
+        for path in ("/uci/go", "/uci/uci/go", "/uci/uci/go/"):
+            answer = await client.post(path, json=body)
+            assert (answer.status_code, answer.json()["value"]) == (200, ["1"])
+        assert [(each.method, each.clientip) for each in executor.requests] == [("go", "127.0.0.1")] * 3
+        answer = await client.post("/uci/go", content=b"{")
+        assert (answer.status_code, answer.json()["code"]) == (400, 3)
+        assert (await client.get("/uci/health")).json() == {"status": "ok"}
+        assert (await client.get("/uci/trace")).json() == {"running": 2}
+        assert (await client.get("/v1/config")).json()["uci"]

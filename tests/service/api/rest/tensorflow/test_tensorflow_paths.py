@@ -1,4 +1,4 @@
-"""TensorFlow Serving's paths over models that OpenVINO runs: answers, statuses and what is counted."""
+"""TensorFlow Serving's paths over compiled models: predictions, refusals, status, metadata and metrics."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from PIL import Image
 
 from ovmstrio.config.specs import GraphSpec, ModelSpec, ServableSpec
 from ovmstrio.core.servable import Servable
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.runtimes.models.load_model import load_model
+from ovmstrio.server.rest_front_end import make_router
+from ovmstrio.wire.http.router import Route
 from tests.support import ir
 from tests.support.pass_through import load_pass_through
 from tests.support.servables import EXACT
 from tests.support.streaming_servables import GRAPH, load_scripted
-from tests.unit.api.rest.servers import Serving, serving_rest
+from tests.unit.api.rest.servers import Serving, infer_post, serving_rest
 
 NAME_MISSING = "Model with requested name is not found"
 VERSION_MISSING = "Model with requested version is not found"
@@ -36,7 +39,6 @@ async def _load(spec: ModelSpec, version: int, directory: Path) -> Servable:
 
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[Serving]:
-    """Serve small models, two versions of ``echo``, and ``graph``, which has streams."""
     models = {
         "dummy": ir.dummy([-1, 3]),
         "scalar": ir.scalar(),
@@ -64,81 +66,58 @@ async def _predict(served: Serving, model: str, document: Any) -> Any:
     return answer.json()
 
 
-# Predict
+VALUES, SUMS = [[1, 2, 3], [4.5, 5, 6]], [[2, 3, 4], [5.5, 6, 7]]
+TWO = [{"x": [1, 2], "y": [10, 20]}, {"x": [3, 4], "y": [30, 40]}]
+DIFFERENCES, TOTALS = [[-9, -18], [-27, -36]], [[11, 22], [33, 44]]
+PIXELS = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
 
 
-async def test_rows_and_columns_of_one_input(served: Serving) -> None:
-    """With and without names, at every spelling of the version; the answer goes the way of the request."""
-    values, sums = [[1, 2, 3], [4.5, 5, 6]], [[2, 3, 4], [5.5, 6, 7]]
-    for given, expected in (
-        ({"inputs": values}, {"outputs": sums}),
-        ({"inputs": {"b": values}, "signature_name": "serving_default"}, {"outputs": sums}),
-        ({"instances": values}, {"predictions": sums}),
-        ({"instances": [{"b": row} for row in values]}, {"predictions": sums}),
-    ):
-        for path in ("dummy", "dummy/versions/1", "dummy/versions/0", "dummy/labels/any"):
-            assert await _predict(served, path, given) == expected
-
-
-async def test_several_inputs_and_outputs_have_names(served: Serving) -> None:
-    """By rows each is an object of its own."""
-    x, y = [[1, 2], [3, 4]], [[10, 20], [30, 40]]
-    assert await _predict(served, "two", {"inputs": {"x": x, "y": y}}) == {
-        "outputs": {"difference": [[-9, -18], [-27, -36]], "sum": [[11, 22], [33, 44]]}
-    }
-    rows = [{"x": one, "y": other} for one, other in zip(x, y, strict=True)]
-    assert await _predict(served, "two", {"instances": rows}) == {
-        "predictions": [{"difference": [-9, -18], "sum": [11, 22]}, {"difference": [-27, -36], "sum": [33, 44]}]
-    }
-
-
-async def test_a_model_without_dimensions(served: Serving) -> None:
-    """It takes and gives a number by columns, and has no rows."""
-    assert await _predict(served, "scalar", {"inputs": 1.5}) == {"outputs": 2.5}
-    assert await _predict(served, "scalar", {"inputs": {"b": 1.5}}) == {"outputs": 2.5}
-    answer = await served.post("/v1/models/scalar:predict", json={"instances": [1.5]})
-    assert answer.status_code == 400
-    assert answer.json()["error"].startswith("Invalid number of shape dimensions")
-
-
-async def test_texts_come_back(served: Serving) -> None:
-    """As texts, or encoded where they are none."""
-    assert await _predict(served, "strings", {"instances": ["a", "ü"]}) == {"predictions": ["a", "ü"]}
-    assert await _predict(served, "strings", {"inputs": {"strings": [{"b64": "/w=="}, "a"]}}) == {
-        "outputs": [{"b64": "/w=="}, {"b64": "YQ=="}]
-    }
-
-
-async def test_encoded_images_are_decoded(served: Serving) -> None:
-    """By rows and by columns, each to a tensor of the model's shape."""
-    from PIL import Image
-
-    pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+def _png() -> dict[str, str]:
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    sent = {"b64": base64.b64encode(file.getvalue()).decode()}
-    expected = [pixels[..., ::-1].tolist()]
-    assert await _predict(served, "image", {"inputs": [sent]}) == {"outputs": expected}
-    assert await _predict(served, "image", {"instances": [{"image": sent}]}) == {"predictions": expected}
+    Image.fromarray(PIXELS).save(file, "PNG")
+    return {"b64": base64.b64encode(file.getvalue()).decode()}
 
 
-async def test_numbers_take_the_datatype_of_the_input(served: Serving) -> None:
-    """A fraction loses what stands behind the point, and what is out of range is refused."""
-    assert await _predict(served, "int8", {"inputs": [1.9, -128]}) == {"outputs": [2, -127]}
-    answer = await served.post("/v1/models/int8:predict", json={"inputs": [1, 128]})
-    assert answer.status_code == 400
-    assert "out of range of INT8" in answer.json()["error"]
+PREDICTIONS: tuple[tuple[str, Any, Any], ...] = (
+    *(
+        (f"dummy{suffix}", {"inputs": {"b": VALUES}, "signature_name": "serving_default"}, {"outputs": SUMS})
+        for suffix in ("", "/versions/1", "/versions/0", "/labels/any")
+    ),
+    ("dummy", {"inputs": VALUES}, {"outputs": SUMS}),
+    ("dummy", {"instances": VALUES}, {"predictions": SUMS}),
+    ("dummy", {"instances": [{"b": row} for row in VALUES]}, {"predictions": SUMS}),
+    (
+        "two",
+        {"inputs": {name: [row[name] for row in TWO] for name in "xy"}},
+        {"outputs": {"difference": DIFFERENCES, "sum": TOTALS}},
+    ),
+    (
+        "two",
+        {"instances": TWO},
+        {"predictions": [{"difference": a, "sum": b} for a, b in zip(DIFFERENCES, TOTALS, strict=True)]},
+    ),
+    ("scalar", {"inputs": 1.5}, {"outputs": 2.5}),
+    ("scalar", {"inputs": {"b": 1.5}}, {"outputs": 2.5}),
+    ("strings", {"instances": ["a", "ü"]}, {"predictions": ["a", "ü"]}),
+    ("strings", {"inputs": {"strings": [{"b64": "/w=="}, "a"]}}, {"outputs": [{"b64": "/w=="}, {"b64": "YQ=="}]}),
+    ("image", {"inputs": [_png()]}, {"outputs": [PIXELS[..., ::-1].tolist()]}),
+    ("image", {"instances": [{"image": _png()}]}, {"predictions": [PIXELS[..., ::-1].tolist()]}),
+    ("int8", {"inputs": [1.9, -128]}, {"outputs": [2, -127]}),
+)
 
 
-async def test_words_go_in_and_out(served: Serving) -> None:
-    """NaN and infinities are spelled as Python spells them."""
+async def test_predictions_have_the_form_of_the_request(served: Serving) -> None:
+    for model, document, expected in PREDICTIONS:
+        assert await _predict(served, model, document) == expected, (model, document)
+
+
+async def test_nan_and_infinities_are_received_and_sent(served: Serving) -> None:
     body = b'{"instances": [[NaN, Infinity, -Infinity], [1, 2, 3]]}'
     answer = await served.post("/v1/models/dummy:predict", content=body)
     assert answer.text == '{"predictions":[[NaN,Infinity,-Infinity],[2.0,3.0,4.0]]}'
 
 
-async def test_bodies_may_be_compressed_and_of_any_type(served: Serving) -> None:
-    """Clients send JSON without saying that it is."""
+async def test_bodies_may_be_compressed_and_have_any_content_type(served: Serving) -> None:
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/x-www-form-urlencoded"}
     body = gzip.compress(b'{"inputs": [[1, 2, 3]]}')
     answer = await served.post("/v1/models/dummy:predict", content=body, headers=headers)
@@ -146,14 +125,11 @@ async def test_bodies_may_be_compressed_and_of_any_type(served: Serving) -> None
 
 
 REFUSED_CALLS = (
-    ("nobody", b"no json", 404, NAME_MISSING),
+    ("nothing", b"no json", 404, NAME_MISSING),
     (GRAPH, b'{"inputs": [1]}', 404, NAME_MISSING),
     ("dummy/versions/7", b"no json", 404, VERSION_MISSING),
     ("dummy/versions/99999999999999999999", b"{}", 404, VERSION_MISSING),
-    ("dummy/versions/x", b"{}", 400, "Invalid request URL"),
-    ("dummy", b"", 412, "The file is not valid json"),
     ("dummy", b"{", 412, "The file is not valid json"),
-    ("dummy", b"[]", 400, "Request body should be JSON object"),
     ("dummy", b"{}", 400, "Invalid JSON structure. Could not detect row or column format"),
     ("dummy", b'{"inputs": {"c": [[1, 2, 3]]}}', 400, "Missing input with specific name - Required input: b"),
     ("dummy", b'{"inputs": {"b": [[1]], "c": 1}}', 400, "Invalid number of inputs - Expected: 1; Actual: 2"),
@@ -163,12 +139,13 @@ REFUSED_CALLS = (
     ("two", b'{"inputs": {"x": [[1, 2]], "y": [[1, 2], [3, 4]]}}', 400, "Invalid input batch size"),
     ("two", b'{"inputs": [[1, 2], [3, 4]]}', 400, "Inputs inside buffer do not match the expected format"),
     ("image", b'{"inputs": [{"b64": "AAAA"}]}', 400, ""),
+    ("scalar", b'{"instances": [1.5]}', 400, "Invalid number of shape dimensions"),
+    ("int8", b'{"inputs": [1, 128]}', 400, "Invalid values in tensor proto container"),
     ("broken", b'{"inputs": {"x": [[1]], "y": [[1], [2]]}}', 500, ""),
 )
 
 
-async def test_refusals_have_status_and_text(served: Serving) -> None:
-    """The servable is looked for before its body is looked at."""
+async def test_a_refused_predict_call_has_status_and_text_of_ovms(served: Serving) -> None:
     for path, body, status, text in REFUSED_CALLS:
         answer = await served.post(f"/v1/models/{path}:predict", content=body)
         assert answer.status_code == status, (path, body, answer.text)
@@ -178,28 +155,17 @@ async def test_refusals_have_status_and_text(served: Serving) -> None:
 
 REFUSED_PATHS = (
     ("GET", "/v1/models/dummy:predict", 406, "Unsupported method"),
-    ("PUT", "/v1/models/dummy:predict", 406, "Unsupported method"),
-    ("GET", "/v1/models/nobody:predict", 406, "Unsupported method"),
-    ("POST", "/v1/models/dummy", 406, "Unsupported method"),
-    ("DELETE", "/v1/models/dummy", 406, "Unsupported method"),
-    ("POST", "/v1/models/dummy/metadata", 406, "Unsupported method"),
+    ("GET", "/v1/models/nothing:predict", 406, "Unsupported method"),
     ("POST", "/v1/models", 406, "Unsupported method"),
-    ("POST", "/v1/models/dummy:classify", 404, "Requested REST resource not found"),
-    ("POST", "/v1/models/dummy/versions/1:regress", 404, "Requested REST resource not found"),
-    ("POST", "/v1/models/dummy/infer", 400, "Invalid request URL"),
-    ("GET", "/v1/models/dummy/versions/x", 400, "Invalid request URL"),
     ("GET", "/v1/models/a%2Fb", 400, "Invalid request URL"),
-    ("GET", "/v1/models/nobody", 404, NAME_MISSING),
+    ("GET", "/v1/models/nothing", 404, NAME_MISSING),
     ("GET", "/v1/models/dummy/versions/7", 404, VERSION_MISSING),
-    ("GET", "/v1/models/nobody/metadata", 404, NAME_MISSING),
+    ("GET", "/v1/models/nothing/metadata", 404, NAME_MISSING),
     ("GET", "/v1/models/dummy/versions/7/metadata", 404, VERSION_MISSING),
-    ("GET", f"/v1/models/dummy/versions/{2**63}", 404, VERSION_MISSING),
 )
 
 
-async def test_other_paths_and_methods_are_refused(served: Serving) -> None:
-    """A wrong method is told before anything is looked for."""
-
+async def test_a_wrong_method_is_refused_before_names_are_checked(served: Serving) -> None:
     def work(client: httpx.Client) -> None:
         for method, path, status, text in REFUSED_PATHS:
             answer = client.request(method, path)
@@ -209,32 +175,80 @@ async def test_other_paths_and_methods_are_refused(served: Serving) -> None:
     await served.with_http(work)
 
 
-async def test_bodies_above_the_limit_are_refused(tmp_path: Path) -> None:
-    """As on every other path."""
-    async with serving_rest(tmp_path, front_end={"max_body_bytes": 100}) as server:
-        answer = await server.post("/v1/models/echo:predict", content=b" " * 101)
-    assert answer.status_code == 413
+def _post(path: str, *, chunked: bool = False) -> bytes:
+    body = b'{"inputs": {"x": [[0.5, -1]]}}'
+    size = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body)}"
+    head = f"POST /v1/models/{path}:predict HTTP/1.1\r\nHost: h\r\n{size}\r\n\r\n".encode()
+    return head + (b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if chunked else body)
 
 
-# Status and metadata
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("echo/versions/0", 200),
+        ("ec%68o", 200),
+        ("echo/labels/stable", 200),
+        ("echo:predict", 404),
+        ("echo/versions/9999999999999999999", 404),
+        ("..", 400),
+        ("echo%2Fversions", 400),
+        ("%ff", 404),
+    ],
+)
+async def test_both_lanes_answer_predict_calls_alike(serving: Serving, path: str, status: int) -> None:
+    async with serving.connect() as fast, serving.connect() as application:
+        answers = [await fast.ask(_post(path)), await application.ask(_post(path, chunked=True))]
+    assert [each.status for each in answers] == [status, status]
+    assert answers[0].body == answers[1].body
+    assert [each.headers["content-type"] for each in answers] == ["application/json"] * 2
 
 
-async def test_status_lists_every_version_or_one(served: Serving) -> None:
-    """Version 0 and labels stand for all."""
-    one, two = ({"version": number, "state": "AVAILABLE", "status": OK_STATUS} for number in ("1", "2"))
-    for path, expected in (
-        ("echo", [one, two]),
-        ("echo/versions/0", [one, two]),
-        ("echo/labels/stable", [one, two]),
-        ("echo/versions/1", [one]),
-        ("echo/versions/002", [two]),
-    ):
-        answer = await served.get(f"/v1/models/{path}")
-        assert (answer.status_code, answer.json()) == (200, {"model_version_status": expected})
+@pytest.mark.parametrize(
+    ("target", "is_hot"),
+    [
+        ("/v1/models/a%20b:c/versions/7:predict", True),
+        ("/v2/models/m:predict", False),
+        ("/v4/models/m:predict", False),
+        ("/v1/models/m/infer", False),
+        ("/v1/models/m:classify", False),
+        ("/v1/models/m:predict/", False),
+        ("/v1/models/m/labels/a:predict", False),
+        ("/v1/models/m/versions/x:predict", False),
+    ],
+)
+async def test_only_plain_predict_targets_are_for_the_fast_lane(serving: Serving, target: str, is_hot: bool) -> None:
+    route = make_router(serving.plane).find("POST", target)
+    assert (isinstance(route, Route) and route.is_hot) == is_hot
+    assert not is_hot or route.places == {"model": "a b:c", "version": "7"}  # type: ignore[union-attr]
 
 
-async def test_a_version_that_was_retired_stays_listed(served: Serving) -> None:
-    """Calls of it are refused."""
+async def test_pipelined_calls_of_both_apis_are_answered_in_order(serving: Serving) -> None:
+    async with serving.connect() as peer:
+        await peer.send(_post("echo") + infer_post() + _post("echo"))
+        first, second, third = [await peer.answer() for _ in range(3)]
+    assert first.json == third.json == {"outputs": [[0.5, -1]]}
+    assert second.json["outputs"][0]["data"] == [0.5, -1]
+
+
+ONE, TWO_ = ({"version": number, "state": "AVAILABLE", "status": OK_STATUS} for number in "12")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("echo", [ONE, TWO_]),
+        ("echo/versions/0", [ONE, TWO_]),
+        ("echo/labels/stable", [ONE, TWO_]),
+        ("echo/versions/1", [ONE]),
+        ("echo/versions/002", [TWO_]),
+    ],
+)
+async def test_status_lists_one_version_or_all(serving: Serving, path: str, expected: Any) -> None:
+    answer = await serving.get(f"/v1/models/{path}")
+    assert (answer.status_code, answer.json()) == (200, {"model_version_status": expected})
+
+
+async def test_a_retired_version_is_listed_and_refused(served: Serving) -> None:
     served.specs[0] = ModelSpec.model_validate(
         served.specs[0].model_dump() | {"version_policy": {"kind": "specific", "versions": [2]}}
     )
@@ -248,8 +262,7 @@ async def test_a_version_that_was_retired_stays_listed(served: Serving) -> None:
         assert (refused.status_code, refused.json()) == (404, {"error": "Model with requested version is retired"})
 
 
-async def test_a_version_that_failed_says_why(served: Serving, tmp_path: Path) -> None:
-    """The reason is beside what OVMS tells."""
+async def test_a_failed_version_is_listed_with_its_reason(served: Serving, tmp_path: Path) -> None:
     (tmp_path / "empty" / "1").mkdir(parents=True)
     await served.registry.apply([*served.specs, ModelSpec(name="empty", base_path=tmp_path / "empty")])
     (entry,) = (await served.get("/v1/models/empty")).json()["model_version_status"]
@@ -265,9 +278,7 @@ async def test_a_version_that_failed_says_why(served: Serving, tmp_path: Path) -
         assert refused.json()["error"].startswith(text)
 
 
-async def test_metadata_has_every_key_that_clients_index(served: Serving) -> None:
-    """The form is protobuf's, with default values printed."""
-
+async def test_metadata_has_the_keys_of_protobuf_with_defaults(served: Serving) -> None:
     def tensor(name: str) -> dict[str, Any]:
         sizes = [{"size": "-1", "name": ""}, {"size": "3", "name": ""}]
         return {name: {"dtype": "DT_FLOAT", "tensorShape": {"dim": sizes, "unknownRank": False}, "name": name}}
@@ -286,14 +297,12 @@ async def test_metadata_has_every_key_that_clients_index(served: Serving) -> Non
         }
 
 
-async def test_metadata_names_the_version_that_is_meant(served: Serving) -> None:
-    """Without one it is the default version."""
-    for path, version in (("echo/metadata", "2"), ("echo/versions/01/metadata", "1")):
-        assert (await served.get(f"/v1/models/{path}")).json()["modelSpec"]["version"] == version
+@pytest.mark.parametrize(("path", "version"), [("echo/metadata", "2"), ("echo/versions/01/metadata", "1")])
+async def test_metadata_has_the_requested_or_the_default_version(serving: Serving, path: str, version: str) -> None:
+    assert (await serving.get(f"/v1/models/{path}")).json()["modelSpec"]["version"] == version
 
 
-async def test_metadata_names_datatypes(served: Serving) -> None:
-    """As TensorFlow does; a tensor without dimensions has an empty list of them."""
+async def test_metadata_has_datatypes_of_tensorflow(served: Serving) -> None:
     for model, name, dtype, rank in (
         ("scalar", "b", "DT_FLOAT", 0),
         ("int8", "b", "DT_INT8", 1),
@@ -305,18 +314,13 @@ async def test_metadata_names_datatypes(served: Serving) -> None:
 
 
 async def test_graphs_have_a_status_and_metadata_only(served: Serving) -> None:
-    """What they take is unknown, so JSON cannot be read for them."""
     only = {"version": "1", "state": "AVAILABLE", "status": OK_STATUS}
     assert (await served.get(f"/v1/models/{GRAPH}")).json() == {"model_version_status": [only]}
     assert (await served.get(f"/v1/models/{GRAPH}/metadata")).json()["modelSpec"]["name"] == GRAPH
     assert (await served.post(f"/v1/models/{GRAPH}:predict", content=b"{}")).json() == {"error": NAME_MISSING}
 
 
-# What is counted
-
-
-async def test_calls_are_counted_as_this_apis(served: Serving) -> None:
-    """Successes, refusals of the model, and bodies that could not be read."""
+async def test_calls_are_counted_by_method_and_result(served: Serving) -> None:
     await _predict(served, "dummy", {"inputs": [[1, 2, 3]]})
     for body in (b"{", b'{"inputs": [[1]]}'):
         assert (await served.post("/v1/models/dummy:predict", content=body)).status_code >= 400

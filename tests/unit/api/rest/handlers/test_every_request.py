@@ -1,4 +1,4 @@
-"""Any mix of batches, failures, refusals and clients that leave: each request gets its own answer, once."""
+"""Batched requests of handlers with failures, refusals and clients that leave, as a property test."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ from tests.support.lone_service import open_plane_of
 from tests.support.projects import make_project
 
 Kind = Literal["good", "bad", "absent", "malformed", "poison", "refusal", "short"]
-
 JSON: Final = (("content-type", "application/json"),)
-SPOILING: Final = {"poison", "refusal", "short"}
+FAILING: Final = {"poison", "refusal", "short"}
 CODE: Final = """
 import trio
 from ovmstrio.handlers import HTTPError
@@ -74,23 +73,23 @@ class Handler:
 
 @dataclass(frozen=True)
 class Client:
-    """One client: when it asks, with what, and when it leaves."""
+    """A client with its request, and the times of the request and of the cancellation."""
 
     number: int
-    comes: float
+    sent_at: float
     kind: Kind
-    leaves: float
+    leaves_at: float
 
     @property
     def body(self) -> bytes:
-        """What it posts."""
+        """The body of the request."""
         text = json.dumps({"number": self.number, "kind": self.kind})
         return (text[:-1] if self.kind == "malformed" else text).encode()
 
 
 @dataclass
 class World:
-    """A project with its clients, and what each of them saw."""
+    """A project, its clients and the answers they got."""
 
     clients: list[Client]
     keys: dict[str, Any]
@@ -99,7 +98,7 @@ class World:
     instance: Any = None
 
     async def live(self, folder: Path) -> None:
-        """Let every client come and go, and check that nothing is left."""
+        """Run all clients, and check that no request is left in flight."""
         project = make_project(folder, CODE, **self.keys)
         limit = LocalLimit(project.max_concurrency)
         with capture_logs():
@@ -111,24 +110,22 @@ class World:
                 spec = HandlerSpec(name=project.name, base_path=project.directory, path=project.file)
                 async with open_plane_of(spec, servable, lambda: "") as plane:
                     with trio.fail_after(1000):
-                        await self._ask_all(plane, HandlerRoutes(handler))
+                        routes = HandlerRoutes(handler)
+                        async with trio.open_nursery() as nursery:
+                            for client in self.clients:
+                                nursery.start_soon(self._send, plane, routes, client)
                     assert limit.in_flight == 0
         self.called.update(number for batch in self.instance.batches for number in batch)
 
-    async def _ask_all(self, plane: DataPlane, routes: HandlerRoutes) -> None:
-        async with trio.open_nursery() as nursery:
-            for client in self.clients:
-                nursery.start_soon(self._ask, plane, routes, client)
-
-    async def _ask(self, plane: DataPlane, routes: HandlerRoutes, client: Client) -> None:
-        await trio.sleep_until(client.comes)
+    async def _send(self, plane: DataPlane, routes: HandlerRoutes, client: Client) -> None:
+        await trio.sleep_until(client.sent_at)
         answer: HttpAnswer | None = None
-        with trio.move_on_at(client.leaves):
-            asked = HttpRequest("POST", "/", f"n={client.number}", JSON, client.body)
+        with trio.move_on_at(client.leaves_at):
+            request = HttpRequest("POST", "/", f"n={client.number}", JSON, client.body)
             (name,) = plane.registry.statuses()
             try:
                 with await plane.call(name, HANDLERS_HTTP, "POST"):
-                    answer = await routes.answer_http(asked)
+                    answer = await routes.answer_http(request)
             except TooManyRequests as error:
                 answer = refuse(error)
             assert answer is not None
@@ -138,7 +135,7 @@ class World:
         self.outcomes[client.number] = answer
 
     def check(self) -> None:
-        """Hold what each client saw against what it may have seen."""
+        """Compare the answer of each client with its kind."""
         batching = self.keys["server_side_batching"]
         assert sorted(self.outcomes) == [client.number for client in self.clients]
         assert all(1 <= len(batch) <= batching["max_batch_size"] for batch in self.instance.batches)
@@ -146,37 +143,34 @@ class World:
         assert max(self.called.values(), default=0) <= (2 if batching["retry_singly"] else 1)
         for client in self.clients:
             self._check_outcome(client, self.outcomes[client.number])
-        answered = [client.number for client in self.clients if self._status(client) == 200]
+        answered = [number for number, answer in sorted(self.outcomes.items()) if answer and answer.status == 200]
         assert sorted(self.instance.callbacks) == answered
-
-    def _status(self, client: Client) -> int:
-        answer = self.outcomes[client.number]
-        return 0 if answer is None else answer.status
 
     def _check_outcome(self, client: Client, answer: HttpAnswer | None) -> None:
         if answer is None:
-            assert client.leaves < math.inf
+            assert client.leaves_at < math.inf
         elif answer.status in {400, 503}:
             assert not self.called[client.number]
             assert client.kind == "malformed" if answer.status == 400 else self.keys["max_concurrency"]
         elif answer.body in {b"internal server error", b"refused"}:
-            self._check_spoilt(client, answer)
+            self._check_failed_batch(client, answer)
         elif answer.status == 200:
-            assert isinstance(answer.body, bytes)
-            assert json.loads(answer.body) == {"number": client.number, "query": str(client.number)}
-            assert client.kind == "good"
+            assert (client.kind, json.loads(answer.content)) == (
+                "good",
+                {"number": client.number, "query": str(client.number)},
+            )
         else:
             assert (answer.status, client.kind) in {(500, "bad"), (404, "absent")}
             assert answer.body == str(client.number).encode()
 
-    def _check_spoilt(self, client: Client, answer: HttpAnswer) -> None:
+    def _check_failed_batch(self, client: Client, answer: HttpAnswer) -> None:
         kinds = {each.number: each.kind for each in self.clients}
         last = [batch for batch in self.instance.batches if client.number in batch][-1]
-        spoiling = {kinds[number] for number in last} & SPOILING
+        failing = {kinds[number] for number in last} & FAILING
         assert answer.status == 409 if answer.body == b"refused" else answer.status == 500
-        assert spoiling
+        assert failing
         if self.keys["server_side_batching"]["retry_singly"]:
-            assert spoiling == {client.kind}
+            assert failing == {client.kind}
 
 
 KINDS: Final[list[Kind]] = [*["good"] * 8, "bad", "absent", "malformed", "poison", "refusal", "short"]  # type: ignore[list-item]
@@ -185,8 +179,7 @@ ENDS: Final = st.one_of(st.just(math.inf), st.integers(0, 20).map(lambda quarter
 
 
 @st.composite
-def crowds(draw: st.DrawFn) -> list[Client]:
-    """Draw up to twenty clients."""
+def client_lists(draw: st.DrawFn) -> list[Client]:
     kinds = st.sampled_from(KINDS)
     return [Client(number, draw(TIMES), draw(kinds), draw(ENDS)) for number in range(draw(st.integers(1, 20)))]
 
@@ -194,12 +187,9 @@ def crowds(draw: st.DrawFn) -> list[Client]:
 @pytest.mark.parametrize("retry_singly", [False, True])
 @settings(max_examples=examples(40), deadline=None)
 @given(
-    clients=crowds(),
+    clients=client_lists(),
     batching=st.fixed_dictionaries(
-        {
-            "max_batch_size": st.integers(1, 6),
-            "batch_interval_seconds": st.sampled_from([0.25, 1, 2.5]),
-        }
+        {"max_batch_size": st.integers(1, 6), "batch_interval_seconds": st.sampled_from([0.25, 1, 2.5])}
     ),
     seconds=st.sampled_from([0.0, 0.4, 1.0]),
     threads=st.integers(1, 3),
@@ -213,7 +203,6 @@ def test_every_request_gets_its_own_answer_once(
     max_concurrency: int,
     retry_singly: bool,
 ) -> None:
-    """Nobody waits for ever, gets another one's result, or a failure that is not of its own batch."""
     batching |= {"retry_singly": retry_singly}
     keys = {"server_side_batching": batching, "threads_per_process": threads, "max_concurrency": max_concurrency}
     world = World(clients, keys | {"config": {"seconds": seconds}})

@@ -1,4 +1,4 @@
-"""Tensors of pipelines in JSON, against protobuf's reader of JSON."""
+"""Tensors of pipelines in JSON, compared with the JSON reader of protobuf."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ _VALUES = st.one_of(st.lists(st.integers(-3, 3)), st.lists(_ELEMENTS, max_size=4
 
 @settings(max_examples=examples(400), deadline=None)
 @given(tensor=st.dictionaries(st.sampled_from([*_NAMES, "unknown"]), _VALUES, max_size=4))
-def test_a_tensor_has_the_values_that_protobufs_reader_gives_it(tensor: dict[str, Any]) -> None:
-    """Whatever form of JSON its values have; what that reader refuses is refused."""
+def test_a_tensor_is_read_as_by_the_protobuf_json_reader(tensor: dict[str, Any]) -> None:
     tensor = {name: value for name, value in tensor.items() if not {name} & _twice(tensor)}
     expected: PipelineTensor | None = None
     with contextlib.suppress(Exception):
@@ -62,8 +61,7 @@ def _twice(tensor: dict[str, Any]) -> set[str]:
         ("int_data", "7", 7),
     ],
 )
-def test_a_tensor_may_have_more_numbers_than_a_document_other_values(field: str, number: str, expected: float) -> None:
-    """An image of 600,000 numbers."""
+def test_a_tensor_may_have_more_numbers_than_documents_have_members(field: str, number: str, expected: float) -> None:
     count = 600_000
     body = f'{{"tensors":[{{"name":"x","shape":["{count}"],"{field}":[{",".join([number] * count)}]}}]}}'
     (tensor,) = read_request(body.encode(), "ops", "x").tensors
@@ -73,7 +71,6 @@ def test_a_tensor_may_have_more_numbers_than_a_document_other_values(field: str,
 
 @pytest.mark.parametrize("field", ["bool_data", "float_data"])
 def test_a_long_list_of_booleans_is_read_as_a_short_one(field: str) -> None:
-    """Lists without texts are looked at as numbers first."""
     bodies = [f'{{"tensors":[{{"{field}":[{",".join(["true"] * count)}]}}]}}'.encode() for count in (1, 40_000)]
     short, long = (getattr(read_request(body, "ops", "x").tensors[0], field) for body in bodies)
     assert long == short * 40_000
@@ -81,8 +78,7 @@ def test_a_long_list_of_booleans_is_read_as_a_short_one(field: str) -> None:
 
 
 @pytest.mark.parametrize("element", ['"1.5"', "null", "{}"])
-def test_a_long_list_of_other_values_is_refused(element: str) -> None:
-    """Protobuf's reader takes a microsecond for each."""
+def test_a_long_list_of_other_types_is_refused(element: str) -> None:
     body = f'{{"tensors":[{{"float64_data":[{",".join([element] * 16_385)}]}}]}}'
     with pytest.raises(InvalidRequest, match="the field's own type in a list of more than 16384"):
         read_request(body.encode(), "ops", "x")

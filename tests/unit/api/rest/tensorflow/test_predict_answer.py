@@ -1,8 +1,7 @@
-"""Answers of predict calls: rows and columns, names and none, and how each datatype is printed."""
+"""Answers of predict calls: rows, columns and the text of each datatype."""
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from typing import Any
@@ -46,9 +45,8 @@ def _tensors(draw: st.DrawFn) -> tuple[str, np.ndarray[Any, Any]]:
 
 
 @given(_tensors())
-def test_numbers_read_back_as_they_were(given_tensor: tuple[str, np.ndarray[Any, Any]]) -> None:
-    """Every datatype and shape, with NaN and infinities, alone and beside another output."""
-    datatype, array = given_tensor
+def test_numbers_of_every_datatype_and_shape_survive(case: tuple[str, np.ndarray[Any, Any]]) -> None:
+    datatype, array = case
     tensor = Tensor("y", BY_NAME[datatype], array)
     alone = _json(tensor)["outputs"]
     named = _json(tensor, _tensor("z", "FP32", [1]))["outputs"]
@@ -59,70 +57,68 @@ def test_numbers_read_back_as_they_were(given_tensor: tuple[str, np.ndarray[Any,
 
 
 @given(_tensors())
-def test_rows_are_those_of_the_columns(given_tensor: tuple[str, np.ndarray[Any, Any]]) -> None:
-    """One output's predictions are its rows, those of several are objects."""
-    datatype, array = given_tensor
+def test_rows_are_the_columns_transposed(case: tuple[str, np.ndarray[Any, Any]]) -> None:
+    datatype, array = case
     if not array.ndim:
         return
     tensor = Tensor("y", BY_NAME[datatype], array)
     assert _text(tensor, by_rows=True).partition(":")[2] == _text(tensor).partition(":")[2]
-    beside = _tensor("z", "BYTES", [f"row {number}".encode() for number in range(len(array))])
-    rows = _json(tensor, beside, by_rows=True)["predictions"]
+    labels = _tensor("z", "BYTES", [f"row {number}".encode() for number in range(len(array))])
+    rows = _json(tensor, labels, by_rows=True)["predictions"]
     assert [row["z"] for row in rows] == [f"row {number}" for number in range(len(array))]
     np.testing.assert_equal([row["y"] for row in rows], _json(tensor)["outputs"])
 
 
-def test_forms_of_answers() -> None:
-    """An output alone has no name; several are objects, by rows one a row."""
-    y = _tensor("y", "FP32", [[1, 2], [3, 4]])
-    z = _tensor("z", "INT64", [5, 6])
-    assert _text(y) == '{"outputs":[[1.0,2.0],[3.0,4.0]]}'
-    assert _text(y, z) == '{"outputs":{"y":[[1.0,2.0],[3.0,4.0]],"z":[5,6]}}'
-    assert _text(y, by_rows=True) == '{"predictions":[[1.0,2.0],[3.0,4.0]]}'
-    assert _text(y, z, by_rows=True) == '{"predictions":[{"y":[1.0,2.0],"z":5},{"y":[3.0,4.0],"z":6}]}'
-    assert _text(_tensor("y", "FP64", 0.1)) == '{"outputs":0.1}'
+Y = _tensor("y", "FP32", [[1, 2], [3, 4]])
+Z = _tensor("z", "INT64", [5, 6])
+ONES = _tensor("z", "INT8", [1, 2])
+BF16 = (np.array([[0.5, -2, math.nan]], np.float32).view(np.uint32) >> 16).astype(np.uint16)
+TEXTS = [[b"a", "ü\0".encode()], [b"", b"b"]]
+ENCODED = '[[{"b64":"YQ=="},{"b64":"w7wA"}],[{"b64":""},{"b64":"Yg=="}]]'
 
 
-def test_the_sequence_is_an_output_as_others_are() -> None:
-    """So what a model with sequences answers always has names."""
-    identity = _tensor("sequence_id", "UINT64", [2**64 - 1])
-    text = _text(_tensor("y", "FP32", [[1.5]]), identity)
-    assert text == '{"outputs":{"y":[[1.5]],"sequence_id":[18446744073709551615]}}'
+@pytest.mark.parametrize(
+    ("outputs", "by_rows", "text"),
+    [
+        ([Y], False, '{"outputs":[[1.0,2.0],[3.0,4.0]]}'),
+        ([Y, Z], False, '{"outputs":{"y":[[1.0,2.0],[3.0,4.0]],"z":[5,6]}}'),
+        ([Y], True, '{"predictions":[[1.0,2.0],[3.0,4.0]]}'),
+        ([Y, Z], True, '{"predictions":[{"y":[1.0,2.0],"z":5},{"y":[3.0,4.0],"z":6}]}'),
+        ([_tensor("y", "FP64", 0.1)], False, '{"outputs":0.1}'),
+        (
+            [_tensor("y", "FP32", [[1.5]]), _tensor("sequence_id", "UINT64", [2**64 - 1])],
+            False,
+            '{"outputs":{"y":[[1.5]],"sequence_id":[18446744073709551615]}}',
+        ),
+        (
+            [Tensor("y", BY_NAME["FP32"], np.arange(4, dtype=np.float32).reshape(2, 2).T)],
+            False,
+            '{"outputs":[[0.0,2.0],[1.0,3.0]]}',
+        ),
+        ([Tensor("y", BY_NAME["BF16"], BF16)], False, '{"outputs":[[0.5,-2.0,NaN]]}'),
+        (
+            [RawTensor("y", "FP32", (2, 2), np.array([1, 2, 3, 4], "<f4").tobytes())],
+            False,
+            '{"outputs":[[1.0,2.0],[3.0,4.0]]}',
+        ),
+        ([RawTensor("y", "BYTES", (3,), b"text")], False, '{"outputs":["text"]}'),
+        ([_tensor("y", "BYTES", TEXTS)], False, '{"outputs":[["a","ü\\u0000"],["","b"]]}'),
+        ([_tensor("y_bytes", "BYTES", TEXTS)], False, f'{{"outputs":{ENCODED}}}'),
+        ([_tensor("y_bytes", "BYTES", TEXTS)], True, f'{{"predictions":{ENCODED}}}'),
+        ([_tensor("y", "BYTES", [b"\xff", b"a"])], False, '{"outputs":[{"b64":"/w=="},{"b64":"YQ=="}]}'),
+    ],
+)
+def test_outputs_are_written_by_rows_and_columns(outputs: list[Tensor | RawTensor], by_rows: bool, text: str) -> None:
+    assert _text(*outputs, by_rows=by_rows) == text
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP64", "FP16"])
-def test_what_is_no_number_is_a_word(datatype: str) -> None:
-    """The words are bare, wherever they stand."""
-    assert _text(_tensor("y", datatype, [[*WORDS], [0.5, math.inf, 2]])) == (
-        '{"outputs":[[NaN,Infinity,-Infinity],[0.5,Infinity,2.0]]}'
-    )
+def test_nan_and_infinities_are_bare_words(datatype: str) -> None:
+    y = _tensor("y", datatype, [[*WORDS], [0.5, math.inf, 2]])
+    assert _text(y) == '{"outputs":[[NaN,Infinity,-Infinity],[0.5,Infinity,2.0]]}'
     assert _text(_tensor("y", datatype, math.nan)) == '{"outputs":NaN}'
-    beside = _tensor("z", "INT8", [1, 2])
-    assert _text(_tensor("y", datatype, [math.inf, 0.5]), beside, by_rows=True) == (
-        '{"predictions":[{"y":Infinity,"z":1},{"y":0.5,"z":2}]}'
-    )
-
-
-def test_arrays_need_not_be_contiguous() -> None:
-    """What OpenVINO gives may be a view."""
-    array = np.arange(6, dtype=np.float32).reshape(2, 3).T
-    assert _json(Tensor("y", BY_NAME["FP32"], array))["outputs"] == array.tolist()
-
-
-def test_bf16_shows_the_numbers() -> None:
-    """Not their bits."""
-    bits = (np.array([[0.5, -2, math.nan]], np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    assert _text(Tensor("y", BY_NAME["BF16"], bits)) == '{"outputs":[[0.5,-2.0,NaN]]}'
-
-
-def test_texts_are_texts_unless_the_name_says_bytes() -> None:
-    """Or unless one of them is no text."""
-    texts = [[b"a", "ü\0".encode()], [b"", b"b"]]
-    encoded = [[{"b64": base64.b64encode(each).decode()} for each in row] for row in texts]
-    assert _json(_tensor("y", "BYTES", texts))["outputs"] == [["a", "ü\0"], ["", "b"]]
-    assert _json(_tensor("y_bytes", "BYTES", texts))["outputs"] == encoded
-    assert _json(_tensor("y_bytes", "BYTES", texts), by_rows=True)["predictions"] == encoded
-    assert _json(_tensor("y", "BYTES", [b"\xff", b"a"]))["outputs"] == [{"b64": "/w=="}, {"b64": "YQ=="}]
+    rows = _text(_tensor("y", datatype, [math.inf, 0.5]), ONES, by_rows=True)
+    assert rows == '{"predictions":[{"y":Infinity,"z":1},{"y":0.5,"z":2}]}'
 
 
 @pytest.mark.parametrize(
@@ -133,17 +129,12 @@ def test_texts_are_texts_unless_the_name_says_bytes() -> None:
         (_tensor("y", "FP32", [1]), _tensor("z", "FP32", 1)),
     ],
 )
-def test_outputs_without_common_rows_cannot_go_by_rows(outputs: tuple[Tensor, ...]) -> None:
-    """The refusal tells the shapes; by columns they can."""
+def test_outputs_without_common_rows_are_refused_by_rows_only(outputs: tuple[Tensor, ...]) -> None:
     with pytest.raises(ModelFailure, match=r"^Response parsing to JSON error - .* y \["):
         _text(*outputs, by_rows=True)
     assert _text(*outputs)
 
 
-def test_what_user_code_gives_as_bytes_is_read() -> None:
-    """Numbers get their shape, and BYTES as many elements as they are; other datatypes are refused."""
-    data = np.array([1, 2, 3, 4], "<f4").tobytes()
-    assert _json(RawTensor("y", "FP32", (2, 2), data))["outputs"] == [[1, 2], [3, 4]]
-    assert _json(RawTensor("y", "BYTES", (3,), b"whole"))["outputs"] == ["whole"]
+def test_an_output_of_a_custom_datatype_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="custom"):
         _text(RawTensor("y", "custom", (1,), b"1"))

@@ -1,20 +1,25 @@
-"""Bodies of predict calls, read: what is taken by rows and by columns, and the words of every refusal."""
+"""Predict requests: paths, rows and columns, and refusals with their texts."""
 
 from __future__ import annotations
 
 import base64
 import json
+import math
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ovmstrio.api.tensorflow.rest.predict_request import PredictBody, read_predict_body
+from ovmstrio.api.kserve.rest.infer_request import parse_document
+from ovmstrio.api.kserve.rest.large_document import LARGE_BYTES
+from ovmstrio.api.tensorflow.rest.large_predict import read_large_predict
+from ovmstrio.api.tensorflow.rest.predict_request import MAX_RANK, PredictBody, read_predict_body, unnest
+from ovmstrio.api.tensorflow.rest.routes import ModelTarget, read_target
 from ovmstrio.core.datatypes import BY_NAME, from_bf16, to_bf16
-from ovmstrio.core.errors import InvalidRequest, MalformedJson
+from ovmstrio.core.errors import InvalidRequest, MalformedJson, MethodNotAllowed, NotFound, ServerError
 from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import ANY_SIZE, TensorSpec
 from ovmstrio.wire.statuses import status_of
@@ -22,8 +27,10 @@ from tests.support.validation import validate
 
 NO_INSTANCE = "Could not parse instance content. Not valid ndarray detected"
 NO_INPUT = "Could not parse input content. Not valid ndarray detected"
-
+NOT_JSON = "The file is not valid json"
+NO_VALUE = "Invalid values in tensor proto container"
 NUMBERS = [name for name in BY_NAME if name not in {"BYTES", "BOOL", "BF16"}]
+B64 = {"b64": base64.b64encode(b"\0\xff").decode()}
 
 
 def _spec(name: str, datatype: str, rank: int) -> TensorSpec:
@@ -35,7 +42,7 @@ def _read(document: Any, *specs: TensorSpec) -> PredictBody:
 
 
 def _array(document: Any, datatype: str, rank: int) -> np.ndarray[Any, Any]:
-    """Give what a model of one input would get."""
+    """Return the array that a model with one input gets."""
     spec = _spec("x", datatype, rank)
     read = _read(document, spec)
     return validate(InferRequest("m", inputs=read.inputs), [spec])["x"]
@@ -52,6 +59,9 @@ X = _spec("x", "FP32", 2)
 Y = _spec("y", "FP32", 2)
 
 
+# Values
+
+
 _SHAPES = arrays.array_shapes(min_dims=1, max_dims=4, max_side=4)
 
 
@@ -62,8 +72,7 @@ def _tensors(draw: st.DrawFn) -> tuple[str, np.ndarray[Any, Any]]:
 
 
 @given(_tensors())
-def test_every_form_gives_the_array_that_was_sent(sent: tuple[str, np.ndarray[Any, Any]]) -> None:
-    """Rows and columns, with and without names, NaN and infinities among the numbers, to the last bit."""
+def test_rows_and_columns_are_read_as_the_array_they_list(sent: tuple[str, np.ndarray[Any, Any]]) -> None:
     datatype, array = sent
     values = array.tolist()
     forms = {
@@ -80,14 +89,12 @@ def test_every_form_gives_the_array_that_was_sent(sent: tuple[str, np.ndarray[An
 
 @given(arrays.arrays(np.float32, _SHAPES))
 def test_bf16_is_rounded_to_the_nearest(array: np.ndarray[Any, Any]) -> None:
-    """The numbers become the bits that stand for the nearest ones."""
     read = _array({"inputs": array.tolist()}, "BF16", array.ndim)
     np.testing.assert_array_equal(from_bf16(read), from_bf16(to_bf16(array)))
 
 
 @given(arrays.arrays(np.bool_, _SHAPES))
-def test_booleans_are_read(array: np.ndarray[Any, Any]) -> None:
-    """An input of BOOL takes true and false, also by rows."""
+def test_booleans_are_read_by_rows_and_columns(array: np.ndarray[Any, Any]) -> None:
     for document in ({"inputs": array.tolist()}, {"instances": array.tolist()}):
         np.testing.assert_array_equal(_array(document, "BOOL", array.ndim), array)
 
@@ -103,162 +110,116 @@ def test_booleans_are_read(array: np.ndarray[Any, Any]) -> None:
     ],
 )
 def test_tensors_may_have_no_elements(document: Any, shape: tuple[int, ...]) -> None:
-    """The shape is that of the lists."""
     assert _array(document, "FP32", len(shape)).shape == shape
 
 
-def test_a_number_has_no_dimensions() -> None:
-    """By columns it is a scalar, named or not; by rows it is one of a list."""
-    assert _array({"inputs": 7}, "FP32", 0) == np.float32(7)
-    assert _array({"inputs": {"x": 7}}, "INT64", 0) == 7
-    np.testing.assert_array_equal(_array({"instances": [7, 8]}, "INT64", 1), [7, 8])
-    np.testing.assert_array_equal(_array({"instances": [{"x": 7}, {"x": 8}]}, "INT64", 1), [7, 8])
-
-
-@pytest.mark.parametrize(("datatype", "expected"), [("INT32", [1, -1, 3, 2]), ("INT64", [1, -1, 3, 2])])
-def test_fractions_lose_what_stands_behind_the_point(datatype: str, expected: list[int]) -> None:
-    """As a cast to the integer type does."""
-    assert _array({"inputs": [1.9, -1.9, 3, 2.0]}, datatype, 1).tolist() == expected
-
-
-def test_whole_numbers_beside_fractions_keep_64_bits() -> None:
-    """They do not go through a double."""
-    assert _array({"inputs": [2**63 - 1, 0.5]}, "INT64", 1).tolist() == [2**63 - 1, 0]
+@pytest.mark.parametrize(
+    ("datatype", "rank", "document", "expected"),
+    [
+        ("FP32", 0, {"inputs": 7}, 7),
+        ("INT64", 0, {"inputs": {"x": 7}}, 7),
+        ("INT64", 1, {"instances": [7, 8]}, [7, 8]),
+        ("INT64", 1, {"instances": [{"x": 7}, {"x": 8}]}, [7, 8]),
+        ("INT32", 1, {"inputs": [1.9, -1.9, 3, 2.0]}, [1, -1, 3, 2]),
+        ("INT64", 1, {"inputs": [1.9, -1.9, 3, 2.0]}, [1, -1, 3, 2]),
+        ("INT64", 1, {"inputs": [2**63 - 1, 0.5]}, [2**63 - 1, 0]),
+        ("FP32", 1, {"inputs": [1e39, -1e39]}, [np.inf, -np.inf]),
+        ("FP16", 1, {"inputs": [70000]}, [np.inf]),
+        ("BYTES", 1, {"inputs": ["a", "ü\0"]}, [b"a", "ü\0".encode()]),
+        ("BYTES", 2, {"inputs": [["a", "b"], ["c", "d"]]}, [[b"a", b"b"], [b"c", b"d"]]),
+        ("BYTES", 1, {"inputs": {"x": [B64, "a", {"b64": ""}]}}, [b"\0\xff", b"a", b""]),
+        ("BYTES", 1, {"inputs": [B64]}, [b"\0\xff"]),
+        ("BYTES", 1, {"instances": [B64, B64]}, [b"\0\xff"] * 2),
+        ("BYTES", 1, {"instances": ["a", B64]}, [b"a", b"\0\xff"]),
+        ("BYTES", 1, {"instances": [{"x": B64}, {"x": "a"}]}, [b"\0\xff", b"a"]),
+    ],
+)
+def test_values_become_elements_of_the_datatype(datatype: str, rank: int, document: Any, expected: Any) -> None:
+    assert _array(document, datatype, rank).tolist() == expected
 
 
 @pytest.mark.parametrize(
-    ("datatype", "value", "text"),
+    ("datatype", "body", "text"),
     [
-        ("INT8", 128, "Invalid values in tensor proto container"),
-        ("UINT8", -1, "Invalid values in tensor proto container"),
-        ("INT32", 3e9, "Invalid values in tensor proto container"),
-        ("UINT64", 2**64, "Invalid values in tensor proto container"),
-        ("INT64", float("nan"), NO_INPUT),
-        ("INT64", float("inf"), NO_INPUT),
+        ("INT8", '{"inputs": [128]}', NO_VALUE),
+        ("UINT8", '{"inputs": [-1]}', NO_VALUE),
+        ("INT32", '{"inputs": [3e9]}', NO_VALUE),
+        ("UINT64", f'{{"inputs": [{2**64}]}}', NO_VALUE),
+        ("INT64", '{"inputs": [NaN]}', NO_INPUT),
+        ("INT64", '{"inputs": [Infinity]}', NO_INPUT),
+        ("FP32", '{"inputs": [1e400]}', NOT_JSON),
+        ("FP32", f'{{"inputs": [NaN, 1{"0" * 400}]}}', NO_INPUT),
     ],
 )
-def test_numbers_out_of_range_are_refused(datatype: str, value: float, text: str) -> None:
-    """The model would see another number."""
+def test_numbers_out_of_range_are_refused(datatype: str, body: str, text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        _array({"inputs": [value]}, datatype, 1)
+        _array(body.encode(), datatype, 1)
     assert caught.value.message.startswith(text)
 
 
-def test_numbers_too_large_for_a_float_become_infinite() -> None:
-    """What was a number stays one, of the same sign; what no double holds either is no JSON, or no value."""
-    assert _array({"inputs": [1e39, -1e39]}, "FP32", 1).tolist() == [np.inf, -np.inf]
-    assert _array({"inputs": [70000]}, "FP16", 1).tolist() == [np.inf]
-    assert _refused(b'{"inputs": [1e400]}', X).startswith("The file is not valid json")
-    assert _refused(b'{"inputs": [NaN, 1' + b"0" * 400 + b"]}", X).startswith(NO_INPUT)
-
-
-B64 = {"b64": base64.b64encode(b"\0\xff").decode()}
-
-
 @pytest.mark.parametrize(
-    ("document", "expected"),
+    ("datatype", "rank", "document", "name", "read_datatype", "shape"),
     [
-        ({"inputs": ["a", "ü\0"]}, [b"a", "ü\0".encode()]),
-        ({"inputs": {"x": [B64, "a", {"b64": ""}]}}, [b"\0\xff", b"a", b""]),
-        ({"inputs": [B64]}, [b"\0\xff"]),
-        ({"instances": [B64, B64]}, [b"\0\xff"] * 2),
-        ({"instances": ["a", B64]}, [b"a", b"\0\xff"]),
-        ({"instances": [{"x": B64}, {"x": "a"}]}, [b"\0\xff", b"a"]),
+        ("FP32", 4, {"inputs": [B64]}, "x", "BYTES", (1,)),
+        ("UINT8", 4, {"inputs": [B64, "text"]}, "x", "BYTES", (2,)),
+        ("FP32", 2, {"instances": [{"b64": [1]}, {"b64": [2]}]}, "b64", "FP32", (2, 1)),
+        ("FP32", 2, {"inputs": {"sequence_id": [[1.5]]}}, "sequence_id", "FP32", (1, 1)),
+        ("FP32", 2, {"signature_name": "s", "inputs": [[1]], "extra": {"a": None}}, "x", "FP32", (1, 1)),
+        ("FP32", 2, {"signature_name": "s", "instances": [[1]], "extra": {"a": None}}, "x", "FP32", (1, 1)),
     ],
+    ids=["image", "images", "input b64", "declared sequence_id", "other keys by columns", "other keys by rows"],
 )
-def test_texts_and_encoded_bytes_are_elements(document: Any, expected: list[bytes]) -> None:
-    """Both may stand in one list."""
-    assert _array(document, "BYTES", 1).tolist() == expected
-
-
-def test_a_list_of_texts_has_a_shape() -> None:
-    """Native strings may have any number of dimensions."""
-    assert _array({"inputs": [["a", "b"], ["c", "d"]]}, "BYTES", 2).tolist() == [[b"a", b"b"], [b"c", b"d"]]
-
-
-def test_encoded_bytes_go_to_inputs_of_numbers() -> None:
-    """They are BYTES then, of which the model makes an image or a row of bytes; so are texts for bytes."""
-    for datatype, values in (("FP32", [B64]), ("UINT8", [B64, "text"])):
-        (read,) = _read({"inputs": values}, _spec("x", datatype, 4)).inputs
-        assert (read.datatype, read.shape) == ("BYTES", (len(values),))
-
-
-def test_an_input_called_b64_is_one() -> None:
-    """Only an object with a text under that name stands for bytes."""
-    spec = _spec("b64", "FP32", 2)
-    (read,) = _read({"instances": [{"b64": [1]}, {"b64": [2]}]}, spec).inputs
-    assert (read.name, read.shape) == ("b64", (2, 1))
-
-
-@pytest.mark.parametrize("order", ["instances", "inputs"])
-def test_everything_else_in_the_document_is_passed_over(order: str) -> None:
-    """The signature's name among it."""
-    (read,) = _read({"signature_name": "nobody's", order: [[1]], "extra": {"a": None}}, X).inputs
-    assert (read.name, read.shape) == ("x", (1, 1))
-
-
-def test_rows_and_columns_are_told_apart() -> None:
-    """The answer goes the way of the request."""
-    assert _read({"instances": [[1]]}, X).by_rows
-    assert not _read({"inputs": [[1]]}, X).by_rows
+def test_the_only_input_is_read(
+    datatype: str, rank: int, document: Any, name: str, read_datatype: str, shape: tuple[int, ...]
+) -> None:
+    request = _read(document, _spec(name, datatype, rank))
+    (tensor,) = request.inputs
+    assert (tensor.name, tensor.datatype, tensor.shape) == (name, read_datatype, shape)
+    assert request.by_rows == ("instances" in document)
 
 
 def test_columns_may_have_different_batches() -> None:
-    """The model says whether they fit it."""
-    read = _read({"inputs": {"y": [[1]], "x": [[1], [2]]}}, X, Y)
-    assert {given.name: given.shape for given in read.inputs} == {"y": (1, 1), "x": (2, 1)}
+    request = _read({"inputs": {"y": [[1]], "x": [[1], [2]]}}, X, Y)
+    assert {each.name: each.shape for each in request.inputs} == {"y": (1, 1), "x": (2, 1)}
 
 
-@pytest.mark.parametrize("value", [1, [1.5], [[True]], ["a"], [B64], [], [2**40]])
-def test_names_that_the_model_does_not_have_are_left_to_it(value: Any) -> None:
-    """It counts its inputs."""
-    read = _read({"inputs": {"x": [[1]], "z": value}}, X)
-    with pytest.raises(InvalidRequest, match=r"^Invalid number of inputs - Expected: 1; Actual: 2"):
-        validate(InferRequest("m", inputs=read.inputs), [X])
-
-
-def test_declared_inputs_that_are_missing_are_left_to_the_model() -> None:
-    """It counts its inputs."""
-    read = _read({"instances": [{"x": [1]}]}, X, Y)
-    with pytest.raises(InvalidRequest, match=r"^Invalid number of inputs - Expected: 2; Actual: 1"):
-        validate(InferRequest("m", inputs=read.inputs), [X, Y])
-
-
-def test_encoded_bytes_alone_by_columns_are_an_input_called_b64() -> None:
-    """A list of one is meant; the model says that it has no input of that name."""
-    read = _read({"inputs": B64}, X)
-    with pytest.raises(InvalidRequest, match=r"^Missing input with specific name - Required input: x"):
-        validate(InferRequest("m", inputs=read.inputs), [X])
+@pytest.mark.parametrize(
+    ("document", "specs", "message"),
+    [
+        *(
+            ({"inputs": {"x": [[1]], "z": value}}, [X], "Invalid number of inputs - Expected: 1; Actual: 2")
+            for value in (1, [1.5], [[True]], ["a"], [B64], [], [2**40])
+        ),
+        ({"instances": [{"x": [1]}]}, [X, Y], "Invalid number of inputs - Expected: 2; Actual: 1"),
+        ({"inputs": B64}, [X], "Missing input with specific name - Required input: x"),
+    ],
+)
+def test_unknown_and_missing_names_are_left_to_the_model(document: Any, specs: list[TensorSpec], message: str) -> None:
+    request = _read(document, *specs)
+    with pytest.raises(InvalidRequest) as caught:
+        validate(InferRequest("m", inputs=request.inputs), specs)
+    assert caught.value.message.startswith(message)
 
 
 # Sequences
 
 
-def test_inputs_about_sequences_have_datatypes_of_their_own() -> None:
-    """A model does not declare them."""
+def test_sequence_inputs_have_integer_datatypes() -> None:
     read = _read({"inputs": {"x": [[1]], "sequence_id": [2**64 - 1], "sequence_control_input": [1]}}, X)
-    found = {given.name: (given.datatype, given.shape) for given in read.inputs}
+    found = {each.name: (each.datatype, each.shape) for each in read.inputs}
     assert found == {"x": ("FP32", (1, 1)), "sequence_id": ("UINT64", (1,)), "sequence_control_input": ("UINT32", (1,))}
     contents = read.inputs[1].contents
     assert contents is not None
     assert list(contents.values) == [2**64 - 1]
 
 
-def test_an_input_that_a_model_declares_is_not_about_sequences() -> None:
-    """Its datatype is the model's."""
-    (read,) = _read({"inputs": {"sequence_id": [[1.5]]}}, _spec("sequence_id", "FP32", 2)).inputs
-    assert (read.datatype, read.shape) == ("FP32", (1, 1))
-
-
 @pytest.mark.parametrize("value", [[1.0], [-1], [[1]], ["1"], [True], [None], "1", [2**64], [{"b64": "MQ=="}], {}])
 @pytest.mark.parametrize("name", ["sequence_id", "sequence_control_input"])
-def test_what_says_no_sequence_is_refused(name: str, value: Any) -> None:
-    """It is a list of one whole number, by columns."""
+def test_a_sequence_input_is_a_list_of_one_integer(name: str, value: Any) -> None:
     assert _refused({"inputs": {"x": [[1]], name: value}}, X).startswith(NO_INPUT)
 
 
-def test_inputs_about_sequences_by_rows() -> None:
-    """They get a dimension more, which the model refuses; a number alone is refused at once, as in OVMS."""
+def test_sequence_inputs_by_rows_have_a_second_dimension() -> None:
     read = _read({"instances": [{"x": [1], "sequence_id": [7]}]}, X)
     assert read.inputs[1].shape == (1, 1)
     assert _refused({"instances": [{"x": [1], "sequence_id": 7}]}, X).startswith(NO_INSTANCE)
@@ -267,83 +228,65 @@ def test_inputs_about_sequences_by_rows() -> None:
 # Refusals
 
 
+BAD_BODIES: dict[str, tuple[Any, ...]] = {
+    NOT_JSON: (
+        *(b"", b"{", b'{"inputs": nan}', b'{"inputs": +Infinity}', b'{"inputs": [NaN,]}', b'{"inputs": NaN} x'),
+        *(b'{"inputs": 1e400}', b"\xff NaN", b'{"inputs": [NaN, %b]}' % (b"1" * 5000)),
+    ),
+    "JSON nesting depth exceeded": tuple(
+        b'{"inputs":%b%b%b}' % (b"[" * depth, word, b"]" * depth)
+        for depth, word in ((101, b"1"), (100_000, b"1"), (100_000, b"NaN"))
+    ),
+    "Request body should be JSON object": (b"[]", b"7", b"null", b"NaN", b"[NaN]", b'"NaN"'),
+}
+BAD_DOCUMENTS: dict[str, tuple[Any, ...]] = {
+    "Could not detect row or column format": ({}, {"signature_name": ""}, {"instances": [[1]], "inputs": [[1]]}),
+    "Missing inputs in column format": ({"inputs": {}},),
+    "One of inputs is not a JSON object.": tuple({"inputs": each} for each in (None, "text", True)),
+}
+BAD_INSTANCES: dict[str, tuple[Any, ...]] = {
+    "Invalid JSON structure. Nonamed instance is not an array.": (1, {"x": [1]}, None, "text"),
+    "Invalid JSON structure. Missing instances in row format": ([],),
+    "Could not detect neither named or nonamed format": ([None], [True]),
+    "Invalid JSON structure. One of named instances is not a JSON object.": ([{"x": [1]}, [1]], [{"x": [1]}, None]),
+    "Invalid JSON structure. Request inputs have different batch sizes": (
+        [{"x": [1]}, {"x": [1], "y": [1]}],
+        [{"x": [1]}, {"y": [1]}],
+    ),
+    NO_INSTANCE: (
+        *([{}], [{"x": [1]}, {}], [[1], [1, 2]], [[1], 2], [1, [2]], [[1], {"x": [1]}], [[1], ["a"]], ["a"]),
+        *([1, True], [1, None], [[[]], [1]], [{"x": [1]}, {"x": [1, 2]}], [{"x": [1]}, {"x": 1}]),
+        *([{"x": {"b64": "AA==", "more": 1}}], [{"x": True}], [{"x": None}]),
+        *([{"b64": each}] for each in ("?", "QQ", "ü")),
+    ),
+}
+BAD_INPUTS = (None, "text", [True], ["text"], {"y": 1}, [1, [2]], [[1, 2], [3]], [{"b64": 1}])
+
+
 @pytest.mark.parametrize(
     ("document", "text"),
     [
-        (b"{", "The file is not valid json"),
-        ([], "Request body should be JSON object"),
-        ({}, "Invalid JSON structure. Could not detect row or column format"),
-        ({"signature_name": ""}, "Invalid JSON structure. Could not detect row or column format"),
-        ({"instances": [[1]], "inputs": [[1]]}, "Invalid JSON structure. Could not detect row or column format"),
-        ({"instances": 1}, "Invalid JSON structure. Nonamed instance is not an array."),
-        ({"instances": {"x": [1]}}, "Invalid JSON structure. Nonamed instance is not an array."),
-        ({"instances": None}, "Invalid JSON structure. Nonamed instance is not an array."),
-        ({"instances": "text"}, "Invalid JSON structure. Nonamed instance is not an array."),
-        ({"instances": []}, "Invalid JSON structure. Missing instances in row format"),
-        ({"instances": [None]}, "Could not detect neither named or nonamed format"),
-        ({"instances": [True]}, "Could not detect neither named or nonamed format"),
-        ({"instances": [{"x": [1]}, [1]]}, "Invalid JSON structure. One of named instances is not a JSON object."),
-        ({"instances": [{"x": [1]}, None]}, "Invalid JSON structure. One of named instances is not a JSON object."),
-        ({"instances": [{}]}, NO_INSTANCE),
-        ({"instances": [{"x": [1]}, {}]}, NO_INSTANCE),
-        (
-            {"instances": [{"x": [1]}, {"x": [1], "y": [1]}]},
-            "Invalid JSON structure. Request inputs have different batch sizes",
-        ),
-        (
-            {"instances": [{"x": [1]}, {"y": [1]}]},
-            "Invalid JSON structure. Request inputs have different batch sizes",
-        ),
-        ({"instances": [[1], [1, 2]]}, NO_INSTANCE),
-        ({"instances": [[1], 2]}, NO_INSTANCE),
-        ({"instances": [1, [2]]}, NO_INSTANCE),
-        ({"instances": [[1], {"x": [1]}]}, NO_INSTANCE),
-        ({"instances": [[1], ["a"]]}, NO_INSTANCE),
-        ({"instances": ["a"]}, NO_INSTANCE),
-        ({"instances": [1, True]}, NO_INSTANCE),
-        ({"instances": [1, None]}, NO_INSTANCE),
-        ({"instances": [[[]], [1]]}, NO_INSTANCE),
-        ({"instances": [{"x": [1]}, {"x": [1, 2]}]}, NO_INSTANCE),
-        ({"instances": [{"x": [1]}, {"x": 1}]}, NO_INSTANCE),
-        ({"instances": [{"x": {"b64": "AA==", "more": 1}}]}, NO_INSTANCE),
-        ({"instances": [{"x": True}]}, NO_INSTANCE),
-        ({"instances": [{"x": None}]}, NO_INSTANCE),
-        ({"instances": [{"b64": "?"}]}, NO_INSTANCE),
-        ({"instances": [{"b64": "QQ"}]}, NO_INSTANCE),
-        ({"instances": [{"b64": "ü"}]}, NO_INSTANCE),
-        ({"inputs": {}}, "Invalid JSON structure. Missing inputs in column format"),
-        ({"inputs": None}, "Invalid JSON structure. One of inputs is not a JSON object."),
-        ({"inputs": "text"}, "Invalid JSON structure. One of inputs is not a JSON object."),
-        ({"inputs": True}, "Invalid JSON structure. One of inputs is not a JSON object."),
-        ({"inputs": {"x": None}}, NO_INPUT),
-        ({"inputs": {"x": "text"}}, NO_INPUT),
-        ({"inputs": {"x": [True]}}, NO_INPUT),
-        ({"inputs": {"x": ["text"]}}, NO_INPUT),
-        ({"inputs": {"x": {"y": 1}}}, NO_INPUT),
-        ({"inputs": {"x": [1, [2]]}}, NO_INPUT),
-        ({"inputs": {"x": [[1, 2], [3]]}}, NO_INPUT),
-        ({"inputs": {"x": [{"b64": 1}]}}, NO_INPUT),
+        *((each, text) for text, group in BAD_BODIES.items() for each in group),
+        *((each, f"Invalid JSON structure. {text}") for text, group in BAD_DOCUMENTS.items() for each in group),
+        *(({"instances": each}, text) for text, group in BAD_INSTANCES.items() for each in group),
+        *(({"inputs": {"x": each}}, NO_INPUT) for each in BAD_INPUTS),
         ({"inputs": [{"b64": "a b="}]}, NO_INPUT),
     ],
 )
-def test_each_mistake_has_its_own_words(document: Any, text: str) -> None:
-    """The words are OVMS's, and the reason stands behind them."""
+def test_a_bad_document_is_refused_with_ovms_text(document: Any, text: str) -> None:
     assert _refused(document, X).startswith(text)
 
 
 @pytest.mark.parametrize("specs", [(), (X, Y)])
 @pytest.mark.parametrize("document", [{"inputs": [[1]]}, {"instances": [[1]]}, {"inputs": []}, {"instances": [1]}])
-def test_values_without_a_name_need_a_model_of_one_input(specs: tuple[TensorSpec, ...], document: Any) -> None:
-    """The names are told."""
+def test_unnamed_values_need_a_model_with_one_input(specs: tuple[TensorSpec, ...], document: Any) -> None:
     text = _refused(document, *specs)
     assert text.startswith("Inputs inside buffer do not match the expected format")
     assert all(spec.name in text for spec in specs)
 
 
-def test_a_number_without_a_name_needs_a_model_of_one_input() -> None:
-    """OVMS has other words for it."""
-    expected = "Invalid JSON structure. One of inputs is not a JSON object."
-    assert _refused({"inputs": 1}, X, Y).startswith(expected)
+def test_an_unnamed_number_needs_a_model_with_one_input() -> None:
+    assert _refused({"inputs": 1}, X, Y).startswith("Invalid JSON structure. One of inputs is not a JSON object.")
 
 
 @pytest.mark.parametrize(
@@ -357,17 +300,10 @@ def test_a_number_without_a_name_needs_a_model_of_one_input() -> None:
         ("FP32", ["a"], "text"),
     ],
 )
-def test_elements_of_another_kind_are_named(datatype: str, values: list[Any], found: str) -> None:
-    """The refusal tells the input, what it takes and what came."""
+def test_elements_of_other_types_are_named(datatype: str, values: list[Any], found: str) -> None:
     text = _refused({"inputs": values}, _spec("x", datatype, 1))
     assert text.startswith(f"{NO_INPUT} - input x: expected elements of {datatype}")
     assert text.endswith(f"got {found}")
-
-
-def test_what_lies_too_deep_is_refused() -> None:
-    """Before the model is asked."""
-    deep = b"[" * 101 + b"1" + b"]" * 101
-    assert _refused(b'{"inputs":' + deep + b"}", X).startswith("JSON nesting depth exceeded")
 
 
 @given(
@@ -378,8 +314,7 @@ def test_what_lies_too_deep_is_refused() -> None:
     st.sampled_from(["instances", "inputs"]),
     st.sampled_from(["FP32", "INT8", "UINT8", "BYTES", "BOOL", "FP16", "BF16"]),
 )
-def test_whatever_is_sent_is_read_or_refused(value: Any, order: str, datatype: str) -> None:
-    """Nothing else is raised, and what is read has a value for every element."""
+def test_any_document_is_read_or_refused(value: Any, order: str, datatype: str) -> None:
     spec = _spec("x", datatype, 1)
     try:
         read = _read({order: value}, spec)
@@ -391,11 +326,194 @@ def test_whatever_is_sent_is_read_or_refused(value: Any, order: str, datatype: s
 
 
 @pytest.mark.parametrize(("body", "fixed"), [({"inputs": ...}, NO_INPUT), ({"instances": [...]}, NO_INSTANCE)])
-def test_everything_that_is_wrong_is_told_at_once(body: dict[str, Any], fixed: str) -> None:
-    """Each input that cannot be read is named, by columns and by rows."""
+def test_all_errors_are_reported_in_one_message(body: dict[str, Any], fixed: str) -> None:
     values = {"x": [["a"]], "y": [[1], 2]}
     document = json.loads(json.dumps(body, default=lambda _: values))
     assert _refused(document, X, Y).split(". Also: ") == [
         f'{fixed} - input x: expected elements of FP32 or {{"b64": ...}}, got text',
         f"{fixed} - input y: lists of one level differ in length, or have elements beside them",
     ]
+
+
+# JSON documents
+
+
+@pytest.mark.parametrize(
+    ("body", "document"),
+    [
+        (b'{"inputs": [Infinity, -Infinity, 1, 0.5]}', {"inputs": [math.inf, -math.inf, 1, 0.5]}),
+        (b'{"inputs": 1, "inputs": 2}', {"inputs": 2}),
+        (b'{"inputs": NaN, "inputs": 2}', {"inputs": 2}),
+        (b'{"inputs": "%b"}' % (b"a" * 2**20), {"inputs": "a" * 2**20}),
+    ],
+)
+def test_documents_are_read_as_by_python(body: bytes, document: Any) -> None:
+    assert parse_document(body) == document
+
+
+_VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)
+
+
+@given(_VALUES)
+def test_nested_lists_have_the_shape_that_numpy_finds(value: Any) -> None:
+    nested = unnest(value)
+    if nested is None:
+        with pytest.raises(ValueError, match="inhomogeneous"):
+            np.array(_with_ones(value))
+        return
+    assert len(nested.elements) == np.prod(nested.shape, dtype=int)
+    assert nested.kinds == {type(element) for element in nested.elements}
+    assert list not in nested.kinds
+    assert np.array(_with_ones(value)).shape == nested.shape
+
+
+def _with_ones(value: Any) -> Any:
+    """Return the value with 1 for each element."""
+    return [_with_ones(each) for each in value] if isinstance(value, list) else 1
+
+
+def test_the_rank_of_nested_lists_is_bounded() -> None:
+    deepest = json.loads("[" * MAX_RANK + "1" + "]" * MAX_RANK)
+    nested = unnest(deepest)
+    assert nested is not None
+    assert nested.shape == (1,) * MAX_RANK
+    with pytest.raises(InvalidRequest, match=r"^JSON nesting depth exceeded"):
+        unnest([deepest])
+
+
+# Large documents
+
+
+DATATYPES = [name for name in BY_NAME if name != "BYTES"]
+
+
+def _outcome(body: bytes, specs: list[TensorSpec]) -> Any:
+    """Return the arrays that a model gets, or the error."""
+    try:
+        read = read_predict_body(body, specs)
+        arrays = validate(InferRequest("m", inputs=read.inputs), specs)
+    except ServerError as error:
+        return type(error), error.message
+    inputs = [(each.name, each.datatype, each.shape) for each in read.inputs]
+    return read.by_rows, inputs, {name: (array.dtype.str, array.tobytes()) for name, array in arrays.items()}
+
+
+_numbers: st.SearchStrategy[Any] = (
+    st.integers(0, 100)
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([2**63, 2**64, -(2**63) - 1, 1e39, 65520.0, -0.0])
+)
+
+
+def _lists(element: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    shapes = st.lists(st.integers(1, 3), min_size=1, max_size=3)
+
+    def of_shape(shape: list[int]) -> st.SearchStrategy[Any]:
+        made = element
+        for size in reversed(shape):
+            made = st.lists(made, min_size=size, max_size=size)
+        return made
+
+    return shapes.flatmap(of_shape)
+
+
+_odd: st.SearchStrategy[Any] = st.recursive(
+    _numbers | st.booleans() | st.none() | st.text(max_size=3) | st.just("[["),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("xyz"), inner, max_size=2),
+)
+_values = _lists(st.integers(0, 100)) | _lists(_numbers) | _odd
+_documents = st.fixed_dictionaries(
+    {},
+    optional={
+        "instances": _values,
+        "inputs": _values | st.dictionaries(st.sampled_from("xyz"), _values, max_size=3),
+        "signature_name": st.sampled_from(["serving_default", "[", []]),
+    },
+)
+
+
+@given(_documents, st.lists(st.sampled_from(DATATYPES), min_size=1, max_size=2), st.integers(1, 3))
+@example({"instances": [[1, 2], [3, 4, 5], [6]]}, ["FP32"], 2)
+@example({"instances": [[1, 2], [[3], 4]]}, ["FP32"], 2)
+@example({"inputs": {"x": [[1], [2]], "y": [[1.5, 2], [3, 4]]}}, ["INT64", "FP16"], 2)
+def test_large_documents_are_read_as_small_ones(document: Any, datatypes: list[str], rank: int) -> None:
+    specs = [TensorSpec(name, BY_NAME[each], (ANY_SIZE,) * rank) for name, each in zip("xy", datatypes, strict=False)]
+    body = json.dumps(document).encode()
+    assert _outcome(body.ljust(2 * LARGE_BYTES), specs) == _outcome(body, specs)
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP64", "FP16", "INT32", "UINT64", "INT8"])
+@pytest.mark.parametrize("form", ["rows", "column", "columns"])
+def test_numbers_of_large_documents_are_read_into_an_array(datatype: str, form: str) -> None:
+    array = np.arange(60, dtype=BY_NAME[datatype].numpy).reshape(3, 4, 5)
+    listed = array.tolist()
+    document = {"rows": {"instances": listed}, "column": {"inputs": listed}, "columns": {"inputs": {"x": listed}}}[form]
+    body = json.dumps(document).encode().ljust(LARGE_BYTES)
+    read = read_large_predict(body, [TensorSpec("x", BY_NAME[datatype], (ANY_SIZE,) * 3)])
+    assert read is not None
+    by_rows, (only,) = read
+    assert (by_rows, only.name, only.datatype, only.shape) == (form == "rows", "x", datatype, (3, 4, 5))
+    assert only.contents is not None
+    assert isinstance(only.contents.values, np.ndarray)
+    assert np.array_equal(only.contents.values, array.reshape(-1))
+
+
+def test_large_documents_with_more_lists_than_numbers_are_left_to_the_general_reader() -> None:
+    body = json.dumps({"inputs": [[[1]]] * 2000}, separators=(",", ":")).encode()
+    specs = [TensorSpec("x", BY_NAME["FP32"], (ANY_SIZE,) * 3)]
+    assert read_large_predict(body, specs) is None
+    assert _outcome(body, specs)[1] == [("x", "FP32", (2000, 1, 1))]
+
+
+# Paths
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "expected"),
+    [
+        ("POST", "m:predict", ModelTarget("predict", "m", "")),
+        ("POST", "m/versions/3:predict", ModelTarget("predict", "m", "3")),
+        ("POST", "m/versions/0:predict", ModelTarget("predict", "m", "0")),
+        ("POST", "m/labels/stable:predict", ModelTarget("predict", "m", "")),
+        ("POST", "llama:7b:predict", ModelTarget("predict", "llama:7b", "")),
+        ("POST", "a b é:predict", ModelTarget("predict", "a b é", "")),
+        ("GET", "m", ModelTarget("status", "m", "")),
+        ("GET", "m/", ModelTarget("status", "m", "")),
+        ("GET", "m/versions/12", ModelTarget("status", "m", "12")),
+        ("GET", "m/labels/stable", ModelTarget("status", "m", "")),
+        ("GET", "m/metadata", ModelTarget("metadata", "m", "")),
+        ("GET", "m/versions/1/metadata", ModelTarget("metadata", "m", "1")),
+        ("GET", "metadata", ModelTarget("status", "metadata", "")),
+        ("GET", "metadata/metadata", ModelTarget("metadata", "metadata", "")),
+        ("HEAD", "m", ModelTarget("status", "m", "")),
+    ],
+)
+def test_paths_name_servable_version_and_operation(method: str, path: str, expected: ModelTarget) -> None:
+    assert read_target(method, path) == expected
+
+
+UNSUPPORTED = (MethodNotAllowed, "Unsupported method")
+UNKNOWN_RESOURCE = (NotFound, "Requested REST resource not found")
+INVALID_URL = (InvalidRequest, "Invalid request URL")
+UNKNOWN_VERSION = (NotFound, "Model with requested version is not found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "error", "text"),
+    [
+        *(("GET", path, *UNSUPPORTED) for path in ("m:predict", "m/versions/1:classify")),
+        *(("POST", path, *UNSUPPORTED) for path in ("m", "m/metadata", "m/versions/1/metadata")),
+        *(("POST", path, *UNKNOWN_RESOURCE) for path in ("m:classify", "m/labels/x:regress")),
+        *(("POST", f"m/versions/{each}:predict", *INVALID_URL) for each in ("one", "", "-1", "\u0661")),
+        ("POST", "m/infer", *INVALID_URL),
+        *(("GET", path, *INVALID_URL) for path in ("m/versions/1/2", "m/versions/1/labels/x", "/")),
+        ("POST", f"m/versions/{2**63}:predict", *UNKNOWN_VERSION),
+        ("GET", f"m/versions/{'9' * 5000}", *UNKNOWN_VERSION),
+    ],
+)
+def test_other_paths_are_refused(method: str, path: str, error: type[Exception], text: str) -> None:
+    with pytest.raises(error) as caught:
+        read_target(method, path)
+    assert type(caught.value) is error
+    assert str(caught.value).startswith(text)
