@@ -198,7 +198,7 @@ async def test_large_outputs_are_views_of_memory_that_the_process_has_written(tm
             assert not view.flags.owndata
             assert (view.sum(), view.flags.writeable) == (7 * 10**6, False)
             files = open_files()
-            assert (await other.process(0, {Port("IN", 0): out})).said == [(0, "out", "1")]
+            assert (await other.process(0, {Port("IN", 0): out})).texts == [(0, "out", "1")]
             assert open_files() <= files + 2
 
 
@@ -248,7 +248,7 @@ async def test_the_context_is_that_of_the_call(tmp_path: Path) -> None:
         node = await made.load(source=source)
         deadline = trio.current_time() + 1e6
         async with node.opened(deadline, a=1) as first, node.opened(deadline, b="x") as second:
-            said = [(await opened.run()).said[0][2] for opened in (first, second, first)]
+            said = [(await opened.run()).texts[0][2] for opened in (first, second, first)]
     assert said == [
         "('request-1', {'a': 1}, 1000000.0, 2)",
         "('request-1', {'b': 'x'}, 1000000.0, 2)",
@@ -278,8 +278,8 @@ async def test_generators_run_by_credit(tmp_path: Path, prefix: str) -> None:
         async with node.opened() as opened:
             calls = await opened.generate(b"100", 10)
             again = await opened.generate(b"3", 500)
-        assert [each for call in calls for each in call.said] == [(10 + i, "out", str(i)) for i in range(100)]
-        assert [each[2] for call in again for each in call.said] == ["0", "1", "2"]
+        assert [each for call in calls for each in call.texts] == [(10 + i, "out", str(i)) for i in range(100)]
+        assert [each[2] for call in again for each in call.texts] == ["0", "1", "2"]
         async with node.opened() as opened, node.opened() as other:
             await opened.run(b"1000")
             await until_told(other, 32 if not prefix else 0)
@@ -287,7 +287,7 @@ async def test_generators_run_by_credit(tmp_path: Path, prefix: str) -> None:
 
 async def until_told(opened: Any, most: int) -> None:
     """See how far the generator has run."""
-    ((_, _, text),) = (await opened.run(b"-1")).said
+    ((_, _, text),) = (await opened.run(b"-1")).texts
     assert int(text) <= most
 
 
@@ -333,7 +333,7 @@ async def test_what_was_yielded_before_an_error_is_sent(tmp_path: Path, last: st
                 calls = [await opened.run()] + [await opened.again(t) for t in (1, 2)]
                 with pytest.raises((NodeFailure, Overloaded)) as raised:
                     await opened.again(3)
-        told.append(([call.said for call in calls], type(raised.value), str(raised.value)))
+        told.append(([call.texts for call in calls], type(raised.value), str(raised.value)))
     assert told[0] == told[1]
 
 
@@ -392,7 +392,7 @@ async def test_calls_are_spread_over_processes(tmp_path: Path) -> None:
                     nursery.start_soon(run)
         assert sorted(map(int, said)) == sorted(node.resources.code.code.pids)
         async with node.opened() as opened:
-            stream = {(await opened.run(b"x")).said[0][2] for _ in range(5)}
+            stream = {(await opened.run(b"x")).texts[0][2] for _ in range(5)}
         assert len(stream) == 1
 
 

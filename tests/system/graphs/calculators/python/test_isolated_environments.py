@@ -53,7 +53,7 @@ async def test_a_node_has_the_packages_of_its_own_environment(tmp_path: Path) ->
     async with nodes(tmp_path, isolation=isolation) as made:
         node = await made.load(make_node(generative=True), SOURCE)
         async with node.opened() as opened:
-            said = [text for call in await opened.generate() for _, _, text in call.said]
+            said = [text for call in await opened.generate() for _, _, text in call.texts]
             with capture_logs(), pytest.raises(Overloaded, match=r"^only here$") as raised:
                 await opened.run(b"x")
     assert said == [
