@@ -18,11 +18,13 @@ IMMEDIATE = PolicyConfig("ImmediateInputStreamHandler")
 
 def node(calculator: str, inputs: str, outputs: str, options: dict[str, Any] | None = None, **more: Any) -> NodeConfig:
     """Create a node named after its calculator; streams and side packets are lists with blanks between."""
-    sides = {key: refs(*more.pop(key).split()) for key in ("side_inputs", "side_outputs") if key in more}
+    sides: dict[str, Any] = {
+        key: refs(*more.pop(key).split()) for key in ("side_inputs", "side_outputs") if key in more
+    }
     message = f"mediapipe.{calculator.replace('TensorVector', 'Vector')}Options"
     made = () if options is None else (message_class(message)(**options),)
     streams = refs(*inputs.split()), refs(*outputs.split())
-    return NodeConfig("", calculator, calculator, *streams, node_options=made, **sides, **more)
+    return NodeConfig("", calculator, calculator, *streams, node_options=made, **(sides | more))
 
 
 def gate(inputs: str = "a", outputs: str = "x", options: dict[str, Any] | None = None, **more: Any) -> NodeConfig:

@@ -1,5 +1,3 @@
-"""Which streams of a graph carry a chat, by the comment in its file or without one."""
-
 from __future__ import annotations
 
 import pytest
@@ -14,13 +12,13 @@ PROMPT = ["OVMS_PY_TENSOR:prompt"]
 ANSWER = ["OVMS_PY_TENSOR:completion", "OVMS_PY_TENSOR_END:end_signal"]
 
 
-def _text(comment: str = "", inputs: list[str] = PROMPT, outputs: list[str] = ANSWER, more: str = LOOPBACK) -> str:
+def _graph(comment: str = "", inputs: list[str] = PROMPT, outputs: list[str] = ANSWER, more: str = LOOPBACK) -> str:
     ports = [[f"P{number}:{each.rpartition(':')[2]}" for number, each in enumerate(all_)] for all_ in (inputs, outputs)]
     node = python_node("handler.py", *ports, more=more)
     return graph_text(f"{comment}\n", node, inputs=inputs, outputs=outputs)
 
 
-def _chat(text: str) -> ChatRoles | None:
+def _roles(text: str) -> ChatRoles | None:
     reading = examine_text(text, FILE)
     assert [each for each in reading.problems if each.severity == "error"] == []
     assert isinstance(reading.config, GraphConfig)
@@ -32,26 +30,24 @@ def _problem(text: str) -> Problem:
     return problem
 
 
-def test_a_generative_graph_of_one_text_in_and_one_out_answers_chats_without_a_word() -> None:
-    """The second output is the end."""
-    assert _chat(_text()) == ChatRoles(prompt="prompt", text="completion", end="end_signal")
-    assert _chat(_text(outputs=ANSWER[:1])) == ChatRoles(prompt="prompt", text="completion")
+def test_generative_graph_of_one_input_answers_chats() -> None:
+    assert _roles(_graph()) == ChatRoles(prompt="prompt", text="completion", end="end_signal")
+    assert _roles(_graph(outputs=ANSWER[:1])) == ChatRoles(prompt="prompt", text="completion")
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        _text(more=""),
-        _text(inputs=[*PROMPT, "OVMS_PY_TENSOR_B:b"]),
-        _text(outputs=[*ANSWER, "OVMS_PY_TENSOR_C:c"]),
-        _text(inputs=["prompt"]),
-        _text(outputs=["completion"]),
+        _graph(more=""),
+        _graph(inputs=[*PROMPT, "OVMS_PY_TENSOR_B:b"]),
+        _graph(outputs=[*ANSWER, "OVMS_PY_TENSOR_C:c"]),
+        _graph(inputs=["prompt"]),
+        _graph(outputs=["completion"]),
     ],
     ids=["no generator", "two inputs", "three outputs", "an input of OpenVINO's", "an output of OpenVINO's"],
 )
-def test_what_may_be_something_else_answers_no_chats(text: str) -> None:
-    """Nobody wonders why a graph for pictures is among the models of a chat."""
-    assert _chat(text) is None
+def test_other_graphs_answer_no_chats(text: str) -> None:
+    assert _roles(text) is None
 
 
 @pytest.mark.parametrize(
@@ -64,17 +60,13 @@ def test_what_may_be_something_else_answers_no_chats(text: str) -> None:
     ],
 )
 @pytest.mark.parametrize("more", [LOOPBACK, ""], ids=["generator", "one answer"])
-def test_the_comment_names_the_streams_and_what_it_leaves_out_is_clear(
-    comment: str, roles: ChatRoles, more: str
-) -> None:
-    """Of one input it need not say anything, nor of the first output that is nothing else."""
-    assert _chat(_text(f"# OVMSTRIO_CHAT: {comment}", more=more)) == roles
+def test_comment_names_roles_and_has_defaults(comment: str, roles: ChatRoles, more: str) -> None:
+    assert _roles(_graph(f"# OVMSTRIO_CHAT: {comment}", more=more)) == roles
 
 
-def test_a_graph_may_take_both_the_last_message_and_all_of_them() -> None:
-    """Each input has a role."""
-    text = _text("#OVMSTRIO_CHAT:prompt=a messages=b", inputs=["OVMS_PY_TENSOR:a", "OVMS_PY_TENSOR_B:b"])
-    assert _chat(text) == ChatRoles("completion", "a", "b")
+def test_prompt_and_messages_are_separate_inputs() -> None:
+    text = _graph("#OVMSTRIO_CHAT:prompt=a messages=b", inputs=["OVMS_PY_TENSOR:a", "OVMS_PY_TENSOR_B:b"])
+    assert _roles(text) == ChatRoles("completion", "a", "b")
 
 
 @pytest.mark.parametrize(
@@ -89,30 +81,26 @@ def test_a_graph_may_take_both_the_last_message_and_all_of_them() -> None:
         ("end=completion usage=end_signal", ["no output is left for the text"]),
     ],
 )
-def test_a_comment_that_cannot_be_used_is_told_with_its_line_and_the_way_out(comment: str, words: list[str]) -> None:
-    """The graph is not loaded."""
-    problem = _problem(_text(f"\n# OVMSTRIO_CHAT: {comment}"))
+def test_invalid_comment_is_reported_with_line_and_suggestion(comment: str, words: list[str]) -> None:
+    problem = _problem(_graph(f"\n# OVMSTRIO_CHAT: {comment}"))
     assert (problem.severity, problem.file, problem.line) == ("error", FILE, 5)
     for word in words:
         assert word in str(problem)
 
 
-def test_an_input_that_a_chat_gives_nothing_to_is_told() -> None:
-    """It would wait for ever."""
-    problem = _problem(_text("# OVMSTRIO_CHAT: prompt=a", inputs=["OVMS_PY_TENSOR:a", "OVMS_PY_TENSOR_B:b"]))
+def test_input_without_a_role_is_reported() -> None:
+    problem = _problem(_graph("# OVMSTRIO_CHAT: prompt=a", inputs=["OVMS_PY_TENSOR:a", "OVMS_PY_TENSOR_B:b"]))
     assert "a chat gives nothing to the input 'b'" in str(problem)
 
 
-def test_a_stream_that_carries_something_else_than_python_tensors_has_no_role() -> None:
-    """Its tag says so."""
-    problem = _problem(_text("# OVMSTRIO_CHAT: text=completion", outputs=["OVTENSOR:completion"]))
+def test_stream_of_other_tensors_has_no_role() -> None:
+    problem = _problem(_graph("# OVMSTRIO_CHAT: text=completion", outputs=["OVTENSOR:completion"]))
     assert "carries no text" in str(problem)
     assert problem.expected == "OVMS_PY_TENSOR:completion"
 
 
-def test_a_second_comment_and_one_that_is_misspelt_are_told() -> None:
-    """The first is an error, the other a warning."""
-    text = _text("# OVMSTRIO_CHAT: end=end_signal\n# OVMSTRIO_CHT: text=x\n# OVMSTRIO_CHAT: text=completion")
+def test_second_and_misspelt_comments_are_reported() -> None:
+    text = _graph("# OVMSTRIO_CHAT: end=end_signal\n# OVMSTRIO_CHT: text=x\n# OVMSTRIO_CHAT: text=completion")
     misspelt, second = examine_text(text, FILE).problems
     assert (misspelt.severity, misspelt.line, misspelt.suggestion) == ("warning", 5, "did you mean 'OVMSTRIO_CHAT'?")
     assert (second.severity, second.line, second.suggestion) == ("error", 6, "remove it; line 4 has one")

@@ -1,5 +1,3 @@
-"""Generators that feed each other or are waited for together are told of before a request shows it."""
-
 from __future__ import annotations
 
 import pytest
@@ -13,20 +11,17 @@ from tests.support.graphs import LOOPBACK, graph_text, python_node
 IMMEDIATE = 'input_stream_handler { input_stream_handler: "ImmediateInputStreamHandler" }'
 
 
-def generator(name: str, source: str, made: str) -> str:
-    """Write a node with a loopback of its own."""
+def generator(name: str, source: str, output: str) -> str:
     return python_node(
-        "m.py", [f"IN:{source}"], [f"OUT:{made}"], name=name, more=LOOPBACK.replace(":loopback", f":loop_{name}")
+        "m.py", [f"IN:{source}"], [f"OUT:{output}"], name=name, more=LOOPBACK.replace(":loopback", f":loop_{name}")
     )
 
 
 def problems(*nodes: str) -> list[Problem]:
-    """Check nodes as a graph from ``in`` to ``out``."""
     return check_wiring(read_graph(graph_text(*nodes), "graph.pbtxt"), {}, policy_names())
 
 
-def test_a_generator_behind_a_generator_is_warned_of() -> None:
-    """Also where plain nodes stand between them; the line is that of the input."""
+def test_generator_fed_by_a_generator_is_a_warning() -> None:
     nodes = (
         generator("a", "in", "x"),
         python_node("m.py", ["IN:x"], ["OUT:y"], name="plain"),
@@ -40,8 +35,7 @@ def test_a_generator_behind_a_generator_is_warned_of() -> None:
 
 
 @pytest.mark.parametrize("other", ["in", "z"])
-def test_waiting_for_generators_of_different_lengths_is_warned_of(other: str) -> None:
-    """For two of them, and for one and something else; not with a policy that does not wait."""
+def test_waiting_for_generators_of_different_lengths_is_a_warning(other: str) -> None:
     nodes = [generator("a", "in", "x"), *([generator("b", "in", "z")] if other == "z" else [])]
     (problem,) = problems(*nodes, python_node("m.py", ["A:x", f"B:{other}"], name="join"))
     assert problem.severity == "warning"
@@ -49,8 +43,7 @@ def test_waiting_for_generators_of_different_lengths_is_warned_of(other: str) ->
     assert not problems(*nodes, python_node("m.py", ["A:x", f"B:{other}"], name="join", more=IMMEDIATE))
 
 
-def test_one_generator_and_what_follows_it_is_all_right() -> None:
-    """Its outputs have the same timestamps, and so has what plain nodes make of them."""
+def test_one_generator_and_plain_nodes_have_no_problem() -> None:
     first = generator("a", "in", "x").replace(
         'output_stream: "OUT:x"', 'output_stream: "OUT:x"\n  output_stream: "MORE:y"'
     )
@@ -58,8 +51,7 @@ def test_one_generator_and_what_follows_it_is_all_right() -> None:
     assert not problems(first, plain, python_node("m.py", ["A:x", "B:z"], name="join"))
 
 
-def test_a_loopback_of_another_node_is_refused() -> None:
-    """Its generator would never be asked for a second value."""
+def test_loopback_of_another_node_is_refused() -> None:
     crossed = generator("a", "in", "x").replace('output_stream: "LOOPBACK:loop_a"', 'output_stream: "LOOPBACK:loop_b"')
     other = generator("b", "in", "out").replace('output_stream: "LOOPBACK:loop_b"', 'output_stream: "LOOPBACK:loop_a"')
     found = [each for each in problems(crossed, other) if "would stop after its first value" in each.message]
