@@ -61,12 +61,10 @@ class Outputs:
 
 
 def begin(case: Case, recorders: Recorders, sink: Outputs) -> GraphInstance:
-    """Make an instance."""
     return GraphInstance(plan_of(case, recorders), InstanceContext("graph", {}, "request", float("inf")), sink)
 
 
 def run(test: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-    """Run on trio; where nothing goes on any more, the clock jumps to the end of ``WAIT_SECONDS``."""
 
     async def bounded() -> None:
         with trio.fail_after(WAIT_SECONDS):
@@ -76,7 +74,6 @@ def run(test: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None
 
 
 def check_deliveries(case: Case, recorders: Recorders, model: Any, *, at_rest: bool) -> None:
-    """Every node was given what the model gave it."""
     for node in case.nodes:
         found = views(case, node, recorders[node.name].deliveries, at_rest=at_rest)
         expected = views(case, node, model.deliveries[node.name], at_rest=at_rest)
@@ -84,14 +81,12 @@ def check_deliveries(case: Case, recorders: Recorders, model: Any, *, at_rest: b
 
 
 def check_ending(case: Case, recorders: Recorders) -> None:
-    """Every node was opened and closed once, and none ran more often at once than it may."""
     for name, recorder in recorders.items():
         assert (recorder.opened, recorder.closed, recorder.running) == (1, 1, 0), name
         assert recorder.most_running <= case.in_flight.get(name, 1), name
 
 
 def check_ascending(sink: Outputs) -> None:
-    """The timestamps of each output ascend."""
     for packets in sink.packets.values():
         assert all(one.timestamp < other.timestamp for one, other in pairwise(packets))
 
@@ -219,7 +214,6 @@ POINTS = st.integers(0, 60)
 
 
 def both(*strategies: SearchStrategy[Any]) -> Callable[[Callable[..., None]], Any]:
-    """Make a short and a long test of one property."""
 
     def decorate(test: Callable[..., None]) -> Any:
         @pytest.mark.parametrize(
@@ -235,44 +229,37 @@ def both(*strategies: SearchStrategy[Any]) -> Callable[[Callable[..., None]], An
 
 
 @both(STEPPED)
-def test_step_by_step_every_node_gets_what_it_should(case: Case) -> None:
-    """After each packet, when nothing runs any more, deliveries and outputs are those of the model."""
+def test_deliveries_match_the_model_after_each_packet(case: Case) -> None:
     run(at_rest, case)
 
 
 @both(BOUNDS)
-def test_bounds_settle_what_they_should(case: Case) -> None:
-    """A node that skips a timestamp tells those behind it, through nodes that do not run at all as well."""
+def test_bounds_match_the_model(case: Case) -> None:
     run(at_rest, case)
 
 
 @both(FREE)
-def test_however_fast_it_goes_the_results_are_the_same(case: Case) -> None:
-    """Nothing is lost, doubled or overtaken with short queues, slow nodes and several runs of a node at once."""
+def test_results_do_not_depend_on_speed(case: Case) -> None:
     run(at_any_speed, case)
 
 
 @both(FREE, st.integers(1, 3))
-def test_slow_readers_change_nothing(case: Case, room: int) -> None:
-    """Outputs that are full hold the graph up, and lose nothing."""
+def test_results_do_not_depend_on_the_reader(case: Case, room: int) -> None:
     run(at_any_speed, case, room)
 
 
 @both(FREE)
-def test_without_tasks_the_results_are_the_same(case: Case) -> None:
-    """The caller's own task runs the nodes one after the other."""
+def test_results_do_not_depend_on_tasks(case: Case) -> None:
     run(in_the_own_task, case)
 
 
 @both(FREE, POINTS)
-def test_a_graph_that_is_cancelled_leaves_nothing(case: Case, after: int) -> None:
-    """Wherever it is cut, what came out was right, and every calculator is closed once."""
+def test_cancelled_graph_closes_its_calculators(case: Case, after: int) -> None:
     run(cut_short, case, after)
 
 
 @both(FREE.filter(lambda case: bool(case.feed)), st.data())
-def test_a_node_that_fails_ends_the_graph(case: Case, data: st.DataObject) -> None:
-    """A failure is reported exactly where the run took place."""
+def test_failed_node_ends_the_graph(case: Case, data: st.DataObject) -> None:
     node = data.draw(st.sampled_from([node.name for node in case.nodes]))
     fail_at = data.draw(st.sampled_from([feed.timestamp for feed in case.feed]))
     run(with_a_failure, case, node, fail_at)

@@ -17,7 +17,7 @@ from tests.unit.graphs.reference import Feed, Handler, ModelNode
 PACKETS = tuple(Feed("in", number, number) for number in range(1, 31))
 
 
-class Outlet:
+class SlowSink:
     """Takes ``room`` packets, and more only when it is opened."""
 
     def __init__(self, room: int = 10**9) -> None:
@@ -36,7 +36,6 @@ class Outlet:
 
 
 def gather(name: str, *sources: str, handler: Handler = Handler(), skip: int = 0, bounds: bool = False) -> ModelNode:  # noqa: B008 - immutable
-    """Make a node with one output, ``<name>_out``."""
     ports = [in_port(number) for number in range(len(sources))]
     rule = Gather(name, (frozenset(ports),), skip)
     inputs = tuple(zip(ports, sources, strict=True))
@@ -47,44 +46,40 @@ def _backwards(delivery: Delivery) -> list[Emission]:
     return [Emission(out_port(number), number, delivery.timestamp) for number in (2, 0, 1)]
 
 
-def begin(case: Case, outlet: Outlet) -> tuple[GraphInstance, Recorders]:
-    """Make an instance and its calculators."""
+def begin(case: Case, sink: SlowSink) -> tuple[GraphInstance, Recorders]:
     recorders = make_recorders(case)
-    return GraphInstance(plan_of(case, recorders), InstanceContext("graph", {}, "", float("inf")), outlet), recorders
+    return GraphInstance(plan_of(case, recorders), InstanceContext("graph", {}, "", float("inf")), sink), recorders
 
 
 async def feed(instance: GraphInstance, packets: tuple[Feed, ...]) -> None:
-    """Push packets as fast as they are taken."""
     for each in packets:
         await instance.push(each.stream, each.value, each.timestamp)
         instance.dispatch()
 
 
 @pytest.mark.parametrize("in_flight", [1, 3])
-async def test_a_reader_that_does_not_read_holds_everything_up(in_flight: int, autojump_clock: Any) -> None:
-    """What waits is bounded by the room, the runs and the queues, however much the client sends."""
+async def test_graph_waits_for_a_slow_reader(in_flight: int, autojump_clock: Any) -> None:
     case = Case(("in",), ("a_out",), (gather("a", "in"),), PACKETS, 4, {"a": in_flight})
-    outlet = Outlet(room=2)
-    instance, recorders = begin(case, outlet)
+    sink = SlowSink(room=2)
+    instance, recorders = begin(case, sink)
     async with running(instance), trio.open_nursery() as nursery:
         nursery.start_soon(feed, instance, PACKETS)
         await trio.testing.wait_all_tasks_blocked()
-        assert len(outlet.packets) == 2
+        assert len(sink.packets) == 2
         assert len(recorders["a"].deliveries) == 1 + in_flight
         assert len(nursery.child_tasks) == 1
-        outlet.opened.set()
+        sink.opened.set()
         await instance.wait_idle()
         while nursery.child_tasks:
             await trio.lowlevel.checkpoint()
         await instance.finish()
-    assert [packet.timestamp for packet in outlet.packets] == [each.timestamp for each in PACKETS]
+    assert [packet.timestamp for packet in sink.packets] == [each.timestamp for each in PACKETS]
 
 
-async def test_a_node_that_ends_while_its_reader_waits_loses_nothing() -> None:
-    """Runs that are over but not delivered keep the node open."""
+async def test_finished_runs_are_delivered_after_the_inputs_end() -> None:
     case = Case(("in",), ("a_out",), (gather("a", "in"), gather("b", "a_out")), PACKETS[:6], 4, {"a": 3})
-    outlet = Outlet(room=1)
-    instance, recorders = begin(case, outlet)
+    sink = SlowSink(room=1)
+    instance, recorders = begin(case, sink)
     async with running(instance), trio.open_nursery() as nursery:
         nursery.start_soon(feed, instance, case.feed)
         await trio.testing.wait_all_tasks_blocked()
@@ -92,17 +87,16 @@ async def test_a_node_that_ends_while_its_reader_waits_loses_nothing() -> None:
         instance.dispatch()
         await trio.testing.wait_all_tasks_blocked()
         assert recorders["a"].closed == 0
-        outlet.opened.set()
+        sink.opened.set()
         await instance.wait_finished()
     assert instance.failure is None
     assert len(recorders["b"].deliveries) == 6
 
 
-async def test_a_full_queue_holds_up_the_node_before_it() -> None:
-    """A slow node lets no more wait before it than its queue may hold, nor does the one before that."""
+async def test_full_queue_stops_the_node_before_it() -> None:
     nodes = (gather("fast", "in"), gather("slow", "fast_out"))
     case = Case(("in",), ("slow_out",), nodes, PACKETS, 2, {}, {"slow": (10,)})
-    instance, recorders = begin(case, Outlet())
+    instance, recorders = begin(case, SlowSink())
     ahead = []
 
     async def watch() -> None:
@@ -118,15 +112,14 @@ async def test_a_full_queue_holds_up_the_node_before_it() -> None:
     assert len(recorders["slow"].deliveries) == len(PACKETS)
 
 
-async def test_a_skipped_timestamp_is_told_through_nodes_that_do_not_run() -> None:
-    """A leaves out timestamp 20, B never runs there, and C knows all the same that it needs not wait for B."""
+async def test_bounds_pass_nodes_that_do_not_run() -> None:
     nodes = (
         gather("a", "in", skip=2, bounds=True),
         gather("b", "a_out", bounds=True),
         gather("c", "in", "b_out"),
     )
     case = Case(("in",), ("c_out",), nodes, (Feed("in", 20, 1),))
-    instance, recorders = begin(case, Outlet())
+    instance, recorders = begin(case, SlowSink())
     async with running(instance):
         await feed(instance, case.feed)
         await instance.wait_idle()
@@ -135,11 +128,10 @@ async def test_a_skipped_timestamp_is_told_through_nodes_that_do_not_run() -> No
         await instance.finish()
 
 
-async def test_aligned_inputs_settle_on_the_clock_of_their_base() -> None:
-    """IN:1 is 990 ahead: 15 on IN:0 waits for it, and what runs next is 1003, which is told as 13."""
+async def test_bounds_of_aligned_inputs_use_the_clock_of_the_base() -> None:
     align = gather("t", "base", "ahead", handler=Handler("TimestampAlign"), bounds=True)
     case = Case(("base", "ahead"), ("b_out",), (align, gather("b", "t_out")), ())
-    instance, recorders = begin(case, Outlet())
+    instance, recorders = begin(case, SlowSink())
     async with running(instance):
         for stream, timestamp in [("ahead", 1000), ("base", 10), ("base", 15), ("ahead", 1003), ("ahead", 1005)]:
             await feed(instance, (Feed(stream, timestamp, 1),))
@@ -149,24 +141,22 @@ async def test_aligned_inputs_settle_on_the_clock_of_their_base() -> None:
     assert [delivery.timestamp for delivery in recorders["b"].deliveries] == [10, 13, 15]
 
 
-async def test_the_outputs_of_one_run_leave_in_the_order_of_tags() -> None:
-    """In whatever order the node gives them."""
+async def test_outputs_of_one_run_are_sent_in_the_order_of_tags() -> None:
     outputs = tuple((out_port(number), f"out{number}") for number in range(3))
     node = ModelNode("a", ((in_port(0), "in"),), outputs, _backwards)
     case = Case(("in",), ("out1", "out2", "out0"), (node,), PACKETS[:2])
-    outlet = Outlet()
-    instance, _ = begin(case, outlet)
+    sink = SlowSink()
+    instance, _ = begin(case, sink)
     async with running(instance):
         await feed(instance, case.feed)
         await instance.finish()
-    assert [tuple(packet) for packet in outlet.packets] == [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2)]
+    assert [tuple(packet) for packet in sink.packets] == [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2)]
 
 
-async def test_without_the_promise_a_skipped_timestamp_is_waited_for() -> None:
-    """As Python nodes do: what is behind them runs with the next packet, or at the end."""
+async def test_skipped_timestamp_is_waited_for_without_bounds() -> None:
     nodes = (gather("a", "in", skip=2), gather("c", "in", "a_out"))
     case = Case(("in",), ("c_out",), nodes, (Feed("in", 20, 1), Feed("in", 30, 2)))
-    instance, recorders = begin(case, Outlet())
+    instance, recorders = begin(case, SlowSink())
     async with running(instance):
         await feed(instance, case.feed[:1])
         await instance.wait_idle()
@@ -178,10 +168,9 @@ async def test_without_the_promise_a_skipped_timestamp_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("chosen", [1, 7, -1])
-async def test_choosing_an_input_that_is_not_there_fails_the_run(chosen: int) -> None:
-    """The client is told which node, what came and what may."""
+async def test_mux_of_a_missing_input_fails_the_run(chosen: int) -> None:
     case = Case(("in", "which"), ("m_out",), (gather("m", "in", "which", handler=Handler("Mux")),), ())
-    instance, _ = begin(case, Outlet())
+    instance, _ = begin(case, SlowSink())
     async with running(instance):
         await feed(instance, (Feed("in", 1, 5), Feed("which", 1, chosen)))
         await instance.wait_idle()
@@ -189,10 +178,9 @@ async def test_choosing_an_input_that_is_not_there_fails_the_run(chosen: int) ->
     assert f'for node "m" failed: IN:1 is {chosen}, and must be the number of an input, 0 to 0' in str(instance.failure)
 
 
-async def test_a_packet_out_of_order_fails_the_run() -> None:
-    """The text is that of the stream; nothing more is taken."""
+async def test_packet_out_of_order_fails_the_run() -> None:
     case = Case(("in",), ("a_out",), (gather("a", "in"),), ())
-    instance, recorders = begin(case, Outlet())
+    instance, recorders = begin(case, SlowSink())
     async with running(instance):
         await feed(instance, (Feed("in", 5, 1),))
         with pytest.raises(trio.BrokenResourceError):
@@ -210,12 +198,11 @@ class _NeverCloses(Recorder):
         await trio.sleep_forever()
 
 
-async def test_a_node_that_does_not_close_keeps_no_other_from_it(autojump_clock: Any) -> None:
-    """Each lets go of what it holds, as far as it need not wait for that."""
+async def test_node_that_does_not_close_does_not_keep_others_open(autojump_clock: Any) -> None:
     case = Case(("in",), ("c_out",), (gather("a", "in"), gather("b", "a_out"), gather("c", "b_out")), (), 4)
     recorders = make_recorders(case)
     recorders["a"] = _NeverCloses(recorders["a"].rule)
-    instance = GraphInstance(plan_of(case, recorders), InstanceContext("graph", {}, "", float("inf")), Outlet())
+    instance = GraphInstance(plan_of(case, recorders), InstanceContext("graph", {}, "", float("inf")), SlowSink())
     async with running(instance):
         await trio.lowlevel.checkpoint()
     assert {name: each.closed for name, each in recorders.items()} == {"a": 1, "b": 1, "c": 1}

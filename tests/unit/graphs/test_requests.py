@@ -1,5 +1,3 @@
-"""Requests of graphs: what becomes of each input, and in which words it is refused."""
-
 from __future__ import annotations
 
 import math
@@ -27,24 +25,20 @@ HUGE = (2**31, 2**31, 2**31)
 
 
 def read(tag: str, *requests: InferRequest) -> list[tuple[str, Any]]:
-    """Read requests with a graph whose inputs ``x`` and ``y`` have this tag."""
     reader = RequestReader([StreamRef(Port(tag, index), name) for index, name in enumerate("xy")])
     return [packet for request in requests for packet in reader.packets(request)]
 
 
 def one(tag: str, request: InferRequest) -> Any:
-    """Read the one input of a request."""
     ((_, value),) = read(tag, request)
     return value
 
 
 def raw(datatype: str, shape: tuple[int, ...], data: bytes | memoryview, name: str = "x") -> InferRequest:
-    """Make a request of one input in raw contents."""
     return InferRequest("g", inputs=[InferInput(name, datatype, shape)], raw_inputs=[data])
 
 
 def typed(datatype: str, shape: tuple[int, ...], values: list[Any], field: str = "") -> InferRequest:
-    """Make a request of one input whose values come one by one; without a field there are none."""
     field = field or (BY_NAME[datatype].contents_field if datatype in BY_NAME else "")
     contents = Contents(field, values) if field else None
     return InferRequest("g", inputs=[InferInput("x", datatype, shape, contents)])
@@ -54,8 +48,7 @@ def typed(datatype: str, shape: tuple[int, ...], values: list[Any], field: str =
 
 
 @given(st.sampled_from(KNOWN), st.lists(st.integers(0, 4), max_size=4), st.randoms(use_true_random=False))
-def test_a_python_tensor_is_the_bytes_that_came(datatype: str, dims: list[int], random: Any) -> None:
-    """Name, type, shape and every bit are the request's, for each known type, scalars and empty tensors included."""
+def test_python_tensor_has_the_bytes_of_the_request(datatype: str, dims: list[int], random: Any) -> None:
     shape, row = tuple(dims), BY_NAME[datatype]
     count = math.prod(shape)
     data = random.randbytes(count * row.itemsize) if datatype != "BOOL" else bytes(random.choices([0, 1], k=count))
@@ -69,7 +62,6 @@ def test_a_python_tensor_is_the_bytes_that_came(datatype: str, dims: list[int], 
 
 
 def test_raw_bytes_are_not_copied() -> None:
-    """A Python tensor is a view of the request's buffer."""
     data = bytes(range(16))
     tensor = one(PYTHON, raw("UINT8", (16,), memoryview(data)))
     assert np.frombuffer(tensor.data, np.uint8).ctypes.data == np.frombuffer(data, np.uint8).ctypes.data
@@ -77,15 +69,14 @@ def test_raw_bytes_are_not_copied() -> None:
 
 @pytest.mark.parametrize("datatype", ["BYTES", "my_string", "BF16", ""])
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (99, 99), HUGE])
-def test_a_datatype_of_the_users_own_is_not_checked(datatype: str, shape: tuple[int, ...]) -> None:
-    """Bytes that the server does not know go through whatever the shape says."""
+def test_custom_datatype_and_shape_are_not_checked(datatype: str, shape: tuple[int, ...]) -> None:
     tensor = one(PYTHON, raw(datatype, shape, b"seven b"))
     assert (tensor.datatype, tuple(tensor.shape), tensor.data.shape) == (datatype, shape, (7,))
     assert bytes(tensor) == b"seven b"
 
 
 @pytest.mark.parametrize(
-    ("request_", "text"),
+    ("invalid", "text"),
     [
         (raw("FP32", (3,), bytes(8)), "Invalid Python tensor buffer size. Actual: 8; Expected: 12"),
         (raw("FP32", (3,), bytes(16)), "Invalid Python tensor buffer size. Actual: 16; Expected: 12"),
@@ -97,27 +88,19 @@ def test_a_datatype_of_the_users_own_is_not_checked(datatype: str, shape: tuple[
         (typed("BYTES", (1,), []), "Input does not have input tensor contents field"),
     ],
 )
-def test_python_tensors_of_another_size_are_refused(request_: InferRequest, text: str) -> None:
-    """Bytes that do not fit type and shape are the caller's fault."""
+def test_python_tensors_of_wrong_size_are_refused(invalid: InferRequest, text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        one(PYTHON, request_)
+        one(PYTHON, invalid)
     assert caught.value.message.startswith(f"Invalid content size of tensor proto - {text}")
     assert "input name: x" in caught.value.message
 
 
 @pytest.mark.parametrize("tag", [PYTHON, "OVTENSOR", "TENSOR", "TFTENSOR", ""])
 @pytest.mark.parametrize("datatype", ["FP32", "INT8"])
-def test_negative_dimensions_are_refused_by_every_type(tag: str, datatype: str) -> None:
-    """A size below 0 means nothing, in raw contents and others."""
+def test_negative_dimensions_are_refused(tag: str, datatype: str) -> None:
     for request in (raw(datatype, (2, -1), b""), typed(datatype, (2, -1), [])):
         with pytest.raises(InvalidRequest, match=r"^Invalid input shape - Negative .*\(2,-1\); input name: x$"):
             one(tag, request)
-
-
-def test_custom_datatypes_with_negative_dimensions_are_refused() -> None:
-    """The sign is the one thing of a custom tensor that is checked."""
-    with pytest.raises(InvalidRequest, match="Negative dimension size is not acceptable"):
-        one(PYTHON, raw("mine", (-1,), b"abc"))
 
 
 # Typed contents
@@ -125,8 +108,7 @@ def test_custom_datatypes_with_negative_dimensions_are_refused() -> None:
 
 @pytest.mark.parametrize("tag", [PYTHON, "OVTENSOR1", "TFTENSOR", "ANYTHING", ""])
 @pytest.mark.parametrize("datatype", sorted(set(KNOWN) - {"FP16"}))
-def test_values_that_came_one_by_one_become_arrays(tag: str, datatype: str) -> None:
-    """Each field of typed contents fills each type that it stands for."""
+def test_typed_contents_become_arrays(tag: str, datatype: str) -> None:
     values = [True, False] if datatype == "BOOL" else [1, 2]
     value = one(tag, typed(datatype, (1, 2), values))
     array = np.array(value) if tag == PYTHON else value.array
@@ -134,8 +116,7 @@ def test_values_that_came_one_by_one_become_arrays(tag: str, datatype: str) -> N
     assert array.tolist() == [values]
 
 
-def test_strings_that_came_one_by_one_are_framed() -> None:
-    """Each element of BYTES stands behind its length, and the shape is not checked."""
+def test_typed_strings_are_framed() -> None:
     tensor = one(PYTHON, typed("BYTES", (7,), [b"ab", b"", b"c"]))
     assert bytes(tensor) == struct.pack("<I2sII1s", 2, b"ab", 0, 1, b"c")
     assert (tensor.datatype, tuple(tensor.shape)) == ("BYTES", (7,))
@@ -144,22 +125,20 @@ def test_strings_that_came_one_by_one_are_framed() -> None:
 
 @pytest.mark.parametrize("tag", [PYTHON, "OVTENSOR", "TFTENSOR", "TENSOR"])
 @pytest.mark.parametrize(
-    "request_",
+    "invalid",
     [
         typed("FP32", (3,), [1.0]),
         typed("FP32", (3,), [1] * 3, "int_contents"),
         typed("FP16", (3,), [1] * 3, "int_contents"),
     ],
 )
-def test_a_wrong_number_of_values_is_refused(tag: str, request_: InferRequest) -> None:
-    """Values that are missing, surplus or in the wrong field do not count."""
+def test_wrong_number_of_values_is_refused(tag: str, invalid: InferRequest) -> None:
     with pytest.raises(InvalidRequest, match=r"^Invalid number of values in tensor proto container - Expected: 3 val"):
-        one(tag, request_)
+        one(tag, invalid)
 
 
 @pytest.mark.parametrize("datatype", ["BF16", "mine", ""])
-def test_custom_datatypes_come_raw_only(datatype: str) -> None:
-    """Typed contents have no field for a type of the user's own."""
+def test_custom_datatypes_need_raw_contents(datatype: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         one(PYTHON, typed(datatype, (1,), [1], "int_contents"))
     assert caught.value.message.startswith(
@@ -175,7 +154,6 @@ def test_custom_datatypes_come_raw_only(datatype: str) -> None:
 @pytest.mark.parametrize("datatype", NUMERIC)
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 1)])
 def test_arrays_are_views_of_raw_bytes(tag: str, datatype: str, shape: tuple[int, ...]) -> None:
-    """Every numeric type and every shape, scalars and empty ones included, with the bits that came."""
     row = BY_NAME[datatype]
     data = bytes(i % 2 for i in range(math.prod(shape) * row.itemsize))
     value = one(tag.upper(), raw(datatype, shape, data))
@@ -183,8 +161,7 @@ def test_arrays_are_views_of_raw_bytes(tag: str, datatype: str, shape: tuple[int
     assert (value.array.shape, value.array.dtype, value.array.tobytes()) == (shape, row.numpy, data)
 
 
-def test_unaligned_bytes_are_copied_into_place() -> None:
-    """An array over an odd address would fault in native code."""
+def test_unaligned_bytes_are_copied() -> None:
     data = memoryview(b"x" + np.arange(3, dtype=np.int64).tobytes())[1:]
     array = one("OVTENSOR", raw("INT64", (3,), data)).array
     assert array.flags.aligned
@@ -192,7 +169,7 @@ def test_unaligned_bytes_are_copied_into_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tag", "request_", "text"),
+    ("tag", "invalid", "text"),
     [
         ("OVTENSOR", raw("FP32", (2,), b"x"), "Invalid content size of tensor proto - Expected: 8 bytes; Actual: 1 by"),
         ("OVTENSOR", raw("BYTES", (2,), b"x"), "Invalid input precision - Expected: BF16, BOOL, "),
@@ -214,10 +191,9 @@ def test_unaligned_bytes_are_copied_into_place() -> None:
         ("IMAGE", typed("UINT8", (1, 1, 1), [1]), "Mediapipe execution failed. MP status - images must be in raw"),
     ],
 )
-def test_arrays_and_images_that_do_not_fit_are_refused(tag: str, request_: InferRequest, text: str) -> None:
-    """The text begins as clients know it, and names the input."""
+def test_invalid_arrays_and_images_are_refused(tag: str, invalid: InferRequest, text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        one(tag, request_)
+        one(tag, invalid)
     assert caught.value.message.startswith(text)
     assert caught.value.message.endswith("input name: x")
 
@@ -230,8 +206,7 @@ def test_arrays_and_images_that_do_not_fit_are_refused(tag: str, request_: Infer
         *[("FP32", channels, "FP32") for channels in (1, 2, 4)],
     ],
 )
-def test_pixel_formats(datatype: str, channels: int, becomes: str) -> None:
-    """Pixels keep their bits and are called what the pixel format is called."""
+def test_images_have_a_pixel_format(datatype: str, channels: int, becomes: str) -> None:
     data = bytes(range(2 * channels * BY_NAME[datatype].itemsize))
     image = one("IMAGE", raw(datatype, (1, 2, channels), data))
     assert image.datatype is BY_NAME[becomes]
@@ -241,14 +216,12 @@ def test_pixel_formats(datatype: str, channels: int, becomes: str) -> None:
 # The request as a whole
 
 
-def test_a_stream_of_requests_carries_the_request_itself() -> None:
-    """Where the tag is REQUEST, nothing is read."""
+def test_request_tag_passes_the_request() -> None:
     request = raw("anything", (-5,), b"")
     assert one("REQUEST", request) is request
 
 
-def test_inputs_before_a_bad_one_have_been_read() -> None:
-    """Values are given in the order of the request, until one cannot be read."""
+def test_inputs_before_an_invalid_one_are_read() -> None:
     request = InferRequest(
         "g",
         inputs=[InferInput("y", "INT8", (1,)), InferInput("x", "INT8", (1,)), InferInput("z", "INT8", (1,))],
@@ -270,8 +243,7 @@ def test_inputs_before_a_bad_one_have_been_read() -> None:
         ([b"1"] * 2, Contents("int_contents", [1]), "input name: y"),
     ],
 )
-def test_the_structure_is_checked_before_anything_is_read(raws: list[Any], contents: Any, text: str) -> None:
-    """Raw contents go with every input or with none."""
+def test_raw_contents_of_every_input_or_none(raws: list[Any], contents: Any, text: str) -> None:
     request = InferRequest(
         "g",
         inputs=[InferInput("x", "INT8", (1,)), InferInput("y", "INT8", (1,), contents)],
@@ -284,23 +256,19 @@ def test_the_structure_is_checked_before_anything_is_read(raws: list[Any], conte
     )
 
 
-def test_a_request_without_inputs_gives_nothing() -> None:
-    """Streams may send requests that only carry parameters."""
+def test_request_without_inputs_has_no_packets() -> None:
     assert read(PYTHON, InferRequest("g")) == []
 
 
 # Parameters
 
 
-@pytest.mark.parametrize("value", [0, -5, MIN, MAX])
-def test_timestamps_of_the_callers_choice(value: int) -> None:
-    """Every integer that has no meaning of its own is a timestamp."""
-    assert timestamp_of(InferRequest("g", parameters={"OVMS_MP_TIMESTAMP": value})) == value
-
-
-def test_no_timestamp_is_none() -> None:
-    """Without the parameter the server chooses."""
-    assert timestamp_of(InferRequest("g", parameters={"other": 1})) is None
+@pytest.mark.parametrize(
+    ("parameters", "timestamp"),
+    [*(({"OVMS_MP_TIMESTAMP": value}, value) for value in (0, -5, MIN, MAX)), ({"other": 1}, None)],
+)
+def test_timestamp_of_the_request(parameters: dict[str, Any], timestamp: int | None) -> None:
+    assert timestamp_of(InferRequest("g", parameters=parameters)) == timestamp
 
 
 @pytest.mark.parametrize(
@@ -318,33 +286,20 @@ def test_no_timestamp_is_none() -> None:
         (2**63 - 1, "Timestamp::Done()"),
     ],
 )
-def test_timestamps_that_cannot_be(value: Any, text: str) -> None:
-    """Other types and reserved numbers are refused by name."""
+def test_invalid_timestamps_are_refused(value: Any, text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         timestamp_of(InferRequest("g", parameters={"OVMS_MP_TIMESTAMP": value}))
     assert caught.value.message == f"Malformed packet timestamp - {text}"
 
 
 def test_parameters_become_side_packets() -> None:
-    """Text, integers and truth values do; the timestamp and the server's own names do not."""
     parameters: dict[str, Any] = {"s": "x", "i": -(2**63), "b": True, "OVMS_MP_TIMESTAMP": 1, "llm": "mine"}
     packets = side_packets(InferRequest("g", parameters=parameters))
     assert packets == {"s": "x", "i": -(2**63), "b": True}
     assert packets["b"] is True
 
 
-@pytest.mark.parametrize("value", [1.5, 2**63, None])
-def test_parameters_of_other_types_are_refused(value: Any) -> None:
-    """There is no side packet for floats and larger integers."""
-    with pytest.raises(InvalidRequest) as caught:
-        side_packets(InferRequest("g", parameters={"p": value}))
-    assert caught.value.message.startswith(
-        "Functionality not implemented - Handling parameters of other types than: bool, string, int64 is not supported"
-    )
-
-
-def test_the_python_side_packet_is_the_servers() -> None:
-    """A request cannot give what Python nodes get."""
+def test_reserved_parameter_is_refused() -> None:
     with pytest.raises(FailedPrecondition) as caught:
         side_packets(InferRequest("g", parameters={"py": "x"}))
     assert caught.value.message == (
@@ -353,8 +308,7 @@ def test_the_python_side_packet_is_the_servers() -> None:
     )
 
 
-def test_everything_that_is_wrong_is_told_at_once() -> None:
-    """Inputs that are unknown or unreadable are named together; none behind the first of them is given."""
+def test_all_invalid_inputs_are_reported_together() -> None:
     request = InferRequest(
         "g",
         inputs=[InferInput("z", "INT8", (1,)), InferInput("x", "INT8", (2,)), InferInput("y", "INT8", (1,))],
@@ -367,11 +321,21 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     assert size.startswith("Invalid content size of tensor proto - Invalid Python tensor buffer size.")
 
 
-def test_all_parameters_that_are_no_side_packets_are_told() -> None:
-    """Each with its name."""
+@pytest.mark.parametrize("datatype", ["mine", "BF16"])
+def test_negative_dimensions_of_custom_datatypes_are_refused(datatype: str) -> None:
+    with pytest.raises(InvalidRequest, match="Negative dimension size is not acceptable"):
+        one(PYTHON, raw(datatype, (-1,), b"abc"))
+
+
+def test_parameters_of_other_types_are_refused() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        side_packets(InferRequest("g", parameters={"a": 0.5, "b": 2**70, "c": 1}))
-    assert [text.partition("; ")[2] for text in caught.value.message.split(". Also: ")] == [
+        side_packets(InferRequest("g", parameters={"a": 0.5, "b": 2**63, "c": 1, "d": None}))
+    problems = [text.split("; ") for text in caught.value.message.split(". Also: ")]
+    assert [parameter for _, parameter in problems] == [
         "parameter 'a' is 0.5",
-        f"parameter 'b' is {2**70}",
+        f"parameter 'b' is {2**63}",
+        "parameter 'd' is None",
     ]
+    assert {text for text, _ in problems} == {
+        "Functionality not implemented - Handling parameters of other types than: bool, string, int64 is not supported"
+    }

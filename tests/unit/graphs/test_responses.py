@@ -1,5 +1,3 @@
-"""What packets become in responses."""
-
 from __future__ import annotations
 
 import array
@@ -26,7 +24,6 @@ NUMERIC = sorted(set(BY_NAME) - {"BYTES"})
 
 
 def raw_output(value: Any) -> RawTensor:
-    """Make the output of a Python tensor on a stream called ``stream``."""
     made = to_output("stream", value)
     assert isinstance(made, RawTensor)
     return made
@@ -38,8 +35,7 @@ def raw_output(value: Any) -> RawTensor:
     st.lists(st.integers(0, 3), max_size=4),
     st.randoms(use_true_random=False),
 )
-def test_what_goes_in_comes_out(tag: str, datatype: str, dims: list[int], random: Any) -> None:
-    """Type, shape and every bit survive the way from a request to a response."""
+def test_tensors_are_the_same_in_request_and_response(tag: str, datatype: str, dims: list[int], random: Any) -> None:
     shape, row = tuple(dims), BY_NAME[datatype]
     data = random.randbytes(math.prod(shape) * row.itemsize)
     if datatype == "BOOL":
@@ -58,8 +54,7 @@ def test_what_goes_in_comes_out(tag: str, datatype: str, dims: list[int], random
 
 @pytest.mark.parametrize("datatype", ["9w", "", "BYTES", "FP32"])
 @pytest.mark.parametrize("shape", [(), (-1, 2), (1000,)])
-def test_a_python_tensor_says_itself_what_it_is(datatype: str, shape: tuple[int, ...]) -> None:
-    """Name, datatype and shape are the tensor's, whether or not they fit the bytes."""
+def test_python_tensor_has_its_own_name_datatype_and_shape(datatype: str, shape: tuple[int, ...]) -> None:
     made = raw_output(PythonTensor("mine", b"bytes", shape, datatype))
     assert (made.name, made.datatype, made.shape, bytes(made.data)) == ("mine", datatype, shape, b"bytes")
 
@@ -78,27 +73,23 @@ def test_a_python_tensor_says_itself_what_it_is(datatype: str, shape: tuple[int,
         np.broadcast_to(np.float64(1.5), (2, 2)),
     ],
 )
-def test_arrays_leave_in_row_major_order(source: np.ndarray[Any, Any]) -> None:
-    """Slices, transposed arrays and formats that only numpy knows give the bytes of their elements in order."""
+def test_arrays_are_written_in_row_major_order(source: np.ndarray[Any, Any]) -> None:
     assert bytes(raw_output(PythonTensor("o", source)).data) == source.tobytes()
 
 
 @pytest.mark.parametrize("source", [b"abc", bytearray(b"abc"), memoryview(b"abc"), array.array("H", [1, 2])])
-def test_every_buffer_can_leave(source: Any) -> None:
-    """Whatever exports a buffer gives its bytes."""
+def test_any_buffer_is_written(source: Any) -> None:
     assert bytes(raw_output(PythonTensor("o", source)).data) == memoryview(source).tobytes()
 
 
-def test_what_user_code_may_fill_again_is_copied() -> None:
-    """A response keeps its bytes when the node reuses its array for the next one, through any number of tensors."""
+def test_writable_array_is_copied() -> None:
     source = np.zeros(4, np.uint8)
     made = raw_output(PythonTensor("o", PythonTensor("inner", source)))
     source[:] = 7
     assert bytes(made.data) == bytes(4)
 
 
-def test_what_nobody_can_change_is_not_copied() -> None:
-    """Read-only buffers go out as they are."""
+def test_read_only_array_is_not_copied() -> None:
     source = np.arange(4, dtype=np.uint8)
     source.flags.writeable = False
     made = raw_output(PythonTensor("o", PythonTensor("inner", source)))
@@ -106,8 +97,7 @@ def test_what_nobody_can_change_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("kind", [OvTensor, MediaPipeTensor, TfTensor, ImageFrame])
-def test_other_tensors_are_named_for_their_stream(kind: type[OvTensor]) -> None:
-    """Tensors without a name of their own have the stream's."""
+def test_other_tensors_have_the_name_of_their_stream(kind: type[OvTensor]) -> None:
     pixels = np.arange(6, dtype=np.uint8).reshape(1, 2, 3)
     made = to_output("stream", kind(BY_NAME["UINT8"], pixels))
     assert isinstance(made, Tensor)
@@ -115,8 +105,7 @@ def test_other_tensors_are_named_for_their_stream(kind: type[OvTensor]) -> None:
     assert made.array is pixels
 
 
-def test_a_whole_response_replaces_everything() -> None:
-    """The caller may fill in its response without changing the packet."""
+def test_response_of_a_node_is_copied() -> None:
     packet = InferResponse("m", "7", [Tensor("a", BY_NAME["INT8"], np.zeros(1, np.int8))], "id", {"p": 1})
     made = to_output("stream", packet)
     assert made == packet
@@ -128,8 +117,7 @@ def test_a_whole_response_replaces_everything() -> None:
 
 
 @pytest.mark.parametrize("value", [True, None, "text", [1]])
-def test_values_that_no_response_can_carry_fail_the_graph(value: Any) -> None:
-    """A stream that carries something else cannot be an output of the graph."""
+def test_values_that_are_no_tensors_fail_the_graph(value: Any) -> None:
     with pytest.raises(GraphFailure) as caught:
         to_output("stream", value)
     assert 'output stream "stream"' in caught.value.message
