@@ -328,8 +328,9 @@ def test_negative_dimensions_of_custom_datatypes_are_refused(datatype: str) -> N
 
 
 def test_parameters_of_other_types_are_refused() -> None:
+    parameters: dict[str, Any] = {"a": 0.5, "b": 2**63, "c": 1, "d": None}
     with pytest.raises(InvalidRequest) as caught:
-        side_packets(InferRequest("g", parameters={"a": 0.5, "b": 2**63, "c": 1, "d": None}))
+        side_packets(InferRequest("g", parameters=parameters))
     problems = [text.split("; ") for text in caught.value.message.split(". Also: ")]
     assert [parameter for _, parameter in problems] == [
         "parameter 'a' is 0.5",
