@@ -1,5 +1,3 @@
-"""Python nodes under an interpreter of their own."""
-
 from __future__ import annotations
 
 import sys
@@ -33,8 +31,7 @@ class OvmsPythonModel:
 """
 
 
-def environment(folder: Path, *, has_numpy: bool = True) -> Path:
-    """Make an environment with a package of its own, and one that fits no server; give its interpreter."""
+def write_environment(folder: Path, *, has_numpy: bool = True) -> Path:
     venv.EnvBuilder(symlinks=True).create(folder)
     packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     (packages / "only_here.py").write_text("NAME = 'only here'")
@@ -47,9 +44,8 @@ def environment(folder: Path, *, has_numpy: bool = True) -> Path:
     return folder / "bin" / "python"
 
 
-async def test_a_node_has_the_packages_of_its_own_environment(tmp_path: Path) -> None:
-    """And none of the server's, but for what nodes import from it; errors and generators pass as ever."""
-    isolation = Isolation(python=environment(tmp_path / "venv"))
+async def test_node_has_the_packages_of_its_environment(tmp_path: Path) -> None:
+    isolation = Isolation(python=write_environment(tmp_path / "venv"))
     async with nodes(tmp_path, isolation=isolation) as made:
         node = await made.load(make_node(generative=True), SOURCE)
         async with node.opened() as opened:
@@ -65,25 +61,25 @@ async def test_a_node_has_the_packages_of_its_own_environment(tmp_path: Path) ->
     assert raised.value.retry_after_seconds == 3
 
 
-async def test_async_code_asks_for_trio(tmp_path: Path) -> None:
-    """Where the environment has none."""
+async def test_async_code_needs_trio(tmp_path: Path) -> None:
     source = "class OvmsPythonModel:\n    async def execute(self, inputs):\n        return []\n"
-    async with nodes(tmp_path, isolation=Isolation(python=environment(tmp_path / "venv"))) as made:
+    async with nodes(tmp_path, isolation=Isolation(python=write_environment(tmp_path / "venv"))) as made:
         node = await made.load(source=source)
         with capture_logs(), pytest.raises(Exception, match="No module named 'trio'"):
             await node.run_once()
 
 
-async def test_an_environment_without_numpy_is_told_what_it_lacks(tmp_path: Path) -> None:
-    """When the graph is loaded."""
-    isolation = Isolation(python=environment(tmp_path / "venv", has_numpy=False))
-    async with nodes(tmp_path, isolation=isolation) as made:
-        with capture_logs(), pytest.raises(ConfigError, match="its interpreter has no numpy, which pyovms needs"):
-            await made.load(source="class OvmsPythonModel:\n    def execute(self, inputs):\n        return []\n")
-
-
-async def test_an_interpreter_that_cannot_be_run_is_a_problem(tmp_path: Path) -> None:
-    """Of the node."""
-    async with nodes(tmp_path, isolation=Isolation(python=tmp_path / "nothing")) as made:
-        with capture_logs(), pytest.raises(ConfigError, match="No such file or directory"):
+@pytest.mark.parametrize(
+    ("has_numpy", "python", "text"),
+    [
+        (False, "venv/bin/python", "its interpreter has no numpy, which pyovms needs"),
+        (True, "missing", "No such file or directory"),
+    ],
+)
+async def test_unusable_interpreter_is_a_problem_of_the_node(
+    tmp_path: Path, has_numpy: bool, python: str, text: str
+) -> None:
+    write_environment(tmp_path / "venv", has_numpy=has_numpy)
+    async with nodes(tmp_path, isolation=Isolation(python=tmp_path / python)) as made:
+        with capture_logs(), pytest.raises(ConfigError, match=text):
             await made.load(source="class OvmsPythonModel:\n    def execute(self, inputs):\n        return []\n")

@@ -1,5 +1,3 @@
-"""What Python nodes print is logged with the names of their graphs and nodes, wherever they run."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -28,13 +26,7 @@ PLAIN = """
         print("left open", end="")
         return [Tensor("out", b"")]
 """
-ASYNC = """
-    async def execute(self, inputs):
-        print("pl", end="", flush=True)
-        print("ain")
-        print("left open", end="")
-        return [Tensor("out", b"")]
-"""
+ASYNC = PLAIN.replace("def", "async def")
 GENERATOR = """
     def execute(self, inputs):
         print("plain")
@@ -46,7 +38,6 @@ GENERATOR = """
 @pytest.mark.parametrize("isolation", [None, Isolation()], ids=["threads", "processes"])
 @pytest.mark.parametrize("execute", [PLAIN, ASYNC, GENERATOR], ids=["plain", "async", "generator"])
 async def test_each_line_is_logged_with_its_node(tmp_path: Path, execute: str, isolation: Isolation | None) -> None:
-    """From the import to ``finalize``."""
     node = make_node(name="counter", generative=execute is GENERATOR)
     with capture_logs() as logged, prints_logged():
         async with nodes(tmp_path, isolation=isolation) as opened:
