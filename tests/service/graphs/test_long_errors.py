@@ -1,5 +1,3 @@
-"""Errors of Python nodes with long texts: callers and the log get the beginning."""
-
 from __future__ import annotations
 
 import json
@@ -50,7 +48,6 @@ METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
-    """Serve a graph whose node raises the error that a request names."""
     folder = tmp_path_factory.mktemp("errors")
     (folder / "handler.py").write_text(dedent(HANDLER))
     (folder / "graph.pbtxt").write_text(graph_text(python_node("handler.py")))
@@ -63,10 +60,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]
 
 @pytest.mark.parametrize("kind", ["message", "chain", "str", "group"])
 @pytest.mark.parametrize("transport", ["grpc", "http"])
-def test_a_long_error_is_cut(
+def test_long_error_is_truncated(
     server: ServedInThread, transport: str, kind: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """20 MB of text, or a thousand causes: caller and log get the beginning."""
     configure_logs()
     if transport == "grpc":
         make = message_class("inference.ModelInferRequest")
