@@ -1,5 +1,3 @@
-"""Random pipelines answer what plain numpy makes of the same arithmetic."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -16,14 +14,12 @@ from tests.unit.pipelines.random_pipelines import Case, cases
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the library once."""
     return write_library(tmp_path_factory.mktemp("library"))
 
 
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=cases())
-def test_any_pipeline_answers_what_the_whole_arrays_give(case: Case, library: Path) -> None:
-    """However it is split, gathered and scheduled, nothing is lost, mixed up or done twice."""
+def test_pipelines_compute_what_numpy_computes(case: Case, library: Path) -> None:
 
     async def main() -> None:
         async with serving_pipeline(case.spec(library)) as pipeline:

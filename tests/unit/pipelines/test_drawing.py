@@ -1,5 +1,3 @@
-"""Pictures of pipelines: what calls what, and what is split and gathered where."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,8 +17,7 @@ SPEC = make_pipeline(
 )
 
 
-def test_boxes_say_what_they_call_and_how_deep_they_are() -> None:
-    """Levels are named from the inside out; the exit gathers what is left."""
+def test_boxes_have_what_they_call_and_their_level() -> None:
     drawing = draw(SPEC)
     boxes = [[(box.title, box.subtitle, *box.notes) for box in layer] for layer in drawing.layers]
     library = "library arithmetic (sums.py)"
@@ -34,8 +31,7 @@ def test_boxes_say_what_they_call_and_how_deep_they_are() -> None:
     ]
 
 
-def test_edges_have_the_names_that_nodes_have_for_them() -> None:
-    """An alias stands between the names at both ends; one that repeats the output's name is not told twice."""
+def test_edges_have_the_names_of_outputs_aliases_and_inputs() -> None:
     edges = [(edge.source, edge.label, edge.target) for edge in draw(SPEC).edges]
     assert edges == [
         ("i0", "x image", "n0"),
@@ -47,8 +43,7 @@ def test_edges_have_the_names_that_nodes_have_for_them() -> None:
     ]
 
 
-def test_what_is_wrong_is_drawn_as_far_as_it_can_be() -> None:
-    """Cycles are cut, and connections from nowhere left out."""
+def test_invalid_pipeline_is_drawn() -> None:
     nodes = [make_node("one", {"i": "two.y"}), make_node("two", {"i": "one.y", "j": "nobody.y", "k": "request.z"})]
     drawing = draw(make_pipeline(nodes, {"o": "two.z"}))
     assert [[box.title for box in layer] for layer in drawing.layers] == [["x"], ["one"], ["two"], ["o"]]
@@ -57,7 +52,6 @@ def test_what_is_wrong_is_drawn_as_far_as_it_can_be() -> None:
 
 
 def test_mermaid_has_a_line_for_each_box_and_edge() -> None:
-    """Notes are lines of a box."""
     lines = to_mermaid(draw(SPEC)).splitlines()
     assert '  i0(["x<br/>splits into 1 shard"])' in lines
     assert '  n0 -->|"images crops i"| n1' in lines

@@ -1,5 +1,3 @@
-"""What a pipeline's configuration alone says: levels, and everything that is wrong with it at once."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,7 +16,6 @@ def _codes(nodes: Sequence[PipelineNode], outputs: dict[str, str], **settings: A
 
 
 def test_levels_follow_demultiplexers_and_gathers() -> None:
-    """A node is as deep as what comes to it, less what it gathers; the exit gathers all that is left."""
     nodes = [
         make_node("outer", {"i": "request.x"}, demultiply_count=2),
         make_node("inner", {"i": "outer.y"}, demultiply_count=3),
@@ -34,8 +31,7 @@ def test_levels_follow_demultiplexers_and_gathers() -> None:
     assert structure.levels["response"] == ()
 
 
-def test_nodes_come_behind_what_they_need() -> None:
-    """The order is not that of the file."""
+def test_nodes_follow_their_sources() -> None:
     nodes = [make_node("last", {"i": "first.y"}), make_node("first", {"i": "request.x"})]
     structure, _ = examine_structure(make_pipeline(nodes, {"o": "last.y"}))
     assert structure is not None
@@ -45,7 +41,7 @@ def test_nodes_come_behind_what_they_need() -> None:
 ONE = make_node("one", {"i": "request.x"})
 SPLIT = make_node("split", {"i": "request.x"}, demultiply_count=2)
 
-WRONG: dict[str, tuple[Sequence[PipelineNode], dict[str, str], list[str]]] = {
+INVALID: dict[str, tuple[Sequence[PipelineNode], dict[str, str], list[str]]] = {
     "a name twice": ([ONE, ONE], {"o": "one.y"}, ["PIPELINE_NODE_NAME_DUPLICATE"]),
     "a node called request": (
         [ONE, make_node("request", {"i": "one.y"})],
@@ -121,27 +117,19 @@ WRONG: dict[str, tuple[Sequence[PipelineNode], dict[str, str], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_named_as_ovms_names_it(case: str) -> None:
-    """Each kind of mistake has its code."""
-    nodes, outputs, codes = WRONG[case]
+@pytest.mark.parametrize("case", INVALID)
+def test_problems_have_the_codes_of_ovms(case: str) -> None:
+    nodes, outputs, codes = INVALID[case]
     assert _codes(nodes, outputs) == codes
 
 
-def test_a_dynamic_entry_counts_among_the_demultiplexers() -> None:
-    """The pipeline's own demultiply_count is one like the others."""
-    assert _codes([SPLIT], {"o": "split.y"}, demultiply_count=-1) == ["NOT_IMPLEMENTED"]
-
-
-def test_an_input_connected_twice_is_refused() -> None:
-    """Two sources for one input contradict each other."""
+def test_input_connected_twice_is_refused() -> None:
     node = make_node("one", {"i": "request.x"})
     twice = node.model_copy(update={"inputs": node.inputs * 2})
     assert _codes([twice], {"o": "one.y"}) == ["PIPELINE_MODEL_INPUT_CONNECTED_TO_MULTIPLE_DATA_SOURCES"]
 
 
-def test_an_input_that_goes_nowhere_is_a_warning() -> None:
-    """Clients have to send it, for nothing."""
+def test_unused_input_is_a_warning() -> None:
     structure, problems = examine_structure(make_pipeline([ONE], {"o": "one.y"}, inputs=("x", "z")))
     assert structure is not None
     assert [(problem.severity, problem.message) for problem in problems] == [
@@ -149,11 +137,12 @@ def test_an_input_that_goes_nowhere_is_a_warning() -> None:
     ]
 
 
-def test_everything_wrong_is_told_at_once_with_its_place() -> None:
-    """Each problem has file, line and the way out."""
+def test_problems_have_file_line_and_suggestion() -> None:
     nodes = [make_node("one", {"i": "requst.x"}), make_node("three", {"i": "one.z"})]
     _, problems = examine_structure(make_pipeline(nodes, {"o": "one.y"}))
-    assert [(problem.file, problem.line) for problem in problems] == [("config.json", 3), ("config.json", 5)] * 1 + [
-        ("config.json", 5)
-    ]
+    assert [(problem.file, problem.line) for problem in problems] == [("config.json", line) for line in (3, 5, 5)]
     assert problems[0].suggestion == "did you mean 'request'?"
+
+
+def test_dynamic_entry_beside_another_demultiplexer_is_refused() -> None:
+    assert _codes([SPLIT], {"o": "split.y"}, demultiply_count=-1) == ["NOT_IMPLEMENTED"]
