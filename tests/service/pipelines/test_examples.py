@@ -107,14 +107,14 @@ def _faces() -> dict[str, Any]:
                 demultiply_count=-1,
             ),
             _model("brightness", "brightness", part, ["mean"]),
-            _model("again", "brightness", part, ["mean"], version=1),
+            _model("second", "brightness", part, ["mean"], version=1),
         ],
         {
             "images": _from("extract", "images"),
             "coordinates": _from("extract", "coordinates"),
             "confidences": _from("extract", "confidences"),
             "brightness": _from("brightness", "mean"),
-            "again": _from("again", "mean"),
+            "second": _from("second", "mean"),
         },
     )
 
@@ -198,7 +198,6 @@ def _shout() -> dict[str, Any]:
 
 
 def _config(folder: Path, *pipelines: dict[str, Any]) -> Path:
-    """Write the models, the libraries as OVMS's container has them, and the pipelines given, or all."""
     (folder / "fussy.py").write_text(_FUSSY)
     container = "/ovms/lib/custom_nodes/libcustom_node_"
     builtin = {
@@ -232,7 +231,6 @@ def _write_models(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
-    """Serve all pipelines."""
     folder = tmp_path_factory.mktemp("pipelines")
     _write_models(folder)
     with serving_in_thread(config_path=_config(folder)) as process:
@@ -241,7 +239,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]
 
 @pytest.fixture(params=["grpc", "http"])
 def protocol(request: pytest.FixtureRequest) -> Any:
-    """One of Triton's client packages."""
     return {"grpc": tritonclient.grpc, "http": tritonclient.http}[request.param]
 
 
@@ -258,7 +255,6 @@ def _call(server: ServedInThread, protocol: Any, name: str, outputs: list[str], 
 
 
 def _picture() -> Array:
-    """Return a picture whose upper left quarter is dark and whose lower right quarter is light."""
     picture = np.full((1, 3, _HEIGHT, _WIDTH), 50, np.float32)
     picture[0, :, : _HEIGHT // 2, : _WIDTH // 2] = np.array([10, 20, 30]).reshape(3, 1, 1)
     picture[0, :, _HEIGHT // 2 :, _WIDTH // 2 :] = np.array([200, 210, 220]).reshape(3, 1, 1)
@@ -268,20 +264,18 @@ def _picture() -> Array:
 _MEANS = [[[10, 20, 30]], [[200, 210, 220]]]
 
 
-def test_what_is_found_is_cut_out_and_looked_at(server: ServedInThread, protocol: Any) -> None:
-    """Two of three detections are certain enough; two models see both, and all comes back in their order."""
-    outputs = ["images", "coordinates", "confidences", "brightness", "again"]
-    images, coordinates, confidences, brightness, again = _call(server, protocol, "faces", outputs, image=_picture())
+def test_detections_are_cropped_and_classified(server: ServedInThread, protocol: Any) -> None:
+    outputs = ["images", "coordinates", "confidences", "brightness", "second"]
+    images, coordinates, confidences, brightness, second = _call(server, protocol, "faces", outputs, image=_picture())
     assert images.shape == (2, 1, 3, 6, 8)
     np.testing.assert_array_equal(images[:, :, :, 0, 0], _MEANS)
     np.testing.assert_allclose(coordinates[:, 0], [row[3:] for row in _KEPT])
     np.testing.assert_allclose(confidences[:, 0, 0], [row[2] for row in _KEPT])
     np.testing.assert_allclose(brightness, _MEANS, rtol=1e-5)
-    np.testing.assert_array_equal(again, brightness)
+    np.testing.assert_array_equal(second, brightness)
 
 
-def test_a_picture_may_come_as_a_file(server: ServedInThread, protocol: Any) -> None:
-    """A PNG in BYTES gives what its pixels do, blue first."""
+def test_image_file_is_decoded(server: ServedInThread, protocol: Any) -> None:
     pixels = _picture().transpose(0, 2, 3, 1)
     encoded = io.BytesIO()
     Image.fromarray(pixels[0, ..., ::-1].astype(np.uint8)).save(encoded, "png")
@@ -292,30 +286,24 @@ def test_a_picture_may_come_as_a_file(server: ServedInThread, protocol: Any) -> 
 
 
 @pytest.mark.parametrize("rows", [1, 3, 40])
-def test_any_number_of_rows_goes_through_a_model_with_a_batch_of_one(
-    server: ServedInThread, protocol: Any, rows: int
-) -> None:
-    """A demultiplexer at the entry splits the request, and the exit gathers the answers in their order."""
+def test_rows_are_split_for_a_model_with_a_batch_of_one(server: ServedInThread, protocol: Any, rows: int) -> None:
     given = np.arange(rows * 10, dtype=np.float32).reshape(rows, 1, 10)
     (y,) = _call(server, protocol, "dynamic_batch", ["y"], rows=given)
     np.testing.assert_array_equal(y, given + 1)
 
 
-def test_a_pipeline_may_be_a_node_of_another(server: ServedInThread, protocol: Any) -> None:
-    """A custom node adds one, a pipeline two, and a model one."""
+def test_pipeline_is_a_node_of_a_pipeline(server: ServedInThread, protocol: Any) -> None:
     given = np.arange(10, dtype=np.float32).reshape(1, 10)
     (y,) = _call(server, protocol, "chain", ["y"], x=given)
     np.testing.assert_array_equal(y, given + 4)
 
 
-def test_strings_go_in_and_come_out(server: ServedInThread, protocol: Any) -> None:
-    """Texts of different lengths, one of them empty, come back in capitals."""
+def test_strings_are_passed_as_rows(server: ServedInThread, protocol: Any) -> None:
     (loud,) = _call(server, protocol, "shout", ["loud_string"], text=np.array([b"zebra", b"", b"String_123"], object))
     assert loud.tolist() == [b"ZEBRA", b"", b"STRING_123"]
 
 
-def test_nothing_found_is_an_error_of_its_own(server: ServedInThread) -> None:
-    """A black picture has nothing to split: ABORTED over gRPC, 204 over REST."""
+def test_no_detection_has_a_status_of_its_own(server: ServedInThread) -> None:
     black = np.zeros((1, 3, _HEIGHT, _WIDTH), np.float32)
     with pytest.raises(InferenceServerException, match="had no results") as raised:
         _call(server, tritonclient.grpc, "faces", [], image=black)
@@ -324,14 +312,12 @@ def test_nothing_found_is_an_error_of_its_own(server: ServedInThread) -> None:
     assert server.ask("POST", "/v2/models/faces/infer", json={"inputs": [given]}).status_code == 204
 
 
-def test_what_does_not_fit_is_refused_at_the_entry(server: ServedInThread, protocol: Any) -> None:
-    """The message has the input's name and both shapes."""
+def test_invalid_input_is_refused_at_the_entry(server: ServedInThread, protocol: Any) -> None:
     with pytest.raises(InferenceServerException, match=r"\(1,3,40,60\).*\(1,3,8,8\).*image"):
         _call(server, protocol, "faces", [], image=np.zeros((1, 3, 8, 8), np.float32))
 
 
-def test_a_failing_node_is_named(server: ServedInThread, protocol: Any) -> None:
-    """What a Python node raises reaches the client, and the next request is answered."""
+def test_failed_node_is_named(server: ServedInThread, protocol: Any) -> None:
     with pytest.raises(InferenceServerException, match=r"shout.*mind your tongue"):
         _call(server, protocol, "shout", [], text=np.array([b"rude words"], object))
     (loud,) = _call(server, protocol, "shout", ["loud_string"], text=np.array([b"kind"], object))

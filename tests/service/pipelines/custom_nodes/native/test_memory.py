@@ -1,5 +1,3 @@
-"""The account of memory: whatever a library gives, each buffer is released exactly once."""
-
 from __future__ import annotations
 
 import os
@@ -27,14 +25,12 @@ PROGRAM: Final = Path(__file__).with_name("memory_program.py")
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give one fixture library to all examples, so that its account shows what any of them forgot."""
     return copy_of_fixture(tmp_path_factory.mktemp("native"))
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(letters=st.text("gzcanpqsdmhrxi", min_size=1, max_size=12), kept=st.sets(st.integers(0, 9)))
-def test_every_mix_of_outputs_is_released_once(library: Path, letters: str, kept: set[int]) -> None:
-    """Good and bad ones in any order; arrays may be dropped in any order too."""
+@given(letters=st.text("gzcanpqsdmhrxi", min_size=1, max_size=12), held_numbers=st.sets(st.integers(0, 9)))
+def test_outputs_are_released_once(library: Path, letters: str, held_numbers: set[int]) -> None:
 
     async def example() -> None:
         async with hosting() as tasks:
@@ -47,7 +43,7 @@ def test_every_mix_of_outputs_is_released_once(library: Path, letters: str, kept
                 account.check()
             else:
                 assert set(letters) <= GOOD
-                held = [array for name, array in outputs.items() if int(name[1:]) in kept]
+                held = [array for name, array in outputs.items() if int(name[1:]) in held_numbers]
                 expected = [array.copy() for array in held]
                 outputs.clear()
                 for array, values in zip(held, expected, strict=True):
@@ -64,7 +60,7 @@ def test_every_mix_of_outputs_is_released_once(library: Path, letters: str, kept
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leaks", [False, True])
-def test_no_invalid_access_and_no_leak_under_address_sanitizer(tmp_path: Path, leaks: bool) -> None:
+def test_address_sanitizer_reports_no_error_and_no_leak(tmp_path: Path, leaks: bool) -> None:
     """Memory of a library that was built with it is used rightly in all modes, and a leak would be seen.
 
     The interpreter keeps memory of its own to the end; what counts is what the library has allocated.

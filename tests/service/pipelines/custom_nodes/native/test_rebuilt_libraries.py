@@ -1,5 +1,3 @@
-"""Libraries that are built again while they are in use, in this process."""
-
 from __future__ import annotations
 
 import errno
@@ -29,29 +27,24 @@ WAITING = -X
 
 
 def overwrite(path: Path, build: int) -> None:
-    """Write a build into the same file."""
     copy_of_fixture(path.parent, path.name, build)
 
 
 def rename(path: Path, build: int) -> None:
-    """Write a build beside the file, and rename it."""
     copy_of_fixture(path.parent, "new", build).rename(path)
 
 
 def remove_first(path: Path, build: int) -> None:
-    """Delete the file and write another one, as linkers do."""
     path.unlink()
     copy_of_fixture(path.parent, path.name, build)
 
 
 def build_of(path: Path) -> int:
-    """Load a library and ask it for its number."""
     number: int = load_library(NodeIdentity("n", path)).symbols["fixture_build"]()
     return number
 
 
 def refusal(path: Path) -> str:
-    """Give the message with which a library is refused."""
     with pytest.raises(ConfigError) as caught:
         load_library(NodeIdentity("n", path))
     (problem,) = caught.value.problems
@@ -65,15 +58,11 @@ def no_copies(path: Path) -> AbstractContextManager[Path]:
 
 
 async def open_node(path: Path, tasks: trio.Nursery) -> NativeNode:
-    """Open a node that adds the number of its build."""
     return await open_native_node(path, "n", {"execute": "build"}, tasks=tasks)
 
 
 @pytest.mark.parametrize("rebuild", [overwrite, rename, remove_first])
-async def test_a_library_that_is_built_again_is_what_the_next_node_runs(
-    tmp_path: Path, rebuild: Callable[[Path, int], None]
-) -> None:
-    """Calls that are under way in the old one end there, and it is deinitialized after them."""
+async def test_next_node_runs_the_rebuilt_library(tmp_path: Path, rebuild: Callable[[Path, int], None]) -> None:
     path = copy_of_fixture(tmp_path, build=1)
     answers = []
 
@@ -100,56 +89,52 @@ async def test_a_library_that_is_built_again_is_what_the_next_node_runs(
     assert names_in(tmp_path) == [path.name]
 
 
-def test_a_library_that_is_as_it_was_is_not_opened_again(tmp_path: Path) -> None:
-    """Nodes that are opened at the same time, in several threads, have one, too."""
+def test_unchanged_library_is_opened_once(tmp_path: Path) -> None:
     path = copy_of_fixture(tmp_path)
-    given = []
+    loaded = []
     ready = threading.Barrier(4)
 
     def load() -> None:
         ready.wait(WAIT_SECONDS)
-        given.append(load_library(NodeIdentity("n", path)).symbols)
+        loaded.append(load_library(NodeIdentity("n", path)).symbols)
 
     threads = [threading.Thread(target=load) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({id(each) for each in given}) == 1
-    assert load_library(NodeIdentity("n", path)).symbols is given[0]
+    assert len({id(each) for each in loaded}) == 1
+    assert load_library(NodeIdentity("n", path)).symbols is loaded[0]
 
 
-def library_with_neighbour(folder: Path, build: int) -> Path:
-    """Compile a fixture that is linked with a library below its own folder, found by ``$ORIGIN``."""
+def library_with_dependency(folder: Path, build: int) -> Path:
     (folder / "lib").mkdir(exist_ok=True)
-    neighbour = folder / "neighbour.c"
-    neighbour.write_text("int neighbour(void) { return 40; }\n")
+    dependency = folder / "dependency.c"
+    dependency.write_text("int dependency(void) { return 40; }\n")
     if not (folder / "lib/libneighbour.so").exists():
-        compiled(neighbour, folder / "lib/libneighbour.so")
+        compiled(dependency, folder / "lib/libneighbour.so")
     source = folder / "node.c"
     source.write_text(
-        f'#include "{FIXTURE_SOURCE}"\nint neighbour(void);\nint sum(void) {{ return neighbour() + BUILD; }}'
+        f'#include "{FIXTURE_SOURCE}"\nint dependency(void);\nint sum(void) {{ return dependency() + BUILD; }}'
     )
     flags = (f"-L{folder / 'lib'}", "-Wl,--no-as-needed", "-lneighbour", "-Wl,-rpath,$ORIGIN/lib", f"-DBUILD={build}")
     return compiled(source, folder / "node.so", *flags)
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
-def test_what_a_library_finds_by_its_own_folder_is_found(
+def test_library_finds_others_by_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_writable: bool
 ) -> None:
-    """Whether there can be a copy of it or not, and when it is built again."""
     if not is_writable:
         monkeypatch.setattr(native_library, "private_copy", no_copies)
     for build in (1, 2):
-        path = library_with_neighbour(tmp_path, build)
+        path = library_with_dependency(tmp_path, build)
         assert load_library(NodeIdentity("n", path)).symbols["sum"]() == 40 + build
 
 
-def test_in_a_folder_that_cannot_be_written_a_library_that_is_renamed_is_seen(
+def test_renamed_library_in_a_read_only_folder_is_loaded_and_overwritten_one_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is another file; one that was overwritten is not opened, for it would be the old one, and that is told."""
     monkeypatch.setattr(native_library, "private_copy", no_copies)
     path = copy_of_fixture(tmp_path, build=1)
     assert build_of(path) == 1
@@ -161,8 +146,7 @@ def test_in_a_folder_that_cannot_be_written_a_library_that_is_renamed_is_seen(
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
-def test_a_library_that_is_half_written_is_refused(tmp_path: Path, share: float) -> None:
-    """Its end, opened all the same, would be missed by the process; the whole one is taken when it is there."""
+def test_incomplete_library_is_refused(tmp_path: Path, share: float) -> None:
     path = copy_of_fixture(tmp_path, build=1)
     assert build_of(path) == 1
     image = path.read_bytes()
@@ -173,8 +157,7 @@ def test_a_library_that_is_half_written_is_refused(tmp_path: Path, share: float)
     assert build_of(path) == 2
 
 
-def test_a_library_that_changes_while_it_is_copied_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in the copy may be of both builds."""
+def test_library_that_changes_while_it_is_copied_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = copy_of_fixture(tmp_path, build=1)
 
     @contextmanager
@@ -189,8 +172,7 @@ def test_a_library_that_changes_while_it_is_copied_is_refused(tmp_path: Path, mo
     assert build_of(path) == 2
 
 
-def test_copies_that_crashed_processes_left_are_deleted_by_the_next_opening(tmp_path: Path) -> None:
-    """One that another process is about to open is locked, and stays; so does what is no copy."""
+def test_copies_of_crashed_processes_are_deleted(tmp_path: Path) -> None:
     path = copy_of_fixture(tmp_path)
     with private_copy(path) as leftover:
         left = leftover.with_name(f".{path.name}.left{leftover.suffix}")
