@@ -32,6 +32,7 @@ __all__ = [
     "Answers",
     "ask",
     "graph_text",
+    "handler",
     "inference_graph",
     "loaded",
     "python_node",
@@ -101,6 +102,11 @@ def python_node(
         "}",
     ])  # fmt: skip
     return "node {\n" + indent(body, "  ") + "\n}\n"
+
+
+def handler(body: str, *, prefix: str = "", head: str = "") -> str:
+    """Write a handler whose ``execute`` has this body; the prefix may be ``async``, and the head has imports."""
+    return f"{head}\nclass OvmsPythonModel:\n    {prefix}def execute(self, inputs):\n{indent(dedent(body), ' ' * 8)}\n"
 
 
 def graph_text(
