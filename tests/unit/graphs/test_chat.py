@@ -18,7 +18,7 @@ from ovmstrio.core.generation import (
     Sampling,
     Task,
 )
-from tests.support.graphs import LOOPBACK, graph_text, loaded, python_node
+from tests.support.graphs import LOOPBACK, graph_text, handler, loaded, python_node
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -26,15 +26,13 @@ if TYPE_CHECKING:
 
     from ovmstrio.runtimes.graphs.graph_servable import GraphServable
 
-WORDS = """
-from pyovms import current_context
-class OvmsPythonModel:
-    def execute(self, inputs):
-        for word in bytes(inputs[0]).decode().split():
-            yield [Tensor("text", word.encode() + b" ")]
-        yield [Tensor("end", b"")]
-        yield [Tensor("text", b"behind the end")]
-"""
+
+WORDS = handler("""
+    for word in bytes(inputs[0]).split():
+        yield [Tensor("text", word + b" ")]
+    yield [Tensor("end", b"")]
+    yield [Tensor("text", b"behind the end")]
+""")
 
 ENDLESS = """
 import pathlib
@@ -95,11 +93,7 @@ async def test_end_of_the_generator_is_a_stop_without_an_end_output(tmp_path: Pa
 
 
 async def test_regular_graph_answers_chats_with_a_comment(tmp_path: Path) -> None:
-    source = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            return [Tensor("text", bytes(inputs[0]).upper())]
-    """
+    source = handler("return [Tensor('text', bytes(inputs[0]).upper())]")
     text = _graph("# OVMSTRIO_CHAT:", ("TEXT:text",), more="")
     async with _serving(tmp_path, source, text) as graph:
         assert _joined(await _pieces(graph, _request("one two"))) == ("ONE TWO", 1, Finish.STOP)
@@ -110,12 +104,8 @@ async def test_regular_graph_answers_chats_with_a_comment(tmp_path: Path) -> Non
 
 
 async def test_characters_are_joined_across_packets(tmp_path: Path) -> None:
-    source = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            for part in (b"\\xe2", b"\\x82", b"\\xac ", b"\\xff ", b"\\xe2\\x82"):
-                yield [Tensor("text", part)]
-    """
+    parts = b"\xe2", b"\x82", b"\xac ", b"\xff ", b"\xe2\x82"
+    source = handler(f"for part in {parts}:\n    yield [Tensor('text', part)]")
     async with _serving(tmp_path, source) as graph:
         pieces = await _pieces(graph, _request("x"))
     assert [piece.text for piece in pieces] == ["", "", "\N{EURO SIGN} ", "\ufffd ", "", "\ufffd"]
@@ -132,18 +122,12 @@ async def test_characters_are_joined_across_packets(tmp_path: Path) -> None:
     ],
 )
 async def test_text_is_read_from_every_form_of_tensor(tmp_path: Path, made: str, expected: str) -> None:
-    source = f"class OvmsPythonModel:\n    def execute(self, inputs):\n        yield [{made}]\n"
-    async with _serving(tmp_path, source) as graph:
+    async with _serving(tmp_path, handler(f"yield [{made}]")) as graph:
         assert _joined(await _pieces(graph, _request("x"))) == (expected, 1, Finish.STOP)
 
 
 async def test_numbers_are_refused(tmp_path: Path) -> None:
-    source = """
-    import numpy as np
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            yield [Tensor("text", np.zeros(3, np.float32))]
-    """
+    source = handler("yield [Tensor('text', np.zeros(3, np.float32))]", head="import numpy as np")
     async with _serving(tmp_path, source) as graph:
         with pytest.raises(GraphFailure, match=r'output "text" .* is no text: .*text.encode\(\)\), got FP32'):
             await _pieces(graph, _request("x"))
@@ -151,14 +135,13 @@ async def test_numbers_are_refused(tmp_path: Path) -> None:
 
 # What goes in
 
-ECHO = """
-import json
-from pyovms import current_context
-class OvmsPythonModel:
-    def execute(self, inputs):
-        given = {each.name: bytes(each).decode() for each in inputs}
-        yield [Tensor("text", json.dumps([given, dict(current_context().parameters)]).encode())]
-"""
+ECHO = handler(
+    """
+    tensors = {each.name: bytes(each).decode() for each in inputs}
+    yield [Tensor("text", json.dumps([tensors, dict(current_context().parameters)]).encode())]
+    """,
+    head="import json\nfrom pyovms import current_context",
+)
 
 TURNS = (
     {"role": "system", "content": "Be brief."},
@@ -234,13 +217,9 @@ async def test_token_limit_closes_the_generator(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("keeps", "expected"), [(False, "one t"), (True, "one two")])
 async def test_stop_string_is_found_across_packets(tmp_path: Path, *, keeps: bool, expected: str) -> None:
-    source = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            for part in ("one t", "w", "o", " three"):
-                yield [Tensor("text", part.encode())]
-            raise ValueError("read on")
-    """
+    source = handler(
+        "for part in (b'one t', b'w', b'o', b' three'):\n    yield [Tensor('text', part)]\nraise ValueError"
+    )
     async with _serving(tmp_path, source) as graph:
         pieces = await _pieces(graph, _request("x", stop=("wo", "never"), keeps_stop=keeps))
         held = await _pieces(graph, _request("x", stop=("t ",), sampling=Sampling(max_tokens=1)))
@@ -250,13 +229,10 @@ async def test_stop_string_is_found_across_packets(tmp_path: Path, *, keeps: boo
 
 
 async def test_usage_is_read_from_an_output(tmp_path: Path) -> None:
-    source = """
-    import json
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            yield [Tensor("text", b"a long text")]
-            yield [Tensor("end", b""), Tensor("usage", b'{"prompt_tokens": 7, "completion_tokens": 4}')]
-    """
+    source = handler("""
+    yield [Tensor("text", b"a long text")]
+    yield [Tensor("end", b""), Tensor("usage", b'{"prompt_tokens": 7, "completion_tokens": 4}')]
+    """)
     outputs = (*TWO_OUTPUTS, "USAGE:usage")
     async with _serving(tmp_path, source, _graph("# OVMSTRIO_CHAT: end=end usage=usage", outputs)) as graph:
         async with graph.generate(_request("x")) as generation:
@@ -269,23 +245,14 @@ async def test_usage_is_read_from_an_output(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("usage", ["seven", "[1]", '{"completion_tokens": -1}', '{"prompt_tokens": 1.5}'])
 async def test_invalid_usage_is_an_error(tmp_path: Path, usage: str) -> None:
-    source = f"""
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            yield [Tensor("end", {usage!r}.encode())]
-    """
+    source = handler(f"yield [Tensor('end', {usage.encode()!r})]")
     async with _serving(tmp_path, source, _graph("# OVMSTRIO_CHAT: usage=end")) as graph:
         with pytest.raises(GraphFailure, match=r'output "end" .* expected JSON as .*"completion_tokens": 12'):
             await _pieces(graph, _request("x"))
 
 
 async def test_error_of_the_generator_follows_its_text(tmp_path: Path) -> None:
-    source = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            yield [Tensor("text", b"so far")]
-            raise ValueError("no further")
-    """
+    source = handler("yield [Tensor('text', b'so far')]\nraise ValueError('no further')")
     async with _serving(tmp_path, source) as graph:
         # A caller that has handled the error gets it once only.
         async with graph.generate(_request("x")) as generation:
@@ -297,48 +264,34 @@ async def test_error_of_the_generator_follows_its_text(tmp_path: Path) -> None:
 
 
 async def test_slow_reader_stops_only_its_generator(tmp_path: Path) -> None:
-    source = """
-    class OvmsPythonModel:
-        def initialize(self, kwargs):
-            self.steps = 0
-        def execute(self, inputs):
-            if bytes(inputs[0]) == b"count":
-                yield [Tensor("text", b"%d" % self.steps)]
-            else:
-                while True:
-                    self.steps += 1
-                    yield [Tensor("text", b"x")]
-    """
+    source = handler("""
+    if bytes(inputs[0]) == b"count":
+        yield [Tensor("text", b"%d" % self.steps)]
+    else:
+        for self.steps in range(1, 100_000):
+            yield [Tensor("text", b"x")]
+    """)
     async with _serving(tmp_path, source) as graph, graph.generate(_request("on and on")) as generation:
         assert (await anext(aiter(generation))).text == "x"
         with trio.fail_after(60):
-            counts = {"": -1}
-            while counts.get("now") != counts.get("before", -1):
-                counts["before"] = counts.get("now", -1)
-                counts["now"] = int(_joined(await _pieces(graph, _request("count")))[0])
-    assert 1 <= counts["now"] < 200
+            counts = [0, -1]
+            while counts[-1] != counts[-2]:
+                counts.append(int(_joined(await _pieces(graph, _request("count")))[0]))
+    assert 1 <= counts[-1] < 200
 
 
 async def test_deadline_ends_a_started_and_a_starting_text(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    source = """
-    import trio
-    class OvmsPythonModel:
-        async def execute(self, inputs):
-            yield [Tensor("text", b"in time")]
-            await trio.sleep_forever()
-    """
+    body = "yield [Tensor('text', b'in time')]\nawait trio.sleep_forever()"
+    source = handler(body, prefix="async ", head="import trio")
     texts = list[str]()
     async with _serving(tmp_path, source) as graph:
         async with graph.generate(_request("x", deadline=trio.current_time() + 3)) as generation:
             texts.append((await anext(aiter(generation))).text)
             with pytest.raises(DeadlineExceeded, match="before the graph had made the whole text"):
                 await anext(aiter(generation))
-        slow = source.replace(
-            "async def execute",
-            "async def open(self, context):\n            await trio.sleep_forever()\n        async def execute",
-        )
+    slow = source + "    async def open(self, context):\n        await trio.sleep_forever()\n"
     async with _serving(tmp_path, slow) as graph:
         with pytest.raises(DeadlineExceeded):
             async with graph.generate(_request("x", deadline=trio.current_time() + 3)):

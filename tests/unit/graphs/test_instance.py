@@ -76,23 +76,6 @@ async def test_graph_waits_for_a_slow_reader(in_flight: int, autojump_clock: Any
     assert [packet.timestamp for packet in sink.packets] == [each.timestamp for each in PACKETS]
 
 
-async def test_finished_runs_are_delivered_after_the_inputs_end() -> None:
-    case = Case(("in",), ("a_out",), (gather("a", "in"), gather("b", "a_out")), PACKETS[:6], 4, {"a": 3})
-    sink = SlowSink(room=1)
-    instance, recorders = begin(case, sink)
-    async with running(instance), trio.open_nursery() as nursery:
-        nursery.start_soon(feed, instance, case.feed)
-        await trio.testing.wait_all_tasks_blocked()
-        instance.close_inputs()
-        instance.dispatch()
-        await trio.testing.wait_all_tasks_blocked()
-        assert recorders["a"].closed == 0
-        sink.opened.set()
-        await instance.wait_finished()
-    assert instance.failure is None
-    assert len(recorders["b"].deliveries) == 6
-
-
 async def test_full_queue_stops_the_node_before_it() -> None:
     nodes = (gather("fast", "in"), gather("slow", "fast_out"))
     case = Case(("in",), ("slow_out",), nodes, PACKETS, 2, {}, {"slow": (10,)})
@@ -110,22 +93,6 @@ async def test_full_queue_stops_the_node_before_it() -> None:
         await instance.finish()
     assert 2 <= max(ahead) <= 3
     assert len(recorders["slow"].deliveries) == len(PACKETS)
-
-
-async def test_bounds_pass_nodes_that_do_not_run() -> None:
-    nodes = (
-        gather("a", "in", skip=2, bounds=True),
-        gather("b", "a_out", bounds=True),
-        gather("c", "in", "b_out"),
-    )
-    case = Case(("in",), ("c_out",), nodes, (Feed("in", 20, 1),))
-    instance, recorders = begin(case, SlowSink())
-    async with running(instance):
-        await feed(instance, case.feed)
-        await instance.wait_idle()
-        assert recorders["b"].deliveries == []
-        assert recorders["c"].deliveries == [(20, ((in_port(0), 1),))]
-        await instance.finish()
 
 
 async def test_bounds_of_aligned_inputs_use_the_clock_of_the_base() -> None:
@@ -151,20 +118,6 @@ async def test_outputs_of_one_run_are_sent_in_the_order_of_tags() -> None:
         await feed(instance, case.feed)
         await instance.finish()
     assert [tuple(packet) for packet in sink.packets] == [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2)]
-
-
-async def test_skipped_timestamp_is_waited_for_without_bounds() -> None:
-    nodes = (gather("a", "in", skip=2), gather("c", "in", "a_out"))
-    case = Case(("in",), ("c_out",), nodes, (Feed("in", 20, 1), Feed("in", 30, 2)))
-    instance, recorders = begin(case, SlowSink())
-    async with running(instance):
-        await feed(instance, case.feed[:1])
-        await instance.wait_idle()
-        assert recorders["c"].deliveries == []
-        await feed(instance, case.feed[1:])
-        await instance.wait_idle()
-        assert [delivery.timestamp for delivery in recorders["c"].deliveries] == [20, 30]
-        await instance.finish()
 
 
 @pytest.mark.parametrize("chosen", [1, 7, -1])

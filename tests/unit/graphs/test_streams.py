@@ -111,8 +111,8 @@ def test_types_have_names_and_tags() -> None:
 # Packets
 
 
-def _stream(*timestamps: int, limit: int = -1) -> InputStream:
-    stream = InputStream("in", Port("IN", 0), limit=limit)
+def _stream(*timestamps: int) -> InputStream:
+    stream = InputStream("in", Port("IN", 0))
     for timestamp in timestamps:
         stream.push(Packet("a", timestamp))
     return stream
@@ -156,33 +156,6 @@ def test_largest_timestamp_is_the_last() -> None:
     assert not stream.is_done
     stream.queue.popleft()
     assert stream.is_done
-
-
-def test_bounds_only_rise() -> None:
-    stream = _stream()
-    assert [stream.advance(bound) for bound in (10, 10, 3)] == [True, False, False]
-    assert stream.bound == 10
-    with pytest.raises(TimestampMismatch):
-        stream.push(Packet("a", 9))
-    stream.push(Packet("a", 10))
-    assert stream.bound == 11
-
-
-def test_closed_stream_is_done_when_it_is_empty() -> None:
-    stream = _stream(1)
-    stream.close()
-    assert (stream.is_done, stream.earliest) == (False, 1)
-    with pytest.raises(TimestampMismatch, match=r"Current minimum expected timestamp is Timestamp::Done\(\)"):
-        stream.push(Packet("b", 2))
-    stream.queue.popleft()
-    assert (stream.is_done, stream.earliest) == (True, DONE)
-
-
-@pytest.mark.parametrize(("limit", "full_at"), [(1, 1), (2, 2), (3, 3), (-1, 99), (0, 0)])
-def test_stream_is_full_at_its_limit(limit: int, full_at: int) -> None:
-    assert [_stream(*range(count), limit=limit).is_full for count in range(5)] == [
-        count >= full_at for count in range(5)
-    ]
 
 
 # Timestamps

@@ -12,16 +12,12 @@ from ovmstrio.core.errors import Overloaded
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
 from ovmstrio.runtimes.graphs.config.graph_config import Port
 from pyovms import Tensor
+from tests.support.graphs import handler
 from tests.support.python_nodes import Node, Opened, make_node, nodes
 from tests.support.waits import WAIT_SECONDS, until_async
 
 PREFIX = "Error occurred during graph execution"
 PREFIXES = pytest.mark.parametrize("prefix", ["", "async "])
-
-
-def handler(body: str, head: str = "") -> str:
-    lines = "\n".join(f"        {line}" for line in body.splitlines())
-    return f"{head}\nclass OvmsPythonModel:\n    def execute(self, inputs):\n{lines}\n"
 
 
 async def failure_of(node: Node, text: bytes = b"") -> str:
@@ -68,13 +64,6 @@ async def test_arrays_of_every_type_and_shape_pass(tmp_path: Path, code: str, sh
     np.testing.assert_array_equal(np.asarray(out), array)
     assert (out.shape, out.datatype) == (shape, Tensor("x", array).datatype)
     assert (renamed.shape, renamed.datatype, bytes(renamed)) == ((7,), "9w", array.tobytes())
-
-
-@pytest.mark.parametrize(("result", "count"), [("[]", 0), ("[Tensor('b', b'')]", 1), ("Mine([Tensor('b', b'')])", 1)])
-async def test_outputs_are_optional(tmp_path: Path, result: str, count: int) -> None:
-    async with nodes(tmp_path) as made:
-        node = await made.load(make_node(outputs=["A:a", "B:b"]), handler(f"return {result}", "class Mine(list): ..."))
-        assert len(await node.run_once()) == count
 
 
 @pytest.mark.parametrize(
@@ -158,7 +147,7 @@ async def test_server_errors_keep_their_class(tmp_path: Path) -> None:
 )
 async def test_failures_of_async_handlers(tmp_path: Path, body: str, text: str) -> None:
     async with nodes(tmp_path) as made:
-        node = await made.load(source=handler(body).replace("def", "async def"))
+        node = await made.load(source=handler(body, prefix="async "))
         assert text in await failure_of(node)
         assert not made.threads.is_busy
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from textwrap import indent
 
 import numpy as np
 import pytest
@@ -13,18 +12,16 @@ from structlog.testing import capture_logs
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
 from ovmstrio.runtimes.graphs.config.graph_config import Port
 from ovmstrio.work.user_code.pumps import CREDIT
-from tests.support.python_nodes import LOOP, Node, Nodes, PythonNodeCall, make_node, nodes
+from tests.support.graphs import handler
+from tests.support.python_nodes import Node, Nodes, PythonNodeCall, make_node, nodes
 from tests.support.waits import WAIT_SECONDS, until_async
 
 PREFIXES = pytest.mark.parametrize("prefix", ["", "async "])
 
 
-def generator(body: str, prefix: str = "", head: str = "") -> str:
-    return f"{head}\nclass OvmsPythonModel:\n    {prefix}def execute(self, inputs):\n{indent(body, ' ' * 8)}\n"
-
-
 async def load(made: Nodes, body: str, prefix: str = "", head: str = "import trio") -> Node:
-    return await made.load(make_node(outputs=["OUT:out", "END:end"], generative=True), generator(body, prefix, head))
+    node = make_node(outputs=["OUT:out", "END:end"], generative=True)
+    return await made.load(node, handler(body, prefix=prefix, head=head))
 
 
 def texts_of(calls: list[PythonNodeCall]) -> list[tuple[int, str, str]]:
@@ -297,17 +294,3 @@ async def test_plain_method_returns_an_async_generator(tmp_path: Path) -> None:
         node = await load(made, "return many()", head=head)
         async with node.opened() as opened:
             assert texts_of(await opened.generate()) == [(0, "out", "0"), (1, "out", "1")]
-
-
-async def test_loopback_alone_runs_execute_without_inputs(tmp_path: Path) -> None:
-    async with nodes(tmp_path) as made:
-        node = await load(made, "return [Tensor('out', b'%d' % len(inputs))]")
-        async with node.opened() as opened:
-            assert (await opened.process(3, {LOOP: True})).texts == [(3, "out", "0")]
-
-
-async def test_output_named_loopback_is_sent_there(tmp_path: Path) -> None:
-    async with nodes(tmp_path) as made:
-        node = await load(made, "return [Tensor('loopback', b'')]")
-        async with node.opened() as opened:
-            assert [port for port, _, _ in (await opened.run()).emitted] == [LOOP]
