@@ -106,7 +106,8 @@ def python_node(
 
 def handler(body: str, *, prefix: str = "", head: str = "") -> str:
     """Write a handler whose ``execute`` has this body; the prefix may be ``async``, and the head has imports."""
-    return f"{head}\nclass OvmsPythonModel:\n    {prefix}def execute(self, inputs):\n{indent(dedent(body), ' ' * 8)}\n"
+    lines = indent(dedent(body).strip("\n"), " " * 8)
+    return f"{head}\nclass OvmsPythonModel:\n    {prefix}def execute(self, inputs):\n{lines}\n"
 
 
 def graph_text(

@@ -11,7 +11,7 @@ from ovmstrio.core.errors import GraphFailure
 from ovmstrio.core.generation import Conversation, GenerationRequest
 from ovmstrio.runtimes.graphs.graph_instance import GraphInstance
 from ovmstrio.work.isolation.isolated_code import Isolation
-from tests.support.graphs import LOOPBACK, Answers, ask, graph_text, loaded, python_node, stream, texts
+from tests.support.graphs import LOOPBACK, Answers, ask, graph_text, handler, loaded, python_node, stream, texts
 from tests.support.waits import WAIT_SECONDS
 
 if TYPE_CHECKING:
@@ -107,14 +107,12 @@ async def test_abandoned_streams_do_not_affect_others(tmp_path: Path, isolation:
 @PLACES
 @pytest.mark.parametrize("step", range(6))
 async def test_failure_at_any_step_ends_the_stream(tmp_path: Path, isolation: Isolation | None, step: int) -> None:
-    source = f"""
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            for number in range(6):
-                if number == {step}:
-                    raise ValueError("step %d" % number)
-                yield [Tensor("out", b"%d" % number)]
-    """
+    source = handler(f"""
+    for number in range(6):
+        if number == {step}:
+            raise ValueError("step %d" % number)
+        yield [Tensor("out", b"%d" % number)]
+    """)
     async with loaded(tmp_path / "g", GENERATIVE, isolation=isolation, handler=source) as graph:
         answers = await stream(graph, ask({"in": b""}))
     assert [text for _, _, text in answers.outputs] == [str(number) for number in range(step)]
@@ -126,11 +124,7 @@ async def test_failure_at_any_step_ends_the_stream(tmp_path: Path, isolation: Is
 
 @PLACES
 async def test_first_failure_cancels_other_nodes(tmp_path: Path, isolation: Isolation | None) -> None:
-    failing = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            raise RuntimeError("first")
-    """
+    failing = handler("raise RuntimeError('first')")
     waiting = """
     import trio
     class OvmsPythonModel:
@@ -186,16 +180,14 @@ async def test_calls_are_answered_while_a_stream_stalls(tmp_path: Path, isolatio
 
 @PLACES
 async def test_generator_of_a_chat_is_closed_with_it(tmp_path: Path, isolation: Isolation | None) -> None:
-    endless = """
-    import pathlib
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            try:
-                while True:
-                    yield [Tensor("text", b"x")]
-            finally:
-                pathlib.Path(__file__).with_name("closed").write_text("closed")
+    body = """
+    try:
+        while True:
+            yield [Tensor("text", b"x")]
+    finally:
+        pathlib.Path(__file__).with_name("closed").write_text("closed")
     """
+    endless = handler(body, head="import pathlib")
     node = python_node("handler.py", ["IN:prompt"], ["TEXT:text"], more=LOOPBACK)
     text = graph_text(node, inputs=["OVMS_PY_TENSOR:prompt"], outputs=["OVMS_PY_TENSOR:text"])
     closed = tmp_path / "g" / "closed"

@@ -14,7 +14,7 @@ from ovmstrio.core.payloads import PayloadDocument
 from ovmstrio.runtimes.graphs.config.graph_file import examine_text
 from ovmstrio.runtimes.graphs.examining import examine_graph
 from ovmstrio.work.isolation.isolated_code import Isolation
-from tests.support.graphs import LOOPBACK, ask, graph_text, loaded, python_node
+from tests.support.graphs import LOOPBACK, ask, graph_text, handler, loaded, python_node
 from tests.support.peers import LOCAL
 
 if TYPE_CHECKING:
@@ -28,14 +28,12 @@ STREAMED = graph_text(python_node("handler.py", INPUTS, OUTPUTS, more=LOOPBACK),
 
 PLACES = pytest.mark.parametrize("isolation", [None, Isolation()], ids=["threads", "process"])
 
-REPORT = """
-class OvmsPythonModel:
-    def execute(self, inputs):
-        payload, = inputs
-        head = [payload.method, payload.uri, dict(payload.headers), payload.client]
-        tensor = [payload.name, payload.shape, payload.datatype, payload.body == bytes(payload)]
-        return [{"reported": [*head, payload.json, bytes(payload).decode()], "tensor": tensor}]
-"""
+REPORT = handler("""
+payload, = inputs
+head = [payload.method, payload.uri, dict(payload.headers), payload.client]
+tensor = [payload.name, payload.shape, payload.datatype, payload.body == bytes(payload)]
+return [{"reported": [*head, payload.json, bytes(payload).decode()], "tensor": tensor}]
+""")
 
 REQUEST = HttpRequest(
     "POST",
@@ -195,12 +193,7 @@ def test_payload_graph_has_one_input_and_one_output(
 
 
 async def test_deadline_ends_a_payload_request(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    source = """
-    import trio
-    class OvmsPythonModel:
-        async def execute(self, inputs):
-            await trio.sleep_forever()
-    """
+    source = handler("await trio.sleep_forever()", prefix="async ", head="import trio")
     async with loaded(tmp_path / "g", ONCE, handler=source) as graph:
         with pytest.raises(DeadlineExceeded, match="before the graph had answered"):
             async with graph.open_payload(REQUEST, trio.current_time() + 5) as documents:
@@ -209,16 +202,14 @@ async def test_deadline_ends_a_payload_request(tmp_path: Path, autojump_clock: t
 
 
 async def test_headers_are_read_only_and_json_is_parsed_once(tmp_path: Path) -> None:
-    source = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            payload, = inputs
-            try:
-                payload.headers["x-tag"] = "c"
-            except TypeError as error:
-                refusal = str(error)
-            return [{"reported": [refusal, payload.json is payload.json, payload.headers["x-tag"]]}]
-    """
+    source = handler("""
+    payload, = inputs
+    try:
+        payload.headers["x-tag"] = "c"
+    except TypeError as error:
+        refusal = str(error)
+    return [{"reported": [refusal, payload.json is payload.json, payload.headers["x-tag"]]}]
+    """)
     async with loaded(tmp_path / "g", ONCE, handler=source) as graph:
         (document,) = await _documents(graph)
     refusal, is_parsed_once, tag = json.loads(document.data)["reported"]

@@ -21,7 +21,7 @@ from ovmstrio.core.generation import Conversation, Finish, Piece
 from ovmstrio.core.http import HttpRequest
 from ovmstrio.runtimes.graphs.examining import examine_graph
 from ovmstrio.work.isolation.isolated_code import Isolation
-from tests.support.graphs import LOOPBACK, graph_text, loaded, python_node
+from tests.support.graphs import LOOPBACK, graph_text, handler, loaded, python_node
 from tests.support.graphs_of_texts import BEFORE_AND_BEHIND, INPUTS, OUTPUTS, SHOUTING, text_node
 from tests.support.text_generators import ScriptedGenerator
 
@@ -148,11 +148,7 @@ async def test_disconnected_client_ends_the_text(tmp_path: Path, *, is_stream: b
 
 
 async def test_invalid_body_of_a_node_is_refused(tmp_path: Path) -> None:
-    spoiling = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            return {**inputs[0].json, "temperature": inputs[0].json["user"] == "a" and 7}
-    """
+    spoiling = handler("return {**inputs[0].json, 'temperature': inputs[0].json['user'] == 'a' and 7}")
     async with _shouting(tmp_path, Loader(), before=spoiling) as graph:
         with pytest.raises(InvalidField, match="temperature out of range") as caught:
             await _documents(graph, _request(user="a"))
@@ -179,11 +175,7 @@ async def test_failures_of_the_model_name_its_node_and_refusals_do_not(tmp_path:
 
 
 async def test_failed_node_ends_the_text(tmp_path: Path) -> None:
-    failing = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            return {"a": 1 / (b"two" not in bytes(inputs[0]))}
-    """
+    failing = handler("return {'a': 1 / (b'two' not in bytes(inputs[0]))}")
 
     def script(request: GenerationRequest) -> Iterator[Step]:
         yield Piece(text="one", tokens=1)
@@ -221,12 +213,7 @@ async def test_second_document_of_one_request_is_refused(tmp_path: Path) -> None
     before = python_node("before.py", INPUTS, ["HTTP_REQUEST_PAYLOAD:changed"], name="before", more=LOOPBACK)
     loop = LOOPBACK.replace("LOOPBACK:loopback", "LOOPBACK:again")
     text = graph_text(before, text_node(outputs=OUTPUTS, more=loop), inputs=INPUTS, outputs=OUTPUTS)
-    twice = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            yield inputs[0].json
-            yield inputs[0].json
-    """
+    twice = handler("yield inputs[0].json\nyield inputs[0].json")
 
     def script(request: GenerationRequest) -> Iterator[Step]:
         while True:

@@ -135,7 +135,10 @@ async def test_node_runs_without_the_input_of_a_silent_node(tmp_path: Path) -> N
         python_node("add.py", outputs=["OUT:b"], name="n1"),
         python_node("count.py", ["A:a", "B:b"], name="count"),
     )
-    sources = {"silent": handler("return []"), "count": handler("return [Tensor('out', b'%d' % len(inputs))]")}
+    sources: dict[str, Any] = {
+        "silent": handler("return []"),
+        "count": handler("return [Tensor('out', b'%d' % len(inputs))]"),
+    }
     async with loaded(tmp_path / "g", text, add=ADD, **sources) as graph:
         assert texts(await graph.infer(ask({"in": np.array([1])}))) == {"out": "1"}
 

@@ -18,6 +18,7 @@ from ovmstrio.runtimes.graphs.config.graph_config import Port
 from ovmstrio.work.isolation import isolated_code
 from ovmstrio.work.isolation.isolated_code import Isolation
 from pyovms import Tensor
+from tests.support.graphs import handler
 from tests.support.python_nodes import Node, make_node, nodes
 from tests.support.waits import WAIT_SECONDS, until_async
 
@@ -121,15 +122,13 @@ async def test_errors_of_loading_are_those_of_threads(tmp_path: Path, source: st
 
 
 async def test_arrays_of_every_type_and_size_pass(tmp_path: Path) -> None:
-    source = """
-    import numpy as np
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            (tensor,) = inputs
-            text = f"{tensor.shape} {tensor.datatype} {tensor.data.format} {tensor.size} {tensor.ref_obj}".encode()
-            x = np.asarray(tensor)
-            return [Tensor("out", x.copy()), Tensor("same", tensor), Tensor("as", x, [7], "9w"), Tensor("text", text)]
+    body = """
+    (tensor,) = inputs
+    text = f"{tensor.shape} {tensor.datatype} {tensor.data.format} {tensor.size} {tensor.ref_obj}".encode()
+    x = np.asarray(tensor)
+    return [Tensor("out", x.copy()), Tensor("same", tensor), Tensor("as", x, [7], "9w"), Tensor("text", text)]
     """
+    source = handler(body, head="import numpy as np")
     node = make_node(outputs=["OUT:out", "SAME:same", "AS:as", "TEXT:text"])
     async with nodes(tmp_path, isolation=Isolation()) as made:
         loaded = await made.load(node, source)
@@ -149,17 +148,15 @@ async def test_arrays_of_every_type_and_size_pass(tmp_path: Path) -> None:
 
 
 async def test_large_outputs_are_shared_memory(tmp_path: Path) -> None:
-    source = """
-    import numpy as np
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            if not inputs[0].size:
-                return [Tensor("out", np.full(10**6, 7, np.uint8))]
-            where = [line for line in open("/proc/self/maps") if "memfd" in line]
-            address = np.asarray(inputs[0]).__array_interface__["data"][0]
-            spans = [[int(end, 16) for end in line.split()[0].split("-")] for line in where]
-            return [Tensor("out", b"%d" % sum(low <= address < high for low, high in spans))]
+    body = """
+    if not inputs[0].size:
+        return [Tensor("out", np.full(10**6, 7, np.uint8))]
+    where = [line for line in open("/proc/self/maps") if "memfd" in line]
+    address = np.asarray(inputs[0]).__array_interface__["data"][0]
+    spans = [[int(end, 16) for end in line.split()[0].split("-")] for line in where]
+    return [Tensor("out", b"%d" % sum(low <= address < high for low, high in spans))]
     """
+    source = handler(body, head="import numpy as np")
     async with nodes(tmp_path, isolation=Isolation()) as made:
         first, second = await made.load(source=source), await made.load(make_node(name="second"))
         async with first.opened() as one, second.opened() as other:
@@ -255,17 +252,15 @@ async def test_generators_run_by_credit(tmp_path: Path, prefix: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "async "])
 async def test_generator_is_closed_with_its_stream(tmp_path: Path, prefix: str) -> None:
-    source = f"""
-    from pathlib import Path
-    class OvmsPythonModel:
-        {prefix}def execute(self, inputs):
-            try:
-                while True:
-                    yield [Tensor("out", b"x")]
-            finally:
-                Path(__file__).with_name("closed").write_text("yes")
-                raise KeyError("closing")
+    body = """
+    try:
+        while True:
+            yield [Tensor("out", b"x")]
+    finally:
+        Path(__file__).with_name("closed").write_text("yes")
+        raise KeyError("closing")
     """
+    source = handler(body, prefix=prefix, head="from pathlib import Path")
     async with nodes(tmp_path, isolation=Isolation()) as made:
         node = await made.load(GENERATIVE, source)
         with capture_logs() as logs:
@@ -277,14 +272,12 @@ async def test_generator_is_closed_with_its_stream(tmp_path: Path, prefix: str) 
 
 @pytest.mark.parametrize("last", ["raise ValueError('late')", "yield None", "yield [1]", "raise Overloaded('later')"])
 async def test_values_before_an_error_are_sent(tmp_path: Path, last: str) -> None:
-    source = f"""
-    from ovmstrio.errors import Overloaded
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            for i in range(3):
-                yield [Tensor("out", b"%d" % i)]
-            {last}
+    body = f"""
+    for i in range(3):
+        yield [Tensor("out", b"%d" % i)]
+    {last}
     """
+    source = handler(body, head="from ovmstrio.errors import Overloaded")
     reported = []
     for isolation in PLACES:
         async with nodes(tmp_path, isolation=isolation) as made:
@@ -298,19 +291,15 @@ async def test_values_before_an_error_are_sent(tmp_path: Path, last: str) -> Non
 
 
 async def test_call_of_a_disconnected_client_is_cancelled(tmp_path: Path) -> None:
-    source = """
-    import time
-    from pathlib import Path
-    from pyovms import current_context
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            if bytes(inputs[0]) == b"wait":
-                Path(__file__).with_name("started").touch()
-                while not current_context().is_cancelled():
-                    time.sleep(0.001)
-                Path(__file__).with_name("heard").touch()
-            return []
+    body = """
+    if bytes(inputs[0]) == b"wait":
+        Path(__file__).with_name("started").touch()
+        while not current_context().is_cancelled():
+            time.sleep(0.001)
+        Path(__file__).with_name("heard").touch()
+    return []
     """
+    source = handler(body, head="import time\nfrom pathlib import Path\nfrom pyovms import current_context")
     async with nodes(tmp_path, isolation=Isolation()) as made:
         node = await made.load(source=source)
         before = node.resources.code.code.pids
@@ -324,17 +313,14 @@ async def test_call_of_a_disconnected_client_is_cancelled(tmp_path: Path) -> Non
 
 
 async def test_calls_are_spread_over_processes(tmp_path: Path) -> None:
-    source = """
-    import os, time
-    from pathlib import Path
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            if not inputs[0].size:
-                Path(__file__).with_name(f"started-{os.getpid()}").touch()
-                while len(list(Path(__file__).parent.glob("started-*"))) < 2:
-                    time.sleep(0.001)
-            return [Tensor("out", b"%d" % os.getpid())]
+    body = """
+    if not inputs[0].size:
+        Path(__file__).with_name(f"started-{os.getpid()}").touch()
+        while len(list(Path(__file__).parent.glob("started-*"))) < 2:
+            time.sleep(0.001)
+    return [Tensor("out", b"%d" % os.getpid())]
     """
+    source = handler(body, head="import os, time\nfrom pathlib import Path")
     said: list[str] = []
     async with nodes(tmp_path, isolation=Isolation(processes=2)) as made:
         node = await made.load(source=source)
@@ -390,15 +376,13 @@ async def test_process_outlives_the_stream_of_a_disconnected_client(
 
 @pytest.mark.slow
 async def test_ten_thousand_calls_do_not_grow_the_memory(tmp_path: Path) -> None:
-    source = """
-    import numpy as np
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            if inputs[0].size == 1:
-                raise ValueError("x" * 1000)
-            yield [Tensor("out", np.asarray(inputs[0]) + 1)]
-            yield [Tensor("out", b"y")]
+    body = """
+    if inputs[0].size == 1:
+        raise ValueError("x" * 1000)
+    yield [Tensor("out", np.asarray(inputs[0]) + 1)]
+    yield [Tensor("out", b"y")]
     """
+    source = handler(body, head="import numpy as np")
 
     async def ask(number: int) -> None:
         size = (100_000 + number % 7 * 50_000) if number % 5 else 1

@@ -18,6 +18,7 @@ from ovmstrio.core.errors import NotReady
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
 from ovmstrio.work.isolation import isolated_code
 from ovmstrio.work.isolation.isolated_code import Isolation
+from tests.support.graphs import handler
 from tests.support.python_nodes import Node, Nodes, Opened, make_node, nodes
 from tests.support.waits import WAIT_SECONDS, until_async
 
@@ -149,16 +150,14 @@ async def test_crash_fails_only_its_call(tmp_path: Path, is_late: bool, is_strea
     ],
 )
 async def test_crash_of_async_code_fails_only_its_call(tmp_path: Path, action: str, reason: str) -> None:
-    source = f"""
-    import os, signal, trio
-    class OvmsPythonModel:
-        async def execute(self, inputs):
-            if inputs[0].size:
-                await trio.sleep(0)
-                {action}
-                await trio.sleep(0.1)
-            return []
+    body = f"""
+    if inputs[0].size:
+        await trio.sleep(0)
+        {action}
+        await trio.sleep(0.1)
+    return []
     """
+    source = handler(body, prefix="async ", head="import os, signal, trio")
     async with nodes(tmp_path, isolation=Isolation(limit_seconds=1.5)) as made, calls_of_another_node(made):
         node = await made.load(source=source)
         with capture_logs(), trio.fail_after(WAIT_SECONDS):
@@ -168,19 +167,17 @@ async def test_crash_of_async_code_fails_only_its_call(tmp_path: Path, action: s
 
 
 async def test_process_without_descriptors_is_replaced(tmp_path: Path) -> None:
-    source = """
-    import os
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            if inputs[0].size == 1:
-                self.kept = []
-                try:
-                    while True:
-                        self.kept.append(os.dup(1))
-                except OSError:
-                    pass
-            return [Tensor("out", b"%d" % inputs[0].size)]
+    body = """
+    if inputs[0].size == 1:
+        self.kept = []
+        try:
+            while True:
+                self.kept.append(os.dup(1))
+        except OSError:
+            pass
+    return [Tensor("out", b"%d" % inputs[0].size)]
     """
+    source = handler(body, head="import os")
     async with nodes(tmp_path, isolation=Isolation()) as made:
         node = await made.load(source=source)
         with capture_logs(), trio.fail_after(WAIT_SECONDS):
@@ -220,13 +217,7 @@ async def test_forked_child_ends_with_its_process(tmp_path: Path) -> None:
 
 
 async def test_forked_child_that_returns_ends(tmp_path: Path) -> None:
-    source = """
-    import os
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            self.child = os.fork()
-            return [Tensor("out", b"%d" % self.child)]
-    """
+    source = handler("self.child = os.fork()\nreturn [Tensor('out', b'%d' % self.child)]", head="import os")
     async with nodes(tmp_path, isolation=Isolation()) as made:
         node = await made.load(source=source)
         for _ in range(3):

@@ -291,18 +291,16 @@ async def test_close_that_does_not_end_is_abandoned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stops", [True, False])
 async def test_run_of_a_disconnected_client_is_cancelled(tmp_path: Path, stops: bool) -> None:
-    source = """
-    from pyovms import current_context
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            if bytes(inputs[0]) == b"ok":
-                return []
-            self.started.set()
-            while not (current_context().is_cancelled() and self.stops or self.gate.wait(0.001)):
-                pass
-            self.ended.set()
-            return []
+    body = """
+    if bytes(inputs[0]) == b"ok":
+        return []
+    self.started.set()
+    while not (current_context().is_cancelled() and self.stops or self.gate.wait(0.001)):
+        pass
+    self.ended.set()
+    return []
     """
+    source = handler(body, head="from pyovms import current_context")
 
     async def disconnect(opened: Opened) -> None:
         with trio.CancelScope() as scope:
@@ -327,20 +325,17 @@ async def test_run_of_a_disconnected_client_is_cancelled(tmp_path: Path, stops: 
 
 
 async def test_context_has_deadline_parameters_and_request_id(tmp_path: Path) -> None:
-    source = """
-    import contextvars, threading, time
-    from pyovms import current_context
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            context = current_context()
-            seen = []
-            run = contextvars.copy_context().run
-            thread = threading.Thread(target=run, args=(lambda: seen.append(current_context() is context),))
-            thread.start()
-            thread.join()
-            left = round(context.remaining(), -4), round(context.deadline - time.time(), -4)
-            return [Tensor("out", f"{context.request_id} {context.parameters['a']} {left} {seen}".encode())]
+    body = """
+    context = current_context()
+    seen = []
+    run = contextvars.copy_context().run
+    thread = threading.Thread(target=run, args=(lambda: seen.append(current_context() is context),))
+    thread.start()
+    thread.join()
+    left = round(context.remaining(), -4), round(context.deadline - time.time(), -4)
+    return [Tensor("out", f"{context.request_id} {context.parameters['a']} {left} {seen}".encode())]
     """
+    source = handler(body, head="import contextvars, threading, time\nfrom pyovms import current_context")
     async with nodes(tmp_path) as made:
         node = await made.load(source=source)
         async with node.opened(trio.current_time() + 1e6, a=1) as opened:
