@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.support.graphs import LOOPBACK, graph_text, python_node
 
-__all__ = ["BEFORE_AND_BEHIND", "INPUTS", "OUTPUTS", "SHOUTING", "text_node"]
+__all__ = ["BEFORE_AND_BEHIND", "INPUTS", "OUTPUTS", "SHOUTING", "llm_graph", "text_node"]
 
 INPUTS, OUTPUTS = ["HTTP_REQUEST_PAYLOAD:asked"], ["HTTP_RESPONSE_PAYLOAD:answer"]
 
@@ -31,6 +31,13 @@ def text_node(
         f"node_options: {{ [type.googleapis.com / mediapipe.LLMCalculatorOptions]: {{ {options} }} }}",
     ])  # fmt: skip
     return "node {\n" + indent(body, "  ") + "\n}\n"
+
+
+def llm_graph(*options: str) -> str:
+    """Write the graph that OpenVINO Model Server writes for a language model, with a line for each option."""
+    inputs, outputs = ["HTTP_REQUEST_PAYLOAD:input"], ["HTTP_RESPONSE_PAYLOAD:output"]
+    node = text_node(inputs, outputs, options="\n".join(['models_path: "./",', *options, ""]))
+    return graph_text(node, inputs=inputs, outputs=outputs)
 
 
 BEFORE_AND_BEHIND = graph_text(

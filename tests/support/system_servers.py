@@ -18,7 +18,7 @@ from tests.support import ir
 from tests.support.all_kinds import OPS, write_all_kinds
 from tests.support.custom_nodes import DOUBLER
 from tests.support.graphs import graph_text, python_node
-from tests.support.graphs_of_texts import BEFORE_AND_BEHIND, SHOUTING
+from tests.support.graphs_of_texts import BEFORE_AND_BEHIND, SHOUTING, llm_graph
 from tests.support.isolation_checks import SHARED_PROCESSES
 from tests.support.processes import OvmsProcess, serving
 from tests.support.project_processes import ProjectProcess, serving_project
@@ -158,39 +158,10 @@ def _text_graph_config(folder: Path, *, with_nodes_only: bool) -> Path:
     if with_nodes_only:
         return write_config(folder, mediapipe_config_list=graphs, text_model_config_list=texts)
     write_tiny_folder(folder / "llm")
-    (folder / "llm" / "graph.pbtxt").write_text(_LLM_GRAPH)
+    (folder / "llm" / "graph.pbtxt").write_text(llm_graph("cache_size: 1,", "max_tokens_limit: 12,"))
     graphs.append({"name": "graph", "base_path": "llm"})
     model = {"name": "in_models", "base_path": "llm"}
     return write_config(folder, model, mediapipe_config_list=graphs, text_model_config_list=texts)
-
-
-_LLM_GRAPH: Final = """
-input_stream: "HTTP_REQUEST_PAYLOAD:input"
-output_stream: "HTTP_RESPONSE_PAYLOAD:output"
-node: {
-  name: "LLMExecutor"
-  calculator: "HttpLLMCalculator"
-  input_stream: "LOOPBACK:loopback"
-  input_stream: "HTTP_REQUEST_PAYLOAD:input"
-  input_side_packet: "LLM_NODE_RESOURCES:llm"
-  output_stream: "LOOPBACK:loopback"
-  output_stream: "HTTP_RESPONSE_PAYLOAD:output"
-  input_stream_info: { tag_index: 'LOOPBACK:0', back_edge: true }
-  node_options: {
-    [type.googleapis.com / mediapipe.LLMCalculatorOptions]: {
-      models_path: "./",
-      cache_size: 1,
-      max_tokens_limit: 12,
-    }
-  }
-  input_stream_handler {
-    input_stream_handler: "SyncSetInputStreamHandler",
-    options {
-      [mediapipe.SyncSetInputStreamHandlerOptions.ext] { sync_set { tag_index: "LOOPBACK:0" } }
-    }
-  }
-}
-"""
 
 
 def _text_graphs(folder: Path) -> Sequence[str]:

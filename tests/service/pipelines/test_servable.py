@@ -15,7 +15,7 @@ from ovmstrio.core.errors import CustomNodeFailure, InvalidRequest, ModelFailure
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable
 from tests.support import ir
-from tests.support.native_nodes import compiled
+from tests.support.native_nodes import copy_of_fixture
 from tests.support.pipelines import answers, call, make_node, make_pipeline, serving_pipeline, write_library
 from tests.support.servables import load
 from tests.support.waits import WAIT_SECONDS
@@ -208,64 +208,21 @@ async def test_invalid_request_names_the_input_of_the_pipeline(tmp_path: Path) -
     await model.aclose()
 
 
-_WRITER = """
-#include <stdlib.h>
-#include <string.h>
-#include "custom_node_interface.h"
-
-int initialize(void** manager, const struct CustomNodeParam* params, int count) { return 0; }
-int deinitialize(void* manager) { return 0; }
-int release(void* pointer, void* manager) { free(pointer); return 0; }
-
-static int info(const char* name, struct CustomNodeTensorInfo** found, int* count) {
-    *found = malloc(sizeof **found);
-    uint64_t* dims = malloc(16);
-    dims[0] = 1; dims[1] = 2;
-    **found = (struct CustomNodeTensorInfo){name, dims, 2, FP32};
-    *count = 1;
-    return 0;
-}
-
-int getInputsInfo(struct CustomNodeTensorInfo** found, int* count,
-                  const struct CustomNodeParam* params, int params_count, void* manager) {
-    return info("x", found, count);
-}
-
-int getOutputsInfo(struct CustomNodeTensorInfo** found, int* count,
-                   const struct CustomNodeParam* params, int params_count, void* manager) {
-    return info("y", found, count);
-}
-
-int execute(const struct CustomNodeTensor* inputs, int inputs_count, struct CustomNodeTensor** outputs,
-            int* outputs_count, const struct CustomNodeParam* params, int params_count, void* manager) {
-    float* values = (float*)inputs[0].data;
-    struct CustomNodeTensor* given = malloc(sizeof *given);
-    uint64_t* dims = malloc(16);
-    dims[0] = 1; dims[1] = 2;
-    *given = (struct CustomNodeTensor){"y", malloc(8), 8, dims, 2, FP32};
-    memcpy(given->data, values, 8);
-    values[0] = values[1] = -1000;
-    *outputs = given;
-    *outputs_count = 1;
-    return 0;
-}
-"""
-
-
 async def test_library_that_writes_into_its_inputs_changes_no_other_tensor(tmp_path: Path) -> None:
-    source = tmp_path / "writer.c"
-    source.write_text(_WRITER)
-    library = compiled(source, tmp_path / "libwriter.so")
     model = await load(ir.dummy((1, 2)), tmp_path)
-    names = ("a", "b", "c")
-    nodes = [make_node(name, {"x": "request.x"}, library="writer") for name in names]
-    nodes += [make_node(f"{name}{name}", {"x": f"{name}.y"}, library="writer") for name in names]
-    nodes.append(make_node("m", {"b": "a.y"}, ("a",), model_name="m"))
-    outputs = {name: f"{name}.y" for name in ("a", "b", "aa", "bb", "cc")} | {"m": "m.a", "x": "request.x"}
-    spec = make_pipeline(nodes, outputs, libraries={"writer": library})
+    echo, write = ({"library": "fixture", "params": {"execute": mode}} for mode in ("echo", "write"))
+    nodes = [
+        make_node("echo", {"x": "request.x"}, **echo),
+        make_node("writes_request", {"x": "request.x"}, **write),
+        *[make_node(name, {"x": "echo.y"}, **write) for name in ("writes", "writes_again")],
+        make_node("m", {"b": "echo.y"}, ("a",), model_name="m"),
+    ]
+    written = ("writes_request", "writes", "writes_again")
+    outputs = {"x": "request.x", "y": "echo.y", "m": "m.a"} | {name: f"{name}.y" for name in written}
+    spec = make_pipeline(nodes, outputs, libraries={"fixture": copy_of_fixture(tmp_path)})
     async with serving_pipeline(spec, m=model) as pipeline:
         # The library's memory must not outlast the pipeline.
-        found = {name: array.tolist() for name, array in (await call(pipeline, x=[[1, 2]])).items()}
-    assert found.pop("m") == [[2, 3]]
-    assert found == {name: [[1, 2]] for name in found}
+        found = {name: array.copy() for name, array in (await call(pipeline, x=[[1, 2]])).items()}
+    assert [found[name].tolist() for name in ("x", "y", "m")] == [[[1, 2]], [[1, 2]], [[2, 3]]]
+    assert {found[name].tobytes() for name in written} == {bytes([42]) * 8}
     await model.aclose()

@@ -16,41 +16,8 @@ from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.runtimes.graphs.calculators.text_models import TEXT_CALCULATORS
 from ovmstrio.runtimes.table import KINDS
 from ovmstrio.server.command_line import read_settings, single_servable
+from tests.support.graphs_of_texts import llm_graph
 
-_LLM = """\
-input_stream: "HTTP_REQUEST_PAYLOAD:input"
-output_stream: "HTTP_RESPONSE_PAYLOAD:output"
-
-node: {
-  name: "LLMExecutor"
-  calculator: "HttpLLMCalculator"
-  input_stream: "LOOPBACK:loopback"
-  input_stream: "HTTP_REQUEST_PAYLOAD:input"
-  input_side_packet: "LLM_NODE_RESOURCES:llm"
-  output_stream: "LOOPBACK:loopback"
-  output_stream: "HTTP_RESPONSE_PAYLOAD:output"
-  input_stream_info: {
-    tag_index: 'LOOPBACK:0',
-    back_edge: true
-  }
-  node_options: {
-      [type.googleapis.com / mediapipe.LLMCalculatorOptions]: {
-          models_path: "./",
-          OPTIONS
-      }
-  }
-  input_stream_handler {
-    input_stream_handler: "SyncSetInputStreamHandler",
-    options {
-      [mediapipe.SyncSetInputStreamHandlerOptions.ext] {
-        sync_set {
-          tag_index: "LOOPBACK:0"
-        }
-      }
-    }
-  }
-}
-"""
 _PASS_THROUGH = 'node { calculator: "PassThroughCalculator" input_stream: "output" output_stream: "more" }\n'
 _OTHER = """\
 input_stream: "{request}:input"
@@ -69,10 +36,6 @@ node {{
   }}
 }}
 """
-
-
-def _llm(*options: str) -> str:
-    return _LLM.replace("OPTIONS", "\n          ".join(options))
 
 
 def _other(calculator: str, side: str, options: str = "", *, prefix: str = "HTTP_") -> str:
@@ -106,7 +69,7 @@ def _line_of(text: str, part: str) -> int:
 
 
 def test_graph_written_by_ovms_is_a_text_model(tmp_path: Path) -> None:
-    text = _llm(
+    text = llm_graph(
         'plugin_config: \'{ "KV_CACHE_PRECISION": "u8"}\',',
         "enable_prefix_caching: true, cache_size: 8, max_num_seqs:64, max_tokens_limit: 4096,",
         'device: "GPU", tool_parser: "hermes3", pipeline_type: LM_CB',
@@ -122,14 +85,16 @@ def test_graph_written_by_ovms_is_a_text_model(tmp_path: Path) -> None:
 
 
 def test_graph_in_the_list_of_models_is_a_text_model(tmp_path: Path) -> None:
-    examined = _examine_graph(tmp_path, _llm(), model_config_list=[{"config": {"name": "llm", "base_path": "chat"}}])
+    examined = _examine_graph(
+        tmp_path, llm_graph(), model_config_list=[{"config": {"name": "llm", "base_path": "chat"}}]
+    )
     (spec,) = examined.spec.services
     assert isinstance(spec, TextModelSpec)
     assert (spec.name, spec.path) == ("llm", tmp_path / "chat")
 
 
 def test_graph_of_the_command_line_is_a_text_model(tmp_path: Path) -> None:
-    _examine_graph(tmp_path, _llm("cache_size: 2"))
+    _examine_graph(tmp_path, llm_graph("cache_size: 2"))
     settings = read_settings({"model_name": "llm", "model_path": str(tmp_path / "chat")})
     (spec,) = single_servable(settings).services
     assert isinstance(spec, TextModelSpec)
@@ -186,7 +151,7 @@ def test_voices_and_speeds_of_a_graph(tmp_path: Path) -> None:
     ],
 )
 def test_unsupported_option_is_an_error_with_its_line(tmp_path: Path, option: str, words: str) -> None:
-    text = _llm("enable_prefix_caching: true", option)
+    text = llm_graph("enable_prefix_caching: true", option)
     problem = _problem(tmp_path, text)
     assert words in str(problem)
     assert problem.line == _line_of(text, option)
@@ -211,7 +176,7 @@ def test_image_model_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_node_with_other_streams_is_refused(tmp_path: Path, written: str, instead: str, words: str) -> None:
-    text = _llm()
+    text = llm_graph()
     assert written in text
     problems = _read_model(tmp_path, text.replace(written, instead, 1)).problems
     assert any(words in str(problem) for problem in problems)
@@ -243,13 +208,12 @@ def test_every_unsupported_option_of_ovms_is_an_error(tmp_path: Path, calculator
 
 
 def test_node_without_options_is_an_error(tmp_path: Path) -> None:
-    begin, _, rest = _llm().partition("  node_options: {")
-    text = begin + rest.partition("      }\n  }\n")[2]
+    text = llm_graph().partition("  node_options: {")[0] + "}\n"
     assert "has no options that name its models_path" in _problem(tmp_path, text).message
 
 
 def test_only_language_models_have_other_nodes(tmp_path: Path) -> None:
-    (language,) = _examine_graph(tmp_path, _llm() + _PASS_THROUGH).spec.services
+    (language,) = _examine_graph(tmp_path, llm_graph() + _PASS_THROUGH).spec.services
     assert [each for each in KINDS[language.kind].examine(language) if each.severity == "error"] == []
     text = _other("RerankCalculatorOV", "RERANK_NODE_RESOURCES") + _PASS_THROUGH
     (spec,) = _examine_graph(tmp_path, text).spec.services
@@ -261,7 +225,7 @@ def test_only_language_models_have_other_nodes(tmp_path: Path) -> None:
 
 
 def test_change_of_model_files_is_a_change_of_the_graph(tmp_path: Path) -> None:
-    (spec,) = _examine_graph(tmp_path, _llm('draft_models_path: "small"') + _PASS_THROUGH).spec.services
+    (spec,) = _examine_graph(tmp_path, llm_graph('draft_models_path: "small"') + _PASS_THROUGH).spec.services
     kind, folder = KINDS[spec.kind], tmp_path / "chat"
     marks = [kind.files_mark(spec, folder)]
     for name in ("openvino_model.bin", "small/openvino_model.xml", "chat_template.jinja"):
@@ -275,7 +239,7 @@ def test_change_of_model_files_is_a_change_of_the_graph(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\\000b", "file"])
 def test_unreadable_model_folder_has_a_version(tmp_path: Path, name: str) -> None:
-    (spec,) = _examine_graph(tmp_path, _llm(f'draft_models_path: "{name}"') + _PASS_THROUGH).spec.services
+    (spec,) = _examine_graph(tmp_path, llm_graph(f'draft_models_path: "{name}"') + _PASS_THROUGH).spec.services
     (tmp_path / "chat" / "file").write_text("no folder")
     marks = KINDS[spec.kind].list_versions(spec)
     assert list(marks.versions) == [1]
@@ -284,8 +248,8 @@ def test_unreadable_model_folder_has_a_version(tmp_path: Path, name: str) -> Non
 
 
 def test_graph_file_is_part_of_the_configuration(tmp_path: Path) -> None:
-    examined = _examine_graph(tmp_path, _llm())
-    assert examined.spec.further_files[tmp_path / "chat" / "graph.pbtxt"] == _llm().encode()
+    examined = _examine_graph(tmp_path, llm_graph())
+    assert examined.spec.further_files[tmp_path / "chat" / "graph.pbtxt"] == llm_graph().encode()
 
 
 def test_comment_does_not_make_a_graph_a_text_model(tmp_path: Path) -> None:
@@ -300,7 +264,7 @@ node { calculator: "PassThroughCalculator" input_stream: "IN:in" output_stream: 
 
 def test_models_are_files_or_folders_relative_to_the_graph(tmp_path: Path) -> None:
     options = 'draft_models_path: "../small"', 'draft_device: "CPU"', "draft_eagle3_mode: false", 'tool_parser: ""'
-    spec = _read_model(tmp_path, _llm(*options).replace('models_path: "./"', 'models_path: "SmolLM2.gguf"'))
+    spec = _read_model(tmp_path, llm_graph(*options).replace('models_path: "./"', 'models_path: "SmolLM2.gguf"'))
     assert spec.problems == ()
     assert spec.path == tmp_path / "chat" / "SmolLM2.gguf"
     assert spec.draft_path is not None
