@@ -36,140 +36,128 @@ def _parameter(name: str, *shape: int) -> Any:
     return _named(op.parameter(list(shape), np.float32, name=name), name)
 
 
-def _detector(found: Array) -> ov.Model:
-    """Finds the same in every picture, and nothing of it in a black one."""
+def _detector() -> ov.Model:
+    """Create a model that finds ``_FOUND`` in every image, with confidence 0 in a black one."""
     image = _parameter("image", 1, 3, _HEIGHT, _WIDTH)
     light = op.minimum(op.reduce_max(image, np.array([0, 1, 2, 3])), np.float32(1))
-    certain = np.zeros(found.shape, np.float32)
-    confidence = 4 if found.ndim == 2 else 2
-    certain[..., confidence] = found[..., confidence]
-    detection = _named(op.add(found - certain, op.multiply(certain, light)), "detection")
+    detections = np.array(_FOUND, np.float32).reshape(1, 1, -1, 7)
+    confidence = detections * (np.arange(7) == 2).astype(np.float32)
+    detection = _named(op.add(detections - confidence, op.multiply(confidence, light)), "detection")
     return ov.Model([op.result(detection)], [image], "detector")
 
 
-def _brightness(channels: int, height: int, width: int) -> ov.Model:
-    image = _parameter("image", 1, channels, height, width)
+def _brightness() -> ov.Model:
+    image = _parameter("image", 1, 3, 6, 8)
     mean = _named(op.reduce_mean(image, np.array([2, 3])), "mean")
     return ov.Model([op.result(mean)], [image], "brightness")
 
 
-def _shift(number: float, first: int = 1) -> ov.Model:
-    x = _parameter("x", first, 10)
-    return ov.Model([op.result(_named(op.add(x, np.float32(number)), "y"))], [x], "shift")
+def _plus_one() -> ov.Model:
+    x = _parameter("x", 1, 10)
+    return ov.Model([op.result(_named(op.add(x, np.float32(1)), "y"))], [x], "shift")
 
 
-def _from(node: str, item: str) -> dict[str, str]:
-    return {"node_name": node, "data_item": item}
-
-
-def _model(name: str, model: str, inputs: Mapping[str, Any], outputs: list[str], **more: Any) -> dict[str, Any]:
-    node: dict[str, Any] = {"name": name, "type": "DL model", "model_name": model, **more}
-    return node | {
-        "inputs": [{key: source} for key, source in inputs.items()],
-        "outputs": [{"data_item": item, "alias": item} for item in outputs],
+def _model(name: str, model: str, inputs: Mapping[str, str], outputs: str, **more: Any) -> dict[str, Any]:
+    """Write a node; inputs are ``{"input": "source.item"}``, and outputs names with blanks between."""
+    return {
+        "name": name,
+        "type": "DL model",
+        "model_name": model,
+        "inputs": _sources(inputs),
+        "outputs": [{"data_item": item, "alias": item} for item in outputs.split()],
+        **more,
     }
 
 
-def _custom(name: str, library: str, inputs: Mapping[str, Any], outputs: list[str], **more: Any) -> dict[str, Any]:
+def _custom(name: str, library: str, inputs: Mapping[str, str], outputs: str, **more: Any) -> dict[str, Any]:
     node = _model(name, "", inputs, outputs, **more) | {"type": "custom", "library_name": library}
     del node["model_name"]
     return node
 
 
-def _pipeline(
-    name: str, inputs: list[str], nodes: list[Any], outputs: Mapping[str, dict[str, str]], **more: Any
-) -> dict[str, Any]:
-    return {"name": name, "inputs": inputs, "nodes": nodes, "outputs": [{k: v} for k, v in outputs.items()], **more}
+def _sources(sources: Mapping[str, str]) -> list[dict[str, dict[str, str]]]:
+    parts = {name: source.split(".") for name, source in sources.items()}
+    return [{name: {"node_name": node, "data_item": item}} for name, (node, item) in parts.items()]
 
 
-def _pictures(width: int, height: int, **more: str) -> dict[str, str]:
-    """Return the parameters of nodes that cut pictures."""
-    original = {"original_image_width": str(_WIDTH), "original_image_height": str(_HEIGHT)}
-    target = {"target_image_width": str(width), "target_image_height": str(height)}
-    return {**original, **target, "original_image_layout": "NCHW", "target_image_layout": "NCHW", **more}
+def _pipeline(name: str, nodes: list[Any], outputs: Mapping[str, str], **more: Any) -> dict[str, Any]:
+    sources = [source for node in nodes for each in node["inputs"] for source in each.values()]
+    inputs = {source["data_item"] for source in sources if source["node_name"] == "request"}
+    return {"name": name, "inputs": sorted(inputs), "nodes": nodes, "outputs": _sources(outputs), **more}
 
 
-def _faces() -> dict[str, Any]:
-    """Cut out what was found, and let two models look at every part."""
-    image = _from("request", "image")
-    part = {"image": _from("extract", "images")}
-    return _pipeline(
+_CROP = {
+    "original_image_width": str(_WIDTH),
+    "original_image_height": str(_HEIGHT),
+    "target_image_width": "8",
+    "target_image_height": "6",
+    "original_image_layout": "NCHW",
+    "target_image_layout": "NCHW",
+    "confidence_threshold": "0.5",
+}
+
+
+def _extract(outputs: str, **params: str) -> dict[str, Any]:
+    inputs = {"image": "request.image", "detection": "detect.detection"}
+    return _custom("extract", "object_detection", inputs, outputs, params=_CROP | params, demultiply_count=-1)
+
+
+_PIPELINES = [
+    # Detections are cropped, and two models look at every crop.
+    _pipeline(
         "faces",
-        ["image"],
         [
-            _model("detect", "face_detector", {"image": image}, ["detection"]),
-            _custom(
-                "extract",
-                "object_detection",
-                {"image": image, "detection": _from("detect", "detection")},
-                ["images", "coordinates", "confidences"],
-                params=_pictures(8, 6, confidence_threshold="0.5"),
-                demultiply_count=-1,
-            ),
-            _model("brightness", "brightness", part, ["mean"]),
-            _model("second", "brightness", part, ["mean"], version=1),
+            _model("detect", "face_detector", {"image": "request.image"}, "detection"),
+            _extract("images coordinates confidences"),
+            _model("brightness", "brightness", {"image": "extract.images"}, "mean"),
+            _model("second", "brightness", {"image": "extract.images"}, "mean", version=1),
         ],
         {
-            "images": _from("extract", "images"),
-            "coordinates": _from("extract", "coordinates"),
-            "confidences": _from("extract", "confidences"),
-            "brightness": _from("brightness", "mean"),
-            "second": _from("second", "mean"),
+            "images": "extract.images",
+            "coordinates": "extract.coordinates",
+            "confidences": "extract.confidences",
+            "brightness": "brightness.mean",
+            "second": "second.mean",
         },
-    )
-
-
-def _encoded() -> dict[str, Any]:
-    """Take pictures with their channels last, which may come as files."""
-    image = _from("request", "image")
-    params = _pictures(8, 6, confidence_threshold="0.5") | {"original_image_layout": "NHWC"}
-    return _pipeline(
+    ),
+    # Images with their channels last, which may be encoded as files.
+    _pipeline(
         "encoded",
-        ["image"],
         [
-            _model("detect", "nhwc_detector", {"image": image}, ["detection"]),
-            _custom(
-                "extract",
-                "object_detection",
-                {"image": image, "detection": _from("detect", "detection")},
-                ["images"],
-                params=params,
-                demultiply_count=-1,
-            ),
+            _model("detect", "nhwc_detector", {"image": "request.image"}, "detection"),
+            _extract("images", original_image_layout="NHWC"),
         ],
-        {"images": _from("extract", "images")},
-    )
-
-
-def _dynamic_batch() -> dict[str, Any]:
-    """Let a model with a fixed batch of one answer any number of rows."""
-    nodes = [_model("shift", "plus_one", {"x": _from("request", "rows")}, ["y"])]
-    return _pipeline("dynamic_batch", ["rows"], nodes, {"y": _from("shift", "y")}, demultiply_count=-1)
-
-
-def _chain() -> dict[str, Any]:
-    """Add one by a custom node, two by another pipeline, one by a model."""
-    nodes = [
-        _custom(
-            "first",
-            "add_one",
-            {"input_numbers": _from("request", "x")},
-            ["output_numbers"],
-            params={"add_number": "3", "sub_number": "2"},
-        ),
-        _model("inner", "plus_two", {"x": _from("first", "output_numbers")}, ["y"]),
-        _model("last", "plus_one", {"x": _from("inner", "y")}, ["y"]),
-    ]
-    return _pipeline("chain", ["x"], nodes, {"y": _from("last", "y")})
-
-
-def _plus_two() -> dict[str, Any]:
-    nodes = [
-        _model("one", "plus_one", {"x": _from("request", "x")}, ["y"]),
-        _model("two", "plus_one", {"x": _from("one", "y")}, ["y"]),
-    ]
-    return _pipeline("plus_two", ["x"], nodes, {"y": _from("two", "y")})
-
+        {"images": "extract.images"},
+    ),
+    _pipeline(
+        "dynamic_batch",
+        [_model("shift", "plus_one", {"x": "request.rows"}, "y")],
+        {"y": "shift.y"},
+        demultiply_count=-1,
+    ),
+    # One is added by a custom node, two by another pipeline, one by a model.
+    _pipeline(
+        "chain",
+        [
+            _custom(
+                "first",
+                "add_one",
+                {"input_numbers": "request.x"},
+                "output_numbers",
+                params={"add_number": "3", "sub_number": "2"},
+            ),
+            _model("inner", "plus_two", {"x": "first.output_numbers"}, "y"),
+            _model("last", "plus_one", {"x": "inner.y"}, "y"),
+        ],
+        {"y": "last.y"},
+    ),
+    _pipeline(
+        "plus_two",
+        [_model("one", "plus_one", {"x": "request.x"}, "y"), _model("two", "plus_one", {"x": "one.y"}, "y")],
+        {"y": "two.y"},
+    ),
+    _pipeline("shout", [_custom("shout", "fussy", {"text": "request.text"}, "shout")], {"loud_string": "shout.shout"}),
+]
 
 _FUSSY = '''
 """Says how large a text is, unless it is rude."""
@@ -192,48 +180,29 @@ def execute(inputs, params):
 '''
 
 
-def _shout() -> dict[str, Any]:
-    nodes = [_custom("shout", "fussy", {"text": _from("request", "text")}, ["shout"])]
-    return _pipeline("shout", ["text"], nodes, {"loud_string": _from("shout", "shout")})
-
-
-def _config(folder: Path, *pipelines: dict[str, Any]) -> Path:
+def _write(folder: Path) -> Path:
+    """Write models, libraries as in OVMS's container, and pipelines; return the configuration."""
     (folder / "fussy.py").write_text(_FUSSY)
-    container = "/ovms/lib/custom_nodes/libcustom_node_"
-    builtin = {
-        "object_detection": f"{container}model_zoo_intel_object_detection.so",
-        "add_one": "add_one",
-        "fussy": "fussy.py",
-    }
-    names = [path.name for path in (folder / "models").iterdir()]
-    models: dict[str, dict[str, str]] = {name: {"name": name, "base_path": f"models/{name}"} for name in sorted(names)}
-    models["nhwc_detector"] = models["face_detector"] | {"name": "nhwc_detector", "layout": "NHWC:NCHW"}
+    detection = "/ovms/lib/custom_nodes/libcustom_node_model_zoo_intel_object_detection.so"
+    libraries = {"object_detection": detection, "add_one": "add_one", "fussy": "fussy.py"}
+    models = {"face_detector": _detector(), "brightness": _brightness(), "plus_one": _plus_one()}
+    for name, model in models.items():
+        ir.save(model, folder / "models", name)
+    settings = [{"name": name, "base_path": f"models/{name}"} for name in models]
+    settings.append({"name": "nhwc_detector", "base_path": "models/face_detector", "layout": "NHWC:NCHW"})
     config = {
-        "model_config_list": [{"config": settings} for settings in models.values()],
-        "custom_node_library_config_list": [{"name": name, "base_path": path} for name, path in builtin.items()],
-        "pipeline_config_list": pipelines or [_faces(), _encoded(), _dynamic_batch(), _chain(), _plus_two(), _shout()],
+        "model_config_list": [{"config": each} for each in settings],
+        "custom_node_library_config_list": [{"name": name, "base_path": path} for name, path in libraries.items()],
+        "pipeline_config_list": _PIPELINES,
     }
     path = folder / "config.json"
     path.write_text(json.dumps(config))
     return path
 
 
-def _write_models(folder: Path) -> None:
-    found = np.array(_FOUND, np.float32).reshape(1, 1, -1, 7)
-    models = {
-        "face_detector": _detector(found),
-        "brightness": _brightness(3, 6, 8),
-        "plus_one": _shift(1),
-    }
-    for name, model in models.items():
-        ir.save(model, folder / "models", name)
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
-    folder = tmp_path_factory.mktemp("pipelines")
-    _write_models(folder)
-    with serving_in_thread(config_path=_config(folder)) as process:
+    with serving_in_thread(config_path=_write(tmp_path_factory.mktemp("pipelines"))) as process:
         yield process
 
 
