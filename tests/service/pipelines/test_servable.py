@@ -210,7 +210,8 @@ async def test_invalid_request_names_the_input_of_the_pipeline(tmp_path: Path) -
 
 async def test_library_that_writes_into_its_inputs_changes_no_other_tensor(tmp_path: Path) -> None:
     model = await load(ir.dummy((1, 2)), tmp_path)
-    echo, write = ({"library": "fixture", "params": {"execute": mode}} for mode in ("echo", "write"))
+    echo: dict[str, Any] = {"library": "fixture", "params": {"execute": "echo"}}
+    write: dict[str, Any] = {"library": "fixture", "params": {"execute": "write"}}
     nodes = [
         make_node("echo", {"x": "request.x"}, **echo),
         make_node("writes_request", {"x": "request.x"}, **write),
