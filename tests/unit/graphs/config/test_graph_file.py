@@ -33,72 +33,38 @@ node {
 
 LOOP = """
 node {
-  name: "python_node"
-  calculator: "PythonExecutorCalculator"
-  input_side_packet: "PYTHON_NODE_RESOURCES:py"
-  input_stream: "INPUT:input"
-  input_stream: "LOOPBACK:loopback"
-  input_stream_info: {
-    tag_index: 'LOOPBACK:0',
-    back_edge: true
-  }
+  name: "python_node" calculator: "PythonExecutorCalculator" input_side_packet: "PYTHON_NODE_RESOURCES:py"
+  input_stream: "INPUT:input" input_stream: "LOOPBACK:loopback"
+  input_stream_info: { tag_index: 'LOOPBACK:0', back_edge: true }
   input_stream_handler {
     input_stream_handler: "SyncSetInputStreamHandler",
-    options {
-      [mediapipe.SyncSetInputStreamHandlerOptions.ext] {
-        sync_set {
-          tag_index: "LOOPBACK:0"
-        }
-      }
-    }
+    options { [mediapipe.SyncSetInputStreamHandlerOptions.ext] { sync_set {
+      tag_index: "LOOPBACK:0"
+    } } }
   }
-  output_stream: "OUTPUT:output"
-  output_stream: "LOOPBACK:loopback"
+  output_stream: "OUTPUT:output" output_stream: "LOOPBACK:loopback"
   node_options: {
-    [type.googleapis.com / mediapipe.PythonExecutorCalculatorOptions]: {
-      handler_path: "/ovms/workspace/model.py"
-    }
+    [type.googleapis.com / mediapipe.PythonExecutorCalculatorOptions]: { handler_path: "/ovms/workspace/model.py" }
   }
-}
-"""
-
-INCOMPLETE_INPUTS = """
-node {
-  name: "python_node"
-  calculator: "PythonExecutorCalculator"
-  input_stream: "INPUT1:labels"
-  input_stream: "INPUT2:image"
-  input_stream_handler {
-    input_stream_handler: "ImmediateInputStreamHandler",
-  }
-  output_stream: "OUTPUT:result"
 }
 """
 
 CONVERTERS = """
 node {
   calculator: "PyTensorOvTensorConverterCalculator"
-  input_stream: "OVMS_PY_TENSOR:preprocessed_py"
-  output_stream: "OVTENSOR:preprocessed_ov"
+  input_stream: "OVMS_PY_TENSOR:preprocessed_py" output_stream: "OVTENSOR:preprocessed_ov"
 }
-
 node {
   calculator: "OpenVINOInferenceCalculator"
   input_side_packet: "SESSION:session" # inference session
-  input_stream: "OVTENSOR:preprocessed_ov"
-  output_stream: "OVTENSOR:result_ov"
+  input_stream: "OVTENSOR:preprocessed_ov" output_stream: "OVTENSOR:result_ov"
 }
-
 node {
   calculator: "PyTensorOvTensorConverterCalculator"
-  input_stream: "OVTENSOR:result_ov"
-  output_stream: "OVMS_PY_TENSOR:result_py"
+  input_stream: "OVTENSOR:result_ov" output_stream: "OVMS_PY_TENSOR:result_py"
   node_options: {
     [type.googleapis.com/mediapipe.PyTensorOvTensorConverterCalculatorOptions]: {
-      tag_to_output_tensor_names {
-        key: "OVMS_PY_TENSOR"
-        value: "result_py"
-      }
+      tag_to_output_tensor_names { key: "OVMS_PY_TENSOR" value: "result_py" }
     }
   }
 }
@@ -158,9 +124,9 @@ def test_loop_has_back_edge_and_sync_sets() -> None:
     assert node.back_edges == {Port("LOOPBACK", 0)}
     assert node.policy.handler == "SyncSetInputStreamHandler"
     assert [list(each.tag_index) for each in node.policy.options.sync_set] == [["LOOPBACK:0"]]
-    assert (node.policy.line, node.policy.tag_lines) == (13, (17,))
-    policy = read_node(INCOMPLETE_INPUTS).policy
-    assert (policy.handler, policy.options, policy.line) == ("ImmediateInputStreamHandler", None, 8)
+    assert (node.policy.line, node.policy.tag_lines) == (7, (9,))
+    policy = read_node(in_node('input_stream_handler { input_stream_handler: "ImmediateInputStreamHandler", }')).policy
+    assert (policy.handler, policy.options, policy.line) == ("ImmediateInputStreamHandler", None, 2)
 
 
 def test_nodes_without_names_are_numbered() -> None:

@@ -12,6 +12,7 @@ from ovmstrio.runtimes.graphs.config.wiring import check_wiring
 from ovmstrio.runtimes.graphs.packets import OvTensor
 from ovmstrio.runtimes.graphs.policies import policy_names
 from pyovms import Tensor
+from tests.support.graphs import LOOPBACK, graph_text, python_node
 
 INITIALIZE = "Failed to initialize mediapipe graph - "
 HEAD = 'input_stream: "OVMS_PY_TENSOR:in"\noutput_stream: "OVMS_PY_TENSOR:out"\n'
@@ -259,3 +260,58 @@ def test_types_of_side_packets_must_agree() -> None:
 
 def test_empty_graph_has_no_input_and_no_output() -> None:
     assert len(check_wiring(GraphConfig("g"), {}, policy_names())) == 2
+
+
+# Generators
+
+IMMEDIATE = 'input_stream_handler { input_stream_handler: "ImmediateInputStreamHandler" }'
+
+
+def check_nodes(*nodes: str) -> list[Problem]:
+    return problems_of(graph_text(*nodes))
+
+
+def generator(name: str, source: str, output: str) -> str:
+    return python_node(
+        "m.py", [f"IN:{source}"], [f"OUT:{output}"], name=name, more=LOOPBACK.replace(":loopback", f":loop_{name}")
+    )
+
+
+def test_generator_fed_by_a_generator_is_a_warning() -> None:
+    nodes = (
+        generator("a", "in", "x"),
+        python_node("m.py", ["IN:x"], ["OUT:y"], name="plain"),
+        generator("b", "y", "out"),
+    )
+    (problem,) = check_nodes(*nodes)
+    assert problem.severity == "warning"
+    assert problem.message.startswith('node "b" has a LOOPBACK and is fed by "a"')
+    assert "RESOURCE_EXHAUSTED" in problem.message
+    assert graph_text(*nodes).splitlines()[(problem.line or 0) - 1].strip() == 'input_stream: "IN:y"'
+
+
+@pytest.mark.parametrize("other", ["in", "z"])
+def test_waiting_for_generators_of_different_lengths_is_a_warning(other: str) -> None:
+    nodes = [generator("a", "in", "x"), *([generator("b", "in", "z")] if other == "z" else [])]
+    (problem,) = check_nodes(*nodes, python_node("m.py", ["A:x", f"B:{other}"], name="join"))
+    assert problem.severity == "warning"
+    assert problem.message.startswith('node "join" waits for inputs that "a"')
+    assert not check_nodes(*nodes, python_node("m.py", ["A:x", f"B:{other}"], name="join", more=IMMEDIATE))
+
+
+def test_one_generator_and_plain_nodes_have_no_problem() -> None:
+    first = generator("a", "in", "x").replace(
+        'output_stream: "OUT:x"', 'output_stream: "OUT:x"\n  output_stream: "MORE:y"'
+    )
+    plain = python_node("m.py", ["IN:y"], ["OUT:z"], name="plain")
+    assert not check_nodes(first, plain, python_node("m.py", ["A:x", "B:z"], name="join"))
+
+
+def test_loopback_of_another_node_is_refused() -> None:
+    crossed = generator("a", "in", "x").replace('output_stream: "LOOPBACK:loop_a"', 'output_stream: "LOOPBACK:loop_b"')
+    other = generator("b", "in", "out").replace('output_stream: "LOOPBACK:loop_b"', 'output_stream: "LOOPBACK:loop_a"')
+    found = [each for each in check_nodes(crossed, other) if "would stop after its first value" in each.message]
+    assert [(each.expected, each.found) for each in found] == [
+        ("LOOPBACK:loop_b", "LOOPBACK:loop_a"),
+        ("LOOPBACK:loop_a", "LOOPBACK:loop_b"),
+    ]

@@ -169,29 +169,6 @@ async def test_large_outputs_are_shared_memory(tmp_path: Path) -> None:
             assert open_files() <= files + 2
 
 
-async def test_shared_memory_is_reused(tmp_path: Path) -> None:
-    source = """
-    import numpy as np
-    class OvmsPythonModel:
-        count = 0
-        def execute(self, inputs):
-            self.count += 1
-            return [Tensor("out", np.full(10**6, self.count, np.uint8))]
-    """
-    async with nodes(tmp_path, isolation=Isolation()) as made:
-        node = await made.load(source=source)
-        async with node.opened() as opened:
-            ((_, kept, _),) = (await opened.run(b"x" * 100_000)).emitted
-            files = open_files()
-            for number in range(2, 60):
-                ((_, out, _),) = (await opened.run(b"x" * 100_000)).emitted
-                assert np.asarray(out)[-1] == number
-            del out
-            gc.collect()
-            assert set(np.asarray(kept)) == {1}
-            assert open_files() <= files + 10
-
-
 async def test_context_is_that_of_the_call(tmp_path: Path) -> None:
     source = """
     from pathlib import Path
