@@ -43,22 +43,30 @@ def _describe(
 
 IMAGE = _signature([_spec("image", 1, 3, -1, -1, layout="NCHW")], [_spec("out", 1, 2, layout="NC")])
 ONE = make_node("one", {"image": "request.x"}, ("out",), model_name="m")
+ROW = _spec("i", 1, 2)
+ADDS, SPLITS = _signature([ROW], [_spec("y", 1, 2)]), _signature([ROW], [_spec("y", -1, 1, 2)])
 
 
 def test_types_shapes_and_layouts_are_those_of_nodes() -> None:
     inputs, outputs, _ = _describe([ONE], {"y": "one.out", "b": "one.out"}, {"one": IMAGE})
-    assert [str(spec) for spec in inputs.values()] == ["FP32 [1,3,-1,-1]"]
-    assert (inputs["x"].layout, list(outputs)) == ("NCHW", ["b", "y"])
-    assert [(str(spec), spec.layout) for spec in outputs.values()] == [("FP32 [1,2]", "NC")] * 2
+    assert [(name, str(spec), spec.layout) for name, spec in inputs.items()] == [("x", "FP32 [1,3,-1,-1]", "NCHW")]
+    assert [(name, str(spec), spec.layout) for name, spec in outputs.items()] == [
+        ("b", "FP32 [1,2]", "NC"),
+        ("y", "FP32 [1,2]", "NC"),
+    ]
 
 
 @pytest.mark.parametrize(("count", "first"), [(4, 4), (1, 1), (-1, -1)])
 def test_split_entry_has_another_first_dimension(count: int, first: int) -> None:
-    inputs, outputs, _ = _describe([ONE], {"y": "one.out"}, {"one": IMAGE}, demultiply_count=count)
-    assert inputs["x"].reported_shape == [first, 1, 3, -1, -1]
-    assert (inputs["x"].layout, inputs["x"].batch_axis) == ("N?CHW", 0)
-    assert outputs["y"].reported_shape == [first, 1, 2]
-    assert outputs["y"].layout == "N?C"
+    outputs = {"y": "one.out", "z": "request.x"}
+    described = _describe([ONE], outputs, {"one": IMAGE}, demultiply_count=count)
+    inputs, found, _ = described
+    assert inputs["x"].batch_axis == 0
+    assert [(spec.name, spec.reported_shape, spec.layout) for spec in (inputs["x"], found["y"], found["z"])] == [
+        ("x", [first, 1, 3, -1, -1], "N?CHW"),
+        ("y", [first, 1, 2], "N?C"),
+        ("z", [first, 1, 3, -1, -1], "N?CHW"),
+    ]
 
 
 def test_gathered_entry_has_no_other_dimension() -> None:
@@ -68,65 +76,36 @@ def test_gathered_entry_has_no_other_dimension() -> None:
     assert outputs["y"].reported_shape == [1, 2]
 
 
-def _levels(first: int, second: int, *, entry: int | None = None) -> dict[str, list[int]]:
-    row, rows = _spec("i", 1, 2), _spec("y", -1, 1, 2)
-    splits, adds = _signature([row], [rows]), _signature([row], [_spec("y", 1, 2)])
+@pytest.mark.parametrize(("entry", "prefix"), [(None, []), (5, [5])])
+def test_levels_add_dimensions_outermost_first(entry: int | None, prefix: list[int]) -> None:
     nodes = [
-        make_node("outer", {"i": "request.x"}, demultiply_count=first),
+        make_node("outer", {"i": "request.x"}, demultiply_count=2),
         make_node("between", {"i": "outer.y"}),
-        make_node("inner", {"i": "outer.y"}, demultiply_count=second),
+        make_node("inner", {"i": "outer.y"}, demultiply_count=3),
         make_node("deep", {"i": "inner.y"}),
         make_node("back", {"i": "deep.y"}, gather_from_node="inner"),
     ]
-    names = ("outer", "between", "inner", "deep", "back")
-    signatures = {"outer": splits, "between": adds, "inner": splits, "deep": adds}
-    signatures["back"] = _signature([_spec("i", -1, 1, 2)], [_spec("y", 1, 2)])
-    outputs = {name: f"{name}.y" for name in names}
+    gathers = _signature([_spec("i", -1, 1, 2)], [_spec("y", 1, 2, layout="NC")])
+    signatures = {"outer": SPLITS, "between": ADDS, "inner": SPLITS, "deep": ADDS, "back": gathers}
+    outputs = {node.name: f"{node.name}.y" for node in nodes}
     _, found, _ = _describe(nodes, outputs, signatures, demultiply_count=entry)
-    return {name: found[name].reported_shape for name in names}
-
-
-def test_levels_add_dimensions_outermost_first() -> None:
-    assert _levels(2, 3) == {
-        "outer": [-1, 1, 2],
-        "between": [2, 1, 2],
-        "inner": [2, -1, 1, 2],
-        "deep": [2, 3, 1, 2],
-        "back": [2, 1, 2],
+    assert {name: spec.reported_shape for name, spec in found.items()} == {
+        "outer": [*prefix, -1, 1, 2],
+        "between": [*prefix, 2, 1, 2],
+        "inner": [*prefix, 2, -1, 1, 2],
+        "deep": [*prefix, 2, 3, 1, 2],
+        "back": [*prefix, 2, 1, 2],
     }
-    assert _levels(2, 3, entry=5)["deep"] == [5, 2, 3, 1, 2]
-
-
-def test_outermost_dimension_is_the_batch() -> None:
-    source = _signature([_spec("i", 1, 2)], [_spec("y", 2, 1, 2)])
-    last = _signature([_spec("i", 1, 2)], [_spec("y", 1, 2, layout="NC")])
-    nodes = [
-        make_node("a", {"i": "request.x"}, demultiply_count=2),
-        make_node("b", {"i": "a.y"}, demultiply_count=2),
-        make_node("c", {"i": "b.y"}),
-    ]
-    _, outputs, _ = _describe(nodes, {"y": "c.y"}, {"a": source, "b": source, "c": last})
-    assert (outputs["y"].reported_shape, outputs["y"].layout) == ([2, 2, 1, 2], "N??C")
+    # Only the outermost dimension is a batch.
+    assert found["back"].layout == "N?" + "?" * len(prefix) + "C"
 
 
 @pytest.mark.parametrize(("own", "reported"), [(ANY_SIZE, -1), (Dim.fixed(7), 7)])
 def test_dynamic_count_is_that_of_the_library(own: Dim, reported: int) -> None:
-    nodes = [
-        make_node("split", {"i": "request.x"}, demultiply_count=-1),
-        make_node("add", {"i": "split.y"}),
-    ]
-    signatures = {
-        "split": _signature([_spec("i", 1, 2)], [_spec("y", own, 1, 2)]),
-        "add": _signature([_spec("i", 1, 2)], [_spec("y", 1, 2)]),
-    }
+    nodes = [make_node("split", {"i": "request.x"}, demultiply_count=-1), make_node("add", {"i": "split.y"})]
+    signatures = {"split": _signature([ROW], [_spec("y", own, 1, 2)]), "add": ADDS}
     _, outputs, _ = _describe(nodes, {"y": "add.y"}, signatures)
     assert outputs["y"].reported_shape == [reported, 1, 2]
-
-
-def test_output_that_is_an_input_has_its_description() -> None:
-    inputs, outputs, _ = _describe([ONE], {"y": "one.out", "z": "request.x"}, {"one": IMAGE}, demultiply_count=3)
-    assert (str(outputs["z"]), outputs["z"].layout) == (str(inputs["x"]), inputs["x"].layout)
-    assert outputs["z"].name == "z"
 
 
 PAIRS: dict[str, tuple[TensorSpec, TensorSpec, tuple[str, str] | None]] = {

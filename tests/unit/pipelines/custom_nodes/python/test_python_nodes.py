@@ -19,10 +19,8 @@ from tests.support.waits import until_async
 
 INFOS = """
     import numpy as np
-
     def get_inputs_info(params):
         return {"x": ("FP32", [1, -1])}
-
     get_outputs_info = get_inputs_info
 """
 X = {"x": np.array([[1.0, 2.0]], np.float32)}
@@ -51,20 +49,15 @@ async def test_a_node_describes_itself_and_computes(tmp_path: Path) -> None:
 async def test_manager_is_passed_to_functions_that_take_it(tmp_path: Path) -> None:
     source = """
         import numpy as np
-
         def initialize(params):
             return {"path": params["path"], "calls": 0}
-
         def deinitialize(manager):
             with open(manager["path"], "w") as file:
                 file.write(f"{manager['calls']} calls")
-
         def get_inputs_info(params, manager):
             return {"x": ("I64", [1])} if manager else {}
-
         def get_outputs_info(params):
             return {"y": (None, [])}
-
         def execute(inputs, params, manager):
             manager["calls"] += 1
             return {"y": np.int64(manager["calls"])}
@@ -104,9 +97,8 @@ async def test_plain_functions_run_in_threads_and_async_functions_on_the_loop(tm
 
 
 async def test_inputs_are_read_only(tmp_path: Path) -> None:
-    assert "ValueError: assignment destination is read-only (node.py:9)" in await failure_of(
-        tmp_path, "inputs['x'][0] = 5"
-    )
+    failure = await failure_of(tmp_path, "inputs['x'][0] = 5")
+    assert "ValueError: assignment destination is read-only (node.py:7)" in failure
     assert X["x"].tolist() == [[1.0, 2.0]]
 
 
@@ -115,7 +107,7 @@ async def test_errors_have_type_text_and_line(tmp_path: Path) -> None:
         text = await failure_of(tmp_path, "raise ValueError('no such thing')")
     assert text == (
         f"Custom node failed during execution; node 'node' of {tmp_path / 'node.py'}: ValueError: no such thing "
-        "(node.py:9) (NODE_LIBRARY_EXECUTION_FAILED)"
+        "(node.py:7) (NODE_LIBRARY_EXECUTION_FAILED)"
     )
     assert [(entry["event"], entry["step"]) for entry in logs] == [("a custom node raised", "execute")]
     assert "SystemExit: 3" in await failure_of(tmp_path, "import sys\nsys.exit(3)")
@@ -148,7 +140,7 @@ async def test_server_errors_keep_their_class(tmp_path: Path) -> None:
 async def test_invalid_outputs_fail_the_call(tmp_path: Path, returned: str, text: str) -> None:
     failure = await failure_of(tmp_path, f"return {returned}")
     assert text in failure
-    assert "(node.py:8) (NODE_LIBRARY_" in failure
+    assert "(node.py:6) (NODE_LIBRARY_" in failure
 
 
 async def test_outputs_are_contiguous_and_in_native_order(tmp_path: Path) -> None:
@@ -164,33 +156,20 @@ async def test_outputs_are_contiguous_and_in_native_order(tmp_path: Path) -> Non
 
 
 async def test_deinitialize_waits_for_abandoned_calls(tmp_path: Path) -> None:
-    source = """
-        import pathlib, time
-
-        folder = pathlib.Path(__file__).parent
-
-        def note(what):
-            with open(folder / "order", "a") as file:
-                file.write(what)
-
-        def initialize(params):
-            return None
-
-        def deinitialize(manager):
-            note("deinitialize")
-
-        def get_inputs_info(params, manager):
-            return {"x": ("FP32", [1, -1])}
-
-        def get_outputs_info(params, manager):
-            return {"x": ("FP32", [1, -1])}
-
-        def execute(inputs, params):
-            (folder / "began").touch()
-            while not (folder / "goes_on").exists():
-                time.sleep(0.001)
-            note("execute ")
-            return inputs
+    source = f"""{INFOS}
+    import pathlib, time
+    folder = pathlib.Path(__file__).parent
+    def write(step):
+        with open(folder / "order", "a") as file:
+            file.write(step)
+    def deinitialize(manager):
+        write("deinitialize")
+    def execute(inputs, params):
+        (folder / "began").touch()
+        while not (folder / "goes_on").exists():
+            time.sleep(0.001)
+        write("execute ")
+        return inputs
     """
     async with hosting() as tasks:
         file = write_node(tmp_path, source)
