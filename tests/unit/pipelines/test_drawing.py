@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ovmstrio.core.drawing import to_mermaid, to_svg
+from ovmstrio.core.drawing import to_svg
 from ovmstrio.runtimes.pipelines.pipeline_drawing import draw
 from tests.support.pipelines import make_node, make_pipeline
 
@@ -49,10 +49,3 @@ def test_invalid_pipeline_is_drawn() -> None:
     assert [[box.title for box in layer] for layer in drawing.layers] == [["x"], ["one"], ["two"], ["o"]]
     assert [(edge.source, edge.target) for edge in drawing.edges] == [("n1", "n0"), ("n0", "n1")]
     assert to_svg(drawing).startswith("<svg ")
-
-
-def test_mermaid_has_a_line_for_each_box_and_edge() -> None:
-    lines = to_mermaid(draw(SPEC)).splitlines()
-    assert '  i0(["x<br/>splits into 1 shard"])' in lines
-    assert '  n0 -->|"images crops i"| n1' in lines
-    assert len(lines) == 1 + 7 + 6

@@ -22,14 +22,6 @@ def refusal_of(path: Path) -> str:
     return problem.message
 
 
-def test_library_is_loaded_once_for_each_path(tmp_path: Path) -> None:
-    path = copy_of_fixture(tmp_path)
-    other = copy_of_fixture(tmp_path, "other.so")
-    library = load_library(NodeIdentity("n", path)).symbols
-    assert load_library(NodeIdentity("m", tmp_path / "x" / ".." / path.name)).symbols is library
-    assert load_library(NodeIdentity("n", other)).symbols is not library
-
-
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     assert refusal_of(tmp_path / "none.so").endswith("No such file or directory (NODE_LIBRARY_LOAD_FAILED_OPEN)")
 

@@ -104,7 +104,8 @@ def test_unchanged_library_is_opened_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len({id(each) for each in loaded}) == 1
-    assert load_library(NodeIdentity("n", path)).symbols is loaded[0]
+    assert load_library(NodeIdentity("m", tmp_path / "x" / ".." / path.name)).symbols is loaded[0]
+    assert load_library(NodeIdentity("n", copy_of_fixture(tmp_path, "other.so"))).symbols is not loaded[0]
 
 
 def library_with_dependency(folder: Path, build: int) -> Path:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import array
 import math
 import struct
 from typing import Any
@@ -10,12 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovmstrio.core.datatypes import BY_NAME
-from ovmstrio.core.errors import FailedPrecondition, InvalidRequest
-from ovmstrio.core.request import Contents, InferInput, InferRequest
+from ovmstrio.core.errors import FailedPrecondition, GraphFailure, InvalidRequest
+from ovmstrio.core.request import Contents, InferInput, InferRequest, InferResponse
+from ovmstrio.core.tensor import RawTensor
+from ovmstrio.core.tensor import Tensor as OutputTensor
 from ovmstrio.runtimes.graphs.config.graph_config import Port, StreamRef
 from ovmstrio.runtimes.graphs.graph_requests import RequestReader, side_packets, timestamp_of
+from ovmstrio.runtimes.graphs.packets import ImageFrame, MediaPipeTensor, OvTensor, TfTensor
+from ovmstrio.runtimes.graphs.sinks import to_output
 from ovmstrio.runtimes.graphs.timestamps import MAX, MIN
-from ovmstrio.runtimes.models.buffers import framed
+from ovmstrio.runtimes.models.buffers import buffer_of, framed
 from pyovms import Tensor
 
 PYTHON = "OVMS_PY_TENSOR"
@@ -44,21 +49,38 @@ def typed(datatype: str, shape: tuple[int, ...], values: list[Any], field: str =
     return InferRequest("g", inputs=[InferInput("x", datatype, shape, contents)])
 
 
-# Python tensors in raw contents
+# Both directions
 
 
-@given(st.sampled_from(KNOWN), st.lists(st.integers(0, 4), max_size=4), st.randoms(use_true_random=False))
-def test_python_tensor_has_the_bytes_of_the_request(datatype: str, dims: list[int], random: Any) -> None:
-    shape, row = tuple(dims), BY_NAME[datatype]
-    count = math.prod(shape)
+@given(
+    st.sampled_from([PYTHON, "OVTENSOR", "TFTENSOR_A", "INPUT", ""]),
+    st.sampled_from(NUMERIC),
+    st.lists(st.integers(0, 4), max_size=4).map(tuple),
+    st.randoms(use_true_random=False),
+)
+def test_tensors_are_the_same_in_request_node_and_response(
+    tag: str, datatype: str, shape: tuple[int, ...], random: Any
+) -> None:
+    row, count = BY_NAME[datatype], math.prod(shape)
     data = random.randbytes(count * row.itemsize) if datatype != "BOOL" else bytes(random.choices([0, 1], k=count))
-    tensor = one(PYTHON, raw(datatype, shape, data))
-    assert isinstance(tensor, Tensor)
-    assert (tensor.name, tensor.datatype, tuple(tensor.shape), tensor.size) == ("x", datatype, shape, len(data))
-    array = np.array(tensor)
-    assert array.shape == shape
-    assert array.dtype == row.numpy
-    assert array.tobytes() == data
+    value = one(tag, raw(datatype, shape, data))
+    output = to_output("x", value)
+    assert not isinstance(output, InferResponse)
+    if tag == PYTHON:
+        assert (value.name, value.datatype, tuple(value.shape), value.size) == ("x", datatype, shape, len(data))
+        values = np.array(value) if datatype != "BF16" else np.frombuffer(value, row.numpy).reshape(shape)
+        assert isinstance(output, RawTensor)
+        assert (output.datatype, bytes(output.data)) == (datatype, data)
+    else:
+        values = value.array
+        assert isinstance(output, OutputTensor)
+        assert value.datatype is output.datatype is row
+        assert bytes(buffer_of(output.array)) == data
+    assert (values.shape, values.dtype, values.tobytes()) == (shape, row.numpy, data)
+    assert (output.name, tuple(output.shape)) == ("x", shape)
+
+
+# Python tensors in raw contents
 
 
 def test_raw_bytes_are_not_copied() -> None:
@@ -148,17 +170,6 @@ def test_custom_datatypes_need_raw_contents(datatype: str) -> None:
 
 
 # Arrays and images
-
-
-@pytest.mark.parametrize("tag", ["OVTENSOR", "TFTENSOR_a", "input", ""])
-@pytest.mark.parametrize("datatype", NUMERIC)
-@pytest.mark.parametrize("shape", [(), (0, 3), (2, 1)])
-def test_arrays_are_views_of_raw_bytes(tag: str, datatype: str, shape: tuple[int, ...]) -> None:
-    row = BY_NAME[datatype]
-    data = bytes(i % 2 for i in range(math.prod(shape) * row.itemsize))
-    value = one(tag.upper(), raw(datatype, shape, data))
-    assert value.datatype is row
-    assert (value.array.shape, value.array.dtype, value.array.tobytes()) == (shape, row.numpy, data)
 
 
 def test_unaligned_bytes_are_copied() -> None:
@@ -340,3 +351,84 @@ def test_parameters_of_other_types_are_refused() -> None:
     assert {text for text, _ in problems} == {
         "Functionality not implemented - Handling parameters of other types than: bool, string, int64 is not supported"
     }
+
+
+# Responses
+
+
+def raw_output(value: Any) -> RawTensor:
+    made = to_output("stream", value)
+    assert isinstance(made, RawTensor)
+    return made
+
+
+@pytest.mark.parametrize("datatype", ["9w", "", "BYTES", "FP32"])
+@pytest.mark.parametrize("shape", [(), (-1, 2), (1000,)])
+def test_python_tensor_has_its_own_name_datatype_and_shape(datatype: str, shape: tuple[int, ...]) -> None:
+    made = raw_output(Tensor("mine", b"bytes", shape, datatype))
+    assert (made.name, made.datatype, made.shape, bytes(made.data)) == ("mine", datatype, shape, b"bytes")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        np.arange(12, dtype=np.int32).reshape(3, 4).T,
+        np.arange(12, dtype=np.float16)[::-2],
+        np.asfortranarray(np.arange(6, dtype=np.uint8).reshape(2, 3)),
+        np.arange(4, dtype=">u4"),
+        np.array([1 + 2j]),
+        np.array(["text"]),
+        np.zeros((2, 0, 3), np.float32),
+        np.array(5, np.int64),
+        np.broadcast_to(np.float64(1.5), (2, 2)),
+    ],
+)
+def test_arrays_are_written_in_row_major_order(source: np.ndarray[Any, Any]) -> None:
+    assert bytes(raw_output(Tensor("o", source)).data) == source.tobytes()
+
+
+@pytest.mark.parametrize("source", [b"abc", bytearray(b"abc"), memoryview(b"abc"), array.array("H", [1, 2])])
+def test_any_buffer_is_written(source: Any) -> None:
+    assert bytes(raw_output(Tensor("o", source)).data) == memoryview(source).tobytes()
+
+
+def test_writable_array_is_copied() -> None:
+    source = np.zeros(4, np.uint8)
+    made = raw_output(Tensor("o", Tensor("inner", source)))
+    source[:] = 7
+    assert bytes(made.data) == bytes(4)
+
+
+def test_read_only_array_is_not_copied() -> None:
+    source = np.arange(4, dtype=np.uint8)
+    source.flags.writeable = False
+    made = raw_output(Tensor("o", Tensor("inner", source)))
+    assert np.frombuffer(made.data, np.uint8).ctypes.data == source.ctypes.data
+
+
+@pytest.mark.parametrize("kind", [OvTensor, MediaPipeTensor, TfTensor, ImageFrame])
+def test_other_tensors_have_the_name_of_their_stream(kind: type[OvTensor]) -> None:
+    pixels = np.arange(6, dtype=np.uint8).reshape(1, 2, 3)
+    made = to_output("stream", kind(BY_NAME["UINT8"], pixels))
+    assert isinstance(made, OutputTensor)
+    assert (made.name, made.datatype.name, made.shape) == ("stream", "UINT8", (1, 2, 3))
+    assert made.array is pixels
+
+
+def test_response_of_a_node_is_copied() -> None:
+    packet = InferResponse("m", "7", [OutputTensor("a", BY_NAME["INT8"], np.zeros(1, np.int8))], "id", {"p": 1})
+    made = to_output("stream", packet)
+    assert made == packet
+    assert isinstance(made, InferResponse)
+    made.parameters["q"] = 2
+    made.outputs.clear()
+    assert packet.parameters == {"p": 1}
+    assert len(packet.outputs) == 1
+
+
+@pytest.mark.parametrize("value", [True, None, "text", [1]])
+def test_values_that_are_no_tensors_fail_the_graph(value: Any) -> None:
+    with pytest.raises(GraphFailure) as caught:
+        to_output("stream", value)
+    assert 'output stream "stream"' in caught.value.message
+    assert type(value).__name__ in caught.value.message
