@@ -42,19 +42,6 @@ def test_missing_handler_is_an_error_with_line_and_suggestion(tmp_path: Path) ->
     assert (problem.found, problem.suggestion) == (str(tmp_path / "models.py"), "did you mean 'model.py'?")
 
 
-def test_python_nodes_need_unique_names_and_options(tmp_path: Path) -> None:
-    nameless = python_node("model.py", ["IN:in"], ["OUT:b"]).replace('name: "node"', "")
-    optionless = python_node("model.py", ["IN:in"], ["OUT:c"], name="c").replace("node_options", "graph_options")
-    optionless = optionless[: optionless.index("graph_options")] + "}"
-    nodes = [python_node("model.py"), python_node("model.py", ["IN:in"], ["OUT:a"]), nameless, optionless]
-    examined = examine(tmp_path, graph_text(*nodes))
-    assert [problem.message.partition(" - ")[0] for problem in examined.problems] == [
-        "The Python Node name is already present in nodes list",
-        "The Python Node is missing name definition",
-        "The Python Node is missing options definition",
-    ]
-
-
 def test_problems_of_syntax_contracts_and_wiring_are_reported_together(tmp_path: Path) -> None:
     node = python_node("none.py", ["IN:in", "MORE:1:x"], more="max_in_flight: many")
     examined = examine(tmp_path, graph_text(node, outputs=["OVMS_PY_TENSOR:ot"]))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -323,14 +322,6 @@ async def test_invalid_requests_leave_the_stream_open(tmp_path: Path) -> None:
     assert answers.failure is None
 
 
-async def test_reserved_side_packet_is_refused(tmp_path: Path) -> None:
-    async with serving(tmp_path, ECHO) as graph:
-        answers = await stream(graph, ask({"in": b"x"}, parameters={"py": "mine"}))
-    assert isinstance(answers.failure, FailedPrecondition)
-    assert "py is special reserved name" in str(answers.failure)
-    assert answers.replies == []
-
-
 async def test_missing_side_packet_fails_the_start(tmp_path: Path) -> None:
     text = graph_text(python_node("handler.py")).replace("PYTHON_NODE_RESOURCES:py", "PYTHON_NODE_RESOURCES:foo")
     async with loaded(tmp_path / "g", text, handler=handler(ECHO)) as graph:
@@ -338,28 +329,6 @@ async def test_missing_side_packet_fails_the_start(tmp_path: Path) -> None:
     assert isinstance(answers.failure, FailedPrecondition)
     text = 'Failed to start mediapipe graph - Side packet "foo" is required but was not provided.'
     assert text in str(answers.failure)
-
-
-async def test_closing_a_stream_closes_its_generator(tmp_path: Path) -> None:
-    body = """
-    if bytes(inputs[0]) == b"closed":
-        yield [Tensor("out", b"%d" % self.closed)]
-        return
-    try:
-        while True:
-            yield [Tensor("out", b"more")]
-    finally:
-        self.closed = getattr(self, "closed", 0) + 1
-    """
-    async with serving(tmp_path, body, more=LOOPBACK) as graph:
-        for _ in range(3):
-            with trio.CancelScope() as scope:
-                async with graph.open_stream(ask({"in": b"x"})) as opened:
-                    await opened.replies.receive()
-                    scope.cancel()
-                    await trio.lowlevel.checkpoint()
-        answers = await stream(graph, ask({"in": b"closed"}))
-    assert [text for _, _, text in answers.outputs] == ["3"]
 
 
 async def test_generator_stops_while_the_client_does_not_read(tmp_path: Path) -> None:
@@ -381,14 +350,3 @@ async def test_generator_stops_while_the_client_does_not_read(tmp_path: Path) ->
                 scope.cancel()
                 await trio.lowlevel.checkpoint()
     assert 1 <= computed[-1] <= 200
-
-
-async def test_handler_sees_the_deadline_of_the_stream(tmp_path: Path) -> None:
-    body = """
-    left = current_context().remaining()
-    return [Tensor("out", b"none" if left is None else b"%d" % round(left, -4))]
-    """
-    async with serving(tmp_path, body, head="from pyovms import current_context") as graph:
-        without = await stream(graph, ask({"in": b"x"}, deadline=math.inf))
-        within = await stream(graph, ask({"in": b"x"}, deadline=trio.current_time() + 1e6))
-    assert [text for _, _, text in without.outputs + within.outputs] == ["none", "1000000"]

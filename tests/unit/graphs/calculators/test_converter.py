@@ -53,12 +53,6 @@ def test_conversion_in_both_directions_keeps_every_bit(
     assert back.array.tobytes() == array.tobytes()
 
 
-def test_bf16_is_bytes_in_python() -> None:
-    tensor = to_python("t", ov([[0x3F80, 0xC000]], "BF16"))
-    assert (tensor.datatype, tuple(tensor.shape), bytes(tensor)) == ("BF16", (1, 2), b"\x80\x3f\x00\xc0")
-    assert to_ov(tensor).array.tolist() == [[0x3F80, 0xC000]]
-
-
 def test_slices_are_read_in_row_major_order() -> None:
     part = np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2]
     assert to_ov(Tensor("t", part)).array.tolist() == [[0, 2], [4, 6], [8, 10]]

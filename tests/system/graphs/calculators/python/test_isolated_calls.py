@@ -250,26 +250,6 @@ async def test_generator_is_closed_with_its_stream(tmp_path: Path, prefix: str) 
     assert [(entry["step"], entry["exc_info"][0]) for entry in logs] == [("closing a generator", KeyError)]
 
 
-@pytest.mark.parametrize("last", ["raise ValueError('late')", "yield None", "yield [1]", "raise Overloaded('later')"])
-async def test_values_before_an_error_are_sent(tmp_path: Path, last: str) -> None:
-    body = f"""
-    for i in range(3):
-        yield [Tensor("out", b"%d" % i)]
-    {last}
-    """
-    source = handler(body, head="from ovmstrio.errors import Overloaded")
-    reported = []
-    for isolation in PLACES:
-        async with nodes(tmp_path, isolation=isolation) as made:
-            node = await made.load(GENERATIVE, source)
-            async with node.opened() as opened:
-                calls = [await opened.run()] + [await opened.again(t) for t in (1, 2)]
-                with pytest.raises((NodeFailure, Overloaded)) as raised:
-                    await opened.again(3)
-        reported.append(([call.texts for call in calls], type(raised.value), str(raised.value)))
-    assert reported[0] == reported[1]
-
-
 async def test_call_of_a_disconnected_client_is_cancelled(tmp_path: Path) -> None:
     body = """
     if bytes(inputs[0]) == b"wait":
