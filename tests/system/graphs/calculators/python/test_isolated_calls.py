@@ -35,7 +35,7 @@ GENERATIVE = make_node(outputs=["OUT:out"], generative=True)
 
 FAILING = """
 import sys
-from beside import fail
+from helper import fail
 from ovmstrio.errors import InvalidRequest, Overloaded
 class Mine(Overloaded):
     pass
@@ -73,7 +73,7 @@ class OvmsPythonModel:
 
 
 async def failure_of(folder: Path, method: str, isolation: Isolation | None) -> dict[str, Any]:
-    (folder / "beside.py").write_text("def fail():\n    raise KeyError('beside')\n")
+    (folder / "helper.py").write_text("def fail():\n    raise KeyError('helper')\n")
     async with nodes(folder, isolation=isolation) as made:
         node = await made.load(source=FAILING)
         with capture_logs() as logs:

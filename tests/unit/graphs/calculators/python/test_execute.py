@@ -76,7 +76,7 @@ async def test_arrays_of_every_type_and_shape_pass(tmp_path: Path, code: str, sh
         ("import json\njson.loads('{')", "(handler.py:7)"),
         ("return [1 / 0]", "ZeroDivisionError: division by zero (handler.py:6)"),
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module' (handler.py:6)"),
-        ("from beside import fail\nfail()", "KeyError: 'beside' (beside.py:2)"),
+        ("from helper import fail\nfail()", "KeyError: 'helper' (helper.py:2)"),
         ("raise SystemExit(3)", "SystemExit: 3 (handler.py:6)"),
         ("raise KeyboardInterrupt", "KeyboardInterrupt (handler.py:6)"),
         ("raise StopIteration", "StopIteration (handler.py:6)"),
@@ -93,7 +93,7 @@ async def test_arrays_of_every_type_and_shape_pass(tmp_path: Path, code: str, sh
 async def test_failures_name_error_and_line(tmp_path: Path, body: str, text: str) -> None:
     source = handler(f"if bytes(inputs[0]) == b'ok':\n    return []\n{body}")
     async with nodes(tmp_path) as made:
-        made.write("beside.py", "def fail():\n    raise KeyError('beside')\n")
+        made.write("helper.py", "def fail():\n    raise KeyError('helper')\n")
         node = await made.load(source=source)
         if "yield" not in body:
             assert await node.run_once(b"ok") == []

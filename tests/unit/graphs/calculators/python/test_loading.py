@@ -65,9 +65,9 @@ async def test_paths_are_relative_to_the_folder_of_the_graph(tmp_path: Path, wri
 async def test_linked_handler_imports_from_the_folder_of_the_link(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     async with nodes(tmp_path) as made:
-        made.write("data/real.py", "from pyovms import Tensor\nimport beside\nclass OvmsPythonModel:\n"
-                   + EXECUTE.format("beside.NAME"))  # fmt: skip
-        made.write("beside.py", "NAME = 'sibling'")
+        made.write("data/real.py", "from pyovms import Tensor\nimport helper\nclass OvmsPythonModel:\n"
+                   + EXECUTE.format("helper.NAME"))  # fmt: skip
+        made.write("helper.py", "NAME = 'sibling'")
         (tmp_path / "handler.py").symlink_to(tmp_path / "data" / "real.py")
         assert await (await made.load()).run_once() == [(0, "out", "sibling")]
 
@@ -94,8 +94,8 @@ async def test_missing_file_is_reported_with_its_path(tmp_path: Path) -> None:
         ("def f():\n    raise OSError('text')\nf()", ["OSError: text", "handler.py:3: "]),
         ("import sys\nsys.exit(3)", ["SystemExit: 3", "handler.py:3: "]),
         ("def broken(:\n    pass", ["SyntaxError: invalid syntax", "handler.py:2: "]),
-        ("import beside", ["ZeroDivisionError", "beside.py:1: "]),
-        ("from beside2 import missing", ["cannot import name 'missing' from 'beside2'", "handler.py:2: "]),
+        ("import helper", ["ZeroDivisionError", "helper.py:1: "]),
+        ("from helper2 import missing", ["cannot import name 'missing' from 'helper2'", "handler.py:2: "]),
         (CLASS + "    def __init__(self):\n        raise KeyError(1)",
          ["KeyError: 1", "handler.py:5: "]),
         (CLASS + "    def __init__(self, more): ...",
@@ -110,8 +110,8 @@ async def test_missing_file_is_reported_with_its_path(tmp_path: Path) -> None:
 )  # fmt: skip
 async def test_failed_load_is_reported_with_file_and_line(tmp_path: Path, source: str, texts: list[str]) -> None:
     async with nodes(tmp_path) as made:
-        made.write("beside.py", "1 / 0")
-        made.write("beside2.py", "")
+        made.write("helper.py", "1 / 0")
+        made.write("helper2.py", "")
         with capture_logs() as logs, pytest.raises(ConfigError) as raised:
             await made.load(source=source)
     (problem,) = raised.value.problems
