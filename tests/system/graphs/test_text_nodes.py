@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -26,14 +27,11 @@ from tests.support.graphs_of_texts import BEFORE_AND_BEHIND, INPUTS, OUTPUTS, SH
 from tests.support.text_generators import ScriptedGenerator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from ovmstrio.config.text_models import TextModelSpec
-    from ovmstrio.core.generation import GenerationRequest
     from ovmstrio.runtimes.graphs.graph_servable import GraphServable
-    from tests.support.text_generators import Step
 
 CHAT = "/v3/chat/completions"
 
@@ -93,13 +91,8 @@ async def test_python_nodes_change_request_and_response(tmp_path: Path, isolatio
 
 async def test_each_piece_of_a_stream_passes_the_nodes(tmp_path: Path) -> None:
     ready = trio.Event()
-
-    def script(request: GenerationRequest) -> Iterator[Step]:
-        yield Piece(text="one", tokens=1)
-        yield ready
-        yield Piece(text=" two", tokens=1, finish=Finish.STOP)
-
-    loader = Loader(script=script)
+    script = [Piece(text="one", tokens=1), ready, Piece(text=" two", tokens=1, finish=Finish.STOP)]
+    loader = Loader(script=lambda _: script)
     found = []
     async with _shouting(tmp_path, loader) as graph, graph.open_payload(_request(stream=True), math.inf) as documents:
         with trio.fail_after(60):
@@ -131,12 +124,8 @@ async def test_each_path_has_its_response(tmp_path: Path, path: str, body: dict[
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["document", "stream"])
 async def test_disconnected_client_ends_the_text(tmp_path: Path, *, is_stream: bool) -> None:
-
-    def script(request: GenerationRequest) -> Iterator[Step]:
-        yield Piece(text="one", tokens=1)
-        yield trio.Event()
-
-    loader = Loader(script=script)
+    script = [Piece(text="one", tokens=1), trio.Event()]
+    loader = Loader(script=lambda _: script)
     async with _shouting(tmp_path, loader) as graph:
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
@@ -160,12 +149,8 @@ async def test_invalid_body_of_a_node_is_refused(tmp_path: Path) -> None:
 
 
 async def test_failures_of_the_model_name_its_node_and_refusals_do_not(tmp_path: Path) -> None:
-
-    def script(request: GenerationRequest) -> Iterator[Step]:
-        yield Piece(text="one", tokens=1)
-        yield ModelFailure("the engine has ended")
-
-    async with _shouting(tmp_path, Loader(script=script)) as graph:
+    script = [Piece(text="one", tokens=1), ModelFailure("the engine has ended")]
+    async with _shouting(tmp_path, Loader(script=lambda _: script)) as graph:
         for is_stream in (False, True):
             with pytest.raises(GraphFailure, match='node "LLMExecutor" failed: the engine has ended'):
                 await _documents(graph, _request(stream=is_stream))
@@ -176,13 +161,8 @@ async def test_failures_of_the_model_name_its_node_and_refusals_do_not(tmp_path:
 
 async def test_failed_node_ends_the_text(tmp_path: Path) -> None:
     failing = handler("return {'a': 1 / (b'two' not in bytes(inputs[0]))}")
-
-    def script(request: GenerationRequest) -> Iterator[Step]:
-        yield Piece(text="one", tokens=1)
-        yield Piece(text="two", tokens=1)
-        yield trio.Event()
-
-    loader = Loader(script=script)
+    script = [Piece(text="one", tokens=1), Piece(text="two", tokens=1), trio.Event()]
+    loader = Loader(script=lambda _: script)
     async with _shouting(tmp_path, loader, behind=failing) as graph:
         with pytest.raises(GraphFailure, match=r"ZeroDivisionError: division by zero \(.*behind.py:5\)"):
             await _documents(graph, _request(stream=True))
@@ -214,12 +194,8 @@ async def test_second_document_of_one_request_is_refused(tmp_path: Path) -> None
     loop = LOOPBACK.replace("LOOPBACK:loopback", "LOOPBACK:again")
     text = graph_text(before, text_node(outputs=OUTPUTS, more=loop), inputs=INPUTS, outputs=OUTPUTS)
     twice = handler("yield inputs[0].json\nyield inputs[0].json")
-
-    def script(request: GenerationRequest) -> Iterator[Step]:
-        while True:
-            yield Piece(text="one", tokens=1)
-
-    async with loaded(tmp_path / "g", text, load_text=Loader(script=script), before=twice) as graph:
+    script = repeat(Piece(text="one", tokens=1))
+    async with loaded(tmp_path / "g", text, load_text=Loader(script=lambda _: script), before=twice) as graph:
         with pytest.raises(GraphFailure, match=r"RESOURCE_EXHAUSTED[^$]*it takes one document for each request"):
             await _documents(graph, _request(stream=True))
 
