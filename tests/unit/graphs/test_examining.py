@@ -65,3 +65,14 @@ def test_unreadable_file_is_an_error(tmp_path: Path, content: bytes | None, text
     examined = examine_graph(path)
     assert examined.config is None
     assert text in examined.errors[0].message
+
+
+def test_python_nodes_need_unique_names_and_options(tmp_path: Path) -> None:
+    nameless = python_node("model.py", ["IN:in"], ["OUT:b"]).replace('name: "node"', "")
+    optionless = python_node("model.py", ["IN:in"], ["OUT:c"], name="c").partition("node_options")[0] + "}"
+    nodes = [python_node("model.py"), python_node("model.py", ["IN:in"], ["OUT:a"]), nameless, optionless]
+    assert [problem.message.partition(" - ")[0] for problem in examine(tmp_path, graph_text(*nodes)).problems] == [
+        "The Python Node name is already present in nodes list",
+        "The Python Node is missing name definition",
+        "The Python Node is missing options definition",
+    ]

@@ -67,6 +67,16 @@ async def test_arrays_of_every_type_and_shape_pass(tmp_path: Path, code: str, sh
 
 
 @pytest.mark.parametrize(
+    ("result", "count"), [("None", 0), ("[]", 0), ("[Tensor('b', b'')]", 1), ("Mine([Tensor('b', b'')])", 1)]
+)
+async def test_outputs_are_optional(tmp_path: Path, result: str, count: int) -> None:
+    async with nodes(tmp_path) as made:
+        source = handler(f"return {result}", head="class Mine(list): ...")
+        node = await made.load(make_node(outputs=["A:a", "B:b"]), source)
+        assert len(await node.run_once()) == count
+
+
+@pytest.mark.parametrize(
     ("body", "text"),
     [
         ("raise ValueError('bad value')", "ValueError: bad value (handler.py:6)"),

@@ -170,8 +170,9 @@ async def test_initialize_that_does_not_end_is_not_finalized(tmp_path: Path) -> 
         made.write("held_up.py", "import threading\nstarted, gate = threading.Event(), threading.Event()")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.load, None, source)
-            await until_async(lambda: [each for each in sys.modules if each.endswith(".held_up")])
-            (held_up,) = [module for each, module in sys.modules.items() if each.endswith(".held_up")]
+            # A copy, because the thread of the load changes sys.modules.
+            await until_async(lambda: [each for each in list(sys.modules) if each.endswith(".held_up")])
+            (held_up,) = [sys.modules[each] for each in list(sys.modules) if each.endswith(".held_up")]
             await until_async(held_up.started.is_set)
             nursery.cancel_scope.cancel()
         assert made.threads.stuck == 1
