@@ -85,6 +85,12 @@ def python_node(
     return "node {\n" + indent(body, "  ") + "\n}\n"
 
 
+def handler(body: str, *, prefix: str = "", head: str = "") -> str:
+    """Write a handler whose ``execute`` has this body; the prefix may be ``async``, and the head has imports."""
+    lines = indent(dedent(body).strip("\n"), " " * 8)
+    return f"{head}\nclass OvmsPythonModel:\n    {prefix}def execute(self, inputs):\n{lines}\n"
+
+
 def graph_text(
     *nodes: str, inputs: Sequence[str] = ("OVMS_PY_TENSOR:in",), outputs: Sequence[str] = ("OVMS_PY_TENSOR:out",)
 ) -> str:

@@ -8,23 +8,36 @@ from typing import Any
 
 from tests.support.graphs import LOOPBACK, graph_text, python_node
 
-__all__ = ["BEFORE_AND_BEHIND", "INPUTS", "OUTPUTS", "SHOUTING", "text_node"]
+__all__ = ["BEFORE_AND_BEHIND", "INPUTS", "OUTPUTS", "SHOUTING", "llm_graph", "text_node"]
 
 INPUTS, OUTPUTS = ["HTTP_REQUEST_PAYLOAD:asked"], ["HTTP_RESPONSE_PAYLOAD:answer"]
 
 
-def text_node(outputs: Sequence[str] = ("HTTP_RESPONSE_PAYLOAD:made",), *, more: str = LOOPBACK) -> str:
+def text_node(
+    inputs: Sequence[str] = ("HTTP_REQUEST_PAYLOAD:changed",),
+    outputs: Sequence[str] = ("HTTP_RESPONSE_PAYLOAD:made",),
+    *,
+    options: str = 'models_path: "./"',
+    more: str = LOOPBACK,
+) -> str:
     """Write a node that makes text, as graphs of OpenVINO Model Server have it."""
-    streams = ['input_stream: "HTTP_REQUEST_PAYLOAD:changed"', *(f'output_stream: "{text}"' for text in outputs)]
+    streams = [f'input_stream: "{text}"' for text in inputs] + [f'output_stream: "{text}"' for text in outputs]
     body = "\n".join([
         'name: "LLMExecutor"',
         'calculator: "HttpLLMCalculator"',
         'input_side_packet: "LLM_NODE_RESOURCES:llm"',
         *streams,
         more,
-        'node_options: { [type.googleapis.com / mediapipe.LLMCalculatorOptions]: { models_path: "./" } }',
+        f"node_options: {{ [type.googleapis.com / mediapipe.LLMCalculatorOptions]: {{ {options} }} }}",
     ])  # fmt: skip
     return "node {\n" + indent(body, "  ") + "\n}\n"
+
+
+def llm_graph(*options: str) -> str:
+    """Write the graph that OpenVINO Model Server writes for a language model, with a line for each option."""
+    inputs, outputs = ["HTTP_REQUEST_PAYLOAD:input"], ["HTTP_RESPONSE_PAYLOAD:output"]
+    node = text_node(inputs, outputs, options="\n".join(['models_path: "./",', *options, ""]))
+    return graph_text(node, inputs=inputs, outputs=outputs)
 
 
 BEFORE_AND_BEHIND = graph_text(

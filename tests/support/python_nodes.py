@@ -43,7 +43,7 @@ class PythonNodeCall:
         raise AssertionError((port, value))
 
     @property
-    def said(self) -> list[tuple[int, str, str]]:
+    def texts(self) -> list[tuple[int, str, str]]:
         """The tensors as (timestamp, name, text)."""
         return [(time, each.name, bytes(each).decode()) for port, each, time in self.emitted if port != LOOP]
 
@@ -128,7 +128,7 @@ class Node:
     async def run_once(self, text: bytes = b"", timestamp: int = 0) -> list[tuple[int, str, str]]:
         """Run the node for one text, as a unary call does, and give what it says."""
         async with self.opened() as opened:
-            return (await opened.run(text, timestamp)).said
+            return (await opened.run(text, timestamp)).texts
 
 
 class Opened:

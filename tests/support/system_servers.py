@@ -20,7 +20,7 @@ from tests.support import ir
 from tests.support.all_kinds import OPS, write_all_kinds
 from tests.support.custom_nodes import DOUBLER
 from tests.support.graphs import graph_text, python_node
-from tests.support.graphs_of_texts import BEFORE_AND_BEHIND, SHOUTING, text_node
+from tests.support.graphs_of_texts import BEFORE_AND_BEHIND, SHOUTING, llm_graph
 from tests.support.isolation_checks import SHARED_PROCESSES
 from tests.support.processes import OvmsProcess, serving
 from tests.support.project_processes import ProjectProcess, serving_project
@@ -143,15 +143,10 @@ def _text_graph_config(folder: Path, *, with_nodes_only: bool) -> Path:
     if with_nodes_only:
         return write_config(folder, mediapipe_config_list=graphs, text_model_config_list=texts)
     write_tiny_folder(folder / "llm")
-    (folder / "llm" / "graph.pbtxt").write_text(_LLM_GRAPH)
+    (folder / "llm" / "graph.pbtxt").write_text(llm_graph("cache_size: 1,", "max_tokens_limit: 12,"))
     graphs.append({"name": "graph", "base_path": "llm"})
     model = {"name": "in_models", "base_path": "llm"}
     return write_config(folder, model, mediapipe_config_list=graphs, text_model_config_list=texts)
-
-
-_LLM_GRAPH: Final = graph_text(
-    text_node(), inputs=["HTTP_REQUEST_PAYLOAD:changed"], outputs=["HTTP_RESPONSE_PAYLOAD:made"]
-).replace('models_path: "./"', 'models_path: "./" cache_size: 1 max_tokens_limit: 12')
 
 
 def _text_graphs(folder: Path) -> Sequence[str]:

@@ -1,5 +1,3 @@
-"""Graphs of user code as chats of OpenAI's client, and as answers to paths that no API has."""
-
 from __future__ import annotations
 
 import json
@@ -7,19 +5,22 @@ import os
 import select
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import openai
 import pytest
 
+from ovmstrio.observability.logs import configure_logs
+from ovmstrio.protocol.descriptors import message_class
 from tests.support.graphs import LOOPBACK, graph_text, python_node
-from tests.support.served_in_thread import PATIENCE_SECONDS, serving_in_thread
+from tests.support.served_in_thread import PATIENCE_SECONDS, ServedInThread, serving_in_thread
+from tests.support.waits import WAIT_SECONDS, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from tests.support.served_in_thread import ServedInThread
 
 SPEAKER = """
 import pathlib
@@ -30,21 +31,21 @@ class OvmsPythonModel:
         self.folder = pathlib.Path(kwargs["base_path"])
 
     def execute(self, inputs):
-        said = bytes(inputs[0]).decode()
+        text = bytes(inputs[0]).decode()
         limit = current_context().parameters.get("max_new_tokens", 3)
         try:
-            if said == "raise":
+            if text == "raise":
                 yield [Tensor("text", b"so far")]
                 raise ValueError("no further")
-            if said == "raise at once":
+            if text == "raise at once":
                 raise ValueError("not at all")
             number = 0
-            while said == "on and on" or number < limit:
+            while text == "on and on" or number < limit:
                 number += 1
-                yield [Tensor("text", f"{said} {number}. ".encode())]
+                yield [Tensor("text", f"{text} {number}. ".encode())]
             yield [Tensor("end", b"")]
         finally:
-            if said == "on and on" and (self.folder / "closed").exists():
+            if text == "on and on" and (self.folder / "closed").exists():
                 (self.folder / "closed").write_text("closed")
 """
 
@@ -82,7 +83,6 @@ def _write(folder: Path, name: str, source: str, node: str, streams: dict[str, A
 def served(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[tuple[ServedInThread, Path]]:
-    """Serve ``speaker``, ``answers`` and ``plain``, which makes no text, in threads and in processes."""
     folder = tmp_path_factory.mktemp("chats")
     speaker = python_node("handler.py", ["IN:prompt"], ["TEXT:text", "END:end"], more=LOOPBACK)
     answers = python_node("handler.py", PAYLOADS["inputs"], PAYLOADS["outputs"], more=LOOPBACK)
@@ -104,7 +104,6 @@ def _client(server: ServedInThread) -> openai.OpenAI:
 
 @pytest.fixture
 def closings(served: tuple[ServedInThread, Path]) -> Iterator[int]:
-    """Return a descriptor that becomes readable when an endless generator is closed."""
     path = served[1] / "closed"
     os.mkfifo(path)
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
@@ -119,13 +118,12 @@ def _is_readable(descriptor: int, seconds: float = PATIENCE_SECONDS) -> bool:
     return bool(select.select([descriptor], [], [], seconds)[0])
 
 
-def _ask(client: openai.OpenAI, said: str, **more: Any) -> Any:
-    messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": said}]
+def _ask(client: openai.OpenAI, text: str, **more: Any) -> Any:
+    messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
     return client.chat.completions.create(model="speaker", messages=messages, **more)
 
 
-def test_a_graph_of_request_payloads_answers_chats(served: tuple[ServedInThread, Path]) -> None:
-    """The answer is that of any path; a stream ends with one [DONE], whichever side writes it."""
+def test_payload_graph_answers_chats(served: tuple[ServedInThread, Path]) -> None:
     messages: Any = [{"role": "user", "content": "hello"}]
     with _client(served[0]) as client:
         raw = client.chat.completions.with_raw_response
@@ -141,8 +139,7 @@ def test_a_graph_of_request_payloads_answers_chats(served: tuple[ServedInThread,
             assert lines == ['data: {"number": 0, "path": "/v3/chat/completions"}', "data: [DONE]"]
 
 
-def test_a_graph_answers_chats_and_streams(served: tuple[ServedInThread, Path]) -> None:
-    """Answers have the usage and reasons that OpenAI's clients read."""
+def test_text_graph_answers_chats_and_completions(served: tuple[ServedInThread, Path]) -> None:
     with _client(served[0]) as client:
         complete = _ask(client, "hello")
         chunks = list(_ask(client, "hello", stream=True, stream_options={"include_usage": True}))
@@ -156,10 +153,7 @@ def test_a_graph_answers_chats_and_streams(served: tuple[ServedInThread, Path]) 
     assert plain.choices[0].finish_reason == "length"
 
 
-def test_errors_of_user_code_have_openais_form(
-    served: tuple[ServedInThread, Path],
-) -> None:
-    """Errors before and within a stream have file and line; earlier chunks arrive."""
+def test_errors_have_the_form_of_openai(served: tuple[ServedInThread, Path]) -> None:
     with _client(served[0]) as client:
         with pytest.raises(openai.BadRequestError, match=r"ValueError: not at all .*handler.py:17"):
             _ask(client, "raise at once")
@@ -172,8 +166,7 @@ def test_errors_of_user_code_have_openais_form(
     assert first == ["", "so far"]
 
 
-def test_a_graph_that_makes_no_text_is_refused(served: tuple[ServedInThread, Path]) -> None:
-    """The error names what the graph needs; the list of models has it last."""
+def test_graph_without_text_is_refused(served: tuple[ServedInThread, Path]) -> None:
     with _client(served[0]) as client:
         for is_stream in (False, True):
             with pytest.raises(openai.BadRequestError, match="name others by a comment in its file") as caught:
@@ -184,8 +177,7 @@ def test_a_graph_that_makes_no_text_is_refused(served: tuple[ServedInThread, Pat
         assert [each.id for each in client.models.list()] == ["speaker", "answers", "plain"]
 
 
-def test_a_client_that_leaves_closes_the_generator(served: tuple[ServedInThread, Path], closings: int) -> None:
-    """Another client gets its answer meanwhile, though the first client does not read."""
+def test_disconnected_client_closes_the_generator(served: tuple[ServedInThread, Path], closings: int) -> None:
     with _client(served[0]) as client:
         with _ask(client, "on and on", stream=True) as stream:
             next(iter(stream))
@@ -195,7 +187,6 @@ def test_a_client_that_leaves_closes_the_generator(served: tuple[ServedInThread,
 
 
 def test_concurrent_clients_get_their_own_texts(served: tuple[ServedInThread, Path]) -> None:
-    """Half of the clients stream."""
     server, _ = served
     started = threading.Barrier(8, timeout=PATIENCE_SECONDS)
 
@@ -232,8 +223,7 @@ class OvmsPythonModel:
 """
 
 
-def test_an_isolated_node_that_holds_the_interpreter_stops_no_other_call(tmp_path: Path) -> None:
-    """Health and the list of models are answered meanwhile."""
+def test_isolated_node_that_holds_the_interpreter_does_not_block_other_calls(tmp_path: Path) -> None:
     streams = {"inputs": TEXTS["inputs"], "outputs": TEXTS["outputs"][:1]}
     node = python_node("handler.py", ["IN:prompt"], ["TEXT:text"], more=LOOPBACK)
     entry = {**_write(tmp_path, "holder", HOLDER, node, streams), "python_isolation": "process"}
@@ -260,8 +250,7 @@ def test_an_isolated_node_that_holds_the_interpreter_stops_no_other_call(tmp_pat
 # Paths that no API has
 
 
-def test_a_graph_of_request_payloads_answers_other_paths(served: tuple[ServedInThread, Path]) -> None:
-    """The body names the graph, or else the path."""
+def test_payload_graph_answers_other_paths(served: tuple[ServedInThread, Path]) -> None:
     server, _ = served
     named = server.ask("POST", "/v3/summaries/long?x=1", json={"model": "answers"})
     several = server.ask("POST", "/v3/v1/summaries", json={"model": "answers", "count": 2})
@@ -276,7 +265,6 @@ def test_a_graph_of_request_payloads_answers_other_paths(served: tuple[ServedInT
 
 @pytest.mark.parametrize("by", ["body", "header"])
 def test_answers_are_events_on_request(served: tuple[ServedInThread, Path], by: str) -> None:
-    """Each document is one event."""
     body = {"model": "answers", "count": 2, "stream": True} if by == "body" else {"model": "answers", "count": 2}
     headers = {} if by == "body" else {"Accept": "text/event-stream"}
     answer = served[0].ask("POST", "/v3/any", json=body, headers=headers)
@@ -286,8 +274,7 @@ def test_answers_are_events_on_request(served: tuple[ServedInThread, Path], by: 
     assert events[2:] == (["[DONE]"] if by == "body" else [])
 
 
-def test_errors_of_other_paths_have_openais_form(served: tuple[ServedInThread, Path]) -> None:
-    """An error before the first event has a status; a later error is the last event."""
+def test_errors_of_other_paths_have_the_form_of_openai(served: tuple[ServedInThread, Path]) -> None:
     server, _ = served
     at_once = server.ask("POST", "/v3/any", json={"model": "answers", "fail": True, "stream": True})
     late = server.ask("POST", "/v3/any", json={"model": "answers", "fail": "late", "stream": True})
@@ -314,5 +301,81 @@ def test_errors_of_other_paths_have_openais_form(served: tuple[ServedInThread, P
 def test_paths_without_such_a_graph_are_refused(
     served: tuple[ServedInThread, Path], path: str, body: dict[str, Any], status: int
 ) -> None:
-    """A graph of tensors takes no payloads, and paths below ``/v1`` belong to other APIs, too."""
     assert served[0].ask("POST", path, json=body).status_code == status
+
+
+# Long errors
+
+FAILING = """
+    from pyovms import Tensor
+
+    class LongText(Exception):
+        def __str__(self):
+            return "t" * 20_000_000
+
+    def chain(length, text):
+        error = None
+        for number in range(length):
+            try:
+                raise ValueError(f"{number} {text}") from error
+            except ValueError as caught:
+                error = caught
+        return error
+
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            kind = bytes(inputs[0])[4:].decode()
+            if kind == "message":
+                raise ValueError("x" * 20_000_000)
+            if kind == "chain":
+                raise chain(1000, "y" * 20_000)
+            if kind == "str":
+                raise LongText
+            raise ExceptionGroup("z" * 20_000_000, [chain(100, "y" * 20_000) for _ in range(20)])
+"""
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+
+
+@pytest.fixture(scope="module")
+def failing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
+    folder = tmp_path_factory.mktemp("errors")
+    (folder / "handler.py").write_text(dedent(FAILING))
+    (folder / "graph.pbtxt").write_text(graph_text(python_node("handler.py")))
+    config = folder / "config.json"
+    graphs = [{"name": "fails", "base_path": str(folder)}]
+    config.write_text(json.dumps({"model_config_list": [], "mediapipe_config_list": graphs}))
+    with serving_in_thread(config_path=config) as running:
+        yield running
+
+
+@pytest.mark.parametrize("kind", ["message", "chain", "str", "group"])
+@pytest.mark.parametrize("transport", ["grpc", "http"])
+def test_long_error_is_truncated(
+    failing_server: ServedInThread, transport: str, kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    configure_logs()
+    if transport == "grpc":
+        make = message_class("inference.ModelInferRequest")
+        inputs = [{"name": "in", "datatype": "BYTES", "shape": [1]}]
+        raw = [len(kind).to_bytes(4, "little") + kind.encode()]
+        request = make(model_name="fails", inputs=inputs, raw_input_contents=raw).SerializeToString()
+        with grpc.insecure_channel(failing_server.grpc) as channel, pytest.raises(grpc.RpcError) as refused:
+            channel.unary_unary(METHOD)(request, timeout=WAIT_SECONDS)
+        error: Any = refused.value
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "Error occurred during graph execution" in error.details()
+        assert len(error.details()) < 8192
+    else:
+        body = {"inputs": [{"name": "in", "shape": [1], "datatype": "BYTES", "data": [kind]}]}
+        answer = failing_server.ask("POST", "/v2/models/fails/infer", json=body)
+        assert answer.status_code == 400
+        assert len(answer.content) < 8192
+    printed: list[str] = []
+
+    def is_logged() -> bool:
+        printed.append(capfd.readouterr().err)
+        return "a Python node raised" in "".join(printed)
+
+    until(is_logged)
+    assert "".join(printed).count("a Python node raised") == 1
+    assert sum(map(len, printed)) < 125_000

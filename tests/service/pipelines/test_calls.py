@@ -1,5 +1,3 @@
-"""Graphs as nodes of pipelines, and pipelines as what graphs and other pipelines call."""
-
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
@@ -9,20 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ovmstrio.core.errors import (
-    GraphFailure,
-    InvalidRequest,
-    NotFound,
-    PipelineFailure,
-    ServerError,
-    ServiceLoading,
-    VersionRetired,
-)
+from ovmstrio.core import errors
+from ovmstrio.core.errors import GraphFailure, InvalidRequest, NotFound, PipelineFailure, ServerError
 from ovmstrio.core.request import InferRequest
 from ovmstrio.core.servable import LeasedServable, Servable
 from ovmstrio.runtimes.pipelines.node_calls import ServableCall
 from tests.support import ir
-from tests.support.graphs import graph_text, loaded, python_node
+from tests.support.graphs import graph_text, inference_graph, loaded, python_node
 from tests.support.pipelines import answers, call, make_node, make_pipeline, serving_pipeline, write_library
 from tests.support.servables import load, raw_request
 
@@ -35,35 +26,10 @@ class OvmsPythonModel:
 
 GRAPH = graph_text(python_node("handler.py"))
 
-CALLING = graph_text(
-    """
-    node {
-      calculator: "OpenVINOModelServerSessionCalculator"
-      output_side_packet: "SESSION:session"
-      node_options: {
-        [type.googleapis.com/mediapipe.OpenVINOModelServerSessionCalculatorOptions]: { servable_name: "inner" }
-      }
-    }
-    node {
-      calculator: "OpenVINOInferenceCalculator"
-      input_side_packet: "SESSION:session"
-      input_stream: "X:in"
-      output_stream: "Y:out"
-      node_options: {
-        [type.googleapis.com/mediapipe.OpenVINOInferenceCalculatorOptions]: {
-          tag_to_input_tensor_names { key: "X" value: "x" }
-          tag_to_output_tensor_names { key: "Y" value: "y" }
-        }
-      }
-    }
-    """,
-    inputs=["OVTENSOR:in"],
-    outputs=["OVTENSOR:out"],
-)
+CALLING = inference_graph("inner").replace('"b"', '"x"').replace('"a"', '"y"')
 
 
-async def test_a_graph_between_two_models(tmp_path: Path) -> None:
-    """It says nothing of what it takes and gives, and so fits anywhere."""
+async def test_graph_between_two_models(tmp_path: Path) -> None:
     model = await load(ir.dummy((1, 2)), tmp_path)
     nodes = [
         make_node("one", {"b": "request.x"}, ("a",), model_name="m"),
@@ -83,8 +49,7 @@ async def test_a_graph_between_two_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
-async def test_an_open_input_is_whatever_the_client_sends(tmp_path: Path, dtype: type[np.generic]) -> None:
-    """Of any type and shape, also where a dynamic entry splits it."""
+async def test_input_of_a_graph_has_any_type_and_shape(tmp_path: Path, dtype: type[np.generic]) -> None:
     array = np.arange(6).astype(dtype).reshape(3, 1, 2)
     for count in (None, -1):
         node = make_node("doubles", {"in": "request.x"}, ("out",), model_name="g")
@@ -98,8 +63,7 @@ async def test_an_open_input_is_whatever_the_client_sends(tmp_path: Path, dtype:
         assert found["y"].dtype == dtype
 
 
-async def test_an_open_input_must_have_a_type_that_there_is(tmp_path: Path) -> None:
-    """Names are compared with those of all types."""
+async def test_input_of_a_graph_needs_a_known_type(tmp_path: Path) -> None:
     spec = make_pipeline([make_node("g", {"in": "request.x"}, ("out",), model_name="g")], {"y": "g.out"})
     async with (
         loaded(tmp_path / "g", GRAPH, handler=DOUBLING) as graph,
@@ -110,8 +74,7 @@ async def test_an_open_input_must_have_a_type_that_there_is(tmp_path: Path) -> N
             await pipeline.infer(request)
 
 
-async def test_a_graph_that_fails_is_told_with_the_pipelines_node(tmp_path: Path) -> None:
-    """Beside the graph's own node."""
+async def test_failure_of_a_graph_names_the_node_of_the_pipeline(tmp_path: Path) -> None:
     handler = DOUBLING.replace("import numpy as np", "raise ValueError('no')")
     spec = make_pipeline([make_node("calls", {"in": "request.x"}, ("out",), model_name="g")], {"y": "calls.out"})
     async with (
@@ -122,9 +85,8 @@ async def test_a_graph_that_fails_is_told_with_the_pipelines_node(tmp_path: Path
             await pipeline.infer(raw_request({"x": np.zeros((1, 2), np.float32)}))
 
 
-@pytest.mark.parametrize("kind", [NotFound, VersionRetired, ServiceLoading])
-async def test_what_cannot_be_called_any_more_is_told_with_the_pipelines_node(kind: type[ServerError]) -> None:
-    """The client has never heard of it; the error is of the kind that a direct call would get."""
+@pytest.mark.parametrize("kind", [NotFound, errors.VersionRetired, errors.ServiceLoading])
+async def test_unavailable_servable_names_the_node_of_the_pipeline(kind: type[ServerError]) -> None:
 
     async def lease(name: str, version: str = "", /) -> AbstractContextManager[LeasedServable]:
         raise kind(f"{name} {version} is gone")
@@ -134,8 +96,7 @@ async def test_what_cannot_be_called_any_more_is_told_with_the_pipelines_node(ki
     assert type(caught.value) is kind
 
 
-async def test_what_a_graph_calls_a_tensor_must_be_one(tmp_path: Path) -> None:
-    """User code may name types that there are not, and give bytes that are not of their shape."""
+async def test_invalid_tensor_of_a_graph_fails_the_node(tmp_path: Path) -> None:
     for made, text in (
         ('Tensor("out", b"1234", [1, 2], "FP32")', "node 'calls' gave what is no tensor"),
         ('Tensor("out", b"1234", [1, 2], "mine")', "node 'calls' gave 'out' of the unknown type 'mine'"),
@@ -155,8 +116,7 @@ class _Held:
     servable: Servable
 
 
-async def test_a_graphs_session_calls_a_pipeline(tmp_path: Path) -> None:
-    """As it would call a model."""
+async def test_session_of_a_graph_calls_a_pipeline(tmp_path: Path) -> None:
     node = make_node("adds", {"i": "request.x"}, params={"constant": 5})
     spec = make_pipeline([node], {"y": "adds.y"}, libraries={"arithmetic": write_library(tmp_path)})
     async with serving_pipeline(spec) as pipeline:
@@ -171,8 +131,7 @@ async def test_a_graphs_session_calls_a_pipeline(tmp_path: Path) -> None:
     assert found["out"].tolist() == [[6, 7]]
 
 
-async def test_a_pipeline_calls_another(tmp_path: Path) -> None:
-    """Demultiplexers of the one know nothing of those of the other."""
+async def test_pipeline_calls_a_pipeline(tmp_path: Path) -> None:
     library = {"arithmetic": write_library(tmp_path)}
     split = make_node("split", {"i": "request.x"}, params={"op": "split", "parts": 2}, demultiply_count=2)
     add = make_node("add", {"i": "split.y"}, params={"constant": 1})

@@ -36,140 +36,128 @@ def _parameter(name: str, *shape: int) -> Any:
     return _named(op.parameter(list(shape), np.float32, name=name), name)
 
 
-def _detector(found: Array) -> ov.Model:
-    """Finds the same in every picture, and nothing of it in a black one."""
+def _detector() -> ov.Model:
+    """Create a model that finds ``_FOUND`` in every image, with confidence 0 in a black one."""
     image = _parameter("image", 1, 3, _HEIGHT, _WIDTH)
     light = op.minimum(op.reduce_max(image, np.array([0, 1, 2, 3])), np.float32(1))
-    certain = np.zeros(found.shape, np.float32)
-    confidence = 4 if found.ndim == 2 else 2
-    certain[..., confidence] = found[..., confidence]
-    detection = _named(op.add(found - certain, op.multiply(certain, light)), "detection")
+    detections = np.array(_FOUND, np.float32).reshape(1, 1, -1, 7)
+    confidence = detections * (np.arange(7) == 2).astype(np.float32)
+    detection = _named(op.add(detections - confidence, op.multiply(confidence, light)), "detection")
     return ov.Model([op.result(detection)], [image], "detector")
 
 
-def _brightness(channels: int, height: int, width: int) -> ov.Model:
-    image = _parameter("image", 1, channels, height, width)
+def _brightness() -> ov.Model:
+    image = _parameter("image", 1, 3, 6, 8)
     mean = _named(op.reduce_mean(image, np.array([2, 3])), "mean")
     return ov.Model([op.result(mean)], [image], "brightness")
 
 
-def _shift(number: float, first: int = 1) -> ov.Model:
-    x = _parameter("x", first, 10)
-    return ov.Model([op.result(_named(op.add(x, np.float32(number)), "y"))], [x], "shift")
+def _plus_one() -> ov.Model:
+    x = _parameter("x", 1, 10)
+    return ov.Model([op.result(_named(op.add(x, np.float32(1)), "y"))], [x], "shift")
 
 
-def _from(node: str, item: str) -> dict[str, str]:
-    return {"node_name": node, "data_item": item}
-
-
-def _model(name: str, model: str, inputs: Mapping[str, Any], outputs: list[str], **more: Any) -> dict[str, Any]:
-    node: dict[str, Any] = {"name": name, "type": "DL model", "model_name": model, **more}
-    return node | {
-        "inputs": [{key: source} for key, source in inputs.items()],
-        "outputs": [{"data_item": item, "alias": item} for item in outputs],
+def _model(name: str, model: str, inputs: Mapping[str, str], outputs: str, **more: Any) -> dict[str, Any]:
+    """Write a node; inputs are ``{"input": "source.item"}``, and outputs names with blanks between."""
+    return {
+        "name": name,
+        "type": "DL model",
+        "model_name": model,
+        "inputs": _sources(inputs),
+        "outputs": [{"data_item": item, "alias": item} for item in outputs.split()],
+        **more,
     }
 
 
-def _custom(name: str, library: str, inputs: Mapping[str, Any], outputs: list[str], **more: Any) -> dict[str, Any]:
+def _custom(name: str, library: str, inputs: Mapping[str, str], outputs: str, **more: Any) -> dict[str, Any]:
     node = _model(name, "", inputs, outputs, **more) | {"type": "custom", "library_name": library}
     del node["model_name"]
     return node
 
 
-def _pipeline(
-    name: str, inputs: list[str], nodes: list[Any], outputs: Mapping[str, dict[str, str]], **more: Any
-) -> dict[str, Any]:
-    return {"name": name, "inputs": inputs, "nodes": nodes, "outputs": [{k: v} for k, v in outputs.items()], **more}
+def _sources(sources: Mapping[str, str]) -> list[dict[str, dict[str, str]]]:
+    parts = {name: source.split(".") for name, source in sources.items()}
+    return [{name: {"node_name": node, "data_item": item}} for name, (node, item) in parts.items()]
 
 
-def _pictures(width: int, height: int, **more: str) -> dict[str, str]:
-    """Return the parameters of nodes that cut pictures."""
-    original = {"original_image_width": str(_WIDTH), "original_image_height": str(_HEIGHT)}
-    target = {"target_image_width": str(width), "target_image_height": str(height)}
-    return {**original, **target, "original_image_layout": "NCHW", "target_image_layout": "NCHW", **more}
+def _pipeline(name: str, nodes: list[Any], outputs: Mapping[str, str], **more: Any) -> dict[str, Any]:
+    sources = [source for node in nodes for each in node["inputs"] for source in each.values()]
+    inputs = {source["data_item"] for source in sources if source["node_name"] == "request"}
+    return {"name": name, "inputs": sorted(inputs), "nodes": nodes, "outputs": _sources(outputs), **more}
 
 
-def _faces() -> dict[str, Any]:
-    """Cut out what was found, and let two models look at every part."""
-    image = _from("request", "image")
-    part = {"image": _from("extract", "images")}
-    return _pipeline(
+_CROP = {
+    "original_image_width": str(_WIDTH),
+    "original_image_height": str(_HEIGHT),
+    "target_image_width": "8",
+    "target_image_height": "6",
+    "original_image_layout": "NCHW",
+    "target_image_layout": "NCHW",
+    "confidence_threshold": "0.5",
+}
+
+
+def _extract(outputs: str, **params: str) -> dict[str, Any]:
+    inputs = {"image": "request.image", "detection": "detect.detection"}
+    return _custom("extract", "object_detection", inputs, outputs, params=_CROP | params, demultiply_count=-1)
+
+
+_PIPELINES = [
+    # Detections are cropped, and two models look at every crop.
+    _pipeline(
         "faces",
-        ["image"],
         [
-            _model("detect", "face_detector", {"image": image}, ["detection"]),
-            _custom(
-                "extract",
-                "object_detection",
-                {"image": image, "detection": _from("detect", "detection")},
-                ["images", "coordinates", "confidences"],
-                params=_pictures(8, 6, confidence_threshold="0.5"),
-                demultiply_count=-1,
-            ),
-            _model("brightness", "brightness", part, ["mean"]),
-            _model("again", "brightness", part, ["mean"], version=1),
+            _model("detect", "face_detector", {"image": "request.image"}, "detection"),
+            _extract("images coordinates confidences"),
+            _model("brightness", "brightness", {"image": "extract.images"}, "mean"),
+            _model("second", "brightness", {"image": "extract.images"}, "mean", version=1),
         ],
         {
-            "images": _from("extract", "images"),
-            "coordinates": _from("extract", "coordinates"),
-            "confidences": _from("extract", "confidences"),
-            "brightness": _from("brightness", "mean"),
-            "again": _from("again", "mean"),
+            "images": "extract.images",
+            "coordinates": "extract.coordinates",
+            "confidences": "extract.confidences",
+            "brightness": "brightness.mean",
+            "second": "second.mean",
         },
-    )
-
-
-def _encoded() -> dict[str, Any]:
-    """Take pictures with their channels last, which may come as files."""
-    image = _from("request", "image")
-    params = _pictures(8, 6, confidence_threshold="0.5") | {"original_image_layout": "NHWC"}
-    return _pipeline(
+    ),
+    # Images with their channels last, which may be encoded as files.
+    _pipeline(
         "encoded",
-        ["image"],
         [
-            _model("detect", "nhwc_detector", {"image": image}, ["detection"]),
-            _custom(
-                "extract",
-                "object_detection",
-                {"image": image, "detection": _from("detect", "detection")},
-                ["images"],
-                params=params,
-                demultiply_count=-1,
-            ),
+            _model("detect", "nhwc_detector", {"image": "request.image"}, "detection"),
+            _extract("images", original_image_layout="NHWC"),
         ],
-        {"images": _from("extract", "images")},
-    )
-
-
-def _dynamic_batch() -> dict[str, Any]:
-    """Let a model with a fixed batch of one answer any number of rows."""
-    nodes = [_model("shift", "plus_one", {"x": _from("request", "rows")}, ["y"])]
-    return _pipeline("dynamic_batch", ["rows"], nodes, {"y": _from("shift", "y")}, demultiply_count=-1)
-
-
-def _chain() -> dict[str, Any]:
-    """Add one by a custom node, two by another pipeline, one by a model."""
-    nodes = [
-        _custom(
-            "first",
-            "add_one",
-            {"input_numbers": _from("request", "x")},
-            ["output_numbers"],
-            params={"add_number": "3", "sub_number": "2"},
-        ),
-        _model("inner", "plus_two", {"x": _from("first", "output_numbers")}, ["y"]),
-        _model("last", "plus_one", {"x": _from("inner", "y")}, ["y"]),
-    ]
-    return _pipeline("chain", ["x"], nodes, {"y": _from("last", "y")})
-
-
-def _plus_two() -> dict[str, Any]:
-    nodes = [
-        _model("one", "plus_one", {"x": _from("request", "x")}, ["y"]),
-        _model("two", "plus_one", {"x": _from("one", "y")}, ["y"]),
-    ]
-    return _pipeline("plus_two", ["x"], nodes, {"y": _from("two", "y")})
-
+        {"images": "extract.images"},
+    ),
+    _pipeline(
+        "dynamic_batch",
+        [_model("shift", "plus_one", {"x": "request.rows"}, "y")],
+        {"y": "shift.y"},
+        demultiply_count=-1,
+    ),
+    # One is added by a custom node, two by another pipeline, one by a model.
+    _pipeline(
+        "chain",
+        [
+            _custom(
+                "first",
+                "add_one",
+                {"input_numbers": "request.x"},
+                "output_numbers",
+                params={"add_number": "3", "sub_number": "2"},
+            ),
+            _model("inner", "plus_two", {"x": "first.output_numbers"}, "y"),
+            _model("last", "plus_one", {"x": "inner.y"}, "y"),
+        ],
+        {"y": "last.y"},
+    ),
+    _pipeline(
+        "plus_two",
+        [_model("one", "plus_one", {"x": "request.x"}, "y"), _model("two", "plus_one", {"x": "one.y"}, "y")],
+        {"y": "two.y"},
+    ),
+    _pipeline("shout", [_custom("shout", "fussy", {"text": "request.text"}, "shout")], {"loud_string": "shout.shout"}),
+]
 
 _FUSSY = '''
 """Says how large a text is, unless it is rude."""
@@ -192,56 +180,34 @@ def execute(inputs, params):
 '''
 
 
-def _shout() -> dict[str, Any]:
-    nodes = [_custom("shout", "fussy", {"text": _from("request", "text")}, ["shout"])]
-    return _pipeline("shout", ["text"], nodes, {"loud_string": _from("shout", "shout")})
-
-
-def _config(folder: Path, *pipelines: dict[str, Any]) -> Path:
-    """Write the models, the libraries as OVMS's container has them, and the pipelines given, or all."""
+def _write(folder: Path) -> Path:
+    """Write models, libraries as in OVMS's container, and pipelines; return the configuration."""
     (folder / "fussy.py").write_text(_FUSSY)
-    container = "/ovms/lib/custom_nodes/libcustom_node_"
-    builtin = {
-        "object_detection": f"{container}model_zoo_intel_object_detection.so",
-        "add_one": "add_one",
-        "fussy": "fussy.py",
-    }
-    names = [path.name for path in (folder / "models").iterdir()]
-    models: dict[str, dict[str, str]] = {name: {"name": name, "base_path": f"models/{name}"} for name in sorted(names)}
-    models["nhwc_detector"] = models["face_detector"] | {"name": "nhwc_detector", "layout": "NHWC:NCHW"}
+    detection = "/ovms/lib/custom_nodes/libcustom_node_model_zoo_intel_object_detection.so"
+    libraries = {"object_detection": detection, "add_one": "add_one", "fussy": "fussy.py"}
+    models = {"face_detector": _detector(), "brightness": _brightness(), "plus_one": _plus_one()}
+    for name, model in models.items():
+        ir.save(model, folder / "models", name)
+    settings = [{"name": name, "base_path": f"models/{name}"} for name in models]
+    settings.append({"name": "nhwc_detector", "base_path": "models/face_detector", "layout": "NHWC:NCHW"})
     config = {
-        "model_config_list": [{"config": settings} for settings in models.values()],
-        "custom_node_library_config_list": [{"name": name, "base_path": path} for name, path in builtin.items()],
-        "pipeline_config_list": pipelines or [_faces(), _encoded(), _dynamic_batch(), _chain(), _plus_two(), _shout()],
+        "model_config_list": [{"config": each} for each in settings],
+        "custom_node_library_config_list": [{"name": name, "base_path": path} for name, path in libraries.items()],
+        "pipeline_config_list": _PIPELINES,
     }
     path = folder / "config.json"
     path.write_text(json.dumps(config))
     return path
 
 
-def _write_models(folder: Path) -> None:
-    found = np.array(_FOUND, np.float32).reshape(1, 1, -1, 7)
-    models = {
-        "face_detector": _detector(found),
-        "brightness": _brightness(3, 6, 8),
-        "plus_one": _shift(1),
-    }
-    for name, model in models.items():
-        ir.save(model, folder / "models", name)
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
-    """Serve all pipelines."""
-    folder = tmp_path_factory.mktemp("pipelines")
-    _write_models(folder)
-    with serving_in_thread(config_path=_config(folder)) as process:
+    with serving_in_thread(config_path=_write(tmp_path_factory.mktemp("pipelines"))) as process:
         yield process
 
 
 @pytest.fixture(params=["grpc", "http"])
 def protocol(request: pytest.FixtureRequest) -> Any:
-    """One of Triton's client packages."""
     return {"grpc": tritonclient.grpc, "http": tritonclient.http}[request.param]
 
 
@@ -258,7 +224,6 @@ def _call(server: ServedInThread, protocol: Any, name: str, outputs: list[str], 
 
 
 def _picture() -> Array:
-    """Return a picture whose upper left quarter is dark and whose lower right quarter is light."""
     picture = np.full((1, 3, _HEIGHT, _WIDTH), 50, np.float32)
     picture[0, :, : _HEIGHT // 2, : _WIDTH // 2] = np.array([10, 20, 30]).reshape(3, 1, 1)
     picture[0, :, _HEIGHT // 2 :, _WIDTH // 2 :] = np.array([200, 210, 220]).reshape(3, 1, 1)
@@ -268,20 +233,18 @@ def _picture() -> Array:
 _MEANS = [[[10, 20, 30]], [[200, 210, 220]]]
 
 
-def test_what_is_found_is_cut_out_and_looked_at(server: ServedInThread, protocol: Any) -> None:
-    """Two of three detections are certain enough; two models see both, and all comes back in their order."""
-    outputs = ["images", "coordinates", "confidences", "brightness", "again"]
-    images, coordinates, confidences, brightness, again = _call(server, protocol, "faces", outputs, image=_picture())
+def test_detections_are_cropped_and_classified(server: ServedInThread, protocol: Any) -> None:
+    outputs = ["images", "coordinates", "confidences", "brightness", "second"]
+    images, coordinates, confidences, brightness, second = _call(server, protocol, "faces", outputs, image=_picture())
     assert images.shape == (2, 1, 3, 6, 8)
     np.testing.assert_array_equal(images[:, :, :, 0, 0], _MEANS)
     np.testing.assert_allclose(coordinates[:, 0], [row[3:] for row in _KEPT])
     np.testing.assert_allclose(confidences[:, 0, 0], [row[2] for row in _KEPT])
     np.testing.assert_allclose(brightness, _MEANS, rtol=1e-5)
-    np.testing.assert_array_equal(again, brightness)
+    np.testing.assert_array_equal(second, brightness)
 
 
-def test_a_picture_may_come_as_a_file(server: ServedInThread, protocol: Any) -> None:
-    """A PNG in BYTES gives what its pixels do, blue first."""
+def test_image_file_is_decoded(server: ServedInThread, protocol: Any) -> None:
     pixels = _picture().transpose(0, 2, 3, 1)
     encoded = io.BytesIO()
     Image.fromarray(pixels[0, ..., ::-1].astype(np.uint8)).save(encoded, "png")
@@ -292,30 +255,24 @@ def test_a_picture_may_come_as_a_file(server: ServedInThread, protocol: Any) -> 
 
 
 @pytest.mark.parametrize("rows", [1, 3, 40])
-def test_any_number_of_rows_goes_through_a_model_with_a_batch_of_one(
-    server: ServedInThread, protocol: Any, rows: int
-) -> None:
-    """A demultiplexer at the entry splits the request, and the exit gathers the answers in their order."""
+def test_rows_are_split_for_a_model_with_a_batch_of_one(server: ServedInThread, protocol: Any, rows: int) -> None:
     given = np.arange(rows * 10, dtype=np.float32).reshape(rows, 1, 10)
     (y,) = _call(server, protocol, "dynamic_batch", ["y"], rows=given)
     np.testing.assert_array_equal(y, given + 1)
 
 
-def test_a_pipeline_may_be_a_node_of_another(server: ServedInThread, protocol: Any) -> None:
-    """A custom node adds one, a pipeline two, and a model one."""
+def test_pipeline_is_a_node_of_a_pipeline(server: ServedInThread, protocol: Any) -> None:
     given = np.arange(10, dtype=np.float32).reshape(1, 10)
     (y,) = _call(server, protocol, "chain", ["y"], x=given)
     np.testing.assert_array_equal(y, given + 4)
 
 
-def test_strings_go_in_and_come_out(server: ServedInThread, protocol: Any) -> None:
-    """Texts of different lengths, one of them empty, come back in capitals."""
+def test_strings_are_passed_as_rows(server: ServedInThread, protocol: Any) -> None:
     (loud,) = _call(server, protocol, "shout", ["loud_string"], text=np.array([b"zebra", b"", b"String_123"], object))
     assert loud.tolist() == [b"ZEBRA", b"", b"STRING_123"]
 
 
-def test_nothing_found_is_an_error_of_its_own(server: ServedInThread) -> None:
-    """A black picture has nothing to split: ABORTED over gRPC, 204 over REST."""
+def test_no_detection_has_a_status_of_its_own(server: ServedInThread) -> None:
     black = np.zeros((1, 3, _HEIGHT, _WIDTH), np.float32)
     with pytest.raises(InferenceServerException, match="had no results") as raised:
         _call(server, tritonclient.grpc, "faces", [], image=black)
@@ -324,14 +281,12 @@ def test_nothing_found_is_an_error_of_its_own(server: ServedInThread) -> None:
     assert server.ask("POST", "/v2/models/faces/infer", json={"inputs": [given]}).status_code == 204
 
 
-def test_what_does_not_fit_is_refused_at_the_entry(server: ServedInThread, protocol: Any) -> None:
-    """The message has the input's name and both shapes."""
+def test_invalid_input_is_refused_at_the_entry(server: ServedInThread, protocol: Any) -> None:
     with pytest.raises(InferenceServerException, match=r"\(1,3,40,60\).*\(1,3,8,8\).*image"):
         _call(server, protocol, "faces", [], image=np.zeros((1, 3, 8, 8), np.float32))
 
 
-def test_a_failing_node_is_named(server: ServedInThread, protocol: Any) -> None:
-    """What a Python node raises reaches the client, and the next request is answered."""
+def test_failed_node_is_named(server: ServedInThread, protocol: Any) -> None:
     with pytest.raises(InferenceServerException, match=r"shout.*mind your tongue"):
         _call(server, protocol, "shout", [], text=np.array([b"rude words"], object))
     (loud,) = _call(server, protocol, "shout", ["loud_string"], text=np.array([b"kind"], object))

@@ -1,5 +1,3 @@
-"""What pipelines tell of their inputs and outputs: names, shapes, types and layouts."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +18,7 @@ from tests.support import ir
 from tests.support.pipelines import call, make_node, make_pipeline, serving_pipeline, write_library
 from tests.support.servables import load
 
-Found = tuple[dict[str, TensorSpec], dict[str, TensorSpec], list[Problem]]
+Described = tuple[dict[str, TensorSpec], dict[str, TensorSpec], list[Problem]]
 
 
 def _spec(name: str, *sizes: int | Dim, layout: str = "", datatype: str = "FP32") -> TensorSpec:
@@ -34,7 +32,7 @@ def _signature(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> N
 
 def _describe(
     nodes: Sequence[PipelineNode], outputs: Mapping[str, str], signatures: Mapping[str, NodeSignature], **settings: Any
-) -> Found:
+) -> Described:
     structure, wrong = examine_structure(make_pipeline(nodes, outputs, **settings))
     assert structure is not None
     assert wrong == []
@@ -45,98 +43,69 @@ def _describe(
 
 IMAGE = _signature([_spec("image", 1, 3, -1, -1, layout="NCHW")], [_spec("out", 1, 2, layout="NC")])
 ONE = make_node("one", {"image": "request.x"}, ("out",), model_name="m")
+ROW = _spec("i", 1, 2)
+ADDS, SPLITS = _signature([ROW], [_spec("y", 1, 2)]), _signature([ROW], [_spec("y", -1, 1, 2)])
 
 
-def test_names_are_the_pipelines_and_all_else_the_nodes() -> None:
-    """Types, shapes and layouts come through as they are."""
+def test_types_shapes_and_layouts_are_those_of_nodes() -> None:
     inputs, outputs, _ = _describe([ONE], {"y": "one.out", "b": "one.out"}, {"one": IMAGE})
-    assert [str(spec) for spec in inputs.values()] == ["FP32 [1,3,-1,-1]"]
-    assert (inputs["x"].layout, list(outputs)) == ("NCHW", ["b", "y"])
-    assert [(str(spec), spec.layout) for spec in outputs.values()] == [("FP32 [1,2]", "NC")] * 2
+    assert [(name, str(spec), spec.layout) for name, spec in inputs.items()] == [("x", "FP32 [1,3,-1,-1]", "NCHW")]
+    assert [(name, str(spec), spec.layout) for name, spec in outputs.items()] == [
+        ("b", "FP32 [1,2]", "NC"),
+        ("y", "FP32 [1,2]", "NC"),
+    ]
 
 
 @pytest.mark.parametrize(("count", "first"), [(4, 4), (1, 1), (-1, -1)])
-def test_a_split_entry_puts_a_dimension_in_front(count: int, first: int) -> None:
-    """The new one is the batch, and what the node calls its batch is anything."""
-    inputs, outputs, _ = _describe([ONE], {"y": "one.out"}, {"one": IMAGE}, demultiply_count=count)
-    assert inputs["x"].reported_shape == [first, 1, 3, -1, -1]
-    assert (inputs["x"].layout, inputs["x"].batch_axis) == ("N?CHW", 0)
-    assert outputs["y"].reported_shape == [first, 1, 2]
-    assert outputs["y"].layout == "N?C"
+def test_split_entry_has_another_first_dimension(count: int, first: int) -> None:
+    outputs = {"y": "one.out", "z": "request.x"}
+    described = _describe([ONE], outputs, {"one": IMAGE}, demultiply_count=count)
+    inputs, found, _ = described
+    assert inputs["x"].batch_axis == 0
+    assert [(spec.name, spec.reported_shape, spec.layout) for spec in (inputs["x"], found["y"], found["z"])] == [
+        ("x", [first, 1, 3, -1, -1], "N?CHW"),
+        ("y", [first, 1, 2], "N?C"),
+        ("z", [first, 1, 3, -1, -1], "N?CHW"),
+    ]
 
 
-def test_an_entry_that_a_node_gathers_is_taken_whole() -> None:
-    """Who gathers the request's own shards sees what the client sent."""
+def test_gathered_entry_has_no_other_dimension() -> None:
     node = make_node("one", {"image": "request.x"}, ("out",), model_name="m", gather_from_node="request")
     inputs, outputs, _ = _describe([node], {"y": "one.out"}, {"one": IMAGE}, demultiply_count=-1)
     assert inputs["x"].reported_shape == [1, 3, -1, -1]
     assert outputs["y"].reported_shape == [1, 2]
 
 
-def _levels(first: int, second: int, *, entry: int | None = None) -> dict[str, list[int]]:
-    """Describe the outputs of two demultiplexers, one in the other, and of nodes behind and between them."""
-    row, rows = _spec("i", 1, 2), _spec("y", -1, 1, 2)
-    splits, adds = _signature([row], [rows]), _signature([row], [_spec("y", 1, 2)])
+@pytest.mark.parametrize(("entry", "prefix"), [(None, []), (5, [5])])
+def test_levels_add_dimensions_outermost_first(entry: int | None, prefix: list[int]) -> None:
     nodes = [
-        make_node("outer", {"i": "request.x"}, demultiply_count=first),
+        make_node("outer", {"i": "request.x"}, demultiply_count=2),
         make_node("between", {"i": "outer.y"}),
-        make_node("inner", {"i": "outer.y"}, demultiply_count=second),
+        make_node("inner", {"i": "outer.y"}, demultiply_count=3),
         make_node("deep", {"i": "inner.y"}),
         make_node("back", {"i": "deep.y"}, gather_from_node="inner"),
     ]
-    names = ("outer", "between", "inner", "deep", "back")
-    signatures = {"outer": splits, "between": adds, "inner": splits, "deep": adds}
-    signatures["back"] = _signature([_spec("i", -1, 1, 2)], [_spec("y", 1, 2)])
-    outputs = {name: f"{name}.y" for name in names}
+    gathers = _signature([_spec("i", -1, 1, 2)], [_spec("y", 1, 2, layout="NC")])
+    signatures = {"outer": SPLITS, "between": ADDS, "inner": SPLITS, "deep": ADDS, "back": gathers}
+    outputs = {node.name: f"{node.name}.y" for node in nodes}
     _, found, _ = _describe(nodes, outputs, signatures, demultiply_count=entry)
-    return {name: found[name].reported_shape for name in names}
-
-
-def test_each_level_puts_its_count_in_front_outermost_first() -> None:
-    """What a demultiplexer gives has its own first dimension already; what is gathered has lost it."""
-    assert _levels(2, 3) == {
-        "outer": [-1, 1, 2],
-        "between": [2, 1, 2],
-        "inner": [2, -1, 1, 2],
-        "deep": [2, 3, 1, 2],
-        "back": [2, 1, 2],
+    assert {name: spec.reported_shape for name, spec in found.items()} == {
+        "outer": [*prefix, -1, 1, 2],
+        "between": [*prefix, 2, 1, 2],
+        "inner": [*prefix, 2, -1, 1, 2],
+        "deep": [*prefix, 2, 3, 1, 2],
+        "back": [*prefix, 2, 1, 2],
     }
-    assert _levels(2, 3, entry=5)["deep"] == [5, 2, 3, 1, 2]
-
-
-def test_layouts_of_nested_levels() -> None:
-    """Only the outermost dimension is a batch."""
-    source = _signature([_spec("i", 1, 2)], [_spec("y", 2, 1, 2)])
-    last = _signature([_spec("i", 1, 2)], [_spec("y", 1, 2, layout="NC")])
-    nodes = [
-        make_node("a", {"i": "request.x"}, demultiply_count=2),
-        make_node("b", {"i": "a.y"}, demultiply_count=2),
-        make_node("c", {"i": "b.y"}),
-    ]
-    _, outputs, _ = _describe(nodes, {"y": "c.y"}, {"a": source, "b": source, "c": last})
-    assert (outputs["y"].reported_shape, outputs["y"].layout) == ([2, 2, 1, 2], "N??C")
+    # Only the outermost dimension is a batch.
+    assert found["back"].layout == "N?" + "?" * len(prefix) + "C"
 
 
 @pytest.mark.parametrize(("own", "reported"), [(ANY_SIZE, -1), (Dim.fixed(7), 7)])
-def test_a_dynamic_count_is_what_the_library_says(own: Dim, reported: int) -> None:
-    """A library may know how many there will be."""
-    nodes = [
-        make_node("split", {"i": "request.x"}, demultiply_count=-1),
-        make_node("add", {"i": "split.y"}),
-    ]
-    signatures = {
-        "split": _signature([_spec("i", 1, 2)], [_spec("y", own, 1, 2)]),
-        "add": _signature([_spec("i", 1, 2)], [_spec("y", 1, 2)]),
-    }
+def test_dynamic_count_is_that_of_the_library(own: Dim, reported: int) -> None:
+    nodes = [make_node("split", {"i": "request.x"}, demultiply_count=-1), make_node("add", {"i": "split.y"})]
+    signatures = {"split": _signature([ROW], [_spec("y", own, 1, 2)]), "add": ADDS}
     _, outputs, _ = _describe(nodes, {"y": "add.y"}, signatures)
     assert outputs["y"].reported_shape == [reported, 1, 2]
-
-
-def test_an_output_may_be_an_input() -> None:
-    """It is described as the input is."""
-    inputs, outputs, _ = _describe([ONE], {"y": "one.out", "z": "request.x"}, {"one": IMAGE}, demultiply_count=3)
-    assert (str(outputs["z"]), outputs["z"].layout) == (str(inputs["x"]), inputs["x"].layout)
-    assert outputs["z"].name == "z"
 
 
 PAIRS: dict[str, tuple[TensorSpec, TensorSpec, tuple[str, str] | None]] = {
@@ -153,8 +122,7 @@ PAIRS: dict[str, tuple[TensorSpec, TensorSpec, tuple[str, str] | None]] = {
 
 
 @pytest.mark.parametrize("case", PAIRS)
-def test_an_input_of_two_nodes_is_what_both_accept(case: str) -> None:
-    """If there is no such thing, both are told."""
+def test_input_of_two_nodes_is_what_both_accept(case: str) -> None:
     one, two, expected = PAIRS[case]
     nodes = [make_node(name, {"i": "request.x"}, model_name="m") for name in ("one", "two")]
     signatures = {"one": _signature([one], [_spec("y", 1)]), "two": _signature([two], [_spec("y", 1)])}
@@ -169,8 +137,7 @@ def test_an_input_of_two_nodes_is_what_both_accept(case: str) -> None:
         assert (str(inputs["x"]), inputs["x"].layout) == expected
 
 
-async def test_a_loaded_pipeline_describes_itself(tmp_path: Path) -> None:
-    """Layouts of real models, and inputs and outputs in the order of their names."""
+async def test_metadata_of_a_loaded_pipeline(tmp_path: Path) -> None:
     model = await load(ir.image_passthrough(), tmp_path)
     nodes = [
         make_node("images", {"image": "request.pictures"}, ("pixels",), model_name="m"),

@@ -1,5 +1,3 @@
-"""Whole pipelines with models and custom nodes: many requests at once, strings, and whose failure it was."""
-
 from __future__ import annotations
 
 import struct
@@ -17,7 +15,7 @@ from ovmstrio.core.errors import CustomNodeFailure, InvalidRequest, ModelFailure
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable
 from tests.support import ir
-from tests.support.native_nodes import compiled
+from tests.support.native_nodes import copy_of_fixture
 from tests.support.pipelines import answers, call, make_node, make_pipeline, serving_pipeline, write_library
 from tests.support.servables import load
 from tests.support.waits import WAIT_SECONDS
@@ -41,7 +39,6 @@ BYTES = """
 
 
 def _texts(tmp_path: Path, own: str = "rows", answered: str = "texts_string") -> PipelineSpec:
-    """Make a pipeline that gives back what it gets, and the size of the matrix that it came in."""
     library = write_library(tmp_path, BYTES, "texts")
     node = make_node("one", {"texts": "request.x"}, (own, "size"), library="texts", params={"output": own})
     return make_pipeline([node], {answered: f"one.{own}", "size": "one.size"}, libraries={"texts": library})
@@ -52,13 +49,12 @@ def _strings(values: Sequence[bytes]) -> InferRequest:
     return InferRequest("pipeline", inputs=[InferInput("x", "BYTES", (len(values),))], raw_inputs=[raw])
 
 
-async def test_calls_of_custom_nodes_are_not_made_again_by_others(tmp_path: Path) -> None:
-    """They are code of users, so whoever might make a call again is told."""
-    told: list[str] = []
+async def test_call_of_a_custom_node_is_notified(tmp_path: Path) -> None:
+    started: list[str] = []
     async with serving_pipeline(_texts(tmp_path)) as pipeline:
-        with telling_begin(lambda: told.append("begun")):
+        with telling_begin(lambda: started.append("begun")):
             await pipeline.infer(_strings([b"a"]))
-    assert told == ["begun"]
+    assert started == ["begun"]
 
 
 @pytest.mark.parametrize(
@@ -66,8 +62,7 @@ async def test_calls_of_custom_nodes_are_not_made_again_by_others(tmp_path: Path
     [[b"String_123", b"", b"zebra"], [b""], ["żółw".encode(), b"\xff\xfe", b" "], [b"a" * 1000, b"b"]],
     ids=["of different lengths", "empty", "of any bytes", "long"],
 )
-async def test_strings_come_as_rows_and_go_as_strings(tmp_path: Path, values: list[bytes]) -> None:
-    """The matrix is one wider than the longest of them, padded with zeros."""
+async def test_strings_are_padded_rows_of_bytes(tmp_path: Path, values: list[bytes]) -> None:
     async with serving_pipeline(_texts(tmp_path)) as pipeline:
         found = answers(await pipeline.infer(_strings(values)))
     assert found["texts_string"].tolist() == values
@@ -78,23 +73,20 @@ async def test_strings_come_as_rows_and_go_as_strings(tmp_path: Path, values: li
     ("own", "answered", "is_text"),
     [("rows", "y_string", True), ("rows_string", "y", True), ("a_string", "b_string", True), ("rows", "y", False)],
 )
-async def test_either_name_may_ask_for_strings(tmp_path: Path, own: str, answered: str, is_text: bool) -> None:
-    """The pipeline's output, or the node's own; where neither does the rows stay what they are."""
+async def test_suffix_of_an_output_name_selects_strings(tmp_path: Path, own: str, answered: str, is_text: bool) -> None:
     async with serving_pipeline(_texts(tmp_path, own, answered)) as pipeline:
         found = answers(await pipeline.infer(_strings([b"ab", b"c"])))
     expected = [b"ab", b"c"] if is_text else [[97, 98, 0], [99, 0, 0]]
     assert found[answered].tolist() == expected
 
 
-async def test_a_string_ends_at_its_first_nul(tmp_path: Path) -> None:
-    """What is behind it is padding, even if the client sent it."""
+async def test_string_ends_at_its_first_nul(tmp_path: Path) -> None:
     async with serving_pipeline(_texts(tmp_path)) as pipeline:
         found = answers(await pipeline.infer(_strings([b"a\0b", b"\0c"])))
     assert found["texts_string"].tolist() == [b"a", b""]
 
 
-async def test_rows_of_bytes_may_be_sent_as_they_are(tmp_path: Path) -> None:
-    """Nothing is added to what is a matrix already."""
+async def test_rows_of_bytes_are_not_padded(tmp_path: Path) -> None:
     rows = np.array([[97, 98], [99, 0]], np.uint8)
     request = InferRequest("p", inputs=[InferInput("x", "UINT8", (2, 2))], raw_inputs=[rows.tobytes()])
     async with serving_pipeline(_texts(tmp_path)) as pipeline:
@@ -102,8 +94,7 @@ async def test_rows_of_bytes_may_be_sent_as_they_are(tmp_path: Path) -> None:
     assert (found["texts_string"].tolist(), found["size"].tolist()) == ([b"ab", b"c"], [[2, 2]])
 
 
-async def test_rows_go_from_node_to_node_whatever_their_names(tmp_path: Path) -> None:
-    """Only what the pipeline answers becomes strings, even where a model inside gives a ``_string``."""
+async def test_rows_are_not_converted_between_nodes(tmp_path: Path) -> None:
     model = await load(ir.passthrough("UINT8", (-1, -1), output_name="inner_string"), tmp_path)
     library = write_library(tmp_path, BYTES, "texts")
     nodes = [
@@ -122,8 +113,7 @@ async def test_rows_go_from_node_to_node_whatever_their_names(tmp_path: Path) ->
     await model.aclose()
 
 
-async def test_two_hundred_requests_at_once_get_what_is_theirs(tmp_path: Path) -> None:
-    """They share four inference requests of one model, which each calls for three shards and once more."""
+async def test_two_hundred_concurrent_requests_get_their_outputs(tmp_path: Path) -> None:
     model = await load(ir.dummy((1, 2)), tmp_path, nireq=4)
     nodes = [
         make_node("split", {"i": "request.x"}, params={"op": "split", "parts": 3, "steps": 1}, demultiply_count=3),
@@ -148,8 +138,7 @@ async def test_two_hundred_requests_at_once_get_what_is_theirs(tmp_path: Path) -
     await model.aclose()
 
 
-async def test_clients_that_leave_give_back_what_they_held(tmp_path: Path) -> None:
-    """Wherever they leave, the model's two inference requests are there for the next call."""
+async def test_cancelled_requests_return_their_inference_requests(tmp_path: Path) -> None:
     model = await load(ir.dummy((1, 2)), tmp_path, nireq=2)
     nodes = [
         make_node("split", {"i": "request.x"}, params={"op": "split", "parts": 3, "steps": 3}, demultiply_count=3),
@@ -185,8 +174,7 @@ async def _fails(pipeline: DagServable, kind: type[ServerError], text: str, **ar
         await call(pipeline, **arrays)
 
 
-async def test_a_failure_names_its_node(tmp_path: Path) -> None:
-    """A custom node that raises, and what a model cannot take or fails at."""
+async def test_failure_names_its_node(tmp_path: Path) -> None:
     flexible, product = await load(ir.dummy((1, -1)), tmp_path, "a"), await load(ir.matmul(), tmp_path, "b")
     fixed = await load(ir.dummy((1, 2)), tmp_path, "c")
     nodes = [
@@ -211,8 +199,7 @@ async def test_a_failure_names_its_node(tmp_path: Path) -> None:
         await servable.aclose()
 
 
-async def test_a_request_that_does_not_fit_names_the_pipelines_input(tmp_path: Path) -> None:
-    """Nothing is called; names are those that the client knows."""
+async def test_invalid_request_names_the_input_of_the_pipeline(tmp_path: Path) -> None:
     model = await load(ir.dummy((1, 2)), tmp_path)
     spec = make_pipeline([make_node("one", {"b": "request.x"}, ("a",), model_name="m")], {"y": "one.a"})
     async with serving_pipeline(spec, m=model) as pipeline:
@@ -221,65 +208,22 @@ async def test_a_request_that_does_not_fit_names_the_pipelines_input(tmp_path: P
     await model.aclose()
 
 
-_WRITER = """
-#include <stdlib.h>
-#include <string.h>
-#include "custom_node_interface.h"
-
-int initialize(void** manager, const struct CustomNodeParam* params, int count) { return 0; }
-int deinitialize(void* manager) { return 0; }
-int release(void* pointer, void* manager) { free(pointer); return 0; }
-
-static int info(const char* name, struct CustomNodeTensorInfo** found, int* count) {
-    *found = malloc(sizeof **found);
-    uint64_t* dims = malloc(16);
-    dims[0] = 1; dims[1] = 2;
-    **found = (struct CustomNodeTensorInfo){name, dims, 2, FP32};
-    *count = 1;
-    return 0;
-}
-
-int getInputsInfo(struct CustomNodeTensorInfo** found, int* count,
-                  const struct CustomNodeParam* params, int params_count, void* manager) {
-    return info("x", found, count);
-}
-
-int getOutputsInfo(struct CustomNodeTensorInfo** found, int* count,
-                   const struct CustomNodeParam* params, int params_count, void* manager) {
-    return info("y", found, count);
-}
-
-int execute(const struct CustomNodeTensor* inputs, int inputs_count, struct CustomNodeTensor** outputs,
-            int* outputs_count, const struct CustomNodeParam* params, int params_count, void* manager) {
-    float* values = (float*)inputs[0].data;
-    struct CustomNodeTensor* given = malloc(sizeof *given);
-    uint64_t* dims = malloc(16);
-    dims[0] = 1; dims[1] = 2;
-    *given = (struct CustomNodeTensor){"y", malloc(8), 8, dims, 2, FP32};
-    memcpy(given->data, values, 8);
-    values[0] = values[1] = -1000;
-    *outputs = given;
-    *outputs_count = 1;
-    return 0;
-}
-"""
-
-
-async def test_a_library_that_writes_into_its_inputs_spoils_nothing(tmp_path: Path) -> None:
-    """Neither the request nor what other nodes and the client get."""
-    source = tmp_path / "writer.c"
-    source.write_text(_WRITER)
-    library = compiled(source, tmp_path / "libwriter.so")
+async def test_library_that_writes_into_its_inputs_changes_no_other_tensor(tmp_path: Path) -> None:
     model = await load(ir.dummy((1, 2)), tmp_path)
-    names = ("a", "b", "c")
-    nodes = [make_node(name, {"x": "request.x"}, library="writer") for name in names]
-    nodes += [make_node(f"{name}{name}", {"x": f"{name}.y"}, library="writer") for name in names]
-    nodes.append(make_node("m", {"b": "a.y"}, ("a",), model_name="m"))
-    outputs = {name: f"{name}.y" for name in ("a", "b", "aa", "bb", "cc")} | {"m": "m.a", "x": "request.x"}
-    spec = make_pipeline(nodes, outputs, libraries={"writer": library})
+    echo: dict[str, Any] = {"library": "fixture", "params": {"execute": "echo"}}
+    write: dict[str, Any] = {"library": "fixture", "params": {"execute": "write"}}
+    nodes = [
+        make_node("echo", {"x": "request.x"}, **echo),
+        make_node("writes_request", {"x": "request.x"}, **write),
+        *[make_node(name, {"x": "echo.y"}, **write) for name in ("writes", "writes_again")],
+        make_node("m", {"b": "echo.y"}, ("a",), model_name="m"),
+    ]
+    written = ("writes_request", "writes", "writes_again")
+    outputs = {"x": "request.x", "y": "echo.y", "m": "m.a"} | {name: f"{name}.y" for name in written}
+    spec = make_pipeline(nodes, outputs, libraries={"fixture": copy_of_fixture(tmp_path)})
     async with serving_pipeline(spec, m=model) as pipeline:
         # The library's memory must not outlast the pipeline.
-        found = {name: array.tolist() for name, array in (await call(pipeline, x=[[1, 2]])).items()}
-    assert found.pop("m") == [[2, 3]]
-    assert found == {name: [[1, 2]] for name in found}
+        found = {name: array.copy() for name, array in (await call(pipeline, x=[[1, 2]])).items()}
+    assert [found[name].tolist() for name in ("x", "y", "m")] == [[[1, 2]], [[1, 2]], [[2, 3]]]
+    assert {found[name].tobytes() for name in written} == {bytes([42]) * 8}
     await model.aclose()

@@ -1,5 +1,3 @@
-"""``ovms serve`` with Python nodes in processes of their own."""
-
 from __future__ import annotations
 
 import json
@@ -40,7 +38,6 @@ class OvmsPythonModel:
 
 
 def _write(folder: Path, **entries: dict[str, Any]) -> Path:
-    """Write graphs of one node each, with further keys of their entries, and return the configuration."""
     for name in entries:
         (folder / name).mkdir()
         (folder / name / "handler.py").write_text(CODE.format(version=1))
@@ -62,8 +59,7 @@ def _version_and_pid(server: OvmsProcess, name: str) -> tuple[int, int]:
     return int(version), int(pid)
 
 
-def test_a_node_that_holds_the_interpreter_stops_neither_others_nor_the_drain(tmp_path: Path) -> None:
-    """Other graphs answer meanwhile, SIGTERM cuts the call, and no process is left. The test stops its server."""
+def test_node_that_holds_the_interpreter_does_not_block_others_or_the_drain(tmp_path: Path) -> None:
     config = _write(tmp_path, locked={"python_isolation": "process"}, plain={})
     with (
         serving("--config_path", str(config), "--drain_seconds", "1") as server,

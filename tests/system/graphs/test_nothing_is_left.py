@@ -1,5 +1,3 @@
-"""Whatever becomes of streams and calls, nothing of them is left: no task, thread, instance or generator."""
-
 from __future__ import annotations
 
 import gc
@@ -10,9 +8,10 @@ import pytest
 import trio
 
 from ovmstrio.core.errors import GraphFailure
+from ovmstrio.core.generation import Conversation, GenerationRequest
 from ovmstrio.runtimes.graphs.graph_instance import GraphInstance
 from ovmstrio.work.isolation.isolated_code import Isolation
-from tests.support.graphs import LOOPBACK, Answers, ask, graph_text, loaded, python_node, stream, texts
+from tests.support.graphs import LOOPBACK, Answers, ask, graph_text, handler, loaded, python_node, stream, texts
 from tests.support.waits import WAIT_SECONDS
 
 if TYPE_CHECKING:
@@ -25,13 +24,13 @@ COUNTING = """
 class OvmsPythonModel:
     alive = 0
     def execute(self, inputs):
-        wanted = int(bytes(inputs[0]))
-        if wanted < 0:
+        count = int(bytes(inputs[0]))
+        if count < 0:
             yield [Tensor("out", b"%d" % self.alive)]
             return
         self.alive += 1
         try:
-            for number in range(wanted):
+            for number in range(count):
                 yield [Tensor("out", b"%d" % number)]
         finally:
             self.alive -= 1
@@ -52,16 +51,14 @@ def _tasks() -> int:
 
 
 async def _alive(graph: GraphServable) -> int:
-    """Ask the handler how many of its generators have begun and not ended."""
     answers = await stream(graph, ask({"in": b"-1"}))
     return int(answers.outputs[0][2])
 
 
-async def _read(graph: GraphServable, wanted: int, leave_after: int | None) -> Answers:
-    """Read a stream to its end, or leave it after so many replies."""
+async def _read(graph: GraphServable, count: int, leave_after: int | None) -> Answers:
     answers = Answers()
     with trio.CancelScope() as scope:
-        async with graph.open_stream(ask({"in": b"%d" % wanted})) as opened:
+        async with graph.open_stream(ask({"in": b"%d" % count})) as opened:
             opened.end()
             async for reply in opened.replies:
                 answers.take(reply)
@@ -72,8 +69,9 @@ async def _read(graph: GraphServable, wanted: int, leave_after: int | None) -> A
 
 @PLACES
 @pytest.mark.parametrize("leave_after", [1, 2, 31, 32, 33, 64, 65, 99])
-async def test_a_client_may_leave_at_any_point(tmp_path: Path, isolation: Isolation | None, leave_after: int) -> None:
-    """Whatever has been read, the generator is closed and the instance is gone."""
+async def test_stream_is_closed_after_any_number_of_replies(
+    tmp_path: Path, isolation: Isolation | None, leave_after: int
+) -> None:
     async with loaded(tmp_path / "g", GENERATIVE, isolation=isolation, handler=COUNTING) as graph:
         before = _tasks()
         answers = await _read(graph, 100, leave_after)
@@ -86,17 +84,14 @@ async def test_a_client_may_leave_at_any_point(tmp_path: Path, isolation: Isolat
 
 
 @PLACES
-async def test_many_streams_of_which_half_are_abandoned_leave_nothing(
-    tmp_path: Path, isolation: Isolation | None
-) -> None:
-    """Those that stay get everything in order, and afterwards nothing is left of any."""
-    got: list[list[str]] = []
+async def test_abandoned_streams_do_not_affect_others(tmp_path: Path, isolation: Isolation | None) -> None:
+    received: list[list[str]] = []
 
     async def one(number: int) -> None:
         leave = 5 if number % 2 else None
         answers = await _read(graph, 20, leave)
         if leave is None:
-            got.append([text for _, _, text in answers.outputs])
+            received.append([text for _, _, text in answers.outputs])
 
     threads = threading.active_count()
     async with loaded(tmp_path / "g", GENERATIVE, isolation=isolation, handler=COUNTING) as graph:
@@ -104,23 +99,20 @@ async def test_many_streams_of_which_half_are_abandoned_leave_nothing(
             for number in range(200):
                 nursery.start_soon(one, number)
         assert await _alive(graph) == 0
-    assert got == [[str(number) for number in range(20)]] * 100
+    assert received == [[str(number) for number in range(20)]] * 100
     assert _instances() == 0
     assert threading.active_count() <= threads + 64
 
 
 @PLACES
 @pytest.mark.parametrize("step", range(6))
-async def test_a_failure_at_any_step_ends_everything(tmp_path: Path, isolation: Isolation | None, step: int) -> None:
-    """The values before it arrive, the failure names its step, and nothing is left."""
-    source = f"""
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            for number in range(6):
-                if number == {step}:
-                    raise ValueError("step %d" % number)
-                yield [Tensor("out", b"%d" % number)]
-    """
+async def test_failure_at_any_step_ends_the_stream(tmp_path: Path, isolation: Isolation | None, step: int) -> None:
+    source = handler(f"""
+    for number in range(6):
+        if number == {step}:
+            raise ValueError("step %d" % number)
+        yield [Tensor("out", b"%d" % number)]
+    """)
     async with loaded(tmp_path / "g", GENERATIVE, isolation=isolation, handler=source) as graph:
         answers = await stream(graph, ask({"in": b""}))
     assert [text for _, _, text in answers.outputs] == [str(number) for number in range(step)]
@@ -131,13 +123,8 @@ async def test_a_failure_at_any_step_ends_everything(tmp_path: Path, isolation: 
 
 
 @PLACES
-async def test_the_first_failure_cancels_the_siblings(tmp_path: Path, isolation: Isolation | None) -> None:
-    """A node on the event loop is cancelled where it waits when another fails."""
-    failing = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            raise RuntimeError("first")
-    """
+async def test_first_failure_cancels_other_nodes(tmp_path: Path, isolation: Isolation | None) -> None:
+    failing = handler("raise RuntimeError('first')")
     waiting = """
     import trio
     class OvmsPythonModel:
@@ -166,8 +153,7 @@ async def test_the_first_failure_cancels_the_siblings(tmp_path: Path, isolation:
 
 
 @PLACES
-async def test_a_deadline_ends_a_call_and_its_generator(tmp_path: Path, isolation: Isolation | None) -> None:
-    """A generator that would go on for ever is closed when its caller's time is over."""
+async def test_deadline_closes_the_generator(tmp_path: Path, isolation: Isolation | None) -> None:
     async with loaded(tmp_path / "g", GENERATIVE, isolation=isolation, handler=COUNTING) as graph:
         with trio.move_on_after(0.2) as scope:
             await graph.infer(ask({"in": b"100000000"}))
@@ -177,8 +163,7 @@ async def test_a_deadline_ends_a_call_and_its_generator(tmp_path: Path, isolatio
 
 
 @PLACES
-async def test_calls_and_streams_share_one_graph(tmp_path: Path, isolation: Isolation | None) -> None:
-    """A call is answered while a stream of the same graph stalls."""
+async def test_calls_are_answered_while_a_stream_stalls(tmp_path: Path, isolation: Isolation | None) -> None:
     async with (
         loaded(tmp_path / "g", GENERATIVE, isolation=isolation, handler=COUNTING) as graph,
         graph.open_stream(ask({"in": b"10000"})) as stalled,
@@ -191,3 +176,30 @@ async def test_calls_and_streams_share_one_graph(tmp_path: Path, isolation: Isol
             seen += 1
     assert [texts(answer) for answer in answers] == [{"out": "1"}] * 5
     assert seen == 10_000
+
+
+@PLACES
+async def test_generator_of_a_chat_is_closed_with_it(tmp_path: Path, isolation: Isolation | None) -> None:
+    body = """
+    try:
+        while True:
+            yield [Tensor("text", b"x")]
+    finally:
+        pathlib.Path(__file__).with_name("closed").write_text("closed")
+    """
+    endless = handler(body, head="import pathlib")
+    node = python_node("handler.py", ["IN:prompt"], ["TEXT:text"], more=LOOPBACK)
+    text = graph_text(node, inputs=["OVMS_PY_TENSOR:prompt"], outputs=["OVMS_PY_TENSOR:text"])
+    closed = tmp_path / "g" / "closed"
+    request = GenerationRequest(Conversation(({"role": "user", "content": "x"},)))
+    async with loaded(tmp_path / "g", text, isolation=isolation, handler=endless) as graph:
+        for is_cancelled in (False, True):
+            with trio.CancelScope() as scope:
+                async with graph.generate(request) as generation:
+                    assert (await anext(aiter(generation))).text == "x"
+                    if is_cancelled:
+                        scope.cancel()
+                        await trio.lowlevel.checkpoint()
+            assert scope.cancelled_caught is is_cancelled
+            assert closed.read_text() == "closed"
+            closed.unlink()

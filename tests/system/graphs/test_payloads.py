@@ -1,5 +1,3 @@
-"""Graphs that take requests over HTTP whole: what their nodes are given, and what becomes of what they answer."""
-
 from __future__ import annotations
 
 import json
@@ -16,7 +14,7 @@ from ovmstrio.core.payloads import PayloadDocument
 from ovmstrio.runtimes.graphs.config.graph_file import examine_text
 from ovmstrio.runtimes.graphs.examining import examine_graph
 from ovmstrio.work.isolation.isolated_code import Isolation
-from tests.support.graphs import LOOPBACK, ask, graph_text, loaded, python_node
+from tests.support.graphs import LOOPBACK, ask, graph_text, handler, loaded, python_node
 from tests.support.peers import LOCAL
 
 if TYPE_CHECKING:
@@ -24,19 +22,20 @@ if TYPE_CHECKING:
 
     from ovmstrio.runtimes.graphs.graph_servable import GraphServable
 
-INPUTS, OUTPUTS = ["HTTP_REQUEST_PAYLOAD:asked"], ["HTTP_RESPONSE_PAYLOAD:answer"]
+INPUTS, OUTPUTS = ["HTTP_REQUEST_PAYLOAD:payload"], ["HTTP_RESPONSE_PAYLOAD:answer"]
 ONCE = graph_text(python_node("handler.py", INPUTS, OUTPUTS), inputs=INPUTS, outputs=OUTPUTS)
 STREAMED = graph_text(python_node("handler.py", INPUTS, OUTPUTS, more=LOOPBACK), inputs=INPUTS, outputs=OUTPUTS)
 
-TOLD = """
-class OvmsPythonModel:
-    def execute(self, inputs):
-        asked, = inputs
-        told = [asked.method, asked.uri, dict(asked.headers), asked.client, asked.json, bytes(asked).decode()]
-        return [{"told": told, "tensor": [asked.name, asked.shape, asked.datatype, asked.body == bytes(asked)]}]
-"""
+PLACES = pytest.mark.parametrize("isolation", [None, Isolation()], ids=["threads", "process"])
 
-ASKED = HttpRequest(
+REPORT = handler("""
+payload, = inputs
+head = [payload.method, payload.uri, dict(payload.headers), payload.client]
+tensor = [payload.name, payload.shape, payload.datatype, payload.body == bytes(payload)]
+return [{"reported": [*head, payload.json, bytes(payload).decode()], "tensor": tensor}]
+""")
+
+REQUEST = HttpRequest(
     "POST",
     "/v3/summary",
     "long=1",
@@ -47,7 +46,7 @@ ASKED = HttpRequest(
 )
 
 
-async def _documents(graph: GraphServable, request: HttpRequest = ASKED) -> list[PayloadDocument]:
+async def _documents(graph: GraphServable, request: HttpRequest = REQUEST) -> list[PayloadDocument]:
     found = []
     async with graph.open_payload(request, math.inf) as documents:
         while (document := await documents.receive()) is not None:
@@ -55,30 +54,28 @@ async def _documents(graph: GraphServable, request: HttpRequest = ASKED) -> list
     return found
 
 
-@pytest.mark.parametrize("isolated", [False, True], ids=["threads", "process"])
-async def test_a_node_is_given_the_whole_request(tmp_path: Path, *, isolated: bool) -> None:
-    """As a tensor it is the body."""
-    isolation = Isolation() if isolated else None
-    async with loaded(tmp_path / "g", ONCE, isolation=isolation, handler=TOLD) as graph:
+@PLACES
+async def test_node_gets_the_request(tmp_path: Path, isolation: Isolation | None) -> None:
+    async with loaded(tmp_path / "g", ONCE, isolation=isolation, handler=REPORT) as graph:
         assert graph.takes_payloads
         (document,) = await _documents(graph)
         (empty,) = await _documents(graph, HttpRequest("GET", "/v3/x", target="/v3/x"))
     assert document.media_type == "application/json"
     assert json.loads(document.data) == {
-        "told": [
+        "reported": [
             "POST",
             "/v3/summary?long=1",
             {"content-type": "application/json", "x-tag": "a, b"},
             "127.0.0.1",
             {"text": [1, "\N{LATIN SMALL LETTER U WITH DIAERESIS}"]},
-            ASKED.body.decode(),
+            REQUEST.body.decode(),
         ],
-        "tensor": ["asked", [len(ASKED.body)], "application/json", True],
+        "tensor": ["payload", [len(REQUEST.body)], "application/json", True],
     }
-    assert json.loads(empty.data)["told"] == ["GET", "/v3/x", {}, "unknown", None, ""]
+    assert json.loads(empty.data)["reported"] == ["GET", "/v3/x", {}, "unknown", None, ""]
 
 
-@pytest.mark.parametrize("isolated", [False, True], ids=["threads", "process"])
+@PLACES
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
@@ -91,11 +88,9 @@ async def test_a_node_is_given_the_whole_request(tmp_path: Path, *, isolated: bo
     ],
     ids=["dict", "str", "bytes", "list", "tensor of a type", "tensor"],
 )
-async def test_what_a_node_gives_has_a_type_of_content(
-    tmp_path: Path, value: str, expected: PayloadDocument, *, isolated: bool
+async def test_results_have_a_media_type(
+    tmp_path: Path, value: str, expected: PayloadDocument, isolation: Isolation | None
 ) -> None:
-    """Whether it returns or yields it."""
-    isolation = Isolation() if isolated else None
     source = f"class OvmsPythonModel:\n    def execute(self, inputs):\n        KEYWORD {value}\n"
     for text, keyword in ((ONCE, "return"), (STREAMED, "yield")):
         handler = source.replace("KEYWORD", keyword)
@@ -103,8 +98,7 @@ async def test_what_a_node_gives_has_a_type_of_content(
             assert await _documents(graph) == [expected]
 
 
-async def test_a_generator_answers_piece_by_piece_and_is_closed_when_nobody_waits(tmp_path: Path) -> None:
-    """Leaving the block closes it."""
+async def test_generator_is_closed_when_its_client_leaves(tmp_path: Path) -> None:
     source = """
     import pathlib
     class OvmsPythonModel:
@@ -120,10 +114,10 @@ async def test_a_generator_answers_piece_by_piece_and_is_closed_when_nobody_wait
                 self.log.write_text("closed")
     """
     async with loaded(tmp_path / "g", STREAMED, handler=source) as graph:
-        async with graph.open_payload(ASKED, math.inf) as documents:
-            told = [await documents.receive() for _ in range(3)]
+        async with graph.open_payload(REQUEST, math.inf) as documents:
+            reported = [await documents.receive() for _ in range(3)]
         assert (tmp_path / "g" / "closed").read_text() == "closed"
-    assert [json.loads(each.data)["number"] for each in told if each] == [0, 1, 2]
+    assert [json.loads(each.data)["number"] for each in reported if each] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -135,19 +129,17 @@ async def test_a_generator_answers_piece_by_piece_and_is_closed_when_nobody_wait
         ("1 / 0", r"ZeroDivisionError: division by zero \(.*handler.py:4\)"),
     ],
 )
-async def test_what_is_no_document_fails_the_request(tmp_path: Path, value: str, words: str) -> None:
-    """As other errors of user code do."""
+async def test_invalid_results_fail_the_request(tmp_path: Path, value: str, words: str) -> None:
     source = f"class OvmsPythonModel:\n    def execute(self, inputs):\n        return {value}\n"
     async with loaded(tmp_path / "g", ONCE, handler=source) as graph:
         with pytest.raises(GraphFailure, match=words):
             await _documents(graph)
 
 
-async def test_tensors_do_not_get_into_such_a_graph_and_documents_not_out_of_others(tmp_path: Path) -> None:
-    """What OVMS says of a node that returns no list is said as before."""
-    async with loaded(tmp_path / "g", ONCE, handler=TOLD) as graph:
-        with pytest.raises(InvalidRequest, match="asked is unexpected"):
-            await graph.infer(ask({"asked": b"x"}))
+async def test_graphs_take_either_payloads_or_tensors(tmp_path: Path) -> None:
+    async with loaded(tmp_path / "g", ONCE, handler=REPORT) as graph:
+        with pytest.raises(InvalidRequest, match="payload is unexpected"):
+            await graph.infer(ask({"payload": b"x"}))
     plain = graph_text(python_node("handler.py"))
     source = 'class OvmsPythonModel:\n    def execute(self, inputs):\n        return {"a": 1}\n'
     async with loaded(tmp_path / "h", plain, handler=source) as graph:
@@ -158,9 +150,8 @@ async def test_tensors_do_not_get_into_such_a_graph_and_documents_not_out_of_oth
             await _documents(graph)
 
 
-async def test_a_payload_may_go_on_to_tensors_and_come_back_from_them(tmp_path: Path) -> None:
-    """A node takes what is in it, another makes an answer of that."""
-    first = python_node("first.py", ["ASKED:asked"], ["TEXT:text"], name="first")
+async def test_payload_is_converted_to_tensors_and_back(tmp_path: Path) -> None:
+    first = python_node("first.py", ["REQUEST:payload"], ["TEXT:text"], name="first")
     last = python_node("last.py", ["TEXT:text"], OUTPUTS, name="last")
     text = graph_text(first, last, inputs=INPUTS, outputs=OUTPUTS)
     sources: dict[str, Any] = {
@@ -184,15 +175,14 @@ async def test_a_payload_may_go_on_to_tensors_and_come_back_from_them(tmp_path: 
     ("inputs", "outputs", "words"),
     [
         (INPUTS, ["OVMS_PY_TENSOR:answer"], "has one output, tagged HTTP_RESPONSE_PAYLOAD"),
-        (["OVMS_PY_TENSOR:asked"], OUTPUTS, "has one input, tagged HTTP_REQUEST_PAYLOAD"),
+        (["OVMS_PY_TENSOR:payload"], OUTPUTS, "has one input, tagged HTTP_REQUEST_PAYLOAD"),
         ([*INPUTS, "OVMS_PY_TENSOR:more"], OUTPUTS, "has one input, tagged HTTP_REQUEST_PAYLOAD"),
     ],
 )
-def test_a_graph_of_requests_takes_and_gives_nothing_else(
+def test_payload_graph_has_one_input_and_one_output(
     tmp_path: Path, inputs: list[str], outputs: list[str], words: str
 ) -> None:
-    """The file's problem says how it is written."""
-    (tmp_path / "handler.py").write_text(TOLD)
+    (tmp_path / "handler.py").write_text(REPORT)
     ports = [f"P{number}:{each.rpartition(':')[2]}" for number, each in enumerate(inputs)]
     path = tmp_path / "graph.pbtxt"
     path.write_text(graph_text(python_node("handler.py", ports, ["OUT:answer"]), inputs=inputs, outputs=outputs))
@@ -202,35 +192,26 @@ def test_a_graph_of_requests_takes_and_gives_nothing_else(
     assert problem.suggestion.startswith("let the only ")
 
 
-async def test_a_deadline_ends_what_takes_too_long(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    """The block that waits is left with the reason."""
-    source = """
-    import trio
-    class OvmsPythonModel:
-        async def execute(self, inputs):
-            await trio.sleep_forever()
-    """
+async def test_deadline_ends_a_payload_request(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    source = handler("await trio.sleep_forever()", prefix="async ", head="import trio")
     async with loaded(tmp_path / "g", ONCE, handler=source) as graph:
         with pytest.raises(DeadlineExceeded, match="before the graph had answered"):
-            async with graph.open_payload(ASKED, trio.current_time() + 5) as documents:
+            async with graph.open_payload(REQUEST, trio.current_time() + 5) as documents:
                 await documents.receive()
     assert autojump_clock.autojump_threshold == 0
 
 
-async def test_headers_of_a_payload_are_read_only(tmp_path: Path) -> None:
-    """Several nodes get the same payload, and its JSON is parsed once."""
-    source = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            asked, = inputs
-            try:
-                asked.headers["x-tag"] = "c"
-            except TypeError as error:
-                refusal = str(error)
-            return [{"told": [refusal, asked.json is asked.json, asked.headers["x-tag"]]}]
-    """
+async def test_headers_are_read_only_and_json_is_parsed_once(tmp_path: Path) -> None:
+    source = handler("""
+    payload, = inputs
+    try:
+        payload.headers["x-tag"] = "c"
+    except TypeError as error:
+        refusal = str(error)
+    return [{"reported": [refusal, payload.json is payload.json, payload.headers["x-tag"]]}]
+    """)
     async with loaded(tmp_path / "g", ONCE, handler=source) as graph:
         (document,) = await _documents(graph)
-    refusal, is_parsed_once, tag = json.loads(document.data)["told"]
+    refusal, is_parsed_once, tag = json.loads(document.data)["reported"]
     assert "does not support item assignment" in refusal
     assert (is_parsed_once, tag) == (True, "a, b")

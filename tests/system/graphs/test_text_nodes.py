@@ -1,9 +1,8 @@
-"""Models that make text as nodes among others: what they are asked, what goes on from them, and how they end."""
-
 from __future__ import annotations
 
 import json
 import math
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -23,19 +22,16 @@ from ovmstrio.core.generation import Conversation, Finish, Piece
 from ovmstrio.core.http import HttpRequest
 from ovmstrio.runtimes.graphs.examining import examine_graph
 from ovmstrio.work.isolation.isolated_code import Isolation
-from tests.support.graphs import LOOPBACK, graph_text, loaded, python_node
+from tests.support.graphs import LOOPBACK, graph_text, handler, loaded, python_node
 from tests.support.graphs_of_texts import BEFORE_AND_BEHIND, INPUTS, OUTPUTS, SHOUTING, text_node
 from tests.support.text_generators import ScriptedGenerator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from ovmstrio.config.text_models import TextModelSpec
-    from ovmstrio.core.generation import GenerationRequest
     from ovmstrio.runtimes.graphs.graph_servable import GraphServable
-    from tests.support.text_generators import Step
 
 CHAT = "/v3/chat/completions"
 
@@ -54,13 +50,13 @@ class Loader:
         return self.made
 
 
-def _asked(path: str = CHAT, *, words: str = "", **body: Any) -> HttpRequest:
+def _request(path: str = CHAT, *, words: str = "", **body: Any) -> HttpRequest:
     headers = (("content-type", "application/json"), ("x-words", words))
-    whole = {"model": "graph", **({} if "prompt" in body or "input" in body else _SAID), **body}
-    return HttpRequest("POST", path, headers=headers, body=json.dumps(whole).encode(), target=path)
+    document = {"model": "graph", **({} if "prompt" in body or "input" in body else _MESSAGES), **body}
+    return HttpRequest("POST", path, headers=headers, body=json.dumps(document).encode(), target=path)
 
 
-_SAID = {"messages": [{"role": "user", "content": "one two"}]}
+_MESSAGES = {"messages": [{"role": "user", "content": "one two"}]}
 
 
 async def _documents(graph: GraphServable, request: HttpRequest) -> list[Any]:
@@ -78,14 +74,13 @@ def _shouting(folder: Path, loader: Loader, **handlers: str) -> AbstractAsyncCon
 
 
 @pytest.mark.parametrize("isolation", [None, Isolation()], ids=["threads", "processes"])
-async def test_a_request_goes_through_python_to_the_model_and_back(tmp_path: Path, isolation: Isolation | None) -> None:
-    """The model is asked what the first node says, and the client gets what the last one makes of the answer."""
+async def test_python_nodes_change_request_and_response(tmp_path: Path, isolation: Isolation | None) -> None:
     loader = Loader()
     async with loaded(tmp_path / "g", BEFORE_AND_BEHIND, load_text=loader, isolation=isolation, **SHOUTING) as graph:
-        (document,) = await _documents(graph, _asked(words=" three"))
-    (asked,) = loader.made.requests
-    assert isinstance(asked.prompt, Conversation)
-    assert [message["content"] for message in asked.prompt.messages] == ["one two three"]
+        (document,) = await _documents(graph, _request(words=" three"))
+    (request,) = loader.made.requests
+    assert isinstance(request.prompt, Conversation)
+    assert [message["content"] for message in request.prompt.messages] == ["one two three"]
     assert document["object"] == "chat.completion"
     assert document["model"] == "graph"
     assert document["choices"][0]["message"]["content"] == "ONE TWO THREE"
@@ -94,19 +89,12 @@ async def test_a_request_goes_through_python_to_the_model_and_back(tmp_path: Pat
     assert loader.specs[0].path == tmp_path / "g"
 
 
-async def test_a_stream_goes_through_the_nodes_piece_by_piece(tmp_path: Path) -> None:
-    """A piece is with the client while the model makes the next one."""
+async def test_each_piece_of_a_stream_passes_the_nodes(tmp_path: Path) -> None:
     ready = trio.Event()
-
-    def script(asked: GenerationRequest) -> Iterator[Step]:
-        del asked
-        yield Piece(text="one", tokens=1)
-        yield ready
-        yield Piece(text=" two", tokens=1, finish=Finish.STOP)
-
-    loader = Loader(script=script)
+    script = [Piece(text="one", tokens=1), ready, Piece(text=" two", tokens=1, finish=Finish.STOP)]
+    loader = Loader(script=lambda _: script)
     found = []
-    async with _shouting(tmp_path, loader) as graph, graph.open_payload(_asked(stream=True), math.inf) as documents:
+    async with _shouting(tmp_path, loader) as graph, graph.open_payload(_request(stream=True), math.inf) as documents:
         with trio.fail_after(60):
             while (document := await documents.receive()) is not None:
                 found.append(json.loads(document.data)["choices"][0])
@@ -126,94 +114,62 @@ async def test_a_stream_goes_through_the_nodes_piece_by_piece(tmp_path: Path) ->
         ("/v3/v1/chat/completions", {}, "chat.completion"),
     ],
 )
-async def test_each_path_that_asks_for_text_has_its_own_form(
-    tmp_path: Path, path: str, body: dict[str, Any], kind: str
-) -> None:
-    """Whatever the nodes around the model do."""
+async def test_each_path_has_its_response(tmp_path: Path, path: str, body: dict[str, Any], kind: str) -> None:
     loader = Loader()
     async with _shouting(tmp_path, loader) as graph:
-        (document,) = await _documents(graph, _asked(path, **body))
+        (document,) = await _documents(graph, _request(path, **body))
     assert document["object"] == kind
     assert len(loader.made.requests) == 1
 
 
-@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
-async def test_a_client_that_leaves_ends_the_text(tmp_path: Path, *, is_stream: bool) -> None:
-    """The model is let go before the graph is left."""
-
-    def script(asked: GenerationRequest) -> Iterator[Step]:
-        del asked
-        yield Piece(text="one", tokens=1)
-        yield trio.Event()
-
-    loader = Loader(script=script)
+@pytest.mark.parametrize("is_stream", [False, True], ids=["document", "stream"])
+async def test_disconnected_client_ends_the_text(tmp_path: Path, *, is_stream: bool) -> None:
+    script = [Piece(text="one", tokens=1), trio.Event()]
+    loader = Loader(script=lambda _: script)
     async with _shouting(tmp_path, loader) as graph:
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_documents, graph, _asked(stream=is_stream))
+                nursery.start_soon(_documents, graph, _request(stream=is_stream))
                 await loader.made.waiting.wait()
                 nursery.cancel_scope.cancel()
         assert loader.made.running == 0
     assert loader.made.left.is_set()
 
 
-async def test_a_body_that_a_node_spoils_is_refused_as_any_other(tmp_path: Path) -> None:
-    """With the field that is wrong; the graph goes on answering."""
-    spoiling = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            return {**inputs[0].json, "temperature": inputs[0].json["user"] == "a" and 7}
-    """
+async def test_invalid_body_of_a_node_is_refused(tmp_path: Path) -> None:
+    spoiling = handler("return {**inputs[0].json, 'temperature': inputs[0].json['user'] == 'a' and 7}")
     async with _shouting(tmp_path, Loader(), before=spoiling) as graph:
         with pytest.raises(InvalidField, match="temperature out of range") as caught:
-            await _documents(graph, _asked(user="a"))
+            await _documents(graph, _request(user="a"))
         assert caught.value.field == "temperature"
         with pytest.raises(
             NotSupported, match="/chat/completions, /completions, /responses below /v3 or /v1; got /v3/x"
         ):
-            await _documents(graph, _asked("/v3/x", user="b"))
+            await _documents(graph, _request("/v3/x", user="b"))
 
 
-async def test_failures_of_the_model_name_its_node_and_refusals_are_what_they_are(tmp_path: Path) -> None:
-    """A client that may come again is told so."""
-
-    def script(asked: GenerationRequest) -> Iterator[Step]:
-        del asked
-        yield Piece(text="one", tokens=1)
-        yield ModelFailure("the engine has ended")
-
-    async with _shouting(tmp_path, Loader(script=script)) as graph:
+async def test_failures_of_the_model_name_its_node_and_refusals_do_not(tmp_path: Path) -> None:
+    script = [Piece(text="one", tokens=1), ModelFailure("the engine has ended")]
+    async with _shouting(tmp_path, Loader(script=lambda _: script)) as graph:
         for is_stream in (False, True):
             with pytest.raises(GraphFailure, match='node "LLMExecutor" failed: the engine has ended'):
-                await _documents(graph, _asked(stream=is_stream))
+                await _documents(graph, _request(stream=is_stream))
     async with _shouting(tmp_path, Loader(refusal=TooManyRequests("full"))) as graph:
         with pytest.raises(TooManyRequests, match="full"):
-            await _documents(graph, _asked())
+            await _documents(graph, _request())
 
 
-async def test_a_node_behind_that_fails_midway_ends_the_text(tmp_path: Path) -> None:
-    """With its file and line, and the model is let go."""
-    failing = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            return {"a": 1 / (b"two" not in bytes(inputs[0]))}
-    """
-
-    def script(asked: GenerationRequest) -> Iterator[Step]:
-        del asked
-        yield Piece(text="one", tokens=1)
-        yield Piece(text="two", tokens=1)
-        yield trio.Event()
-
-    loader = Loader(script=script)
+async def test_failed_node_ends_the_text(tmp_path: Path) -> None:
+    failing = handler("return {'a': 1 / (b'two' not in bytes(inputs[0]))}")
+    script = [Piece(text="one", tokens=1), Piece(text="two", tokens=1), trio.Event()]
+    loader = Loader(script=lambda _: script)
     async with _shouting(tmp_path, loader, behind=failing) as graph:
         with pytest.raises(GraphFailure, match=r"ZeroDivisionError: division by zero \(.*behind.py:5\)"):
-            await _documents(graph, _asked(stream=True))
+            await _documents(graph, _request(stream=True))
         assert loader.made.running == 0
 
 
-async def test_a_model_that_cannot_be_loaded_is_told_with_its_node_and_line(tmp_path: Path) -> None:
-    """What else the graph's nodes have is given back."""
+async def test_failed_load_of_a_model_names_node_and_line(tmp_path: Path) -> None:
 
     async def refuse(spec: TextModelSpec) -> NoReturn:
         await trio.lowlevel.checkpoint()
@@ -233,26 +189,15 @@ async def test_a_model_that_cannot_be_loaded_is_told_with_its_node_and_line(tmp_
     assert problem.found == str(tmp_path / "g" / "nowhere")
 
 
-async def test_a_second_document_for_one_request_is_refused(tmp_path: Path) -> None:
-    """As a Python node refuses what comes while its generator runs."""
+async def test_second_document_of_one_request_is_refused(tmp_path: Path) -> None:
     before = python_node("before.py", INPUTS, ["HTTP_REQUEST_PAYLOAD:changed"], name="before", more=LOOPBACK)
     loop = LOOPBACK.replace("LOOPBACK:loopback", "LOOPBACK:again")
     text = graph_text(before, text_node(outputs=OUTPUTS, more=loop), inputs=INPUTS, outputs=OUTPUTS)
-    twice = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            yield inputs[0].json
-            yield inputs[0].json
-    """
-
-    def script(asked: GenerationRequest) -> Iterator[Step]:
-        del asked
-        while True:
-            yield Piece(text="one", tokens=1)
-
-    async with loaded(tmp_path / "g", text, load_text=Loader(script=script), before=twice) as graph:
+    twice = handler("yield inputs[0].json\nyield inputs[0].json")
+    script = repeat(Piece(text="one", tokens=1))
+    async with loaded(tmp_path / "g", text, load_text=Loader(script=lambda _: script), before=twice) as graph:
         with pytest.raises(GraphFailure, match=r"RESOURCE_EXHAUSTED[^$]*it takes one document for each request"):
-            await _documents(graph, _asked(stream=True))
+            await _documents(graph, _request(stream=True))
 
 
 @pytest.mark.parametrize(
@@ -266,8 +211,7 @@ async def test_a_second_document_for_one_request_is_refused(tmp_path: Path) -> N
     ],
     ids=["tensors", "no loop", "value", "option"],
 )  # fmt: skip
-def test_a_node_that_could_not_answer_is_refused_with_its_line(tmp_path: Path, text: str, words: str) -> None:
-    """The options of a node among others are read as those of one alone."""
+def test_invalid_text_node_is_refused_with_its_line(tmp_path: Path, text: str, words: str) -> None:
     for name in ("before", "behind"):
         (tmp_path / f"{name}.py").write_text(
             "class OvmsPythonModel:\n    def execute(self, inputs):\n        return []\n"

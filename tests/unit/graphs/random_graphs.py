@@ -10,12 +10,23 @@ from hypothesis import strategies as st
 
 from ovmstrio.runtimes.graphs.calculator import NodeContract
 from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, PolicyConfig, Port, StreamRef
+from ovmstrio.runtimes.graphs.config.graph_file import read_graph
 from ovmstrio.runtimes.graphs.graph_plan import GraphPlan, LoadedNode, make_graph_plan
 from tests.support.calculators import LOOPBACK, SPACING, Delivery, Gather, Recorder, Repeat, in_port, out_port
-from tests.support.policies import policy_config
 from tests.unit.graphs.reference import Feed, Handler, ModelNode, ModelRun
 
-__all__ = ["ANY_SPEED", "AT_REST", "Case", "Recorders", "cases", "make_recorders", "model_of", "plan_of", "views"]
+__all__ = [
+    "ANY_SPEED",
+    "AT_REST",
+    "Case",
+    "Recorders",
+    "cases",
+    "make_recorders",
+    "model_of",
+    "plan_of",
+    "policy_config",
+    "views",
+]
 
 ANY_SPEED = ("Default", "SyncSet", "EarlyClose", "Barrier", "Immediate")
 """Policies whose runs are the same however fast the nodes are."""
@@ -118,6 +129,18 @@ def _config(node: ModelNode, in_flight: int) -> NodeConfig:
         back_edges=node.back_edges,
         max_in_flight=in_flight,
     )
+
+
+def policy_config(handler: str, options: str = "") -> PolicyConfig:
+    """Read an input stream handler as a file has it; ``options`` is the text of its own message."""
+    extension = f"options {{ [mediapipe.{handler}InputStreamHandlerOptions.ext] {{ {options} }} }}" if options else ""
+    text = f"""
+        node {{
+          calculator: "PassThroughCalculator" input_stream: "A:a" output_stream: "A:b"
+          input_stream_handler {{ input_stream_handler: "{handler}InputStreamHandler" {extension} }}
+        }}
+    """
+    return read_graph(text, "graph.pbtxt").nodes[0].policy
 
 
 @cache

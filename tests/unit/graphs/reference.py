@@ -1,4 +1,4 @@
-"""A slow and obvious model of a packet graph: one node runs at a time, and every question is asked anew each time.
+"""A slow and simple model of a packet graph: one node runs at a time, and every state is computed again each time.
 
 It knows nothing of the engine.  Streams are lists; a node asks its policy and runs if it may, and all nodes are looked
 at again until nothing changes.

@@ -1,9 +1,6 @@
-"""Graphs that answer chats: what user code is given, what becomes of its packets, and each way in which a text ends."""
-
 from __future__ import annotations
 
 import json
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,23 +18,21 @@ from ovmstrio.core.generation import (
     Sampling,
     Task,
 )
-from tests.support.graphs import LOOPBACK, graph_text, loaded, python_node
+from tests.support.graphs import LOOPBACK, graph_text, handler, loaded, python_node
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from ovmstrio.runtimes.graphs.graph_servable import GraphServable
 
-TALE = """
-from pyovms import current_context
-class OvmsPythonModel:
-    def execute(self, inputs):
-        for word in bytes(inputs[0]).decode().split():
-            yield [Tensor("text", word.encode() + b" ")]
-        yield [Tensor("end", b"")]
-        yield [Tensor("text", b"behind the end")]
-"""
+
+WORDS = handler("""
+    for word in bytes(inputs[0]).split():
+        yield [Tensor("text", word + b" ")]
+    yield [Tensor("end", b"")]
+    yield [Tensor("text", b"behind the end")]
+""")
 
 ENDLESS = """
 import pathlib
@@ -61,72 +56,58 @@ def _graph(comment: str = "", outputs: tuple[str, ...] = TWO_OUTPUTS, *, more: s
     return graph_text(comment, node, inputs=["OVMS_PY_TENSOR:prompt"], outputs=shown)
 
 
-def _said(text: str, **more: object) -> GenerationRequest:
+def _request(text: str, **more: object) -> GenerationRequest:
     conversation = Conversation(({"role": "user", "content": text},))
     return GenerationRequest(conversation, **more)  # type: ignore[arg-type]  # as each test has it
 
 
-async def _pieces(graph: GraphServable, asked: GenerationRequest) -> list[Piece]:
-    async with graph.generate(asked) as generation:
+async def _pieces(graph: GraphServable, request: GenerationRequest) -> list[Piece]:
+    async with graph.generate(request) as generation:
         return [piece async for piece in generation]
 
 
-def _told(pieces: list[Piece]) -> tuple[str, int, Finish | None]:
+def _joined(pieces: list[Piece]) -> tuple[str, int, Finish | None]:
     assert all(piece.finish is None for piece in pieces[:-1])
     return "".join(piece.text for piece in pieces), sum(piece.tokens for piece in pieces), pieces[-1].finish
 
 
-@asynccontextmanager
-async def _talking(folder: Path, source: str = TALE, text: str = "") -> AsyncIterator[GraphServable]:
-    async with loaded(folder / "graph", text or _graph(), handler=source) as graph:
-        yield graph
+def _serving(folder: Path, source: str = WORDS, text: str = "") -> AbstractAsyncContextManager[GraphServable]:
+    return loaded(folder / "graph", text or _graph(), handler=source)
 
 
 # What comes
 
 
-async def test_each_packet_of_text_is_a_piece_and_the_end_is_a_stop(tmp_path: Path) -> None:
-    """What the generator says behind its end is not told; packets are counted as tokens."""
-    async with _talking(tmp_path) as graph:
+async def test_packets_of_text_are_pieces_up_to_the_end(tmp_path: Path) -> None:
+    async with _serving(tmp_path) as graph:
         assert graph.tasks == {Task.TEXT_GENERATION}
-        pieces = await _pieces(graph, _said("one two three"))
+        pieces = await _pieces(graph, _request("one two three"))
     assert [piece.text for piece in pieces] == ["one ", "two ", "three ", ""]
-    assert _told(pieces) == ("one two three ", 3, Finish.STOP)
+    assert _joined(pieces) == ("one two three ", 3, Finish.STOP)
 
 
-async def test_the_end_of_the_generator_is_a_stop_where_no_output_is_the_end(tmp_path: Path) -> None:
-    """Every packet of text is told."""
-    async with _talking(tmp_path, text=_graph("# OVMSTRIO_CHAT: text=text")) as graph:
-        told = _told(await _pieces(graph, _said("one two")))
-    assert told == ("one two behind the end", 3, Finish.STOP)
+async def test_end_of_the_generator_is_a_stop_without_an_end_output(tmp_path: Path) -> None:
+    async with _serving(tmp_path, text=_graph("# OVMSTRIO_CHAT: text=text")) as graph:
+        answer = _joined(await _pieces(graph, _request("one two")))
+    assert answer == ("one two behind the end", 3, Finish.STOP)
 
 
-async def test_a_graph_that_answers_once_makes_a_text_of_one_piece(tmp_path: Path) -> None:
-    """It needs the comment, for it may be anything."""
-    source = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            return [Tensor("text", bytes(inputs[0]).upper())]
-    """
+async def test_regular_graph_answers_chats_with_a_comment(tmp_path: Path) -> None:
+    source = handler("return [Tensor('text', bytes(inputs[0]).upper())]")
     text = _graph("# OVMSTRIO_CHAT:", ("TEXT:text",), more="")
-    async with _talking(tmp_path, source, text) as graph:
-        assert _told(await _pieces(graph, _said("one two"))) == ("ONE TWO", 1, Finish.STOP)
-    async with _talking(tmp_path, source, _graph("", ("TEXT:text",), more="")) as graph:
+    async with _serving(tmp_path, source, text) as graph:
+        assert _joined(await _pieces(graph, _request("one two"))) == ("ONE TWO", 1, Finish.STOP)
+    async with _serving(tmp_path, source, _graph("", ("TEXT:text",), more="")) as graph:
         assert graph.tasks == set()
         with pytest.raises(NotSupported, match=r"answers no chats: expected .*OVMSTRIO_CHAT: prompt=INPUT"):
-            await _pieces(graph, _said("one"))
+            await _pieces(graph, _request("one"))
 
 
-async def test_letters_that_are_cut_between_packets_are_told_when_they_are_whole(tmp_path: Path) -> None:
-    """What is no UTF-8 becomes the replacement character, be it the last."""
-    source = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            for part in (b"\\xe2", b"\\x82", b"\\xac ", b"\\xff ", b"\\xe2\\x82"):
-                yield [Tensor("text", part)]
-    """
-    async with _talking(tmp_path, source) as graph:
-        pieces = await _pieces(graph, _said("x"))
+async def test_characters_are_joined_across_packets(tmp_path: Path) -> None:
+    parts = b"\xe2", b"\x82", b"\xac ", b"\xff ", b"\xe2\x82"
+    source = handler(f"for part in {parts}:\n    yield [Tensor('text', part)]")
+    async with _serving(tmp_path, source) as graph:
+        pieces = await _pieces(graph, _request("x"))
     assert [piece.text for piece in pieces] == ["", "", "\N{EURO SIGN} ", "\ufffd ", "", "\ufffd"]
 
 
@@ -140,36 +121,27 @@ async def test_letters_that_are_cut_between_packets_are_told_when_they_are_whole
         ('Tensor("text", b"")', ""),
     ],
 )
-async def test_texts_of_every_form_are_read(tmp_path: Path, made: str, expected: str) -> None:
-    """Elements of BYTES may be behind their lengths, as clients of tensors have them, or not."""
-    source = f"class OvmsPythonModel:\n    def execute(self, inputs):\n        yield [{made}]\n"
-    async with _talking(tmp_path, source) as graph:
-        assert _told(await _pieces(graph, _said("x"))) == (expected, 1, Finish.STOP)
+async def test_text_is_read_from_every_form_of_tensor(tmp_path: Path, made: str, expected: str) -> None:
+    async with _serving(tmp_path, handler(f"yield [{made}]")) as graph:
+        assert _joined(await _pieces(graph, _request("x"))) == (expected, 1, Finish.STOP)
 
 
-async def test_numbers_are_no_text(tmp_path: Path) -> None:
-    """The error says how a text is given."""
-    source = """
-    import numpy as np
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            yield [Tensor("text", np.zeros(3, np.float32))]
-    """
-    async with _talking(tmp_path, source) as graph:
+async def test_numbers_are_refused(tmp_path: Path) -> None:
+    source = handler("yield [Tensor('text', np.zeros(3, np.float32))]", head="import numpy as np")
+    async with _serving(tmp_path, source) as graph:
         with pytest.raises(GraphFailure, match=r'output "text" .* is no text: .*text.encode\(\)\), got FP32'):
-            await _pieces(graph, _said("x"))
+            await _pieces(graph, _request("x"))
 
 
 # What goes in
 
-ECHO = """
-import json
-from pyovms import current_context
-class OvmsPythonModel:
-    def execute(self, inputs):
-        given = {each.name: bytes(each).decode() for each in inputs}
-        yield [Tensor("text", json.dumps([given, dict(current_context().parameters)]).encode())]
-"""
+ECHO = handler(
+    """
+    tensors = {each.name: bytes(each).decode() for each in inputs}
+    yield [Tensor("text", json.dumps([tensors, dict(current_context().parameters)]).encode())]
+    """,
+    head="import json\nfrom pyovms import current_context",
+)
 
 TURNS = (
     {"role": "system", "content": "Be brief."},
@@ -180,30 +152,25 @@ TURNS = (
 )
 
 
-async def test_the_prompt_is_the_last_message_of_the_user_and_messages_are_json(tmp_path: Path) -> None:
-    """A graph may take both, and a prompt of completions becomes a message."""
+async def test_prompt_is_the_last_user_message_and_messages_are_json(tmp_path: Path) -> None:
     node = python_node("handler.py", ["A:a", "B:b"], ["TEXT:text"], more=LOOPBACK)
-    text = graph_text(
-        "# OVMSTRIO_CHAT: prompt=a messages=b",
-        node,
-        inputs=["OVMS_PY_TENSOR_A:a", "OVMS_PY_TENSOR_B:b"],
-        outputs=["OVMS_PY_TENSOR:text"],
-    )
-    async with _talking(tmp_path, ECHO, text) as graph:
-        chat, _ = json.loads(_told(await _pieces(graph, GenerationRequest(Conversation(TURNS))))[0])
-        plain, _ = json.loads(_told(await _pieces(graph, GenerationRequest("as it is")))[0])
+    inputs, outputs = ["OVMS_PY_TENSOR_A:a", "OVMS_PY_TENSOR_B:b"], ["OVMS_PY_TENSOR:text"]
+    text = graph_text("# OVMSTRIO_CHAT: prompt=a messages=b", node, inputs=inputs, outputs=outputs)
+    async with _serving(tmp_path, ECHO, text) as graph:
+        chat, _ = json.loads(_joined(await _pieces(graph, GenerationRequest(Conversation(TURNS))))[0])
+        plain, _ = json.loads(_joined(await _pieces(graph, GenerationRequest("as it is")))[0])
     assert (chat["a"], json.loads(chat["b"])) == (TURNS[3]["content"], list(TURNS))
     assert (plain["a"], json.loads(plain["b"])) == ("as it is", [{"role": "user", "content": "as it is"}])
 
 
-async def test_what_is_asked_of_sampling_becomes_parameters_of_those_names(tmp_path: Path) -> None:
-    """Numbers with a fraction, too; what was not asked for is not there, so that the code's own defaults count."""
+async def test_sampling_fields_become_parameters(tmp_path: Path) -> None:
     sampling = Sampling(max_tokens=7, temperature=0.25, top_k=3, seed=0, ignore_eos=True)
-    conversation = Conversation(TURNS, template_options={"enable_thinking": False})
-    async with _talking(tmp_path, ECHO) as graph:
-        asked = GenerationRequest(conversation, sampling, stop=("never",))
-        _, parameters = json.loads(_told(await _pieces(graph, asked))[0])
-        _, none = json.loads(_told(await _pieces(graph, _said("x")))[0])
+    tools = ({"type": "function"},)
+    conversation = Conversation(TURNS, template_options={"enable_thinking": False}, tools=tools, tool_choice="none")
+    async with _serving(tmp_path, ECHO) as graph:
+        request = GenerationRequest(conversation, sampling, stop=("never",))
+        _, parameters = json.loads(_joined(await _pieces(graph, request))[0])
+        _, none = json.loads(_joined(await _pieces(graph, _request("x")))[0])
     assert parameters == {
         "max_tokens": 7,
         "max_new_tokens": 7,
@@ -217,182 +184,115 @@ async def test_what_is_asked_of_sampling_becomes_parameters_of_those_names(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("unsupported", "words"),
     [
-        (_said("x", n=2), r'n: "graph" is a graph of user code, .*expected 1; got 2'),
-        (_said("x", logprobs=True), "logprobs: .* tells no probabilities"),
-        (_said("x", echo=True), "echo: "),
-        (_said("x", sampling=Sampling(best_of=3)), "best_of: "),
-        (_said("x", sampling=Sampling(stop_token_ids=(1,))), "stop_token_ids: .*use stop"),
-        (_said("x", grammar=Grammar(GrammarKind.JSON_OBJECT, "{}")), "response_format: "),
+        (_request("x", n=2), r'n: "graph" is a graph of user code, .*expected 1; got 2'),
+        (_request("x", logprobs=True), "logprobs: .* tells no probabilities"),
+        (_request("x", echo=True), "echo: "),
+        (_request("x", sampling=Sampling(best_of=3)), "best_of: "),
+        (_request("x", sampling=Sampling(stop_token_ids=(1,))), "stop_token_ids: .*use stop"),
+        (_request("x", grammar=Grammar(GrammarKind.JSON_OBJECT, "{}")), "response_format: "),
         (GenerationRequest(Conversation(TURNS, tools=({"type": "function"},))), "tools: .*tool_choice"),
         (GenerationRequest((1, 2, 3)), "prompt: .*takes a text; got numbers of tokens"),
         (GenerationRequest(Conversation(TURNS[:1])), r'expected one with the role "user"; got system'),
-        (_said("x", n=2, logprobs=True), "n: .* Also: logprobs: "),
+        (_request("x", n=2, logprobs=True), "n: .* Also: logprobs: "),
     ],
 )
-async def test_what_no_graph_can_do_is_refused_with_the_reason(
-    tmp_path: Path, asked: GenerationRequest, words: str
-) -> None:
-    """The generator is not begun."""
-    async with _talking(tmp_path, "raise_if_called = True\n" + ECHO) as graph:
+async def test_unsupported_fields_are_refused(tmp_path: Path, unsupported: GenerationRequest, words: str) -> None:
+    async with _serving(tmp_path, "raise_if_called = True\n" + ECHO) as graph:
         with pytest.raises(InvalidRequest, match=words):
-            async with graph.generate(asked):
+            async with graph.generate(unsupported):
                 raise AssertionError("it has begun")
-
-
-async def test_tools_that_are_not_to_be_called_are_no_reason_to_refuse(tmp_path: Path) -> None:
-    """Clients send them with every request."""
-    conversation = Conversation(TURNS, tools=({"type": "function"},), tool_choice="none")
-    async with _talking(tmp_path) as graph:
-        assert _told(await _pieces(graph, GenerationRequest(conversation)))[2] is Finish.STOP
 
 
 # How it ends
 
 
-async def test_enough_tokens_are_a_length_and_close_the_generator(tmp_path: Path) -> None:
-    """It would never end."""
-    async with _talking(tmp_path, ENDLESS) as graph:
-        told = _told(await _pieces(graph, _said("x", sampling=Sampling(max_tokens=5))))
+async def test_token_limit_closes_the_generator(tmp_path: Path) -> None:
+    async with _serving(tmp_path, ENDLESS) as graph:
+        answer = _joined(await _pieces(graph, _request("x", sampling=Sampling(max_tokens=5))))
         assert (tmp_path / "graph" / "closed").read_text() == "closed"
-    assert told == ("xxxxx", 5, Finish.LENGTH)
+    assert answer == ("xxxxx", 5, Finish.LENGTH)
 
 
 @pytest.mark.parametrize(("keeps", "expected"), [(False, "one t"), (True, "one two")])
-async def test_a_stop_string_across_packets_ends_the_text(tmp_path: Path, *, keeps: bool, expected: str) -> None:
-    """What may begin one is held back until that is known."""
-    source = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            for part in ("one t", "w", "o", " three"):
-                yield [Tensor("text", part.encode())]
-            raise ValueError("read on")
-    """
-    async with _talking(tmp_path, source) as graph:
-        pieces = await _pieces(graph, _said("x", stop=("wo", "never"), keeps_stop=keeps))
-        held = await _pieces(graph, _said("x", stop=("t ",), sampling=Sampling(max_tokens=1)))
+async def test_stop_string_is_found_across_packets(tmp_path: Path, *, keeps: bool, expected: str) -> None:
+    source = handler(
+        "for part in (b'one t', b'w', b'o', b' three'):\n    yield [Tensor('text', part)]\nraise ValueError"
+    )
+    async with _serving(tmp_path, source) as graph:
+        pieces = await _pieces(graph, _request("x", stop=("wo", "never"), keeps_stop=keeps))
+        held = await _pieces(graph, _request("x", stop=("t ",), sampling=Sampling(max_tokens=1)))
     assert [piece.text for piece in pieces] == ["one t", "", "wo" if keeps else ""]
-    assert _told(pieces) == (expected, 3, Finish.STOP)
-    assert _told(held) == ("one t", 1, Finish.LENGTH)
+    assert _joined(pieces) == (expected, 3, Finish.STOP)
+    assert _joined(held) == ("one t", 1, Finish.LENGTH)
 
 
-async def test_an_output_tells_what_was_used(tmp_path: Path) -> None:
-    """It may come behind the end; as many tokens as were allowed are a length."""
-    source = """
-    import json
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            yield [Tensor("text", b"a long text")]
-            yield [Tensor("end", b""), Tensor("usage", b'{"prompt_tokens": 7, "completion_tokens": 4}')]
-    """
+async def test_usage_is_read_from_an_output(tmp_path: Path) -> None:
+    source = handler("""
+    yield [Tensor("text", b"a long text")]
+    yield [Tensor("end", b""), Tensor("usage", b'{"prompt_tokens": 7, "completion_tokens": 4}')]
+    """)
     outputs = (*TWO_OUTPUTS, "USAGE:usage")
-    async with _talking(tmp_path, source, _graph("# OVMSTRIO_CHAT: end=end usage=usage", outputs)) as graph:
-        async with graph.generate(_said("x")) as generation:
-            told = _told([piece async for piece in generation])
+    async with _serving(tmp_path, source, _graph("# OVMSTRIO_CHAT: end=end usage=usage", outputs)) as graph:
+        async with graph.generate(_request("x")) as generation:
+            answer = _joined([piece async for piece in generation])
             assert generation.prompt_tokens == 7
-        full = _told(await _pieces(graph, _said("x", sampling=Sampling(max_tokens=4))))
-    assert told == ("a long text", 4, Finish.STOP)
+        full = _joined(await _pieces(graph, _request("x", sampling=Sampling(max_tokens=4))))
+    assert answer == ("a long text", 4, Finish.STOP)
     assert full == ("a long text", 4, Finish.LENGTH)
 
 
-@pytest.mark.parametrize("said", ["seven", "[1]", '{"completion_tokens": -1}', '{"prompt_tokens": 1.5}'])
-async def test_usage_that_tells_nothing_is_an_error_of_the_graph(tmp_path: Path, said: str) -> None:
-    """The error says what is expected."""
-    source = f"""
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            yield [Tensor("end", {said!r}.encode())]
-    """
-    async with _talking(tmp_path, source, _graph("# OVMSTRIO_CHAT: usage=end")) as graph:
+@pytest.mark.parametrize("usage", ["seven", "[1]", '{"completion_tokens": -1}', '{"prompt_tokens": 1.5}'])
+async def test_invalid_usage_is_an_error(tmp_path: Path, usage: str) -> None:
+    source = handler(f"yield [Tensor('end', {usage.encode()!r})]")
+    async with _serving(tmp_path, source, _graph("# OVMSTRIO_CHAT: usage=end")) as graph:
         with pytest.raises(GraphFailure, match=r'output "end" .* expected JSON as .*"completion_tokens": 12'):
-            await _pieces(graph, _said("x"))
+            await _pieces(graph, _request("x"))
 
 
-async def test_what_user_code_raises_midway_comes_behind_what_it_said(tmp_path: Path) -> None:
-    """With file and line; and a reader who has handled it is not told again."""
-    source = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            yield [Tensor("text", b"so far")]
-            raise ValueError("no further")
-    """
-    texts, told = list[str](), list[str]()
-    async with _talking(tmp_path, source) as graph:
-        async with graph.generate(_said("x")) as generation:
-            try:
-                texts.append((await anext(aiter(generation))).text)
+async def test_error_of_the_generator_follows_its_text(tmp_path: Path) -> None:
+    source = handler("yield [Tensor('text', b'so far')]\nraise ValueError('no further')")
+    async with _serving(tmp_path, source) as graph:
+        # A caller that has handled the error gets it once only.
+        async with graph.generate(_request("x")) as generation:
+            assert (await anext(aiter(generation))).text == "so far"
+            with pytest.raises(GraphFailure, match=r"ValueError: no further .*handler.py:6"):
                 await anext(aiter(generation))
-            except GraphFailure as error:
-                told.append(error.message)
         with pytest.raises(GraphFailure, match="no further"):
-            await _pieces(graph, _said("x"))
-    assert texts == ["so far"]
-    (message,) = told
-    assert "ValueError: no further" in message
-    assert "handler.py:6" in message
+            await _pieces(graph, _request("x"))
 
 
-async def test_user_code_that_raises_at_once_fails_the_text(tmp_path: Path) -> None:
-    """No piece comes before."""
-    source = """
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            raise ValueError("not today")
-    """
-    async with _talking(tmp_path, source) as graph:
-        with pytest.raises(GraphFailure, match=r"ValueError: not today .*handler.py:5"):
-            await _pieces(graph, _said("x"))
-
-
-async def test_a_reader_who_does_not_read_holds_up_his_own_generator_and_nobody_elses(tmp_path: Path) -> None:
-    """What the generator has said meanwhile has a bound."""
-    source = """
-    class OvmsPythonModel:
-        def initialize(self, kwargs):
-            self.steps = 0
-        def execute(self, inputs):
-            if bytes(inputs[0]) == b"count":
-                yield [Tensor("text", b"%d" % self.steps)]
-            else:
-                while True:
-                    self.steps += 1
-                    yield [Tensor("text", b"x")]
-    """
-    async with _talking(tmp_path, source) as graph, graph.generate(_said("on and on")) as generation:
+async def test_slow_reader_stops_only_its_generator(tmp_path: Path) -> None:
+    source = handler("""
+    if bytes(inputs[0]) == b"count":
+        yield [Tensor("text", b"%d" % self.steps)]
+    else:
+        for self.steps in range(1, 100_000):
+            yield [Tensor("text", b"x")]
+    """)
+    async with _serving(tmp_path, source) as graph, graph.generate(_request("on and on")) as generation:
         assert (await anext(aiter(generation))).text == "x"
         with trio.fail_after(60):
-            counts = {"": -1}
-            while counts.get("now") != counts.get("before", -1):
-                counts["before"] = counts.get("now", -1)
-                counts["now"] = int(_told(await _pieces(graph, _said("count")))[0])
-    assert 1 <= counts["now"] < 200
+            counts = [0, -1]
+            while counts[-1] != counts[-2]:
+                counts.append(int(_joined(await _pieces(graph, _request("count")))[0]))
+    assert 1 <= counts[-1] < 200
 
 
-async def test_a_deadline_ends_a_text_midway_and_one_that_has_not_begun(
+async def test_deadline_ends_a_started_and_a_starting_text(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """What was said before is told."""
-    source = """
-    import trio
-    class OvmsPythonModel:
-        async def execute(self, inputs):
-            yield [Tensor("text", b"in time")]
-            await trio.sleep_forever()
-    """
-    texts = list[str]()
-    async with _talking(tmp_path, source) as graph:
-        async with graph.generate(_said("x", deadline=trio.current_time() + 3)) as generation:
-            texts.append((await anext(aiter(generation))).text)
-            with pytest.raises(DeadlineExceeded, match="before the graph had made the whole text"):
-                await anext(aiter(generation))
-        slow = source.replace(
-            "async def execute",
-            "async def open(self, context):\n            await trio.sleep_forever()\n        async def execute",
-        )
-    async with _talking(tmp_path, slow) as graph:
+    body = "yield [Tensor('text', b'in time')]\nawait trio.sleep_forever()"
+    source = handler(body, prefix="async ", head="import trio")
+    request = _request("x", deadline=trio.current_time() + 3)
+    async with _serving(tmp_path, source) as graph, graph.generate(request) as generation:
+        assert (await anext(aiter(generation))).text == "in time"
+        with pytest.raises(DeadlineExceeded, match="before the graph had made the whole text"):
+            await anext(aiter(generation))
+    slow = source + "    async def open(self, context):\n        await trio.sleep_forever()\n"
+    async with _serving(tmp_path, slow) as graph:
         with pytest.raises(DeadlineExceeded):
-            async with graph.generate(_said("x", deadline=trio.current_time() + 3)):
-                texts.append("begun")
-    assert texts == ["in time"]
+            async with graph.generate(_request("x", deadline=trio.current_time() + 3)):
+                raise AssertionError("the generation has begun")
     assert autojump_clock.autojump_threshold == 0

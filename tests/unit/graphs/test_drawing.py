@@ -24,14 +24,12 @@ node { name: "loop" calculator: "A"
 
 
 def drawn(text: str) -> Drawing:
-    """Draw a text, wrong or not."""
     config = examine_text(text, "g").config
     assert config is not None
     return draw(config)
 
 
-def test_boxes_are_below_those_that_feed_them() -> None:
-    """Borders are first and last, whatever the order of the file."""
+def test_boxes_are_below_their_sources() -> None:
     layers = drawn(TEXT).layers
     assert [[box.title for box in layer] for layer in layers] == [
         ["first", "second", "given"],
@@ -44,8 +42,7 @@ def test_boxes_are_below_those_that_feed_them() -> None:
     assert layers[2][0].notes == ("2 in flight",)
 
 
-def test_edges_have_both_tags() -> None:
-    """Back edges and side packets are marked; what nobody produces has no edge."""
+def test_edges_have_the_tags_of_both_ends() -> None:
     edges = [(edge.source, edge.label, edge.target, edge.is_back, edge.is_side) for edge in drawn(TEXT).edges]
     assert edges == [
         ("n1", "OUT tokens A", "n0", False, False),
@@ -57,15 +54,15 @@ def test_edges_have_both_tags() -> None:
     ]
 
 
-def test_a_forbidden_cycle_can_be_drawn() -> None:
-    """It is cut at the first node of the file."""
-    layers = drawn('node { name: "a" input_stream: "x" output_stream: "y" } node { name: "b" input_stream: "y" '
-                   'output_stream: "x" }').layers  # fmt: skip
+def test_cycle_is_cut_at_the_first_node() -> None:
+    nodes = [
+        f'node {{ name: "{name}" input_stream: "{source}" output_stream: "{name}" }}' for name, source in ("ab", "ba")
+    ]
+    layers = drawn(" ".join(nodes)).layers
     assert [[box.title for box in layer] for layer in layers] == [["a"], ["b"]]
 
 
 def test_mermaid_has_a_line_for_each_box_and_edge() -> None:
-    """Back edges are dotted, side packets thick."""
     lines = to_mermaid(drawn(TEXT)).splitlines()
     assert lines[0] == "flowchart TB"
     assert '  i0(["first<br/>OVMS_PY_TENSOR"])' in lines
@@ -76,43 +73,33 @@ def test_mermaid_has_a_line_for_each_box_and_edge() -> None:
     assert len(lines) == 1 + 7 + 6
 
 
-def test_svg_shows_every_box_and_edge_inside_its_borders() -> None:
-    """It is XML with a shape for each box, a path for each edge, and their texts."""
+def test_svg_has_every_box_and_edge_inside_its_borders() -> None:
     root = ET.fromstring(to_svg(drawn(TEXT)))
     width, height = map(float, root.attrib["viewBox"].split()[2:])
     boxes = [each for each in root.iter(f"{SVG}rect") if "class" in each.attrib]
     assert sorted(box.attrib["class"] for box in boxes) == ["input"] * 3 + ["node"] * 2 + ["output"] * 2
+    spans = []
     for box in boxes:
-        assert 0 <= float(box.attrib["x"]) <= float(box.attrib["x"]) + float(box.attrib["width"]) <= width
-        assert 0 <= float(box.attrib["y"]) <= float(box.attrib["y"]) + float(box.attrib["height"]) <= height
+        x, y, box_width, box_height = (float(box.attrib[key]) for key in ("x", "y", "width", "height"))
+        assert 0 <= x <= x + box_width <= width
+        assert 0 <= y <= y + box_height <= height
+        spans.append((y, x, x + box_width))
+    for (top, _, right), (next_top, left, _) in pairwise(sorted(spans)):
+        assert top < next_top or right < left
     paths = [path.attrib["class"] for path in root.iter(f"{SVG}path")]
     assert sorted(paths) == ["back", "side", "stream", "stream", "stream", "stream", "tip"]
     texts = {text.text for text in root.iter(f"{SVG}text")}
     assert {"loop", "A", "SyncSet {LOOPBACK:0}", "LOOPBACK back LOOPBACK", "OUT tokens A"} <= texts
 
 
-def test_boxes_of_a_layer_do_not_overlap() -> None:
-    """They stand side by side."""
-    root = ET.fromstring(to_svg(drawn(TEXT)))
-    spans = sorted(
-        (float(box.attrib["y"]), float(box.attrib["x"]), float(box.attrib["x"]) + float(box.attrib["width"]))
-        for box in root.iter(f"{SVG}rect")
-        if "class" in box.attrib
-    )
-    for (top, _, right), (next_top, left, _) in pairwise(spans):
-        assert top < next_top or right < left
-
-
-def test_texts_of_files_are_escaped() -> None:
-    """Names that are no names end neither picture."""
+def test_names_are_escaped() -> None:
     drawing = drawn('node { name: "<b>&\\"\\n" calculator: "]" }')
     assert '  n0["#lt;b#gt;#amp;#quot;<br/>]"]' in to_mermaid(drawing).splitlines()
     root = ET.fromstring(to_svg(drawing))
     assert '<b>&"\n' in {text.text for text in root.iter(f"{SVG}text")}
 
 
-def test_an_empty_graph_is_an_empty_picture() -> None:
-    """There is nothing to draw, and nothing fails."""
+def test_empty_graph_is_an_empty_picture() -> None:
     drawing = drawn('type: "x"')
     assert drawing.layers == ()
     assert to_mermaid(drawing) == "flowchart TB\n"

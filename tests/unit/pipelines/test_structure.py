@@ -1,13 +1,14 @@
-"""What a pipeline's configuration alone says: levels, and everything that is wrong with it at once."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ovmstrio.config.specs import PipelineNode
+from ovmstrio.core.drawing import to_svg
+from ovmstrio.runtimes.pipelines.pipeline_drawing import draw
 from ovmstrio.runtimes.pipelines.structure import examine_structure
 from tests.support.pipelines import make_node, make_pipeline
 
@@ -18,7 +19,6 @@ def _codes(nodes: Sequence[PipelineNode], outputs: dict[str, str], **settings: A
 
 
 def test_levels_follow_demultiplexers_and_gathers() -> None:
-    """A node is as deep as what comes to it, less what it gathers; the exit gathers all that is left."""
     nodes = [
         make_node("outer", {"i": "request.x"}, demultiply_count=2),
         make_node("inner", {"i": "outer.y"}, demultiply_count=3),
@@ -34,8 +34,7 @@ def test_levels_follow_demultiplexers_and_gathers() -> None:
     assert structure.levels["response"] == ()
 
 
-def test_nodes_come_behind_what_they_need() -> None:
-    """The order is not that of the file."""
+def test_nodes_follow_their_sources() -> None:
     nodes = [make_node("last", {"i": "first.y"}), make_node("first", {"i": "request.x"})]
     structure, _ = examine_structure(make_pipeline(nodes, {"o": "last.y"}))
     assert structure is not None
@@ -45,7 +44,7 @@ def test_nodes_come_behind_what_they_need() -> None:
 ONE = make_node("one", {"i": "request.x"})
 SPLIT = make_node("split", {"i": "request.x"}, demultiply_count=2)
 
-WRONG: dict[str, tuple[Sequence[PipelineNode], dict[str, str], list[str]]] = {
+INVALID: dict[str, tuple[Sequence[PipelineNode], dict[str, str], list[str]]] = {
     "a name twice": ([ONE, ONE], {"o": "one.y"}, ["PIPELINE_NODE_NAME_DUPLICATE"]),
     "a node called request": (
         [ONE, make_node("request", {"i": "one.y"})],
@@ -121,27 +120,19 @@ WRONG: dict[str, tuple[Sequence[PipelineNode], dict[str, str], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_named_as_ovms_names_it(case: str) -> None:
-    """Each kind of mistake has its code."""
-    nodes, outputs, codes = WRONG[case]
+@pytest.mark.parametrize("case", INVALID)
+def test_problems_have_the_codes_of_ovms(case: str) -> None:
+    nodes, outputs, codes = INVALID[case]
     assert _codes(nodes, outputs) == codes
 
 
-def test_a_dynamic_entry_counts_among_the_demultiplexers() -> None:
-    """The pipeline's own demultiply_count is one like the others."""
-    assert _codes([SPLIT], {"o": "split.y"}, demultiply_count=-1) == ["NOT_IMPLEMENTED"]
-
-
-def test_an_input_connected_twice_is_refused() -> None:
-    """Two sources for one input contradict each other."""
+def test_input_connected_twice_is_refused() -> None:
     node = make_node("one", {"i": "request.x"})
     twice = node.model_copy(update={"inputs": node.inputs * 2})
     assert _codes([twice], {"o": "one.y"}) == ["PIPELINE_MODEL_INPUT_CONNECTED_TO_MULTIPLE_DATA_SOURCES"]
 
 
-def test_an_input_that_goes_nowhere_is_a_warning() -> None:
-    """Clients have to send it, for nothing."""
+def test_unused_input_is_a_warning() -> None:
     structure, problems = examine_structure(make_pipeline([ONE], {"o": "one.y"}, inputs=("x", "z")))
     assert structure is not None
     assert [(problem.severity, problem.message) for problem in problems] == [
@@ -149,11 +140,57 @@ def test_an_input_that_goes_nowhere_is_a_warning() -> None:
     ]
 
 
-def test_everything_wrong_is_told_at_once_with_its_place() -> None:
-    """Each problem has file, line and the way out."""
+def test_problems_have_file_line_and_suggestion() -> None:
     nodes = [make_node("one", {"i": "requst.x"}), make_node("three", {"i": "one.z"})]
     _, problems = examine_structure(make_pipeline(nodes, {"o": "one.y"}))
-    assert [(problem.file, problem.line) for problem in problems] == [("config.json", 3), ("config.json", 5)] * 1 + [
-        ("config.json", 5)
-    ]
+    assert [(problem.file, problem.line) for problem in problems] == [("config.json", line) for line in (3, 5, 5)]
     assert problems[0].suggestion == "did you mean 'request'?"
+
+
+def test_dynamic_entry_beside_another_demultiplexer_is_refused() -> None:
+    assert _codes([SPLIT], {"o": "split.y"}, demultiply_count=-1) == ["NOT_IMPLEMENTED"]
+
+
+NODES = [
+    make_node("faces", {"image": "request.x"}, {"crops": "images"}, demultiply_count=3),
+    make_node("parts", {"i": "faces.crops"}, demultiply_count=-1),
+    make_node("eyes", {"b": "parts.y"}, ("a",), model_name="eye", version=2),
+    make_node("best", {"i": "eyes.a"}, gather_from_node="parts"),
+]
+SPEC = make_pipeline(
+    NODES, {"face": "best.y", "eye": "eyes.a"}, demultiply_count=1, libraries={"arithmetic": Path("/lib/sums.py")}
+)
+
+
+def test_boxes_have_what_they_call_and_their_level() -> None:
+    drawing = draw(SPEC)
+    boxes = [[(box.title, box.subtitle, *box.notes) for box in layer] for layer in drawing.layers]
+    library = "library arithmetic (sums.py)"
+    assert boxes == [
+        [("x", "", "splits into 1 shard")],
+        [("faces", library, "once for each shard of the request", "splits into 3 shards")],
+        [("parts", library, "once for each shard of faces in the request", "splits into shards")],
+        [("eyes", "model eye version 2", "once for each shard of parts in faces in the request")],
+        [("best", library, "once for each shard of faces in the request", "gathers parts")],
+        [("face", "", "gathers faces in the request"), ("eye", "", "gathers parts in faces in the request")],
+    ]
+
+
+def test_edges_have_the_names_of_outputs_aliases_and_inputs() -> None:
+    edges = [(edge.source, edge.label, edge.target) for edge in draw(SPEC).edges]
+    assert edges == [
+        ("i0", "x image", "n0"),
+        ("n0", "images crops i", "n1"),
+        ("n1", "y b", "n2"),
+        ("n2", "a i", "n3"),
+        ("n3", "y", "o0"),
+        ("n2", "a", "o1"),
+    ]
+
+
+def test_invalid_pipeline_is_drawn() -> None:
+    nodes = [make_node("one", {"i": "two.y"}), make_node("two", {"i": "one.y", "j": "nobody.y", "k": "request.z"})]
+    drawing = draw(make_pipeline(nodes, {"o": "two.z"}))
+    assert [[box.title for box in layer] for layer in drawing.layers] == [["x"], ["one"], ["two"], ["o"]]
+    assert [(edge.source, edge.target) for edge in drawing.edges] == [("n1", "n0"), ("n0", "n1")]
+    assert to_svg(drawing).startswith("<svg ")

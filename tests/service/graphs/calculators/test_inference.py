@@ -1,14 +1,14 @@
-"""Sessions and inference nodes over real models, served by the registry."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
+import outcome
 import pytest
 
 from ovmstrio.config.specs import ModelSpec
@@ -16,46 +16,41 @@ from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, GraphFailure
 from ovmstrio.registry import Registry
 from ovmstrio.runtimes.graphs.calculator import ContractError
-from ovmstrio.runtimes.graphs.calculators import find_kind
 from ovmstrio.runtimes.graphs.calculators.session import Session
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 from ovmstrio.runtimes.graphs.packets import MediaPipeTensor, OvTensor, Packet, TfTensor
 from ovmstrio.runtimes.models.load_model import load_model
-from pyovms import Tensor
 from tests.support import ir
-from tests.support.graph_nodes import options, refs, run_nodes
+from tests.support.graph_nodes import contract_of, options, refs, run_nodes
 from tests.support.servables import EXACT, raw_request
 from tests.support.stub_registry import registry_of, running
 
+Packets = dict[str, list[Packet]]
 MISSING = (
     "Mediapipe graph precondition failed - FAILED_PRECONDITION: CalculatorGraph::Run() failed: \n"
     'Calculator::Open() for node "session" failed: OpenVINOModelServerSessionCalculator failed to load the model "m"'
 )
 
 
-def spec(base: Path) -> ModelSpec:
-    """Say how the model ``m`` is served."""
+def model_spec(base: Path) -> ModelSpec:
     return ModelSpec(name="m", base_path=base, plugin_config=dict(EXACT))
 
 
 @asynccontextmanager
 async def serving(model: ov.Model, tmp_path: Path) -> AsyncIterator[Registry]:
-    """Serve a model as ``m`` while the block lasts."""
     async with running(registry_of(load_model, poll_seconds=0)) as registry:
-        result = await registry.apply([spec(ir.save(model, tmp_path, "m"))])
+        result = await registry.apply([model_spec(ir.save(model, tmp_path, "m"))])
         assert result.failures == ()
         yield registry
 
 
 def session(name: str = "m", version: str = "", **more: Any) -> NodeConfig:
-    """Make a session node."""
     made = options("OpenVINOModelServerSessionCalculatorOptions", servable_name=name, servable_version=version)
     settings: dict[str, Any] = {"side_outputs": refs("SESSION:session"), "node_options": (made,)}
     return NodeConfig("", "session", "OpenVINOModelServerSessionCalculator", **(settings | more))
 
 
 def inference(inputs: list[str], outputs: list[str], **values: Any) -> NodeConfig:
-    """Make an inference node; the names of tensors are given as options."""
     fields: dict[str, Any] = {
         "tag_to_input_tensor_names": {},
         "tag_to_output_tensor_names": {},
@@ -74,133 +69,95 @@ def inference(inputs: list[str], outputs: list[str], **values: Any) -> NodeConfi
     )
 
 
+async def run(model: ov.Model, tmp_path: Path, node: NodeConfig, *values: dict[str, Any], **more: Any) -> Packets:
+    nodes, feed = [node, session(**more)], list(enumerate(values, 1))
+    async with serving(model, tmp_path) as registry:
+        result = await outcome.acapture(partial(run_nodes, nodes, feed, lease=registry.lease))
+    return result.unwrap()
+
+
 def fp32(*values: float, kind: type[Any] = OvTensor) -> Any:
-    """Make a tensor of shape [1, n]."""
     return kind(BY_NAME["FP32"], np.array([values], np.float32))
 
 
-def shown(packets: list[Packet]) -> list[tuple[int, Any]]:
-    """Give timestamps and values."""
+X_TO_Y = inference(["X:in"], ["Y:out"], tag_to_input_tensor_names={"X": "x"}, tag_to_output_tensor_names={"Y": "y"})
+
+
+def values_of(packets: list[Packet]) -> list[tuple[int, Any]]:
     return [(packet.timestamp, packet.value.array.tolist()) for packet in packets]
 
 
-async def test_a_model_answers_at_the_time_of_its_inputs(tmp_path: Path) -> None:
-    """Tags are tensor names where nothing else is said, with an upper-case model as with any."""
+async def test_outputs_have_the_timestamps_of_inputs(tmp_path: Path) -> None:
     model = ir.passthrough("FP32", (1, 2), input_name="IN", output_name="OUT")
-    async with serving(model, tmp_path) as registry:
-        packets = await run_nodes(
-            [inference(["IN:x"], ["OUT:y"]), session()],
-            [(5, {"x": fp32(1, 2)}), (7, {"x": fp32(3, 4)})],
-            lease=registry.lease,
-        )
-    assert shown(packets["y"]) == [(5, [[1, 2]]), (7, [[3, 4]])]
+    packets = await run(model, tmp_path, inference(["IN:x"], ["OUT:y"]), {"x": fp32(1, 2)}, {"x": fp32(3, 4)})
+    assert values_of(packets["y"]) == [(1, [[1, 2]]), (2, [[3, 4]])]
     assert isinstance(packets["y"][0].value, OvTensor)
 
 
 @pytest.mark.parametrize(
     ("prefix", "kind"), [("OVTENSOR", OvTensor), ("TENSOR", MediaPipeTensor), ("TFTENSOR", TfTensor), ("ANY", OvTensor)]
 )
-async def test_tags_decide_which_tensors_come_out(tmp_path: Path, prefix: str, kind: type[Any]) -> None:
-    """Maps give the names, and the prefix of a tag the class."""
+async def test_tags_decide_the_types_of_tensors(tmp_path: Path, prefix: str, kind: type[Any]) -> None:
     node = inference(
         [f"{prefix}_1:x", f"{prefix}_2:y"],
         [f"{prefix}_S:s", f"{prefix}_S:1:d"],
         tag_to_input_tensor_names={f"{prefix}_1": "x", f"{prefix}_2": "y"},
         tag_to_output_tensor_names={f"{prefix}_S": "sum", f"{prefix}_S:1": "difference"},
     )
-    async with serving(ir.sum_of_two((1, 2)), tmp_path) as registry:
-        packets = await run_nodes(
-            [session(), node], [(1, {"x": fp32(5, 6, kind=kind), "y": fp32(1, 2, kind=kind)})], lease=registry.lease
-        )
-    assert shown(packets["s"]) == [(1, [[6, 8]])]
-    assert shown(packets["d"]) == [(1, [[4, 4]])]
+    values = {"x": fp32(5, 6, kind=kind), "y": fp32(1, 2, kind=kind)}
+    packets = await run(ir.sum_of_two((1, 2)), tmp_path, node, values)
+    assert values_of(packets["s"]) == [(1, [[6, 8]])]
+    assert values_of(packets["d"]) == [(1, [[4, 4]])]
     assert {type(packet.value) for sent in packets.values() for packet in sent} == {kind}
 
 
 @pytest.mark.parametrize(("tag", "kind"), [("OVTENSORS", OvTensor), ("TENSORS", MediaPipeTensor)])
-async def test_tuples_of_tensors_go_by_order(tmp_path: Path, tag: str, kind: type[Any]) -> None:
-    """One stream carries all tensors, in the order that the options list."""
+async def test_tuples_of_tensors_have_an_order(tmp_path: Path, tag: str, kind: type[Any]) -> None:
     node = inference(
         [f"{tag}:xy"], [f"{tag}:out"], input_order_list=["y", "x"], output_order_list=["sum", "difference"]
     )
     value = (fp32(1, kind=kind), fp32(5, kind=kind))
-    async with serving(ir.sum_of_two((1, 1)), tmp_path) as registry:
-        packets = await run_nodes([session(), node], [(1, {"xy": value})], lease=registry.lease)
-        with pytest.raises(GraphFailure, match="carries 1 tensors, and input_order_list names 2"):
-            await run_nodes([session(), node], [(1, {"xy": value[:1]})], lease=registry.lease)
+    packets = await run(ir.sum_of_two((1, 1)), tmp_path, node, {"xy": value})
+    with pytest.raises(GraphFailure, match="carries 1 tensors, and input_order_list names 2"):
+        await run(ir.sum_of_two((1, 1)), tmp_path, node, {"xy": value[:1]})
     (made,) = packets["out"]
     assert [(type(each), each.array.tolist()) for each in made.value] == [(kind, [[6]]), (kind, [[4]])]
 
 
-async def test_inputs_may_come_in_any_memory_order(tmp_path: Path) -> None:
-    """An array that is not contiguous reaches the model as its elements are."""
+async def test_inputs_have_any_memory_order(tmp_path: Path) -> None:
     tensor = OvTensor(BY_NAME["FP32"], np.arange(6, dtype=np.float32).reshape(3, 2).T)
-    node = inference(
-        ["OVTENSOR:in"],
-        ["OVTENSOR:out"],
-        tag_to_input_tensor_names={"OVTENSOR": "x"},
-        tag_to_output_tensor_names={"OVTENSOR": "y"},
-    )
-    async with serving(ir.passthrough("FP32", (2, 3)), tmp_path) as registry:
-        packets = await run_nodes([session(), node], [(1, {"in": tensor})], lease=registry.lease)
-    assert shown(packets["out"]) == [(1, [[0, 2, 4], [1, 3, 5]])]
+    packets = await run(ir.passthrough("FP32", (2, 3)), tmp_path, X_TO_Y, {"in": tensor})
+    assert values_of(packets["out"]) == [(1, [[0, 2, 4], [1, 3, 5]])]
 
 
-async def test_strings_reach_models_that_take_them(tmp_path: Path) -> None:
-    """Object arrays of bytes are framed for the model and come back as such."""
+async def test_strings_pass(tmp_path: Path) -> None:
     strings = np.array([b"a", b"", b"long"], object)
-    async with serving(ir.string_passthrough(), tmp_path) as registry:
-        packets = await run_nodes(
-            [session(), inference(["strings"], ["X:strings_out"], tag_to_output_tensor_names={"X": "strings"})],
-            [(1, {"strings": OvTensor(BYTES, strings)})],
-            lease=registry.lease,
-        )
-    assert shown(packets["strings_out"]) == [(1, [b"a", b"", b"long"])]
-
-
-async def test_converters_stand_between_models_and_python(tmp_path: Path) -> None:
-    """A model gets what was a Python tensor and gives what becomes one."""
-    names = options("PyTensorOvTensorConverterCalculatorOptions", tag_to_output_tensor_names={"OVMS_PY_TENSOR": "r"})
-    converter = "PyTensorOvTensorConverterCalculator"
-    nodes = [
-        NodeConfig("", "in", converter, refs("OVMS_PY_TENSOR:x"), refs("OVTENSOR:ov_x")),
-        inference(["B:ov_x"], ["A:ov_y"], tag_to_input_tensor_names={"B": "b"}, tag_to_output_tensor_names={"A": "a"}),
-        NodeConfig("", "out", converter, refs("OVTENSOR:ov_y"), refs("OVMS_PY_TENSOR:y"), node_options=(names,)),
-        session(),
-    ]
-    async with serving(ir.dummy((1, 3)), tmp_path) as registry:
-        feed = [(1, {"x": Tensor("x", np.arange(3, dtype=np.float32).reshape(1, 3))})]
-        ((packet,),) = (await run_nodes(nodes, feed, lease=registry.lease)).values()
-    assert (packet.value.name, packet.value.datatype) == ("r", "FP32")
-    assert np.array(packet.value).tolist() == [[1, 2, 3]]
+    node = inference(["strings"], ["X:strings_out"], tag_to_output_tensor_names={"X": "strings"})
+    packets = await run(ir.string_passthrough(), tmp_path, node, {"strings": OvTensor(BYTES, strings)})
+    assert values_of(packets["strings_out"]) == [(1, [b"a", b"", b"long"])]
 
 
 # What goes wrong
 
 
-async def test_a_model_that_is_not_there_is_a_failed_precondition(tmp_path: Path) -> None:
-    """The run does not start while the model is unknown, retired or of another version."""
+async def test_missing_model_is_a_failed_precondition(tmp_path: Path) -> None:
     async with running(registry_of(load_model, poll_seconds=0)) as registry:
         nodes = [session(), inference(["b"], ["A:y"])]
         with pytest.raises(FailedPrecondition) as caught:
             await run_nodes(nodes, [(1, {"b": fp32(1)})], lease=registry.lease)
         assert caught.value.message.startswith(f"{MISSING}: ")
-        await registry.apply([spec(ir.save(ir.dummy(), tmp_path, "m"))])
+        await registry.apply([model_spec(ir.save(ir.dummy(), tmp_path, "m"))])
         with pytest.raises(FailedPrecondition, match='node "session" failed'):
             await run_nodes([session(version="2"), nodes[1]], [(1, {"b": fp32(1)})], lease=registry.lease)
 
 
 @pytest.mark.parametrize("version", ["", "0", "1", "latest"])
-async def test_versions_are_found_as_in_requests(tmp_path: Path, version: str) -> None:
-    """No number means the default version."""
-    node = inference(["X:x"], ["Y:y"], tag_to_input_tensor_names={"X": "x"}, tag_to_output_tensor_names={"Y": "y"})
-    async with serving(ir.passthrough("FP32", (1, 1)), tmp_path) as registry:
-        packets = await run_nodes([session(version=version), node], [(1, {"x": fp32(4)})], lease=registry.lease)
-    assert shown(packets["y"]) == [(1, [[4]])]
+async def test_version_is_optional(tmp_path: Path, version: str) -> None:
+    packets = await run(ir.passthrough("FP32", (1, 1)), tmp_path, X_TO_Y, {"in": fp32(4)}, version=version)
+    assert values_of(packets["out"]) == [(1, [[4]])]
 
 
-async def test_a_session_calls_what_is_served_now(tmp_path: Path) -> None:
-    """A session that was opened before a reload answers with the new version, and fails when the model is gone."""
+async def test_session_follows_reloads(tmp_path: Path) -> None:
     async with serving(ir.passthrough("FP32", (1, 1)), tmp_path) as registry:
         opened = Session(registry.lease, "m", "", "session")
         await opened.check()
@@ -214,39 +171,30 @@ async def test_a_session_calls_what_is_served_now(tmp_path: Path) -> None:
             await opened.infer(request)
 
 
-async def test_a_model_that_refuses_fails_the_node(tmp_path: Path) -> None:
-    """The client is told what the model said, and of which servable it was."""
+async def test_refusal_of_the_model_fails_the_node(tmp_path: Path) -> None:
     node = inference(["B:x"], ["A:y"], tag_to_input_tensor_names={"B": "b"}, tag_to_output_tensor_names={"A": "a"})
-    async with serving(ir.dummy((1, 3)), tmp_path) as registry:
-        with pytest.raises(GraphFailure) as caught:
-            await run_nodes([session(), node], [(1, {"x": fp32(1)})], lease=registry.lease)
+    with pytest.raises(GraphFailure) as caught:
+        await run(ir.dummy((1, 3)), tmp_path, node, {"x": fp32(1)})
     assert caught.value.message.startswith(
         "Mediapipe execution failed. MP status - INTERNAL: CalculatorGraph::Run() failed: \n"
         'Calculator::Process() for node "inference" failed: servable "m": Invalid input shape - Expected: (1,3); Actual'
     )
 
 
-async def test_an_input_that_never_comes_fails_the_node(tmp_path: Path) -> None:
-    """A set of inputs that is incomplete at the end of the stream cannot be answered."""
-    async with serving(ir.sum_of_two((1, 1)), tmp_path) as registry:
-        with pytest.raises(GraphFailure, match="input :1 is missing at timestamp 1"):
-            await run_nodes(
-                [session(), inference(["x", "y"], ["sum"])],
-                [(1, {"x": fp32(1)})],
-                lease=registry.lease,
-                inputs=["y"],
-            )
+async def test_missing_input_fails_the_node(tmp_path: Path) -> None:
+    with pytest.raises(GraphFailure, match="input :1 is missing at timestamp 1"):
+        await run(ir.sum_of_two((1, 1)), tmp_path, inference(["x", "y"], ["sum"]), {"x": fp32(1)}, {"y": fp32(1)})
 
 
-async def test_outputs_that_do_not_fit_fail_the_node(tmp_path: Path) -> None:
-    """An output that the model does not give, or that its tag cannot carry, is named."""
-    feed = [(1, {"x": OvTensor(BY_NAME["INT64"], np.ones((1, 1), np.int64))})]
-    async with serving(ir.passthrough("INT64", (1, 1)), tmp_path) as registry:
-        with pytest.raises(GraphFailure, match='servable "m" gives no output "Z" for Z; it gives: y'):
-            await run_nodes([session(), inference(["x"], ["Z:z"])], feed, lease=registry.lease)
-        node = inference(["x"], ["TENSOR:z"], tag_to_output_tensor_names={"TENSOR": "y"})
-        with pytest.raises(GraphFailure, match='output "y" is INT64, and TENSOR can carry BOOL, FP16, FP32'):
-            await run_nodes([session(), node], feed, lease=registry.lease)
+async def test_invalid_outputs_fail_the_node(tmp_path: Path) -> None:
+    value = {"x": OvTensor(BY_NAME["INT64"], np.ones((1, 1), np.int64))}
+    node = inference(["x"], ["TENSOR:z"], tag_to_output_tensor_names={"TENSOR": "y"})
+    for invalid, text in (
+        (inference(["x"], ["Z:z"]), 'servable "m" gives no output "Z" for Z; it gives: y'),
+        (node, 'output "y" is INT64, and TENSOR can carry BOOL, FP16, FP32'),
+    ):
+        with pytest.raises(GraphFailure, match=text):
+            await run(ir.passthrough("INT64", (1, 1)), tmp_path, invalid, value)
 
 
 @pytest.mark.parametrize(
@@ -268,25 +216,18 @@ async def test_outputs_that_do_not_fit_fail_the_node(tmp_path: Path) -> None:
         NodeConfig("", "i", "OpenVINOInferenceCalculator", refs("x"), refs("y"), refs("OTHER:session")),
     ],
 )
-def test_nodes_that_cannot_be(node: NodeConfig) -> None:
-    """What is missing or contradicts itself is found before anything runs."""
-    kind = find_kind(node.calculator)
-    assert kind is not None
+def test_invalid_nodes_are_refused(node: NodeConfig) -> None:
     with pytest.raises(ContractError):
-        kind.contract(node)
+        contract_of(node)
 
 
-async def test_a_graph_does_not_call_itself() -> None:
-    """A session with the graph's own name would never end."""
+async def test_graph_does_not_call_itself() -> None:
     with pytest.raises(ConfigError, match="graph 'graph' would call itself"):
         await run_nodes([session(name="graph")], [])
 
 
-def test_the_contract_types_streams_by_prefix() -> None:
-    """Wiring is checked against what each tag carries."""
-    kind = find_kind("OpenVINOInferenceCalculator")
-    assert kind is not None
-    made = kind.contract(inference(["TENSOR_A:a", "TFTENSOR:b", "c"], ["OVTENSORS:y"], output_order_list=["y"]))
+def test_prefixes_are_the_types_of_streams() -> None:
+    made = contract_of(inference(["TENSOR_A:a", "TFTENSOR:b", "c"], ["OVTENSORS:y"], output_order_list=["y"]))
     assert list(made.inputs.values()) == [OvTensor, MediaPipeTensor, TfTensor]
     assert made.outputs == {Port("OVTENSORS", 0): tuple}
     assert made.propagates_bounds

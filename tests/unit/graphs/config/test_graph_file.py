@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_config import ChatRoles, GraphConfig, NodeConfig, Port
 from ovmstrio.runtimes.graphs.config.graph_file import examine_text, read_graph
+from tests.support.graphs import LOOPBACK, graph_text, python_node
 
 FILE = "graph.pbtxt"
 OUTPUTS = "Mediapipe unexpected output stream packets name"
@@ -33,106 +34,63 @@ node {
 
 LOOP = """
 node {
-  name: "python_node"
-  calculator: "PythonExecutorCalculator"
-  input_side_packet: "PYTHON_NODE_RESOURCES:py"
-  input_stream: "INPUT:input"
-  input_stream: "LOOPBACK:loopback"
-  input_stream_info: {
-    tag_index: 'LOOPBACK:0',
-    back_edge: true
-  }
+  name: "python_node" calculator: "PythonExecutorCalculator" input_side_packet: "PYTHON_NODE_RESOURCES:py"
+  input_stream: "INPUT:input" input_stream: "LOOPBACK:loopback"
+  input_stream_info: { tag_index: 'LOOPBACK:0', back_edge: true }
   input_stream_handler {
     input_stream_handler: "SyncSetInputStreamHandler",
-    options {
-      [mediapipe.SyncSetInputStreamHandlerOptions.ext] {
-        sync_set {
-          tag_index: "LOOPBACK:0"
-        }
-      }
-    }
+    options { [mediapipe.SyncSetInputStreamHandlerOptions.ext] { sync_set {
+      tag_index: "LOOPBACK:0"
+    } } }
   }
-  output_stream: "OUTPUT:output"
-  output_stream: "LOOPBACK:loopback"
+  output_stream: "OUTPUT:output" output_stream: "LOOPBACK:loopback"
   node_options: {
-    [type.googleapis.com / mediapipe.PythonExecutorCalculatorOptions]: {
-      handler_path: "/ovms/workspace/model.py"
-    }
+    [type.googleapis.com / mediapipe.PythonExecutorCalculatorOptions]: { handler_path: "/ovms/workspace/model.py" }
   }
-}
-"""
-
-INCOMPLETE_INPUTS = """
-node {
-  name: "python_node"
-  calculator: "PythonExecutorCalculator"
-  input_stream: "INPUT1:labels"
-  input_stream: "INPUT2:image"
-  input_stream_handler {
-    input_stream_handler: "ImmediateInputStreamHandler",
-  }
-  output_stream: "OUTPUT:result"
 }
 """
 
 CONVERTERS = """
 node {
   calculator: "PyTensorOvTensorConverterCalculator"
-  input_stream: "OVMS_PY_TENSOR:preprocessed_py"
-  output_stream: "OVTENSOR:preprocessed_ov"
+  input_stream: "OVMS_PY_TENSOR:preprocessed_py" output_stream: "OVTENSOR:preprocessed_ov"
 }
-
 node {
   calculator: "OpenVINOInferenceCalculator"
   input_side_packet: "SESSION:session" # inference session
-  input_stream: "OVTENSOR:preprocessed_ov"
-  output_stream: "OVTENSOR:result_ov"
+  input_stream: "OVTENSOR:preprocessed_ov" output_stream: "OVTENSOR:result_ov"
 }
-
 node {
   calculator: "PyTensorOvTensorConverterCalculator"
-  input_stream: "OVTENSOR:result_ov"
-  output_stream: "OVMS_PY_TENSOR:result_py"
+  input_stream: "OVTENSOR:result_ov" output_stream: "OVMS_PY_TENSOR:result_py"
   node_options: {
     [type.googleapis.com/mediapipe.PyTensorOvTensorConverterCalculatorOptions]: {
-      tag_to_output_tensor_names {
-        key: "OVMS_PY_TENSOR"
-        value: "result_py"
-      }
+      tag_to_output_tensor_names { key: "OVMS_PY_TENSOR" value: "result_py" }
     }
   }
 }
 """
 
 
-def node_of(text: str) -> NodeConfig:
-    """Read a graph of one node."""
+def read_node(text: str) -> NodeConfig:
     (node,) = read_graph(text, FILE).nodes
     return node
 
 
-def problems_of(text: str) -> tuple[Problem, ...]:
-    """Read a graph in which something is wrong."""
+def problem_of(text: str) -> Problem:
     with pytest.raises(ConfigError) as error:
         read_graph(text, FILE)
-    return error.value.problems
-
-
-def problem_of(text: str) -> Problem:
-    """Read a graph in which one thing is wrong."""
-    (problem,) = problems_of(text)
+    (problem,) = error.value.problems
     assert problem.file == FILE
     return problem
 
 
 def in_node(text: str) -> str:
-    """Put lines into a node, the first of them on line 2."""
     return f"node {{\n{text}\n}}"
 
 
-def test_streams_keep_the_order_of_the_file_and_sort_by_tag() -> None:
-    """Each stream has its line; calculators see them in the order of tags."""
-    node = node_of(ONE_NODE)
+def test_streams_have_file_order_lines_and_sorted_tags() -> None:
+    node = read_node(ONE_NODE)
     assert [(str(ref.port), ref.name, ref.line) for ref in node.inputs] == [("B", "b", 6), ("A", "a", 7), ("C", "c", 8)]
     assert [ref.name for ref in node.sorted_inputs] == ["a", "b", "c"]
     assert (node.name, node.canonical_name, node.line, node.options_line) == ("python_node", "python_node", 2, 12)
@@ -143,45 +101,36 @@ def test_streams_keep_the_order_of_the_file_and_sort_by_tag() -> None:
     "head",
     [f"[type.googleapis.com / {OPTIONS}]:", f"[type.googleapis.com/{OPTIONS}]:", f"[ type.googleapis.com/{OPTIONS} ]"],
 )
-def test_options_are_unpacked_however_their_type_is_spelt(head: str) -> None:
-    """Blanks inside the brackets and the colon behind them mean nothing."""
-    (options,) = node_of(in_node(f"node_options: {{ {head} {{ handler_path: \"a\" 'b' }} }}")).node_options
+def test_blanks_and_colon_of_an_option_type_are_optional(head: str) -> None:
+    (options,) = read_node(in_node(f"node_options: {{ {head} {{ handler_path: \"a\" 'b' }} }}")).node_options
     assert (options.DESCRIPTOR.full_name, options.handler_path) == (OPTIONS, "ab")
 
 
-def test_older_options_are_extensions() -> None:
-    """They are kept apart from node_options."""
-    node = node_of(in_node(f'options {{ [{OPTIONS}.ext] {{ handler_path: "x" }} }}'))
+def test_extensions_are_separate_options() -> None:
+    node = read_node(in_node(f'options {{ [{OPTIONS}.ext] {{ handler_path: "x" }} }}'))
     assert node.node_options == ()
     assert [options.handler_path for options in node.options] == ["x"]
 
 
-def test_other_calculators_have_a_struct() -> None:
-    """google.protobuf.Struct holds what the server has no message for."""
+def test_struct_options_are_read() -> None:
     inner = 'fields { key: "size" value { number_value: 2 } }'
-    (options,) = node_of(
+    (options,) = read_node(
         in_node(f"node_options {{ [type.googleapis.com/google.protobuf.Struct] {{ {inner} }} }}")
     ).node_options
     assert options["size"] == 2
 
 
-def test_a_loop_has_its_back_edge_and_sets() -> None:
-    """Commas after fields are accepted, and the set's tag has its line."""
-    node = node_of(LOOP)
+def test_loop_has_back_edge_and_sync_sets() -> None:
+    node = read_node(LOOP)
     assert node.back_edges == {Port("LOOPBACK", 0)}
     assert node.policy.handler == "SyncSetInputStreamHandler"
     assert [list(each.tag_index) for each in node.policy.options.sync_set] == [["LOOPBACK:0"]]
-    assert (node.policy.line, node.policy.tag_lines) == (13, (17,))
-
-
-def test_a_comma_may_end_a_message() -> None:
-    """The handler needs no options."""
-    policy = node_of(INCOMPLETE_INPUTS).policy
-    assert (policy.handler, policy.options, policy.line) == ("ImmediateInputStreamHandler", None, 8)
+    assert (node.policy.line, node.policy.tag_lines) == (7, (9,))
+    policy = read_node(in_node('input_stream_handler { input_stream_handler: "ImmediateInputStreamHandler", }')).policy
+    assert (policy.handler, policy.options, policy.line) == ("ImmediateInputStreamHandler", None, 2)
 
 
 def test_nodes_without_names_are_numbered() -> None:
-    """Those that share a calculator are numbered from 1; one alone has its calculator's name."""
     nodes = read_graph(CONVERTERS, FILE).nodes
     assert [node.canonical_name for node in nodes] == [
         "PyTensorOvTensorConverterCalculator_1",
@@ -191,14 +140,13 @@ def test_nodes_without_names_are_numbered() -> None:
     assert dict(nodes[2].node_options[0].tag_to_output_tensor_names) == {"OVMS_PY_TENSOR": "result_py"}
 
 
-def test_numbers_do_not_take_the_names_of_others() -> None:
-    """A name that is written wins over one that is made."""
-    text = 'node { name: "a" } node { name: "a_1" } node { name: "a" }'
+def test_numbered_names_are_unique() -> None:
+    text = 'node: [\n { name: "a" },\n { name: "a_1" }\n]\nnode { name: "a" }'
+    assert [node.line for node in read_graph(text, FILE).nodes] == [2, 3, 5]
     assert [node.canonical_name for node in read_graph(text, FILE).nodes] == ["a_2", "a_1", "a_3"]
 
 
-def test_settings_of_the_graph() -> None:
-    """What is not given has MediaPipe's default, and nodes take the graph's handler if they have none."""
+def test_settings_of_the_graph_have_defaults() -> None:
     text = """
     max_queue_size: -1 num_threads: 0x10 report_deadlock: t
     input_stream: ["a", 'TAG:b', "TAG:1:c"]; output_stream: "d"
@@ -214,8 +162,7 @@ def test_settings_of_the_graph() -> None:
     assert read_graph('type: "x"', FILE).max_queue_size == 100
 
 
-def test_everything_that_changes_nothing_is_accepted() -> None:
-    """Fields of MediaPipe that mean nothing here are no errors."""
+def test_fields_without_effect_are_accepted() -> None:
     text = """
     package: "p" type: "T" profiler_config { trace_enabled: true } options { } graph_options { }
     executor { type: "ThreadPoolExecutor" options { [mediapipe.ThreadPoolExecutorOptions.ext] { num_threads: 4
@@ -227,12 +174,6 @@ def test_everything_that_changes_nothing_is_accepted() -> None:
     (node,) = read_graph(text, FILE).nodes
     assert [(ref.port.tag, ref.name) for ref in node.side_inputs] == [("TAG", "old")]
     assert node.executor == "own"
-
-
-def test_lists_of_nodes_are_read() -> None:
-    """Repeated messages may be written as a list; each has the line of its brace."""
-    nodes = read_graph('node: [\n  { name: "a" },\n  { name: "b" }\n]', FILE).nodes
-    assert [(node.name, node.line) for node in nodes] == [("a", 2), ("b", 3)]
 
 
 SCHEMA = {
@@ -265,8 +206,7 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize(("line", "fix"), SCHEMA.values(), ids=SCHEMA)
-def test_what_does_not_fit_is_found_at_its_line(line: str, fix: str) -> None:
-    """Every such file is one that OVMS cannot read."""
+def test_invalid_field_is_reported_with_its_line(line: str, fix: str) -> None:
     problem = problem_of(in_node(line))
     assert problem.message.startswith("Failed to read protobuf graph configuration file - ")
     assert (problem.line, problem.suggestion) == (2, fix)
@@ -288,8 +228,7 @@ SYNTAX = {
 
 
 @pytest.mark.parametrize(("text", "line", "fix"), SYNTAX.values(), ids=SYNTAX)
-def test_what_is_no_text_format_is_found_at_its_line(text: str, line: int, fix: str) -> None:
-    """Reading ends there, with one problem."""
+def test_syntax_error_is_reported_with_its_line(text: str, line: int, fix: str) -> None:
     problem = problem_of(text)
     assert problem.message.startswith("Failed to read protobuf graph configuration file - ")
     assert (problem.line, problem.suggestion) == (line, fix)
@@ -330,8 +269,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize(("text", "base", "line"), NAMES.values(), ids=NAMES)
-def test_names_and_settings_are_checked(text: str, base: str, line: int) -> None:
-    """Each problem begins with OVMS's text and has the line of what is wrong."""
+def test_invalid_name_or_setting_is_reported_with_its_line(text: str, base: str, line: int) -> None:
     problem = problem_of(text)
     assert problem.message.startswith(f"{base} - ")
     assert problem.line == line
@@ -350,21 +288,18 @@ EXECUTORS = {
 
 
 @pytest.mark.parametrize("text", EXECUTORS.values(), ids=EXECUTORS)
-def test_executors_are_checked_though_they_change_nothing(text: str) -> None:
-    """A graph that loads here loads in OVMS."""
+def test_invalid_executors_are_refused(text: str) -> None:
     problem = problem_of(text)
     assert problem.message.startswith("Failed to initialize mediapipe graph - INVALID_ARGUMENT: ")
     assert problem.suggestion
 
 
 @pytest.mark.parametrize(("value", "size"), [("0", 0), ("1", 1), (" 1 ", 1)])
-def test_the_pool_directive_is_a_comment(value: str, size: int) -> None:
-    """It stands on a line of its own."""
+def test_pool_size_is_read_from_a_comment(value: str, size: int) -> None:
     assert read_graph(f'type: "x"\n# OVMS_GRAPH_QUEUE_MAX_SIZE:{value}\n', FILE).pool_size == size
 
 
-def test_the_pool_is_bounded_by_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """AUTO takes them all, more than those are a warning, and a variable of the environment turns it off."""
+def test_pool_size_is_bounded_by_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     assert read_graph('# OVMS_GRAPH_QUEUE_MAX_SIZE: AUTO\ntype: "x"', FILE).pool_size == 3
     reading = examine_text('# OVMS_GRAPH_QUEUE_MAX_SIZE: 9\ntype: "x"', FILE)
@@ -376,26 +311,22 @@ def test_the_pool_is_bounded_by_processors(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("value", ["-1", "many", ""])
-def test_a_pool_of_no_size_is_an_error(value: str) -> None:
-    """Only AUTO and numbers from 0 are sizes."""
+def test_invalid_pool_size_is_an_error(value: str) -> None:
     problem = problem_of(f'type: "x"\n# OVMS_GRAPH_QUEUE_MAX_SIZE: {value}')
     assert (problem.line, problem.expected) == (2, "AUTO or a number from 0")
 
 
-def test_a_pool_and_a_loop_exclude_each_other() -> None:
-    """A kept instance would go on with the last client's loop."""
+def test_pool_and_loop_exclude_each_other() -> None:
     assert problem_of(f"# OVMS_GRAPH_QUEUE_MAX_SIZE: 1{LOOP}").line == 1
     assert read_graph(f"# OVMS_GRAPH_QUEUE_MAX_SIZE: 0{LOOP}", FILE).pool_size == 0
 
 
-def test_a_sleeping_entry_of_no_input_is_a_warning() -> None:
-    """Without back_edge it changes nothing."""
+def test_stream_info_without_back_edge_is_a_warning() -> None:
     reading = examine_text(in_node('input_stream_info { tag_index: "A" }'), FILE)
     assert [(problem.severity, problem.line) for problem in reading.problems] == [("warning", 2)]
 
 
-def test_all_problems_are_told_at_once() -> None:
-    """What is wrong in one place hides nothing that is wrong in another."""
+def test_all_problems_are_reported_together() -> None:
     text = """# OVMS_GRAPH_QUEUE_MAX_SIZE: x
 input_streem: "in"
 output_stream: "TAG:Out"
@@ -407,17 +338,14 @@ node {
 }
 node { input_stream: "a:b" }
 """
-    assert [problem.line for problem in sorted(problems_of(text), key=lambda each: each.line or 0)] == [
-        1, 2, 3, 4, 6, 7, 8, 10,
-    ]  # fmt: skip
     reading = examine_text(text, FILE)
+    assert sorted(problem.line or 0 for problem in reading.problems) == [1, 2, 3, 4, 6, 7, 8, 10]
     assert reading.config is not None
     assert len(reading.doubtful) == 2
 
 
 @given(st.sampled_from([ONE_NODE, LOOP, CONVERTERS]), st.data())
-def test_a_damaged_file_is_read_or_refused(text: str, data: st.DataObject) -> None:
-    """Whatever is cut out, doubled or put in, problems are told and nothing else is raised."""
+def test_damaged_file_is_read_or_refused(text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 40)))
     middle = data.draw(
@@ -426,3 +354,103 @@ def test_a_damaged_file_is_read_or_refused(text: str, data: st.DataObject) -> No
     reading = examine_text(text[:start] + middle + text[end:], FILE)
     assert reading.config is not None or reading.problems
     assert all(problem.line for problem in reading.problems)
+
+
+# Roles of streams in chats
+
+PROMPT = ["OVMS_PY_TENSOR:prompt"]
+ANSWER = ["OVMS_PY_TENSOR:completion", "OVMS_PY_TENSOR_END:end_signal"]
+
+
+def _graph(comment: str = "", inputs: list[str] = PROMPT, outputs: list[str] = ANSWER, more: str = LOOPBACK) -> str:
+    ports = [[f"P{number}:{each.rpartition(':')[2]}" for number, each in enumerate(all_)] for all_ in (inputs, outputs)]
+    node = python_node("handler.py", *ports, more=more)
+    return graph_text(f"{comment}\n", node, inputs=inputs, outputs=outputs)
+
+
+def _roles(text: str) -> ChatRoles | None:
+    reading = examine_text(text, FILE)
+    assert [each for each in reading.problems if each.severity == "error"] == []
+    assert isinstance(reading.config, GraphConfig)
+    return reading.config.chat
+
+
+def _problem(text: str) -> Problem:
+    (problem,) = examine_text(text, FILE).problems
+    return problem
+
+
+def test_generative_graph_of_one_input_answers_chats() -> None:
+    assert _roles(_graph()) == ChatRoles(prompt="prompt", text="completion", end="end_signal")
+    assert _roles(_graph(outputs=ANSWER[:1])) == ChatRoles(prompt="prompt", text="completion")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _graph(more=""),
+        _graph(inputs=[*PROMPT, "OVMS_PY_TENSOR_B:b"]),
+        _graph(outputs=[*ANSWER, "OVMS_PY_TENSOR_C:c"]),
+        _graph(inputs=["prompt"]),
+        _graph(outputs=["completion"]),
+    ],
+    ids=["no generator", "two inputs", "three outputs", "an input of OpenVINO's", "an output of OpenVINO's"],
+)
+def test_other_graphs_answer_no_chats(text: str) -> None:
+    assert _roles(text) is None
+
+
+@pytest.mark.parametrize(
+    ("comment", "roles"),
+    [
+        ("prompt=prompt text=completion end=end_signal", ChatRoles("completion", "prompt", "", "end_signal")),
+        ("", ChatRoles("completion", "prompt")),
+        ("messages=prompt usage=end_signal", ChatRoles("completion", "", "prompt", "", "end_signal")),
+        ("end=completion", ChatRoles("end_signal", "prompt", "", "completion")),
+    ],
+)
+@pytest.mark.parametrize("more", [LOOPBACK, ""], ids=["generator", "one answer"])
+def test_comment_names_roles_and_has_defaults(comment: str, roles: ChatRoles, more: str) -> None:
+    assert _roles(_graph(f"# OVMSTRIO_CHAT: {comment}", more=more)) == roles
+
+
+def test_prompt_and_messages_are_separate_inputs() -> None:
+    text = _graph("#OVMSTRIO_CHAT:prompt=a messages=b", inputs=["OVMS_PY_TENSOR:a", "OVMS_PY_TENSOR_B:b"])
+    assert _roles(text) == ChatRoles("completion", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("comment", "words"),
+    [
+        ("text=completions", ["text: the graph has no output 'completions'", "did you mean 'completion'?"]),
+        ("promt=prompt", ["'promt' is no role", "did you mean 'prompt'?"]),
+        ("prompt=completion", ["prompt: the graph has no input 'completion'", "input_stream has: prompt"]),
+        ("text", ["no role=name", "text=completion", "found text"]),
+        ("text=completion text=end_signal", ["text is given twice"]),
+        ("text=completion end=completion", ["'completion' is text already"]),
+        ("end=completion usage=end_signal", ["no output is left for the text"]),
+    ],
+)
+def test_invalid_comment_is_reported_with_line_and_suggestion(comment: str, words: list[str]) -> None:
+    problem = _problem(_graph(f"\n# OVMSTRIO_CHAT: {comment}"))
+    assert (problem.severity, problem.file, problem.line) == ("error", FILE, 5)
+    for word in words:
+        assert word in str(problem)
+
+
+def test_input_without_a_role_is_reported() -> None:
+    problem = _problem(_graph("# OVMSTRIO_CHAT: prompt=a", inputs=["OVMS_PY_TENSOR:a", "OVMS_PY_TENSOR_B:b"]))
+    assert "a chat gives nothing to the input 'b'" in str(problem)
+
+
+def test_stream_of_other_tensors_has_no_role() -> None:
+    problem = _problem(_graph("# OVMSTRIO_CHAT: text=completion", outputs=["OVTENSOR:completion"]))
+    assert "carries no text" in str(problem)
+    assert problem.expected == "OVMS_PY_TENSOR:completion"
+
+
+def test_second_and_misspelt_comments_are_reported() -> None:
+    text = _graph("# OVMSTRIO_CHAT: end=end_signal\n# OVMSTRIO_CHT: text=x\n# OVMSTRIO_CHAT: text=completion")
+    misspelt, second = examine_text(text, FILE).problems
+    assert (misspelt.severity, misspelt.line, misspelt.suggestion) == ("warning", 5, "did you mean 'OVMSTRIO_CHAT'?")
+    assert (second.severity, second.line, second.suggestion) == ("error", 6, "remove it; line 4 has one")

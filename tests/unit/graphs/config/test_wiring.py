@@ -6,46 +6,43 @@ import pytest
 
 from ovmstrio.core.errors import Problem
 from ovmstrio.runtimes.graphs.calculator import ContractError, NodeContract
-from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_config import Port
 from ovmstrio.runtimes.graphs.config.graph_file import read_graph
 from ovmstrio.runtimes.graphs.config.wiring import check_wiring
 from ovmstrio.runtimes.graphs.packets import OvTensor
 from ovmstrio.runtimes.graphs.policies import policy_names
 from pyovms import Tensor
+from tests.support.graphs import LOOPBACK, graph_text, python_node
 
 INITIALIZE = "Failed to initialize mediapipe graph - "
 HEAD = 'input_stream: "OVMS_PY_TENSOR:in"\noutput_stream: "OVMS_PY_TENSOR:out"\n'
 NODE = 'node {\n name: "a" input_stream: "IN:in"\n output_stream: "OUT:out"\n}\n'
 
 
-def wired(text: str, contracts: Mapping[str, NodeContract | ContractError] | None = None) -> list[Problem]:
-    """Check a text; nodes without a contract carry anything."""
+def problems_of(text: str, contracts: Mapping[str, NodeContract | ContractError] | None = None) -> list[Problem]:
     return check_wiring(read_graph(text, "g"), contracts or {}, policy_names())
 
 
-def only(text: str, contracts: Mapping[str, NodeContract | ContractError] | None = None) -> Problem:
-    """Check a text in which one thing is wrong."""
-    (problem,) = wired(text, contracts)
+def problem_of(text: str, contracts: Mapping[str, NodeContract | ContractError] | None = None) -> Problem:
+    (problem,) = problems_of(text, contracts)
     assert problem.file == "g"
     return problem
 
 
-def test_a_chain_in_any_order_is_right() -> None:
-    """Nodes may stand before those that feed them, and a graph input may be an output."""
+def test_order_of_nodes_is_free() -> None:
     text = """
     input_stream: "in" output_stream: "out" output_stream: "PASS:in"
     node { name: "last" input_stream: "middle" output_stream: "out" }
     node { name: "first" input_stream: "in" output_stream: "middle" }
     """
-    assert wired(text) == []
+    assert problems_of(text) == []
 
 
 @pytest.mark.parametrize(
     ("text", "path"), [('output_stream: "a"', "input_stream"), ('input_stream: "a"', "output_stream")]
 )
-def test_a_graph_has_inputs_and_outputs(text: str, path: str) -> None:
-    """One of each is the least."""
-    problem = next(each for each in wired(text) if each.path == path)
+def test_graph_needs_inputs_and_outputs(text: str, path: str) -> None:
+    problem = next(each for each in problems_of(text) if each.path == path)
     assert problem.message == "Internal server error - having less than one input or output is disallowed"
 
 
@@ -64,41 +61,38 @@ BORDERS = {
 
 
 @pytest.mark.parametrize("text", BORDERS, ids=BORDERS.values())
-def test_borders_begin_with_the_texts_of_ovms(text: str) -> None:
-    """Whole messages and unsupported tensors have texts of their own."""
+def test_invalid_streams_of_the_graph_have_messages_of_ovms(text: str) -> None:
     graph = f'{text}\nnode {{ input_stream: "a" output_stream: "x" output_stream: "y" }}'
     if '"x"\noutput' in text:
         graph = f'{text}\nnode {{ input_stream: "x" output_stream: "a" }}'
-    assert only(graph).message.startswith(f"{BORDERS[text]} - ")
+    assert problem_of(graph).message.startswith(f"{BORDERS[text]} - ")
 
 
-def test_a_stream_has_one_producer() -> None:
-    """The second is at fault, be the first a node or the graph."""
-    twice = only(f'{HEAD}{NODE}node {{ name: "b" input_stream: "in"\n output_stream: "out" }}')
+def test_second_producer_of_a_stream_is_an_error() -> None:
+    twice = problem_of(f'{HEAD}{NODE}node {{ name: "b" input_stream: "in"\n output_stream: "out" }}')
     assert (twice.message, twice.line) == (f'{INITIALIZE}UNKNOWN: Output Stream "out" defined twice.', 8)
     assert "line 5" in twice.suggestion
-    own = only(f'{HEAD}{NODE}node {{ name: "b" output_stream: "in" }}')
+    own = problem_of(f'{HEAD}{NODE}node {{ name: "b" output_stream: "in" }}')
     assert own.message == f'{INITIALIZE}UNKNOWN: Output Stream "in" defined twice.'
     sides = 'node { input_stream: "in" output_side_packet: "s" } node { input_stream: "in" output_side_packet: "s" }'
-    assert only(HEAD + NODE + sides).message == f'{INITIALIZE}UNKNOWN: Output Side Packet "s" defined twice.'
+    assert problem_of(HEAD + NODE + sides).message == f'{INITIALIZE}UNKNOWN: Output Side Packet "s" defined twice.'
 
 
-def test_an_input_has_a_producer() -> None:
-    """A name that is close to one is suggested."""
-    problem = only(f'{HEAD}{NODE}node {{ name: "b"\n input_stream: "uot" }}')
+def test_input_without_producer_is_an_error() -> None:
+    problem = problem_of(f'{HEAD}{NODE}node {{ name: "b"\n input_stream: "uot" }}')
     assert problem.message.startswith(f'{INITIALIZE}Input Stream "uot" for node "b" does not have a corresponding')
     assert (problem.line, problem.suggestion) == (8, "did you mean 'out'?")
 
 
-def test_an_output_has_a_producer() -> None:
-    """OVMS lets it load and fails every request; here it does not load."""
-    problem = only('input_stream: "in"\noutput_stream: "result"\nnode { input_stream: "in" output_stream: "results" }')
+def test_output_without_producer_is_an_error() -> None:
+    problem = problem_of(
+        'input_stream: "in"\noutput_stream: "result"\nnode { input_stream: "in" output_stream: "results" }'
+    )
     assert problem.message.startswith("Failed to add mediapipe graph output stream - NOT_FOUND: ")
     assert (problem.line, problem.suggestion) == (2, "did you mean 'results'?")
 
 
-def test_types_of_connected_nodes_agree() -> None:
-    """Where a converter helps, it is suggested."""
+def test_types_of_connected_nodes_must_agree() -> None:
     text = """input_stream: "OVMS_PY_TENSOR:in"
     output_stream: "OVTENSOR:out"
     node { name: "a" input_stream: "in" output_stream: "middle" }
@@ -109,59 +103,53 @@ def test_types_of_connected_nodes_agree() -> None:
         "a": NodeContract(outputs={Port("", 0): Tensor}),
         "b": NodeContract(inputs={Port("", 0): OvTensor}),
     }
-    problem = only(text, contracts)
+    problem = problem_of(text, contracts)
     assert problem.message.startswith(f'{INITIALIZE}INVALID_ARGUMENT: Input stream "middle" of calculator "b" expects')
     assert (problem.line, problem.expected, problem.found) == (5, "ov::Tensor", "pyovms.Tensor of a")
     assert problem.suggestion == "put a PyTensorOvTensorConverterCalculator between the two"
 
 
-def test_an_output_of_the_graph_is_tagged_as_what_it_carries() -> None:
-    """OVMS would abort at the first response; the right tag is told."""
+def test_tag_of_an_output_must_match_its_type() -> None:
     contracts = {"a": NodeContract(outputs={Port("OUT", 0): Tensor})}
-    assert wired(HEAD + NODE, contracts) == []
-    problem = only(HEAD.replace("OVMS_PY_TENSOR:out", "out") + NODE, contracts)
+    assert problems_of(HEAD + NODE, contracts) == []
+    problem = problem_of(HEAD.replace("OVMS_PY_TENSOR:out", "out") + NODE, contracts)
     assert problem.message.startswith(INITIALIZE)
     assert (problem.line, problem.suggestion) == (2, 'write output_stream: "OVMS_PY_TENSOR:out"')
 
 
-def test_an_input_of_the_graph_with_another_tag_is_a_warning() -> None:
-    """It loads, and its requests fail."""
+def test_tag_of_an_input_that_does_not_match_is_a_warning() -> None:
     contracts = {"a": NodeContract(inputs={Port("IN", 0): Tensor}, outputs={Port("OUT", 0): Tensor})}
-    problem = only(HEAD.replace("OVMS_PY_TENSOR:in", "in") + NODE, contracts)
+    problem = problem_of(HEAD.replace("OVMS_PY_TENSOR:in", "in") + NODE, contracts)
     assert (problem.severity, problem.line) == ("warning", 1)
     assert problem.suggestion == 'write input_stream: "OVMS_PY_TENSOR:in"'
 
 
-def test_contract_errors_are_told_with_their_way_out() -> None:
-    """The status of MediaPipe goes before the text."""
-    problem = only(HEAD + NODE, {"a": ContractError("no", fix="do", code="INTERNAL")})
+def test_contract_errors_are_reported_with_their_fix() -> None:
+    problem = problem_of(HEAD + NODE, {"a": ContractError("no", fix="do", code="INTERNAL")})
     assert (problem.message, problem.line) == (f'{INITIALIZE}INTERNAL: no (node "a")', 3)
     assert problem.suggestion == "do"
 
 
-def test_a_cycle_without_back_edge_is_an_error() -> None:
-    """It is told once, with the nodes on it and what would allow it."""
+def test_cycle_without_back_edge_is_an_error() -> None:
     text = """input_stream: "in" output_stream: "x"
     node { name: "a" input_stream: "in"
       input_stream: "BACK:y" output_stream: "x" %s }
     node { name: "b" input_stream: "x" output_stream: "y" }
     """
-    problem = only(text % "")
+    problem = problem_of(text % "")
     assert "a -> b -> a" in problem.message
     assert problem.line == 3
     assert problem.suggestion == 'add input_stream_info { tag_index: "BACK:0" back_edge: true } to that node'
-    assert wired(text % 'input_stream_info { tag_index: "BACK" back_edge: true }') == []
-    assert "cycle" in only(text % 'input_stream_info { tag_index: "BACK" back_edge: false }').message
+    assert problems_of(text % 'input_stream_info { tag_index: "BACK" back_edge: true }') == []
+    assert "cycle" in problem_of(text % 'input_stream_info { tag_index: "BACK" back_edge: false }').message
 
 
-def test_side_packets_make_cycles_too() -> None:
-    """A node cannot open before itself."""
+def test_cycle_of_side_packets_is_an_error() -> None:
     sides = 'node { name: "c" input_side_packet: "s" output_side_packet: "s" }'
-    assert "c -> c" in only(HEAD + NODE + sides).message
+    assert "c -> c" in problem_of(HEAD + NODE + sides).message
 
 
 def loop(handler: str, streams: str = 'input_stream: "INPUT:in"') -> str:
-    """Write a node with a loopback, its handler on line 4."""
     return f"""input_stream: "in" output_stream: "out"
     node {{ name: "a" {streams} input_stream: "LOOPBACK:back" output_stream: "out" output_stream: "LOOPBACK:back"
     input_stream_info {{ tag_index: "LOOPBACK" back_edge: true }}
@@ -170,7 +158,6 @@ def loop(handler: str, streams: str = 'input_stream: "INPUT:in"') -> str:
 
 
 def sync_sets(*sets: str) -> str:
-    """Write a SyncSetInputStreamHandler, each set on a line of its own from 5 on."""
     written = "".join(f"\nsync_set {{ {''.join(f'tag_index: {tag!r} ' for tag in tags.split())}}}" for tags in sets)
     options = f"options {{ [mediapipe.SyncSetInputStreamHandlerOptions.ext] {{ {written} }} }}"
     return f'input_stream_handler {{ input_stream_handler: "SyncSetInputStreamHandler" {options} }}'
@@ -185,18 +172,16 @@ def sync_sets(*sets: str) -> str:
         'input_stream_handler { input_stream_handler: "ImmediateInputStreamHandler" }',
     ],
 )
-def test_a_loop_in_a_set_of_its_own_runs(handler: str) -> None:
-    """Written out, left over, or by a handler that looks at each input alone."""
-    assert wired(loop(handler)) == []
+def test_loop_in_a_separate_set_is_valid(handler: str) -> None:
+    assert problems_of(loop(handler)) == []
 
 
 @pytest.mark.parametrize(
     "handler",
     ["", sync_sets("LOOPBACK INPUT"), 'input_stream_handler { input_stream_handler: "BarrierInputStreamHandler" }'],
 )
-def test_a_loop_that_waits_for_itself_is_an_error(handler: str) -> None:
-    """OVMS loads it, and every request hangs."""
-    problem = only(loop(handler))
+def test_loop_that_waits_for_itself_is_an_error(handler: str) -> None:
+    problem = problem_of(loop(handler))
     assert "every request would hang" in problem.message
     assert 'sync_set { tag_index: "LOOPBACK:0" }' in problem.suggestion
 
@@ -212,15 +197,13 @@ HANDLERS = {
 
 
 @pytest.mark.parametrize(("handler", "line"), HANDLERS.values(), ids=HANDLERS)
-def test_what_would_crash_the_server_is_an_error(handler: str, line: int) -> None:
-    """Sets name inputs of the node, each once."""
-    problem = only(loop(handler))
+def test_invalid_sync_sets_are_errors(handler: str, line: int) -> None:
+    problem = problem_of(loop(handler))
     assert problem.message.startswith(INITIALIZE)
     assert problem.line == line
 
 
 def handled(name: str, options: str = "") -> str:
-    """Write a node with two inputs and a handler on line 4."""
     extension = f"options {{ [mediapipe.{name}Options.ext] {{ {options} }} }}" if options else ""
     return (
         'input_stream: "in" output_stream: "out"\nnode { input_stream: "A:in" output_stream: "out"\n'
@@ -238,9 +221,8 @@ def handled(name: str, options: str = "") -> str:
         handled("DefaultInputStreamHandler", "batch_size: 2"),
     ],
 )
-def test_options_of_handlers_are_checked(text: str) -> None:
-    """A base that is there, queues that can be shortened, no batches."""
-    assert only(text).line == 4
+def test_invalid_handler_options_are_errors(text: str) -> None:
+    assert problem_of(text).line == 4
 
 
 @pytest.mark.parametrize(
@@ -253,32 +235,79 @@ def test_options_of_handlers_are_checked(text: str) -> None:
         handled("EarlyCloseInputStreamHandler"),
     ],
 )
-def test_handlers_that_are_right(text: str) -> None:
-    """Nothing is wrong with these."""
-    assert wired(text) == []
+def test_valid_handler_options_have_no_problem(text: str) -> None:
+    assert problems_of(text) == []
 
 
-def test_side_packets_that_nobody_gives_are_warnings() -> None:
-    """A request may bring them as parameters; the graph may say that it takes them."""
+def test_side_packet_without_producer_is_a_warning() -> None:
     node = NODE.replace("IN:in", 'IN:in" input_side_packet: "SESSION:session')
-    problem = only(HEAD + node)
+    problem = problem_of(HEAD + node)
     assert (problem.severity, problem.line) == ("warning", 4)
-    assert wired(f'{HEAD}input_side_packet: "session"\n{node}') == []
-    assert only(HEAD + node.replace("SESSION:session", "PYTHON_NODE_RESOURCES:foo")).suggestion == (
+    assert problems_of(f'{HEAD}input_side_packet: "session"\n{node}') == []
+    assert problem_of(HEAD + node.replace("SESSION:session", "PYTHON_NODE_RESOURCES:foo")).suggestion == (
         'write "PYTHON_NODE_RESOURCES:py"'
     )
 
 
-def test_side_packets_of_other_nodes_have_types_too() -> None:
-    """What a node opens with is what the other gives."""
+def test_types_of_side_packets_must_agree() -> None:
     node = NODE.replace("IN:in", 'IN:in" input_side_packet: "S:s')
     text = f'{HEAD}{node}node {{ name: "b" output_side_packet: "S:s" }}'
     port = Port("S", 0)
     contracts = {"a": NodeContract(side_inputs={port: int}), "b": NodeContract(side_outputs={port: str})}
-    assert only(text, contracts).expected == "int"
-    assert wired(text, {"b": contracts["b"]}) == []
+    assert problem_of(text, contracts).expected == "int"
+    assert problems_of(text, {"b": contracts["b"]}) == []
 
 
-def test_an_empty_graph_has_its_problems_too() -> None:
-    """Nothing needs a node to be checked."""
-    assert len(check_wiring(GraphConfig("g"), {}, policy_names())) == 2
+# Generators
+
+IMMEDIATE = 'input_stream_handler { input_stream_handler: "ImmediateInputStreamHandler" }'
+
+
+def check_nodes(*nodes: str) -> list[Problem]:
+    return problems_of(graph_text(*nodes))
+
+
+def generator(name: str, source: str, output: str) -> str:
+    return python_node(
+        "m.py", [f"IN:{source}"], [f"OUT:{output}"], name=name, more=LOOPBACK.replace(":loopback", f":loop_{name}")
+    )
+
+
+def test_generator_fed_by_a_generator_is_a_warning() -> None:
+    nodes = (
+        generator("a", "in", "x"),
+        python_node("m.py", ["IN:x"], ["OUT:y"], name="plain"),
+        generator("b", "y", "out"),
+    )
+    (problem,) = check_nodes(*nodes)
+    assert problem.severity == "warning"
+    assert problem.message.startswith('node "b" has a LOOPBACK and is fed by "a"')
+    assert "RESOURCE_EXHAUSTED" in problem.message
+    assert graph_text(*nodes).splitlines()[(problem.line or 0) - 1].strip() == 'input_stream: "IN:y"'
+
+
+@pytest.mark.parametrize("other", ["in", "z"])
+def test_waiting_for_generators_of_different_lengths_is_a_warning(other: str) -> None:
+    nodes = [generator("a", "in", "x"), *([generator("b", "in", "z")] if other == "z" else [])]
+    (problem,) = check_nodes(*nodes, python_node("m.py", ["A:x", f"B:{other}"], name="join"))
+    assert problem.severity == "warning"
+    assert problem.message.startswith('node "join" waits for inputs that "a"')
+    assert not check_nodes(*nodes, python_node("m.py", ["A:x", f"B:{other}"], name="join", more=IMMEDIATE))
+
+
+def test_one_generator_and_plain_nodes_have_no_problem() -> None:
+    first = generator("a", "in", "x").replace(
+        'output_stream: "OUT:x"', 'output_stream: "OUT:x"\n  output_stream: "MORE:y"'
+    )
+    plain = python_node("m.py", ["IN:y"], ["OUT:z"], name="plain")
+    assert not check_nodes(first, plain, python_node("m.py", ["A:x", "B:z"], name="join"))
+
+
+def test_loopback_of_another_node_is_refused() -> None:
+    crossed = generator("a", "in", "x").replace('output_stream: "LOOPBACK:loop_a"', 'output_stream: "LOOPBACK:loop_b"')
+    other = generator("b", "in", "out").replace('output_stream: "LOOPBACK:loop_b"', 'output_stream: "LOOPBACK:loop_a"')
+    found = [each for each in check_nodes(crossed, other) if "would stop after its first value" in each.message]
+    assert [(each.expected, each.found) for each in found] == [
+        ("LOOPBACK:loop_b", "LOOPBACK:loop_a"),
+        ("LOOPBACK:loop_a", "LOOPBACK:loop_b"),
+    ]

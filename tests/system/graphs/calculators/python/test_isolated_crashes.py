@@ -1,5 +1,3 @@
-"""Python nodes in worker processes that crash, hang or grow: only their own calls fail; the next ones are served."""
-
 from __future__ import annotations
 
 import os
@@ -20,6 +18,7 @@ from ovmstrio.core.errors import NotReady
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
 from ovmstrio.work.isolation import isolated_code
 from ovmstrio.work.isolation.isolated_code import Isolation
+from tests.support.graphs import handler
 from tests.support.python_nodes import Node, Nodes, Opened, make_node, nodes
 from tests.support.waits import WAIT_SECONDS, until_async
 
@@ -29,15 +28,15 @@ import ctypes, os, re, signal, time
 class OvmsPythonModel:
     def execute(self, inputs):
         return self.stream(bytes(inputs[0])) if {is_stream} else self.once(bytes(inputs[0]))
-    def stream(self, deed):
+    def stream(self, action):
         yield [Tensor("out", b"first")]
-        self.do(deed)
+        self.do(action)
         yield [Tensor("out", b"second")]
-    def once(self, deed):
-        self.do(deed)
+    def once(self, action):
+        self.do(action)
         return [Tensor("out", b"%d" % os.getpid())]
-    def do(self, deed):
-        match deed:
+    def do(self, action):
+        match action:
             case b"segfault":
                 ctypes.string_at(0)
             case b"abort":
@@ -65,7 +64,7 @@ class OvmsPythonModel:
                 if not os.fork():
                     signal.pause()
 """
-DEEDS = {
+ACTIONS = {
     "segfault": "the worker process of the node was killed by SIGSEGV",
     "abort": "was killed by SIGABRT",
     "exit": "ended with status 3",
@@ -78,26 +77,23 @@ DEEDS = {
 }
 LATE = {False: "lock", True: "loop"}
 """Deeds that last until the limit of a call: one for calls, the other for streams."""
-BOTH = pytest.mark.parametrize("is_stream", [False, True])
+MODES = pytest.mark.parametrize("is_stream", [False, True])
 
 
 @pytest.fixture(autouse=True)
-def _no_child_left() -> Iterator[None]:
-    """See that no process is left of any."""
+def _no_process_left() -> Iterator[None]:
     before = {each.pid for each in psutil.Process().children(recursive=True)}
     yield
     assert {each.pid for each in psutil.Process().children(recursive=True)} <= before
 
 
 async def load(made: Nodes, *, is_stream: bool) -> Node:
-    """Load a node that does what it is told."""
     made.write("handler.py", "from pyovms import Tensor\n" + SOURCE.format(is_stream=is_stream))
     return await made.load(make_node(generative=is_stream))
 
 
 @asynccontextmanager
-async def neighbour(made: Nodes) -> AsyncIterator[None]:
-    """Call another node again and again; every call must end, and calls must go on until the block ends."""
+async def calls_of_another_node(made: Nodes) -> AsyncIterator[None]:
     made.write("other.py", "from pyovms import Tensor\n" + SOURCE.format(is_stream=False))
     other = await made.load(make_node("other.py", name="other"))
     ended = 0
@@ -118,78 +114,70 @@ async def neighbour(made: Nodes) -> AsyncIterator[None]:
         nursery.cancel_scope.cancel()
 
 
-async def go_on(opened: Opened, deed: str) -> None:
-    """Run a node, and once more if it is a stream."""
-    call = await opened.run(deed.encode())
+async def run_to_the_end(opened: Opened, action: str) -> None:
+    call = await opened.run(action.encode())
     while call.loopback is not None:
         call = await opened.again(call.loopback)
 
 
-@BOTH
+@MODES
 @pytest.mark.parametrize("is_late", [False, True])
-async def test_what_a_node_does_hurts_its_own_call_only(tmp_path: Path, is_late: bool, is_stream: bool) -> None:
-    """It fails at once and says how the process ended; a neighbour goes on; the next call gets another process."""
+async def test_crash_fails_only_its_call(tmp_path: Path, is_late: bool, is_stream: bool) -> None:
     isolation = Isolation(limit_seconds=1.5 if is_late else 30, memory_limit=MEMORY_LIMIT)
-    async with nodes(tmp_path, isolation=isolation) as made, neighbour(made):
+    async with nodes(tmp_path, isolation=isolation) as made, calls_of_another_node(made):
         node = await load(made, is_stream=is_stream)
-        for deed, why in DEEDS.items():
-            if (deed != LATE[is_stream]) if is_late else (deed in LATE.values()):
+        for action, reason in ACTIONS.items():
+            if (action != LATE[is_stream]) if is_late else (action in LATE.values()):
                 continue
             before = node.resources.code.code.pids
             with capture_logs() as logs, trio.fail_after(WAIT_SECONDS):
                 with pytest.raises(NodeFailure) as raised:
                     async with node.opened() as opened:
-                        await go_on(opened, deed)
-                assert why in raised.value.message
+                        await run_to_the_end(opened, action)
+                assert reason in raised.value.message
                 async with node.opened() as opened:
-                    await go_on(opened, "")
+                    await run_to_the_end(opened, "")
                 assert node.resources.code.code.pids != before
             assert "a worker process of user code has ended" in [entry["event"] for entry in logs]
 
 
 @pytest.mark.parametrize(
-    ("deed", "why"),
+    ("action", "reason"),
     [
         ("os.closerange(3, 4096)", "the event loop of its async code has broken down|has closed the file"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
         ("while True: pass", "was killed because a call did not end within 1.5 s"),
     ],
 )
-async def test_async_code_hurts_no_more_than_other_code(tmp_path: Path, deed: str, why: str) -> None:
-    """Its loop is the process's own."""
-    source = f"""
-    import os, signal, trio
-    class OvmsPythonModel:
-        async def execute(self, inputs):
-            if inputs[0].size:
-                await trio.sleep(0)
-                {deed}
-                await trio.sleep(0.1)
-            return []
+async def test_crash_of_async_code_fails_only_its_call(tmp_path: Path, action: str, reason: str) -> None:
+    body = f"""
+    if inputs[0].size:
+        await trio.sleep(0)
+        {action}
+        await trio.sleep(0.1)
+    return []
     """
-    async with nodes(tmp_path, isolation=Isolation(limit_seconds=1.5)) as made, neighbour(made):
+    source = handler(body, prefix="async ", head="import os, signal, trio")
+    async with nodes(tmp_path, isolation=Isolation(limit_seconds=1.5)) as made, calls_of_another_node(made):
         node = await made.load(source=source)
         with capture_logs(), trio.fail_after(WAIT_SECONDS):
-            with pytest.raises(NodeFailure, match=why):
+            with pytest.raises(NodeFailure, match=reason):
                 await node.run_once(b"x")
             assert await node.run_once() == []
 
 
-async def test_a_process_without_descriptors_is_replaced(tmp_path: Path) -> None:
-    """Nobody waits for what it cannot take."""
-    source = """
-    import os
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            if inputs[0].size == 1:
-                self.kept = []
-                try:
-                    while True:
-                        self.kept.append(os.dup(1))
-                except OSError:
-                    pass
-            return [Tensor("out", b"%d" % inputs[0].size)]
+async def test_process_without_descriptors_is_replaced(tmp_path: Path) -> None:
+    body = """
+    if inputs[0].size == 1:
+        self.kept = []
+        try:
+            while True:
+                self.kept.append(os.dup(1))
+        except OSError:
+            pass
+    return [Tensor("out", b"%d" % inputs[0].size)]
     """
+    source = handler(body, head="import os")
     async with nodes(tmp_path, isolation=Isolation()) as made:
         node = await made.load(source=source)
         with capture_logs(), trio.fail_after(WAIT_SECONDS):
@@ -199,27 +187,24 @@ async def test_a_process_without_descriptors_is_replaced(tmp_path: Path) -> None
             assert await node.run_once(bytes(10**6)) == [(0, "out", "1000000")]
 
 
-@pytest.mark.parametrize("deed", ["segfault", "loop"])
-async def test_calls_of_the_other_processes_of_a_node_go_on(tmp_path: Path, deed: str) -> None:
-    """And those that come while a process is replaced wait for nothing but a place."""
+@pytest.mark.parametrize("action", ["segfault", "loop"])
+async def test_other_processes_of_the_node_go_on(tmp_path: Path, action: str) -> None:
     isolation = Isolation(processes=2, limit_seconds=2)
     async with nodes(tmp_path, isolation=isolation) as made:
         node = await load(made, is_stream=False)
         with capture_logs(), trio.fail_after(WAIT_SECONDS):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(fail, node, deed)
+                nursery.start_soon(fail, node, action)
                 for _ in range(50):
                     await node.run_once()
 
 
-async def fail(node: Node, deed: str) -> None:
-    """Run a node that fails."""
+async def fail(node: Node, action: str) -> None:
     with pytest.raises(NodeFailure):
-        await node.run_once(deed.encode())
+        await node.run_once(action.encode())
 
 
-async def test_a_child_that_a_node_has_forked_keeps_nothing(tmp_path: Path) -> None:
-    """The call is answered, the end of the process is seen although it has a child, and that ends with it."""
+async def test_forked_child_ends_with_its_process(tmp_path: Path) -> None:
     async with nodes(tmp_path, isolation=Isolation()) as made:
         node = await load(made, is_stream=False)
         ((_, _, pid),) = await node.run_once(b"fork")
@@ -231,15 +216,8 @@ async def test_a_child_that_a_node_has_forked_keeps_nothing(tmp_path: Path) -> N
         await until_async(lambda: not is_at_work(child.pid))
 
 
-async def test_a_child_that_comes_back_ends(tmp_path: Path) -> None:
-    """It must not answer what its parent answers."""
-    source = """
-    import os
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            self.child = os.fork()
-            return [Tensor("out", b"%d" % self.child)]
-    """
+async def test_forked_child_that_returns_ends(tmp_path: Path) -> None:
+    source = handler("self.child = os.fork()\nreturn [Tensor('out', b'%d' % self.child)]", head="import os")
     async with nodes(tmp_path, isolation=Isolation()) as made:
         node = await made.load(source=source)
         for _ in range(3):
@@ -249,32 +227,29 @@ async def test_a_child_that_comes_back_ends(tmp_path: Path) -> None:
 
 
 def is_at_work(pid: int) -> bool:
-    """Tell whether a process runs; one that nobody has waited for does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-@pytest.mark.parametrize("deed", ["loop", "lock"])
-async def test_code_that_does_not_end_when_its_client_leaves_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deed: str
+@pytest.mark.parametrize("action", ["loop", "lock"])
+async def test_call_of_a_disconnected_client_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str
 ) -> None:
-    """The client does not wait for it."""
     monkeypatch.setattr(isolated_code, "GRACE_SECONDS", 0.3)
     async with nodes(tmp_path, isolation=Isolation()) as made:
         node = await load(made, is_stream=False)
         before = node.resources.code.code.pids
         with capture_logs(), trio.fail_after(WAIT_SECONDS):
             with trio.move_on_after(0.2) as scope:
-                await node.run_once(deed.encode())
+                await node.run_once(action.encode())
             assert scope.cancelled_caught
             await until_async(lambda: node.resources.code.code.pids not in ([], before))
             await node.run_once()
 
 
-async def test_a_node_that_holds_the_lock_is_unloaded_in_time(tmp_path: Path) -> None:
-    """Its process is killed."""
+async def test_node_that_holds_the_interpreter_is_unloaded(tmp_path: Path) -> None:
     async with nodes(tmp_path, isolation=Isolation()) as made:
         node = await load(made, is_stream=False)
         async with trio.open_nursery() as nursery:
@@ -285,8 +260,7 @@ async def test_a_node_that_holds_the_lock_is_unloaded_in_time(tmp_path: Path) ->
             await node.resources.aclose()
 
 
-async def test_a_process_that_cannot_be_made_ready_again_is_told(tmp_path: Path) -> None:
-    """Calls fail at once then, and are served again when the file has been mended."""
+async def test_failed_restart_is_reported_until_the_file_is_valid(tmp_path: Path) -> None:
     async with nodes(tmp_path, isolation=Isolation()) as made:
         node = await load(made, is_stream=False)
         (tmp_path / "handler.py").write_text("raise ValueError('broken meanwhile')")
@@ -299,9 +273,8 @@ async def test_a_process_that_cannot_be_made_ready_again_is_told(tmp_path: Path)
             await node.run_once()
 
 
-@pytest.mark.parametrize("deed", ["", "lock"])
-def test_a_process_ends_with_its_server(tmp_path: Path, deed: str) -> None:
-    """Even if that is killed while the node holds the interpreter's lock."""
+@pytest.mark.parametrize("action", ["", "lock"])
+def test_process_ends_with_its_server(tmp_path: Path, action: str) -> None:
     program = f"""
     import trio
     from pathlib import Path
@@ -312,7 +285,7 @@ def test_a_process_ends_with_its_server(tmp_path: Path, deed: str) -> None:
         async with nodes(Path({str(tmp_path)!r}), isolation=Isolation()) as made:
             node = await load(made, is_stream=False)
             print(*node.resources.code.code.pids, flush=True)
-            await node.run_once({deed.encode()!r})
+            await node.run_once({action.encode()!r})
             await trio.sleep_forever()
     trio.run(main)
     """
@@ -320,7 +293,7 @@ def test_a_process_ends_with_its_server(tmp_path: Path, deed: str) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[5]) as server:
         assert server.stdout is not None
         worker = psutil.Process(int(server.stdout.readline()))
-        if deed:
+        if action:
             while worker.cpu_times().user < 0.5:
                 assert server.poll() is None
         os.kill(server.pid, signal.SIGKILL)

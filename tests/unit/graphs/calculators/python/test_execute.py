@@ -1,5 +1,3 @@
-"""Regular runs: inputs, outputs, errors, hooks and what handlers know of their call."""
-
 from __future__ import annotations
 
 import threading
@@ -14,28 +12,22 @@ from ovmstrio.core.errors import Overloaded
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
 from ovmstrio.runtimes.graphs.config.graph_config import Port
 from pyovms import Tensor
+from tests.support.graphs import handler
 from tests.support.python_nodes import Node, Opened, make_node, nodes
 from tests.support.waits import WAIT_SECONDS, until_async
 
 PREFIX = "Error occurred during graph execution"
-
-
-def handler(body: str, head: str = "") -> str:
-    """Write a handler whose execute has this body."""
-    lines = "\n".join(f"        {line}" for line in body.splitlines())
-    return f"{head}\nclass OvmsPythonModel:\n    def execute(self, inputs):\n{lines}\n"
+PREFIXES = pytest.mark.parametrize("prefix", ["", "async "])
 
 
 async def failure_of(node: Node, text: bytes = b"") -> str:
-    """Run a node and give the text of its failure."""
     with pytest.raises(NodeFailure) as raised:
         await node.run_once(text)
     assert raised.value.code == "INTERNAL"
     return raised.value.message
 
 
-async def test_outputs_have_the_timestamp_of_inputs(tmp_path: Path) -> None:
-    """Each goes to the port whose stream bears its name, whatever the order of the list."""
+async def test_outputs_have_the_timestamp_of_their_inputs(tmp_path: Path) -> None:
     source = handler("return [Tensor('b', bytes(inputs[0]) * 2), Tensor('a', b'x')]")
     async with nodes(tmp_path) as made:
         node = await made.load(make_node(outputs=["A:b", "B:a"]), source)
@@ -47,40 +39,40 @@ async def test_outputs_have_the_timestamp_of_inputs(tmp_path: Path) -> None:
     ]
 
 
-async def test_inputs_come_by_tag_and_missing_ones_not_at_all(tmp_path: Path) -> None:
-    """The list has only what has come."""
+async def test_inputs_are_those_with_a_packet(tmp_path: Path) -> None:
     source = handler("return [Tensor('out', ' '.join(each.name for each in inputs).encode())]")
     async with nodes(tmp_path) as made:
         node = await made.load(make_node(inputs=["C:c", "A:a", "B:b"]), source)
         async with node.opened() as opened:
             calls = [await opened.run(A=b"", C=b"", B=b""), await opened.run(C=b""), await opened.process(0, {})]
-    assert [call.said[0][2] for call in calls] == ["a b c", "c", ""]
+    assert [call.texts[0][2] for call in calls] == ["a b c", "c", ""]
 
 
 @pytest.mark.parametrize("code", ["?", "B", "H", "I", "Q", "b", "h", "i", "q", "e", "f", "d", "<U7"])
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
-async def test_arrays_of_any_type_pass(tmp_path: Path, code: str, shape: tuple[int, ...]) -> None:
-    """Scalars and empty arrays, too; the datatype may be overridden."""
+async def test_arrays_of_every_type_and_shape_pass(tmp_path: Path, code: str, shape: tuple[int, ...]) -> None:
     source = handler(
         "import numpy as np\nx = np.asarray(inputs[0])\n"
         "return [Tensor('out', x.astype(x.dtype)), Tensor('as', x, [7], '9w')]"
     )
-    given = np.ones(shape, code)
+    array = np.ones(shape, code)
     async with nodes(tmp_path) as made:
         node = await made.load(make_node(outputs=["OUT:out", "AS:as"]), source)
         async with node.opened() as opened:
-            call = await opened.process(0, {Port("IN", 0): Tensor("in", given)})
+            call = await opened.process(0, {Port("IN", 0): Tensor("in", array)})
     (_, out, _), (_, renamed, _) = call.emitted
-    np.testing.assert_array_equal(np.asarray(out), given)
-    assert (out.shape, out.datatype) == (shape, Tensor("x", given).datatype)
-    assert (renamed.shape, renamed.datatype, bytes(renamed)) == ((7,), "9w", given.tobytes())
+    np.testing.assert_array_equal(np.asarray(out), array)
+    assert (out.shape, out.datatype) == (shape, Tensor("x", array).datatype)
+    assert (renamed.shape, renamed.datatype, bytes(renamed)) == ((7,), "9w", array.tobytes())
 
 
-@pytest.mark.parametrize(("result", "count"), [("[]", 0), ("[Tensor('b', b'')]", 1), ("Mine([Tensor('b', b'')])", 1)])
-async def test_outputs_may_be_left_out(tmp_path: Path, result: str, count: int) -> None:
-    """Nothing is sent then."""
+@pytest.mark.parametrize(
+    ("result", "count"), [("None", 0), ("[]", 0), ("[Tensor('b', b'')]", 1), ("Mine([Tensor('b', b'')])", 1)]
+)
+async def test_outputs_are_optional(tmp_path: Path, result: str, count: int) -> None:
     async with nodes(tmp_path) as made:
-        node = await made.load(make_node(outputs=["A:a", "B:b"]), handler(f"return {result}", "class Mine(list): ..."))
+        source = handler(f"return {result}", head="class Mine(list): ...")
+        node = await made.load(make_node(outputs=["A:a", "B:b"]), source)
         assert len(await node.run_once()) == count
 
 
@@ -94,7 +86,7 @@ async def test_outputs_may_be_left_out(tmp_path: Path, result: str, count: int) 
         ("import json\njson.loads('{')", "(handler.py:7)"),
         ("return [1 / 0]", "ZeroDivisionError: division by zero (handler.py:6)"),
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module' (handler.py:6)"),
-        ("from beside import fail\nfail()", "KeyError: 'beside' (beside.py:2)"),
+        ("from helper import fail\nfail()", "KeyError: 'helper' (helper.py:2)"),
         ("raise SystemExit(3)", "SystemExit: 3 (handler.py:6)"),
         ("raise KeyboardInterrupt", "KeyboardInterrupt (handler.py:6)"),
         ("raise StopIteration", "StopIteration (handler.py:6)"),
@@ -108,11 +100,10 @@ async def test_outputs_may_be_left_out(tmp_path: Path, result: str, count: int) 
         ("return iter([])", "Execute yielded, but LOOPBACK is not defined in the node"),
     ],
 )
-async def test_failures_say_what_is_wrong_and_where(tmp_path: Path, body: str, text: str) -> None:
-    """The next run is served as if nothing had been."""
+async def test_failures_name_error_and_line(tmp_path: Path, body: str, text: str) -> None:
     source = handler(f"if bytes(inputs[0]) == b'ok':\n    return []\n{body}")
     async with nodes(tmp_path) as made:
-        made.write("beside.py", "def fail():\n    raise KeyError('beside')\n")
+        made.write("helper.py", "def fail():\n    raise KeyError('helper')\n")
         node = await made.load(source=source)
         if "yield" not in body:
             assert await node.run_once(b"ok") == []
@@ -127,15 +118,15 @@ async def test_failures_say_what_is_wrong_and_where(tmp_path: Path, body: str, t
     ("signature", "text"),
     [("self", "takes 1 positional argument but 2 were given (handler.py:3)"), ("self, a, b", "(handler.py:3)")],
 )
-async def test_an_execute_of_another_signature_is_named(tmp_path: Path, signature: str, text: str) -> None:
-    """The line is that of its definition, for no line of it was reached."""
+async def test_execute_with_a_wrong_signature_fails_at_its_definition(
+    tmp_path: Path, signature: str, text: str
+) -> None:
     async with nodes(tmp_path) as made:
         node = await made.load(source=f"class OvmsPythonModel:\n    def execute({signature}):\n        return []\n")
         assert text in await failure_of(node)
 
 
-async def test_errors_may_be_hidden(tmp_path: Path) -> None:
-    """Only the type is told then, and the log has it all."""
+async def test_hidden_errors_show_only_their_type(tmp_path: Path) -> None:
     async with nodes(tmp_path, hide_errors=True) as made:
         node = await made.load(source=handler("raise ValueError('secret')"))
         with capture_logs() as logs:
@@ -143,18 +134,13 @@ async def test_errors_may_be_hidden(tmp_path: Path) -> None:
         wrong = await made.load(make_node("wrong.py", name="wrong"), handler("return [Tensor('secret', b'')]"))
         assert await failure_of(wrong) == PREFIX
     (entry,) = logs
-    assert (entry["servable"], entry["node"], entry["request_id"], entry["step"]) == (
-        "graph",
-        "node",
-        "request-1",
-        "execute",
-    )
+    logged = {key: entry[key] for key in ("servable", "node", "request_id", "step")}
+    assert logged == {"servable": "graph", "node": "node", "request_id": "request-1", "step": "execute"}
     frame = entry["exc_info"][2]
     assert (frame.tb_frame.f_code.co_name, frame.tb_next) == ("execute", None)
 
 
-async def test_errors_of_the_server_pass(tmp_path: Path) -> None:
-    """User code chooses its status with them."""
+async def test_server_errors_keep_their_class(tmp_path: Path) -> None:
     async with nodes(tmp_path) as made:
         node = await made.load(source=handler("from ovmstrio.core.errors import Overloaded\nraise Overloaded('later')"))
         with pytest.raises(Overloaded, match=r"^later$"):
@@ -164,30 +150,19 @@ async def test_errors_of_the_server_pass(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ("return [Tensor('out', bytes(inputs[0]))]", ""),
-        ("await trio.sleep(0)\n        return [Tensor('out', current_context().request_id.encode())]", ""),
-        ("raise ValueError('text')", "ValueError: text (handler.py:6)"),
-        ("raise SystemExit('text')", "SystemExit: text (handler.py:6)"),
+        ("raise ValueError('text')", "ValueError: text (handler.py:4)"),
+        ("raise SystemExit('text')", "SystemExit: text (handler.py:4)"),
         ("return 1", "Received: int"),
     ],
 )
-async def test_async_handlers_run_on_the_event_loop(tmp_path: Path, body: str, text: str) -> None:
-    """With the same rules."""
-    source = (
-        "import trio, threading\nfrom pyovms import current_context\nclass OvmsPythonModel:\n"
-        f"    async def execute(self, inputs):\n        {body}\n"
-    )
+async def test_failures_of_async_handlers(tmp_path: Path, body: str, text: str) -> None:
     async with nodes(tmp_path) as made:
-        node = await made.load(source=source)
-        if text:
-            assert text in await failure_of(node)
-        else:
-            assert [each for _, _, each in await node.run_once(b"request-1")] == ["request-1"]
+        node = await made.load(source=handler(body, prefix="async "))
+        assert text in await failure_of(node)
         assert not made.threads.is_busy
 
 
-async def test_a_plain_method_may_give_a_coroutine(tmp_path: Path) -> None:
-    """It is awaited, as behind a decorator."""
+async def test_coroutine_of_a_decorated_method_is_awaited(tmp_path: Path) -> None:
     source = """
     import functools, trio
     def decorated(method):
@@ -208,8 +183,7 @@ async def test_a_plain_method_may_give_a_coroutine(tmp_path: Path) -> None:
         assert await (await made.load(source=source)).run_once() == [(0, "out", "ready")]
 
 
-async def test_runs_of_different_instances_run_at_the_same_time(tmp_path: Path) -> None:
-    """On one object, in threads of their own."""
+async def test_instances_run_concurrently(tmp_path: Path) -> None:
     source = """
     import threading
     class OvmsPythonModel:
@@ -229,12 +203,12 @@ async def test_runs_of_different_instances_run_at_the_same_time(tmp_path: Path) 
 HOOKS = """
 from pyovms import current_context
 class OvmsPythonModel:
-    said = []
+    events = []
     {prefix}def open(self, context):
         assert current_context() is context
         context.storage.seen = 1
         {open}
-        self.said.append("opened")
+        self.events.append("opened")
     def execute(self, inputs):
         {execute}
         context = current_context()
@@ -242,71 +216,65 @@ class OvmsPythonModel:
         return [Tensor("out", f"{{context.storage['seen']}} {{dict(context.parameters)}}".encode())]
     {prefix}def close(self, context):
         assert current_context() is context
-        self.said.append(f"closed {{context.storage.seen}}")
+        self.events.append(f"closed {{context.storage.seen}}")
         {close}
 """
 
 
 def hooks(prefix: str = "", open: str = "", execute: str = "", close: str = "") -> str:  # noqa: A002 - the method's name
-    """Write a handler with hooks."""
     return HOOKS.format(prefix=prefix, open=open, execute=execute, close=close)
 
 
-@pytest.mark.parametrize("prefix", ["", "async "])
-async def test_open_and_close_frame_an_instance(tmp_path: Path, prefix: str) -> None:
-    """Each has a storage of its own, whatever other instances do in between."""
+@PREFIXES
+async def test_each_instance_has_open_close_and_storage(tmp_path: Path, prefix: str) -> None:
     async with nodes(tmp_path) as made:
         node = await made.load(source=hooks(prefix))
         async with node.opened(a=1) as first, node.opened(b=2) as second:
             calls = [await first.run(), await second.run(), await first.run()]
-        assert [call.said[0][2] for call in calls] == ["2 {'a': 1}", "2 {'b': 2}", "3 {'a': 1}"]
-        assert node.resources.model.said == ["opened", "opened", "closed 2", "closed 3"]
+        assert [call.texts[0][2] for call in calls] == ["2 {'a': 1}", "2 {'b': 2}", "3 {'a': 1}"]
+        assert node.resources.model.events == ["opened", "opened", "closed 2", "closed 3"]
 
 
 @pytest.mark.parametrize("parameters", ["ctx", "ctx, /", "ctx=None", "ctx, *, more=1", "ctx, **more"])
-async def test_hooks_take_the_context_by_position(tmp_path: Path, parameters: str) -> None:
-    """Whatever they call it."""
+async def test_hooks_get_the_context_by_position(tmp_path: Path, parameters: str) -> None:
     source = f"""
     from pyovms import current_context
     class OvmsPythonModel:
-        said = []
+        events = []
         def open(self, {parameters}):
-            self.said.append(("opened", ctx is current_context()))
+            self.events.append(("opened", ctx is current_context()))
         def execute(self, inputs):
             return [Tensor("out", b"fine")]
         def close(self, {parameters}):
-            self.said.append(("closed", ctx is current_context()))
+            self.events.append(("closed", ctx is current_context()))
     """
     async with nodes(tmp_path) as made:
         node = await made.load(source=source)
         await node.run_once()
-        assert node.resources.model.said == [("opened", True), ("closed", True)]
+        assert node.resources.model.events == [("opened", True), ("closed", True)]
 
 
-@pytest.mark.parametrize("prefix", ["", "async "])
-async def test_an_open_that_raises_ends_the_instance(tmp_path: Path, prefix: str) -> None:
-    """And is not followed by a close."""
+@PREFIXES
+async def test_error_in_open_ends_the_instance_without_close(tmp_path: Path, prefix: str) -> None:
     async with nodes(tmp_path) as made:
         node = await made.load(source=hooks(prefix, open="raise ValueError('no')"))
         with pytest.raises(NodeFailure, match=r"ValueError: no \(handler\.py:8\)"):
             async with node.opened():
                 pass
-        assert node.resources.model.said == []
+        assert node.resources.model.events == []
 
 
-@pytest.mark.parametrize("prefix", ["", "async "])
-async def test_a_close_follows_a_failing_execute_and_may_raise(tmp_path: Path, prefix: str) -> None:
-    """What it raises is logged."""
+@PREFIXES
+async def test_close_follows_a_failed_execute_and_its_error_is_logged(tmp_path: Path, prefix: str) -> None:
     async with nodes(tmp_path) as made:
         node = await made.load(source=hooks(prefix, execute="raise ValueError('no')", close="raise KeyError('close')"))
         with capture_logs() as logs, pytest.raises(NodeFailure, match="ValueError: no"):
             await node.run_once()
-        assert node.resources.model.said == ["opened", "closed 1"]
+        assert node.resources.model.events == ["opened", "closed 1"]
     assert [entry["step"] for entry in logs] == ["execute", "close"]
 
 
-async def test_methods_of_the_users_own_are_left_alone(tmp_path: Path) -> None:
-    """An open or close that takes no argument, or several, is none of the server's."""
+async def test_methods_with_other_signatures_are_not_hooks(tmp_path: Path) -> None:
     source = """
     class OvmsPythonModel:
         def close(self):
@@ -320,8 +288,7 @@ async def test_methods_of_the_users_own_are_left_alone(tmp_path: Path) -> None:
         assert await (await made.load(source=source)).run_once() == [(0, "out", "fine")]
 
 
-async def test_a_close_that_does_not_end_is_given_up(tmp_path: Path) -> None:
-    """Its thread counts as stuck; the instance ends."""
+async def test_close_that_does_not_end_is_abandoned(tmp_path: Path) -> None:
     async with nodes(tmp_path, grace_seconds=0.02) as made:
         node = await made.load(source=hooks(close="self.gate.wait()"))
         node.resources.model.gate = gate = threading.Event()
@@ -332,61 +299,54 @@ async def test_a_close_that_does_not_end_is_given_up(tmp_path: Path) -> None:
     assert "close of a Python node did not end" in [entry["event"] for entry in logs]
 
 
-@pytest.mark.parametrize("heeds", [True, False])
-async def test_a_run_whose_client_leaves_is_told(tmp_path: Path, heeds: bool) -> None:
-    """One that heeds ends within the grace; another's thread is given up, and the node goes on."""
-    source = """
-    from pyovms import current_context
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            if bytes(inputs[0]) == b"ok":
-                return []
-            self.started.set()
-            while not (current_context().is_cancelled() and self.heeds or self.gate.wait(0.001)):
-                pass
-            self.ended.set()
-            return []
+@pytest.mark.parametrize("stops", [True, False])
+async def test_run_of_a_disconnected_client_is_cancelled(tmp_path: Path, stops: bool) -> None:
+    body = """
+    if bytes(inputs[0]) == b"ok":
+        return []
+    self.started.set()
+    while not (current_context().is_cancelled() and self.stops or self.gate.wait(0.001)):
+        pass
+    self.ended.set()
+    return []
     """
+    source = handler(body, head="from pyovms import current_context")
 
-    async def leave(opened: Opened) -> None:
+    async def disconnect(opened: Opened) -> None:
         with trio.CancelScope() as scope:
             scopes.append(scope)
             await opened.run()
         assert scope.cancelled_caught
 
     scopes: list[trio.CancelScope] = []
-    async with nodes(tmp_path, grace_seconds=5 if heeds else 0.02) as made:
+    async with nodes(tmp_path, grace_seconds=5 if stops else 0.02) as made:
         node = await made.load(source=source)
         model = node.resources.model
-        model.heeds = heeds
+        model.stops = stops
         model.started, model.gate, model.ended = threading.Event(), threading.Event(), threading.Event()
         async with node.opened() as opened, trio.open_nursery() as nursery:
-            nursery.start_soon(leave, opened)
+            nursery.start_soon(disconnect, opened)
             await until_async(model.started.is_set)
             scopes[0].cancel()
-        assert (model.ended.is_set(), made.threads.stuck) == (heeds, 0 if heeds else 1)
+        assert (model.ended.is_set(), made.threads.stuck) == (stops, 0 if stops else 1)
         assert await node.run_once(b"ok") == []
         model.gate.set()
         await until_async(lambda: made.threads.stuck == 0)
 
 
-async def test_the_context_tells_of_the_call(tmp_path: Path) -> None:
-    """Deadline, parameters and request id; threads of the handler see it in a copied context."""
-    source = """
-    import contextvars, threading, time
-    from pyovms import current_context
-    class OvmsPythonModel:
-        def execute(self, inputs):
-            context = current_context()
-            seen = []
-            run = contextvars.copy_context().run
-            thread = threading.Thread(target=run, args=(lambda: seen.append(current_context() is context),))
-            thread.start()
-            thread.join()
-            left = round(context.remaining(), -4), round(context.deadline - time.time(), -4)
-            return [Tensor("out", f"{context.request_id} {context.parameters['a']} {left} {seen}".encode())]
+async def test_context_has_deadline_parameters_and_request_id(tmp_path: Path) -> None:
+    body = """
+    context = current_context()
+    seen = []
+    run = contextvars.copy_context().run
+    thread = threading.Thread(target=run, args=(lambda: seen.append(current_context() is context),))
+    thread.start()
+    thread.join()
+    left = round(context.remaining(), -4), round(context.deadline - time.time(), -4)
+    return [Tensor("out", f"{context.request_id} {context.parameters['a']} {left} {seen}".encode())]
     """
+    source = handler(body, head="import contextvars, threading, time\nfrom pyovms import current_context")
     async with nodes(tmp_path) as made:
         node = await made.load(source=source)
         async with node.opened(trio.current_time() + 1e6, a=1) as opened:
-            assert (await opened.run()).said == [(0, "out", "request-1 1 (1000000.0, 1000000.0) [True]")]
+            assert (await opened.run()).texts == [(0, "out", "request-1 1 (1000000.0, 1000000.0) [True]")]

@@ -1,10 +1,7 @@
-"""Generative runs: order, timestamps, credit, errors and ends."""
-
 from __future__ import annotations
 
 import threading
 from pathlib import Path
-from textwrap import indent
 
 import numpy as np
 import pytest
@@ -12,105 +9,89 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from ovmstrio.core.errors import Overloaded
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
 from ovmstrio.runtimes.graphs.config.graph_config import Port
 from ovmstrio.work.user_code.pumps import CREDIT
-from tests.support.python_nodes import LOOP, Nodes, PythonNodeCall, make_node, nodes
-from tests.support.python_nodes import Node as LoadedNode
+from tests.support.graphs import handler
+from tests.support.python_nodes import Node, Nodes, PythonNodeCall, make_node, nodes
 from tests.support.waits import WAIT_SECONDS, until_async
 
-BOTH = pytest.mark.parametrize("prefix", ["", "async "])
+PREFIXES = pytest.mark.parametrize("prefix", ["", "async "])
 
 
-def generator(body: str, prefix: str = "", head: str = "") -> str:
-    """Write a handler whose execute has this body; line 5 of the file is its first."""
-    return f"{head}\nclass OvmsPythonModel:\n    {prefix}def execute(self, inputs):\n{indent(body, ' ' * 8)}\n"
+async def load(made: Nodes, body: str, prefix: str = "", head: str = "import trio") -> Node:
+    node = make_node(outputs=["OUT:out", "END:end"], generative=True)
+    return await made.load(node, handler(body, prefix=prefix, head=head))
 
 
-async def load(made: Nodes, body: str, prefix: str = "", head: str = "import trio") -> LoadedNode:
-    """Load a generative node."""
-    return await made.load(make_node(outputs=["OUT:out", "END:end"], generative=True), generator(body, prefix, head))
+def texts_of(calls: list[PythonNodeCall]) -> list[tuple[int, str, str]]:
+    return [each for call in calls for each in call.texts]
 
 
-def said(calls: list[PythonNodeCall]) -> list[tuple[int, str, str]]:
-    """Give everything that runs have said."""
-    return [each for call in calls for each in call.said]
-
-
-@BOTH
-async def test_values_leave_one_by_one_at_ascending_times(tmp_path: Path, prefix: str) -> None:
-    """T, T+1, ... and each run calls for the next; the last run sends nothing."""
+@PREFIXES
+async def test_values_are_sent_one_by_one_at_ascending_timestamps(tmp_path: Path, prefix: str) -> None:
     async with nodes(tmp_path) as made:
         node = await load(made, "for i in range(int(bytes(inputs[0]))):\n    yield [Tensor('out', b'%d' % i)]", prefix)
         async with node.opened() as opened:
             calls = await opened.generate(b"3", 10)
             again = await opened.generate(b"200", 50)
-    assert said(calls) == [(10, "out", "0"), (11, "out", "1"), (12, "out", "2")]
+    assert texts_of(calls) == [(10, "out", "0"), (11, "out", "1"), (12, "out", "2")]
     assert [call.loopback for call in calls] == [11, 12, 13, None]
     assert calls[-1].emitted == []
-    assert said(again) == [(50 + i, "out", str(i)) for i in range(200)]
+    assert texts_of(again) == [(50 + i, "out", str(i)) for i in range(200)]
 
 
-@BOTH
-async def test_a_value_may_be_any_iterable_of_tensors(tmp_path: Path, prefix: str) -> None:
-    """Also an empty one, which sends nothing but goes on."""
+@PREFIXES
+async def test_value_is_any_iterable_of_tensors(tmp_path: Path, prefix: str) -> None:
     body = "o, e = Tensor('out', b'o'), Tensor('end', b'e')\nyield (o,)\nyield []\nyield (t for t in [e, o])\nyield {e}"
     async with nodes(tmp_path) as made:
         node = await load(made, body, prefix)
         async with node.opened() as opened:
             calls = await opened.generate()
-    assert [[name for _, name, _ in call.said] for call in calls] == [["out"], [], ["end", "out"], ["end"], []]
+    assert [[name for _, name, _ in call.texts] for call in calls] == [["out"], [], ["end", "out"], ["end"], []]
     assert calls[2].emitted[0][0] == Port("END", 0)
 
 
-async def test_an_array_may_be_used_for_every_value(tmp_path: Path) -> None:
-    """Each value is what the array held when it was yielded, although the generator runs ahead."""
+async def test_reused_array_is_copied_when_it_is_yielded(tmp_path: Path) -> None:
     body = "for i in range(5):\n    self.array[:] = 48 + i\n    yield [Tensor('out', Tensor('x', self.array))]"
     async with nodes(tmp_path) as made:
         node = await load(made, body)
         node.resources.model.array = np.zeros(2, np.uint8)
         async with node.opened() as opened:
-            assert [text for _, _, text in said(await opened.generate())] == ["00", "11", "22", "33", "44"]
+            assert [text for _, _, text in texts_of(await opened.generate())] == ["00", "11", "22", "33", "44"]
 
 
 @pytest.mark.parametrize("expression", ["iter([[t], [t]])", "map(lambda i: [t], range(2))", "zip([t, t])"])
-async def test_any_iterator_will_do(tmp_path: Path, expression: str) -> None:
-    """A generator is only the most usual."""
+async def test_execute_returns_any_iterator(tmp_path: Path, expression: str) -> None:
     async with nodes(tmp_path) as made:
         node = await load(made, f"t = Tensor('out', b'x')\nreturn {expression}")
         async with node.opened() as opened:
-            assert said(await opened.generate()) == [(0, "out", "x"), (1, "out", "x")]
+            assert texts_of(await opened.generate()) == [(0, "out", "x"), (1, "out", "x")]
 
 
-async def test_a_list_from_a_node_with_loopback_is_a_regular_answer(tmp_path: Path) -> None:
-    """As often as there are inputs."""
+async def test_list_from_a_node_with_loopback_is_a_regular_result(tmp_path: Path) -> None:
     async with nodes(tmp_path) as made:
         node = await load(made, "return [Tensor('out', b'x')]")
         async with node.opened() as opened:
             calls = [await opened.run(timestamp=1), await opened.run(timestamp=2)]
-    assert said(calls) == [(1, "out", "x"), (2, "out", "x")]
+    assert texts_of(calls) == [(1, "out", "x"), (2, "out", "x")]
     assert [call.loopback for call in calls] == [None, None]
 
 
-@BOTH
-async def test_data_for_a_node_that_generates_fails(tmp_path: Path, prefix: str) -> None:
-    """With the status and the text of OVMS."""
+@PREFIXES
+async def test_input_of_a_running_generator_is_refused(tmp_path: Path, prefix: str) -> None:
     async with nodes(tmp_path) as made:
         node = await load(made, "while True:\n    yield [Tensor('out', b'')]", prefix)
         async with node.opened() as opened:
             await opened.run()
             with pytest.raises(NodeFailure) as raised:
                 await opened.run()
-    assert (raised.value.code, raised.value.message) == (
-        "RESOURCE_EXHAUSTED",
-        "Node is already processing data. Create new stream for another request.",
-    )
+    message = "Node is already processing data. Create new stream for another request."
+    assert (raised.value.code, raised.value.message) == ("RESOURCE_EXHAUSTED", message)
 
 
-@BOTH
-async def test_a_value_is_sent_before_the_next_is_waited_for(tmp_path: Path, prefix: str) -> None:
-    """The first one is there although the second may never come."""
+@PREFIXES
+async def test_value_is_sent_before_the_next_is_computed(tmp_path: Path, prefix: str) -> None:
     wait = "await self.gate.wait()" if prefix else "self.gate.wait()"
     async with nodes(tmp_path) as made:
         node = await load(made, f"yield [Tensor('out', b'1')]\n{wait}\nyield [Tensor('out', b'2')]", prefix)
@@ -120,10 +101,10 @@ async def test_a_value_is_sent_before_the_next_is_waited_for(tmp_path: Path, pre
                 first = await opened.run()
             gate.set()
             rest = [await opened.again(1), await opened.again(2)]
-    assert said([first, *rest]) == [(0, "out", "1"), (1, "out", "2")]
+    assert texts_of([first, *rest]) == [(0, "out", "1"), (1, "out", "2")]
 
 
-@BOTH
+@PREFIXES
 @pytest.mark.parametrize(
     ("last", "text"),
     [
@@ -137,8 +118,7 @@ async def test_a_value_is_sent_before_the_next_is_waited_for(tmp_path: Path, pre
         ("next(iter([]))", "RuntimeError: "),
     ],
 )
-async def test_what_was_yielded_before_an_error_is_sent(tmp_path: Path, prefix: str, last: str, text: str) -> None:
-    """The error comes in its turn, and the generator is closed by then."""
+async def test_values_before_an_error_are_sent(tmp_path: Path, prefix: str, last: str, text: str) -> None:
     body = (
         f"try:\n    for i in range(3):\n        yield [Tensor('out', b'%d' % i)]\n    {last}\n    yield []\nfinally:\n"
     )
@@ -148,39 +128,16 @@ async def test_what_was_yielded_before_an_error_is_sent(tmp_path: Path, prefix: 
             calls = [await opened.run()] + [await opened.again(t) for t in (1, 2)]
             with pytest.raises(NodeFailure) as raised:
                 await opened.again(3)
-            if not prefix:
-                assert node.resources.model.closed
         assert node.resources.model.closed
-        assert [each for _, _, each in said(calls)] == ["0", "1", "2"]
+        assert [each for _, _, each in texts_of(calls)] == ["0", "1", "2"]
         assert raised.value.message.startswith("Error occurred during graph execution: ")
         assert text in raised.value.message
         async with node.opened() as opened:
-            assert (await opened.run()).said == [(0, "out", "0")]
+            assert (await opened.run()).texts == [(0, "out", "0")]
 
 
-@BOTH
-@pytest.mark.parametrize("step", range(5))
-async def test_a_generator_may_fail_at_any_step(tmp_path: Path, prefix: str, step: int) -> None:
-    """What came before is sent, the error told, and errors of the server keep their class."""
-    body = (
-        "from ovmstrio.core.errors import Overloaded\nfor i in range(5):\n"
-        f"    if i == {step}:\n        raise Overloaded('at %d' % i)\n    yield [Tensor('out', b'%d' % i)]"
-    )
-    sent = []
-    async with nodes(tmp_path) as made:
-        node = await load(made, body, prefix)
-        async with node.opened() as opened:
-            if step:
-                sent.append(await opened.run())
-                sent += [await opened.again(number) for number in range(1, step)]
-            with pytest.raises(Overloaded, match=f"^at {step}$"):
-                await (opened.again(step) if step else opened.run())
-    assert [each for _, _, each in said(sent)] == [str(i) for i in range(step)]
-
-
-@BOTH
-async def test_a_generator_without_values_fails(tmp_path: Path, prefix: str) -> None:
-    """As in OVMS."""
+@PREFIXES
+async def test_generator_without_values_fails(tmp_path: Path, prefix: str) -> None:
     async with nodes(tmp_path) as made:
         node = await load(made, "return\nyield", prefix)
         with pytest.raises(NodeFailure, match="ended without yielding anything"):
@@ -188,8 +145,7 @@ async def test_a_generator_without_values_fails(tmp_path: Path, prefix: str) -> 
 
 
 @pytest.mark.parametrize("taken", [1, 5, CREDIT, 3 * CREDIT])
-async def test_a_generator_runs_ahead_by_its_credit_only(tmp_path: Path, taken: int) -> None:
-    """Counted from what has been taken."""
+async def test_generator_runs_ahead_by_its_credit(tmp_path: Path, taken: int) -> None:
     body = "while True:\n    self.count = getattr(self, 'count', 0) + 1\n    yield [Tensor('out', b'')]"
     async with nodes(tmp_path) as made:
         node = await load(made, body)
@@ -202,7 +158,6 @@ async def test_a_generator_runs_ahead_by_its_credit_only(tmp_path: Path, taken: 
 
 
 async def test_paused_generators_hold_no_threads(tmp_path: Path) -> None:
-    """Two hundred wait for their clients, with no call under way; all are closed at the end."""
     body = "self.left += 1\ntry:\n    while True:\n        yield [Tensor('out', b'')]\nfinally:\n"
     async with nodes(tmp_path, limit=4, idle_seconds=0.02) as made:
         node = await load(made, f"{body}    with self.lock:\n        self.left -= 1")
@@ -221,8 +176,7 @@ async def test_paused_generators_hold_no_threads(tmp_path: Path) -> None:
         assert node.resources.model.left == 0
 
 
-async def test_generators_take_turns_when_threads_are_few(tmp_path: Path) -> None:
-    """Those that never run ahead of their clients do not keep others from running."""
+async def test_generators_share_few_threads(tmp_path: Path) -> None:
     async with nodes(tmp_path, limit=1) as made:
         node = await load(made, "while True:\n    self.pause.wait(0.001)\n    yield [Tensor('out', b'')]")
         node.resources.model.pause = threading.Event()
@@ -235,9 +189,8 @@ async def test_generators_take_turns_when_threads_are_few(tmp_path: Path) -> Non
             nursery.cancel_scope.cancel()
 
 
-@BOTH
-async def test_an_end_closes_a_paused_generator(tmp_path: Path, prefix: str) -> None:
-    """Its finally block runs, where plain code belongs in a worker thread; what it raises is logged."""
+@PREFIXES
+async def test_closing_an_instance_closes_its_paused_generator(tmp_path: Path, prefix: str) -> None:
     body = "import threading\ntry:\n    while True:\n        yield [Tensor('out', b'')]\nfinally:\n"
     body += "    self.closed_in = threading.get_ident()\n    raise KeyError('closing')"
     async with nodes(tmp_path) as made:
@@ -249,8 +202,7 @@ async def test_an_end_closes_a_paused_generator(tmp_path: Path, prefix: str) -> 
     assert [(entry["step"], entry["exc_info"][0]) for entry in logs] == [("closing a generator", KeyError)]
 
 
-async def test_an_end_closes_a_running_generator_within_one_step(tmp_path: Path) -> None:
-    """The step that runs is the last, and the context tells it that nobody waits."""
+async def test_closing_an_instance_ends_its_running_generator_within_one_step(tmp_path: Path) -> None:
     body = """\
 try:
     for i in range(1000):
@@ -274,9 +226,8 @@ finally:
         assert made.threads.stuck == 0
 
 
-@BOTH
-async def test_a_cancelled_run_ends_its_generator(tmp_path: Path, prefix: str) -> None:
-    """The wait ends at once; the generator with its step."""
+@PREFIXES
+async def test_cancelled_run_closes_its_generator(tmp_path: Path, prefix: str) -> None:
     wait = "await self.gate.wait()" if prefix else "self.gate.wait()"
     body = f"try:\n    self.started.set()\n    {wait}\n    yield []\nfinally:\n    self.closed = True"
     async with nodes(tmp_path) as made:
@@ -291,8 +242,7 @@ async def test_a_cancelled_run_ends_its_generator(tmp_path: Path, prefix: str) -
         assert model.closed
 
 
-async def test_a_step_that_does_not_end_is_given_up(tmp_path: Path) -> None:
-    """The generator is closed when the step ends after all."""
+async def test_step_that_does_not_end_is_abandoned(tmp_path: Path) -> None:
     body = """\
 try:
     yield [Tensor('out', b'')]
@@ -318,9 +268,8 @@ finally:
     assert any("did not end" in str(entry.get("exc_info", [0, ""])[1]) for entry in logs)
 
 
-@BOTH
-async def test_generators_know_their_context(tmp_path: Path, prefix: str) -> None:
-    """In each step, with the storage of their own instance."""
+@PREFIXES
+async def test_generators_have_the_context_of_their_instance(tmp_path: Path, prefix: str) -> None:
     body = (
         "storage = current_context().storage\nstorage.count = 0\nfor _ in range(3):\n"
         "    current_context().storage.count += 1\n    yield [Tensor('out', b'%d' % storage.count)]"
@@ -333,11 +282,10 @@ async def test_generators_know_their_context(tmp_path: Path, prefix: str) -> Non
                 for opened, made_calls in zip((first, second), calls, strict=True):
                     made_calls.append(await opened.again(number))
     for made_calls in calls:
-        assert [text for _, _, text in said(made_calls)] == ["1", "2", "3"]
+        assert [text for _, _, text in texts_of(made_calls)] == ["1", "2", "3"]
 
 
-async def test_an_async_generator_may_come_from_a_plain_method(tmp_path: Path) -> None:
-    """It is pulled on the event loop all the same."""
+async def test_plain_method_returns_an_async_generator(tmp_path: Path) -> None:
     head = (
         "import trio\nasync def many():\n    for i in range(2):\n"
         "        await trio.sleep(0)\n        yield [Tensor('out', b'%d' % i)]"
@@ -345,20 +293,4 @@ async def test_an_async_generator_may_come_from_a_plain_method(tmp_path: Path) -
     async with nodes(tmp_path) as made:
         node = await load(made, "return many()", head=head)
         async with node.opened() as opened:
-            assert said(await opened.generate()) == [(0, "out", "0"), (1, "out", "1")]
-
-
-async def test_the_loopback_alone_runs_execute_without_inputs(tmp_path: Path) -> None:
-    """Which only a graph that is wired in a strange way does."""
-    async with nodes(tmp_path) as made:
-        node = await load(made, "return [Tensor('out', b'%d' % len(inputs))]")
-        async with node.opened() as opened:
-            assert (await opened.process(3, {LOOP: True})).said == [(3, "out", "0")]
-
-
-async def test_an_output_may_bear_the_name_of_the_loopback(tmp_path: Path) -> None:
-    """It goes there, and the engine refuses it for its type."""
-    async with nodes(tmp_path) as made:
-        node = await load(made, "return [Tensor('loopback', b'')]")
-        async with node.opened() as opened:
-            assert [port for port, _, _ in (await opened.run()).emitted] == [LOOP]
+            assert texts_of(await opened.generate()) == [(0, "out", "0"), (1, "out", "1")]

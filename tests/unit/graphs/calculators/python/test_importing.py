@@ -1,5 +1,3 @@
-"""Handlers and their helper modules do not get in each other's way."""
-
 from __future__ import annotations
 
 import os
@@ -11,19 +9,17 @@ import pytest
 from ovmstrio.core.errors import ConfigError
 from tests.support.python_nodes import make_node, nodes
 
-SAY = "class OvmsPythonModel:\n    def execute(self, inputs):\n        return [Tensor('out', ({}).encode())]\n"
+HANDLER = "class OvmsPythonModel:\n    def execute(self, inputs):\n        return [Tensor('out', ({}).encode())]\n"
 
 
 def handler(imports: str, expression: str) -> str:
-    """Write a handler that says the value of an expression."""
-    return f"{imports}\n{SAY.format(expression)}"
+    return f"from pyovms import Tensor\n{imports}\n{HANDLER.format(expression)}"
 
 
-async def said(folder: Path, *handlers: str, **files: str) -> list[str]:
-    """Load handlers by path and give what they say."""
+async def texts_of(folder: Path, files: dict[str, str], *handlers: str) -> list[str]:
     async with nodes(folder) as made:
         for path, source in files.items():
-            made.write(path.replace("__", "/") + ".py", source)
+            made.write(path, source)
         loaded = [await made.load(make_node(path)) for path in handlers]
         return [text for node in loaded for _, _, text in await node.run_once()]
 
@@ -46,62 +42,46 @@ async def said(folder: Path, *handlers: str, **files: str) -> list[str]:
         ("import between", "between.NAME"),
     ],
 )
-async def test_siblings_of_equal_names_are_kept_apart(tmp_path: Path, imports: str, expression: str) -> None:
-    """Two graphs whose files are called the same see their own, however they import them."""
+async def test_handlers_import_modules_of_their_own_folder(tmp_path: Path, imports: str, expression: str) -> None:
     files: dict[str, str] = {}
     for folder in ("a", "b"):
-        name = f"NAME = '{folder}'"
         files |= {
-            f"{folder}__handler": "from pyovms import Tensor\n" + handler(imports, expression),
-            f"{folder}__config": name,
-            f"{folder}__between": "from config import NAME",
-            f"{folder}__helpers____init__": "",
-            f"{folder}__helpers__deep": "from config import NAME",
-            f"{folder}__loose__inner": name,
+            f"{folder}/handler.py": handler(imports, expression),
+            f"{folder}/config.py": f"NAME = '{folder}'",
+            f"{folder}/between.py": "from config import NAME",
+            f"{folder}/helpers/__init__.py": "",
+            f"{folder}/helpers/deep.py": "from config import NAME",
+            f"{folder}/loose/inner.py": f"NAME = '{folder}'",
         }
-    files = {path.replace("____init__", "__INIT"): text for path, text in files.items()}
-    async with nodes(tmp_path) as made:
-        for path, source in files.items():
-            made.write(path.replace("__", "/").replace("INIT", "__init__") + ".py", source)
-        loaded = [await made.load(make_node(f"{folder}/handler.py")) for folder in ("a", "b")]
-        answers = [text for node in loaded for _, _, text in await node.run_once()]
-    assert answers == ["a", "b"]
+    assert await texts_of(tmp_path, files, "a/handler.py", "b/handler.py") == ["a", "b"]
     assert not {"config", "between", "helpers", "loose"} & set(sys.modules)
 
 
 @pytest.mark.parametrize("stem", ["code", "json", "numpy", "test", "my-handler", "class", "ovmstrio"])
-async def test_a_handler_may_be_called_like_anything(tmp_path: Path, stem: str) -> None:
-    """Also like a module of the standard library that it imports itself; nobody else gets it."""
+async def test_handler_file_has_any_name(tmp_path: Path, stem: str) -> None:
     before = {name: sys.modules.get(name) for name in (stem, "json")}
     source = handler("import json, numpy, ovmstrio", "json.dumps([1]) + str(numpy.int8(2))")
-    files = {stem: "from pyovms import Tensor\n" + source}
-    assert await said(tmp_path, f"{stem}.py", **files) == ["[1]2"]
+    assert await texts_of(tmp_path, {f"{stem}.py": source}, f"{stem}.py") == ["[1]2"]
     assert {name: sys.modules.get(name) for name in before} == before
 
 
-async def test_siblings_go_before_what_is_installed(tmp_path: Path) -> None:
-    """As for scripts; other modules still get what is installed."""
-    files = {
-        "handler": "from pyovms import Tensor\n" + handler("import colorsys, calendar", "colorsys.NAME"),
-        "colorsys": "NAME = 'mine'",
-    }
-    assert await said(tmp_path, "handler.py", **files) == ["mine"]
+async def test_module_beside_the_handler_precedes_an_installed_one(tmp_path: Path) -> None:
+    files = {"handler.py": handler("import colorsys, calendar", "colorsys.NAME"), "colorsys.py": "NAME = 'mine'"}
+    assert await texts_of(tmp_path, files, "handler.py") == ["mine"]
     import colorsys
 
     assert hasattr(colorsys, "rgb_to_hls")
 
 
-async def test_siblings_may_import_the_handler(tmp_path: Path) -> None:
-    """And get the module that is loaded, not another."""
+async def test_module_beside_the_handler_imports_the_loaded_handler(tmp_path: Path) -> None:
     files = {
-        "handler": "NAME = 'once'\nfrom pyovms import Tensor\n" + handler("import beside", "beside.handler.NAME"),
-        "beside": "import handler",
+        "handler.py": "NAME = 'once'\n" + handler("import other", "other.handler.NAME"),
+        "other.py": "import handler",
     }
-    assert await said(tmp_path, "handler.py", **files) == ["once"]
+    assert await texts_of(tmp_path, files, "handler.py") == ["once"]
 
 
-async def test_a_module_is_what_libraries_expect(tmp_path: Path) -> None:
-    """Dataclasses, pickle and typing look modules up by name."""
+async def test_dataclasses_pickle_and_typing_find_the_handler_module(tmp_path: Path) -> None:
     source = """
     from __future__ import annotations
     import dataclasses, pickle, typing
@@ -115,27 +95,18 @@ async def test_a_module_is_what_libraries_expect(tmp_path: Path) -> None:
             hints = typing.get_type_hints(Point)
             return [Tensor("out", f"{again.x} {hints['x'].__name__} {__file__}".encode())]
     """
-    async with nodes(tmp_path) as made:
-        made.write("handler.py", source)
-        ((_, _, text),) = await (await made.load()).run_once()
-    assert text == f"3 int {tmp_path / 'handler.py'}"
+    assert await texts_of(tmp_path, {"handler.py": source}, "handler.py") == [f"3 int {tmp_path / 'handler.py'}"]
 
 
-async def test_a_load_runs_the_files_as_they_are_now(tmp_path: Path) -> None:
-    """A change within the same second, of the same length, in the handler or beside it."""
-    source = "from pyovms import Tensor\n" + handler("from beside import B", "'{}' + B")
-    answers = []
-    async with nodes(tmp_path) as made:
-        for text in ("1", "2", "3"):
-            made.write("handler.py", source.format(text))
-            made.write("beside.py", f"B = '{text}'")
-            answers.append(await (await made.load()).run_once())
-    assert [text for ((_, _, text),) in answers] == ["11", "22", "33"]
+async def test_each_load_reads_the_files_again(tmp_path: Path) -> None:
+    source = handler("from other import B", "'{}' + B")
+    for text in ("1", "2", "3"):
+        files = {"handler.py": source.format(text), "other.py": f"B = '{text}'"}
+        assert await texts_of(tmp_path, files, "handler.py") == [text * 2]
     assert not [folder for folder, _, files in os.walk(tmp_path) if "__pycache__" in folder]
 
 
-async def test_a_sibling_that_appears_later_is_found(tmp_path: Path) -> None:
-    """A failed load leaves nothing that stands in the way of the next."""
+async def test_module_written_after_a_failed_load_is_found(tmp_path: Path) -> None:
     async with nodes(tmp_path) as made:
         source = handler("from late import NAME", "NAME")
         with pytest.raises(ConfigError, match="No module named 'late'"):

@@ -1,5 +1,3 @@
-"""From a handler's file to its object, and to its end."""
-
 from __future__ import annotations
 
 import json
@@ -14,18 +12,21 @@ from structlog.testing import capture_logs
 
 from ovmstrio.config.located import Located
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.graphs.calculator import ContractError
 from ovmstrio.runtimes.graphs.calculators.python import python_handler as handler_module
-from tests.support.python_nodes import make_node, nodes
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
+from pyovms import Tensor
+from tests.support.graph_nodes import contract_of, options
+from tests.support.python_nodes import LOOP, make_node, nodes
 from tests.support.waits import WAIT_SECONDS, until_async
 
 CLASS = "class OvmsPythonModel:\n    def execute(self, inputs): ...\n"
 FAILED = "The Python Node state initialization failed"
-SAY = "    def execute(self, inputs):\n        return [Tensor('out', {}.encode())]\n"
+EXECUTE = "    def execute(self, inputs):\n        return [Tensor('out', {}.encode())]\n"
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
-    """See that no load leaves anything in the interpreter."""
+def _interpreter_unchanged() -> Iterator[None]:
     path, before = list(sys.path), set(sys.modules)
     yield
     assert sys.path == path
@@ -33,8 +34,7 @@ def _nothing_left() -> Iterator[None]:
     assert not left
 
 
-async def test_the_object_is_made_without_arguments_and_initialized(tmp_path: Path) -> None:
-    """Initialize gets what the graph says of the node, in the order of the file."""
+async def test_initialize_gets_names_and_base_path(tmp_path: Path) -> None:
     source = """
     import json
     class OvmsPythonModel:
@@ -54,30 +54,25 @@ async def test_the_object_is_made_without_arguments_and_initialized(tmp_path: Pa
 
 
 @pytest.mark.parametrize("written", ["sub/handler.py", "./sub/../sub/handler.py", "sub\\handler.py", None])
-async def test_paths_start_at_the_graphs_folder(tmp_path: Path, written: str | None) -> None:
-    """Relative, with detours, with back-slashes, or absolute: base_path is the handler's folder."""
-    source = (
-        f"class OvmsPythonModel:\n    def initialize(self, kwargs):\n        self.base = kwargs['base_path']\n{SAY}"
-    )
+async def test_paths_are_relative_to_the_folder_of_the_graph(tmp_path: Path, written: str | None) -> None:
+    initialize = "class OvmsPythonModel:\n    def initialize(self, kwargs):\n        self.base = kwargs['base_path']\n"
     async with nodes(tmp_path) as made:
-        made.write("sub/handler.py", "from pyovms import Tensor\n" + source.format("self.base"))
+        made.write("sub/handler.py", "from pyovms import Tensor\n" + initialize + EXECUTE.format("self.base"))
         node = await made.load(make_node(written or str(tmp_path / "sub" / "handler.py")))
         assert await node.run_once() == [(0, "out", str(tmp_path / "sub"))]
 
 
-async def test_a_folder_of_links_stays_the_handlers_folder(tmp_path: Path) -> None:
-    """What is mounted as links to links finds its siblings where the links are."""
+async def test_linked_handler_imports_from_the_folder_of_the_link(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     async with nodes(tmp_path) as made:
-        made.write("data/real.py", "from pyovms import Tensor\nimport beside\nclass OvmsPythonModel:\n"
-                   + SAY.format("beside.NAME"))  # fmt: skip
-        made.write("beside.py", "NAME = 'sibling'")
+        made.write("data/real.py", "from pyovms import Tensor\nimport helper\nclass OvmsPythonModel:\n"
+                   + EXECUTE.format("helper.NAME"))  # fmt: skip
+        made.write("helper.py", "NAME = 'sibling'")
         (tmp_path / "handler.py").symlink_to(tmp_path / "data" / "real.py")
         assert await (await made.load()).run_once() == [(0, "out", "sibling")]
 
 
-async def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """With the whole path that was looked for, and where relative ones start."""
+async def test_missing_file_is_reported_with_its_path(tmp_path: Path) -> None:
     async with nodes(tmp_path) as made:
         with pytest.raises(ConfigError) as raised:
             await made.load(make_node("nowhere.py", at=Located(None, 7)))
@@ -99,8 +94,8 @@ async def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ("def f():\n    raise OSError('text')\nf()", ["OSError: text", "handler.py:3: "]),
         ("import sys\nsys.exit(3)", ["SystemExit: 3", "handler.py:3: "]),
         ("def broken(:\n    pass", ["SyntaxError: invalid syntax", "handler.py:2: "]),
-        ("import beside", ["ZeroDivisionError", "beside.py:1: "]),
-        ("from beside2 import missing", ["cannot import name 'missing' from 'beside2'", "handler.py:2: "]),
+        ("import helper", ["ZeroDivisionError", "helper.py:1: "]),
+        ("from helper2 import missing", ["cannot import name 'missing' from 'helper2'", "handler.py:2: "]),
         (CLASS + "    def __init__(self):\n        raise KeyError(1)",
          ["KeyError: 1", "handler.py:5: "]),
         (CLASS + "    def __init__(self, more): ...",
@@ -113,11 +108,10 @@ async def test_a_missing_file_is_named(tmp_path: Path) -> None:
          ["takes 1 positional argument but 2 were given"]),
     ],
 )  # fmt: skip
-async def test_a_handler_that_fails_is_named_with_file_and_line(tmp_path: Path, source: str, texts: list[str]) -> None:
-    """The text begins as OVMS's does; the log has the user's frames and no others."""
+async def test_failed_load_is_reported_with_file_and_line(tmp_path: Path, source: str, texts: list[str]) -> None:
     async with nodes(tmp_path) as made:
-        made.write("beside.py", "1 / 0")
-        made.write("beside2.py", "")
+        made.write("helper.py", "1 / 0")
+        made.write("helper2.py", "")
         with capture_logs() as logs, pytest.raises(ConfigError) as raised:
             await made.load(source=source)
     (problem,) = raised.value.problems
@@ -130,13 +124,6 @@ async def test_a_handler_that_fails_is_named_with_file_and_line(tmp_path: Path, 
         while frame is not None:
             assert Path(frame.tb_frame.f_code.co_filename).parent == tmp_path
             frame = frame.tb_next
-
-
-async def test_a_class_without_initialize_and_finalize_will_do(tmp_path: Path) -> None:
-    """Only execute is required."""
-    async with nodes(tmp_path) as made:
-        node = await made.load(source="class OvmsPythonModel:\n" + SAY.format("'here'"))
-        assert await node.run_once() == [(0, "out", "here")]
 
 
 FINALIZED = """
@@ -157,7 +144,6 @@ class OvmsPythonModel:
 @pytest.mark.parametrize("prefix", ["", "async "])
 @pytest.mark.parametrize("finalize", ["", "raise ValueError('text')", "raise SystemExit"])
 async def test_finalize_runs_once(tmp_path: Path, prefix: str, finalize: str) -> None:
-    """What it raises is logged and keeps nothing from ending."""
     source = FINALIZED.format(initialize="", prefix=prefix, finalize=finalize)
     with capture_logs() as logs:
         async with nodes(tmp_path) as made:
@@ -168,8 +154,7 @@ async def test_finalize_runs_once(tmp_path: Path, prefix: str, finalize: str) ->
     assert [(entry["step"], entry["node"]) for entry in logs] == ([("finalize", "node")] if finalize else [])
 
 
-async def test_an_object_whose_initialize_failed_is_finalized(tmp_path: Path) -> None:
-    """It may hold something already."""
+async def test_failed_initialize_is_followed_by_finalize(tmp_path: Path) -> None:
     source = FINALIZED.format(initialize="raise OSError", prefix="", finalize="")
     async with nodes(tmp_path) as made:
         with pytest.raises(ConfigError):
@@ -177,8 +162,7 @@ async def test_an_object_whose_initialize_failed_is_finalized(tmp_path: Path) ->
         assert (tmp_path / "finalized").read_text() == "x"
 
 
-async def test_an_initialize_that_does_not_end_is_not_finalized(tmp_path: Path) -> None:
-    """Its load can be cancelled all the same, and its thread is given up."""
+async def test_initialize_that_does_not_end_is_not_finalized(tmp_path: Path) -> None:
     source = FINALIZED.format(
         initialize="import held_up; held_up.started.set(); held_up.gate.wait()", prefix="", finalize=""
     )
@@ -186,8 +170,9 @@ async def test_an_initialize_that_does_not_end_is_not_finalized(tmp_path: Path) 
         made.write("held_up.py", "import threading\nstarted, gate = threading.Event(), threading.Event()")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.load, None, source)
-            await until_async(lambda: [each for each in sys.modules if each.endswith(".held_up")])
-            (held_up,) = [module for each, module in sys.modules.items() if each.endswith(".held_up")]
+            # A copy, because the thread of the load changes sys.modules.
+            await until_async(lambda: [each for each in list(sys.modules) if each.endswith(".held_up")])
+            (held_up,) = [sys.modules[each] for each in list(sys.modules) if each.endswith(".held_up")]
             await until_async(held_up.started.is_set)
             nursery.cancel_scope.cancel()
         assert made.threads.stuck == 1
@@ -195,8 +180,7 @@ async def test_an_initialize_that_does_not_end_is_not_finalized(tmp_path: Path) 
     assert not (tmp_path / "finalized").exists()
 
 
-async def test_a_finalize_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph is unloaded without it."""
+async def test_finalize_that_does_not_end_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handler_module, "FINALIZE_SECONDS", 0.02)
     gate = threading.Event()
     async with nodes(tmp_path, grace_seconds=0.02) as made:
@@ -208,8 +192,7 @@ async def test_a_finalize_that_does_not_end_is_given_up(tmp_path: Path, monkeypa
     assert "finalize did not end in time" in [entry["event"] for entry in logs]
 
 
-async def test_two_nodes_of_one_file_have_objects_of_their_own(tmp_path: Path) -> None:
-    """Members are shared by the instances of a node, not by nodes."""
+async def test_nodes_of_one_file_have_separate_objects(tmp_path: Path) -> None:
     source = """
     class OvmsPythonModel:
         count = 0
@@ -221,3 +204,48 @@ async def test_two_nodes_of_one_file_have_objects_of_their_own(tmp_path: Path) -
         first, second = await made.load(source=source), await made.load(make_node(name="second"))
         said = [await node.run_once() for node in (first, first, second)]
     assert [text for ((_, _, text),) in said] == ["1", "2", "1"]
+
+
+def test_streams_carry_tensors_and_the_loopback_booleans() -> None:
+    made = contract_of(make_node(inputs=["B:b", "A:a"], outputs=["OUT:0:c"], generative=True))
+    assert made.inputs == {Port("B", 0): Tensor, Port("A", 0): Tensor, LOOP: bool}
+    assert made.outputs == {Port("OUT", 0): Tensor, LOOP: bool}
+    assert set(made.side_inputs) == {Port("PYTHON_NODE_RESOURCES", 0)}
+    assert not made.propagates_bounds
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(["a"], ["b"]), (["IN:a"], ["OUT:b"]), (["IN:0:a"], ["OUT:0:b"])])
+def test_tags_and_indexes_are_optional(inputs: list[str], outputs: list[str]) -> None:
+    assert len(contract_of(make_node(inputs=inputs, outputs=outputs)).inputs) == 1
+
+
+@pytest.mark.parametrize(
+    ("node", "text", "fix"),
+    [
+        (make_node(inputs=[]), "at least one input stream", "input_stream"),
+        (make_node(outputs=[]), "at least one output stream", "output_stream"),
+        (make_node(inputs=["a", "b"]), 'Tag "" index 1 was not expected', "tag of its own"),
+        (make_node(inputs=["IN:a", "IN:1:b"]), 'Tag "IN" index 1 was not expected', "IN1:b"),
+        (make_node(outputs=["OUT:1:b"]), 'Tag "OUT" index 1 was not expected', "OUT1:b"),
+        (make_node(side=[]), 'Failed to get tag "PYTHON_NODE_RESOURCES" index 0', "PYTHON_NODE_RESOURCES:py"),
+        (make_node(side=["PYTHON_NODE_RESOURCES:py", "OTHER:x"]), 'Tag "OTHER" index 0 was not expected', "remove"),
+        (make_node(side_outputs=(make_node().side_inputs)), "makes no side packets", "remove"),
+        (make_node(inputs=["IN:a", "LOOPBACK:l"]), "If LOOPBACK is used, it must be defined on both", "output_stream"),
+        (make_node(outputs=["OUT:a", "LOOPBACK:l"]), "If LOOPBACK is used, it must be defined on both", "input_stream"),
+        (make_node(node_options=()), "The Python Node is missing options definition", "handler_path"),
+        (
+            make_node(node_options=(), options=(options("PythonExecutorCalculatorOptions", handler_path="a"),)),
+            "The Python Node is missing options definition - node_options is empty; options { ... } is not looked at",
+            "handler_path",
+        ),
+        (make_node(node_options=(options("Other", x="y"),)), "found mediapipe.Other", "PythonExecutor"),
+        (make_node(""), "handler_path is empty", "handler_path"),
+        (make_node(name=""), "The Python Node is missing name definition", "name"),
+        (make_node(canonical_name="node_1"), "The Python Node name is already present in nodes list", "own"),
+    ],
+)
+def test_invalid_nodes_are_refused_with_a_suggestion(node: NodeConfig, text: str, fix: str) -> None:
+    with pytest.raises(ContractError) as raised:
+        contract_of(node)
+    assert text in raised.value.message
+    assert fix in raised.value.fix

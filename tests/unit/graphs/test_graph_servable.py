@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import trio
+
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import FailedPrecondition, GraphFailure, InvalidRequest, PayloadTooLarge
+from ovmstrio.core.request import InferInput, InferRequest
+from ovmstrio.core.tensor import RawTensor
+from ovmstrio.runtimes.graphs.timestamps import MAX, MIN
+from tests.support.graphs import GRAPH, LOOPBACK, ask, graph_text, handler, loaded, python_node, stamps, stream, texts
+from tests.support.waits import WAIT_SECONDS
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from ovmstrio.core.request import InferResponse
+    from ovmstrio.runtimes.graphs.graph_servable import GraphServable
+
+ADD = """
+import numpy as np
+class OvmsPythonModel:
+    def initialize(self, kwargs):
+        self.name = kwargs["output_names"][0]
+        self.step = int(kwargs["node_name"][-1])
+    def execute(self, inputs):
+        array = np.array(inputs[0])
+        return [Tensor(self.name, (array + self.step).astype(array.dtype))]
+"""
+ECHO = "return [Tensor('out', bytes(inputs[0]))]"
+UPPER_ALL = handler("return [Tensor('out' + each.name[-1], bytes(each).upper()) for each in inputs]")
+THREE = "for number in range(3):\n    yield [Tensor('out', bytes(inputs[0]) + b'%d' % number)]"
+NUMBERS = ["INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "FP16", "FP32", "FP64"]
+
+
+def serving(
+    folder: Path, body: str, *, more: str = "", prefix: str = "", head: str = ""
+) -> AbstractAsyncContextManager[GraphServable]:
+    """Load a graph of one node from ``in`` to ``out`` whose ``execute`` has this body."""
+    text = graph_text(python_node("handler.py", more=more))
+    return loaded(folder / "g", text, handler=handler(body, prefix=prefix, head=head))
+
+
+def numbered(*nodes: str, count: int) -> str:
+    """Write a graph whose inputs are ``in1``, ``in2``, ... and whose outputs are ``out1``, ``out2``, ..."""
+    numbers = range(1, count + 1)
+    inputs, outputs = [[f"OVMS_PY_TENSOR{n}:{side}{n}" for n in numbers] for side in ("in", "out")]
+    return graph_text(*nodes, inputs=inputs, outputs=outputs)
+
+
+def output_array(response: InferResponse, name: str = "out") -> np.ndarray[Any, Any]:
+    (output,) = (each for each in response.outputs if each.name == name)
+    assert isinstance(output, RawTensor)
+    return np.frombuffer(output.data, BY_NAME[output.datatype].numpy).reshape(output.shape)
+
+
+# Calls
+
+
+@pytest.mark.parametrize("form", ["{name}", "{tag}:{name}", "{tag}:0:{name}"])
+async def test_chain_of_three_nodes_computes(tmp_path: Path, form: str) -> None:
+    streams = ["in", "second", "third", "out"]
+    nodes = [
+        python_node("add.py", [form.format(tag="A", name=a)], [form.format(tag="B", name=b)], name=f"n{number}")
+        for number, (a, b) in enumerate(itertools.pairwise(streams), start=1)
+    ]
+    async with loaded(tmp_path / "g", graph_text(*nodes), add=ADD) as graph:
+        response = await graph.infer(ask({"in": np.array([1, 2, 3])}))
+    assert output_array(response).tolist() == [7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape"),
+    [*((datatype, (2, 2)) for datatype in NUMBERS), ("FP32", ()), ("FP32", (0,)), ("FP32", (2, 0, 3))],
+)
+async def test_datatype_and_shape_are_kept(tmp_path: Path, datatype: str, shape: tuple[int, ...]) -> None:
+    raw = np.full(shape, 3, BY_NAME[datatype].numpy).tobytes()
+    async with loaded(tmp_path / "g", graph_text(python_node("add.py", name="n1")), add=ADD) as graph:
+        response = await graph.infer(InferRequest(GRAPH, inputs=[InferInput("in", datatype, shape)], raw_inputs=[raw]))
+    (output,) = response.outputs
+    assert isinstance(output, RawTensor)
+    assert output.datatype == datatype
+    assert output_array(response).tolist() == np.full(shape, 4).tolist()
+
+
+async def test_outputs_have_the_order_of_the_graph(tmp_path: Path) -> None:
+    nodes = [python_node("add.py", outputs=[f"OUT:out{n}"], name=f"n{n}") for n in (1, 2)]
+    outputs = ["OVMS_PY_TENSOR_B:out2", "OVMS_PY_TENSOR_A:out1"]
+    async with loaded(tmp_path / "g", graph_text(*nodes, outputs=outputs), add=ADD) as graph:
+        response = await graph.infer(ask({"in": np.array([5])}, id="mine"))
+    assert [output.name for output in response.outputs] == ["out2", "out1"]
+    assert [output_array(response, name).tolist() for name in ("out1", "out2")] == [[6], [7]]
+    assert (response.id, response.model_name, response.model_version) == ("mine", "graph", "1")
+    assert isinstance(response.parameters["OVMS_MP_TIMESTAMP"], int)
+
+
+async def test_inputs_have_the_order_of_tags(tmp_path: Path) -> None:
+    inputs = [f"OVMS_PY_TENSOR_{name.upper()}:{name}" for name in "cab"]
+    text = graph_text(python_node("join.py", ["B:b", "A:a", "C:c"]), inputs=inputs)
+    async with loaded(
+        tmp_path / "g", text, join=handler("return [Tensor('out', b''.join(map(bytes, inputs)))]")
+    ) as graph:
+        response = await graph.infer(ask({"c": b"3", "a": b"1", "b": b"2"}))
+        assert [spec.name for spec in graph.metadata.inputs] == ["a", "b", "c"]
+    assert texts(response) == {"out": "123"}
+
+
+async def test_missing_and_unknown_inputs_are_refused(tmp_path: Path) -> None:
+    node = python_node("add.py", ["A:in", "B:more"], name="n1")
+    text = graph_text(node, inputs=["OVMS_PY_TENSOR_A:in", "OVMS_PY_TENSOR_B:more"])
+    missing = "Invalid number of inputs - Not all input packets created; missing: more"
+    unknown = "Unexpected input - unknown is unexpected"
+    async with loaded(tmp_path / "g", text, add=ADD) as graph:
+        with pytest.raises(InvalidRequest, match=missing):
+            await graph.infer(ask({"in": np.array([1])}))
+        with pytest.raises(InvalidRequest, match=f"{unknown}.* Also: {missing}"):
+            await graph.infer(ask({"in": np.array([1]), "unknown": b""}))
+
+
+async def test_output_without_packet_is_a_failure(tmp_path: Path) -> None:
+    async with serving(tmp_path, "return []") as graph:
+        with pytest.raises(GraphFailure, match='Unknown error during mediapipe execution: nothing came out of "out"'):
+            await graph.infer(ask({"in": b"x"}))
+
+
+async def test_node_runs_without_the_input_of_a_silent_node(tmp_path: Path) -> None:
+    text = graph_text(
+        python_node("silent.py", outputs=["OUT:a"], name="silent"),
+        python_node("add.py", outputs=["OUT:b"], name="n1"),
+        python_node("count.py", ["A:a", "B:b"], name="count"),
+    )
+    sources: dict[str, Any] = {
+        "silent": handler("return []"),
+        "count": handler("return [Tensor('out', b'%d' % len(inputs))]"),
+    }
+    async with loaded(tmp_path / "g", text, add=ADD, **sources) as graph:
+        assert texts(await graph.infer(ask({"in": np.array([1])}))) == {"out": "1"}
+
+
+async def test_failed_call_does_not_affect_the_next(tmp_path: Path) -> None:
+    async with serving(tmp_path, "return [Tensor('out', b'%d' % (10 // int(bytes(inputs[0]))))]") as graph:
+        assert texts(await graph.infer(ask({"in": b"5"}))) == {"out": "2"}
+        with pytest.raises(GraphFailure) as raised:
+            await graph.infer(ask({"in": b"0"}))
+        assert texts(await graph.infer(ask({"in": b"2"}))) == {"out": "5"}
+    assert str(raised.value).startswith(
+        "Mediapipe execution failed. MP status - INTERNAL: CalculatorGraph::Run() failed: \n"
+        'Calculator::Process() for node "node" failed: Error occurred during graph execution: ZeroDivisionError: '
+    )
+    assert "(handler.py:5)" in str(raised.value)
+
+
+async def test_first_value_of_a_generator_is_the_response(tmp_path: Path) -> None:
+    async with serving(tmp_path, THREE, more=LOOPBACK) as graph:
+        assert texts(await graph.infer(ask({"in": b""}))) == {"out": "0"}
+
+
+async def test_model_is_shared_and_storage_is_not(tmp_path: Path) -> None:
+    source = """
+    from pyovms import current_context
+    class OvmsPythonModel:
+        opened = closed = 0
+        def open(self, context):
+            self.opened += 1
+            context.storage.seen = 0
+        def execute(self, inputs):
+            context = current_context()
+            context.storage.seen += 1
+            numbers = self.opened, self.closed, context.storage.seen, context.parameters["tokens"]
+            return [Tensor("out", f"{context.request_id} {numbers} {context.is_cancelled()}".encode())]
+        def close(self, context):
+            self.closed += context.storage.seen
+    """
+    requests = [ask({"in": b""}, parameters={"tokens": 7}, id=f"r{number}") for number in range(3)]
+    async with loaded(tmp_path / "g", graph_text(python_node("state.py")), state=source) as graph:
+        answers = [texts(await graph.infer(request))["out"] for request in requests]
+    assert answers == ["r0 (1, 0, 1, 7) False", "r1 (2, 1, 1, 7) False", "r2 (3, 2, 1, 7) False"]
+
+
+async def test_all_packets_are_returned_up_to_a_size(tmp_path: Path) -> None:
+    body = """
+    count = int(np.array(inputs[0])[0])
+    for number in range(count) if count else iter(int, 1):
+        yield [Tensor("out", np.array([number]))]
+    """
+
+    def all_packets(count: int) -> InferRequest:
+        request = ask({"in": np.array([count])})
+        request.wants_all_packets, request.most_bytes = True, 80
+        return request
+
+    async with serving(tmp_path, body, more=LOOPBACK, head="import numpy as np") as graph:
+        for count in (3, 1):
+            response = await graph.infer(all_packets(count))
+            values = [int.from_bytes(each.data, "little") for each in response.outputs if isinstance(each, RawTensor)]
+            assert values == list(range(count))
+        with pytest.raises(PayloadTooLarge, match="the outputs have 88 bytes, the limit is 80"):
+            await graph.infer(all_packets(0))
+        assert len((await graph.infer(ask({"in": np.array([5])}))).outputs) == 1
+
+
+# Streams
+
+
+async def test_automatic_timestamps_ascend(tmp_path: Path) -> None:
+    async with serving(tmp_path, ECHO) as graph:
+        answers = await stream(graph, *(ask({"in": text}, id="id") for text in (b"a", b"b", b"c")))
+    assert [text for _, _, text in answers.outputs] == ["a", "b", "c"]
+    assert stamps(answers) == sorted(set(stamps(answers)))
+    assert answers.failure is None
+    # A stream never echoes the ids of requests.
+    assert {(reply.model_name, reply.model_version, reply.id) for reply in answers.replies} == {("graph", "1", "")}
+
+
+async def test_replies_have_the_timestamps_of_their_requests(tmp_path: Path) -> None:
+    async with serving(tmp_path, ECHO) as graph:
+        answers = await stream(graph, ask(), *(ask({"in": b"x"}, stamp) for stamp in (MIN, 3, 12, 99, MAX)))
+    assert stamps(answers) == [MIN, 3, 12, 99, MAX]
+    assert answers.problems == []
+    assert answers.failure is None
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "text"),
+    [
+        ("7", "Invalid timestamp format in request parameter OVMS_MP_TIMESTAMP. Should be int64"),
+        (MIN - 1, "Timestamp::PreStream()"),
+    ],
+)
+async def test_invalid_timestamp_fails_only_its_request(tmp_path: Path, timestamp: int | str, text: str) -> None:
+    async with serving(tmp_path, ECHO) as graph:
+        answers = await stream(graph, ask({"in": b"x"}, timestamp), ask({"in": b"y"}, 5))
+    assert answers.problems == [f"Malformed packet timestamp - {text}; partial deserialization of first request"]
+    assert answers.outputs == [(5, "out", "y")]
+    assert answers.failure is None
+
+
+async def test_descending_timestamp_ends_the_stream(tmp_path: Path) -> None:
+    async with serving(tmp_path, ECHO) as graph:
+        answers = await stream(graph, ask({"in": b"x"}, 3), ask({"in": b"x"}, 2), wait_each=1)
+    assert stamps(answers) == [3]
+    assert answers.problems == []
+    assert isinstance(answers.failure, GraphFailure)
+    assert str(answers.failure).startswith("Mediapipe execution failed. MP status - INVALID_ARGUMENT: ")
+    assert 'stream "in". Current minimum expected timestamp is 4 but received 2' in str(answers.failure)
+
+
+async def test_generations_of_one_stream_run_in_turn(tmp_path: Path) -> None:
+    async with serving(tmp_path, THREE, more=LOOPBACK) as graph:
+        manual = await stream(graph, ask({"in": b"a"}, 1), ask({"in": b"b"}, 100))
+        automatic = await stream(graph, ask({"in": b"a"}), ask({"in": b"b"}), wait_each=3)
+    expected = ["a0", "a1", "a2", "b0", "b1", "b2"]
+    assert manual.outputs == list(zip([1, 2, 3, 100, 101, 102], ["out"] * 6, expected, strict=True))
+    assert [text for _, _, text in automatic.outputs] == expected
+    assert stamps(automatic) == sorted(set(stamps(automatic)))
+
+
+async def test_request_during_a_generation_fails_the_stream(tmp_path: Path) -> None:
+    async with serving(tmp_path, "while True:\n    yield [Tensor('out', b'x')]", more=LOOPBACK) as graph:
+        with trio.fail_after(WAIT_SECONDS):
+            answers = await stream(graph, ask({"in": b"x"}, 10), ask({"in": b"x"}, 11), wait_each=1)
+    text = 'RESOURCE_EXHAUSTED: CalculatorGraph::Run() failed: \nCalculator::Process() for node "node" failed: '
+    assert text + "Node is already processing data. Create new stream for another request." in str(answers.failure)
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_inputs_of_one_timestamp_meet_in_one_call(tmp_path: Path, together: bool) -> None:
+    body = "for _ in range(3):\n    yield [Tensor(f'out{n}', bytes(inputs[n - 1])) for n in (1, 2)]"
+    text = numbered(python_node("handler.py", ["A:in1", "B:in2"], ["A:out1", "B:out2"], more=LOOPBACK), count=2)
+    requests = [ask({"in1": b"a", "in2": b"b"}, 64)] if together else [ask({"in1": b"a"}, 64), ask({"in2": b"b"}, 64)]
+    async with loaded(tmp_path / "g", text, handler=handler(body)) as graph:
+        answers = await stream(graph, *requests)
+    assert answers.outputs == [
+        (stamp, name, text) for stamp in (64, 65, 66) for name, text in (("out1", "a"), ("out2", "b"))
+    ]
+
+
+async def test_independent_inputs_share_a_timestamp_over_several_requests(tmp_path: Path) -> None:
+    nodes = [python_node("handler.py", [f"IN:in{n}"], [f"OUT:out{n}"], name=f"n{n}") for n in (1, 2, 3)]
+    async with loaded(tmp_path / "g", numbered(*nodes, count=3), handler=UPPER_ALL) as graph:
+        separate = await stream(graph, *(ask({f"in{n}": b"%d" % n}, 64) for n in (1, 2, 3)))
+        together = await stream(graph, ask({f"in{n}": b"%d" % n for n in (1, 2, 3)}, 64))
+    assert sorted(separate.outputs) == sorted(together.outputs) == [(64, f"out{n}", str(n)) for n in (1, 2, 3)]
+
+
+async def test_immediate_policy_runs_for_each_input(tmp_path: Path) -> None:
+    immediate = 'input_stream_handler { input_stream_handler: "ImmediateInputStreamHandler" }'
+    node = python_node("handler.py", ["A:in1", "B:in2"], ["A:out1", "B:out2"], more=immediate)
+    async with loaded(tmp_path / "g", numbered(node, count=2), handler=UPPER_ALL) as graph:
+        answers = await stream(graph, ask({"in1": b"a"}), ask({"in2": b"b"}), ask({"in1": b"c"}))
+    assert [(name, value) for _, name, value in answers.outputs] == [("out1", "A"), ("out2", "B"), ("out1", "C")]
+    assert answers.failure is None
+
+
+async def test_invalid_requests_leave_the_stream_open(tmp_path: Path) -> None:
+    short = ask({"in": np.zeros(4, np.float32)})
+    short.raw_inputs[0] = bytes(3)
+    async with serving(tmp_path, ECHO) as graph:
+        answers = await stream(
+            graph,
+            short,
+            ask({"in": b"one"}),
+            ask({"unknown": b"x"}),
+            ask({"in": b"two"}, model="another"),
+            ask({"in": b"three"}, model_version="7"),
+            ask({"in": b"four"}, model_version="1"),
+        )
+    first, *others = answers.problems
+    assert first.startswith("Invalid content size of tensor proto - Invalid Python tensor buffer size.")
+    assert first.endswith("; partial deserialization of first request")
+    assert others == [
+        "Unexpected input - unknown is unexpected; partial deserialization of subsequent requests",
+        "Subsequent request with incorrect servable name; validate subsequent requests",
+        "Subsequent request with incorrect servable version; validate subsequent requests",
+    ]
+    assert [text for _, _, text in answers.outputs] == ["one", "four"]
+    assert answers.failure is None
+
+
+async def test_missing_side_packet_fails_the_start(tmp_path: Path) -> None:
+    text = graph_text(python_node("handler.py")).replace("PYTHON_NODE_RESOURCES:py", "PYTHON_NODE_RESOURCES:foo")
+    async with loaded(tmp_path / "g", text, handler=handler(ECHO)) as graph:
+        answers = await stream(graph, ask({"in": b"x"}))
+    assert isinstance(answers.failure, FailedPrecondition)
+    text = 'Failed to start mediapipe graph - Side packet "foo" is required but was not provided.'
+    assert text in str(answers.failure)
+
+
+async def test_generator_stops_while_the_client_does_not_read(tmp_path: Path) -> None:
+    body = """
+    if bytes(inputs[0]) == b"computed":
+        yield [Tensor("out", b"%d" % self.computed)]
+        return
+    for self.computed in range(1, 100_000):
+        yield [Tensor("out", b"x")]
+    """
+    async with serving(tmp_path, body, more=LOOPBACK) as graph:
+        with trio.CancelScope() as scope:
+            async with graph.open_stream(ask({"in": b"x"})):
+                computed = [0, -1]
+                while computed[-1] != computed[-2]:
+                    await trio.testing.wait_all_tasks_blocked(0.2)
+                    answers = await stream(graph, ask({"in": b"computed"}))
+                    computed.append(int(answers.outputs[0][2]))
+                scope.cancel()
+                await trio.lowlevel.checkpoint()
+    assert 1 <= computed[-1] <= 200
