@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from ovmstrio.config.ovms_json import examine_config, parse_config
 from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.table import KINDS
+from tests.support.config_documents import parse_sections
 
 
 def _write(path: Path, document: Any = "") -> None:
@@ -22,8 +21,7 @@ def _models(*configs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse(root: Path, document: dict[str, Any]) -> ServerSpec:
-    content = json.dumps({"model_config_list": [], **document}, indent=1).encode()
-    return parse_config(KINDS.values(), content, root / "config.json")
+    return parse_sections(root / "config.json", **document)
 
 
 def _graphs(root: Path, *entries: dict[str, Any]) -> ServerSpec:
@@ -45,7 +43,6 @@ def _graphs(root: Path, *entries: dict[str, Any]) -> ServerSpec:
 def test_paths_of_a_graph_have_ovms_defaults(
     tmp_path: Path, settings: dict[str, str], base_path: str, graph_path: str, subconfig: str
 ) -> None:
-    """The base path leads on from the file's directory, everything else from the base path."""
     (graph,) = _graphs(tmp_path, {"name": "g", **settings}).of(GraphSpec)
     assert (graph.base_path, graph.graph_path) == (tmp_path / base_path, tmp_path / graph_path)
     assert (graph.subconfig, graph.problems) == (tmp_path / subconfig, ())
@@ -53,8 +50,7 @@ def test_paths_of_a_graph_have_ovms_defaults(
 
 
 @pytest.mark.parametrize("entry", [{}, {"name": 1}, {"name": "g", "nireq": 1}, {"name": "g", "graph_pth": "x"}])
-def test_a_wrong_form_of_a_graphs_entry_is_one_of_the_file(tmp_path: Path, entry: dict[str, Any]) -> None:
-    """No other keys are known, and the name is required."""
+def test_a_wrong_form_of_an_entry_makes_the_file_unusable(tmp_path: Path, entry: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as error:
         _graphs(tmp_path, entry)
     (problem,) = error.value.problems
@@ -70,10 +66,9 @@ def test_a_wrong_form_of_a_graphs_entry_is_one_of_the_file(tmp_path: Path, entry
         ({"subconfig": "gs://bucket/s.json"}, "subconfig"),
     ],
 )
-def test_what_is_wrong_with_one_graph_leaves_the_others(tmp_path: Path, settings: dict[str, str], path: str) -> None:
-    """The graph is known with its problem, and its neighbour is served."""
-    broken, other = _graphs(tmp_path, {"name": "g", **settings}, {"name": "other"}).of(GraphSpec)
-    assert [problem.path for problem in broken.problems] == [f"mediapipe_config_list[0].{path}"]
+def test_an_unusable_value_fails_only_its_graph(tmp_path: Path, settings: dict[str, str], path: str) -> None:
+    failed, other = _graphs(tmp_path, {"name": "g", **settings}, {"name": "other"}).of(GraphSpec)
+    assert [problem.path for problem in failed.problems] == [f"mediapipe_config_list[0].{path}"]
     assert other.problems == ()
 
 
@@ -87,10 +82,9 @@ def test_what_is_wrong_with_one_graph_leaves_the_others(tmp_path: Path, settings
         ({"base_path": "g", "graph_path": "missing.pbtxt"}, "g/graph.pbtxt", "g"),
     ],
 )
-def test_an_entry_among_the_models_may_be_a_graph(
+def test_an_entry_of_the_model_list_is_a_graph_by_its_keys_or_its_folder(
     tmp_path: Path, settings: dict[str, str], place: str, base_path: str
 ) -> None:
-    """It is known by its keys or by what lies in its directory."""
     _write(tmp_path / place)
     spec = _parse(tmp_path, _models({"name": "g", **settings}, {"name": "m", "base_path": "m"}))
     assert [graph.base_path for graph in spec.of(GraphSpec)] == [tmp_path / base_path]
@@ -98,8 +92,7 @@ def test_an_entry_among_the_models_may_be_a_graph(
     assert spec.problems == ()
 
 
-def test_an_option_of_models_on_a_graph_is_a_warning_with_its_place(tmp_path: Path) -> None:
-    """It has no effect, as in OVMS, and the graph is served."""
+def test_a_model_option_on_a_graph_is_a_warning(tmp_path: Path) -> None:
     _write(tmp_path / "g/graph.pbtxt")
     spec = _parse(tmp_path, _models({"name": "g", "base_path": "g", "nireq": 2}))
     (problem,) = spec.problems
@@ -107,8 +100,7 @@ def test_an_option_of_models_on_a_graph_is_a_warning_with_its_place(tmp_path: Pa
     assert spec.of(GraphSpec)[0].problems == ()
 
 
-def test_the_first_of_two_graphs_of_one_name_is_served(tmp_path: Path) -> None:
-    """The second is a warning, wherever it is written."""
+def test_a_graph_of_the_model_list_takes_its_name_first(tmp_path: Path) -> None:
     _write(tmp_path / "a/graph.pbtxt")
     graphs = {"mediapipe_config_list": [{"name": "g", "base_path": "b"}]}
     spec = _parse(tmp_path, {**_models({"name": "g", "base_path": "a"}), **graphs})
@@ -118,18 +110,7 @@ def test_the_first_of_two_graphs_of_one_name_is_served(tmp_path: Path) -> None:
     ]
 
 
-def test_a_graph_never_takes_the_name_of_a_model(tmp_path: Path) -> None:
-    """The model is served, and the graph is told of in OVMS's words."""
-    models = _models({"name": "m", "base_path": "m"})
-    spec = _parse(tmp_path, {**models, "mediapipe_config_list": [{"name": "m"}, {"name": "g"}]})
-    assert [servable.name for servable in spec.services] == ["m", "g"]
-    (problem,) = spec.problems
-    assert problem.message.startswith("Given mediapipe graph name is already occupied")
-    assert (problem.severity, problem.path) == ("error", "mediapipe_config_list[0].name")
-
-
-def test_the_models_of_a_subconfig_belong_to_the_configuration(tmp_path: Path) -> None:
-    """Their paths lead on from its directory, and its content is remembered, so that a change is seen."""
+def test_models_of_a_subconfig_are_served_and_its_content_is_watched(tmp_path: Path) -> None:
     _write(tmp_path / "g/subconfig.json", _models({"name": "inner", "base_path": "models/inner"}))
     spec = _graphs(tmp_path, {"name": "g"}, {"name": "h"})
     (model,) = spec.of(ModelSpec)
@@ -145,24 +126,21 @@ def test_the_models_of_a_subconfig_belong_to_the_configuration(tmp_path: Path) -
     ("content", "line"),
     [("[", 1), ('{"model_config_list": [],\n "monitoring": {}}', 2), ('{"model_config_list": [\n{"config": 1}]}', 2)],
 )
-def test_a_broken_subconfig_fails_its_graph_alone(tmp_path: Path, content: str, line: int) -> None:
-    """The problem names the file and the line; the rest of the configuration is served."""
+def test_an_invalid_subconfig_fails_only_its_graph(tmp_path: Path, content: str, line: int) -> None:
     _write(tmp_path / "g/subconfig.json", content)
     spec = _graphs(tmp_path, {"name": "g"}, {"name": "other"})
-    broken, other = spec.of(GraphSpec)
-    assert [(problem.file, problem.line) for problem in broken.problems] == [(f"{tmp_path}/g/subconfig.json", line)]
+    failed, other = spec.of(GraphSpec)
+    assert [(problem.file, problem.line) for problem in failed.problems] == [(f"{tmp_path}/g/subconfig.json", line)]
     assert (other.problems, spec.problems, spec.of(ModelSpec)) == ((), (), ())
 
 
-def test_a_subconfig_that_cannot_be_read_fails_its_graph(tmp_path: Path) -> None:
-    """Only one that is not there is as good as empty."""
+def test_an_unreadable_subconfig_fails_its_graph(tmp_path: Path) -> None:
     (tmp_path / "g/subconfig.json").mkdir(parents=True)
     (graph,) = _graphs(tmp_path, {"name": "g"}).of(GraphSpec)
     assert [problem.file for problem in graph.problems] == [f"{tmp_path}/g/subconfig.json"]
 
 
 def test_models_that_two_files_configure_are_served_once(tmp_path: Path) -> None:
-    """Equal settings are no problem; different ones are a warning, and the first count."""
     same = {"name": "same", "base_path": str(tmp_path / "same")}
     other = {"name": "other", "base_path": str(tmp_path / "other")}
     _write(tmp_path / "g/subconfig.json", _models(same, {**other, "nireq": 7}))
@@ -175,20 +153,15 @@ def test_models_that_two_files_configure_are_served_once(tmp_path: Path) -> None
 
 
 def test_a_graph_in_a_subconfig_is_refused(tmp_path: Path) -> None:
-    """Subconfigs are for models."""
     _write(tmp_path / "g/subconfig.json", _models({"name": "x", "graph_path": "x.pbtxt"}))
     spec = _graphs(tmp_path, {"name": "g"})
     assert [graph.name for graph in spec.of(GraphSpec)] == ["g"]
     assert [(problem.severity, problem.path) for problem in spec.problems] == [("error", "model_config_list[0].config")]
 
 
-def test_places_of_graphs_and_their_models_are_known(tmp_path: Path) -> None:
-    """Those who look on are told in which file each is configured."""
+def test_graphs_and_models_of_subconfigs_have_their_places(tmp_path: Path) -> None:
     _write(tmp_path / "g/subconfig.json", _models({"name": "m", "base_path": "m"}))
-    document = {"model_config_list": [], "mediapipe_config_list": [{"name": "g"}]}
-    content = json.dumps(document, indent=1).encode()
-    services = examine_config(KINDS.values(), content, tmp_path / "config.json").spec.services
-    places = {service.name: service.place for service in services if service.place}
+    places = {service.name: service.place for service in _graphs(tmp_path, {"name": "g"}).services if service.place}
     assert {name: (place.file, place.settings.line) for name, place in places.items()} == {
         "m": (f"{tmp_path}/g/subconfig.json", 4),
         "g": (f"{tmp_path}/config.json", 4),

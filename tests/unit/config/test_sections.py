@@ -48,8 +48,7 @@ def _section(content: str) -> Section:
         (any_spelling(flag), "Yes", True),
     ],
 )
-def test_a_rule_gives_what_the_settings_have(rule: Rule, given: Any, value: Any) -> None:
-    """In the type of the settings, whatever the spelling in the file was."""
+def test_a_rule_returns_the_type_of_the_setting(rule: Rule, given: Any, value: Any) -> None:
     assert rule(locate(given)) == value
 
 
@@ -69,15 +68,15 @@ def test_a_rule_gives_what_the_settings_have(rule: Rule, given: Any, value: Any)
         (any_spelling(flag), 1, "true or false", ""),
     ],
 )
-def test_a_rule_says_what_it_expected(rule: Rule, given: Any, expected: str, suggestion: str) -> None:
-    """And the way out, where it is plain."""
+def test_a_refusal_has_the_expected_form_and_a_suggestion(
+    rule: Rule, given: Any, expected: str, suggestion: str
+) -> None:
     with pytest.raises(Unusable) as caught:
         rule(locate(given))
     assert (caught.value.expected, caught.value.suggestion) == (expected, suggestion)
 
 
-def test_scalars_are_taken_as_they_are_written() -> None:
-    """Digits that a number would lose are kept, and the case of a word does not matter."""
+def test_scalars_keep_their_spelling() -> None:
     section = _section("version: 3.10\nword: Debug\nlist: [a]\n")
     assert section.read({"version": written, "word": any_word(("debug",)), "list": written}) == {
         "version": "3.10",
@@ -86,12 +85,11 @@ def test_scalars_are_taken_as_they_are_written() -> None:
     assert [problem.path for problem in section.findings.all] == ["list"]
 
 
-def test_everything_wrong_in_a_section_is_told_by_line() -> None:
-    """Missing keys, unknown keys and values that cannot be used, each at its place; a misspelt key is one mistake."""
+def test_all_problems_of_a_section_are_reported_by_line() -> None:
     section = _section("cuont: 3\nname: 4\ninner: {}\nother: 1\nempty:\n")
     assert section.read(_RULES, required=("count",)) == {}
-    told = [(problem.line, problem.path, problem.message, problem.severity) for problem in section.findings.all]
-    assert told == [
+    reported = [(problem.line, problem.path, problem.message, problem.severity) for problem in section.findings.all]
+    assert reported == [
         (1, "cuont", "the key 'count' is missing", "error"),
         (2, "name", "the value cannot be used", "error"),
         (4, "other", "unknown key 'other', which has no effect", "warning"),
@@ -100,8 +98,7 @@ def test_everything_wrong_in_a_section_is_told_by_line() -> None:
     assert section.findings.all[2].suggestion == "known are count, name, inner"
 
 
-def test_sections_within_a_section() -> None:
-    """A mapping and a list of mappings are sections of their own; anything else is told and left out."""
+def test_nested_sections_are_mappings_or_lists_of_mappings() -> None:
     section = _section("one: {a: 1}\nmany: [{b: 2}, 3]\nwrong: 4\n")
     (many,) = section.sections("many") or []
     one = section.section("one")
@@ -115,9 +112,7 @@ def test_sections_within_a_section() -> None:
     ]
 
 
-def test_settings_declare_their_keys() -> None:
-    """A field that is annotated with a rule is a key; others are none."""
-
+def test_annotated_fields_are_the_keys_of_settings() -> None:
     @dataclass
     class Settings:
         count: Annotated[int, whole(1)] = 1
@@ -128,8 +123,7 @@ def test_settings_declare_their_keys() -> None:
     assert rules["count"](locate(2)) == 2
 
 
-def test_what_is_in_no_file_has_no_line() -> None:
-    """A problem of a dictionary has a path alone."""
+def test_a_problem_outside_a_file_has_no_line() -> None:
     section = Section(locate({"count": 0}), Findings("settings"))
     section.read(_RULES)
     (problem,) = section.findings.all

@@ -1,27 +1,21 @@
-"""Models of text in ``config.json``: their form, their options and what they become."""
-
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ovmstrio.config.ovms_json import examine_config, parse_config
 from ovmstrio.config.specs import ServerSpec
 from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
-from ovmstrio.runtimes.table import KINDS
+from tests.support.config_documents import CONFIG_FILE, parse_sections
 
-_FILE = Path("/etc/ovms/config.json")
 _CHAT = {"name": "chat", "base_path": "models/chat"}
 
 
-def _parse(*models: Any, **lists: Any) -> ServerSpec:
-    content = {"model_config_list": [], **lists, "text_model_config_list": [{"config": each} for each in models]}
-    return parse_config(KINDS.values(), json.dumps(content, indent=1).encode(), _FILE)
+def _parse(*models: Any) -> ServerSpec:
+    return parse_sections(text_model_config_list=[{"config": each} for each in models])
 
 
 def _only(**options: Any) -> TextModelSpec:
@@ -31,20 +25,18 @@ def _only(**options: Any) -> TextModelSpec:
 
 def _problem(**options: Any) -> Problem:
     (problem,) = _only(**options).problems
-    assert problem.file == str(_FILE)
+    assert problem.file == str(CONFIG_FILE)
     assert problem.line is not None
     return problem
 
 
-def test_a_model_is_a_folder_or_a_file_and_makes_text_unless_it_says_otherwise() -> None:
-    """Relative paths lead on from the configuration's folder."""
+def test_a_model_is_a_folder_or_a_file_with_the_task_text_generation_by_default() -> None:
     folder, file = _parse(_CHAT, {"name": "e", "base_path": "/m/e.gguf", "task": "embeddings"}).of(TextModelSpec)
     assert (folder.path, folder.task, folder.problems) == (Path("/etc/ovms/models/chat"), Task.TEXT_GENERATION, ())
     assert (file.path, file.base_path, file.task) == (Path("/m/e.gguf"), Path("/m"), Task.EMBEDDINGS)
 
 
 def test_options_become_fields_of_the_model() -> None:
-    """Those of the device have the names that they have for other models."""
     spec = _only(
         target_device="GPU",
         plugin_config={"prompt_lookup": True},
@@ -63,8 +55,7 @@ def test_options_become_fields_of_the_model() -> None:
     assert (spec.tool_parser, spec.idle_unload_seconds) == ("hermes3", 300)
 
 
-def test_voices_are_files_by_names_and_speeds_bound_requests() -> None:
-    """Relative paths lead on from the configuration's folder."""
+def test_voices_and_speeds_of_speech_models() -> None:
     speech = {"task": "text2speech"}
     spec = _only(**speech, voices={"anna": "voices/anna.bin"}, speed_min=0.5, speed_max=2, idle_unload_seconds=9)
     assert spec.problems == ()
@@ -75,8 +66,7 @@ def test_voices_are_files_by_names_and_speeds_bound_requests() -> None:
     assert "models for text2speech" in str(_problem(voices={"anna": "anna.bin"}))
 
 
-def test_what_is_said_by_default_of_caching_and_of_the_queue() -> None:
-    """Prefixes are computed once, and calls wait in the model, also where any number may be under way."""
+def test_prefix_caching_is_on_and_a_queue_limit_needs_no_concurrency_limit() -> None:
     spec = _parse({**_CHAT, "max_queue": 3})
     (model,) = spec.of(TextModelSpec)
     assert model.enable_prefix_caching
@@ -85,7 +75,7 @@ def test_what_is_said_by_default_of_caching_and_of_the_queue() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "key", "words"),
+    ("options", "key", "message"),
     [
         ({"task": "embedings"}, "task", "did you mean 'embeddings'?"),
         ({"max_num_seqs": 0}, "max_num_seqs", "1 or more"),
@@ -106,32 +96,18 @@ def test_what_is_said_by_default_of_caching_and_of_the_queue() -> None:
         ({"base_path": "gs://bucket/m"}, "base_path", "remote storage"),
     ],
 )
-def test_a_value_that_cannot_be_used_stays_with_the_model(options: dict[str, Any], key: str, words: str) -> None:
-    """It is known by name, fails to load with the place of the option, and everything else is served."""
+def test_an_unusable_value_fails_only_its_model(options: dict[str, Any], key: str, message: str) -> None:
     problem = _problem(**options)
     assert problem.path == f"text_model_config_list[0].config.{key}"
-    assert words in str(problem)
+    assert message in str(problem)
 
 
-def test_everything_that_is_wrong_is_said_at_once() -> None:
-    """One problem does not hide another."""
+def test_all_problems_of_a_model_are_reported() -> None:
     paths = [problem.path for problem in _only(max_num_seqs=0, best_of_limit=0, pooling="CLS").problems]
     assert [path.rpartition(".")[2] for path in paths] == ["pooling", "max_num_seqs", "best_of_limit"]
 
 
-def test_an_unknown_key_makes_the_file_unusable_with_a_hint() -> None:
-    """As in any other list."""
-    with pytest.raises(ConfigError, match=r"unknown key 'cache_sise'; did you mean 'cache_size'\?"):
-        _only(cache_sise=4)
-
-
-def test_a_wrong_type_makes_the_file_unusable() -> None:
-    """As in any other list."""
-    with pytest.raises(ConfigError, match=r"max_num_seqs: wrong type or value \(expected an integer, found \"8\"\)"):
-        _only(max_num_seqs="8")
-
-
-_OTHERWISE: dict[str, Any] = {
+_CHANGED: dict[str, Any] = {
     "kind": "other", "name": "other", "base_path": Path("/other"), "path": Path("/other"), "task": Task.RERANK,
     "device": "GPU", "plugin_config": {"A": 1}, "cache_dir": Path("/cache"), "max_num_batched_tokens": 7,
     "cache_size": 7, "max_num_seqs": 7, "dynamic_split_fuse": False, "enable_prefix_caching": False, "best_of_limit": 7,
@@ -141,46 +117,43 @@ _OTHERWISE: dict[str, Any] = {
     "kv_overcommit": 2.0, "draft_path": Path("/draft"), "draft_device": "GPU", "reload": "swap",
     "idle_unload_seconds": 7.0, "load_number": 7,
 }  # fmt: skip
+# The registry and admission look these up at each call.
 _NOT_LOADED = {"version_policy", "origin", "place", "problems", "max_concurrency", "placement"}
-"""What the registry, admission and readers look up when they need it."""
 
 
 @pytest.mark.parametrize("field", sorted(TextModelSpec.model_fields.keys() - _NOT_LOADED))
-def test_every_setting_of_a_model_that_changes_has_it_loaded_anew(field: str) -> None:
-    """How many may wait is its engine's to know, too."""
+def test_a_changed_setting_needs_a_reload(field: str) -> None:
     spec = _only()
-    other = spec.model_copy(update={field: _OTHERWISE[field]})
+    other = spec.model_copy(update={field: _CHANGED[field]})
     assert spec.needs_reload(other)
     assert not spec.needs_reload(spec.model_copy())
 
 
 @pytest.mark.parametrize("field", ["max_concurrency", "origin"])
-def test_what_is_asked_for_at_each_call_has_nothing_loaded_anew(field: str) -> None:
-    """A limit of calls holds at once."""
+def test_settings_that_apply_per_call_need_no_reload(field: str) -> None:
     spec = _only()
     assert not spec.needs_reload(spec.model_copy(update={field: {"max_concurrency": 7, "origin": "x"}[field]}))
 
 
-@pytest.mark.parametrize("where", ["mediapipe_config_list", "text_model_config_list"])
-def test_the_room_for_those_that_wait_is_read_of_each_list(tmp_path: Path, where: str) -> None:
-    """A graph's entry has it as an entry of ours."""
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"cache_sise": 4}, r"unknown key 'cache_sise'; did you mean 'cache_size'\?"),
+        ({"max_num_seqs": "8"}, r"max_num_seqs: wrong type or value \(expected an integer, found \"8\"\)"),
+    ],
+)
+def test_a_wrong_form_makes_the_file_unusable(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _only(**option)
+
+
+@pytest.mark.parametrize("section", ["mediapipe_config_list", "text_model_config_list"])
+def test_the_queue_limit_is_read_from_both_lists(tmp_path: Path, section: str) -> None:
     options = '{ [type.googleapis.com/mediapipe.LLMCalculatorOptions]: { models_path: "./" } }'
     streams = 'input_stream: "HTTP_REQUEST_PAYLOAD:input" output_stream: "HTTP_RESPONSE_PAYLOAD:output"'
     node = f'node {{ calculator: "HttpLLMCalculator" {streams} node_options: {options} }}'
     (tmp_path / "graph.pbtxt").write_text(f"{streams}\n{node}\n")
     entry: Any = {"name": "chat", "base_path": str(tmp_path), "max_queue": 3}
-    content = {"model_config_list": [], where: [entry if where.startswith("mediapipe") else {"config": entry}]}
-    spec = parse_config(KINDS.values(), json.dumps(content).encode(), tmp_path / "config.json")
-    (model,) = spec.of(TextModelSpec)
+    sections = {section: [entry if section.startswith("mediapipe") else {"config": entry}]}
+    (model,) = parse_sections(tmp_path / "config.json", **sections).of(TextModelSpec)
     assert model.max_queue == 3
-
-
-def test_a_name_of_another_kind_is_taken() -> None:
-    """The model of tensors has it, and the text model is not served."""
-    content = {
-        "model_config_list": [{"config": {"name": "chat", "base_path": "/m"}}],
-        "text_model_config_list": [{"config": _CHAT}],
-    }
-    spec = examine_config(KINDS.values(), json.dumps(content).encode(), _FILE).spec
-    assert [service.kind for service in spec.services] == ["model"]
-    assert "Text model has a name that is taken" in str(spec.problems[0])
