@@ -97,12 +97,12 @@ def test_a_syntax_error_has_line_reason_and_suggestion(text: str, line: int, mes
 
 
 @given(_YAML_VALUES, st.sampled_from([True, False, None]))
-def test_yaml_YAML_VALUES_are_those_of_the_library_in_every_style(value: Any, flow: bool | None) -> None:
+def test_yaml_values_are_those_of_the_library_in_every_style(value: Any, flow: bool | None) -> None:
     text = yaml.safe_dump(value, default_flow_style=flow, allow_unicode=True)
     assert parse_yaml(text).root.plain() == yaml.safe_load(text)
 
 
-def test_yaml_YAML_VALUES_have_line_path_and_text() -> None:
+def test_yaml_values_have_line_path_and_text() -> None:
     document = parse_yaml("a:\n  b:\n    - 1\n    - {c: 3.10}\nd e:\n  x\n")
     found = document.root.find("a", "b", 1, "c")
     assert (found.value, found.line, found.path) == (3.1, 4, "a.b[1].c")

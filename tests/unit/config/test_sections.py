@@ -68,7 +68,7 @@ def test_a_rule_returns_the_type_of_the_setting(rule: Rule, given: Any, value: A
         (any_spelling(flag), 1, "true or false", ""),
     ],
 )
-def test_a_refusal_has_the_expected_form_and_a_suggestion(
+def test_a_refusal_has_an_expected_form_and_a_suggestion(
     rule: Rule, given: Any, expected: str, suggestion: str
 ) -> None:
     with pytest.raises(Unusable) as caught:
