@@ -15,7 +15,6 @@ from ovms_cli.serve_project import run_project
 from ovms_cli.serve_service import run_pipeline_service
 from ovmstrio.ops import WebService
 from ovmstrio.runtimes.ops.prepared_service import PreparedService
-from ovmstrio.server.command_line import listen_addresses
 
 SCRIPT = """
 import sys
@@ -36,7 +35,6 @@ service.run_service()
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a script with its configuration; what running it changes is put back."""
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(os, "environ", os.environ.copy())
@@ -48,14 +46,12 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ended(call: Any, *arguments: Any) -> int:
-    """Give the exit code that a command ends with."""
     with pytest.raises(typer.Exit) as raised:
         call(*arguments)
     return raised.value.exit_code
 
 
-def test_a_script_gets_its_arguments_and_its_configuration(script: Path) -> None:
-    """Arguments are the script's, and the configuration of the command line is that of its parser."""
+def test_a_script_gets_its_arguments_and_configuration(script: Path) -> None:
     main = sys.modules["__main__"]
     taken: list[WebService] = []
     execute_script(script, ["one", "two"], "config.yml", taken.append)
@@ -65,8 +61,7 @@ def test_a_script_gets_its_arguments_and_its_configuration(script: Path) -> None
     assert sys.modules["__main__"] is main
 
 
-def test_wrong_command_lines(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Files that are missing, addresses and options that cannot be used are told with the code of a wrong line."""
+def test_usage_errors_of_scripts(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = Path("config.yml")
     run = _command()
     assert ended(run, script, ["-c", "nope.yml"]) == 64
@@ -94,8 +89,9 @@ def test_wrong_command_lines(script: Path, capsys: pytest.CaptureFixture[str]) -
     ],
     ids=["no_service", "error", "syntax", "unprepared"],
 )
-def test_scripts_that_serve_nothing(script: Path, capsys: pytest.CaptureFixture[str], body: str, text: str) -> None:
-    """What a script raises is told from the script's own lines on, and the command ends with 1."""
+def test_a_failed_script_is_reported_without_frames_of_the_command(
+    script: Path, capsys: pytest.CaptureFixture[str], body: str, text: str
+) -> None:
     script.write_text(body)
     assert ended(execute_script, Path(script.name), [], None, lambda service: service.graph()) == 1
     told = capsys.readouterr().err
@@ -103,16 +99,14 @@ def test_scripts_that_serve_nothing(script: Path, capsys: pytest.CaptureFixture[
     assert "ovms_cli" not in told
 
 
-def test_a_pipeline_in_the_place_of_a_project(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without ``--service`` the configuration of a pipeline is known as one, with the way out."""
+def test_a_pipeline_without_its_script_is_refused(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for given in (Path("config.yml"), script.parent):
         assert ended(run_project, given, {}) == 64
         told = " ".join(capsys.readouterr().err.split())
         assert "config.yml configures a pipeline of Ops; add --service SCRIPT" in told
 
 
-def test_a_script_may_end_itself(script: Path) -> None:
-    """An exit of the script is the command's."""
+def test_the_exit_code_of_a_script_is_kept(script: Path) -> None:
     script.write_text("raise SystemExit(3)")
     with pytest.raises(SystemExit) as ended_with:
         execute_script(script, [], None, lambda service: None)
@@ -128,18 +122,11 @@ def test_a_script_may_end_itself(script: Path) -> None:
     ],
     ids=["short", "long", "none"],
 )
-def test_the_configuration_is_taken_out_of_arguments(arguments: list[str], expected: Any) -> None:
-    """``-c FILE`` may stand anywhere behind the script, all else stays."""
+def test_the_configuration_option_is_removed_from_the_arguments(arguments: list[str], expected: Any) -> None:
     assert _take_config(arguments) == expected
 
 
-def test_addresses_are_spelled_out() -> None:
-    """Addresses of version 6 get their brackets."""
-    assert listen_addresses("127.0.0.1, ::1,[::2]", 1) == ["127.0.0.1:1", "[::1]:1", "[::2]:1"]
-
-
-def test_a_script_may_go_elsewhere(script: Path, tmp_path: Path) -> None:
-    """A script that changes its folder is still found by whoever runs it again."""
+def test_a_script_that_changes_its_folder_keeps_its_path(script: Path, tmp_path: Path) -> None:
     script.write_text(
         "import os\nos.mkdir('deep')\nos.chdir('deep')\n" + script.read_text().replace("ArgsParser()", "A")
     )

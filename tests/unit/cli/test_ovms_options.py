@@ -1,4 +1,4 @@
-"""OVMS's options that are commands of their own: models of a repository listed, and put into a configuration or out."""
+"""Command lines of OpenVINO Model Server, among them those that list models or change a configuration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+import re
+import shlex
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,150 @@ from typer.testing import CliRunner, Result
 from ovms_cli import serve
 from ovms_cli.all_commands import app
 from ovms_cli.console import EX_USAGE
+from ovms_cli.serving import usage
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.runtimes.table import KINDS
+from ovmstrio.server.command_line import ignored_options, read_settings, single_servable
+from ovmstrio.server.ovms_options import WAYS_OUT
+
+Run = Callable[[str], Result]
+
+SERVED = [
+    "--model_name dummy --model_path /models --port 9000",
+    "--model_name resnet --model_path /models/resnet50.xml --port 9000 --rest_port 8000",
+    "--model_path /opt/model --model_name resnet --port 9000 --target_device GPU",
+    "--model_path /opt/model --model_name resnet --port 9000 --target_device NPU --batch_size 1",
+    '--model_path /opt/model --model_name resnet --port 9000 --target_device "HETERO:GPU,CPU"',
+    '--model_path m --model_name m --plugin_config \'{"AUTO_BATCH_TIMEOUT": 200}\' --target_device "BATCH:CPU(16)"',
+    r'--model_path m --model_name m --plugin_config "{\"PERFORMANCE_HINT\": \"LATENCY\"}" --target_device AUTO:GPU,CPU',
+    r'--model_path model --model_name resnet --plugin_config "{\"NUM_STREAMS\": \"1\"}"',
+    r'--model_name usem --model_path encoder/ --plugin_config "{\"NUM_STREAMS\": 1}" --target_device CPU',
+    '--model_name r --model_path /r --mean "[123.6,116.2,103.5]" --scale "[58.3,57.1,57.3]" --layout "NHWC:NCHW"',
+    '--model_path /m --model_name m --layout NHWC:NCHW --shape "(1,224,224,3)" --precision uint8:fp32',
+    "--model_path /m --model_name m --layout NHWC:NCHW --color_format BGR:RGB",
+    '--model_name m --model_path /models/resnet --layout NHWC:NCHW --plugin_config \'{"PERFORMANCE_HINT":"LATENCY"}\'',
+    "--model_path /models/resnet --model_name resnet --port 9000 --layout NHWC",
+    '--model_path /models --model_name face --shape "(-1,3,-1,-1)" --port 9000 --rest_port 8000',
+    """--model_path /models --model_name bert --shape '{"input_ids": "(1,-1)", "token_type_ids": "(1,-1)"}'""",
+    "--model_name resnet --model_path /models/resnet50 --port 9178 --batch_size 2 --nireq 4",
+    "--model_path /model --model_name m --rest_port 8000 --task text_generation --target_device CPU",
+    "--model_path /model --model_name m --task text_generation --tool_parser none --reasoning_parser none",
+    "--model_path /m --model_name m --task text_generation --enable_prefix_caching true --cache_size 8",
+    "--model_path /m --model_name m --task text_generation --dynamic_split_fuse false --pipeline_type LM_CB",
+    "--model_path /m --model_name m --task text_generation --kv_cache_precision u8 --max_num_batched_tokens 512",
+    "--model_path /m --model_name m --task text_generation --enable_tool_guided_generation=true --tool_parser hermes3",
+    "--model_path /m --model_name m --task embeddings --pooling LAST --normalize false --truncate true",
+    "--model_path /m --model_name m --task rerank --max_allowed_chunks 100",
+    "--model_path /m --model_name m --task speech2text --target_device CPU",
+    """--model_path /m --model_name m --model_version_policy '{"latest": {"num_versions": 2}}'""",
+    "--model_name m --model_path /m --metrics_enable --metrics_list ovms_requests_success,ovms_infer_req_queue_size",
+    "--model_name lstm --model_path /models/lstm --stateful --idle_sequence_cleanup --low_latency_transformation",
+    "--config_path /models/config.json --port 9000 --rest_port 8000",
+    "--config_path /config/config.json --log_level DEBUG --file_system_poll_wait_seconds 0",
+    "--model_name m --model_path /m --rest_port 5500 --log_level TRACE --cache_dir .ov_cache",
+    "--model-name m --model-path /m --rest-port=8000 --grpc-bind-address 127.0.0.1",
+    "--config_path /c.json --rest_port 8000 --allowed_origins '*' --allowed_methods '*' --allowed_headers '*'",
+]
+
+WARNED = {
+    "--rest_port 8000 --rest_workers 2 --config_path /workspace/config.json": ["rest_workers"],
+    "--model_name r --model_path /r --cpu_extension /lib/libcustom.so --grpc_workers 2": [
+        "cpu_extension",
+        "grpc_workers",
+    ],
+}
+
+_HUB = "models are fetched from no hub"
+_IMAGES = "models that take or make images are not served"
+_FILE = "model_config_list"
+REFUSED = {
+    "--source_model Org/Model-int4-ov --model_repository_path /models --rest_port 8000": [_HUB],
+    "--pull --source_model Org/Model --model_repository_path /models --task rerank": [_HUB, "--sample chat"],
+    "--pull --source_model Org/Model --model_repository_path /models --weight-format int8": [_HUB],
+    "--pull --source_model Org/M-GGUF --model_repository_path /m --gguf_filename M-Q4_K_M.gguf": [_HUB],
+    "--configure --model_path /models/m --task text_generation --max_num_seqs 128 --cache_size 8": [_FILE],
+    "--rest_port 8000 --model_path /m --model_name m --max_prompt_len 8000 --task text_generation": ["--plugin_config"],
+    "--rest_port 8000 --config_path /c.json --allowed_media_domains example.com": [_IMAGES],
+    "--model_path /m --model_name m --task image_generation --resolution 512x512": [_IMAGES],
+    "--model_path /m --model_name m --task text_generation --draft_source_model Org/Small": ["no hub"],
+    "--model_path /m --model_name m --task text_generation --pipeline_type VLM_CB": [
+        "--pipeline_type: models that take"
+    ],
+    "--model_path /m --model_name m --enable_prefix_caching true": ["--task"],
+    "--model_name r --model_path r --trace_path trace.json --port 9178": ["/metrics"],
+    "--model_path s3://bucket/model --model_name m --port 9000": [
+        "--model_path: remote storage is not served",
+        "mount",
+    ],
+    "--model_path azfs://share/model --model_name m --port 9001": ["--model_path: remote storage is not served"],
+}
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    taken: list[dict[str, Any]] = []
+
+    def read(options: dict[str, Any]) -> None:
+        with usage():
+            settings = read_settings(options)
+        problems = [problem for spec in single_servable(settings).services for problem in spec.problems]
+        assert problems == []
+        taken.append({name: getattr(settings, name) for name in settings.model_fields_set})
+
+    monkeypatch.setattr(serve, "run_server", read)
+    return taken
+
+
+def _options(line: str) -> set[str]:
+    return {name.replace("-", "_") for name in re.findall(r"(?:^|\s)--([a-z_-]+)", line)}
+
+
+@pytest.mark.parametrize(("command", "line"), [*(([], line) for line in SERVED), (["serve"], SERVED[0])])
+def test_command_lines_of_ovms_are_accepted_unchanged(
+    given: list[dict[str, Any]], command: list[str], line: str
+) -> None:
+    result = CliRunner().invoke(app, [*command, *shlex.split(line)])
+    assert result.exit_code == 0, result.output
+    (taken,) = given
+    assert taken.keys() == _options(line)
+    assert ignored_options(taken) == {}
+
+
+@pytest.mark.parametrize("value", ["=true", " true", "=false", " false", ""])
+def test_a_flag_may_have_a_value(given: list[dict[str, Any]], value: str) -> None:
+    line = f"--model_name m --model_path /m --stateful --idle-sequence-cleanup{value} --metrics_enable"
+    result = CliRunner().invoke(app, shlex.split(line))
+    assert result.exit_code == 0, result.output
+    assert (given[0]["idle_sequence_cleanup"], given[0]["metrics_enable"]) == ("false" not in value, True)
+
+
+@pytest.mark.parametrize(("line", "named"), WARNED.items())
+def test_options_without_effect_are_accepted_and_listed(
+    given: list[dict[str, Any]], line: str, named: list[str]
+) -> None:
+    assert CliRunner().invoke(app, shlex.split(line)).exit_code == 0
+    assert sorted(ignored_options(given[0])) == named
+
+
+@pytest.mark.parametrize(("line", "said"), REFUSED.items())
+def test_unsupported_options_are_refused_with_an_alternative(
+    given: list[dict[str, Any]], line: str, said: list[str]
+) -> None:
+    result = CliRunner().invoke(app, shlex.split(line))
+    assert result.exit_code == 64
+    assert not given
+    for text in said:
+        assert text in result.stderr
+    for name in _options(line) & WAYS_OUT.keys():
+        assert f"--{name}" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["-h"]])
+def test_options_of_the_command_start_no_server(given: list[dict[str, Any]], arguments: list[str]) -> None:
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert not given
+
 
 _TEXT = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
 
@@ -36,7 +179,6 @@ def _fill(repository: Path, *files: str) -> Path:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Give a folder with each sort of model."""
     texts = [f"org/words/{name}" for name in _TEXT]
     files = ["meta/llama4/graph.pbtxt", "resnet/1/model.xml", "small/tiny.gguf", *texts, "notes/readme.md", ".git/1/x"]
     return _fill(tmp_path / "models", *files)
@@ -46,15 +188,13 @@ def _config(file: Path) -> Any:
     return json.loads(file.read_text())
 
 
-def test_models_of_a_repository_are_listed_by_their_folders(repository: Path) -> None:
-    """As deep as folders of organizations are."""
+def test_models_of_a_repository_are_listed_by_folder(repository: Path) -> None:
     done = _run("--model_repository_path", str(repository), "--list_models")
     assert done.exit_code == 0, done.output
     assert done.stdout.split() == ["meta/llama4", "org/words", "resnet", "small"]
 
 
-def test_a_model_is_added_to_a_file_and_taken_out_again(repository: Path) -> None:
-    """The file is made where there is none; paths in its own folder are relative, and options are settings."""
+def test_models_are_added_to_a_file_and_removed(repository: Path) -> None:
     file = repository / "config.json"
     where = ["--config_path", str(file), "--model_repository_path", str(repository)]
     options = ["--batch_size", "2", "--plugin_config", '{"NUM_STREAMS": 1}', "--shape=(1,3)", "--target-device", "CPU"]
@@ -80,7 +220,6 @@ def test_a_model_is_added_to_a_file_and_taken_out_again(repository: Path) -> Non
 
 
 def test_the_repository_may_be_in_the_environment(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is the one in it then."""
     monkeypatch.setenv("OVMS_MODEL_REPOSITORY_PATH", str(repository))
     assert _run("--list_models").stdout.split()[0] == "meta/llama4"
     assert _run("--add_to_config", "--model_name", "small").exit_code == 0
@@ -101,8 +240,7 @@ def test_the_repository_may_be_in_the_environment(repository: Path, monkeypatch:
         (["--remove_from_config", "--add_to_config", "--model_name", "other"], "not allowed with"),
     ],
 )
-def test_what_cannot_be_done_leaves_the_file_as_it_is(repository: Path, arguments: list[str], words: str) -> None:
-    """And says why."""
+def test_a_refused_change_leaves_the_file_unchanged(repository: Path, arguments: list[str], words: str) -> None:
     file = repository / "config.json"
     file.write_text('{"model_config_list": [{"config": {"name": "resnet", "base_path": "resnet"}}]}')
     before = file.read_bytes()
@@ -115,10 +253,9 @@ def test_what_cannot_be_done_leaves_the_file_as_it_is(repository: Path, argument
 @pytest.mark.parametrize(
     ("source", "file", "path"), [("org/words", "", "org/words"), ("small", "tiny.gguf", "small/tiny.gguf")]
 )
-def test_a_model_of_a_hub_that_is_there_is_served(
+def test_a_local_model_of_a_hub_is_served(
     repository: Path, monkeypatch: pytest.MonkeyPatch, source: str, file: str, path: str
 ) -> None:
-    """Under its name, or the one that it is given, with nothing fetched."""
     taken: list[dict[str, Any]] = []
     monkeypatch.setattr(serve, "run_server", taken.append)
     more = ["--gguf_filename", file] if file else []
@@ -131,8 +268,7 @@ def test_a_model_of_a_hub_that_is_there_is_served(
     assert taken[0]["task"] == "text_generation"
 
 
-def test_a_model_that_is_not_there_is_refused_with_the_way_out(repository: Path) -> None:
-    """As is one that is to be fetched once more."""
+def test_models_are_not_downloaded(repository: Path) -> None:
     where = ["--model_repository_path", str(repository), "--task", "text_generation"]
     for arguments in (["--source_model", "org/other"], ["--source_model", "org/words", "--pull"]):
         done = _run(*arguments, *where)
@@ -141,8 +277,7 @@ def test_a_model_that_is_not_there_is_refused_with_the_way_out(repository: Path)
 
 
 @pytest.mark.parametrize("command", ["ovms", "ovms serve"])
-def test_a_shell_that_completes_a_line_changes_nothing(command: str, repository: Path) -> None:
-    """The line is not meant yet, and what would be refused in it is completed, too."""
+def test_shell_completion_changes_no_file(command: str, repository: Path) -> None:
     file = repository / "config.json"
     where = ["--config_path", str(file), "--model_name", "resnet"]
     assert _run("--add_to_config", *where, "--model_repository_path", str(repository)).exit_code == 0
@@ -156,8 +291,7 @@ def test_a_shell_that_completes_a_line_changes_nothing(command: str, repository:
     assert file.read_bytes() == before
 
 
-def test_a_library_of_a_models_name_is_left_alone(repository: Path) -> None:
-    """Names in lists of libraries are no models'."""
+def test_a_library_with_the_name_of_a_model_is_unchanged(repository: Path) -> None:
     file = repository / "config.json"
     library = {"name": "resnet", "base_path": "/opt/lib.so"}
     file.write_text(json.dumps({"custom_node_library_config_list": [library], "model_config_list": []}))
@@ -169,8 +303,7 @@ def test_a_library_of_a_models_name_is_left_alone(repository: Path) -> None:
     assert _config(file) == {"custom_node_library_config_list": [library], "model_config_list": []}
 
 
-def test_a_file_that_cannot_be_written_is_told_of_in_a_sentence(repository: Path) -> None:
-    """As is one that names a model by something else than a text."""
+def test_an_unwritable_file_is_reported_without_traceback(repository: Path) -> None:
     where = ["--model_repository_path", str(repository), "--model_name", "resnet"]
     nowhere = repository / "not" / "there.json"
     done = _run("--add_to_config", "--config_path", str(nowhere), *where)
@@ -181,8 +314,7 @@ def test_a_file_that_cannot_be_written_is_told_of_in_a_sentence(repository: Path
     assert isinstance(_run("--add_to_config", "--config_path", str(odd), *where).exception, SystemExit | None)
 
 
-def test_a_link_to_a_file_stays_one(repository: Path) -> None:
-    """What it leads to is written, with the rights that it has."""
+def test_a_symbolic_link_is_kept_and_its_target_written(repository: Path) -> None:
     file, link = repository / "real.json", repository / "config.json"
     file.write_text('{"model_config_list": []}')
     file.chmod(0o600)
@@ -196,8 +328,7 @@ def test_a_link_to_a_file_stays_one(repository: Path) -> None:
     assert sorted(each.name for each in repository.iterdir() if "json" in each.name) == ["config.json", "real.json"]
 
 
-def test_what_others_write_meanwhile_is_not_lost(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is read once nobody else has its folder."""
+def test_the_file_is_read_after_the_folder_is_locked(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = repository / "config.json"
     others = {"config": {"name": "other", "base_path": "resnet"}}
     file.write_text('{"model_config_list": []}')
@@ -214,7 +345,7 @@ def test_what_others_write_meanwhile_is_not_lost(repository: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("code", "is_written"), [(errno.EBUSY, True), (errno.ENOSPC, False)])
-def test_a_file_that_cannot_be_replaced_is_written_in_its_place_or_left(
+def test_a_file_that_cannot_be_replaced_is_rewritten_or_unchanged(
     repository: Path, monkeypatch: pytest.MonkeyPatch, code: int, *, is_written: bool
 ) -> None:
     """Containers mount single files; nothing else is left in the folder, and nobody sees a traceback."""
@@ -233,8 +364,7 @@ def test_a_file_that_cannot_be_replaced_is_written_in_its_place_or_left(
 
 
 @pytest.mark.parametrize("content", ['{"text_model_config_list": null}', '{"model_config_list": {}}', "[]", ""])
-def test_a_file_that_is_no_configuration_is_left_alone(repository: Path, content: str) -> None:
-    """Whichever list a model would go to."""
+def test_a_file_that_is_no_configuration_is_unchanged(repository: Path, content: str) -> None:
     file = repository / "config.json"
     file.write_text(content)
     done = _run("--add_to_config", "--config_path", str(file), "--model_name", "small", "--model_path", "small")
@@ -243,8 +373,7 @@ def test_a_file_that_is_no_configuration_is_left_alone(repository: Path, content
     assert file.read_text() == content
 
 
-def test_folders_that_cannot_be_read_are_passed_over(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the one that a file system of its own has."""
+def test_unreadable_folders_are_skipped(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (repository / "lost+found").mkdir()
     read = Path.iterdir
 

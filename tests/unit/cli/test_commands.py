@@ -1,0 +1,237 @@
+"""Commands that need no server: graph, generate, keys and deploy."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from ovms_cli.all_commands import app
+from ovmstrio.access.key_file import digest_of, read_key_file
+from tests.support.commands import run_command
+from tests.support.graphs import LOOPBACK, graph_text, python_node
+from tests.support.project_files import PYTHON, write
+
+pytestmark = pytest.mark.usefixtures("command_folder")
+
+graph = partial(run_command, "graph")
+generate = partial(run_command, "generate")
+
+
+def write_graph(text: str = "") -> None:
+    Path("model.py").touch()
+    Path("graph.pbtxt").write_text(text or graph_text(python_node("model.py", more=LOOPBACK)))
+
+
+def test_graph_check_of_a_usable_graph() -> None:
+    write_graph()
+    for path in (".", "graph.pbtxt"):
+        result = graph("check", path)
+        assert (result.exit_code, result.stdout) == (0, "ok: 1 node, no problem found\n")
+
+
+def test_graph_check_reports_all_problems_with_line_and_hint() -> None:
+    write_graph(graph_text(python_node("modle.py", ["IN:in", "MORE:outs"]), outputs=["OVMS_PY_TENSOR:ot"]))
+    result = graph("check", ".")
+    assert result.exit_code == 1
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert [line for line in lines if line.startswith("error ")] == [
+        "error graph.pbtxt:2 output_stream[0]",
+        "error graph.pbtxt:8 node[0].input_stream[1]",
+        "error graph.pbtxt:13 node[0].node_options[0]",
+    ]
+    assert [line for line in lines if line.startswith("hint")] == [
+        "hint did you mean 'out'?",
+        "hint did you mean 'out'?",
+        "hint did you mean 'model.py'?",
+    ]
+    assert lines[-1] == "not ok: 3 errors and 0 warnings in 1 file"
+
+
+@pytest.mark.parametrize("command", ["check", "show"])
+def test_a_missing_graph_is_a_usage_error(command: str) -> None:
+    assert graph(command, "nowhere").exit_code == 64
+
+
+def test_graph_show_draws_nodes_and_connections() -> None:
+    write_graph()
+    result = graph("show", ".")
+    assert result.exit_code == 0
+    for text in (
+        "PythonExecutorCalculator",
+        "SyncSet {LOOPBACK:0}",
+        "← IN:in from in",
+        "← LOOPBACK:loopback from node  ↺ back edge",
+        "→ OUT:out to out",
+    ):
+        assert text in result.stdout
+    titles = [line[3:].split()[0] for line in result.stdout.splitlines() if line.startswith("╭─ ")]
+    assert titles == ["in", "node", "out"]
+
+
+@pytest.mark.parametrize(("picture", "start"), [("text", "╭─ in"), ("mermaid", "flowchart TB"), ("svg", "<svg ")])
+def test_graph_show_writes_pictures_to_files(picture: str, start: str) -> None:
+    write_graph()
+    result = graph("show", "graph.pbtxt", "--format", picture, "--output", "picture")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert Path("picture").read_text().startswith(start)
+
+
+def test_graph_show_draws_a_graph_with_errors() -> None:
+    write_graph(graph_text(python_node("none.py")))
+    result = graph("show", ".", "--format", "mermaid")
+    assert result.exit_code == 0
+    assert 'n0["node<br/>PythonExecutorCalculator"]' in result.stdout
+    assert "ovms graph check" in result.stderr
+
+
+def test_graph_show_reports_an_unwritable_file_and_an_unreadable_graph() -> None:
+    write_graph()
+    unwritable = graph("show", ".", "--output", "none/picture")
+    assert (unwritable.exit_code, "No such file or directory" in unwritable.stderr) == (1, True)
+    write_graph("node {")
+    unreadable = graph("show", ".")
+    assert (unreadable.exit_code, "is never closed" in unreadable.stdout) == (1, True)
+
+
+def test_generate_writes_the_dockerfile_into_the_current_folder() -> None:
+    write(Path("iris"), requirements__txt="numpy\n")
+    result = generate("iris/nucleus.yaml")
+    assert result.exit_code == 0, result.output
+    first, expanded, last = result.stdout.split("-" * 80 + "\n")
+    assert (first, last) == ("", "✓ generated nucleus.Dockerfile\n")
+    assert yaml.safe_load(expanded)["serve_port"] == 8080
+    assert result.stderr == f"build the image with: docker build -f nucleus.Dockerfile -t iris {Path.cwd()}\n"
+    text = Path("nucleus.Dockerfile").read_text()
+    assert 'COPY ["iris/requirements.txt", "/src/project/requirements.txt"]' in text
+    assert f"ovmstrio[handlers]=={version('ovmstrio')}" in text
+
+
+def test_generate_takes_a_project_outside_the_output_folder(tmp_path: Path) -> None:
+    project = write(tmp_path / "elsewhere", requirements__txt="numpy\n")
+    result = generate(str(project), "--output", "made/here")
+    assert result.exit_code == 0, result.output
+    text = Path("made/here/nucleus.Dockerfile").read_text()
+    assert 'COPY ["requirements.txt", "/src/project/requirements.txt"]' in text
+    assert result.stderr.endswith(f"-f made/here/nucleus.Dockerfile -t elsewhere {project}\n")
+
+
+def test_generate_takes_the_project_of_the_current_folder() -> None:
+    write(Path(), f"{PYTHON}processs: 2\nuse_local_cortex_libs: true\n")
+    result = generate()
+    assert result.exit_code == 0
+    assert "did you mean 'processes'?" in result.stdout
+    assert "--build-context ovmstrio=SOURCES" in result.stderr
+    assert 'COPY ["./", "/src/project/"]' in Path("nucleus.Dockerfile").read_text()
+
+
+def test_generate_refuses_a_project_with_errors() -> None:
+    write(Path(), "type: pithon\npath: nothing.py\n")
+    result = generate()
+    assert result.exit_code == 1
+    assert "error  nucleus.yaml:1  type" in result.stdout
+    assert "error  nucleus.yaml:2  path" in result.stdout
+    assert result.stdout.endswith("not ok: 2 errors and 0 warnings in 1 file\n")
+    assert not Path("nucleus.Dockerfile").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--output", "file"), "error: file/nucleus.Dockerfile cannot be written: File exists\n"),
+        (("--from-source", "iris"), "there is no pyproject.toml"),
+    ],
+)
+def test_generate_reports_failures_in_one_line(options: tuple[str, ...], error: str) -> None:
+    write(Path("iris"))
+    Path("file").touch()
+    result = generate("iris", *options)
+    assert (result.exit_code, error in result.stderr) == (1, True)
+    assert not Path("nucleus.Dockerfile").exists()
+
+
+def _keys(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["keys", *arguments])
+
+
+def test_a_key_is_printed_once_and_stored_as_a_hash(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    limits = ("--concurrency", "2", "--tokens_per_minute", "1000")
+    made = _keys("new", "shop", "--file", str(file), "--scope", "infer:a*", "--scope", "read", *limits)
+    assert made.exit_code == 0, made.output
+    key = made.stdout.strip()
+    assert key.startswith("ovms_")
+    assert key not in file.read_text()
+    (entry,) = read_key_file(file)
+    assert (entry.sha256, entry.scopes.texts()) == (digest_of(key), ("infer:a*", "read"))
+    assert (entry.concurrency, entry.tokens_per_minute) == (2, 1000)
+    listed = json.loads(_keys("list", "--file", str(file), "--json").stdout)
+    assert [(each["name"], each["sha256"]) for each in listed] == [("shop", entry.sha256[:8])]
+    assert "infer:a*, read" in _keys("list", "--file", str(file)).stdout
+
+
+def test_revoking_removes_one_key(tmp_path: Path) -> None:
+    file = str(tmp_path / "keys.json")
+    for name in ("shop", "node"):
+        assert _keys("new", name, "--file", file).exit_code == 0
+    assert _keys("revoke", "shop", "--file", file).exit_code == 0
+    assert [entry.name for entry in read_key_file(Path(file))] == ["node"]
+    again = _keys("revoke", "shop", "--file", file)
+    assert (again.exit_code, "there is no caller 'shop'" in again.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("shop", "--scope", "write"), 64, "got 'write'"),
+        (("shop", "--certificate", "a", "--subject", "b"), 64, "exclude each other"),
+        (("a shop",), 1, "no such name"),
+        (("shop", "--expires", "tomorrow"), 1, "no such day"),
+        (("known",), 1, "there is a caller 'known' already"),
+    ],
+)
+def test_a_refused_key_leaves_the_file_unchanged(
+    tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    file = tmp_path / "keys.json"
+    assert _keys("new", "known", "--file", str(file)).exit_code == 0
+    before = file.read_bytes()
+    refused = _keys("new", *arguments, "--file", str(file))
+    assert (refused.exit_code, message in refused.stderr) == (code, True), refused.stderr
+    assert file.read_bytes() == before
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", "500")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_config_list": [{"config": {"name": "m", "base_path": "m"}}]}))
+    return str(path)
+
+
+def test_deploy_names_the_missing_extra(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("ovmstrio.cluster.ray")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = run_command("deploy", "ray", config)
+    assert done.exit_code == 1
+    assert "ray is not installed: " in done.output
+    assert "[ray]" in done.output or "ray[serve]" in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--setting", "cache_dir"], "--setting cache_dir: expected NAME=VALUE"),
+        (["--ingress", "two"], "--ingress two: expected an object of JSON"),
+    ],
+)
+def test_deploy_refuses_malformed_options(config: str, options: list[str], text: str) -> None:
+    done = run_command("deploy", "ray", config, *options)
+    assert (done.exit_code, text in done.output) == (1, True)
