@@ -1,5 +1,3 @@
-"""`ovms chat` as people and scripts use it."""
-
 from __future__ import annotations
 
 import csv
@@ -20,18 +18,16 @@ _HELLO: list[dict[str, Any] | None] = [{"role": "assistant", "content": None}, {
 
 @pytest.fixture
 def server() -> Iterator[ChatServer]:
-    """One that says hello."""
     with chat_server() as running:
         running.deltas = list(_HELLO)
         yield running
 
 
-def _chat(server: ChatServer, *arguments: str, said: str = "") -> CommandResult:
-    return run_command("chat", *arguments, "--url", server.url, stdin=said)
+def _chat(server: ChatServer, *arguments: str, stdin: str = "") -> CommandResult:
+    return run_command("chat", *arguments, "--url", server.url, stdin=stdin)
 
 
-def test_one_message_is_answered_for_a_script(server: ChatServer) -> None:
-    """The answer alone is on standard output; fields of sampling go where they are given."""
+def test_once_prints_the_answer_alone(server: ChatServer) -> None:
     done = _chat(server, "chat", "--once", "Hi", "--system", "Be short.", "--max_tokens", "5", "--temperature", "0")
     assert (done.exit_code, done.stdout) == (0, "Hello\n"), done.stderr
     assert server.asked == [
@@ -46,20 +42,13 @@ def test_one_message_is_answered_for_a_script(server: ChatServer) -> None:
     ]
 
 
-def test_the_message_may_come_whole_from_a_pipe(server: ChatServer) -> None:
-    """With all its lines."""
-    assert _chat(server, "--once", "-", said="one\ntwo\n").exit_code == 0
+def test_a_message_from_a_pipe_keeps_its_lines_and_the_first_model_is_the_default(server: ChatServer) -> None:
+    assert _chat(server, "--once", "-", stdin="one\ntwo\n").exit_code == 0
+    assert server.asked[0]["model"] == "first"
     assert server.asked[0]["messages"] == [{"role": "user", "content": "one\ntwo\n"}]
 
 
-def test_the_first_model_answers_where_none_is_named(server: ChatServer) -> None:
-    """The server lists those that make text before all others."""
-    assert _chat(server, "--once", "Hi").exit_code == 0
-    assert server.asked[0]["model"] == "first"
-
-
 def test_a_server_is_named_by_a_url(server: ChatServer) -> None:
-    """With or without the path of the API."""
     for url in (server.url, server.url.removesuffix("/v3")):
         done = run_command("chat", url, "--model", "second", "--once", "Hi")
         assert (done.exit_code, done.stdout) == (0, "Hello\n"), done.stderr
@@ -67,7 +56,6 @@ def test_a_server_is_named_by_a_url(server: ChatServer) -> None:
 
 
 def test_json_has_the_answer_and_its_figures(server: ChatServer) -> None:
-    """One object for each answer."""
     done = _chat(server, "chat", "--once", "Hi", "--json")
     facts = json.loads(done.stdout)
     assert (facts["model"], facts["text"], facts["finish_reason"]) == ("chat", "Hello", "stop")
@@ -76,10 +64,8 @@ def test_json_has_the_answer_and_its_figures(server: ChatServer) -> None:
 
 
 def test_lines_of_a_pipe_are_a_conversation(server: ChatServer) -> None:
-    """Each is answered with what was said before; commands work there, too."""
-    done = _chat(
-        server, "chat", "--output", "csv", said="Hi\n\nAgain\n/reset\n/system Be short.\nOnce\\\nmore\n/exit\nno\n"
-    )
+    lines = "Hi\n\nAgain\n/reset\n/system Be short.\nOnce\\\nmore\n/exit\nno\n"
+    done = _chat(server, "chat", "--output", "csv", stdin=lines)
     assert done.exit_code == 0, done.stderr
     rows = list(csv.DictReader(done.stdout.splitlines()))
     assert [row["text"] for row in rows] == ["Hello"] * 3
@@ -89,41 +75,33 @@ def test_lines_of_a_pipe_are_a_conversation(server: ChatServer) -> None:
     assert third == [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Once\nmore"}]
 
 
-def test_what_is_refused_ends_a_script_with_the_servers_words(server: ChatServer) -> None:
-    """Nothing is on standard output."""
+def test_an_error_is_reported_after_the_text_that_came(server: ChatServer) -> None:
+    server.late_error = "the engine has ended"
+    done = _chat(server, "chat", "--once", "Hi")
+    assert (done.exit_code, done.stdout, "the engine has ended" in done.stderr) == (1, "Hello\n", True)
     server.error = (404, {"error": {"message": "The model `chat` does not exist", "code": "model_not_found"}})
     done = _chat(server, "chat", "--once", "Hi")
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert "The model `chat` does not exist" in done.stderr
+    assert (done.exit_code, done.stdout, "The model `chat` does not exist" in done.stderr) == (1, "", True)
 
 
-def test_what_is_refused_in_a_conversation_was_never_said(server: ChatServer) -> None:
-    """The next message is asked without it, and the command ends with 1."""
+def test_a_refused_message_is_not_in_the_history(server: ChatServer) -> None:
     server.error = (429, {"error": "the queue is full"})
-    done = _chat(server, "chat", said="Hi\nAgain\n")
+    done = _chat(server, "chat", stdin="Hi\nAgain\n")
     assert done.exit_code == 1
     assert done.stderr.count("error: the queue is full") == 2
     assert [len(asked["messages"]) for asked in server.asked] == [1, 1]
 
 
-def test_an_error_in_the_middle_is_told_behind_what_has_come(server: ChatServer) -> None:
-    """As the server words it."""
-    server.late_error = "the engine has ended"
-    done = _chat(server, "chat", "--once", "Hi")
-    assert (done.exit_code, done.stdout) == (1, "Hello\n")
-    assert "the engine has ended" in done.stderr
-
-
-def test_a_key_is_sent_as_openais_clients_send_it(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By an option, or from the environment."""
+def test_the_api_key_comes_from_an_option_or_the_environment(
+    server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OVMS_API_KEY", "from-outside")
     _chat(server, "chat", "--once", "Hi")
     _chat(server, "chat", "--once", "Hi", "--api_key", "given")
     assert server.keys == ["Bearer from-outside", "Bearer given"]
 
 
-def test_calls_of_tools_are_shown_and_reasoning_is_kept_apart(server: ChatServer) -> None:
-    """Reasoning is none of an answer that goes into a pipe."""
+def test_tool_calls_are_shown_and_reasoning_is_not(server: ChatServer) -> None:
     call = {"index": 0, "id": "1", "function": {"name": "weather", "arguments": '{"city":'}}
     server.deltas = [
         {"reasoning_content": "Let me think."},
@@ -135,15 +113,13 @@ def test_calls_of_tools_are_shown_and_reasoning_is_kept_apart(server: ChatServer
     assert (facts["reasoning"], facts["calls"]) == ("Let me think.", 'weather {"city": "Paris"}')
 
 
-def test_an_answer_cannot_command_the_terminal(server: ChatServer) -> None:
-    """Escapes are shown, not obeyed."""
+def test_control_characters_of_an_answer_are_escaped(server: ChatServer) -> None:
     server.deltas = [{"content": "\x1b[2Jgone"}]
     assert "\x1b" not in _chat(server, "chat", "--once", "Hi").stdout
 
 
 @pytest.mark.parametrize("path", ["/v3", ""])
-def test_nobody_there_is_told_with_where_to_look(path: str) -> None:
-    """With the exit code of that."""
+def test_an_unreachable_server_exits_with_2(path: str) -> None:
     (port,) = free_ports(1)
     done = run_command("chat", "chat", "--once", "Hi", "--url", f"http://127.0.0.1:{port}{path}")
     assert done.exit_code == 2
@@ -160,7 +136,6 @@ def test_nobody_there_is_told_with_where_to_look(path: str) -> None:
         ["chat", "--once", " "],
     ],
 )
-def test_a_wrong_command_line_is_told(arguments: list[str]) -> None:
-    """With 64, before anybody is asked."""
+def test_a_usage_error_exits_with_64(arguments: list[str]) -> None:
     done = run_command("chat", *arguments)
     assert done.exit_code == 64, done.stderr

@@ -1,0 +1,239 @@
+"""Commands with servers of their own: demo, conformance, trace, and servers with hostile names."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ovms_cli.trace_figures import NoFigures, find_url, open_source
+from ovmstrio.core.texts import CONTROLS
+from ovmstrio_conformance.__main__ import main
+from ovmstrio_conformance.grpc_cases import GRPC_CASES
+from ovmstrio_conformance.rest_cases import REST_CASES
+from tests.support import ir
+from tests.support.commands import run_command, run_on_terminal
+from tests.support.op_figures import op_figures
+from tests.support.op_pipelines import EchoExecutor, serving_pipeline
+from tests.support.plain_http import QuietHandler, answering_http
+from tests.support.ports import free_ports
+from tests.support.served_in_thread import serving_in_thread
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+def test_demo_gets_right_answers_over_both_protocols(cache: Path) -> None:
+    grpc, rest = free_ports(2)
+    result = run_command("demo", "--once", "--port", str(grpc), "--rest_port", str(rest))
+    assert result.exit_code == 0, result.output
+    assert "32 of 32 answers are right" in result.stdout
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert [row[0] for row in rows if row.count("ok") == 2] == [
+        *["add_one", "iris", "iris", "iris", *["file_type"] * 5],
+        *["incrementer", "labels_image", "counter_stream"],
+        *["ensemble"] * 4,
+    ]
+    for answer in ("setosa", "versicolor", "virginica", "png", "python", "json", "npy", "zip"):
+        assert any(answer in row for row in rows)
+    assert len(list((cache / "ovmstrio").glob("samples-*/config.json"))) == 1
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(("taken", "other"), [("--port", "--rest_port"), ("--rest_port", "--port")])
+def test_demo_reports_a_port_in_use_with_its_option(taken: str, other: str) -> None:
+    (free,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        result = run_command("demo", "--once", taken, str(port), other, str(free))
+    assert result.exit_code == 1
+    assert f"port {port} is in use by another program; choose another with {taken}" in result.stderr
+
+
+def test_demo_refuses_one_port_for_both_protocols() -> None:
+    result = run_command("demo", "--port", "9", "--rest_port", "9")
+    assert (result.exit_code, "have to differ" in result.stderr) == (64, True)
+
+
+@pytest.mark.parametrize("model", ["numbers", "texts"])
+def test_this_server_passes_every_conformance_case(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    made = ir.sum_of_two((-1, 5)) if model == "numbers" else ir.string_passthrough()
+    base = ir.save(made, tmp_path, "m")
+    with serving_in_thread(model_name="m", model_path=base) as server:
+        capsys.readouterr()
+        code = main([f"http://{server.http}", "--grpc", server.grpc, "--output", "json"])
+        printed = capsys.readouterr().out
+
+    results = json.loads(printed[printed.index("[\n") : printed.rindex("\n]") + 2])
+    assert [each for each in results if each["outcome"] != "passed"] == []
+    assert (code, len(results)) == (0, len(REST_CASES) + len(GRPC_CASES))
+
+
+class _Agreeable(QuietHandler):
+    def do_GET(self) -> None:  # noqa: N802 - the library's name
+        self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"[]")
+
+    do_POST = do_GET  # noqa: N815 - the library's name
+
+
+def test_a_server_without_the_protocol_fails_the_conformance_cases(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering_http(_Agreeable) as url:
+        code = main([url, "--model", "m"])
+
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert (code, last) == (1, "m: 3 passed, 20 failed, 0 skipped")
+    assert sum(line.startswith("failed") and "(expected" in line for line in lines) == 20
+
+
+def test_an_unreachable_server_fails_every_conformance_case(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["http://127.0.0.1:9", "--grpc", "127.0.0.1:9", "--model", "m"]) == 1
+    counts = f"0 passed, {len(REST_CASES) + len(GRPC_CASES)} failed, 0 skipped"
+    assert counts in capsys.readouterr().out
+
+
+def test_conformance_requires_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["http://127.0.0.1:9"]) == 2
+    assert "Give --model" in capsys.readouterr().err
+
+
+NAME = "\x1b]0;t\x07\x9b2J\u202e[red]a\x7f[/red]\u2028"
+SHOWN = "\\x1b]0;t\\x07\\x9b2J\\u202e[red]a\\x7f[/red]\\u2028"
+
+
+class _Hostile(QuietHandler):
+    def do_GET(self) -> None:  # noqa: N802 - the library's name
+        if self.path.startswith(("/v2/health", "/v2/models/bad")):
+            self._answer(404, {"error": f"no {NAME}"})
+        else:
+            self._answer(200, {"name": NAME, "platform": NAME, "versions": ["1"], "inputs": [], "outputs": []})
+
+    def do_POST(self) -> None:  # noqa: N802 - the library's name
+        if "index" in self.path:
+            states = [{"name": NAME, "version": "1", "state": "UNAVAILABLE", "reason": NAME}]
+            self._answer(200, [*states, {"name": "b", "version": NAME, "state": NAME, "reason": ""}])
+        else:
+            self._answer(400, {"error": NAME})
+
+    def _answer(self, status: int, document: object) -> None:
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture(scope="module")
+def hostile_server() -> Iterator[str]:
+    with answering_http(_Hostile) as url:
+        yield url.removeprefix("http://")
+
+
+COMMANDS = [
+    ["models"],
+    ["models", "--output", "csv"],
+    ["models", "bad"],
+    ["infer", "--model", "m", "--input", "x=1"],
+    ["health"],
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_terminal_gets_names_and_errors_of_a_server_escaped(arguments: list[str], hostile_server: str) -> None:
+    options = ("--url", hostile_server, *(() if arguments == ["health"] else ("--rest",)))
+    written = run_on_terminal(*arguments, *options)[1]
+    # Bold headings are rich's own.
+    written = re.sub(r"\x1b\[[0-9;]*m|\r\n", "", written)
+    assert CONTROLS.findall(written) == []
+    assert "\\x1b" in written
+    assert "[red]a\\x7f[/red]" in re.sub(r"\s+", "", written)
+
+
+def test_a_table_in_a_pipe_has_the_names_of_a_server_escaped(hostile_server: str) -> None:
+    written = run_command("models", "--url", hostile_server, "--rest").stdout
+    assert set(CONTROLS.findall(written)) == {"\n"}
+    assert SHOWN in written
+
+
+class _Figures(QuietHandler):
+    def do_GET(self) -> None:  # noqa: N802 - the library's name
+        body = json.dumps(op_figures() if self.path == "/trace" else {"ops": 1}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with answering_http(_Figures) as url:
+        yield url.removeprefix("http://")
+
+
+def test_trace_prints_figures_in_every_format(address: str) -> None:
+    target = ("trace", address, "--once")
+    lines = run_command(*target).stdout.splitlines()
+    assert next(line for line in lines if line.startswith("det")).split("  ")[0] == "det"
+    assert any(line.startswith("det") and "12 / 16 / 16" in line for line in lines)
+    assert any(line.startswith("chl0") for line in lines)
+    rows = list(csv.DictReader(io.StringIO(run_command(*target, "--output", "csv").stdout)))
+    (midp,) = (row for row in rows if (row["op"], row["stage"]) == ("det", "midp"))
+    assert float(midp["p50_ms"]) == pytest.approx(12)
+    assert (midp["samples"], midp["died"]) == ("4", "1")
+    printed = run_command("trace", f"http://{address}/", "--once", "--json")
+    assert json.loads(printed.stdout) == op_figures()
+
+
+def test_trace_takes_the_port_from_a_configuration(address: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yml").write_text(f"http_port: {address.rpartition(':')[2]}\n")
+    for target in (tmp_path, tmp_path / "config.yml"):
+        assert find_url(str(target)) == f"http://{address}"
+        assert run_command("trace", str(target), "--once").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "message"),
+    [
+        ("http://{address}/other", 1, "no figures of a pipeline"),
+        ("127.0.0.1:{free}", 2, "is the server running?"),
+        ("rpc.yml", 64, "no http_port"),
+        ("wrong.yml", 64, "wrong.yml:1: "),
+        ("nothing.yml", 64, "no such file"),
+    ],
+)
+def test_a_failed_trace_has_an_exit_code(
+    address: str, command_folder: Path, target: str, code: int, message: str
+) -> None:
+    (free,) = free_ports(1)
+    (command_folder / "rpc.yml").write_text("rpc_port: 9998\n")
+    (command_folder / "wrong.yml").write_text("a: [")
+    ended = run_command("trace", target.format(address=address, free=free), "--once")
+    assert (ended.exit_code, message in " ".join(ended.output.split())) == (code, True), ended.output
+
+
+async def test_figures_of_a_served_pipeline_are_read() -> None:
+    async with (
+        serving_pipeline(EchoExecutor(), snapshot=op_figures) as running,
+        open_source(f"http://{running.rest[0]}", 5) as read,
+    ):
+        assert await read() == op_figures()
+    async with serving_pipeline(EchoExecutor()) as running, open_source(f"http://{running.rest[0]}", 5) as read:
+        with pytest.raises(NoFigures, match="status 404"):
+            await read()
