@@ -1,57 +1,115 @@
+"""Handlers of samples, called as the server calls them, and the file formats that samples read."""
+
 from __future__ import annotations
 
+import importlib.util
+import io
 import json
 import pickle
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+import ovmstrio_samples
+from ovmstrio.runtimes.handlers.config.project_file import read_project
+from ovmstrio_samples.catalog import HANDLERS, ProjectSample
 from ovmstrio_samples.embedding import safetensors
 from ovmstrio_samples.embedding.wordpiece import WordPieces
 from ovmstrio_samples.face_detection.client import faces
 from ovmstrio_samples.image_classifier import torch_file
+from ovmstrio_samples.image_pipeline.client import COFFEE
 from ovmstrio_samples.ocr.regions import Box, regions
 from ovmstrio_samples.speech import ct2_file
 from ovmstrio_samples.speech.hearing import RATE, Tokens, log_mel
+from pyovms import Tensor
+
+_SAMPLES = Path(ovmstrio_samples.__file__).parent
 
 
-class _Named:
-    """Pickles as a call of any function at all."""
+def _load(sample: str, filename: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"handler_of_{sample}", _SAMPLES / sample / filename)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.OvmsPythonModel()
 
-    def __init__(self, function: object, *arguments: object) -> None:
-        self._call = function, arguments
 
+def _text(tensor: Tensor) -> str:
+    return bytes(tensor).decode()
+
+
+def _framed(content: bytes) -> Tensor:
+    """Make one element of BYTES as KServe clients send it."""
+    return Tensor("image", len(content).to_bytes(4, "little") + content, [1], "BYTES")
+
+
+@pytest.mark.parametrize("text", [b"a b a", b"\x05\0\0\0a b a"])
+def test_the_counter_reads_text_with_and_without_a_length(text: bytes) -> None:
+    outputs = list(_load("counter_stream", "counter.py").execute([Tensor("text", text, [1], "BYTES")]))
+    assert [[tensor.name for tensor in tensors] for tensors in outputs] == [["word"], ["word"], ["word"], ["count"]]
+    assert [_text(tensors[0]) for tensors in outputs[:3]] == ["a", "b", "a"]
+    assert np.asarray(outputs[3][0]).tolist() == [3]
+
+
+def test_a_picture_file_is_decoded_to_pixels() -> None:
+    model = _load("image_pipeline", "preprocess.py")
+    for tensor in (Tensor("image", COFFEE.read_bytes()), _framed(COFFEE.read_bytes())):
+        (pixels,) = model.execute([tensor])
+        assert (pixels.name, pixels.shape, pixels.datatype) == ("pixels_py", (1, 200, 300, 3), "UINT8")
+    grey = io.BytesIO()
+    Image.new("L", (5, 4), 7).save(grey, "PNG")
+    (pixels,) = model.execute([_framed(grey.getvalue())])
+    assert np.unique(np.asarray(pixels)).tolist() == [7]
+
+
+def test_the_most_probable_class_has_a_name_and_a_score() -> None:
+    model = _load("image_pipeline", "postprocess.py")
+    model.initialize({"base_path": str(_SAMPLES / "image_pipeline")})
+    probabilities = np.zeros((1, 1000), np.float32)
+    probabilities[0, 967] = 0.75
+    label, score = model.execute([Tensor("probabilities_py", probabilities)])
+    assert _text(label) == "espresso"
+    assert np.asarray(score).tolist() == [0.75]
+    assert score.datatype == "FP32"
+
+
+_README = HANDLERS[0].folder.parent / "README.md"
+
+
+@pytest.mark.parametrize("sample", HANDLERS, ids=lambda sample: sample.name)
+def test_listed_handlers_are_documented_projects(sample: ProjectSample) -> None:
+    project, warnings = read_project(sample.folder)
+    assert not warnings or sample.first
+    assert project.name == sample.name
+    assert (sample.folder / "client.py").is_file()
+    readme = (sample.folder / "README.md").read_text(encoding="utf-8")
+    where = Path("models" if sample.first else "samples/ovmstrio_samples") / sample.name
+    assert all(command in readme for command in sample.commands(where))
+    assert f"[{sample.name}]({sample.name}/README.md)" in _README.read_text(encoding="utf-8")
+
+
+class _Exit:
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return self._call
+        return sys.exit, ("run",)
 
 
-def _torch_file(path: Path, content: object) -> Path:
-    with path.open("wb") as file:
-        for value in (0x1950A86A20F9469CFC6C, 1001, {}, content, []):
-            pickle.dump(value, file)
-    return path
-
-
-def test_a_torch_file_cannot_run_code(tmp_path: Path) -> None:
-    """A file that asks for a function beside those of tensors is refused before it is called."""
-    path = _torch_file(tmp_path / "evil.pth", _Named(sys.exit, "run"))
+def test_a_torch_file_cannot_run_code_and_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file.pth"
+    path.write_bytes(b"".join(pickle.dumps(value) for value in (0x1950A86A20F9469CFC6C, 1001, {}, _Exit(), [])))
     with pytest.raises(pickle.UnpicklingError, match=r"sys\.exit, which is refused"):
         torch_file.read(path)
-
-
-def test_a_file_that_is_no_torch_file_is_refused(tmp_path: Path) -> None:
-    """Any other pickle is told apart by its first number."""
-    path = tmp_path / "other.pth"
     path.write_bytes(pickle.dumps(7))
     with pytest.raises(ValueError, match="is not a file of torch"):
         torch_file.read(path)
 
 
 def test_safetensors_are_read_by_their_header(tmp_path: Path) -> None:
-    """Types, shapes and places come from the header, whatever the alignment."""
     small, large = np.arange(3, dtype="<f2"), np.arange(6, dtype="<f4").reshape(2, 3)
     header = json.dumps(
         {
@@ -69,7 +127,6 @@ def test_safetensors_are_read_by_their_header(tmp_path: Path) -> None:
 
 
 def test_words_are_split_into_the_longest_pieces() -> None:
-    """Known pieces are taken from the front; accents and case are dropped; what is unknown is marked."""
     table = {
         piece: number
         for number, piece in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", "cafe", ","])
@@ -80,8 +137,7 @@ def test_words_are_split_into_the_longest_pieces() -> None:
     assert WordPieces(table).encode(["un " * 50], longest=5)["input_ids"].tolist() == [[2, 4, 4, 4, 3]]
 
 
-def test_regions_that_touch_are_one() -> None:
-    """A U is one region although its arms begin apart; what lies alone is another."""
+def test_connected_regions_are_merged() -> None:
     mask = np.zeros((8, 12), bool)
     mask[1:5, 1] = mask[1:5, 5] = mask[5, 1:6] = True
     mask[2:4, 8:11] = True
@@ -89,8 +145,7 @@ def test_regions_that_touch_are_one() -> None:
     assert regions(np.zeros((4, 4), bool)) == []
 
 
-def test_boxes_that_overlap_are_one_face() -> None:
-    """Two neighbouring boxes become one, at their mean place in the picture; a distant one is another."""
+def test_overlapping_boxes_are_merged_into_one_face() -> None:
     scores = np.full((1, 896, 1), -100.0)
     places = np.zeros((1, 896, 16))
     for row, score in ((0, 3.0), (1, 2.0), (511, 1.0)):
@@ -102,7 +157,6 @@ def test_boxes_that_overlap_are_one_face() -> None:
 
 
 def test_tensors_of_a_ctranslate2_file_are_read_in_order(tmp_path: Path) -> None:
-    """Name, shape, type and numbers of each tensor come out; any other file is refused."""
     half, bias = np.arange(6, dtype="<f2").reshape(2, 3), np.arange(2, dtype="<f4")
 
     def text(value: str) -> bytes:
@@ -124,8 +178,7 @@ def test_tensors_of_a_ctranslate2_file_are_read_in_order(tmp_path: Path) -> None
         ct2_file.read(path)
 
 
-def test_a_tone_is_heard_in_its_band_and_silence_in_none() -> None:
-    """A second of 1,000 Hz is loudest in one band for 100 steps of 10 ms; what follows is silent."""
+def test_a_tone_is_in_its_mel_band() -> None:
     mel = log_mel(np.sin(2 * np.pi * 1000 * np.arange(RATE) / RATE).astype(np.float32))
     assert mel.shape == (1, 80, 3000)
     assert mel.dtype == np.float32
@@ -134,8 +187,7 @@ def test_a_tone_is_heard_in_its_band_and_silence_in_none() -> None:
     assert mel.max() - mel.min() == pytest.approx(2, abs=1e-5)
 
 
-def test_tokens_become_text_byte_by_byte(tmp_path: Path) -> None:
-    """Blanks and letters of several bytes stand as other letters in the table; unknown tokens add nothing."""
+def test_tokens_are_decoded_byte_by_byte(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps({"model": {"vocab": {"\u0120caf": 0, "\u00c3\u00a9": 1, "!": 2}}}))
     assert Tokens.read(path).decode([0, 1, 2, 99]) == " caf\u00e9!"
