@@ -24,14 +24,12 @@ VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##aff", "##ab
 
 @pytest.fixture
 def vocabulary(tmp_path: Path) -> str:
-    """Give a vocabulary of BERT's."""
     file = tmp_path / "vocab.txt"
     file.write_text("\n".join(VOCABULARY), encoding="utf-8")
     return str(file)
 
 
-def test_a_sentence_for_bert(vocabulary: str) -> None:
-    """Pieces follow ``[CLS]``, and all four inputs are filled up to their length."""
+def test_bert_inputs_of_a_sentence(vocabulary: str) -> None:
     reader = ChineseBertReader({"vocab_file": vocabulary, "max_seq_len": 10})
     assert reader.process("Unaffable, 你好 café".encode()) == {
         "input_ids": [2, 5, 6, 7, 10, 8, 9, 11, 0, 0],
@@ -48,8 +46,7 @@ def test_a_sentence_for_bert(vocabulary: str) -> None:
         BertBaseReader().process("x")
 
 
-def test_words_and_pieces(vocabulary: str) -> None:
-    """Signs and ideographs are words, accents and controls go, and unknown words are one token."""
+def test_tokenizers_split_words_and_pieces(vocabulary: str) -> None:
     basic = BasicTokenizer()
     assert basic.tokenize("Café\t(你好)\x00 a-b\u00a0c\ufffd") == ["cafe", "(", "你", "好", ")", "a", "-", "b", "c"]
     assert BasicTokenizer(do_lower_case=False).tokenize("Café") == ["Café"]
@@ -68,14 +65,12 @@ def test_words_and_pieces(vocabulary: str) -> None:
 
 
 def test_vocabularies_may_have_numbers(tmp_path: Path) -> None:
-    """A number behind a tab counts, or else that of the line."""
     file = tmp_path / "vocab.txt"
     file.write_text("a\t7\nb\nc\t1\t2\nd\n")
     assert load_vocab(file) == {"a": 7, "b": 1}
 
 
-def test_rows_are_filled() -> None:
-    """Rows become equally long, with all that was asked for beside them."""
+def test_rows_are_padded() -> None:
     rows, positions, mask, longest, count, lengths = pad_batch_data([[1, 2], [3]], 9, 3, True, True, True, True, True)
     assert rows.tolist() == [[[1], [2], [9]], [[3], [9], [9]]]
     assert positions[:, :, 0].tolist() == [[0, 1, 9], [0, 9, 9]]
@@ -89,7 +84,6 @@ def test_rows_are_filled() -> None:
 
 
 def test_words_of_a_review(tmp_path: Path) -> None:
-    """Words and signs have the vocabulary's numbers, unknown ones the number behind its last."""
     (tmp_path / "imdb.vocab").write_text("the\nmovie\n,\ngood\n")
     dataset = IMDBDataset()
     dataset.load_resource(tmp_path / "imdb.vocab")
@@ -99,7 +93,6 @@ def test_words_of_a_review(tmp_path: Path) -> None:
 
 
 def test_batches_of_reviews(tmp_path: Path) -> None:
-    """All lines of all files come once each time, in batches, in any order."""
     (tmp_path / "imdb.vocab").write_text("")
     for name, labels in (("a", range(5)), ("b", range(5, 7))):
         (tmp_path / name).write_text("".join(f"x|{label}\n" for label in labels))
@@ -112,8 +105,7 @@ def test_batches_of_reviews(tmp_path: Path) -> None:
         assert sorted(label[0] for batch in batches for _, label in batch) == list(range(7))
 
 
-def test_chinese_words(tmp_path: Path) -> None:
-    """Characters become numbers, and tags of characters become words."""
+def test_chinese_words_are_segmented(tmp_path: Path) -> None:
     (tmp_path / "word.dic").write_text("0\t你\n1\t好\n2\t1\n3\tOOV\n", encoding="utf-8")
     (tmp_path / "tag.dic").write_text("0\tn-B\n1\tn-I\n2\tO\n")
     (tmp_path / "q2b.dic").write_text(f"{WIDE_ONE}\t1\nno pair\n", encoding="utf-8")
@@ -130,8 +122,7 @@ def test_chinese_words(tmp_path: Path) -> None:
         LACReader(str(tmp_path / "nowhere"))
 
 
-def test_numbers_of_words(tmp_path: Path) -> None:
-    """Known words have their numbers, unknown ones that behind the vocabulary."""
+def test_unknown_words_have_the_number_after_the_vocabulary(tmp_path: Path) -> None:
     file = tmp_path / "senta.txt"
     file.write_text("你\t1\n0\n\n世界\t9\n", encoding="utf-8")
     assert SentaReader(str(file)).process(["世界", "你", "", "x", "<unk>"]) == [9, 1, 0, 4, 3]
