@@ -63,7 +63,6 @@ CLIENTS: Final = (
     Client("kserve", "kserve_sdk", "KServe's SDK: health and inferences, JSON and binary, REST and gRPC"),
     Client("mlserver", "mlserver_codecs", "codecs of requests and answers"),
 )
-"""Those of models of tensors."""
 
 TEXT_CLIENTS: Final = (
     Client("openai", "openai", "all of it, with schemas of zod", runs_on="node"),
@@ -85,16 +84,15 @@ TEXT_CLIENTS: Final = (
     Client("guidellm", "guidellm_load", "health, chats as events, side by side, and its report of them"),
     Client("cohere", "cohere_rerank", "scores"),
 )
-"""Those of OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a program: ``passes``, ``fails`` or ``not installed here``, and the end of what it printed."""
+    """Result of a program (``passes``, ``fails`` or ``not installed here``) and the end of its output."""
 
     client: Client
     result: str
-    said: str = ""
+    output: str = ""
     version: str = ""
 
 
@@ -197,7 +195,7 @@ def _run_all(clients: tuple[Client, ...], server: ServedInThread) -> list[Outcom
         python, found = _home_of(client, sys.argv[1:])
         outcome = run_client(client, server, python) if python else Outcome(client, "not installed here")
         outcomes.append(replace(outcome, version=found))
-        print(outcome.result, client.program, outcome.said)  # noqa: T201 - what the command is for
+        print(outcome.result, client.program, outcome.output)  # noqa: T201 - what the command is for
     return outcomes
 
 

@@ -33,7 +33,6 @@ for module, address in ((over_grpc, GRPC), (over_http, REST)):
 
 
 async def ask() -> None:
-    """Infer with the client for asyncio."""
     async with over_grpc_aio.InferenceServerClient(GRPC) as client:
         given = over_grpc_aio.InferInput("b", [1, 10], "FP32")
         given.set_data_from_numpy(X)
