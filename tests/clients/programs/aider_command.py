@@ -21,8 +21,10 @@ with TemporaryDirectory() as folder:
     known["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     command = [sys.executable, "-m", "aider", "--model", "openai/chat", "--chat-mode", "ask", "--yes-always", *QUIET]
     command += ["--model-settings-file", "settings.yml", "--map-tokens", "0", "--no-pretty", "--message", "Hello"]
-    options = {"cwd": folder, "env": os.environ | known, "check": True, "text": True, "timeout": 110}
-    done = subprocess.run([*command, code.name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+    options = {"cwd": folder, "env": os.environ | known, "text": True, "timeout": 110}
+    done = subprocess.run(
+        [*command, code.name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True, **options
+    )
     assert "Added code.py to the chat" in done.stdout, done.stdout
     answer, cut, _ = done.stdout.partition("to the chat.")[2].partition("Model openai/chat has hit a token limit")
     assert answer.strip(), done.stdout
