@@ -1,4 +1,4 @@
-"""What the documentation names is there: files, folders, modules, and what is imported from elsewhere."""
+"""Modules and packages that the sources import, and paths, links and modules that the documentation names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from importlib.machinery import ModuleSpec
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
@@ -26,7 +27,6 @@ _OWN |= {"paddle_serving_server", "paddle_serving_app"}
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_path_and_link_of_a_page_exists(page: Path) -> None:
-    """A file, folder or page that is named is there."""
     text = page.read_text()
     named = {found.rstrip(".") for found in _PATH.findall(text)}
     missing = {path for path in named if not (ROOT / path).exists()}
@@ -36,21 +36,18 @@ def test_every_path_and_link_of_a_page_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_module_of_a_page_can_be_found(page: Path) -> None:
-    """A module that is named, in a sentence or in code, is there."""
     named = {first or second for first, second in _MODULE.findall(page.read_text())}
     assert not {name for name in named if not _is_there(name)}
 
 
-def test_architecture_names_every_package() -> None:
-    """A package that the picture leaves out is one that nobody finds."""
+def test_the_architecture_page_names_every_package() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     packages = [path.parent.name for path in (ROOT / "ovmstrio").glob("*/__init__.py")]
     assert packages
     assert not [name for name in packages if f"`ovmstrio/{name}/" not in text]
 
 
-def test_whatever_is_imported_is_declared_and_has_its_reason() -> None:
-    """A package that only another one brings may go with that one's next release."""
+def test_imported_packages_are_declared_and_documented() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     given = [
@@ -98,3 +95,44 @@ def _imported() -> Iterator[str]:
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
+
+
+FOLDERS = (("", "ovmstrio"), ("cli", "ovms_cli"), ("compat", ""))
+
+
+def _modules() -> dict[str, Path]:
+    found = {}
+    for base, package in FOLDERS:
+        for file in (ROOT / base / package).rglob("*.py"):
+            parts = file.relative_to(ROOT / base).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+def _imports_of(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[tuple[str, str]]:
+    """Yield what a module imports, inside functions and for types as well: a name and the module that may have it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = module.split(".")[: len(module.split(".")) - node.level + is_package] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            yield from ((f"{base}.{alias.name}", base) for alias in node.names)
+
+
+def _graph() -> dict[str, set[str]]:
+    """Return the modules that each module imports, without packages that only contain an imported module."""
+    modules = _modules()
+    graph = {}
+    for name, file in modules.items():
+        imported = _imports_of(ast.parse(file.read_text()), name, is_package=file.name == "__init__.py")
+        found = {whole if whole in modules else base for whole, base in imported}
+        graph[name] = found & modules.keys() - {name}
+    return graph
+
+
+def test_no_modules_import_each_other() -> None:
+    try:
+        TopologicalSorter(_graph()).prepare()
+    except CycleError as error:
+        pytest.fail(f"modules import each other: {' -> '.join(error.args[1])}")
