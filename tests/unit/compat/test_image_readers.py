@@ -13,46 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from paddle_serving_app.reader import (
-    BGR2RGB,
-    RGB2BGR,
-    Base64ToImage,
-    BlazeFacePostprocess,
-    CenterCrop,
-    DBPostProcess,
-    DetectionBGR2RGB,
-    DetectionDiv,
-    DetectionFile2Image,
-    DetectionNormalize,
-    DetectionPadStride,
-    DetectionResize,
-    DetectionSequential,
-    DetectionTranspose,
-    Div,
-    File2Image,
-    FilterBoxes,
-    GetRotateCropImage,
-    Image2Array,
-    ImageReader,
-    Lambda,
-    Normalization,
-    Normalize,
-    OCRReader,
-    PadStride,
-    RCNNPostprocess,
-    Resize,
-    ResizeByFactor,
-    Sampler,
-    Scale,
-    SegPostprocess,
-    Sequential,
-    SortedBoxes,
-    String2Image,
-    TenCrop,
-    Transpose,
-    URL2Image,
-    VideoDecoder,
-)
+from paddle_serving_app import reader
 from paddle_serving_app.reader.functional import crop
 from paddle_serving_app.reader.image_reader import generate_colormap
 from paddle_serving_app.reader.ocr_reader import CharacterOps, CTCLabelDecode
@@ -75,27 +36,27 @@ def picture(tmp_path: Path) -> Path:
 def test_images_are_read_from_files_urls_bytes_and_base64(picture: Path) -> None:
     data = picture.read_bytes()
     for found in (
-        File2Image()(str(picture)),
-        URL2Image()(picture.as_uri()),
-        String2Image()(data),
-        Base64ToImage()(base64.b64encode(data).decode()),
+        reader.File2Image()(str(picture)),
+        reader.URL2Image()(picture.as_uri()),
+        reader.String2Image()(data),
+        reader.Base64ToImage()(base64.b64encode(data).decode()),
     ):
         np.testing.assert_array_equal(np.asarray(found), _image(30, 40))
-    assert String2Image()(b"no image") is None
+    assert reader.String2Image()(b"no image") is None
     with pytest.raises(FileNotFoundError):
-        File2Image()("missing.png")
+        reader.File2Image()("missing.png")
 
 
 def test_the_steps_of_a_classifier(picture: Path) -> None:
     steps: list[Any] = [
-        File2Image(),
-        CenterCrop(20),
-        RGB2BGR(),
-        Transpose((2, 0, 1)),
-        Div(255),
-        Normalize(MEAN, STD, True),
+        reader.File2Image(),
+        reader.CenterCrop(20),
+        reader.RGB2BGR(),
+        reader.Transpose((2, 0, 1)),
+        reader.Div(255),
+        reader.Normalize(MEAN, STD, True),
     ]
-    seen = Sequential(steps)(str(picture))
+    seen = reader.Sequential(steps)(str(picture))
     assert (seen.shape, seen.dtype) == ((3, 20, 20), np.float32)
     corner = (np.array([15, 10, 5]) / 255 - MEAN) / STD
     np.testing.assert_allclose(seen[:, 0, 0], corner, rtol=1e-5)
@@ -105,12 +66,12 @@ def test_the_steps_of_a_classifier(picture: Path) -> None:
 @pytest.mark.parametrize(
     ("resize", "shape"),
     [
-        (Resize(15), (15, 20, 3)),
-        (Resize((8, 6)), (6, 8, 3)),
-        (Resize(60, 40), (30, 40, 3)),
-        (Resize((100, 50), 70), (50, 70, 3)),
-        (ResizeByFactor(32, 2400), (32, 32, 3)),
-        (ResizeByFactor(8, 16), (8, 16, 3)),
+        (reader.Resize(15), (15, 20, 3)),
+        (reader.Resize((8, 6)), (6, 8, 3)),
+        (reader.Resize(60, 40), (30, 40, 3)),
+        (reader.Resize((100, 50), 70), (50, 70, 3)),
+        (reader.ResizeByFactor(32, 2400), (32, 32, 3)),
+        (reader.ResizeByFactor(8, 16), (8, 16, 3)),
     ],
     ids=["shorter side", "width and height", "within a limit", "both within a limit", "multiples", "small multiples"],
 )
@@ -120,25 +81,25 @@ def test_images_are_resized(resize: Any, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("side", "fitted"), [(64, 64), (95, 32), (96, 96), (130, 96), (33, 32), (1, 32)], ids=str)
 def test_sides_are_rounded_to_multiples(side: int, fitted: int) -> None:
-    assert ResizeByFactor(32, 960)(_image(side, 64)).shape == (fitted, 64, 3)
-    assert ResizeByFactor(32, 960)(_image(2, 1920)).shape == (32, 960, 3)
+    assert reader.ResizeByFactor(32, 960)(_image(side, 64)).shape == (fitted, 64, 3)
+    assert reader.ResizeByFactor(32, 960)(_image(2, 1920)).shape == (32, 960, 3)
 
 
 def test_values_of_single_steps() -> None:
     given = _image(5, 7)
     kept = given.copy()
-    np.testing.assert_array_equal(BGR2RGB()(given)[..., 0], given[..., 2])
-    assert Div(2.0)(given)[3, 1].tolist() == [1.5, 0.5, 2.0]
-    assert Normalize([1, 2, 3], [2, 4, 8])(given)[3, 2].tolist() == [1.0, 0.0, 0.25]
-    padded = PadStride(4)(given.transpose(2, 0, 1))
+    np.testing.assert_array_equal(reader.BGR2RGB()(given)[..., 0], given[..., 2])
+    assert reader.Div(2.0)(given)[3, 1].tolist() == [1.5, 0.5, 2.0]
+    assert reader.Normalize([1, 2, 3], [2, 4, 8])(given)[3, 2].tolist() == [1.0, 0.0, 0.25]
+    padded = reader.PadStride(4)(given.transpose(2, 0, 1))
     assert padded.shape == (3, 8, 8)
     assert padded.dtype == np.float32
     assert (padded[:, :5, :7] == given.transpose(2, 0, 1)).all()
     assert padded.sum() == given.sum()
-    assert PadStride(0)(given) is given
-    assert Lambda(len)(given) == 5
+    assert reader.PadStride(0)(given) is given
+    assert reader.Lambda(len)(given) == 5
     with pytest.raises(TypeError, match="takes a function, got int"):
-        Lambda(3)  # type: ignore[arg-type]
+        reader.Lambda(3)  # type: ignore[arg-type]
     np.testing.assert_array_equal(given, kept)
 
 
@@ -150,13 +111,13 @@ def test_a_random_crop_is_a_square_of_the_image() -> None:
 
 def test_the_steps_of_a_detector_record_size_and_scale(picture: Path) -> None:
     steps: list[Any] = [
-        DetectionFile2Image(),
-        DetectionResize([60, 70], keep_ratio=True),
-        DetectionNormalize(MEAN, STD, True),
-        DetectionTranspose((2, 0, 1)),
-        DetectionPadStride(32),
+        reader.DetectionFile2Image(),
+        reader.DetectionResize([60, 70], keep_ratio=True),
+        reader.DetectionNormalize(MEAN, STD, True),
+        reader.DetectionTranspose((2, 0, 1)),
+        reader.DetectionPadStride(32),
     ]
-    seen, info = DetectionSequential(steps)(str(picture))
+    seen, info = reader.DetectionSequential(steps)(str(picture))
     assert (seen.shape, seen.dtype) == ((3, 64, 96), np.float32)
     assert info["im_shape"].tolist() == [52, 70]
     np.testing.assert_allclose(info["scale_factor"], [1.75, 1.75])
@@ -165,38 +126,38 @@ def test_the_steps_of_a_detector_record_size_and_scale(picture: Path) -> None:
 
 
 def test_single_steps_of_detection(tmp_path: Path) -> None:
-    stretched, info = DetectionResize([60, 20], keep_ratio=False)(_image(30, 40), {})
+    stretched, info = reader.DetectionResize([60, 20], keep_ratio=False)(_image(30, 40), {})
     assert (stretched.shape, info) == ((60, 20, 3), info)
     assert info is not None
     assert info["scale_factor"].tolist() == [2.0, 0.5]
-    assert DetectionResize(15)(_image(30, 45))[0].shape == (10, 15, 3)
-    turned, nothing = DetectionBGR2RGB()(_image(2, 3))
+    assert reader.DetectionResize(15)(_image(30, 45))[0].shape == (10, 15, 3)
+    turned, nothing = reader.DetectionBGR2RGB()(_image(2, 3))
     assert (turned[1, 2].tolist(), nothing) == ([3, 2, 1], None)
-    assert DetectionDiv(2)(_image(2, 3))[0][1, 2].tolist() == [0.5, 1.0, 1.5]
-    assert DetectionNormalize([1, 1, 1], [2, 2, 2], False)(_image(2, 3))[0][1, 2].tolist() == [0.0, 0.5, 1.0]
-    assert DetectionPadStride()(_image(2, 3))[0].shape == (2, 3, 3)
+    assert reader.DetectionDiv(2)(_image(2, 3))[0][1, 2].tolist() == [0.5, 1.0, 1.5]
+    assert reader.DetectionNormalize([1, 1, 1], [2, 2, 2], False)(_image(2, 3))[0][1, 2].tolist() == [0.0, 0.5, 1.0]
+    assert reader.DetectionPadStride()(_image(2, 3))[0].shape == (2, 3, 3)
     (tmp_path / "x").write_text("no image")
     with pytest.raises(ValueError, match="x is no image that OpenCV can read"):
-        DetectionFile2Image()(tmp_path / "x")
+        reader.DetectionFile2Image()(tmp_path / "x")
 
 
 def test_image_reader_equals_the_single_steps(picture: Path) -> None:
     data = picture.read_bytes()
     steps: list[Any] = [
-        String2Image(),
-        Resize(32),
-        CenterCrop(16),
-        RGB2BGR(),
-        Transpose((2, 0, 1)),
-        Div(255),
-        Normalize(MEAN, STD, True),
+        reader.String2Image(),
+        reader.Resize(32),
+        reader.CenterCrop(16),
+        reader.RGB2BGR(),
+        reader.Transpose((2, 0, 1)),
+        reader.Div(255),
+        reader.Normalize(MEAN, STD, True),
     ]
-    found = ImageReader((3, 16, 16), resize_short_size=32).process_image(data)
-    np.testing.assert_allclose(np.asarray(found), Sequential(steps)(data), rtol=1e-6)
-    whole = ImageReader((3, 0, 0)).process_image(data)
+    found = reader.ImageReader((3, 16, 16), resize_short_size=32).process_image(data)
+    np.testing.assert_allclose(np.asarray(found), reader.Sequential(steps)(data), rtol=1e-6)
+    whole = reader.ImageReader((3, 0, 0)).process_image(data)
     assert whole is not None
     assert whole.shape == (3, 30, 40)
-    assert ImageReader().process_image(b"no image") is None
+    assert reader.ImageReader().process_image(b"no image") is None
 
 
 def _video(count: int) -> dict[str, Any]:
@@ -211,41 +172,45 @@ def _numbers(results: dict[str, Any]) -> list[int]:
 @pytest.mark.parametrize(
     ("sampler", "chosen"),
     [
-        (Sampler(4, 1, valid_mode=True), [4, 14, 24, 34]),
-        (Sampler(4, 2, valid_mode=True), [4, 5, 14, 15, 24, 25, 34, 35]),
-        (Sampler(4, 1, valid_mode=True, select_left=True), [5, 15, 25, 35]),
-        (Sampler(2, 3, frame_interval=4, valid_mode=True), [7, 11, 15, 21, 25, 29]),
-        (Sampler(3, 1, linspace_sample=True), [0, 19, 39]),
-        (Sampler(50, 1, valid_mode=True), [*range(40), *range(10)]),
-        (Sampler(50, 1, valid_mode=True, select_left=True), [0] * 50),
+        (reader.Sampler(4, 1, valid_mode=True), [4, 14, 24, 34]),
+        (reader.Sampler(4, 2, valid_mode=True), [4, 5, 14, 15, 24, 25, 34, 35]),
+        (reader.Sampler(4, 1, valid_mode=True, select_left=True), [5, 15, 25, 35]),
+        (reader.Sampler(2, 3, frame_interval=4, valid_mode=True), [7, 11, 15, 21, 25, 29]),
+        (reader.Sampler(3, 1, linspace_sample=True), [0, 19, 39]),
+        (reader.Sampler(50, 1, valid_mode=True), [*range(40), *range(10)]),
+        (reader.Sampler(50, 1, valid_mode=True, select_left=True), [0] * 50),
     ],
     ids=["middles", "two of each", "left", "intervals", "even", "more than there are", "left of more"],
 )
-def test_sampled_frames_of_a_video(sampler: Sampler, chosen: list[int]) -> None:
+def test_sampled_frames_of_a_video(sampler: reader.Sampler, chosen: list[int]) -> None:
     assert _numbers(sampler(_video(40))) == chosen
 
 
 @pytest.mark.parametrize(
     ("sampler", "part"),
-    [(Sampler(4, 1), 10), (Sampler(4, 1, select_left=True), 10), (Sampler(4, 1, frame_interval=2), 9)],
+    [
+        (reader.Sampler(4, 1), 10),
+        (reader.Sampler(4, 1, select_left=True), 10),
+        (reader.Sampler(4, 1, frame_interval=2), 9),
+    ],
     ids=["anywhere", "left", "intervals"],
 )
-def test_random_samples_are_one_per_segment(sampler: Sampler, part: int) -> None:
+def test_random_samples_are_one_per_segment(sampler: reader.Sampler, part: int) -> None:
     assert [number // part for number in _numbers(sampler(_video(40)))] == [0, 1, 2, 3]
 
 
 def test_dense_samples() -> None:
-    assert _numbers(Sampler(4, 1, dense_sample=True)(_video(40))) == [1, 17, 33, 9]
-    assert len(_numbers(Sampler(4, 1, dense_sample=True, valid_mode=True)(_video(200)))) == 40
+    assert _numbers(reader.Sampler(4, 1, dense_sample=True)(_video(40))) == [1, 17, 33, 9]
+    assert len(_numbers(reader.Sampler(4, 1, dense_sample=True, valid_mode=True)(_video(200)))) == 40
 
 
 def test_frames_are_read_from_a_folder(tmp_path: Path) -> None:
     for number in range(1, 5):
         cv2.imwrite(str(tmp_path / f"{number:05}.png"), np.full((6, 8, 3), number, np.uint8))
     results = {"format": "frame", "frame_dir": str(tmp_path), "suffix": "{:05}.png", "frames_len": 4}
-    assert _numbers(Sampler(2, 1, valid_mode=True)(results)) == [1, 3]
+    assert _numbers(reader.Sampler(2, 1, valid_mode=True)(results)) == [1, 3]
     with pytest.raises(NotImplementedError, match="video and frame, got 'MRI'"):
-        Sampler(2, 1)({"format": "MRI", "frames_len": 4})
+        reader.Sampler(2, 1)({"format": "MRI", "frames_len": 4})
 
 
 def test_a_video_file_becomes_an_input(tmp_path: Path) -> None:
@@ -256,12 +221,12 @@ def test_a_video_file_becomes_an_input(tmp_path: Path) -> None:
     writer.release()
     results: dict[str, Any] = {"filename": str(file)}
     steps: list[Any] = [
-        VideoDecoder(),
-        Sampler(3, 1, valid_mode=True, select_left=True),
-        Scale(64, do_round=True, backend="cv2"),
-        TenCrop(56),
-        Image2Array(),
-        Normalization([0.5, 0.5, 0.5], [0.25, 0.25, 0.25]),
+        reader.VideoDecoder(),
+        reader.Sampler(3, 1, valid_mode=True, select_left=True),
+        reader.Scale(64, do_round=True, backend="cv2"),
+        reader.TenCrop(56),
+        reader.Image2Array(),
+        reader.Normalization([0.5, 0.5, 0.5], [0.25, 0.25, 0.25]),
     ]
     for step in steps:
         results = step(results)
@@ -270,33 +235,35 @@ def test_a_video_file_becomes_an_input(tmp_path: Path) -> None:
     expected = (np.array([50, 100, 200]) / 255 - 0.5) / 0.25
     np.testing.assert_allclose(results["imgs"].mean((0, 2, 3)), expected, atol=0.1)
     with pytest.raises(NotImplementedError, match="cv2, got 'pyav'"):
-        VideoDecoder("pyav")
+        reader.VideoDecoder("pyav")
 
 
 def test_frames_are_scaled_and_transposed() -> None:
     image = Image.fromarray(np.zeros((100, 50, 3), np.uint8))
-    assert Scale(24)({"imgs": [image]})["imgs"][0].size == (24, 32)
-    assert Scale(24, fixed_ratio=False)({"imgs": [image]})["imgs"][0].size == (24, 24)
-    kept = Scale(24, fixed_ratio=False, keep_ratio=True, backend="cv2")({"imgs": [np.zeros((50, 100, 3), np.uint8)]})
+    assert reader.Scale(24)({"imgs": [image]})["imgs"][0].size == (24, 32)
+    assert reader.Scale(24, fixed_ratio=False)({"imgs": [image]})["imgs"][0].size == (24, 24)
+    kept = reader.Scale(24, fixed_ratio=False, keep_ratio=True, backend="cv2")(
+        {"imgs": [np.zeros((50, 100, 3), np.uint8)]}
+    )
     assert kept["imgs"][0].shape == (24, 48, 3)
-    assert Image2Array(data_format="cthw")({"imgs": [image, image]})["imgs"].shape == (3, 2, 100, 50)
-    assert Image2Array(transpose=False)({"imgs": [image]})["imgs"].shape == (1, 100, 50, 3)
-    whole = Normalization([100, 0, 0], [2, 1, 1], inplace=True)({"imgs": [np.full((1, 1, 3), 50, np.uint8)]})
+    assert reader.Image2Array(data_format="cthw")({"imgs": [image, image]})["imgs"].shape == (3, 2, 100, 50)
+    assert reader.Image2Array(transpose=False)({"imgs": [image]})["imgs"].shape == (1, 100, 50, 3)
+    whole = reader.Normalization([100, 0, 0], [2, 1, 1], inplace=True)({"imgs": [np.full((1, 1, 3), 50, np.uint8)]})
     assert whole["imgs"].tolist() == [[[[-25.0, 50.0, 50.0]]]]
     for wrong in (
-        lambda: Scale(1, keep_ratio=True),
-        lambda: Scale(1, backend="x"),
-        lambda: Image2Array(data_format="x"),
+        lambda: reader.Scale(1, keep_ratio=True),
+        lambda: reader.Scale(1, backend="x"),
+        lambda: reader.Image2Array(data_format="x"),
     ):
         with pytest.raises(ValueError, match=r"true together|must be"):
             wrong()
     with pytest.raises(TypeError, match=r"mean must be a list or a tuple, got int"):
-        Normalization(1, [1])  # type: ignore[arg-type]
+        reader.Normalization(1, [1])  # type: ignore[arg-type]
 
 
 def test_ten_crops_are_corners_and_centre_with_mirror_images() -> None:
     image = Image.fromarray(np.arange(8, dtype=np.uint8)[None, :, None].repeat(8, 0).repeat(3, 2))
-    crops = TenCrop(4)({"imgs": [image]})["imgs"]
+    crops = reader.TenCrop(4)({"imgs": [image]})["imgs"]
     assert [int(np.asarray(crop)[0, 0, 0]) for crop in crops] == [0, 3, 4, 7, 0, 3, 4, 7, 2, 5]
 
 
@@ -311,7 +278,7 @@ def labels(tmp_path: Path) -> str:
 
 
 def test_rows_of_detections_become_boxes(tmp_path: Path, labels: str) -> None:
-    post = RCNNPostprocess(labels, str(tmp_path / "out"))
+    post = reader.RCNNPostprocess(labels, str(tmp_path / "out"))
     outputs = {"im_shape": np.ones((1, 2)), "boxes": ROWS, "boxes.lod": [0, 2]}
     assert post(outputs, visualize=False) == [
         {"category_id": 1, "bbox": [10.0, 20.0, 21.0, 21.0], "score": 0.75},
@@ -323,12 +290,14 @@ def test_rows_of_detections_become_boxes(tmp_path: Path, labels: str) -> None:
 
 @pytest.mark.parametrize("offsets", [{}, {"boxes.lod": np.array([[0, 3]])}], ids=["none", "two-dimensional"])
 def test_offsets_may_be_missing_or_nested(tmp_path: Path, labels: str, offsets: dict[str, Any]) -> None:
-    found = RCNNPostprocess(labels, str(tmp_path))({"boxes": ROWS, "number": np.array([3]), **offsets}, visualize=False)
+    found = reader.RCNNPostprocess(labels, str(tmp_path))(
+        {"boxes": ROWS, "number": np.array([3]), **offsets}, visualize=False
+    )
     assert [box["category_id"] for box in found] == [1, 0, 1]
 
 
 def test_empty_and_malformed_detections(tmp_path: Path, labels: str) -> None:
-    post = RCNNPostprocess(labels, str(tmp_path))
+    post = reader.RCNNPostprocess(labels, str(tmp_path))
     assert post({"boxes": np.array([[-1.0]])}, visualize=False) == []
     with pytest.raises(ValueError, match=r"boxes are \[number, 6\], got mask \[2, 5\]"):
         post({"mask": np.zeros((2, 5))}, visualize=False)
@@ -337,7 +306,7 @@ def test_empty_and_malformed_detections(tmp_path: Path, labels: str) -> None:
 def test_boxes_are_drawn(tmp_path: Path, labels: str) -> None:
     photo = tmp_path / "photo.png"
     cv2.imwrite(str(photo), np.full((64, 64, 3), 255, np.uint8))
-    found = RCNNPostprocess(labels, str(tmp_path / "out"))({"image": str(photo), "boxes": ROWS[:2]})
+    found = reader.RCNNPostprocess(labels, str(tmp_path / "out"))({"image": str(photo), "boxes": ROWS[:2]})
     assert json.loads((tmp_path / "out" / "bbox.json").read_text()) == found
     drawn = np.asarray(cv2.imread(str(tmp_path / "out" / "photo.png")))
     assert drawn[30, 10].tolist() == [0, 0, 128]
@@ -346,7 +315,7 @@ def test_boxes_are_drawn(tmp_path: Path, labels: str) -> None:
 
 
 def test_relative_boxes_of_faces_become_pixels(tmp_path: Path, labels: str) -> None:
-    post = BlazeFacePostprocess(labels, str(tmp_path))
+    post = reader.BlazeFacePostprocess(labels, str(tmp_path))
     rows = np.array([[0, 0.5, 0.25, 0.5, 1.5, 0.75]], np.float32)
     assert post({"im_shape": np.array([100, 200]), "boxes": rows}, visualize=False) == [
         {"category_id": 0, "bbox": [50.0, 50.0, 150.0, 25.0], "score": 0.5}
@@ -358,15 +327,15 @@ def test_masks_are_written_as_images(tmp_path: Path) -> None:
     cv2.imwrite(str(photo), np.zeros((20, 30, 3), np.uint8))
     mask = np.zeros((1, 512, 512), np.int64)
     mask[:, 256:] = 2
-    SegPostprocess(3)({"filename": str(photo), "mask": mask, "mask.lod": [0, 1]})
+    reader.SegPostprocess(3)({"filename": str(photo), "mask": mask, "mask.lod": [0, 1]})
     assert np.asarray(cv2.imread(str(tmp_path / "photo_png_mask.png"), -1))[[0, 511], 0].tolist() == [0, 2]
     coloured = np.asarray(cv2.imread(str(tmp_path / "photo_png_result.png")))
     assert coloured.shape == (20, 30, 3)
     assert coloured[[0, 19], 0].tolist() == [[0, 0, 0], [0, 128, 0]]
     with pytest.raises(ValueError, match="needs filename and a mask, got filename"):
-        SegPostprocess(3)({"filename": "x"})
+        reader.SegPostprocess(3)({"filename": "x"})
     with pytest.raises(ValueError, match="is no image"):
-        SegPostprocess(3)({"filename": str(tmp_path / "none.png"), "mask": mask})
+        reader.SegPostprocess(3)({"filename": str(tmp_path / "none.png"), "mask": mask})
 
 
 def test_colours_are_those_of_pascal_voc() -> None:
@@ -390,18 +359,18 @@ def _likely(height: int, width: int, *regions: tuple[int, int, int, int, float])
 
 
 def test_likely_regions_become_boxes_of_the_image() -> None:
-    found = DBPostProcess(PARAMS)(_likely(100, 200, (40, 30, 100, 50, 0.9)), [[0.5, 2.0]])
+    found = reader.DBPostProcess(PARAMS)(_likely(100, 200, (40, 30, 100, 50, 0.9)), [[0.5, 2.0]])
     # 60 by 20 pixels: 1200 * 1.5 / 160 = 11.25 on every side, in whole pixels of the map.
     assert found[0].dtype == np.int16
     assert found[0].tolist() == [[[14, 38], [55, 38], [55, 122], [14, 122]]]
 
 
 def test_thin_or_improbable_regions_are_dropped() -> None:
-    post = DBPostProcess(PARAMS)
+    post = reader.DBPostProcess(PARAMS)
     assert post(_likely(60, 60, (5, 5, 50, 6, 0.9), (5, 20, 50, 40, 0.5)), [[1, 1]]) == [[]]
     (kept,) = post(_likely(60, 90, (5, 5, 80, 15, 0.7), (5, 40, 50, 45, 0.5)), [[1, 1]])
     assert len(kept) == 1
-    assert len(DBPostProcess({**PARAMS, "max_candidates": 0})(_likely(9, 9), [[1, 1]])[0]) == 0
+    assert len(reader.DBPostProcess({**PARAMS, "max_candidates": 0})(_likely(9, 9), [[1, 1]])[0]) == 0
     assert "unclip_ratio=1.5" in repr(post)
 
 
@@ -409,7 +378,7 @@ def test_a_slanted_region_keeps_its_slant() -> None:
     slanted = _likely(120, 160)
     corners = np.rint(cv2.boxPoints(((80, 60), (90, 20), 30))).astype(np.int32)
     cv2.fillPoly(slanted[0, 0], [corners], (0.9,))
-    ((found,),) = DBPostProcess(PARAMS)(slanted, [[1, 1]])
+    ((found,),) = reader.DBPostProcess(PARAMS)(slanted, [[1, 1]])
     np.testing.assert_allclose(found.mean(0), [80, 60], atol=1)
     along, down = found[1] - found[0], found[3] - found[0]
     np.testing.assert_allclose(np.degrees(np.arctan2(along[1], along[0])), 30, atol=2)
@@ -417,7 +386,7 @@ def test_a_slanted_region_keeps_its_slant() -> None:
 
 
 def test_polygons_are_enlarged_with_round_corners() -> None:
-    post = DBPostProcess({**PARAMS, "unclip_ratio": 2})
+    post = reader.DBPostProcess({**PARAMS, "unclip_ratio": 2})
     for corners in (_box(10, 10, 30, 20), _box(10, 10, 30, 20)[::-1]):
         (grown,) = post.unclip(corners)
         far = 200 * 2 / 60
@@ -428,15 +397,15 @@ def test_polygons_are_enlarged_with_round_corners() -> None:
 
 def test_boxes_are_filtered_and_sorted() -> None:
     shuffled = _box(50, 12, 90, 30)[[2, 0, 3, 1]]
-    filtered = FilterBoxes(10, 10)(
+    filtered = reader.FilterBoxes(10, 10)(
         [_box(0, 0, 10, 40), shuffled, _box(-5, 10, 30, 33.7), _box(5, 60, 300, 90)], [80, 100]
     )
     assert filtered.tolist() == [
         _box(50, 12, 90, 30).tolist(), _box(0, 10, 30, 33).tolist(), _box(5, 60, 99, 79).tolist()
     ]  # fmt: skip
-    assert [found[0].tolist() for found in SortedBoxes()(filtered)] == [[0, 10], [50, 12], [5, 60]]
-    assert SortedBoxes()(np.array([_box(50, 10, 60, 20), _box(0, 19, 9, 30)]))[0][0].tolist() == [0, 19]
-    assert FilterBoxes(10, 10)([], [80, 100]).shape == (0,)
+    assert [found[0].tolist() for found in reader.SortedBoxes()(filtered)] == [[0, 10], [50, 12], [5, 60]]
+    assert reader.SortedBoxes()(np.array([_box(50, 10, 60, 20), _box(0, 19, 9, 30)]))[0][0].tolist() == [0, 19]
+    assert reader.FilterBoxes(10, 10)([], [80, 100]).shape == (0,)
 
 
 def test_boxes_are_cropped_and_rotated() -> None:
@@ -444,56 +413,56 @@ def test_boxes_are_cropped_and_rotated() -> None:
     image[10:20, 20:50] = (10, 20, 30)
     image[10:20, 20] = 255
     corners = _box(20, 10, 50, 20)
-    cut = GetRotateCropImage()(image, corners)
+    cut = reader.GetRotateCropImage()(image, corners)
     np.testing.assert_array_equal(cut, image[10:20, 20:50])
     assert corners.tolist() == _box(20, 10, 50, 20).tolist()
-    upright = GetRotateCropImage()(image.transpose(1, 0, 2), _box(10, 20, 20, 50))
+    upright = reader.GetRotateCropImage()(image.transpose(1, 0, 2), _box(10, 20, 20, 50))
     assert upright.shape == (10, 30, 3)
     assert (upright[:, 0] == 255).all()
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> OCRReader:
+def ocr_reader(tmp_path: Path) -> reader.OCRReader:
     file = tmp_path / "keys.txt"
     file.write_text("你\n好\r\na\nb\n", encoding="utf-8")
-    return OCRReader(char_dict_path=str(file))
+    return reader.OCRReader(char_dict_path=str(file))
 
 
-def test_lines_are_resized_and_padded(reader: OCRReader) -> None:
+def test_lines_are_resized_and_padded(ocr_reader: reader.OCRReader) -> None:
     line = np.full((16, 40, 3), 255, np.uint8)
-    made = reader.resize_norm_img(line, 5)
+    made = ocr_reader.resize_norm_img(line, 5)
     assert made.shape == (3, 32, 160)
     assert made.dtype == np.float32
     assert (made[:, :, :80] == 1).all()
     assert (made[:, :, 80:] == 0).all()
-    assert reader.resize_norm_img(line, 1).shape == (3, 32, 32)
-    assert reader.preprocess([line, np.zeros((10, 60, 3), np.uint8)]).shape == (3, 32, 192)
-    fixed = OCRReader(char_type="en", image_shape=[3, 32, 100])
+    assert ocr_reader.resize_norm_img(line, 1).shape == (3, 32, 32)
+    assert ocr_reader.preprocess([line, np.zeros((10, 60, 3), np.uint8)]).shape == (3, 32, 192)
+    fixed = reader.OCRReader(char_type="en", image_shape=[3, 32, 100])
     assert fixed.resize_norm_img(line, 9).shape == (3, 32, 100)
 
 
-def test_probabilities_are_decoded_to_text(reader: OCRReader) -> None:
+def test_probabilities_are_decoded_to_text(ocr_reader: reader.OCRReader) -> None:
     rows = np.zeros((2, 6, 6), np.float32)
     for step, (character, value) in enumerate([(1, 0.5), (1, 0.9), (0, 1), (1, 0.75), (5, 1), (3, 0.25)]):
         rows[0, step, character] = value
     rows[1, :, 0] = 1
-    (text, score), (nothing, no_score) = reader.postprocess_ocrv2({"save_infer_model/scale_0.tmp_1": rows})
+    (text, score), (nothing, no_score) = ocr_reader.postprocess_ocrv2({"save_infer_model/scale_0.tmp_1": rows})
     assert (text, float(score)) == ("你你 a", 0.625)
     assert nothing == ""
     assert np.isnan(no_score)
-    assert reader.postprocess_ocrv2({"likely": rows, "count": np.ones(2)})[0][0] == text
+    assert ocr_reader.postprocess_ocrv2({"likely": rows, "count": np.ones(2)})[0][0] == text
     with pytest.raises(ValueError, match=r"one output must be .*, got one, other"):
-        reader.postprocess_ocrv2({"one": rows, "other": rows})
+        ocr_reader.postprocess_ocrv2({"one": rows, "other": rows})
 
 
-def test_decoded_classes_become_text(reader: OCRReader) -> None:
+def test_decoded_classes_become_text(ocr_reader: reader.OCRReader) -> None:
     likely_rows = np.array([[0.5, 0, 0, 0, 0.1], [0, 0, 0, 0, 1], [0, 0.25, 0, 0, 0.2]])
     outputs: dict[str, Any] = {
         "ctc_greedy_decoder_0.tmp_0": [[0], [1], [2]], "ctc_greedy_decoder_0.tmp_0.lod": [0, 2, 3],
         "softmax_0.tmp_0": likely_rows, "softmax_0.tmp_0.lod": [0, 1, 3],
     }  # fmt: skip
-    assert reader.postprocess(outputs) == [["你好"], ["a"]]
-    assert reader.postprocess(outputs, with_score=True) == [["你好", 0.5], ["a", 0.25]]
+    assert ocr_reader.postprocess(outputs) == [["你好"], ["a"]]
+    assert ocr_reader.postprocess(outputs, with_score=True) == [["你好", 0.5], ["a", 0.25]]
 
 
 def test_characters_are_encoded_and_decoded() -> None:

@@ -11,14 +11,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.config.findings import Findings
 from ovmstrio.config.json_text import parse_json
-from ovmstrio.config.located import InvalidSyntax, Located
+from ovmstrio.config.located import InvalidSyntax
 from ovmstrio.config.mapping import MAPPING_FILE, NO_MAPPING, TensorMapping, read_mapping
-from ovmstrio.config.proto_fields import fit_message, parse_proto
+from ovmstrio.config.proto_fields import parse_proto
 from ovmstrio.config.yaml_text import parse_yaml
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.protocol.descriptors import POOL
 
 _JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -31,8 +29,6 @@ _YAML_VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(), inner, max_size=4),
     max_leaves=20,
 )
-_GRAPH = POOL.FindMessageTypeByName("mediapipe.CalculatorGraphConfig")
-_OPTIONS = POOL.FindMessageTypeByName("mediapipe.CalculatorOptions")
 
 
 @given(_JSON_VALUES, st.sampled_from([None, 0, 2]))
@@ -129,38 +125,6 @@ def test_a_tab_has_line_and_suggestion() -> None:
     with pytest.raises(InvalidSyntax) as caught:
         parse_yaml("a:\n\tb: 1\n")
     assert (caught.value.line, caught.value.suggestion) == (2, "indent with spaces")
-
-
-def _fit(text: str) -> tuple[Located, str, Findings]:
-    findings = Findings("F")
-    root, left = fit_message(text, parse_proto(text), _GRAPH, findings, refusal="no graph", options=_OPTIONS)
-    return root, left, findings
-
-
-def test_fields_of_messages_have_line_and_path() -> None:
-    root, _, findings = _fit('node {\n  name: "a"\n  input_stream: "x"\n}\nnode: [\n{ input_stream: ["y", "z"] }]\n')
-    first, second = root.items("node")
-    assert (first.line, first.path, first.find("name").line, first.find("name").path) == (
-        1,
-        "node[0]",
-        2,
-        "node[0].name",
-    )
-    assert (second.line, [each.path for each in second.items("input_stream")]) == (
-        6,
-        ["node[1].input_stream[0]", "node[1].input_stream[1]"],
-    )
-    assert root.items("executor") == []
-    assert not findings.all
-
-
-def test_unfit_fields_are_blanked_and_reported() -> None:
-    root, left, findings = _fit('node {\n  name: 4\n}\nnode { calculator: "c"\n nmae: "b" }\n')
-    assert left.split() == ["node", "{", "}", "node", "{", "calculator:", '"c"', "}"]
-    assert left.count("\n") == 5
-    assert [(problem.line, problem.path) for problem in findings.all] == [(2, "node[0].name"), (5, "node[1].nmae")]
-    assert all(problem.message.startswith("no graph - ") for problem in findings.all)
-    assert [node.path for node in root.items("node")] == ["node[0]", "node[1]"]
 
 
 @pytest.mark.parametrize("text", ["node {", "a = 1", "[x", 'a: "', "}"])

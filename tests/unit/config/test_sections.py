@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 
@@ -9,7 +8,6 @@ from ovmstrio.config.findings import Findings
 from ovmstrio.config.located import locate
 from ovmstrio.config.sections import (
     Rule,
-    Rules,
     Section,
     Unusable,
     any_spelling,
@@ -17,15 +15,12 @@ from ovmstrio.config.sections import (
     choice,
     flag,
     number,
-    rules_of,
     text,
     texts,
     whole,
     written,
 )
 from ovmstrio.config.yaml_text import parse_yaml
-
-_RULES: Rules = {"count": whole(1), "name": text, "inner": None}
 
 
 def _section(content: str) -> Section:
@@ -85,19 +80,6 @@ def test_scalars_keep_their_spelling() -> None:
     assert [problem.path for problem in section.findings.all] == ["list"]
 
 
-def test_all_problems_of_a_section_are_reported_by_line() -> None:
-    section = _section("cuont: 3\nname: 4\ninner: {}\nother: 1\nempty:\n")
-    assert section.read(_RULES, required=("count",)) == {}
-    reported = [(problem.line, problem.path, problem.message, problem.severity) for problem in section.findings.all]
-    assert reported == [
-        (1, "cuont", "the key 'count' is missing", "error"),
-        (2, "name", "the value cannot be used", "error"),
-        (4, "other", "unknown key 'other', which has no effect", "warning"),
-        (5, "empty", "unknown key 'empty', which has no effect", "warning"),
-    ]
-    assert section.findings.all[2].suggestion == "known are count, name, inner"
-
-
 def test_nested_sections_are_mappings_or_lists_of_mappings() -> None:
     section = _section("one: {a: 1}\nmany: [{b: 2}, 3]\nwrong: 4\n")
     (many,) = section.sections("many") or []
@@ -110,21 +92,3 @@ def test_nested_sections_are_mappings_or_lists_of_mappings() -> None:
         ("wrong", "a mapping of keys to values"),
         ("wrong", "a list"),
     ]
-
-
-def test_annotated_fields_are_the_keys_of_settings() -> None:
-    @dataclass
-    class Settings:
-        count: Annotated[int, whole(1)] = 1
-        source: str = ""
-
-    rules = rules_of(Settings)
-    assert list(rules) == ["count"]
-    assert rules["count"](locate(2)) == 2
-
-
-def test_a_problem_outside_a_file_has_no_line() -> None:
-    section = Section(locate({"count": 0}), Findings("settings"))
-    section.read(_RULES)
-    (problem,) = section.findings.all
-    assert str(problem) == "settings: count: the value cannot be used (expected a whole number of 1 or more, found 0)"
