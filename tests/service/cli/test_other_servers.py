@@ -1,4 +1,4 @@
-"""Commands with servers of their own: demo, conformance, trace, and servers with hostile names."""
+"""Commands with servers of their own: demo, chat, conformance, trace, and servers with hostile names."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,8 @@ from ovmstrio_conformance.__main__ import main
 from ovmstrio_conformance.grpc_cases import GRPC_CASES
 from ovmstrio_conformance.rest_cases import REST_CASES
 from tests.support import ir
-from tests.support.commands import run_command, run_on_terminal
+from tests.support.chat_server import ChatServer, chat_server
+from tests.support.commands import CommandResult, run_command, run_on_terminal
 from tests.support.op_figures import op_figures
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.plain_http import QuietHandler, answering_http
@@ -237,3 +239,133 @@ async def test_figures_of_a_served_pipeline_are_read() -> None:
     async with serving_pipeline(EchoExecutor()) as running, open_source(f"http://{running.rest[0]}", 5) as read:
         with pytest.raises(NoFigures, match="status 404"):
             await read()
+
+
+_HELLO: list[dict[str, Any] | None] = [{"role": "assistant", "content": None}, {"content": "Hel"}, {"content": "lo"}]
+
+
+@pytest.fixture
+def chat_answers() -> Iterator[ChatServer]:
+    with chat_server() as running:
+        running.deltas = list(_HELLO)
+        yield running
+
+
+def _chat(chat_answers: ChatServer, *arguments: str, stdin: str = "") -> CommandResult:
+    return run_command("chat", *arguments, "--url", chat_answers.url, stdin=stdin)
+
+
+def test_once_prints_the_answer_alone(chat_answers: ChatServer) -> None:
+    done = _chat(
+        chat_answers, "chat", "--once", "Hi", "--system", "Be short.", "--max_tokens", "5", "--temperature", "0"
+    )
+    assert (done.exit_code, done.stdout) == (0, "Hello\n"), done.stderr
+    assert chat_answers.asked == [
+        {
+            "model": "chat",
+            "messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": 5,
+            "temperature": 0,
+        }
+    ]
+
+
+def test_a_message_from_a_pipe_keeps_its_lines_and_the_first_model_is_the_default(chat_answers: ChatServer) -> None:
+    assert _chat(chat_answers, "--once", "-", stdin="one\ntwo\n").exit_code == 0
+    assert chat_answers.asked[0]["model"] == "first"
+    assert chat_answers.asked[0]["messages"] == [{"role": "user", "content": "one\ntwo\n"}]
+
+
+def test_a_server_is_named_by_a_url(chat_answers: ChatServer) -> None:
+    for url in (chat_answers.url, chat_answers.url.removesuffix("/v3")):
+        done = run_command("chat", url, "--model", "second", "--once", "Hi")
+        assert (done.exit_code, done.stdout) == (0, "Hello\n"), done.stderr
+    assert [asked["model"] for asked in chat_answers.asked] == ["second", "second"]
+
+
+def test_json_has_the_answer_and_its_figures(chat_answers: ChatServer) -> None:
+    done = _chat(chat_answers, "chat", "--once", "Hi", "--json")
+    facts = json.loads(done.stdout)
+    assert (facts["model"], facts["text"], facts["finish_reason"]) == ("chat", "Hello", "stop")
+    assert (facts["prompt_tokens"], facts["completion_tokens"]) == (7, 3)
+    assert facts["seconds"] >= facts["first_seconds"] > 0
+
+
+def test_lines_of_a_pipe_are_a_conversation(chat_answers: ChatServer) -> None:
+    lines = "Hi\n\nAgain\n/reset\n/system Be short.\nOnce\\\nmore\n/exit\nno\n"
+    done = _chat(chat_answers, "chat", "--output", "csv", stdin=lines)
+    assert done.exit_code == 0, done.stderr
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    assert [row["text"] for row in rows] == ["Hello"] * 3
+    first, second, third = (asked["messages"] for asked in chat_answers.asked)
+    assert first == [{"role": "user", "content": "Hi"}]
+    assert second == [*first, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Again"}]
+    assert third == [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Once\nmore"}]
+
+
+def test_an_error_is_reported_after_the_text_that_came(chat_answers: ChatServer) -> None:
+    chat_answers.late_error = "the engine has ended"
+    done = _chat(chat_answers, "chat", "--once", "Hi")
+    assert (done.exit_code, done.stdout, "the engine has ended" in done.stderr) == (1, "Hello\n", True)
+    chat_answers.error = (404, {"error": {"message": "The model `chat` does not exist", "code": "model_not_found"}})
+    done = _chat(chat_answers, "chat", "--once", "Hi")
+    assert (done.exit_code, done.stdout, "The model `chat` does not exist" in done.stderr) == (1, "", True)
+
+
+def test_a_refused_message_is_not_in_the_history(chat_answers: ChatServer) -> None:
+    chat_answers.error = (429, {"error": "the queue is full"})
+    done = _chat(chat_answers, "chat", stdin="Hi\nAgain\n")
+    assert done.exit_code == 1
+    assert done.stderr.count("error: the queue is full") == 2
+    assert [len(asked["messages"]) for asked in chat_answers.asked] == [1, 1]
+
+
+def test_the_api_key_comes_from_an_option_or_the_environment(
+    chat_answers: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OVMS_API_KEY", "from-outside")
+    _chat(chat_answers, "chat", "--once", "Hi")
+    _chat(chat_answers, "chat", "--once", "Hi", "--api_key", "given")
+    assert chat_answers.keys == ["Bearer from-outside", "Bearer given"]
+
+
+def test_tool_calls_are_shown_and_reasoning_is_not(chat_answers: ChatServer) -> None:
+    call = {"index": 0, "id": "1", "function": {"name": "weather", "arguments": '{"city":'}}
+    chat_answers.deltas = [
+        {"reasoning_content": "Let me think."},
+        {"tool_calls": [call]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ' "Paris"}'}}]},
+    ]
+    assert _chat(chat_answers, "chat", "--once", "Hi").stdout == '\nweather {"city": "Paris"}\n'
+    facts = json.loads(_chat(chat_answers, "chat", "--once", "Hi", "--json").stdout)
+    assert (facts["reasoning"], facts["calls"]) == ("Let me think.", 'weather {"city": "Paris"}')
+
+
+def test_control_characters_of_an_answer_are_escaped(chat_answers: ChatServer) -> None:
+    chat_answers.deltas = [{"content": "\x1b[2Jgone"}]
+    assert "\x1b" not in _chat(chat_answers, "chat", "--once", "Hi").stdout
+
+
+@pytest.mark.parametrize("path", ["/v3", ""])
+def test_an_unreachable_server_exits_with_2(path: str) -> None:
+    (port,) = free_ports(1)
+    done = run_command("chat", "chat", "--once", "Hi", "--url", f"http://127.0.0.1:{port}{path}")
+    assert done.exit_code == 2
+    assert f"no server answers at http://127.0.0.1:{port}/v3" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["chat", "--model", "other"],
+        ["http://localhost:1/v3", "--url", "localhost:2"],
+        ["chat", "--url", "ftp://localhost"],
+        ["chat", "--url", "localhost:port"],
+        ["chat", "--once", " "],
+    ],
+)
+def test_a_usage_error_exits_with_64(arguments: list[str]) -> None:
+    done = run_command("chat", *arguments)
+    assert done.exit_code == 64, done.stderr

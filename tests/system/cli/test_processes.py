@@ -1,4 +1,4 @@
-"""Processes of the command: imports, closed or full standard streams, and ovms stop."""
+"""Commands in processes of their own: imports, standard streams, stop and deploy."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ovmstrio.runtimes.ops.process_info import FILE_NAME, record_process
 from tests.support.commands import run_command
 from tests.support.ports import free_ports
-from tests.support.processes import OvmsProcess, environment
+from tests.support.processes import OvmsProcess, environment, run_ovms
 
 _SHOW = """
 import atexit, sys
@@ -187,3 +189,64 @@ def test_stop_without_a_service_fails(tmp_path: Path) -> None:
     assert run("nowhere").exit_code == 64
     (tmp_path / FILE_NAME).write_text("[]")
     assert run().exit_code == 1
+
+
+PATIENCE_SECONDS = 300
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
+
+
+def _configuration(folder: Path, **settings: object) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_config_list": [{"config": {"name": "m", "base_path": "m", **settings}}]}))
+    return path
+
+
+@needs_ray
+def test_deploy_writes_a_file_for_the_commands_of_ray(tmp_path: Path) -> None:
+    config, output = _configuration(tmp_path), tmp_path / "serve.yaml"
+    options = ["--setting", "hide_errors=true"]
+    done = run_ovms("deploy", "ray", str(config), "--output", str(output), *options, timeout=PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stderr
+    document = yaml.safe_load(output.read_text())
+    (application,) = document["applications"]
+    assert application["import_path"] == "ovmstrio.cluster.ray.application:application"
+    assert application["args"] == {"config": str(config), "settings": {"hide_errors": "true"}, "ingress": {}}
+    assert document["grpc_options"]["grpc_servicer_functions"] == ["ovmstrio.cluster.ray.grpc_services.add_services"]
+
+
+@needs_ray
+def test_paths_of_settings_are_absolute(tmp_path: Path) -> None:
+    config, output = tmp_path / "current.json", tmp_path / "serve.yaml"
+    config.symlink_to(_configuration(tmp_path))
+    options = ["--setting", "cache_dir=kept", "--setting", "server_name=kept"]
+    done = run_ovms("deploy", "ray", str(config), "--output", str(output), *options, timeout=PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stderr
+    (application,) = yaml.safe_load(output.read_text())["applications"]
+    settings = {"cache_dir": str(Path.cwd() / "kept"), "server_name": "kept"}
+    assert application["args"] == {"config": str(config), "settings": settings, "ingress": {}}
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    ("settings", "options", "code", "reason"),
+    [
+        (
+            {"stateful": True, "placement": {"autoscaling": {"max_replicas": 2}}},
+            (),
+            1,
+            '"m" has sequences, which are shared out among a fixed number of replicas',
+        ),
+        ({}, ("--setting", "rest_port=1"), 1, "settings that have no meaning in a replica: rest_port"),
+        ({}, ("--address", "127.0.0.1:{free}"), 2, "there is no cluster at 127.0.0.1:{free}: "),
+    ],
+    ids=["sequences", "setting of a server", "no cluster"],
+)
+def test_a_deployment_that_cannot_work_is_refused(
+    tmp_path: Path, settings: dict[str, object], options: tuple[str, ...], code: int, reason: str
+) -> None:
+    (free,) = free_ports(1)
+    config = str(_configuration(tmp_path, **settings))
+    arguments = [option.format(free=free) for option in options]
+    done = run_ovms("deploy", "ray", config, *arguments, timeout=PATIENCE_SECONDS)
+    assert done.returncode == code, done.stderr
+    assert reason.format(free=free) in done.stdout + done.stderr
