@@ -38,6 +38,7 @@ _ENTRIES: dict[str, dict[str, Any]] = {
     "op_pipeline_config_list": {"name": "o", "path": "o"},
     "text_model_config_list": {"name": "t", "base_path": "/t"},
 }
+_CHAT = {"name": "chat", "base_path": "models/chat"}
 _NESTED = ("model_config_list", "text_model_config_list")
 
 
@@ -169,6 +170,10 @@ def test_an_op_pipeline_is_a_configuration_and_a_script(entry: dict[str, str], c
         ("handler", {"path": "s3://b/a"}, "path", "remote storage is not served"),
         ("handler", {"path": "a\0"}, "path", "the path cannot be used"),
         ("handler", {"python": "none/bin/python"}, "python", "there is no such interpreter"),
+        ("mediapipe", {"name": ""}, "name", "the name is empty"),
+        ("mediapipe", {"base_path": "s3://bucket/g"}, "base_path", "remote storage is not served"),
+        ("mediapipe", {"graph_path": "g\0"}, "graph_path", "the path cannot be used"),
+        ("mediapipe", {"subconfig": "gs://bucket/s.json"}, "subconfig", "remote storage is not served"),
         ("op_pipeline", {"name": "metrics"}, "name", "the name is the beginning of the server's own paths"),
         ("op_pipeline", {"name": "a/b"}, "name", "the name cannot be used"),
         ("op_pipeline", {"path": ""}, "path", "the path is empty"),
@@ -199,6 +204,21 @@ def test_an_unusable_value_fails_only_its_service(section: str, entry: dict[str,
             {"name": "a", "script": "b"},
             [("", "the key 'path' is missing"), (".script", "unknown key 'script'")],
         ),
+        ("mediapipe", {}, [("", "the key 'name' is missing")]),
+        ("mediapipe", {"name": 1}, [(".name", "wrong type or value")]),
+        ("mediapipe", {"name": "g", "nireq": 1}, [(".nireq", "unknown key 'nireq'")]),
+        ("mediapipe", {"name": "g", "graph_pth": "x"}, [(".graph_pth", "unknown key 'graph_pth'")]),
+        ("mediapipe", {"name": "g", "python_isolation": "thread"}, [(".python_isolation", "wrong type or value")]),
+        ("mediapipe", {"name": "g", "python_processes": 0}, [(".python_processes", "wrong type or value")]),
+        (
+            "mediapipe",
+            {"name": "g", "python_timeout_seconds": -1},
+            [(".python_timeout_seconds", "wrong type or value")],
+        ),
+        ("mediapipe", {"name": "g", "python_memory_limit": "1G"}, [(".python_memory_limit", "wrong type or value")]),
+        ("mediapipe", {"name": "g", "python": 3}, [(".python", "wrong type or value")]),
+        ("text_model", {"config": {**_CHAT, "cache_sise": 4}}, [(".config.cache_sise", "unknown key 'cache_sise'")]),
+        ("text_model", {"config": {**_CHAT, "max_num_seqs": "8"}}, [(".config.max_num_seqs", "wrong type or value")]),
     ],
 )
 def test_a_wrong_form_makes_the_file_unusable(section: str, entry: Any, problems: list[tuple[str, str]]) -> None:
@@ -239,6 +259,7 @@ def test_settings_of_python_processes_turn_isolation_on(
     (spec,) = parse_sections(**_sections(section, settings)).services
     assert isinstance(spec, GraphSpec | HandlerSpec)
     assert (spec.python, spec.problems) == (expected, ())
+    assert spec.needs_reload(spec.model_copy(update={"python": PythonSpec(processes=9)}))
 
 
 def test_the_path_of_an_interpreter_is_relative_to_the_file_and_stays_a_link(tmp_path: Path) -> None:
@@ -269,32 +290,12 @@ def test_unusable_python_settings_fail_the_graph(
     assert message in str(problem)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("python_isolation", "thread"),
-        ("python_processes", 0),
-        ("python_timeout_seconds", -1),
-        ("python_memory_limit", "1G"),
-        ("python", 3),
-    ],
-)
-def test_python_settings_of_a_wrong_form_make_the_file_unusable(key: str, value: Any) -> None:
-    (problem,) = fatal_problems(**_sections("mediapipe_config_list", {key: value}))
-    assert problem.path == f"mediapipe_config_list[0].{key}"
-
-
 def test_the_server_supplies_the_isolation_and_the_memory_limit_that_an_entry_omits() -> None:
     own = PythonSpec(isolation="process", memory_limit=5, processes=2, timeout_seconds=3)
     assert Isolation.of(PythonSpec(), is_default=False, memory_limit=9) is None
     assert Isolation.of(PythonSpec(isolation="none"), is_default=True, memory_limit=9) is None
     assert Isolation.of(PythonSpec(), is_default=True, memory_limit=9) == Isolation(memory_limit=9)
     assert Isolation.of(own, is_default=False, memory_limit=9) == Isolation(2, None, 3, 5)
-
-
-def test_a_change_of_python_settings_needs_a_reload() -> None:
-    plain = GraphSpec(name="g", base_path=Path("g"), graph_path=Path("g/graph.pbtxt"))
-    assert plain.needs_reload(plain.model_copy(update={"python": PythonSpec(isolation="process")}))
 
 
 def _write(path: Path, document: Any = "") -> None:
@@ -333,29 +334,6 @@ def test_paths_of_a_graph_have_ovms_defaults(
     assert (graph.base_path, graph.graph_path) == (tmp_path / base_path, tmp_path / graph_path)
     assert (graph.subconfig, graph.problems) == (tmp_path / subconfig, ())
     assert graph.origin.startswith(f"{tmp_path}/config.json:")
-
-
-@pytest.mark.parametrize("entry", [{}, {"name": 1}, {"name": "g", "nireq": 1}, {"name": "g", "graph_pth": "x"}])
-def test_a_wrong_form_of_an_entry_makes_the_file_unusable(tmp_path: Path, entry: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError) as error:
-        _graphs(tmp_path, entry)
-    (problem,) = error.value.problems
-    assert problem.path.startswith("mediapipe_config_list[0]")
-
-
-@pytest.mark.parametrize(
-    ("settings", "path"),
-    [
-        ({"name": ""}, "name"),
-        ({"base_path": "s3://bucket/g"}, "base_path"),
-        ({"graph_path": "g\0"}, "graph_path"),
-        ({"subconfig": "gs://bucket/s.json"}, "subconfig"),
-    ],
-)
-def test_an_unusable_value_fails_only_its_graph(tmp_path: Path, settings: dict[str, str], path: str) -> None:
-    failed, other = _graphs(tmp_path, {"name": "g", **settings}, {"name": "other"}).of(GraphSpec)
-    assert [problem.path for problem in failed.problems] == [f"mediapipe_config_list[0].{path}"]
-    assert other.problems == ()
 
 
 @pytest.mark.parametrize(
@@ -402,6 +380,8 @@ def test_models_of_a_subconfig_are_served_and_its_content_is_watched(tmp_path: P
     (model,) = spec.of(ModelSpec)
     assert (model.name, model.base_path) == ("inner", tmp_path / "g/models/inner")
     assert model.origin == f"{tmp_path}/g/subconfig.json:4"
+    assert model.place is not None
+    assert (model.place.file, model.place.settings.line) == (f"{tmp_path}/g/subconfig.json", 4)
     assert spec.further_files == {
         tmp_path / "g/subconfig.json": (tmp_path / "g/subconfig.json").read_bytes(),
         tmp_path / "h/subconfig.json": None,
@@ -445,18 +425,6 @@ def test_a_graph_in_a_subconfig_is_refused(tmp_path: Path) -> None:
     assert [(problem.severity, problem.path) for problem in spec.problems] == [("error", "model_config_list[0].config")]
 
 
-def test_graphs_and_models_of_subconfigs_have_their_places(tmp_path: Path) -> None:
-    _write(tmp_path / "g/subconfig.json", _models({"name": "m", "base_path": "m"}))
-    places = {service.name: service.place for service in _graphs(tmp_path, {"name": "g"}).services if service.place}
-    assert {name: (place.file, place.settings.line) for name, place in places.items()} == {
-        "m": (f"{tmp_path}/g/subconfig.json", 4),
-        "g": (f"{tmp_path}/config.json", 4),
-    }
-
-
-_CHAT = {"name": "chat", "base_path": "models/chat"}
-
-
 def _parse_texts(*models: Any) -> ServerSpec:
     return parse_sections(text_model_config_list=[{"config": each} for each in models])
 
@@ -477,6 +445,7 @@ def test_a_model_is_a_folder_or_a_file_with_the_task_text_generation_by_default(
     folder, file = _parse_texts(_CHAT, {"name": "e", "base_path": "/m/e.gguf", "task": "embeddings"}).of(TextModelSpec)
     assert (folder.path, folder.task, folder.problems) == (Path("/etc/ovms/models/chat"), Task.TEXT_GENERATION, ())
     assert (file.path, file.base_path, file.task) == (Path("/m/e.gguf"), Path("/m"), Task.EMBEDDINGS)
+    assert folder.enable_prefix_caching
 
 
 def test_options_become_fields_of_the_model() -> None:
@@ -507,14 +476,6 @@ def test_voices_and_speeds_of_speech_models() -> None:
     assert "expected an object such as" in str(_text_problem(**speech, voices={"anna": 5}))
     assert "speed_min (0.25) must be <= speed_max (0.1)" in str(_text_problem(**speech, speed_max=0.1))
     assert "models for text2speech" in str(_text_problem(voices={"anna": "anna.bin"}))
-
-
-def test_prefix_caching_is_on_and_a_queue_limit_needs_no_concurrency_limit() -> None:
-    spec = _parse_texts({**_CHAT, "max_queue": 3})
-    (model,) = spec.of(TextModelSpec)
-    assert model.enable_prefix_caching
-    assert model.max_queue == 3
-    assert spec.problems == ()
 
 
 @pytest.mark.parametrize(
@@ -576,18 +537,6 @@ def test_a_changed_setting_needs_a_reload(field: str) -> None:
 def test_settings_that_apply_per_call_need_no_reload(field: str) -> None:
     spec = _text_model()
     assert not spec.needs_reload(spec.model_copy(update={field: {"max_concurrency": 7, "origin": "x"}[field]}))
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"cache_sise": 4}, r"unknown key 'cache_sise'; did you mean 'cache_size'\?"),
-        ({"max_num_seqs": "8"}, r"max_num_seqs: wrong type or value \(expected an integer, found \"8\"\)"),
-    ],
-)
-def test_a_wrong_form_makes_the_file_unusable(option: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        _text_model(**option)
 
 
 @pytest.mark.parametrize("section", ["mediapipe_config_list", "text_model_config_list"])
