@@ -547,5 +547,6 @@ def test_the_queue_limit_is_read_from_both_lists(tmp_path: Path, section: str) -
     (tmp_path / "graph.pbtxt").write_text(f"{streams}\n{node}\n")
     entry: Any = {"name": "chat", "base_path": str(tmp_path), "max_queue": 3}
     sections = {section: [entry if section.startswith("mediapipe") else {"config": entry}]}
-    (model,) = parse_sections(tmp_path / "config.json", **sections).of(TextModelSpec)
-    assert model.max_queue == 3
+    spec = parse_sections(tmp_path / "config.json", **sections)
+    (model,) = spec.of(TextModelSpec)
+    assert (model.max_queue, spec.problems) == (3, ())
