@@ -144,14 +144,14 @@ def test_options_without_effect_are_accepted_and_listed(
     assert sorted(ignored_options(given[0])) == named
 
 
-@pytest.mark.parametrize(("line", "said"), REFUSED.items())
+@pytest.mark.parametrize(("line", "messages"), REFUSED.items())
 def test_unsupported_options_are_refused_with_an_alternative(
-    given: list[dict[str, Any]], line: str, said: list[str]
+    given: list[dict[str, Any]], line: str, messages: list[str]
 ) -> None:
     result = CliRunner().invoke(app, shlex.split(line))
     assert result.exit_code == 64
     assert not given
-    for text in said:
+    for text in messages:
         assert text in result.stderr
     for name in _options(line) & WAYS_OUT.keys():
         assert f"--{name}" in result.stderr
@@ -164,216 +164,41 @@ def test_options_of_the_command_start_no_server(given: list[dict[str, Any]], arg
 
 
 _TEXT = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
+_RESNET = '{"model_config_list": [{"config": {"name": "resnet", "base_path": "resnet"}}]}'
+_EMPTY = '{"model_config_list": []}'
 
 
 def _run(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "1000"})
 
 
-def _fill(repository: Path, *files: str) -> Path:
-    for name in files:
-        (repository / name).parent.mkdir(parents=True, exist_ok=True)
-        (repository / name).write_text("")
-    return repository
-
-
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     texts = [f"org/words/{name}" for name in _TEXT]
-    files = ["meta/llama4/graph.pbtxt", "resnet/1/model.xml", "small/tiny.gguf", *texts, "notes/readme.md", ".git/1/x"]
-    return _fill(tmp_path / "models", *files)
+    for name in ["meta/llama4/graph.pbtxt", "resnet/1/model.xml", "small/tiny.gguf", *texts, "notes/readme.md"]:
+        (tmp_path / "models" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "models" / name).touch()
+    (tmp_path / "models" / ".git" / "1").mkdir(parents=True)
+    return tmp_path / "models"
 
 
-def _config(file: Path) -> Any:
-    return json.loads(file.read_text())
+def _edit(command: str, repository: Path, name: str, *options: str) -> Result:
+    where = ["--config_path", str(repository / "config.json"), "--model_name", name]
+    where += ["--model_repository_path", str(repository)] if command == "add" else []
+    return _run({"add": "--add_to_config", "remove": "--remove_from_config"}[command], *where, *options)
 
 
-def test_models_of_a_repository_are_listed_by_folder(repository: Path) -> None:
-    done = _run("--model_repository_path", str(repository), "--list_models")
-    assert done.exit_code == 0, done.output
-    assert done.stdout.split() == ["meta/llama4", "org/words", "resnet", "small"]
+def _config(repository: Path) -> Any:
+    return json.loads((repository / "config.json").read_text())
 
 
-def test_models_are_added_to_a_file_and_removed(repository: Path) -> None:
-    file = repository / "config.json"
-    where = ["--config_path", str(file), "--model_repository_path", str(repository)]
-    options = ["--batch_size", "2", "--plugin_config", '{"NUM_STREAMS": 1}', "--shape=(1,3)", "--target-device", "CPU"]
-    for name, more in (("resnet", options), ("org/words", ["--cache_size", "2"]), ("meta/llama4", [])):
-        done = _run("--add_to_config", *where, "--model_name", name, *more)
-        assert done.exit_code == 0, done.output
-    written = _config(file)
-    settings = {"batch_size": 2, "plugin_config": {"NUM_STREAMS": 1}, "shape": "(1,3)", "target_device": "CPU"}
-    assert written["model_config_list"] == [
-        {"config": {"name": "resnet", "base_path": "resnet", **settings}},
-        {"config": {"name": "meta/llama4", "base_path": "meta/llama4"}},
-    ]
-    assert written["text_model_config_list"] == [
-        {"config": {"name": "org/words", "base_path": "org/words", "cache_size": 2}}
-    ]
-    (text,) = parse_config(KINDS.values(), file.read_bytes(), file).of(TextModelSpec)
-    assert (text.path, text.cache_size) == (repository / "org/words", 2)
-    for name in ("resnet", "org/words"):
-        assert _run("--remove_from_config", "--config_path", str(file), "--model_name", name).exit_code == 0
-    assert _config(file)["text_model_config_list"] == []
-    assert [each["config"]["name"] for each in _config(file)["model_config_list"]] == ["meta/llama4"]
-    assert sorted(each.name for each in repository.iterdir() if each.is_file()) == ["config.json"]
+def _names(repository: Path) -> list[str]:
+    return [each["config"]["name"] for each in _config(repository)["model_config_list"]]
 
 
-def test_the_repository_may_be_in_the_environment(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OVMS_MODEL_REPOSITORY_PATH", str(repository))
-    assert _run("--list_models").stdout.split()[0] == "meta/llama4"
-    assert _run("--add_to_config", "--model_name", "small").exit_code == 0
-    assert _config(repository / "config.json")["text_model_config_list"][0]["config"]["name"] == "small"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--add_to_config", "--model_name", "resnet", "--model_path", "resnet"], 'has a model "resnet" already'),
-        (["--add_to_config", "--model_name", "other", "--model_path", "nowhere"], "fetched from no hub"),
-        (["--add_to_config", "--model_name", "other"], "expected --model_path or --model_repository_path"),
-        (["--add_to_config", "--model_name", "x", "--model_path", "small", "--max_num_seqs", "0"], "max_num_seqs"),
-        (["--add_to_config", "--model_name", "x", "--model_path", "small", "--batch_size", "2"], "unknown key"),
-        (["--add_to_config", "--model_path", "small"], "--model_name"),
-        (["--add_to_config", "--model_name", "x", "--pull"], "--pull"),
-        (["--remove_from_config", "--model_name", "other"], 'has no model "other"'),
-        (["--remove_from_config", "--add_to_config", "--model_name", "other"], "not allowed with"),
-    ],
-)
-def test_a_refused_change_leaves_the_file_unchanged(repository: Path, arguments: list[str], words: str) -> None:
-    file = repository / "config.json"
-    file.write_text('{"model_config_list": [{"config": {"name": "resnet", "base_path": "resnet"}}]}')
-    before = file.read_bytes()
-    done = _run(*arguments, "--config_path", str(file))
-    assert done.exit_code == EX_USAGE
-    assert words in done.output
-    assert file.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("source", "file", "path"), [("org/words", "", "org/words"), ("small", "tiny.gguf", "small/tiny.gguf")]
-)
-def test_a_local_model_of_a_hub_is_served(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, source: str, file: str, path: str
+def test_models_of_a_repository_are_listed_without_unreadable_folders(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[dict[str, Any]] = []
-    monkeypatch.setattr(serve, "run_server", taken.append)
-    more = ["--gguf_filename", file] if file else []
-    where = [f"--source_model={source}", "--model_repository_path", str(repository), *more]
-    for named in ([], ["--model_name", "mine"]):
-        done = _run(*where, *named, "--task", "text_generation", "--rest_port", "8000")
-        assert done.exit_code == 0, done.output
-    assert [each["model_name"] for each in taken] == [source, "mine"]
-    assert {str(each["model_path"]) for each in taken} == {str(repository / path)}
-    assert taken[0]["task"] == "text_generation"
-
-
-def test_models_are_not_downloaded(repository: Path) -> None:
-    where = ["--model_repository_path", str(repository), "--task", "text_generation"]
-    for arguments in (["--source_model", "org/other"], ["--source_model", "org/words", "--pull"]):
-        done = _run(*arguments, *where)
-        assert done.exit_code == EX_USAGE
-        assert "models are fetched from no hub" in done.output
-
-
-@pytest.mark.parametrize("command", ["ovms", "ovms serve"])
-def test_shell_completion_changes_no_file(command: str, repository: Path) -> None:
-    file = repository / "config.json"
-    where = ["--config_path", str(file), "--model_name", "resnet"]
-    assert _run("--add_to_config", *where, "--model_repository_path", str(repository)).exit_code == 0
-    before = file.read_bytes()
-    for first in ("--remove_from_config", "--pull", "--metrics_enable=true"):
-        words = [*command.split(), first, *where, "--rest_p"]
-        line = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
-        done = CliRunner().invoke(app, [], prog_name="ovms", env={"_OVMS_COMPLETE": "complete_bash", **line})
-        assert done.exit_code == 0, done.output
-        assert "--rest_port" in done.output.split()
-    assert file.read_bytes() == before
-
-
-def test_a_library_with_the_name_of_a_model_is_unchanged(repository: Path) -> None:
-    file = repository / "config.json"
-    library = {"name": "resnet", "base_path": "/opt/lib.so"}
-    file.write_text(json.dumps({"custom_node_library_config_list": [library], "model_config_list": []}))
-    where = ["--config_path", str(file), "--model_name", "resnet"]
-    assert _run("--remove_from_config", *where).exit_code == EX_USAGE
-    for command in (["--add_to_config", "--model_repository_path", str(repository)], ["--remove_from_config"]):
-        done = _run(*command, *where)
-        assert done.exit_code == 0, done.output
-    assert _config(file) == {"custom_node_library_config_list": [library], "model_config_list": []}
-
-
-def test_an_unwritable_file_is_reported_without_traceback(repository: Path) -> None:
-    where = ["--model_repository_path", str(repository), "--model_name", "resnet"]
-    nowhere = repository / "not" / "there.json"
-    done = _run("--add_to_config", "--config_path", str(nowhere), *where)
-    assert done.exit_code == EX_USAGE, done.output
-    assert f"{nowhere} cannot be written" in done.output
-    odd = repository / "odd.json"
-    odd.write_text(json.dumps({"model_config_list": [{"config": {"name": ["a"], "base_path": "/x"}}]}))
-    assert isinstance(_run("--add_to_config", "--config_path", str(odd), *where).exception, SystemExit | None)
-
-
-def test_a_symbolic_link_is_kept_and_its_target_written(repository: Path) -> None:
-    file, link = repository / "real.json", repository / "config.json"
-    file.write_text('{"model_config_list": []}')
-    file.chmod(0o600)
-    link.symlink_to(file)
-    where = ["--model_repository_path", str(repository), "--model_name", "resnet"]
-    done = _run("--add_to_config", "--config_path", str(link), *where)
-    assert done.exit_code == 0, done.output
-    assert link.is_symlink()
-    assert [each["config"]["name"] for each in _config(file)["model_config_list"]] == ["resnet"]
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert sorted(each.name for each in repository.iterdir() if "json" in each.name) == ["config.json", "real.json"]
-
-
-def test_the_file_is_read_after_the_folder_is_locked(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = repository / "config.json"
-    others = {"config": {"name": "other", "base_path": "resnet"}}
-    file.write_text('{"model_config_list": []}')
-
-    def wait(descriptor: int, operation: int) -> None:
-        assert Path(f"/proc/self/fd/{descriptor}").resolve() == repository
-        assert operation == fcntl.LOCK_EX
-        file.write_text(json.dumps({"model_config_list": [others]}))
-
-    monkeypatch.setattr(fcntl, "flock", wait)
-    done = _run("--add_to_config", "--config_path", str(file), "--model_name", "resnet", "--model_path", "resnet")
-    assert done.exit_code == 0, done.output
-    assert [each["config"]["name"] for each in _config(file)["model_config_list"]] == ["other", "resnet"]
-
-
-@pytest.mark.parametrize(("code", "is_written"), [(errno.EBUSY, True), (errno.ENOSPC, False)])
-def test_a_file_that_cannot_be_replaced_is_rewritten_or_unchanged(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, code: int, *, is_written: bool
-) -> None:
-    """Containers mount single files; nothing else is left in the folder, and nobody sees a traceback."""
-    file = repository / "config.json"
-    file.write_text('{"model_config_list": []}')
-
-    def refuse(path: Path, target: Path) -> None:
-        raise OSError(code, os.strerror(code), str(path), None, str(target))
-
-    monkeypatch.setattr(Path, "replace", refuse)
-    done = _run("--add_to_config", "--config_path", str(file), "--model_name", "resnet", "--model_path", "resnet")
-    assert (done.exit_code == 0) is is_written, done.output
-    assert ("cannot be written: No space left" in done.output) is not is_written
-    assert bool(_config(file)["model_config_list"]) is is_written
-    assert [each.name for each in repository.iterdir() if each.is_file()] == ["config.json"]
-
-
-@pytest.mark.parametrize("content", ['{"text_model_config_list": null}', '{"model_config_list": {}}', "[]", ""])
-def test_a_file_that_is_no_configuration_is_unchanged(repository: Path, content: str) -> None:
-    file = repository / "config.json"
-    file.write_text(content)
-    done = _run("--add_to_config", "--config_path", str(file), "--model_name", "small", "--model_path", "small")
-    assert done.exit_code == EX_USAGE
-    assert f"--config_path: {file}" in done.output
-    assert file.read_text() == content
-
-
-def test_unreadable_folders_are_skipped(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (repository / "lost+found").mkdir()
     read = Path.iterdir
 
@@ -383,6 +208,168 @@ def test_unreadable_folders_are_skipped(repository: Path, monkeypatch: pytest.Mo
         return read(folder)
 
     monkeypatch.setattr(Path, "iterdir", iterdir)
-    done = _run("--list_models", "--model_repository_path", str(repository))
+    done = _run("--model_repository_path", str(repository), "--list_models")
     assert done.exit_code == 0, done.output
     assert done.stdout.split() == ["meta/llama4", "org/words", "resnet", "small"]
+
+
+def test_models_are_added_to_a_file_and_removed(repository: Path) -> None:
+    options = ["--batch_size", "2", "--plugin_config", '{"NUM_STREAMS": 1}', "--shape=(1,3)", "--target-device", "CPU"]
+    for name, more in (("resnet", options), ("org/words", ["--cache_size", "2"]), ("meta/llama4", [])):
+        done = _edit("add", repository, name, *more)
+        assert done.exit_code == 0, done.output
+    settings = {"batch_size": 2, "plugin_config": {"NUM_STREAMS": 1}, "shape": "(1,3)", "target_device": "CPU"}
+    assert _config(repository) == {
+        "model_config_list": [
+            {"config": {"name": "resnet", "base_path": "resnet", **settings}},
+            {"config": {"name": "meta/llama4", "base_path": "meta/llama4"}},
+        ],
+        "text_model_config_list": [{"config": {"name": "org/words", "base_path": "org/words", "cache_size": 2}}],
+    }
+    file = repository / "config.json"
+    (text,) = parse_config(KINDS.values(), file.read_bytes(), file).of(TextModelSpec)
+    assert (text.path, text.cache_size) == (repository / "org/words", 2)
+    for name in ("resnet", "org/words"):
+        assert _edit("remove", repository, name).exit_code == 0
+    assert (_names(repository), _config(repository)["text_model_config_list"]) == (["meta/llama4"], [])
+    assert [each for each in repository.iterdir() if each.is_file()] == [file]
+
+
+def test_the_repository_may_be_in_the_environment(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OVMS_MODEL_REPOSITORY_PATH", str(repository))
+    assert _run("--list_models").stdout.split()[0] == "meta/llama4"
+    assert _run("--add_to_config", "--model_name", "small").exit_code == 0
+    assert _config(repository)["text_model_config_list"][0]["config"]["name"] == "small"
+
+
+_ADD_SMALL = ["--add_to_config", "--model_name", "small", "--model_path", "small"]
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "message"),
+    [
+        (_RESNET, ["--add_to_config", "--model_name", "resnet", "--model_path", "resnet"], 'a model "resnet" already'),
+        (_RESNET, ["--add_to_config", "--model_name", "other", "--model_path", "nowhere"], "fetched from no hub"),
+        (_RESNET, ["--add_to_config", "--model_name", "x"], "expected --model_path or --model_repository_path"),
+        (_RESNET, [*_ADD_SMALL, "--max_num_seqs", "0"], "max_num_seqs"),
+        (_RESNET, [*_ADD_SMALL, "--batch_size", "2"], "unknown key"),
+        (_RESNET, ["--add_to_config", "--model_path", "small"], "--model_name"),
+        (_RESNET, ["--add_to_config", "--model_name", "x", "--pull"], "--pull"),
+        (_RESNET, ["--remove_from_config", "--model_name", "other"], 'has no model "other"'),
+        (_RESNET, ["--remove_from_config", "--add_to_config", "--model_name", "other"], "not allowed with"),
+        ('{"text_model_config_list": null}', _ADD_SMALL, "--config_path: "),
+        ('{"model_config_list": {}}', _ADD_SMALL, "--config_path: "),
+        ("[]", _ADD_SMALL, "--config_path: "),
+        ("", _ADD_SMALL, "--config_path: "),
+    ],
+)
+def test_a_refused_change_leaves_the_file_unchanged(
+    repository: Path, content: str, arguments: list[str], message: str
+) -> None:
+    file = repository / "config.json"
+    file.write_text(content)
+    done = _run(*arguments, "--config_path", str(file))
+    assert (done.exit_code, message in done.output) == (EX_USAGE, True), done.output
+    assert file.read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "path"),
+    [("org/words", [], "org/words"), ("small", ["--gguf_filename", "tiny.gguf"], "small/tiny.gguf")],
+)
+def test_a_local_model_of_a_hub_is_served(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, source: str, options: list[str], path: str
+) -> None:
+    taken: list[dict[str, Any]] = []
+    monkeypatch.setattr(serve, "run_server", taken.append)
+    where = [f"--source_model={source}", "--model_repository_path", str(repository), *options]
+    for name in ([], ["--model_name", "mine"]):
+        done = _run(*where, *name, "--task", "text_generation", "--rest_port", "8000")
+        assert done.exit_code == 0, done.output
+    assert [(each["model_name"], each["task"]) for each in taken] == [
+        (source, "text_generation"),
+        ("mine", "text_generation"),
+    ]
+    assert {str(each["model_path"]) for each in taken} == {str(repository / path)}
+
+
+@pytest.mark.parametrize("arguments", [["--source_model", "org/other"], ["--source_model", "org/words", "--pull"]])
+def test_models_are_not_downloaded(repository: Path, arguments: list[str]) -> None:
+    done = _run(*arguments, "--model_repository_path", str(repository), "--task", "text_generation")
+    assert (done.exit_code, "models are fetched from no hub" in done.output) == (EX_USAGE, True)
+
+
+@pytest.mark.parametrize("command", ["ovms", "ovms serve"])
+def test_shell_completion_changes_no_file(command: str, repository: Path) -> None:
+    file = repository / "config.json"
+    file.write_text(_RESNET)
+    for first in ("--remove_from_config", "--pull", "--metrics_enable=true"):
+        words = [*command.split(), first, "--config_path", str(file), "--model_name", "resnet", "--rest_p"]
+        line = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        done = CliRunner().invoke(app, [], prog_name="ovms", env={"_OVMS_COMPLETE": "complete_bash", **line})
+        assert done.exit_code == 0, done.output
+        assert "--rest_port" in done.output.split()
+    assert file.read_text() == _RESNET
+
+
+def test_a_library_with_the_name_of_a_model_is_unchanged(repository: Path) -> None:
+    library = {"name": "resnet", "base_path": "/opt/lib.so"}
+    before = {"custom_node_library_config_list": [library], "model_config_list": []}
+    (repository / "config.json").write_text(json.dumps(before))
+    assert [_edit(command, repository, "resnet").exit_code for command in ("remove", "add", "remove")] == [
+        EX_USAGE,
+        0,
+        0,
+    ]
+    assert _config(repository) == before
+
+
+def test_an_unwritable_file_is_reported_without_traceback(repository: Path) -> None:
+    nowhere = repository / "not" / "there.json"
+    done = _edit("add", repository, "resnet", "--config_path", str(nowhere))
+    assert (done.exit_code, f"{nowhere} cannot be written" in done.output) == (EX_USAGE, True), done.output
+    (repository / "config.json").write_text(_RESNET.replace('"resnet"', '["a"]', 1))
+    assert isinstance(_edit("add", repository, "resnet").exception, SystemExit | None)
+
+
+def test_a_symbolic_link_is_kept_and_its_target_written(repository: Path) -> None:
+    file, link = repository / "real.json", repository / "config.json"
+    file.write_text(_EMPTY)
+    file.chmod(0o600)
+    link.symlink_to(file)
+    done = _edit("add", repository, "resnet")
+    assert done.exit_code == 0, done.output
+    assert (link.is_symlink(), _names(repository), file.stat().st_mode & 0o777) == (True, ["resnet"], 0o600)
+    assert sorted(each.name for each in repository.iterdir() if "json" in each.name) == ["config.json", "real.json"]
+
+
+def test_the_file_is_read_after_the_folder_is_locked(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = repository / "config.json"
+    file.write_text(_EMPTY)
+
+    def wait(descriptor: int, operation: int) -> None:
+        assert Path(f"/proc/self/fd/{descriptor}").resolve() == repository
+        assert operation == fcntl.LOCK_EX
+        file.write_text(_RESNET.replace('"resnet"', '"other"', 1))
+
+    monkeypatch.setattr(fcntl, "flock", wait)
+    done = _edit("add", repository, "resnet")
+    assert done.exit_code == 0, done.output
+    assert _names(repository) == ["other", "resnet"]
+
+
+@pytest.mark.parametrize(("code", "is_written"), [(errno.EBUSY, True), (errno.ENOSPC, False)])
+def test_a_file_that_cannot_be_replaced_is_rewritten_or_unchanged(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, code: int, *, is_written: bool
+) -> None:
+    """Containers mount single files, which cannot be replaced."""
+    (repository / "config.json").write_text(_EMPTY)
+
+    def refuse(path: Path, target: Path) -> None:
+        raise OSError(code, os.strerror(code), str(path), None, str(target))
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    done = _edit("add", repository, "resnet")
+    assert (done.exit_code == 0, "cannot be written: No space left" in done.output) == (is_written, not is_written)
+    assert _names(repository) == ["resnet"] * is_written
+    assert [each.name for each in repository.iterdir() if each.is_file()] == ["config.json"]
