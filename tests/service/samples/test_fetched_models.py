@@ -252,8 +252,8 @@ _SENTENCES = (
 
 def _similarity(text: str) -> float:
     """Compare words with those of the sentences; generated speech differs from run to run."""
-    words = (re.findall(r"[a-z]+", each.lower()) for each in (_SENTENCES, text))
-    return SequenceMatcher(None, *words).ratio()
+    spoken, heard = (re.findall(r"[a-z]+", each.lower()) for each in (_SENTENCES, text))
+    return SequenceMatcher(None, spoken, heard).ratio()
 
 
 @pytest.mark.slow
