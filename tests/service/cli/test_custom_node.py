@@ -165,7 +165,7 @@ def test_python_files_and_built_in_nodes_are_checked() -> None:
     assert "did you mean 'add_number'?" in result.stdout
 
 
-def test_problems_of_nodes_have_places_in_json() -> None:
+def test_problems_of_nodes_have_places() -> None:
     write_node(Path.cwd(), DOUBLER + "\n    def initialize(params):\n        params['path']\n")
     result = node("check", "node.py", "--json")
     facts = json.loads(result.stdout)
@@ -176,9 +176,6 @@ def test_problems_of_nodes_have_places_in_json() -> None:
         "params.original_image_width",
         "params.confidence_threshold",
     }
-
-
-def test_an_error_of_deinitialize_is_an_error() -> None:
     write_node(Path.cwd(), DOUBLER + "\n    def deinitialize(manager):\n        raise OSError('disk gone')\n")
     result = node("check", "node.py")
     assert result.exit_code == 1

@@ -103,13 +103,12 @@ def test_a_server_without_the_protocol_fails_the_conformance_cases(capsys: pytes
     assert sum(line.startswith("failed") and "(expected" in line for line in lines) == 20
 
 
-def test_an_unreachable_server_fails_every_conformance_case(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_fails_every_conformance_case_and_needs_a_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["http://127.0.0.1:9", "--grpc", "127.0.0.1:9", "--model", "m"]) == 1
     counts = f"0 passed, {len(REST_CASES) + len(GRPC_CASES)} failed, 0 skipped"
     assert counts in capsys.readouterr().out
-
-
-def test_conformance_requires_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["http://127.0.0.1:9"]) == 2
     assert "Give --model" in capsys.readouterr().err
 
@@ -255,7 +254,7 @@ def _chat(chat_answers: ChatServer, *arguments: str, stdin: str = "") -> Command
     return run_command("chat", *arguments, "--url", chat_answers.url, stdin=stdin)
 
 
-def test_once_prints_the_answer_alone(chat_answers: ChatServer) -> None:
+def test_one_answer_is_printed_alone_or_with_its_figures(chat_answers: ChatServer) -> None:
     done = _chat(
         chat_answers, "chat", "--once", "Hi", "--system", "Be short.", "--max_tokens", "5", "--temperature", "0"
     )
@@ -270,27 +269,20 @@ def test_once_prints_the_answer_alone(chat_answers: ChatServer) -> None:
             "temperature": 0,
         }
     ]
-
-
-def test_a_message_from_a_pipe_keeps_its_lines_and_the_first_model_is_the_default(chat_answers: ChatServer) -> None:
-    assert _chat(chat_answers, "--once", "-", stdin="one\ntwo\n").exit_code == 0
-    assert chat_answers.asked[0]["model"] == "first"
-    assert chat_answers.asked[0]["messages"] == [{"role": "user", "content": "one\ntwo\n"}]
-
-
-def test_a_server_is_named_by_a_url(chat_answers: ChatServer) -> None:
-    for url in (chat_answers.url, chat_answers.url.removesuffix("/v3")):
-        done = run_command("chat", url, "--model", "second", "--once", "Hi")
-        assert (done.exit_code, done.stdout) == (0, "Hello\n"), done.stderr
-    assert [asked["model"] for asked in chat_answers.asked] == ["second", "second"]
-
-
-def test_json_has_the_answer_and_its_figures(chat_answers: ChatServer) -> None:
     done = _chat(chat_answers, "chat", "--once", "Hi", "--json")
     facts = json.loads(done.stdout)
     assert (facts["model"], facts["text"], facts["finish_reason"]) == ("chat", "Hello", "stop")
     assert (facts["prompt_tokens"], facts["completion_tokens"]) == (7, 3)
     assert facts["seconds"] >= facts["first_seconds"] > 0
+
+
+def test_a_message_comes_from_a_pipe_and_the_server_from_a_url(chat_answers: ChatServer) -> None:
+    assert _chat(chat_answers, "--once", "-", stdin="one\ntwo\n").exit_code == 0
+    assert chat_answers.asked[0]["messages"] == [{"role": "user", "content": "one\ntwo\n"}]
+    for url in (chat_answers.url, chat_answers.url.removesuffix("/v3")):
+        done = run_command("chat", url, "--model", "second", "--once", "Hi")
+        assert (done.exit_code, done.stdout) == (0, "Hello\n"), done.stderr
+    assert [asked["model"] for asked in chat_answers.asked] == ["first", "second", "second"]
 
 
 def test_lines_of_a_pipe_are_a_conversation(chat_answers: ChatServer) -> None:
@@ -331,7 +323,7 @@ def test_the_api_key_comes_from_an_option_or_the_environment(
     assert chat_answers.keys == ["Bearer from-outside", "Bearer given"]
 
 
-def test_tool_calls_are_shown_and_reasoning_is_not(chat_answers: ChatServer) -> None:
+def test_tool_calls_are_shown_and_reasoning_and_control_characters_are_not(chat_answers: ChatServer) -> None:
     call = {"index": 0, "id": "1", "function": {"name": "weather", "arguments": '{"city":'}}
     chat_answers.deltas = [
         {"reasoning_content": "Let me think."},
@@ -341,9 +333,6 @@ def test_tool_calls_are_shown_and_reasoning_is_not(chat_answers: ChatServer) -> 
     assert _chat(chat_answers, "chat", "--once", "Hi").stdout == '\nweather {"city": "Paris"}\n'
     facts = json.loads(_chat(chat_answers, "chat", "--once", "Hi", "--json").stdout)
     assert (facts["reasoning"], facts["calls"]) == ("Let me think.", 'weather {"city": "Paris"}')
-
-
-def test_control_characters_of_an_answer_are_escaped(chat_answers: ChatServer) -> None:
     chat_answers.deltas = [{"content": "\x1b[2Jgone"}]
     assert "\x1b" not in _chat(chat_answers, "chat", "--once", "Hi").stdout
 

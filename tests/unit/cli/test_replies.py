@@ -35,14 +35,11 @@ def _replies(*given: tuple[tuple[str, str], bytes]) -> Generator[StreamReply]:
         yield StreamReply((StreamOutput(name, datatype, (size,), data),), stamp)
 
 
-def test_alternating_outputs_begin_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_are_joined_and_verbose_lines_have_timestamps(capsys: pytest.CaptureFixture[str]) -> None:
     number = (5).to_bytes(8, "little")
     replies = _replies((WORD, b"a "), (WORD, b"b"), (MORE, b""), (MORE, b"c\n"), (NUMBERS, number), (WORD, b"d"))
     show_stream(replies, Seen(), Output.TABLE, verbose=False, live=True)
     assert capsys.readouterr().out == "a b\nmore: c\nnumbers: INT64 [1] 5\nword: d\n"
-
-
-def test_verbose_lines_have_timestamps(capsys: pytest.CaptureFixture[str]) -> None:
     seen = Seen()
     show_stream(_replies((WORD, b"a\nb"), (WORD, b"\x1b[2J")), seen, Output.TABLE, verbose=True, live=True)
     captured = capsys.readouterr()
@@ -85,7 +82,7 @@ def _growing(monkeypatch: pytest.MonkeyPatch, width: int, height: int) -> stream
     return stream_live._Growing(Seen())  # noqa: SLF001 - drawing is observed without a terminal
 
 
-def test_the_end_of_a_long_text_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_grow_share_the_height_and_show_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = _growing(monkeypatch, 20, 6)
     for number in range(5000):
         texts.add("word", f"word{number} ")
@@ -95,9 +92,6 @@ def test_the_end_of_a_long_text_is_drawn(monkeypatch: pytest.MonkeyPatch) -> Non
     assert lines[-2].split()[-1] == "word4999"
     assert lines[-1] == "no output"
     assert all(len(line) <= 20 for line in lines)
-
-
-def test_several_texts_share_the_height(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = _growing(monkeypatch, 20, 8)
     texts.add("word", "word " * 500)
     texts.add("more", "short")
@@ -155,14 +149,11 @@ def test_values_are_what_json_can_hold(given: StreamOutput, values: object) -> N
     assert values_of(given) == values
 
 
-def test_arrays_have_a_line_of_type_shape_and_first_values() -> None:
+def test_arrays_are_summarized_and_control_characters_escaped() -> None:
     array = np.arange(10, dtype=np.float32).reshape(2, 5) / 2
     assert line_of(_output(array.tobytes(), "FP32", (2, 5))) == "FP32 [2, 5] 0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, ..."
     assert line_of(_output(7, "JSON", ())) == "JSON [] 7"
     assert line_of(_output(b"", "FP32", (0,))) == "FP32 [0]"
-
-
-def test_control_characters_are_escaped_for_terminals() -> None:
     assert safe_for_terminals("a\x1b[2Jb\r\nc\td\x9be") == "a\\x1b[2Jb\nc\td\\x9be"
 
 
@@ -205,7 +196,7 @@ def test_outputs_are_stacked_or_joined(tmp_path: Path, axis: int | None, shape: 
     assert saved.reshape(-1).tolist() == [0, 0, 1, 1, 2, 2]
 
 
-def test_outputs_that_cannot_be_joined_end_the_sequence(tmp_path: Path) -> None:
+def test_outputs_that_cannot_be_saved_end_the_sequence(tmp_path: Path) -> None:
     closed = []
 
     def answers() -> Generator[StepAnswer]:
@@ -221,9 +212,6 @@ def test_outputs_that_cannot_be_joined_end_the_sequence(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot be joined along axis 5"):
         show(answers(), 1, 4, Keeping.of(str(tmp_path / "y.npz"), 5), Output.JSON)
     assert closed == [2, 1]
-
-
-def test_several_outputs_are_refused_for_one_array(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"the model gives y, word; save several outputs as \.npz"):
         show(_answers(1, 2), 1, 2, Keeping.of(str(tmp_path / "y.npy"), None), Output.JSON)
 

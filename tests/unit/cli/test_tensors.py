@@ -300,12 +300,9 @@ def test_values_that_would_change_are_refused(value: Any, datatype: str, text: s
     assert text in str(raised.value)
 
 
-def test_fractions_are_rounded_to_narrower_types() -> None:
+def test_floats_are_rounded_and_texts_stand_for_nan_and_infinity() -> None:
     for value in (np.array([0.1]), [0.1], np.array([256]), np.array([0.1, 200.3], np.float16)):
         assert _convert(value, "BF16").dtype == np.float32
-
-
-def test_texts_stand_for_nan_and_infinity() -> None:
     converted = _convert([1, "NaN", "-Infinity"], "FP16")
     np.testing.assert_array_equal(converted, np.array([1, np.nan, -np.inf], np.float16))
 
@@ -333,13 +330,10 @@ def test_samples_of_every_width_are_between_minus_one_and_one(width: int, frames
     np.testing.assert_allclose(samples, [-1, -0.5, 0, 0.5, 1 - 2.0 ** (1 - 8 * width)], atol=1e-7)
 
 
-def test_channels_are_rows() -> None:
+def test_channels_are_rows_and_integers_are_unscaled() -> None:
     frames = np.array([1, -1, 2, -2, 3, -3], "<i2").tobytes()
     samples = decode_wave(_recording(2, frames, channels=2), "a.wav", SOUND)
     assert (samples * 32_768).tolist() == [[1, 2, 3], [-1, -2, -3]]
-
-
-def test_an_integer_input_takes_the_samples_unscaled() -> None:
     samples = decode_wave(_recording(2, np.array([5, -7], "<i2").tobytes()), "a.wav", INT16_SOUND)
     assert (samples.dtype, samples.tolist()) == (np.int16, [5, -7])
 
@@ -355,12 +349,9 @@ def test_a_truncated_recording_has_its_complete_samples() -> None:
     assert (decode_wave(content[:-1], "a.wav", SOUND) * 32_768).tolist() == [1, 2]
 
 
-def test_nan_and_infinity_are_texts_in_json() -> None:
+def test_outputs_are_written_without_loss_or_refused(tmp_path: Path) -> None:
     plain = as_json({"y": np.array([[1.5, np.nan], [np.inf, -np.inf]], np.float32)})
     assert json.loads(json.dumps(plain, allow_nan=False)) == {"y": [[1.5, "NaN"], ["Infinity", "-Infinity"]]}
-
-
-def test_bytes_that_numpy_would_truncate_are_refused(tmp_path: Path) -> None:
     saved = tmp_path / "y.npy"
     write_outputs({"y": np.array([b"a\0b", b""], object)}, str(saved))
     assert np.load(saved).tolist() == [b"a\0b", b""]
@@ -388,7 +379,7 @@ def _numbers(size: int) -> np.ndarray[Any, Any]:
     return np.arange(1, size + 1, dtype=np.float32)
 
 
-def test_an_input_is_split_into_steps_of_the_size_of_the_axis() -> None:
+def test_an_input_is_split_by_the_size_of_the_axis_and_padded() -> None:
     notes: list[str] = []
     steps = _plan({"audio": _numbers(10)}, [AUDIO], Cutting(axis=1), notes)
     assert [each["audio"].tolist() for each in steps] == [[[1, 2, 3, 4]], [[5, 6, 7, 8]], [[9, 10, 0, 0]]]
@@ -397,6 +388,9 @@ def test_an_input_is_split_into_steps_of_the_size_of_the_axis() -> None:
         "input audio: 10 along axis 1, in 3 steps of 4",
         "the last 2 are fewer than 4: filled up with zeros",
     ]
+    words = TensorInfo("words", "BYTES", (2,))
+    steps = _plan({"words": np.array([b"a", b"b", b"c"])}, [words], Cutting())
+    assert [each["words"].tolist() for each in steps] == [[b"a", b"b"], [b"c", b""]]
 
 
 @pytest.mark.parametrize(
@@ -417,7 +411,7 @@ def test_a_short_last_step_is_padded_dropped_or_sent(
     assert notes[-1] == f"the last 2 are fewer than 4: {note}"
 
 
-def test_the_longest_inputs_are_split_and_others_repeated() -> None:
+def test_the_longest_inputs_are_split_unless_the_option_names_them() -> None:
     expected = [TensorInfo("a", "FP32", (1, 2)), TensorInfo("b", "FP32", (-1, 2)), ROW, RATE]
     arrays = {
         "rate": np.array(16_000),
@@ -435,9 +429,6 @@ def test_the_longest_inputs_are_split_and_others_repeated() -> None:
         "rate": 16_000,
     }
     assert "input row: [1, 3] whole at each step" in notes
-
-
-def test_an_input_named_by_the_option_is_not_split() -> None:
     expected = [TensorInfo("a", "FP32", (1, 2)), TensorInfo("table", "FP32", (-1, 2))]
     arrays = {name: np.ones((3, 2), np.float32) for name in ("a", "table")}
     assert [each["table"].shape for each in _plan(arrays, expected, Cutting())] == [(1, 2)] * 3
@@ -473,12 +464,6 @@ def test_arrays_that_do_not_fit_the_inputs_are_refused() -> None:
     arrays = {"audio": np.zeros((1, 8), np.float32), "row": np.zeros((1, 2), np.float32)}
     with pytest.raises(InvalidRequest, match=r'"row" is not the longest .* expected FP32 \[1, 3\], got \[1, 2\]'):
         _plan(arrays, [AUDIO, ROW], Cutting(axis=1))
-
-
-def test_texts_are_padded_with_empty_ones() -> None:
-    words = TensorInfo("words", "BYTES", (2,))
-    steps = _plan({"words": np.array([b"a", b"b", b"c"])}, [words], Cutting())
-    assert [each["words"].tolist() for each in steps] == [[b"a", b"b"], [b"c", b""]]
 
 
 @given(

@@ -53,7 +53,7 @@ def _table() -> Table:
     return table
 
 
-def test_a_table_in_a_pipe_has_one_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_in_pipes_are_lines_csv_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(_table())
     lines = capsys.readouterr().out.split("\n")
     width = len(LONG)
@@ -63,33 +63,25 @@ def test_a_table_in_a_pipe_has_one_line_per_row(capsys: pytest.CaptureFixture[st
         f"{'b':{width}}  READY",
         "",
     ]
+    show_data(_table(), [1], Output.CSV)
+    assert list(csv.reader(io.StringIO(capsys.readouterr().out)))[1] == [LONG, "READY", "x FP32 [-1, 10]; y INT64"]
+    for output, as_json in ((Output.JSON, False), (Output.TABLE, True)):
+        show_data(_table(), [1], output, as_json=as_json)
+        assert json.loads(capsys.readouterr().out) == [1]
 
 
-def test_a_table_on_a_narrow_terminal_has_one_block_per_row(
+def test_tables_on_terminals_are_blocks_or_coloured_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "stdout", lambda: Console(force_terminal=True, width=40))
     print_table(_table())
     shown = capsys.readouterr().out
     assert shown.startswith(f"model   {LONG}\nstate   READY\ninputs  x FP32 [-1, 10]; y INT64\n\nmodel   b\n")
-
-
-def test_a_table_on_a_wide_terminal_is_coloured(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(tables, "stdout", lambda: Console(force_terminal=True, width=200))
     print_table(_table())
     shown = capsys.readouterr().out
     assert "[green]" not in shown
     assert re.search(rf"{LONG} .*\x1b\[32mREADY\x1b\[0m", shown)
-
-
-def test_data_as_csv_and_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
-    show_data(_table(), [1], Output.CSV)
-    assert list(csv.reader(io.StringIO(capsys.readouterr().out)))[1] == [LONG, "READY", "x FP32 [-1, 10]; y INT64"]
-    for output, as_json in ((Output.JSON, False), (Output.TABLE, True)):
-        show_data(_table(), [1], output, as_json=as_json)
-        assert json.loads(capsys.readouterr().out) == [1]
 
 
 # Commands that show data, with their required arguments.
@@ -147,9 +139,10 @@ def test_outputs_as_csv_have_one_row_per_value(capsys: pytest.CaptureFixture[str
     assert len(rows) == 1 + 20 + 1 + 1
 
 
-def test_the_documented_exit_codes_are_those_of_the_command() -> None:
+def test_documented_exit_codes_and_reference_are_up_to_date() -> None:
     rows = re.findall(r"^\| (\d+) \| (.*) \|$", (ROOT / "docs" / "exit_codes.md").read_text(), re.MULTILINE)
     assert {int(code): meaning for code, meaning in rows} == EXIT_CODES
+    assert reference() == PAGE.read_text(encoding="utf-8")
 
 
 def _call(metrics: Metrics, name: str, *, kind: str = "model", method: str = "ModelInfer", code: str = OK) -> None:
@@ -296,15 +289,12 @@ def _drawn(width: int, height: int, shown: ServerFigures | None, trouble: str = 
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def test_a_wide_terminal_shows_all_columns() -> None:
+def test_wide_terminals_show_all_columns_and_narrow_ones_the_most_important() -> None:
     head, titles, _, row, foot = _drawn(110, 20, _figures("resnet"))
     assert head == ("127.0.0.1:8000  ready  1234 req/s  CPU 1.25  memory 300 MiB  connections 1 REST, 3 gRPC")
     assert titles.split() == ["servable", "version", "state", "req/s", "err/s", "busy", "queue", "p50", "p99", "memory"]
     assert row.split() == ["resnet", "1", "READY", "1234", "0.5", "7", "0", "0.25", "ms", "1.5", "s", "5.0", "MiB"]
     assert foot == "q quits"
-
-
-def test_forty_columns_show_the_most_important_columns() -> None:
     lines = _drawn(40, 20, _figures("a_model_with_quite_a_long_name", "b"), "no server answers; trying again")
     assert max(map(len, lines)) <= 40
     (titles,) = (line for line in lines if line.startswith("servable"))
@@ -408,7 +398,7 @@ REPORT: dict[str, Any] = {
 }
 
 
-def test_the_speedscope_document_has_the_time_of_each_stack() -> None:
+def test_the_speedscope_document_has_the_time_of_each_stack_and_its_schema() -> None:
     made = speedscope_document(REPORT)
     names = [frame["name"] for frame in made["shared"]["frames"]]
     loop, layers = made["profiles"]
@@ -419,6 +409,8 @@ def test_the_speedscope_document_has_the_time_of_each_stack() -> None:
     assert [names[number] for (number,) in layers["samples"]] == ["a (MatMul, brgemm)", "b (Relu, jit)"]
     assert (layers["unit"], layers["weights"]) == ("microseconds", pytest.approx([3.0, 1.0]))
     assert made["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+    check_speedscope(speedscope_document(REPORT))
+    check_speedscope(speedscope_document({**REPORT, "threads": [], "models": []}))
 
 
 def _of_workers() -> dict[str, Any]:
@@ -448,11 +440,6 @@ def test_each_worker_has_its_own_profile() -> None:
     ]
 
 
-def test_the_speedscope_document_matches_its_schema() -> None:
-    check_speedscope(speedscope_document(REPORT))
-    check_speedscope(speedscope_document({**REPORT, "threads": [], "models": []}))
-
-
 def test_unsampled_processes_are_listed_with_a_py_spy_command() -> None:
     threads, *others = profile_tables(REPORT)
     table = threads[1]
@@ -473,10 +460,6 @@ def test_profile_rows_have_own_and_total_shares() -> None:
 
 
 PAGE = ROOT / "docs" / "cli.md"
-
-
-def test_the_documented_reference_is_up_to_date() -> None:
-    assert reference() == PAGE.read_text(encoding="utf-8")
 
 
 def test_the_reference_has_no_entities_tags_or_cut_summaries() -> None:

@@ -113,9 +113,6 @@ def test_values_of_single_steps() -> None:
     with pytest.raises(TypeError, match="takes a function, got int"):
         reader.Lambda(3)  # type: ignore[arg-type]
     np.testing.assert_array_equal(given, kept)
-
-
-def test_a_random_crop_is_a_square_of_the_image() -> None:
     cut = crop(_image(9, 12), 5, center=False)
     assert cut.shape == (5, 5, 3)
     assert (np.diff(cut[:, 0, 0].astype(int)) == 1).all()
@@ -211,9 +208,12 @@ def test_random_samples_are_one_per_segment(sampler: reader.Sampler, part: int) 
     assert [number // part for number in _numbers(sampler(_video(40)))] == [0, 1, 2, 3]
 
 
-def test_dense_samples() -> None:
+def test_dense_samples_and_ten_crops() -> None:
     assert _numbers(reader.Sampler(4, 1, dense_sample=True)(_video(40))) == [1, 17, 33, 9]
     assert len(_numbers(reader.Sampler(4, 1, dense_sample=True, valid_mode=True)(_video(200)))) == 40
+    image = Image.fromarray(np.arange(8, dtype=np.uint8)[None, :, None].repeat(8, 0).repeat(3, 2))
+    crops = reader.TenCrop(4)({"imgs": [image]})["imgs"]
+    assert [int(np.asarray(crop)[0, 0, 0]) for crop in crops] == [0, 3, 4, 7, 0, 3, 4, 7, 2, 5]
 
 
 def test_frames_are_read_from_a_folder(tmp_path: Path) -> None:
@@ -273,12 +273,6 @@ def test_frames_are_scaled_and_transposed() -> None:
         reader.Normalization(1, [1])  # type: ignore[arg-type]
 
 
-def test_ten_crops_are_corners_and_centre_with_mirror_images() -> None:
-    image = Image.fromarray(np.arange(8, dtype=np.uint8)[None, :, None].repeat(8, 0).repeat(3, 2))
-    crops = reader.TenCrop(4)({"imgs": [image]})["imgs"]
-    assert [int(np.asarray(crop)[0, 0, 0]) for crop in crops] == [0, 3, 4, 7, 0, 3, 4, 7, 2, 5]
-
-
 ROWS = np.array([[1, 0.75, 10, 20, 30, 40], [0, 0.25, 1, 2, 3, 4], [1, 0.5, 0, 0, 0, 0]], np.float32)
 
 
@@ -298,6 +292,10 @@ def test_rows_of_detections_become_boxes(tmp_path: Path, labels: str) -> None:
     ]
     assert post.catid2name == {0: "cat", 1: "dog"}
     assert (tmp_path / "out").is_dir()
+    post = reader.RCNNPostprocess(labels, str(tmp_path))
+    assert post({"boxes": np.array([[-1.0]])}, visualize=False) == []
+    with pytest.raises(ValueError, match=r"boxes are \[number, 6\], got mask \[2, 5\]"):
+        post({"mask": np.zeros((2, 5))}, visualize=False)
 
 
 @pytest.mark.parametrize("offsets", [{}, {"boxes.lod": np.array([[0, 3]])}], ids=["none", "two-dimensional"])
@@ -306,13 +304,6 @@ def test_offsets_may_be_missing_or_nested(tmp_path: Path, labels: str, offsets: 
         {"boxes": ROWS, "number": np.array([3]), **offsets}, visualize=False
     )
     assert [box["category_id"] for box in found] == [1, 0, 1]
-
-
-def test_empty_and_malformed_detections(tmp_path: Path, labels: str) -> None:
-    post = reader.RCNNPostprocess(labels, str(tmp_path))
-    assert post({"boxes": np.array([[-1.0]])}, visualize=False) == []
-    with pytest.raises(ValueError, match=r"boxes are \[number, 6\], got mask \[2, 5\]"):
-        post({"mask": np.zeros((2, 5))}, visualize=False)
 
 
 def test_boxes_are_drawn(tmp_path: Path, labels: str) -> None:
@@ -334,7 +325,7 @@ def test_relative_boxes_of_faces_become_pixels(tmp_path: Path, labels: str) -> N
     ]
 
 
-def test_masks_are_written_as_images(tmp_path: Path) -> None:
+def test_masks_are_written_as_images_in_colours_of_pascal_voc(tmp_path: Path) -> None:
     photo = tmp_path / "photo.png"
     cv2.imwrite(str(photo), np.zeros((20, 30, 3), np.uint8))
     mask = np.zeros((1, 512, 512), np.int64)
@@ -348,9 +339,6 @@ def test_masks_are_written_as_images(tmp_path: Path) -> None:
         reader.SegPostprocess(3)({"filename": "x"})
     with pytest.raises(ValueError, match="is no image"):
         reader.SegPostprocess(3)({"filename": str(tmp_path / "none.png"), "mask": mask})
-
-
-def test_colours_are_those_of_pascal_voc() -> None:
     colours = generate_colormap(22)
     assert colours[:5] == [[0, 0, 0], [128, 0, 0], [0, 128, 0], [128, 128, 0], [0, 0, 128]]
     assert colours[20] == [0, 64, 128]
@@ -530,7 +518,7 @@ def test_bert_inputs_of_a_sentence(vocabulary: str) -> None:
         BertBaseReader().process("x")
 
 
-def test_tokenizers_split_words_and_pieces(vocabulary: str) -> None:
+def test_tokenizers_split_words_and_pieces(vocabulary: str, tmp_path: Path) -> None:
     basic = BasicTokenizer()
     assert basic.tokenize("Café\t(你好)\x00 a-b\u00a0c\ufffd") == ["cafe", "(", "你", "好", ")", "a", "-", "b", "c"]
     assert BasicTokenizer(do_lower_case=False).tokenize("Café") == ["Café"]
@@ -546,9 +534,6 @@ def test_tokenizers_split_words_and_pieces(vocabulary: str) -> None:
     assert convert_to_unicode(b"a\xff") == "a"
     with pytest.raises(ValueError, match="str or bytes, got int"):
         convert_to_unicode(3)  # type: ignore[arg-type]
-
-
-def test_vocabularies_may_have_numbers(tmp_path: Path) -> None:
     file = tmp_path / "vocab.txt"
     file.write_text("a\t7\nb\nc\t1\t2\nd\n")
     assert load_vocab(file) == {"a": 7, "b": 1}
@@ -567,16 +552,13 @@ def test_rows_are_padded() -> None:
         pad_batch_data([[1, 2]], max_seq_len=1)
 
 
-def test_words_of_a_review(tmp_path: Path) -> None:
+def test_reviews_become_words_and_batches(tmp_path: Path) -> None:
     (tmp_path / "imdb.vocab").write_text("the\nmovie\n,\ngood\n")
     dataset = IMDBDataset()
     dataset.load_resource(tmp_path / "imdb.vocab")
     assert dataset.get_words_only("The movie,<br />GOOD fun") == [0, 1, 2, 3, 4]
     assert dataset.get_words_and_label("the | movie | 1\n") == ([0, 4, 1], [1])
     assert list(dataset.generate_sample("good|0")()) == [(("words", [3]), ("label", [0]))]
-
-
-def test_batches_of_reviews(tmp_path: Path) -> None:
     (tmp_path / "imdb.vocab").write_text("")
     for name, labels in (("a", range(5)), ("b", range(5, 7))):
         (tmp_path / name).write_text("".join(f"x|{label}\n" for label in labels))

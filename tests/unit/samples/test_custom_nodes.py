@@ -36,16 +36,13 @@ def test_a_file_is_decoded_and_enlarged() -> None:
         decode.execute({"file": np.zeros((1, 5), np.uint8)}, {})
 
 
-def test_a_text_region_is_grown_by_area_over_perimeter() -> None:
+def test_text_regions_are_grown_and_doubtful_ones_dropped() -> None:
     """A core of 100 x 10 points is grown by 1.6 * 1000 / 220 on each side."""
     ((rectangle),) = rectangles.text_rectangles(_map((50, 20, 151, 31))[0, 0], 0.3, 0.5, 1.6)
     points = cv2.boxPoints(rectangle)
     margin = 1.6 * 101 * 11 / 224
     np.testing.assert_allclose(points.min(axis=0), [50 - margin, 20 - margin], atol=1)
     np.testing.assert_allclose(points.max(axis=0), [151 + margin, 31 + margin], atol=1)
-
-
-def test_small_or_doubtful_regions_are_no_lines() -> None:
     likely = _map((10, 10, 12, 12))[0, 0]
     likely[30:40, 50:150] = 0.4
     assert list(rectangles.text_rectangles(likely, 0.3, 0.5, 1.6)) == []
@@ -97,9 +94,6 @@ def test_lines_of_a_picture_have_one_width() -> None:
     assert boxes.shape == (2, 4, 2)
     assert (boxes[:, 0, 1] < boxes[:, 3, 1]).all()
     assert (boxes[:, 1, 0] / 2 > [40, 240]).all()
-
-
-def test_a_picture_without_text_has_no_lines() -> None:
     picture = np.zeros((1, 64, 256, 3), np.uint8)
     outputs = cut.execute({"picture": picture, "likely": _map()}, _CUT)
     assert [outputs[name].shape[0] for name in ("lines", "widths", "boxes")] == [0, 0, 0]
@@ -119,14 +113,11 @@ def spelled() -> Callable[..., dict[str, Array]]:
     return spelled_by
 
 
-def test_repeated_steps_collapse_into_text(spelled: Callable[..., dict[str, Array]]) -> None:
+def test_steps_become_text_above_the_score_threshold(spelled: Callable[..., dict[str, Array]]) -> None:
     outputs = spelled([[1, 1, 0, 1, 2], [3, 4, 1, 0, 0]], [[0.9, 0.1, 0.1, 0.8, 0.7], [0.6, 0.9, 0.9, 0.0, 0.0]])
     assert [bytes(row).rstrip(b"\0").decode() for row in outputs["texts_string"]] == ["aab", "é a"]
     np.testing.assert_allclose(outputs["scores"], [0.8, 0.8])
     np.testing.assert_array_equal(outputs["boxes"][1].reshape(-1), np.arange(8, 16))
-
-
-def test_lines_below_the_score_threshold_are_dropped(spelled: Callable[..., dict[str, Array]]) -> None:
     outputs = spelled([[1, 0], [2, 0], [0, 0]], [[0.3, 0.9], [0.9, 0.9], [0.9, 0.9]])
     assert [bytes(row).rstrip(b"\0") for row in outputs["texts_string"]] == [b"b"]
     assert outputs["boxes"].tolist() == [np.arange(8, 16).reshape(4, 2).tolist()]
