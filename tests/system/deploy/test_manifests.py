@@ -13,16 +13,13 @@ from tests.support.manifests import DEPLOY, PLAIN, check_document, kinds_of, kub
 _KSERVE = DEPLOY / "kserve" / "cluster-serving-runtime.yaml"
 
 
-def test_plain_manifests_match_the_schemas_of_the_api() -> None:
+def test_plain_manifests_match_the_schemas_and_pods_outlive_their_drain() -> None:
     documents = read_documents(PLAIN.read_text())
     for each in documents:
         check_document(each)
     with pytest.raises(kubernetes_validate.ValidationError):
         check_document(documents[[each["kind"] for each in documents].index("Service")] | {"spce": {}})
     assert kinds_of(documents) == ["ConfigMap", "Deployment", "PodDisruptionBudget", "Service", "ServiceAccount"]
-
-
-def test_the_grace_period_of_pods_is_longer_than_their_drain() -> None:
     (deployment,) = [each for each in read_documents(PLAIN.read_text()) if each["kind"] == "Deployment"]
     spec = deployment["spec"]["template"]["spec"]
     options = dict(text.removeprefix("--").split("=") for text in spec["containers"][0]["args"] if "=" in text)

@@ -80,7 +80,7 @@ def _run(**figures: float) -> dict[str, dict[str, float]]:
     return {CELL: {**usual, **figures}}
 
 
-def test_compare_reads_saved_runs_and_fails_on_a_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_reads_saved_runs_and_fails_on_a_loss_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_run(tmp_path / "a.json", _run())
     save_run(tmp_path / "b.json", _run(ratio=0.3) | {"new": {}})
 
@@ -92,9 +92,6 @@ def test_compare_reads_saved_runs_and_fails_on_a_loss(tmp_path: Path, capsys: py
     assert f"| {CELL} | ratio | -40% | **worse** |" in shown
     assert "only after: new\n" in shown
     assert ended.value.code == 1
-
-
-def test_compare_passes_without_a_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_run(tmp_path / "a.json", _run())
     save_run(tmp_path / "b.json", _run(cpu_us=60))
 

@@ -311,19 +311,13 @@ def test_all_problems_of_batching_are_reported() -> None:
     assert paths == ["batching.max_batch_size", "batching", "batching.eager"]
 
 
-def test_a_list_of_buckets_is_sizes_of_the_batch_dimension() -> None:
-    assert parse_shape_buckets({"batch": [1, 4, 16]}) == {"batch": BucketedDimension(sizes=(1, 4, 16))}
-
-
-def test_all_keys_of_a_bucketed_dimension_are_parsed() -> None:
+def test_shape_buckets_are_parsed_and_round_trip_through_json() -> None:
     settings = '{"words": {"sizes": [32, 64], "inputs": {"ids": 1, "masks": [1, 2]}, "outputs": {"y": 0}, '
     settings += '"pad": {"ids": 7, "masks": -0.5}, "larger": "run", "warm_up": false}}'
     words = parse_shape_buckets(settings)["words"]
     assert (words.sizes, words.inputs, words.outputs) == ((32, 64), {"ids": (1,), "masks": (1, 2)}, {"y": (0,)})
     assert (words.pad, words.larger, words.warm_up) == ({"ids": 7, "masks": -0.5}, "run", False)
-
-
-def test_shape_buckets_round_trip_through_json() -> None:
+    assert parse_shape_buckets({"batch": [1, 4, 16]}) == {"batch": BucketedDimension(sizes=(1, 4, 16))}
     spec = ModelSpec(name="m", base_path=Path("m"), shape_buckets=parse_shape_buckets({"batch": [2], "words": WORDS}))
     assert ModelSpec.model_validate_json(spec.model_dump_json()) == spec
 
@@ -340,13 +334,7 @@ def test_load_overrides_take_keys_of_ovms_and_triton() -> None:
         "version_policy": SpecificVersions(versions=(2,)),
     }
     assert passed_over == ["input", "name", "platform"]
-
-
-def test_a_max_batch_size_of_0_is_no_override() -> None:
     assert read_overrides('{"max_batch_size": 0}') == ({}, [])
-
-
-def test_all_problems_of_overrides_are_reported() -> None:
     with pytest.raises(ConfigError) as error:
         read_overrides('{"max_batch_size": 1000000, "nireqs": 1, "nireq": -1}')
     assert len(error.value.problems) == 3

@@ -130,13 +130,10 @@ def test_own_keys_override_merged_mappings_in_their_order() -> None:
     assert document.root.find("all", "b").text == "3.0"
 
 
-def test_nested_aliases_are_limited() -> None:
+def test_tabs_and_too_many_aliases_are_refused() -> None:
     text = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
     with pytest.raises(InvalidSyntax, match="more than 100000 values"):
         parse_yaml(text)
-
-
-def test_a_tab_has_line_and_suggestion() -> None:
     with pytest.raises(InvalidSyntax) as caught:
         parse_yaml("a:\n\tb: 1\n")
     assert (caught.value.line, caught.value.suggestion) == (2, "indent with spaces")
@@ -149,17 +146,14 @@ def test_invalid_proto_text_has_a_line(text: str) -> None:
     assert caught.value.line == 1
 
 
-def test_names_of_inputs_and_outputs_are_mapped(tmp_path: Path) -> None:
+def test_names_of_inputs_and_outputs_are_mapped_by_a_file(tmp_path: Path) -> None:
+    assert read_mapping(tmp_path) is NO_MAPPING
+    (tmp_path / "model.onnx").touch()
+    assert read_mapping(tmp_path / "model.onnx") is NO_MAPPING
     (tmp_path / MAPPING_FILE).write_text('{"inputs": {"x:0": "image"}, "outputs": {"y": "label"}}')
     assert read_mapping(tmp_path) == TensorMapping({"x:0": "image"}, {"y": "label"})
     (tmp_path / MAPPING_FILE).write_text('{"outputs": {"y": "label"}}')
     assert read_mapping(tmp_path) == TensorMapping({}, {"y": "label"})
-
-
-def test_without_a_file_there_is_no_mapping(tmp_path: Path) -> None:
-    assert read_mapping(tmp_path) is NO_MAPPING
-    (tmp_path / "model.onnx").touch()
-    assert read_mapping(tmp_path / "model.onnx") is NO_MAPPING
 
 
 def test_all_problems_of_a_mapping_are_reported(tmp_path: Path) -> None:
@@ -172,10 +166,8 @@ def test_all_problems_of_a_mapping_are_reported(tmp_path: Path) -> None:
         (str(path), 3, "output"),
         (str(path), 4, "outputs.c"),
     ]
-
-
-def test_an_unreadable_mapping_is_refused(tmp_path: Path) -> None:
-    (tmp_path / MAPPING_FILE).mkdir()
+    path.unlink()
+    path.mkdir()
     with pytest.raises(ConfigError, match="the mapping cannot be read: Is a directory"):
         read_mapping(tmp_path)
 

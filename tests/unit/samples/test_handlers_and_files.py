@@ -57,7 +57,7 @@ def test_the_counter_reads_text_with_and_without_a_length(text: bytes) -> None:
     assert np.asarray(outputs[3][0]).tolist() == [3]
 
 
-def test_a_picture_file_is_decoded_to_pixels() -> None:
+def test_pictures_become_pixels_and_probabilities_a_class() -> None:
     model = _load("image_pipeline", "preprocess.py")
     for tensor in (Tensor("image", COFFEE.read_bytes()), _framed(COFFEE.read_bytes())):
         (pixels,) = model.execute([tensor])
@@ -66,9 +66,6 @@ def test_a_picture_file_is_decoded_to_pixels() -> None:
     Image.new("L", (5, 4), 7).save(grey, "PNG")
     (pixels,) = model.execute([_framed(grey.getvalue())])
     assert np.unique(np.asarray(pixels)).tolist() == [7]
-
-
-def test_the_most_probable_class_has_a_name_and_a_score() -> None:
     model = _load("image_pipeline", "postprocess.py")
     model.initialize({"base_path": str(_SAMPLES / "image_pipeline")})
     probabilities = np.zeros((1, 1000), np.float32)
@@ -137,15 +134,12 @@ def test_words_are_split_into_the_longest_pieces() -> None:
     assert WordPieces(table).encode(["un " * 50], longest=5)["input_ids"].tolist() == [[2, 4, 4, 4, 3]]
 
 
-def test_connected_regions_are_merged() -> None:
+def test_connected_regions_and_overlapping_boxes_are_merged() -> None:
     mask = np.zeros((8, 12), bool)
     mask[1:5, 1] = mask[1:5, 5] = mask[5, 1:6] = True
     mask[2:4, 8:11] = True
     assert regions(mask) == [Box(1, 1, 6, 6), Box(8, 2, 11, 4)]
     assert regions(np.zeros((4, 4), bool)) == []
-
-
-def test_overlapping_boxes_are_merged_into_one_face() -> None:
     scores = np.full((1, 896, 1), -100.0)
     places = np.zeros((1, 896, 16))
     for row, score in ((0, 3.0), (1, 2.0), (511, 1.0)):
