@@ -229,6 +229,18 @@ def test_scalars_keep_their_spelling() -> None:
     assert [problem.path for problem in section.findings.all] == ["list"]
 
 
+def test_all_problems_of_a_section_are_reported_by_line() -> None:
+    section = _section("cuont: 3\nname: 4\ninner: {}\nother: 1\nempty:\n")
+    assert section.read({"count": whole(1), "name": text, "inner": None}, required=("count",)) == {}
+    assert [(problem.line, problem.path, problem.message, problem.severity) for problem in section.findings.all] == [
+        (1, "cuont", "the key 'count' is missing", "error"),
+        (2, "name", "the value cannot be used", "error"),
+        (4, "other", "unknown key 'other', which has no effect", "warning"),
+        (5, "empty", "unknown key 'empty', which has no effect", "warning"),
+    ]
+    assert section.findings.all[2].suggestion == "known are count, name, inner"
+
+
 def test_nested_sections_are_mappings_or_lists_of_mappings() -> None:
     section = _section("one: {a: 1}\nmany: [{b: 2}, 3]\nwrong: 4\n")
     (many,) = section.sections("many") or []
