@@ -1,12 +1,13 @@
 """The client programs that are run against servers, by package, and what came of it as tables.
 
-``just clients [PYTHON ...]`` runs all of them and writes ``docs/clients.md``; interpreters are of environments that
-have packages which are not installed here.
+``just clients [PYTHON ...]`` runs all of them and updates the tables of ``docs/clients.md``; interpreters are of
+environments that have packages which are not installed here.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,19 +52,17 @@ class Client:
 
 
 CLIENTS: Final = (
-    Client("tritonclient", "triton_infer", "health, metadata, configuration, statistics; inferences, also of asyncio"),
-    Client("tritonclient", "triton_strings", "texts"),
+    Client(
+        "tritonclient", "triton_infer", "health, metadata, statistics; inferences with asyncio, texts, gzip, classes"
+    ),
     Client("tritonclient", "triton_sequences", "sequences over a stream, ids as numbers and texts"),
     Client("tritonclient", "triton_shared_memory", "system shared memory; CUDA's is refused"),
     Client("tritonclient", "triton_model_control", "index, loads with settings, unloads"),
-    Client("tritonclient", "triton_classes", "classification"),
-    Client("tritonclient", "triton_compression", "gzip and deflate"),
     Client("ovmsclient", "ovms_client", "TensorFlow Serving's API: state, metadata, predictions"),
     Client("grpcio-health-checking", "grpc_standard", "health and reflection, with grpcio-reflection"),
     Client("kserve", "kserve_sdk", "KServe's SDK: health and inferences, JSON and binary, REST and gRPC"),
     Client("mlserver", "mlserver_codecs", "codecs of requests and answers"),
 )
-"""Those of models of tensors."""
 
 TEXT_CLIENTS: Final = (
     Client("openai", "openai", "all of it, with schemas of zod", runs_on="node"),
@@ -85,16 +84,15 @@ TEXT_CLIENTS: Final = (
     Client("guidellm", "guidellm_load", "health, chats as events, side by side, and its report of them"),
     Client("cohere", "cohere_rerank", "scores"),
 )
-"""Those of OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a program: ``passes``, ``fails`` or ``not installed here``, and the end of what it printed."""
+    """Result of a program (``passes``, ``fails`` or ``not installed here``) and the end of its output."""
 
     client: Client
     result: str
-    said: str = ""
+    output: str = ""
     version: str = ""
 
 
@@ -147,36 +145,15 @@ def run_client(client: Client, server: ServedInThread, python: str = sys.executa
     return Outcome(client, "fails" if done.returncode else "passes", done.stdout[-2_000:])
 
 
-def _row(outcome: Outcome, known: str) -> str:
-    """Write a row; what is not installed here keeps the one that it has."""
+def _with_row(document: str, outcome: Outcome) -> str:
+    """Replace the row of a program; a program that is not installed keeps its row."""
     client = outcome.client
-    program = f" | `{client.program}` | "
-    before = [line for line in known.splitlines() if line.startswith(f"| `{client.package}` | ") and program in line]
-    if before and not outcome.version:
-        return before[0]
-    return f"| `{client.package}` | {outcome.version}{program}{client.does} | {outcome.result} |"
-
-
-def _table(outcomes: list[Outcome]) -> str:
-    known = DOCUMENT.read_text()
-    rows = "\n".join(_row(each, known) for each in outcomes)
-    return f"| package | version | program | what it does | result |\n|---|---|---|---|---|\n{rows}\n"
-
-
-def _document(outcomes: list[Outcome], texts: list[Outcome]) -> str:
-    return (
-        "# Clients of others\n\n"
-        "Programs of the project's own that make the calls of these packages' users, each run in a process of "
-        "its own against a served repository (`tests/clients`). The tables are written by "
-        "`just clients`, out of what came of them.\n\n"
-        f"{_table(outcomes)}\n"
-        "`perf-analyzer` is on the package index in name only for some platforms: what is installed from there has no "
-        "program to run, so it is not in the table.\n\n"
-        "## OpenAI's API\n\n"
-        "Against a model of noise, so that calls that are forced and forms that are imposed hold whatever a model "
-        "likes to write. How each client is pointed at a server is in [openai.md](openai.md#clients).\n\n"
-        f"{_table(texts)}"
-    )
+    if not outcome.version:
+        return document
+    cells = (f"`{client.package}`", outcome.version, f"`{client.program}`", client.does, outcome.result)
+    row = f"| {' | '.join(cells)} |"
+    known = rf"^\| `{re.escape(client.package)}` \| .* \| `{client.program}` \| .*$"
+    return re.sub(known, lambda _: row, document, flags=re.MULTILINE)
 
 
 def _home_of(client: Client, others: list[str]) -> tuple[str, str]:
@@ -197,17 +174,18 @@ def _run_all(clients: tuple[Client, ...], server: ServedInThread) -> list[Outcom
         python, found = _home_of(client, sys.argv[1:])
         outcome = run_client(client, server, python) if python else Outcome(client, "not installed here")
         outcomes.append(replace(outcome, version=found))
-        print(outcome.result, client.program, outcome.said)  # noqa: T201 - what the command is for
+        print(outcome.result, client.program, outcome.output)  # noqa: T201 - what the command is for
     return outcomes
 
 
 def main() -> None:
-    """Run what is installed, here or elsewhere, and write the document."""
-    with TemporaryDirectory() as folder, serving_repository(Path(folder)) as server:
-        outcomes = _run_all(CLIENTS, server)
-    with TemporaryDirectory() as folder, serving_texts(Path(folder)) as server:
-        texts = _run_all(TEXT_CLIENTS, server)
-    DOCUMENT.write_text(_document(outcomes, texts))
+    """Run what is installed, here or elsewhere, and update the tables of the document."""
+    document = DOCUMENT.read_text()
+    for clients, serving in ((CLIENTS, serving_repository), (TEXT_CLIENTS, serving_texts)):
+        with TemporaryDirectory() as folder, serving(Path(folder)) as server:
+            for outcome in _run_all(clients, server):
+                document = _with_row(document, outcome)
+    DOCUMENT.write_text(document)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ PROJECT = Path(__file__).parents[2]
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 
 
-def test_a_process_that_is_left_running_fails_its_file(tmp_path: Path) -> None:
-    """The process is found though its parent has ended, and none of its output is the test's."""
+def test_a_process_left_running_fails_its_file(tmp_path: Path) -> None:
     leaving = tmp_path / "test_leaving.py"
     code = """
 import subprocess, sys
@@ -38,7 +37,6 @@ subprocess.Popen(left, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 @pytest.fixture(scope="module")
 def changed() -> Iterator[logging.Logger]:
-    """A logger with a handler, which a test of this module changes."""
     logger = logging.getLogger("ovmstrio.of_a_test")
     mine = logging.NullHandler()
     logger.addHandler(mine)
@@ -47,8 +45,7 @@ def changed() -> Iterator[logging.Logger]:
 
 
 @pytest.mark.parametrize("time", ["first", "second"])
-def test_a_logger_is_what_it_was_before_the_last_test(changed: logging.Logger, time: str) -> None:
-    """Handlers of before stay, and those of the test are closed."""
+def test_loggers_are_restored_after_each_test(changed: logging.Logger, time: str) -> None:
     assert [type(each) for each in changed.handlers] == [logging.NullHandler], time
     assert (changed.filters, changed.propagate, changed.disabled, changed.level) == ([], True, False, logging.NOTSET)
     changed.handlers[:] = [logging.StreamHandler()]

@@ -18,8 +18,7 @@ GUIDE = ROOT / "docs" / "python.md"
 PATIENCE_SECONDS = 60
 
 
-def test_importing_the_package_is_cheap() -> None:
-    """It loads nothing of what it stands on, until a name is asked for; others are refused as usual."""
+def test_importing_the_package_imports_nothing_else() -> None:
     program = """
 import sys
 before = set(sys.modules)
@@ -43,15 +42,13 @@ except AttributeError as error:
 
 
 def _example(name: str, folder: Path) -> Path:
-    """Write an example of the guide, which begins with its name, into a folder."""
     (text,) = re.findall(rf'```python\n("""{name}: .*?)```', GUIDE.read_text(), re.DOTALL)
     path = folder / name
     path.write_text(text)
     return path
 
 
-async def test_the_server_and_the_client_of_the_guide_understand_each_other(tmp_path: Path) -> None:
-    """One program serves a model, the other calls it, and a signal ends the first gently."""
+async def test_the_server_of_the_guide_answers_its_client(tmp_path: Path) -> None:
     server, client = (_example(name, tmp_path) for name in ("own_server.py", "own_client.py"))
     grpc, rest = free_ports(2)
     for program in (server, client):
@@ -65,20 +62,19 @@ async def test_the_server_and_the_client_of_the_guide_understand_each_other(tmp_
     with trio.fail_after(PATIENCE_SECONDS):
         async with trio.open_nursery() as nursery:
             serving = await nursery.start(partial(run, [sys.executable, server], stdout=subprocess.PIPE))
-            said = b""
-            while b"everything was loaded" not in said:
+            output = b""
+            while b"everything was loaded" not in output:
                 piece = await serving.stdout.receive_some()
-                assert piece, said
-                said += piece
+                assert piece, output
+                output += piece
             done = await run([sys.executable, client], capture_stdout=True)
             serving.terminate()
-    assert said.startswith(f"gRPC at 127.0.0.1:{grpc} and HTTP at 127.0.0.1:{rest}\n".encode())
+    assert output.startswith(f"gRPC at 127.0.0.1:{grpc} and HTTP at 127.0.0.1:{rest}\n".encode())
     assert b"TensorInfo(name='x', datatype='FP32', shape=(-1, 10))" in done.stdout
     assert done.stdout.endswith(b"[[ 1.  2.  3.  4.  5.  6.  7.  8.  9. 10.]]\n")
 
 
-async def test_the_kind_of_the_guide_is_served(tmp_path: Path) -> None:
-    """With its own section of the configuration, through public names alone."""
+async def test_the_own_kind_of_the_guide_is_served(tmp_path: Path) -> None:
     program = _example("own_kind.py", tmp_path)
     with trio.fail_after(PATIENCE_SECONDS):
         done = await trio.run_process([sys.executable, program], cwd=tmp_path, capture_stdout=True)

@@ -13,22 +13,16 @@ from arguments import REST
 
 REQUESTS = 6
 
-
-def main() -> None:
-    """Have chats made, and read its report."""
-    with TemporaryDirectory() as folder:
-        data, report = Path(folder, "prompts.jsonl"), Path(folder, "report.json")
-        prompts = [{"prompt": f"Tell of {number} gulls."} for number in range(REQUESTS)]
-        data.write_text("\n".join(map(json.dumps, prompts)), encoding="utf-8")
-        command = [str(Path(sys.executable).with_name("guidellm")), "run", "--disable-console"]
-        command += ["--backend", f"kind=openai_http,target=http://{REST},model=chat"]
-        command += ["--profile", "kind=concurrent,streams=3", "--constraint", f"kind=max_requests,count={REQUESTS}"]
-        command += ["--data", f"kind=json_file,path={data}", "--output", f"kind=json,path={report}"]
-        subprocess.run(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=True, timeout=110)
-        (told,) = json.loads(report.read_text(encoding="utf-8"))["benchmarks"]
-    requests, counts = told["metrics"]["request_totals"], told["metrics"]["output_token_count"]["successful"]
-    assert (requests["successful"], requests["errored"]) == (REQUESTS, 0)
-    assert (counts["count"], counts["min"] > 0) == (REQUESTS, True)
-
-
-main()
+with TemporaryDirectory() as folder:
+    data, report = Path(folder, "prompts.jsonl"), Path(folder, "report.json")
+    prompts = [{"prompt": f"Tell of {number} gulls."} for number in range(REQUESTS)]
+    data.write_text("\n".join(map(json.dumps, prompts)), encoding="utf-8")
+    command = [str(Path(sys.executable).with_name("guidellm")), "run", "--disable-console"]
+    command += ["--backend", f"kind=openai_http,target=http://{REST},model=chat"]
+    command += ["--profile", "kind=concurrent,streams=3", "--constraint", f"kind=max_requests,count={REQUESTS}"]
+    command += ["--data", f"kind=json_file,path={data}", "--output", f"kind=json,path={report}"]
+    subprocess.run(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=True, timeout=110)
+    (told,) = json.loads(report.read_text(encoding="utf-8"))["benchmarks"]
+requests, counts = told["metrics"]["request_totals"], told["metrics"]["output_token_count"]["successful"]
+assert (requests["successful"], requests["errored"]) == (REQUESTS, 0)
+assert (counts["count"], counts["min"] > 0) == (REQUESTS, True)

@@ -12,14 +12,12 @@ X = np.arange(10, dtype=np.float32).reshape(1, 10)
 
 
 def request(*, binary: bool) -> InferRequest:
-    """Make a request of one tensor."""
     given = InferInput("b", [1, 10], "FP32")
     given.set_data_from_numpy(X, binary_data=binary)
     return InferRequest("dummy", [given])
 
 
 async def ask() -> None:
-    """Ask over either interface."""
     url = f"http://{REST}"
     rest = InferenceRESTClient(RESTConfig(protocol="v2", retries=1))
     assert await rest.is_server_live(url)

@@ -30,7 +30,6 @@ def weather(city: Literal["Paris", "Berlin"]) -> str:
 
 
 def converse(chat: ChatOpenAI) -> None:
-    """Talk, with tools and without."""
     assert chat.invoke("hello").usage_metadata["output_tokens"] > 0
     chunks = list(chat.stream("hello"))
     assert sum(chunk.usage_metadata["output_tokens"] for chunk in chunks if chunk.usage_metadata) > 0
@@ -47,22 +46,17 @@ def converse(chat: ChatOpenAI) -> None:
         assert isinstance(chat.with_structured_output(City, method=method).invoke("a city"), City)
 
 
-def main() -> None:
-    """Ask for everything."""
-    options = {**SERVER, "model": "chat", "temperature": 0, "max_tokens": 150}
-    converse(ChatOpenAI(**options, stream_usage=True))
-    converse(ChatOpenAI(**options, use_responses_api=True))
-    assert len(asyncio.run(ChatOpenAI(**options).abatch(["a", "b"]))) == 2
-    assert ChatOpenAI(**options, logprobs=True).invoke("hello").response_metadata["logprobs"]["content"]
-    assert OpenAI(**SERVER, model="chat", max_tokens=4).invoke("hello")
-    embeddings = OpenAIEmbeddings(**SERVER, model="words", check_embedding_ctx_length=False)
-    first, second = embeddings.embed_documents(["a cat", "a dog"])
-    assert len(first) == len(second) == len(embeddings.embed_query("a cat"))
-    try:
-        ChatOpenAI(**{**options, "model": "nothing"}).invoke("hello")
-    except openai.NotFoundError as missing:
-        told = missing
-    assert told.code == "model_not_found"
-
-
-main()
+options = {**SERVER, "model": "chat", "temperature": 0, "max_tokens": 150}
+converse(ChatOpenAI(**options, stream_usage=True))
+converse(ChatOpenAI(**options, use_responses_api=True))
+assert len(asyncio.run(ChatOpenAI(**options).abatch(["a", "b"]))) == 2
+assert ChatOpenAI(**options, logprobs=True).invoke("hello").response_metadata["logprobs"]["content"]
+assert OpenAI(**SERVER, model="chat", max_tokens=4).invoke("hello")
+embeddings = OpenAIEmbeddings(**SERVER, model="words", check_embedding_ctx_length=False)
+first, second = embeddings.embed_documents(["a cat", "a dog"])
+assert len(first) == len(second) == len(embeddings.embed_query("a cat"))
+try:
+    ChatOpenAI(**{**options, "model": "nothing"}).invoke("hello")
+except openai.NotFoundError as missing:
+    told = missing
+assert told.code == "model_not_found"

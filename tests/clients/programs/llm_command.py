@@ -18,24 +18,18 @@ MODEL = """
   supports_tools: true
 """
 
+with TemporaryDirectory() as folder:
+    Path(folder, "extra-openai-models.yaml").write_text(MODEL.format(REST), encoding="utf-8")
+    known = {**os.environ, "LLM_USER_PATH": folder, "OPENAI_API_KEY": "none"}
 
-def main() -> None:
-    """Ask whole, as events, with a schema, and in a conversation."""
-    with TemporaryDirectory() as folder:
-        Path(folder, "extra-openai-models.yaml").write_text(MODEL.format(REST), encoding="utf-8")
-        known = {**os.environ, "LLM_USER_PATH": folder, "OPENAI_API_KEY": "none"}
+    def ask(*arguments: str) -> str:
+        command = [sys.executable, "-m", "llm", *arguments, "-m", "served", "-o", "max_tokens", "40"]
+        done = subprocess.run(command, env=known, check=True, capture_output=True, text=True, timeout=60)
+        return done.stdout
 
-        def ask(*arguments: str) -> str:
-            command = [sys.executable, "-m", "llm", *arguments, "-m", "served", "-o", "max_tokens", "40"]
-            done = subprocess.run(command, env=known, check=True, capture_output=True, text=True, timeout=60)
-            return done.stdout
-
-        assert ask("hello")
-        assert ask("hello", "--no-stream", "-s", "Be brief.")
-        assert ask("and?", "-c")
-        assert "yes" in ask(
-            "hello", "--schema", '{"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}'
-        )
-
-
-main()
+    assert ask("hello")
+    assert ask("hello", "--no-stream", "-s", "Be brief.")
+    assert ask("and?", "-c")
+    assert "yes" in ask(
+        "hello", "--schema", '{"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}'
+    )

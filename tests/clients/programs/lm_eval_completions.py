@@ -11,24 +11,18 @@ from lm_eval.models.openai_completions import LocalChatCompletion, LocalCompleti
 
 
 def instances(kind: str, *asked: tuple) -> list[Instance]:
-    """Make what a task would make."""
     return [Instance(kind, {}, each, number) for number, each in enumerate(asked)]
 
 
-def main() -> None:
-    """Score continuations, roll over a text, and generate."""
-    options = {"model": "chat", "tokenizer_backend": None, "tokenized_requests": False, "max_retries": 1}
-    completions = LocalCompletionsAPI(base_url=f"http://{REST}/v3/completions", **options, max_length=2000)
-    until = {"until": ["\n\n"], "max_gen_toks": 8, "do_sample": False}
-    texts = completions.generate_until(instances("generate_until", ("hello", until), ("the inn", until)))
-    assert len(texts) == 2
-    chat = LocalChatCompletion(base_url=f"http://{REST}/v3/chat/completions", **options)
-    asked = json.dumps([{"role": "user", "content": "hello"}])
-    assert chat.model_call([JsonChatStr(asked)], generate=True, gen_kwargs=until)["choices"]
-    completions.tokenized_requests = True
-    answer = completions.model_call([[5, 6, 7], [5, 6, 8]], generate=False)
-    scores = completions.parse_logprobs(answer, tokens=[[5, 6, 7], [5, 6, 8]], ctxlens=[2, 2])
-    assert [score < 0 for score, _ in scores] == [True, True]
-
-
-main()
+options = {"model": "chat", "tokenizer_backend": None, "tokenized_requests": False, "max_retries": 1}
+completions = LocalCompletionsAPI(base_url=f"http://{REST}/v3/completions", **options, max_length=2000)
+until = {"until": ["\n\n"], "max_gen_toks": 8, "do_sample": False}
+texts = completions.generate_until(instances("generate_until", ("hello", until), ("the inn", until)))
+assert len(texts) == 2
+chat = LocalChatCompletion(base_url=f"http://{REST}/v3/chat/completions", **options)
+asked = json.dumps([{"role": "user", "content": "hello"}])
+assert chat.model_call([JsonChatStr(asked)], generate=True, gen_kwargs=until)["choices"]
+completions.tokenized_requests = True
+answer = completions.model_call([[5, 6, 7], [5, 6, 8]], generate=False)
+scores = completions.parse_logprobs(answer, tokens=[[5, 6, 7], [5, 6, 8]], ctxlens=[2, 2])
+assert [score < 0 for score, _ in scores] == [True, True]

@@ -41,7 +41,6 @@ def settings(**more: object) -> ModelSettings:
 
 
 async def main() -> None:
-    """Run agents on either API."""
     set_tracing_disabled(disabled=True)
     client = AsyncOpenAI(base_url=f"http://{REST}/v3", api_key="none", max_retries=0)
     for kind in (OpenAIChatCompletionsModel, OpenAIResponsesModel):

@@ -20,7 +20,6 @@ class City(BaseModel):
 
 
 async def main() -> None:
-    """Run agents on either API."""
     provider = OpenAIProvider(base_url=f"http://{REST}/v3", api_key="none")
     settings = {"temperature": 0, "max_tokens": 120}
     for kind in (OpenAIChatModel, OpenAIResponsesModel):

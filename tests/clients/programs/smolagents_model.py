@@ -16,13 +16,8 @@ def weather(tomorrow: bool) -> str:
     return "rain" if tomorrow else "sun"
 
 
-def main() -> None:
-    """Ask for everything."""
-    model = OpenAIModel(model_id="chat", api_base=f"http://{REST}/v3", api_key="none", max_tokens=150, retry=False)
-    messages = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
-    assert model.generate(messages).token_usage.output_tokens
-    assert list(model.generate_stream(messages))
-    assert model.generate(messages, tools_to_call_from=[weather]).tool_calls[0].function.name == "weather"
-
-
-main()
+model = OpenAIModel(model_id="chat", api_base=f"http://{REST}/v3", api_key="none", max_tokens=150, retry=False)
+messages = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+assert model.generate(messages).token_usage.output_tokens
+assert list(model.generate_stream(messages))
+assert model.generate(messages, tools_to_call_from=[weather]).tool_calls[0].function.name == "weather"

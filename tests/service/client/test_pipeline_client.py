@@ -15,9 +15,7 @@ from tests.support.waits import WAIT_SECONDS
 ResultT = TypeVar("ResultT")
 
 
-async def ask(executor: EchoExecutor, work: Callable[[PipelineClient], ResultT]) -> ResultT:
-    """Run ``work`` with a client of a server of the executor."""
-
+async def _ask(executor: EchoExecutor, work: Callable[[PipelineClient], ResultT]) -> ResultT:
     def connected(address: str) -> ResultT:
         client = PipelineClient()
         client.connect([address])
@@ -31,9 +29,8 @@ async def ask(executor: EchoExecutor, work: Callable[[PipelineClient], ResultT])
 
 
 async def test_texts_arrays_and_lists_are_text() -> None:
-    """Without tensors everything is text, arrays as they are printed, and the raw message comes back."""
     feed = {"a": "1", "b": np.array([1, 2]), "c": [1.5]}
-    answer = await ask(EchoExecutor(), lambda client: client.predict(feed, fetch=["a"], timeout=WAIT_SECONDS))
+    answer = await _ask(EchoExecutor(), lambda client: client.predict(feed, fetch=["a"], timeout=WAIT_SECONDS))
     assert list(answer.key) == ["a", "b", "c"]
     assert list(answer.value) == ["1", "array([1, 2])", "array([1.5])"]
 
@@ -42,20 +39,18 @@ async def test_texts_arrays_and_lists_are_text() -> None:
     "dtype", ["int64", "float32", "int32", "float64", "int16", "float16", "uint16", "uint8", "int8", "bool"]
 )
 @pytest.mark.parametrize("as_bytes", [False, True])
-async def test_tensors_of_every_type(dtype: str, *, as_bytes: bool) -> None:
-    """An array arrives with its type, elements and offsets."""
+async def test_tensors_keep_type_elements_and_offsets(dtype: str, *, as_bytes: bool) -> None:
     array = np.array([[1], [0], [1]], dtype)
     feed = {"x": array, "x.lod": [0, 1, 3]}
     options: dict[str, Any] = {"pack_tensor_format": True, "use_tensor_bytes": as_bytes}
-    answer = await ask(EchoExecutor(), lambda client: client.predict(feed, timeout=WAIT_SECONDS, **options))
+    answer = await _ask(EchoExecutor(), lambda client: client.predict(feed, timeout=WAIT_SECONDS, **options))
     assert dict(zip(answer.key, answer.value, strict=True)) == {
         "x": repr(array),
         "x.lod": "array([0, 1, 3], dtype=int32)",
     }
 
 
-async def test_numbers_and_addresses_are_sent_apart() -> None:
-    """``logid`` and ``clientip`` of a feed are fields of the request; an argument goes before the feed."""
+async def test_log_id_and_client_address_are_fields_of_the_request() -> None:
     executor = EchoExecutor()
 
     def work(client: PipelineClient) -> None:
@@ -63,24 +58,21 @@ async def test_numbers_and_addresses_are_sent_apart() -> None:
         client.predict({"x": "1", "logid": 5}, log_id=7, timeout=WAIT_SECONDS)
         client.predict({"x": "1"}, timeout=WAIT_SECONDS, profile=True)
 
-    await ask(executor, work)
+    await _ask(executor, work)
     assert [request.logid for request in executor.requests] == [5, 7, 0]
     assert executor.requests[0].clientip == "10.0.0.1"
     assert [request.keys for request in executor.requests] == [["x"], ["x"], ["x", "pipeline.profile"]]
 
 
-async def test_a_hundred_calls_at_once() -> None:
-    """Calls without waiting are answered each with its own."""
-
+async def test_concurrent_calls_have_their_own_answers() -> None:
     def work(client: PipelineClient) -> list[str]:
         futures = [client.predict({"x": str(number)}, asyn=True) for number in range(100)]
         return [future.result(WAIT_SECONDS).value[0] for future in futures]
 
-    assert await ask(EchoExecutor(), work) == [str(number) for number in range(100)]
+    assert await _ask(EchoExecutor(), work) == [str(number) for number in range(100)]
 
 
-async def test_nothing_blocks_for_ever() -> None:
-    """A call with a timeout ends with it, and so does waiting for a call."""
+async def test_calls_and_futures_have_timeouts() -> None:
     executor = EchoExecutor()
     executor.gate = trio.Event()
 
@@ -91,7 +83,7 @@ async def test_nothing_blocks_for_ever() -> None:
         with pytest.raises(grpc.FutureTimeoutError):
             client.predict({"x": "1"}, asyn=True).result(0.05)
 
-    await ask(executor, work)
+    await _ask(executor, work)
 
 
 @pytest.mark.parametrize(
@@ -105,18 +97,13 @@ async def test_nothing_blocks_for_ever() -> None:
     ],
     ids=["feed", "fetch", "number", "list", "complex"],
 )
-def test_what_cannot_be_sent_is_told(feed: Any, options: dict[str, Any], error: str) -> None:
-    """A value of a type that cannot be sent is named, and nothing is sent."""
+def test_values_that_cannot_be_sent_are_named(feed: Any, options: dict[str, Any], error: str) -> None:
     client = PipelineClient()
+    with pytest.raises(RuntimeError, match="not connected"):
+        client.predict({"x": "1"})
+    with pytest.raises(ValueError, match="at least one endpoint"):
+        client.connect([])
     client.connect("127.0.0.1:1")
     with pytest.raises(TypeError, match=error):
         client.predict(feed, **options)
     client.release()
-
-
-def test_a_client_needs_servers() -> None:
-    """No endpoints, and a call before they are named, are told."""
-    with pytest.raises(ValueError, match="at least one endpoint"):
-        PipelineClient().connect([])
-    with pytest.raises(RuntimeError, match="not connected"):
-        PipelineClient().predict({"x": "1"})

@@ -14,19 +14,16 @@ from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
 @pytest.fixture(scope="session")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepare the embedded samples once; gives their config.json."""
     return prepare_repository(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
 def server(embedded: Path) -> Iterator[ServedInThread]:
-    """Serve the embedded samples."""
     with serving_in_thread(config_path=embedded) as running:
         yield running
 
 
 def _ask_folder(repository: Path) -> Ask:
-    """Answer from the files of a repository, without a server in between."""
     core = ov.Core()
     compiled: dict[str, ov.CompiledModel] = {}
 
@@ -43,11 +40,9 @@ def _ask_folder(repository: Path) -> Ask:
 
 @pytest.fixture
 def ask_folder() -> Callable[[Path], Ask]:
-    """Give what answers from the files of a repository."""
     return _ask_folder
 
 
 @pytest.fixture
 def ask(embedded: Path) -> Ask:
-    """Ask the embedded samples."""
     return _ask_folder(embedded.parent)

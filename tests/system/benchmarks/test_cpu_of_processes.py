@@ -18,8 +18,7 @@ sys.stdin.read()
 """
 
 
-def test_a_process_that_has_ended_counts_as_before() -> None:
-    """Otherwise calls made while one ends would have cost less than nothing."""
+def test_cpu_of_ended_children_is_counted() -> None:
     with subprocess.Popen([sys.executable, "-c", _PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         assert parent.stdin is not None

@@ -24,7 +24,6 @@ both_protocols = pytest.mark.parametrize("protocol", ["--grpc", "--rest"])
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Write a million rows for a sequence, which no test waits for."""
     file = tmp_path_factory.mktemp("rows") / "many.npy"
     np.save(file, np.ones((1_000_000, 2), np.float32))
     return str(file)
@@ -32,7 +31,6 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def closed(folder: Path) -> Iterator[Path]:
-    """Return the file that appears when the generator of a stream is closed."""
     file = folder / CLOSED
     file.unlink(missing_ok=True)
     yield file
@@ -56,8 +54,7 @@ def _open_sequences(server: ServedInThread) -> list[dict[str, Any]]:
     return listed
 
 
-def test_infer_ends_without_a_message(server: ServedInThread, tmp_path: Path) -> None:
-    """The exit code is 130."""
+def test_an_interrupted_infer_ends_without_a_message(server: ServedInThread, tmp_path: Path) -> None:
     np.save(tmp_path / "b.npy", np.arange(10, dtype=np.float32))
     target = ("--model", "dummy", "--input", str(tmp_path / "b.npy"), "--url", server.grpc)
     with piped("infer", *target, "--repeat", "10000000") as command:
@@ -67,8 +64,7 @@ def test_infer_ends_without_a_message(server: ServedInThread, tmp_path: Path) ->
 
 
 @both_protocols
-def test_sequence_run_ends_the_sequence(server: ServedInThread, many: str, protocol: str) -> None:
-    """In the middle of a million steps."""
+def test_an_interrupted_sequence_run_ends_the_sequence(server: ServedInThread, many: str, protocol: str) -> None:
     with piped(*_sequence(_url(server, protocol), many, "--json", protocol)) as command:
         for _ in range(20):
             command.stdout.readline()
@@ -81,7 +77,6 @@ def test_sequence_run_ends_the_sequence(server: ServedInThread, many: str, proto
 
 @both_protocols
 def test_a_second_interrupt_does_not_wait_for_the_server(server: ServedInThread, many: str, protocol: str) -> None:
-    """The first interrupt waits for a server that hangs, and prints so."""
     target, sequence = (server.http, "8") if protocol == "--rest" else (server.grpc, "7")
     with (
         relaying(target) as relay,
@@ -100,8 +95,7 @@ def test_a_second_interrupt_does_not_wait_for_the_server(server: ServedInThread,
     assert "Traceback" not in errors
 
 
-def test_sequence_run_reports_a_server_that_goes_away(server: ServedInThread, many: str) -> None:
-    """The exit code is that of an unreachable server."""
+def test_sequence_run_reports_a_lost_server(server: ServedInThread, many: str) -> None:
     with relaying(server.grpc) as relay, piped(*_sequence(relay.address, many, "--json", model="left")) as command:
         command.stdout.readline()
         relay.cut()
@@ -111,8 +105,7 @@ def test_sequence_run_reports_a_server_that_goes_away(server: ServedInThread, ma
     assert "is the server running?" in errors
 
 
-def test_a_reader_that_leaves_ends_the_sequence(server: ServedInThread, many: str) -> None:
-    """As ``head`` does."""
+def test_a_closed_pipe_ends_the_sequence(server: ServedInThread, many: str) -> None:
     with piped(*_sequence(server.grpc, many, "--json")) as command:
         command.stdout.readline()
         command.stdout.close()
@@ -122,7 +115,6 @@ def test_a_reader_that_leaves_ends_the_sequence(server: ServedInThread, many: st
 
 
 def test_a_terminal_shows_the_progress_of_a_sequence(server: ServedInThread, many: str) -> None:
-    """Steps and their speed."""
     with on_terminal(*_sequence(server.grpc, many)) as command:
         command.wait_for("steps/s")
         assert "/1000000" in command.shown
@@ -132,8 +124,7 @@ def test_a_terminal_shows_the_progress_of_a_sequence(server: ServedInThread, man
 
 
 @pytest.mark.usefixtures("closed")
-def test_a_reader_that_leaves_closes_the_generator(server: ServedInThread) -> None:
-    """Without a message."""
+def test_a_closed_pipe_closes_the_generator(server: ServedInThread) -> None:
     with piped("stream", "--model", "words", "--input", "endless", "--url", server.grpc) as command:
         assert command.stdout.read(5) == "more "
         command.stdout.close()
@@ -141,8 +132,7 @@ def test_a_reader_that_leaves_closes_the_generator(server: ServedInThread) -> No
         assert command.stderr.read() == ""
 
 
-def test_a_stream_that_waits_for_requests_ends_without_a_message(server: ServedInThread) -> None:
-    """The thread that reads standard input prints nothing."""
+def test_an_interrupted_stream_without_requests_ends_without_a_message(server: ServedInThread) -> None:
     with piped("stream", "--model", "words", "--requests", "-", "--url", server.grpc) as command:
         command.stdin.write('{"inputs": {"text": "hi"}}\n')
         command.stdin.flush()
@@ -153,8 +143,7 @@ def test_a_stream_that_waits_for_requests_ends_without_a_message(server: ServedI
 
 
 @pytest.mark.usefixtures("closed")
-def test_a_stream_on_a_terminal_is_cancelled(server: ServedInThread) -> None:
-    """The generator is closed."""
+def test_an_interrupted_stream_on_a_terminal_is_cancelled(server: ServedInThread) -> None:
     with on_terminal("stream", "--model", "words", "--input", "endless", "--url", server.grpc) as command:
         command.wait_for("more", times=3)
         command.interrupt()
@@ -163,14 +152,12 @@ def test_a_stream_on_a_terminal_is_cancelled(server: ServedInThread) -> None:
 
 @pytest.fixture
 def chat() -> Iterator[ChatServer]:
-    """Answer the first message with a stream that does not end."""
     with chat_server() as running:
         running.deltas = [{"content": "Once upon"}, None]
         yield running
 
 
-def test_chat_stops_the_answer_and_not_the_conversation(chat: ChatServer) -> None:
-    """The part of the answer that came is in the history."""
+def test_an_interrupt_stops_the_answer_and_not_the_conversation(chat: ChatServer) -> None:
     with on_terminal("chat", "chat", "--url", chat.url) as command:
         command.wait_for("/help lists commands")
         command.wait_for("> ")
@@ -193,8 +180,7 @@ def test_chat_stops_the_answer_and_not_the_conversation(chat: ChatServer) -> Non
     ]
 
 
-def test_top_asks_a_server_that_goes_away_again(server: ServedInThread) -> None:
-    """The last figures stay on the terminal; q ends the command."""
+def test_top_reconnects_and_keeps_its_figures(server: ServedInThread) -> None:
     with relaying(server.http) as relay, on_terminal("top", "--url", relay.address, "--interval", "0.1") as command:
         command.wait_for("pixels")
         command.wait_for("sorted by req/s")
@@ -206,8 +192,7 @@ def test_top_asks_a_server_that_goes_away_again(server: ServedInThread) -> None:
         assert command.end() == 0
 
 
-def test_top_ends_without_a_message() -> None:
-    """The exit code is 130."""
+def test_an_interrupted_top_ends_without_a_message() -> None:
     (port,) = free_ports(1)
     with on_terminal("top", "--url", f"127.0.0.1:{port}", "--interval", "0.1") as command:
         command.wait_for("trying again")
@@ -216,7 +201,6 @@ def test_top_ends_without_a_message() -> None:
 
 
 def test_an_interrupt_during_imports_ends_without_a_message() -> None:
-    """The interrupt arrives at the first import of the command itself."""
     code = """
 import os, signal, sys
 
@@ -234,7 +218,6 @@ main()
 
 
 def test_demo_serves_until_it_is_interrupted() -> None:
-    """Without ``--once`` the demo prints the next commands, and ends with 0."""
     grpc, rest = free_ports(2)
     with piped("demo", "--port", str(grpc), "--rest_port", str(rest)) as command:
         command.discard_stdout()

@@ -23,39 +23,34 @@ from tests.support.served_in_thread import ServedInThread
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
-    """Serve one repository to all of them."""
     with serving_repository(tmp_path_factory.mktemp("repository")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
-    """Serve models of texts to all of theirs."""
     with serving_texts(tmp_path_factory.mktemp("texts")) as running:
         yield running
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.program)
-def test_a_client_program_works_unmodified(server: ServedInThread, client: Client) -> None:
-    """It ends without an error; what it printed says why not."""
+def test_a_client_of_tensor_models_works_unmodified(server: ServedInThread, client: Client) -> None:
     if not client.version:
         pytest.skip(f"{client.package} is not installed")
     outcome = run_client(client, server)
-    assert outcome.result == "passes", outcome.said
+    assert outcome.result == "passes", outcome.output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("client", TEXT_CLIENTS, ids=lambda client: client.program)
 def test_a_client_of_openais_api_works_unmodified(request: pytest.FixtureRequest, client: Client) -> None:
-    """As above; Node's are installed by ``python -m tests.clients.node_packages``."""
     if not client.version:
         pytest.skip(f"{client.package} is not installed")
     outcome = run_client(client, request.getfixturevalue("texts"))
-    assert outcome.result == "passes", outcome.said
+    assert outcome.result == "passes", outcome.output
 
 
-def test_the_table_lists_every_program() -> None:
-    """None of it fails, and no program is left out."""
+def test_the_documented_table_lists_every_program_without_failures() -> None:
     text = DOCUMENT.read_text()
     assert "| fails |" not in text
     every = (*CLIENTS, *TEXT_CLIENTS)

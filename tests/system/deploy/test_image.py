@@ -49,8 +49,6 @@ pytestmark = [
 
 
 class _Builder:
-    """Buildah with a store of its own."""
-
     def __init__(self, folder: Path) -> None:
         self._options = ["--root", str(folder / "store"), "--runroot", str(folder / "run"), "--storage-driver", "vfs"]
 
@@ -70,7 +68,6 @@ class _Builder:
 
 @pytest.fixture(scope="module")
 def builder() -> Iterator[_Builder]:
-    """A builder that has what stands for the recipe's bases."""
     with tempfile.TemporaryDirectory(prefix="ovmstrio-image-") as made:
         folder = Path(made)
         builder = _Builder(folder)
@@ -104,7 +101,6 @@ def _built(builder: _Builder, extras: str) -> Iterator[Path]:
 
 @pytest.fixture(scope="module", params=[_PLAIN, _LLM, _VISION], ids=["plain", "llm", "vision"])
 def variant(request: pytest.FixtureRequest, builder: _Builder) -> Iterator[tuple[str, Path]]:
-    """What a variant adds, and its files."""
     with _built(builder, request.param) as root:
         yield request.param, root
 
@@ -147,7 +143,6 @@ def _serving(root: Path, folder: Path, *options: str) -> Iterator[httpx.Client]:
 
 
 def test_the_image_is_small_and_has_no_shell(variant: tuple[str, Path]) -> None:
-    """Nor pip; with the stand-in for its base."""
     extras, root = variant
     size = sum(path.lstat().st_size for path in root.rglob("*") if path.is_file() and not path.is_symlink())
     assert size < _MOST_MEGABYTES[extras] * 10**6
@@ -156,8 +151,7 @@ def test_the_image_is_small_and_has_no_shell(variant: tuple[str, Path]) -> None:
     assert "python3.11" in names
 
 
-def test_the_server_serves_from_it(variant: tuple[str, Path], tmp_path: Path) -> None:
-    """As a user without rights, on a root that cannot be written, until it is told to end."""
+def test_the_server_runs_without_rights_on_a_read_only_root(variant: tuple[str, Path], tmp_path: Path) -> None:
     models = ir.save(ir.dummy(), tmp_path, "dummy")
     with _serving(variant[1], models, "--model_name", "dummy") as client:
         body = {"inputs": [{"name": "b", "datatype": "FP32", "shape": [1, 10], "data": [1] * 10}]}
@@ -167,7 +161,6 @@ def test_the_server_serves_from_it(variant: tuple[str, Path], tmp_path: Path) ->
 
 @pytest.mark.parametrize("variant", [_LLM], ids=["llm"], indirect=True)
 def test_the_variant_for_language_models_generates_text(variant: tuple[str, Path], tmp_path: Path) -> None:
-    """Its engine is a process of its own, also without a place to write to."""
     models = write_tiny_folder(tmp_path / "chat")
     with _serving(variant[1], models, "--model_name", "chat", "--task", "text_generation") as client:
         asked = {"model": "chat", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
@@ -176,8 +169,7 @@ def test_the_variant_for_language_models_generates_text(variant: tuple[str, Path
 
 
 @pytest.mark.parametrize("variant", [_VISION], ids=["vision"], indirect=True)
-def test_the_variant_for_vision_resizes_pictures(variant: tuple[str, Path]) -> None:
-    """OpenCV finds all libraries that it needs."""
+def test_the_vision_variant_resizes_images(variant: tuple[str, Path]) -> None:
     program = "import cv2, numpy; print(cv2.resize(numpy.zeros((4, 6, 3), 'u1'), (2, 2)).shape)"
     with _run(variant[1], "-c", program) as process:
         assert process.communicate(timeout=60)[0] == "(2, 2, 3)\n"

@@ -1,34 +1,25 @@
-"""Plain manifests and KServe's runtimes against the schemas of the API."""
+"""Plain manifests, the rendered chart and KServe's runtimes against the schemas of the API."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+
 import pytest
 
-from tests.support.manifests import DEPLOY, PLAIN, check_document, kinds_of, read_documents
+from tests.support.manifests import DEPLOY, PLAIN, check_document, kinds_of, kubernetes_validate, read_documents
 
 _KSERVE = DEPLOY / "kserve" / "cluster-serving-runtime.yaml"
 
 
-def test_plain_manifests_are_what_the_api_takes() -> None:
-    """In the oldest and the newest release that the chart is for."""
+def test_plain_manifests_match_the_schemas_and_pods_outlive_their_drain() -> None:
     documents = read_documents(PLAIN.read_text())
     for each in documents:
         check_document(each)
-    assert kinds_of(documents) == ["ConfigMap", "Deployment", "PodDisruptionBudget", "Service", "ServiceAccount"]
-
-
-def test_a_wrong_name_would_be_seen() -> None:
-    """The schemas are strict: a member that nobody knows is refused."""
-    (deployment,) = [each for each in read_documents(PLAIN.read_text()) if each["kind"] == "Deployment"]
-    deployment["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
-    import kubernetes_validate
-
     with pytest.raises(kubernetes_validate.ValidationError):
-        check_document(deployment)
-
-
-def test_the_grace_of_pods_is_longer_than_their_drain() -> None:
-    """Or Kubernetes would kill them amid calls."""
+        check_document(documents[[each["kind"] for each in documents].index("Service")] | {"spce": {}})
+    assert kinds_of(documents) == ["ConfigMap", "Deployment", "PodDisruptionBudget", "Service", "ServiceAccount"]
     (deployment,) = [each for each in read_documents(PLAIN.read_text()) if each["kind"] == "Deployment"]
     spec = deployment["spec"]["template"]["spec"]
     options = dict(text.removeprefix("--").split("=") for text in spec["containers"][0]["args"] if "=" in text)
@@ -36,11 +27,73 @@ def test_the_grace_of_pods_is_longer_than_their_drain() -> None:
     assert drain < spec["terminationGracePeriodSeconds"]
 
 
-def test_runtimes_for_kserve_are_what_its_definitions_take() -> None:
-    """The runtimes by KServe's own schema, their containers as those of a pod."""
+def test_kserve_runtimes_match_their_schema() -> None:
     runtimes = read_documents(_KSERVE.read_text())
     for runtime in runtimes:
         check_document(runtime)
         spec = {"containers": runtime["spec"]["containers"]}
         check_document({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec})
     assert [each["metadata"]["name"] for each in runtimes] == ["ovmstrio", "ovmstrio-config"]
+
+
+_HELM = os.environ.get("HELM") or shutil.which("helm")
+
+needs_helm = pytest.mark.skipif(_HELM is None, reason="there is no helm on this machine")
+
+_EVERYTHING = [
+    "autoscaling.by=hpa", "networkPolicy.enabled=true", "networkPolicy.from[0].podSelector.matchLabels.app=web",
+    "serviceMonitor.enabled=true", "serviceMonitor.labels.release=monitoring", "tlsSecret=certificate",
+    "keysSecret=keys", "options[0]=--log_format=json", "env[0].name=LOG", "env[0].value=off",
+    "podAnnotations.one=two", "podLabels.team=vision", "nodeSelector.kind=cpu", "imagePullSecrets[0].name=registry",
+    "tolerations[0].operator=Exists", "topologySpreadConstraints[0].maxSkew=1",
+    "topologySpreadConstraints[0].topologyKey=zone", "topologySpreadConstraints[0].whenUnsatisfiable=ScheduleAnyway",
+    "service.annotations.a=b",
+]  # fmt: skip
+
+
+def _render(*settings: str) -> str:
+    assert _HELM is not None
+    given = [text for each in settings for text in ("--set", each)]
+    values = DEPLOY / "kubernetes" / "values.yaml"
+    command = [_HELM, "template", "ovmstrio", str(DEPLOY / "helm" / "ovmstrio"), "-f", str(values), *given]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+@needs_helm
+def test_plain_manifests_equal_the_rendered_chart() -> None:
+    assert read_documents(_render()) == read_documents(PLAIN.read_text())
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("settings", "kinds"),
+    [
+        ([], set()),
+        (_EVERYTHING, {"HorizontalPodAutoscaler", "NetworkPolicy", "ServiceMonitor"}),
+        (["autoscaling.by=keda", "autoscaling.minReplicas=0"], {"ScaledObject"}),
+    ],
+    ids=["usual", "everything", "keda"],
+)
+def test_the_rendered_chart_matches_the_schemas_of_the_api(settings: list[str], kinds: set[str]) -> None:
+    documents = read_documents(_render(*settings))
+    for each in documents:
+        check_document(each)
+    assert kinds <= {each["kind"] for each in documents}
+    (deployment,) = [each for each in documents if each["kind"] == "Deployment"]
+    assert ("replicas" in deployment["spec"]) == (not {"HorizontalPodAutoscaler", "ScaledObject"} & kinds)
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        (["config=null"], "config"),
+        (["config.model_config_list=null"], "config"),
+        (["autoscaling.by=magic"], "autoscaling"),
+        (["options[0]=log_level DEBUG"], "options"),
+    ],
+)
+def test_wrong_values_are_refused_with_their_name(settings: list[str], name: str) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        _render(*settings)
+    assert name in caught.value.stderr

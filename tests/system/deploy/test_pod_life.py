@@ -32,7 +32,6 @@ _BODY = {"inputs": [{"name": "b", "datatype": "FP32", "shape": [1, 10], "data": 
 
 @pytest.fixture(scope="module")
 def container() -> dict[str, Any]:
-    """The container of the manifest's Deployment."""
     documents = yaml.safe_load_all(_MANIFEST.read_text())
     (deployment,) = [each for each in documents if each and each["kind"] == "Deployment"]
     (found,) = deployment["spec"]["template"]["spec"]["containers"]
@@ -41,8 +40,6 @@ def container() -> dict[str, Any]:
 
 @dataclass
 class _Pod:
-    """A server that was started as the manifest says; what the kubelet knows of it."""
-
     server: OvmsProcess
     container: dict[str, Any]
 
@@ -75,7 +72,6 @@ def _pod(container: dict[str, Any], models: Path) -> Iterator[_Pod]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the volumes of a pod hold."""
     folder = tmp_path_factory.mktemp("pod")
     ir.save(ir.dummy(), folder, "iris")
     config = f'{{"model_config_list": [{{"config": {{"name": "iris", "base_path": "{folder}/iris"}}}}]}}'
@@ -84,8 +80,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class _Endpoints:
-    """Which pods a service sends new connections to."""
-
     def __init__(self) -> None:
         self.pods: list[_Pod] = []
         self.outcomes: Counter[str] = Counter()
@@ -103,8 +97,7 @@ class _Endpoints:
                         break
 
 
-def test_probes_of_a_pod_pass_in_their_order(container: dict[str, Any], models: Path) -> None:
-    """It is live before it is ready, ready before it is told to end, and then not ready and still live."""
+def test_probes_of_a_pod_pass_in_order(container: dict[str, Any], models: Path) -> None:
     with _pod(container, models) as pod:
         pod.until("startupProbe", passes=True)
         assert pod.passes("livenessProbe")
@@ -118,7 +111,6 @@ def test_probes_of_a_pod_pass_in_their_order(container: dict[str, Any], models: 
 
 
 def test_no_request_is_lost_while_all_pods_are_replaced(container: dict[str, Any], models: Path) -> None:
-    """Each pod is told to end first, and is taken out of the endpoints only later, as clusters do it."""
     endpoints = _Endpoints()
     with ExitStack() as stack:
         old = [stack.enter_context(_pod(container, models)) for _ in range(2)]

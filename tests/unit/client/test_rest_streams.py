@@ -1,5 +1,3 @@
-"""Streams over REST: requests that JSON cannot hold, and events cut into chunks."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -12,7 +10,7 @@ from ovmstrio.core import errors
 
 
 @pytest.mark.parametrize(
-    ("asked", "text"),
+    ("requests", "text"),
     [
         ([StreamRequest({}), StreamRequest({})], "has one request, got 2"),
         ([], "has one request, got 0"),
@@ -21,15 +19,13 @@ from ovmstrio.core import errors
         ([StreamRequest({}, 2**70)], "cannot be written as JSON"),
     ],
 )
-def test_rest_refuses_what_json_cannot_carry(asked: list[StreamRequest], text: str) -> None:
-    """Before anything is sent, and with the way out."""
+def test_rest_refuses_streams_that_json_cannot_represent(requests: list[StreamRequest], text: str) -> None:
     with open_client("127.0.0.1:9", rest=True) as client, pytest.raises(errors.InvalidRequest, match=text):
-        list(client.stream("graph", asked))
+        list(client.stream("graph", requests))
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_events_are_read_however_they_are_cut(size: int) -> None:
-    """Of line ends only the line feed counts; data may span lines, and comments are passed over."""
+def test_events_are_parsed_from_chunks_of_any_size(size: int) -> None:
     text = '{"out":"a\u2028b\x85c"}'
     stream = f': hello\n\nid: 1\ndata:{text}\n\nevent: error\r\ndata: {{"error":\r\ndata: "x"}}\r\n\r\ndata: {text}\n\n'
     raw = stream.encode()

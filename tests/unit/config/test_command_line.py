@@ -32,22 +32,14 @@ from ovmstrio.server.settings import IGNORED, IGNORED_GROUP, ServerSettings
 MODEL = {"model_name": "m", "model_path": "models/m"}
 
 
-def _paths(options: dict[str, Any]) -> list[str]:
-    with pytest.raises(UsageProblems) as error:
-        read_settings(options)
-    return [problem.path for problem in error.value.problems]
-
-
-def test_without_options_both_protocols_are_served() -> None:
-    """The defaults need no word."""
+def test_the_defaults_serve_both_protocols() -> None:
     settings = read_settings({})
     assert (settings.port, settings.rest_port, settings.max_message_size) == (9000, 8000, 64 * 2**20)
     assert (settings.drain_seconds, settings.drain_delay, settings.file_system_poll_wait_seconds) == (30, 0, 1)
     assert single_servable(settings) == ServerSpec()
 
 
-def test_a_single_model_is_configured_by_options() -> None:
-    """Texts of the command line become the same spec as those of a file."""
+def test_options_configure_a_single_model() -> None:
     options = {
         **MODEL,
         "shape": '{"a": "(1,10)"}',
@@ -80,8 +72,7 @@ def test_a_single_model_is_configured_by_options() -> None:
     "options",
     [{"oidc_issuer": "http://localhost:80", "jwt_audience": "a"}, {"oidc_issuer": "any name", "jwks_file": "keys"}],
 )
-def test_an_issuer_is_a_name_where_its_keys_are_in_a_file(options: dict[str, Any]) -> None:
-    """And otherwise an address, of this machine if it has no TLS."""
+def test_an_issuer_is_any_name_with_a_key_file_and_else_an_address(options: dict[str, Any]) -> None:
     assert read_settings(options).oidc_issuer == options["oidc_issuer"]
 
 
@@ -120,20 +111,13 @@ def test_an_issuer_is_a_name_where_its_keys_are_in_a_file(options: dict[str, Any
         ({"metrics_families": "ovms_*", "metrics_list": "x"}, ["--metrics_list and --metrics_families"]),
     ],
 )
-def test_all_that_is_wrong_with_a_command_line_is_told_at_once(options: dict[str, Any], paths: list[str]) -> None:
-    """Values out of bounds, options that do not exist, and options that need or exclude each other."""
-    assert _paths(options) == paths
-
-
-def test_a_misspelt_option_is_recognised() -> None:
-    """The line for the user holds the right word."""
+def test_all_problems_of_a_command_line_are_reported(options: dict[str, Any], paths: list[str]) -> None:
     with pytest.raises(UsageProblems) as error:
-        read_settings({"rest_prot": 1})
-    assert error.value.lines == ["--rest_prot: there is no such option; did you mean 'rest_port'?"]
+        read_settings(options)
+    assert [problem.path for problem in error.value.problems] == paths
 
 
-def test_every_option_without_meaning_says_why() -> None:
-    """The table of reasons and the options are one."""
+def test_ignored_options_have_reasons() -> None:
     fields = ServerSettings.model_fields.items()
     assert set(IGNORED) == {name for name, field in fields if field.json_schema_extra == {"group": IGNORED_GROUP}}
     options = dict.fromkeys(IGNORED, "1")
@@ -141,8 +125,7 @@ def test_every_option_without_meaning_says_why() -> None:
     assert ignored_options({**options, "port": 1}) == IGNORED
 
 
-def test_an_option_that_another_settles_has_no_effect() -> None:
-    """As in OVMS, a shape outweighs a batch size, and an unreadable batch size is passed over."""
+def test_a_batch_size_is_ignored_if_unreadable_or_with_a_shape() -> None:
     assert list(ignored_options({**MODEL, "batch_size": "2", "shape": "(1)"})) == ["batch_size"]
     assert list(ignored_options({**MODEL, "batch_size": "two"})) == ["batch_size"]
     assert ignored_options({**MODEL, "batch_size": "2"}) == {}
@@ -160,10 +143,9 @@ def test_an_option_that_another_settles_has_no_effect() -> None:
         ({"metrics_families": "ovms_*"}, MetricsSpec(), "by --metrics_families"),
     ],
 )
-def test_command_line_and_file_may_exclude_each_other(
+def test_command_line_and_file_must_not_both_configure_metrics(
     options: dict[str, Any], metrics: MetricsSpec | None, message: str
 ) -> None:
-    """Metrics are configured in one place, and need the REST port."""
     problems = contradictions(read_settings(options), ServerSpec(metrics=metrics))
     assert [problem.path for problem in problems] == (["monitoring.metrics"] if message else [])
     assert all(message in problem.message for problem in problems)
@@ -179,32 +161,36 @@ def test_command_line_and_file_may_exclude_each_other(
         ("unix:/run/o.sock,localhost", 0, ["unix:/run/o.sock"]),
     ],
 )
-def test_addresses_are_spelt_out(addresses: str, port: int, expected: list[str]) -> None:
-    """Port 0 turns everything off but socket files."""
+def test_listen_addresses(addresses: str, port: int, expected: list[str]) -> None:
     assert listen_addresses(addresses, port) == expected
 
 
-def test_families_are_split() -> None:
-    """Blanks around commas do not count; without the option the default set is served."""
-    families, own = metric_families(read_settings({"metrics_list": "ovms_streams, ovms_requests_fail"}))
-    assert (families, own) == (("ovms_streams", "ovms_requests_fail"), None)
+def test_metric_families_are_chosen_by_list_or_by_patterns() -> None:
+    listed = read_settings({"metrics_list": "ovms_streams, ovms_requests_fail"})
+    assert metric_families(listed) == (("ovms_streams", "ovms_requests_fail"), None)
     assert metric_families(read_settings({})) == (None, None)
-
-
-def test_patterns_choose_families_of_all_that_there_are() -> None:
-    """The server's own are served only if a pattern fits them; those that are off by default may be asked for."""
     chosen = ("ovms_requests_success", "ovms_requests_fail", "ovms_requests_accepted", "ovms_requests_rejected")
     settings = read_settings({"metrics_families": "ovms_requests_*, ovmstrio_ready,ovms_infer_req_active"})
     assert metric_families(settings) == (((*chosen[:2], "ovms_infer_req_active", *chosen[2:], "ovmstrio_ready"),) * 2)
 
 
-def test_a_misspelt_family_is_recognised() -> None:
-    """The line for the user holds the right one, or all of them."""
+@pytest.mark.parametrize(
+    ("options", "beginnings"),
+    [
+        ({"rest_prot": 1}, ["--rest_prot: there is no such option; did you mean 'rest_port'?"]),
+        (
+            {"metrics_families": "ovmstrio_redy,nothing_*"},
+            [
+                "--metrics_families: unknown metric family 'ovmstrio_redy'; did you mean 'ovmstrio_ready'?",
+                "--metrics_families: unknown metric family 'nothing_*'; known are ovms_requests_success, ",
+            ],
+        ),
+    ],
+)
+def test_problem_lines_suggest_the_right_spelling(options: dict[str, Any], beginnings: list[str]) -> None:
     with pytest.raises(UsageProblems) as error:
-        read_settings({"metrics_families": "ovmstrio_redy,nothing_*"})
-    first, second = error.value.lines
-    assert first == "--metrics_families: unknown metric family 'ovmstrio_redy'; did you mean 'ovmstrio_ready'?"
-    assert second.startswith("--metrics_families: unknown metric family 'nothing_*'; known are ovms_requests_success, ")
+        read_settings(options)
+    assert [line[: len(start)] for line, start in zip(error.value.lines, beginnings, strict=True)] == beginnings
 
 
 def _graph_folder(root: Path, place: str = "") -> Path:
@@ -214,25 +200,17 @@ def _graph_folder(root: Path, place: str = "") -> Path:
 
 
 @pytest.mark.parametrize(("place", "path"), [("", "g"), ("1", "g"), ("", "g/graph.pbtxt")])
-def test_a_folder_or_file_of_a_graph_is_served_as_one(tmp_path: Path, place: str, path: str) -> None:
-    """The file lies in the folder or in its version 1; handlers are found from the directory of the file."""
+def test_a_folder_or_file_of_a_graph_is_served_as_a_graph(tmp_path: Path, place: str, path: str) -> None:
     folder = _graph_folder(tmp_path, place)
     spec = single_servable(read_settings({"model_name": "it", "model_path": str(tmp_path / path)}))
     (graph,) = spec.of(GraphSpec)
     assert (graph.name, spec.of(ModelSpec), graph.problems) == ("it", (), ())
     assert (graph.base_path, graph.graph_path) == (folder / place, folder / place / "graph.pbtxt")
-
-
-def test_a_file_of_a_graph_that_is_missing_is_a_graph_all_the_same(tmp_path: Path) -> None:
-    """Its name says what it would be."""
-    (graph,) = single_servable(read_settings({"model_name": "g", "model_path": str(tmp_path / "x.pbtxt")})).of(
-        GraphSpec
-    )
-    assert graph.graph_path == tmp_path / "x.pbtxt"
+    missing = {"model_name": "g", "model_path": str(tmp_path / "x.pbtxt")}
+    assert single_servable(read_settings(missing)).of(GraphSpec)[0].graph_path == tmp_path / "x.pbtxt"
 
 
 def test_a_graph_refuses_the_options_of_models(tmp_path: Path) -> None:
-    """Each is named, and the server does not start."""
     folder = str(_graph_folder(tmp_path))
     options = {"model_name": "g", "model_path": folder, "batch_size": "2", "nireq": 1}
     with pytest.raises(UsageProblems) as error:
@@ -242,8 +220,7 @@ def test_a_graph_refuses_the_options_of_models(tmp_path: Path) -> None:
     ]
 
 
-def test_models_beside_a_single_graph_are_served_with_it(tmp_path: Path) -> None:
-    """They come from the graph's subconfig, whose paths lead on from its directory."""
+def test_models_of_a_subconfig_are_served_with_a_single_graph(tmp_path: Path) -> None:
     folder = _graph_folder(tmp_path)
     entries = [{"config": {"name": name, "base_path": name}} for name in ("m", "g")]
     (folder / "subconfig.json").write_text(json.dumps({"model_config_list": entries}))

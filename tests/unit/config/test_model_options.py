@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +13,12 @@ from hypothesis import strategies as st
 from ovmstrio.config.model_options import (
     check_base_path,
     format_version_policy,
+    parse_batching,
     parse_plugin_config,
     parse_version_policy,
     read_model_options,
 )
+from ovmstrio.config.model_overrides import read_overrides
 from ovmstrio.config.preprocessing import (
     format_numbers,
     parse_color_formats,
@@ -22,6 +26,7 @@ from ovmstrio.config.preprocessing import (
     parse_precisions,
     parse_scale,
 )
+from ovmstrio.config.shape_buckets import parse_shape_buckets
 from ovmstrio.config.shapes import (
     format_batch_size,
     format_layout,
@@ -34,9 +39,12 @@ from ovmstrio.config.shapes import (
 )
 from ovmstrio.config.specs import (
     AllVersions,
+    BatchingSpec,
     BatchSpec,
+    BucketedDimension,
     LatestVersions,
     LayoutSpec,
+    ModelSpec,
     ShapeSpec,
     SpecificVersions,
 )
@@ -46,6 +54,9 @@ from ovmstrio.core.tensor import ANY_SIZE, Dim
 SIZES = st.integers(0, 2**63 - 1)
 DIMS = st.just(ANY_SIZE) | st.builds(Dim.fixed, SIZES) | st.tuples(SIZES, SIZES).map(lambda two: Dim(*sorted(two)))
 SHAPES = st.just(ShapeSpec(auto=True)) | st.lists(DIMS).map(lambda dims: ShapeSpec(dims=tuple(dims)))
+BATCHING = {"max_batch_size": 16, "batch_timeout_ms": 5}
+WORDS = {"sizes": [32, 64], "inputs": {"ids": 1, "masks": [1, 2]}}
+BUCKETS = {"batch": [4, 16]}
 BATCHES = (
     st.none()
     | st.just(BatchSpec(auto=True))
@@ -71,20 +82,17 @@ ANYTHING = st.recursive(
 
 
 @given(SHAPES)
-def test_shapes_are_read_as_they_are_written(shape: ShapeSpec) -> None:
-    """Fixed sizes, ranges, any size and auto survive."""
+def test_shapes_round_trip(shape: ShapeSpec) -> None:
     assert parse_shape("shape", format_shape(shape)) == shape
 
 
 @given(BATCHES)
-def test_batch_sizes_are_read_as_they_are_written(batch: BatchSpec | None) -> None:
-    """Sizes, ranges, auto, and 0 for the model's own survive."""
+def test_batch_sizes_round_trip(batch: BatchSpec | None) -> None:
     assert parse_batch_size(format_batch_size(batch)) == batch
 
 
 @given(LAYOUTS, st.none() | LAYOUTS)
-def test_layouts_are_read_as_they_are_written(tensor: str, model: str | None) -> None:
-    """One layout and two survive."""
+def test_layouts_round_trip(tensor: str, model: str | None) -> None:
     layout = LayoutSpec(tensor=tensor, model=model)
     assert parse_layout("layout", format_layout(layout)) == layout
 
@@ -94,25 +102,20 @@ def test_layouts_are_read_as_they_are_written(tensor: str, model: str | None) ->
     | st.integers(1, 2**63 - 1).map(lambda number: LatestVersions(num_versions=number))
     | st.lists(st.integers(1, 99), min_size=1).map(lambda versions: SpecificVersions(versions=tuple(versions)))
 )
-def test_policies_are_read_as_they_are_written(policy: Any) -> None:
-    """As an object, and as a text on the command line."""
+def test_version_policies_round_trip_as_objects_and_texts(policy: Any) -> None:
     written = format_version_policy(policy)
     assert parse_version_policy(written) == policy
     assert parse_version_policy(json.dumps(written)) == policy
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1))
-def test_means_are_read_as_they_are_written(numbers: list[float]) -> None:
-    """Every digit survives."""
+def test_means_round_trip(numbers: list[float]) -> None:
     assert parse_mean(format_numbers(tuple(numbers))) == tuple(numbers)
 
 
 @pytest.mark.parametrize("parse", PARSERS)
 @given(value=st.text() | st.text(alphabet='(){}[]":,.-0123456789autoNCHW?') | ANYTHING)
-def test_nothing_that_a_user_writes_fails_otherwise_than_with_a_problem(
-    parse: Callable[[Any], Any], value: Any
-) -> None:
-    """Any text and any JSON is read or refused; a refusal names option, found and expected."""
+def test_any_value_is_parsed_or_refused_with_option_expected_and_found(parse: Callable[[Any], Any], value: Any) -> None:
     try:
         parse(value)
     except ConfigError as error:
@@ -122,8 +125,15 @@ def test_nothing_that_a_user_writes_fails_otherwise_than_with_a_problem(
             assert problem.found
 
 
+@pytest.mark.parametrize("option", ["batching", "shape_buckets"])
+@given(value=st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda x: st.dictionaries(st.text(), x)))
+def test_objects_without_the_required_keys_are_refused_with_their_path(option: str, value: Any) -> None:
+    _, problems = read_model_options({option: value})
+    assert all(problem.path.startswith(option) for problem in problems)
+    assert (option == "shape_buckets" and value == {}) == (not problems)
+
+
 def test_spellings_of_ovms() -> None:
-    """Blanks, single options, options by tensor, and objects in texts mean what they mean to OVMS."""
     assert parse_shapes(" ( 1, -1 ,2:8 ) ") == {"": ShapeSpec(dims=(Dim(1, 1), ANY_SIZE, Dim(2, 8)))}
     assert parse_shapes("(10,)") == {"": ShapeSpec(dims=(Dim(10, 10),))}
     assert parse_shapes({"a": "auto", "b": "()"}) == {"a": ShapeSpec(auto=True), "b": ShapeSpec(dims=())}
@@ -140,12 +150,8 @@ def test_spellings_of_ovms() -> None:
     assert parse_precisions('{"x:0": "I64"}') == {"x:0": "INT64"}
     assert parse_color_formats("nv12:RGB") == {"": "NV12:RGB"}
     assert parse_scale("[1,2.5, 3]") == (1, 2.5, 3)
-    assert parse_plugin_config('{"A": true, "B": 2, "C": 0.5, "D": "x"}') == {
-        "A": "YES",
-        "B": "2",
-        "C": "0.5",
-        "D": "x",
-    }
+    plugin_config = '{"A": true, "B": 2, "C": 0.5, "D": "x"}'
+    assert parse_plugin_config(plugin_config) == {"A": "YES", "B": "2", "C": "0.5", "D": "x"}
 
 
 @pytest.mark.parametrize(
@@ -170,10 +176,9 @@ def test_spellings_of_ovms() -> None:
         (parse_plugin_config, '{"A": 1, "A": 2}', "plugin_config", "once", ""),
     ],
 )
-def test_what_is_wrong_is_said_with_an_example(
+def test_a_refusal_has_an_example_and_a_suggestion(
     parse: Callable[[Any], Any], value: Any, path: str, expected: str, suggestion: str
 ) -> None:
-    """A refusal shows the right form and, for a near miss, the right word."""
     with pytest.raises(ConfigError) as error:
         parse(value)
     (problem,) = error.value.problems
@@ -182,8 +187,44 @@ def test_what_is_wrong_is_said_with_an_example(
     assert suggestion in problem.suggestion
 
 
-def test_all_options_are_read_whatever_is_wrong_with_others() -> None:
-    """Good options become fields, bad ones problems, each of them."""
+@pytest.mark.parametrize(
+    ("option", "value", "key", "message"),
+    [
+        ("batching", 16, "", "an object such as"),
+        ("batching", "16", "", "a JSON object"),
+        ("batching", {"max_batch_size": 16}, "", "the key 'batch_timeout_ms' is missing"),
+        ("batching", {**BATCHING, "max_batchsize": 3}, ".max_batchsize", "did you mean 'max_batch_size'?"),
+        ("batching", {**BATCHING, "x": 3}, ".x", "known are max_batch_size, batch_timeout_ms, max_queue_size, eager"),
+        ("batching", {**BATCHING, "max_batch_size": 0}, ".max_batch_size", "expected 1 or more, found 0"),
+        ("batching", {**BATCHING, "max_batch_size": True}, ".max_batch_size", "expected an integer, found true"),
+        ("batching", {**BATCHING, "batch_timeout_ms": -1}, ".batch_timeout_ms", "or more, found -1"),
+        ("batching", {**BATCHING, "batch_timeout_ms": "5"}, ".batch_timeout_ms", 'expected a number, found "5"'),
+        ("batching", {**BATCHING, "batch_timeout_ms": math.nan}, ".batch_timeout_ms", "found NaN"),
+        ("batching", {**BATCHING, "eager": 1}, ".eager", "expected true or false, found 1"),
+        ("shape_buckets", 16, "", "an object such as"),
+        ("shape_buckets", "[1]", "", "a JSON object"),
+        ("shape_buckets", {"batch": 4}, ".batch", "a list of sizes such as [1, 4, 16]"),
+        ("shape_buckets", {"batch": []}, ".batch.sizes", "expected a list that is not empty, found []"),
+        ("shape_buckets", {"batch": [*range(1, 66)]}, ".batch.sizes", "expected no more than 64 sizes"),
+        ("shape_buckets", {"batch": [4, 1]}, ".batch.sizes", "the sizes do not ascend"),
+        ("shape_buckets", {"batch": [4, 4]}, ".batch.sizes", "the sizes do not ascend"),
+        ("shape_buckets", {"batch": [0, 4]}, ".batch.sizes", "expected 1 or more, found 0"),
+        ("shape_buckets", {"batch": [1, True]}, ".batch.sizes", "expected an integer, found true"),
+        ("shape_buckets", {"batch": {"inputs": {"x": 0}}}, ".batch", "the key 'sizes' is missing"),
+        ("shape_buckets", {"batch": {**WORDS, "larger": "cut"}}, ".batch.larger", "'refuse' or 'run'"),
+        ("shape_buckets", {"batch": {**WORDS, "size": [1]}}, ".batch.size", "did you mean 'sizes'?"),
+        ("shape_buckets", {"batch": {**WORDS, "inputs": {"x": -1}}}, ".batch.inputs.x", "expected 0 or more, found -1"),
+        ("shape_buckets", {"batch": {**WORDS, "pad": {"x": "0"}}}, ".batch.pad.x", "expected a number"),
+        ("shape_buckets", {"batch": {**WORDS, "inputs": ["x"]}}, ".batch.inputs", "expected an object"),
+    ],
+)
+def test_a_refused_object_has_the_path_of_the_wrong_key(option: str, value: Any, key: str, message: str) -> None:
+    _, (problem,) = read_model_options({option: value})
+    assert problem.path == f"{option}{key}"
+    assert message in str(problem)
+
+
+def test_usable_options_are_read_with_wrong_ones() -> None:
     fields, problems = read_model_options({"nireq": 4, "shape": {"a": "x", "b": "y", "c": "(1)"}, "plugin_config": {}})
     assert fields == {"nireq": 4, "plugin_config": {}}
     assert [problem.path for problem in problems] == ["shape.a", "shape.b"]
@@ -204,21 +245,96 @@ def test_all_options_are_read_whatever_is_wrong_with_others() -> None:
         ({"mean": "1", "precision": "FP32", "layout": "N..."}, {}),
         ({"nireq": 100_001}, {"nireq": "error"}),
         ({"stateful": True, "max_sequence_number": 2**32}, {"max_sequence_number": "error"}),
+        ({"batching": BATCHING}, {}),
+        ({"batching": BATCHING, "shape": "(1,3,8,8)"}, {}),
+        ({"batching": BATCHING, "batch_size": 0}, {}),
+        ({"batching": BATCHING, "batch_size": "-1"}, {}),
+        ({"batching": BATCHING, "batch_size": "1:16"}, {}),
+        ({"batching": BATCHING, "batch_size": "1:8"}, {"batch_size": "error"}),
+        ({"batching": BATCHING, "batch_size": 4}, {"batch_size": "error"}),
+        ({"batching": BATCHING, "batch_size": "auto"}, {"batch_size": "error"}),
+        ({"batching": BATCHING, "shape": "auto"}, {"shape": "error"}),
+        ({"batching": BATCHING, "shape": {"a": "(1,2)", "b": "auto"}}, {"shape": "error"}),
+        ({"batching": BATCHING, "stateful": True}, {"batching": "error"}),
+        ({"shape_buckets": BUCKETS}, {}),
+        ({"shape_buckets": BUCKETS, "shape": "(-1,8)"}, {}),
+        ({"shape_buckets": BUCKETS, "stateful": True}, {"shape_buckets": "error"}),
+        ({"shape_buckets": BUCKETS, "shape": "auto"}, {"shape": "error"}),
+        ({"shape_buckets": BUCKETS, "batch_size": "auto"}, {"batch_size": "error"}),
+        ({"shape_buckets": BUCKETS, "batching": {"max_batch_size": 16, "batch_timeout_ms": 1}}, {}),
+        (
+            {"shape_buckets": BUCKETS, "batching": {"max_batch_size": 17, "batch_timeout_ms": 1}},
+            {"shape_buckets.batch.sizes": "error"},
+        ),
+        ({"shape_buckets": {"a": [1], "b": [2]}}, {"shape_buckets.b": "error"}),
+        (
+            {"shape_buckets": {"a": WORDS, "b": {"sizes": [2], "inputs": {"masks": 2}}}},
+            {"shape_buckets.b.inputs.masks": "error"},
+        ),
     ],
 )
-def test_options_that_need_or_exclude_each_other(options: dict[str, Any], severities: dict[str, str]) -> None:
-    """Only what OVMS passes over is a warning."""
+def test_options_that_require_or_exclude_each_other(options: dict[str, Any], severities: dict[str, str]) -> None:
     _, problems = read_model_options(options)
     assert {problem.path: problem.severity for problem in problems} == severities
 
 
-@pytest.mark.parametrize("base_path", ["../up", "a/../b", "", "s3://bucket/model", "azfs://share/model", "a\0b"])
-def test_paths_that_cannot_be_served(base_path: str) -> None:
-    """Ways out of the repository, remote storage and nonsense are refused by their spelling."""
-    assert check_base_path(base_path)
+@pytest.mark.parametrize(
+    ("base_path", "is_usable"),
+    [
+        *((path, False) for path in ("../up", "a/../b", "", "s3://bucket/model", "azfs://share/model", "a\0b")),
+        *((path, True) for path in ("model", "/models/a..b", "./a/b.onnx")),
+    ],
+)
+def test_base_paths_are_local_and_below_their_directory(base_path: str, is_usable: bool) -> None:
+    assert (check_base_path(base_path) == []) == is_usable
 
 
-@pytest.mark.parametrize("base_path", ["model", "/models/a..b", "./a/b.onnx"])
-def test_paths_that_can(base_path: str) -> None:
-    """Dots in names are no way out."""
-    assert check_base_path(base_path) == []
+@pytest.mark.parametrize(
+    ("value", "spec"),
+    [
+        (BATCHING, BatchingSpec(max_batch_size=16, batch_timeout_ms=5)),
+        ('{"max_batch_size": 16, "batch_timeout_ms": 0.5}', BatchingSpec(max_batch_size=16, batch_timeout_ms=0.5)),
+        (
+            {**BATCHING, "max_queue_size": 7, "eager": True},
+            BatchingSpec(max_batch_size=16, batch_timeout_ms=5, max_queue_size=7, eager=True),
+        ),
+    ],
+)
+def test_batching_is_parsed(value: Any, spec: BatchingSpec) -> None:
+    assert parse_batching(value) == spec
+
+
+def test_all_problems_of_batching_are_reported() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_batching({"max_batch_size": 0, "eager": "yes"})
+    paths = [problem.path for problem in caught.value.problems]
+    assert paths == ["batching.max_batch_size", "batching", "batching.eager"]
+
+
+def test_shape_buckets_are_parsed_and_round_trip_through_json() -> None:
+    settings = '{"words": {"sizes": [32, 64], "inputs": {"ids": 1, "masks": [1, 2]}, "outputs": {"y": 0}, '
+    settings += '"pad": {"ids": 7, "masks": -0.5}, "larger": "run", "warm_up": false}}'
+    words = parse_shape_buckets(settings)["words"]
+    assert (words.sizes, words.inputs, words.outputs) == ((32, 64), {"ids": (1,), "masks": (1, 2)}, {"y": (0,)})
+    assert (words.pad, words.larger, words.warm_up) == ({"ids": 7, "masks": -0.5}, "run", False)
+    assert parse_shape_buckets({"batch": [1, 4, 16]}) == {"batch": BucketedDimension(sizes=(1, 4, 16))}
+    spec = ModelSpec(name="m", base_path=Path("m"), shape_buckets=parse_shape_buckets({"batch": [2], "words": WORDS}))
+    assert ModelSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_load_overrides_take_keys_of_ovms_and_triton() -> None:
+    fields, passed_over = read_overrides(
+        '{"name": "m", "platform": "x", "max_batch_size": "8", "nireq": 3,'
+        ' "version_policy": {"specific": {"versions": [2]}}, "input": []}'
+    )
+
+    assert fields == {
+        "batch": BatchSpec(dim=Dim(1, 8)),
+        "nireq": 3,
+        "version_policy": SpecificVersions(versions=(2,)),
+    }
+    assert passed_over == ["input", "name", "platform"]
+    assert read_overrides('{"max_batch_size": 0}') == ({}, [])
+    with pytest.raises(ConfigError) as error:
+        read_overrides('{"max_batch_size": 1000000, "nireqs": 1, "nireq": -1}')
+    assert len(error.value.problems) == 3

@@ -1,8 +1,5 @@
-"""Pipelines and custom node libraries in ``config.json``: their form, their names and their paths."""
-
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.config.ovms_json import examine_config, parse_config
 from ovmstrio.config.specs import NodeInput, NodeOutput, PipelineNode, PipelineSpec, ServerSpec
-from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.table import KINDS
+from ovmstrio.core.errors import Problem
+from tests.support.config_documents import (
+    CONFIG_FILE,
+    config_content,
+    examine_sections,
+    fatal_problems,
+    parse_sections,
+)
 
-_FILE = Path("/etc/ovms/config.json")
+_NODE: Any = {"name": "n", "inputs": [], "outputs": []}
 
 
 def _source(name: str, node: str = "request", item: str = "image") -> dict[str, Any]:
@@ -53,26 +55,17 @@ def _library(name: str = "crop", base_path: str = "nodes/crop.py") -> dict[str, 
     return {"name": name, "base_path": base_path}
 
 
-def _content(*pipelines: Any, libraries: Any = (), **sections: Any) -> bytes:
-    document = {
-        "model_config_list": [],
-        "pipeline_config_list": list(pipelines),
-        "custom_node_library_config_list": list(libraries),
-        **sections,
-    }
-    return json.dumps(document, indent=1).encode()
+def _parse(*pipelines: Any, path: Path = CONFIG_FILE, libraries: Any = (), **sections: Any) -> ServerSpec:
+    lists = {"pipeline_config_list": list(pipelines), "custom_node_library_config_list": list(libraries)}
+    return parse_sections(path, **lists, **sections)
 
 
-def _parse(*pipelines: Any, path: Path = _FILE, **sections: Any) -> ServerSpec:
-    return parse_config(KINDS.values(), _content(*pipelines, **sections), path)
+def _fatal(*pipelines: Any, libraries: Any = ()) -> tuple[Problem, ...]:
+    return fatal_problems(pipeline_config_list=list(pipelines), custom_node_library_config_list=list(libraries))
 
 
-def _fatal(*pipelines: Any, **sections: Any) -> tuple[Problem, ...]:
-    return examine_config(KINDS.values(), _content(*pipelines, **sections), _FILE).fatal
-
-
-def test_a_pipeline_is_read_as_it_is_written() -> None:
-    """Every key has its place, and what is left out has OVMS's default."""
+def test_keys_of_a_pipeline_become_fields_of_the_spec() -> None:
+    first = _node(version=3, demultiply_count=10_000)
     second = _custom(
         name="second",
         params={"size": "3"},
@@ -80,20 +73,18 @@ def test_a_pipeline_is_read_as_it_is_written() -> None:
         gather_from_node="first",
         inputs=[_source("data", "first", "scores"), _source("raw")],
     )
-    spec = _parse(
-        _pipeline(_node(version=3, demultiply_count=10_000), second, demultiply_count=1), libraries=[_library()]
-    )
+    spec = _parse(_pipeline(first, second, demultiply_count=1), libraries=[_library()])
     (pipeline,) = spec.of(PipelineSpec)
     assert spec.problems == ()
     first_origin, second_origin = (node.origin for node in pipeline.nodes)
     assert pipeline.model_copy(update={"place": None}) == PipelineSpec(
         name="p",
-        base_path=_FILE.parent,
-        origin=f"{_FILE}:4",
+        base_path=CONFIG_FILE.parent,
+        origin=f"{CONFIG_FILE}:4",
         inputs=("image",),
         outputs=(NodeInput(name="label", node="first", data_item="scores"),),
         demultiply_count=1,
-        libraries={"crop": _FILE.parent / "nodes/crop.py"},
+        libraries={"crop": CONFIG_FILE.parent / "nodes/crop.py"},
         nodes=(
             PipelineNode(
                 name="first",
@@ -119,15 +110,15 @@ def test_a_pipeline_is_read_as_it_is_written() -> None:
             ),
         ),
     )
-    lines = _content(_pipeline(_node(version=3, demultiply_count=10_000), second)).decode().splitlines()
+    lines = config_content(pipeline_config_list=[_pipeline(first, second)]).decode().splitlines()
     for origin, name in ((first_origin, "first"), (second_origin, "second")):
         file, _, line = origin.rpartition(":")
-        assert file == str(_FILE)
+        assert file == str(CONFIG_FILE)
         assert f'"name": "{name}"' in lines[int(line)]
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "path", "words"),
+    ("pipeline", "path", "message"),
     [
         (3, "", "expected an object"),
         ({"name": "p", "inputs": [], "nodes": []}, "", "the key 'outputs' is missing"),
@@ -158,112 +149,39 @@ def test_a_pipeline_is_read_as_it_is_written() -> None:
         (_pipeline(_node(version=0)), ".nodes[0].version", "1 or more"),
         (_pipeline(_custom(params={"a": 1})), ".nodes[0].params.a", "expected a string"),
         (_pipeline(_node(gather_from_node=[])), ".nodes[0].gather_from_node", "expected a string"),
+        (_pipeline(_NODE | {"type": "DL model"}), ".nodes[0]", "the key 'model_name' is missing"),
+        (_pipeline(_NODE | {"type": "custom"}), ".nodes[0]", "the key 'library_name' is missing"),
         (_pipeline(_node(gather_from="x")), ".nodes[0].gather_from", "did you mean 'gather_from_node'?"),
     ],
 )
-def test_a_wrong_form_makes_the_file_unusable(pipeline: Any, path: str, words: str) -> None:
-    """The problem has its place and the way out."""
+def test_a_wrong_form_of_a_pipeline_makes_the_file_unusable(pipeline: Any, path: str, message: str) -> None:
     (problem,) = _fatal(pipeline, libraries=[_library()])
     assert problem.path == f"pipeline_config_list[0]{path}"
     assert problem.line is not None
-    assert words in str(problem)
+    assert message in str(problem)
 
 
-@pytest.mark.parametrize(("kind", "key"), [("DL model", "model_name"), ("custom", "library_name")])
-def test_a_node_must_say_what_it_calls(kind: str, key: str) -> None:
-    """A model for the one type, a library for the other."""
-    node = {"name": "n", "type": kind, "inputs": [], "outputs": []}
-    (problem,) = _fatal(_pipeline(node))
-    assert (problem.path, problem.message) == ("pipeline_config_list[0].nodes[0]", f"the key {key!r} is missing")
-
-
-def test_every_mistake_of_a_file_is_told_at_once() -> None:
-    """In the order of their lines, whatever parts of it they are in."""
-    broken = _pipeline(
-        _node(version=0, nam="x"), _custom(outputs=[{}]), demultiply_count=20_000, outputs=[{"o": {"node": "first"}}]
-    )
-    with pytest.raises(ConfigError) as error:
-        _parse(broken, _pipeline(type="x"), libraries=[{"name": "l"}])
-    problems = error.value.problems
-    assert [problem.line for problem in problems] == sorted(problem.line or 0 for problem in problems)
-    assert {problem.path.partition("_list")[2] for problem in problems} == {
-        "[0].nodes[0].version",
-        "[0].nodes[0].nam",
-        "[0].nodes[1].outputs[0]",
-        "[0].outputs[0].o.node",
-        "[0].outputs[0].o",
-        "[0].demultiply_count",
-        "[1].type",
-        "[0]",
-    }
-
-
-def test_a_demultiply_count_of_zero_is_the_old_way_to_write_minus_one() -> None:
-    """It is understood, with a warning for each place."""
-    spec = _parse(_pipeline(_node(demultiply_count=0), demultiply_count=0))
-    (pipeline,) = spec.of(PipelineSpec)
-    assert (pipeline.demultiply_count, pipeline.nodes[0].demultiply_count) == (-1, -1)
-    assert pipeline.problems == ()
-    assert [(problem.severity, problem.suggestion) for problem in spec.problems] == [("warning", "write -1")] * 2
-
-
-def test_keys_without_effect_are_warned_about() -> None:
-    """A custom node has no version, and a model no params."""
-    spec = _parse(_pipeline(_node(params={}), _custom(version=2)), libraries=[_library()])
-    assert spec.of(PipelineSpec)[0].problems == ()
-    assert [(problem.path.rpartition(".")[2], problem.severity) for problem in spec.problems] == [
-        ("params", "warning"),
-        ("version", "warning"),
-    ]
-
-
-def test_of_two_pipelines_with_one_name_the_first_counts() -> None:
-    """The other one is left out, with a warning that names the line of the first."""
-    spec = _parse(_pipeline(), _pipeline(inputs=["other"]), _pipeline(name="q"))
-    assert [(pipeline.name, pipeline.inputs) for pipeline in spec.of(PipelineSpec)] == [
-        ("p", ("image",)),
-        ("q", ("image",)),
-    ]
-    (problem,) = spec.problems
-    assert (problem.path, problem.severity) == ("pipeline_config_list[1].name", "warning")
-    assert problem.suggestion == "line 4 has it"
-
-
-def test_models_pipelines_and_graphs_share_their_names() -> None:
-    """A model has the name before a pipeline, a pipeline before a graph; who comes late is not served."""
-    spec = _parse(
-        _pipeline(name="m"),
-        _pipeline(),
-        model_config_list=[{"config": {"name": "m", "base_path": "/m"}}],
-        mediapipe_config_list=[{"name": "p"}, {"name": "m"}],
-    )
-    assert [(each.kind, each.name) for each in spec.services] == [("model", "m"), ("pipeline", "p")]
-    assert [(problem.severity, problem.path, problem.message) for problem in spec.problems] == [
-        (
-            "error",
-            "pipeline_config_list[0].name",
-            "Pipeline has the same name as model: 'm' is a model's, which is served",
-        ),
-        (
-            "error",
-            "mediapipe_config_list[0].name",
-            "Given mediapipe graph name is already occupied: 'p' is a pipeline's, which is served",
-        ),
-        (
-            "error",
-            "mediapipe_config_list[1].name",
-            "Given mediapipe graph name is already occupied: 'm' is a model's, which is served",
-        ),
-    ]
-
-
-def test_a_pipeline_without_a_name_is_known_with_its_problem() -> None:
-    """As a model without one, it only fails itself."""
-    spec = _parse(_pipeline(name=""), _pipeline())
-    assert [[problem.message for problem in each.problems] for each in spec.of(PipelineSpec)] == [
-        ["the name is empty"],
-        [],
-    ]
+@pytest.mark.parametrize(
+    ("pipeline", "fields", "warnings"),
+    [
+        (_pipeline(demultiply_count=0), {"demultiply_count": -1}, {".demultiply_count": "write -1"}),
+        (_pipeline(inputs=["image", "mask", "image"]), {"inputs": ("image", "mask")}, {".inputs": ""}),
+        (_pipeline(_node(params={}), _custom(version=2)), {}, {".nodes[0].params": "", ".nodes[1].version": ""}),
+    ],
+    ids=["old spelling of -1", "repeated input", "keys without effect"],
+)
+def test_keys_that_are_understood_otherwise_are_warnings(
+    pipeline: dict[str, Any], fields: dict[str, Any], warnings: dict[str, str]
+) -> None:
+    spec = _parse(pipeline, libraries=[_library()])
+    (parsed,) = spec.of(PipelineSpec)
+    assert {name: getattr(parsed, name) for name in fields} == fields
+    assert parsed.problems == ()
+    found = {problem.path: (problem.severity, problem.suggestion) for problem in spec.problems}
+    assert found.keys() == {f"pipeline_config_list[0]{path}" for path in warnings}
+    for path, suggestion in warnings.items():
+        severity, found_suggestion = found[f"pipeline_config_list[0]{path}"]
+        assert (severity, suggestion in found_suggestion) == ("warning", True)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +198,6 @@ def test_a_pipeline_without_a_name_is_known_with_its_problem() -> None:
     ],
 )
 def test_a_library_is_a_file_or_built_in(tmp_path: Path, base_path: str, path: str) -> None:
-    """Relative paths lead on from the file's directory; names and OVMS's own paths stand for what is built in."""
     (tmp_path / "plain_file").touch()
     (tmp_path / "a_directory").mkdir()
     libraries = [_library(base_path=base_path), _library("unused", "x.so")]
@@ -289,70 +206,46 @@ def test_a_library_is_a_file_or_built_in(tmp_path: Path, base_path: str, path: s
     assert pipeline.libraries == {"crop": Path(path.format(root=tmp_path))}
 
 
-@pytest.mark.parametrize("base_path", ["", "../crop.so", "/opt/../crop.so", "s3://bucket/crop.so", "c\0.so"])
-def test_a_library_that_cannot_be_used_fails_the_pipelines_that_use_it(base_path: str) -> None:
-    """The place of the library has a warning; a pipeline without it is served."""
-    spec = _parse(_pipeline(_custom()), _pipeline(name="q"), libraries=[_library(base_path=base_path)])
-    assert [(problem.severity, problem.path) for problem in spec.problems] == [
-        ("warning", "custom_node_library_config_list[0].base_path")
-    ]
-    broken, other = spec.of(PipelineSpec)
-    (problem,) = broken.problems
-    assert (problem.severity, problem.path) == ("error", "pipeline_config_list[0].nodes[0].library_name")
-    assert problem.message == "the custom node library 'crop' cannot be used"
-    assert other.problems == ()
+_UNUSABLE = "the custom node library 'crop' cannot be used"
 
 
-def test_a_library_that_is_not_configured_fails_only_its_pipelines() -> None:
-    """The problem is at the node, with the name that was meant."""
-    spec = _parse(_pipeline(_node(), _custom()), _pipeline(name="q"), libraries=[_library("crops")])
-    broken, other = spec.of(PipelineSpec)
-    (problem,) = broken.problems
-    assert problem.path == "pipeline_config_list[0].nodes[1].library_name"
-    assert (problem.message, problem.suggestion) == (
-        "there is no custom node library 'crop'",
-        "did you mean 'crops'?",
-    )
-    assert (spec.problems, other.problems) == ((), ())
+@pytest.mark.parametrize(
+    ("library", "message", "suggestion", "warnings"),
+    [
+        *(
+            (_library(base_path=path), _UNUSABLE, "", ["custom_node_library_config_list[0].base_path"])
+            for path in ("", "../crop.so", "/opt/../crop.so", "s3://bucket/crop.so", "c\0.so")
+        ),
+        (_library("crops"), "there is no custom node library 'crop'", "did you mean 'crops'?", []),
+    ],
+)
+def test_an_unusable_library_fails_only_the_pipelines_that_use_it(
+    library: dict[str, Any], message: str, suggestion: str, warnings: list[str]
+) -> None:
+    spec = _parse(_pipeline(_node(), _custom()), _pipeline(name="q"), _pipeline(name=""), libraries=[library])
+    assert [problem.path for problem in spec.problems if problem.severity == "warning"] == warnings
+    failed, other, unnamed = spec.of(PipelineSpec)
+    (problem,) = failed.problems
+    assert (problem.severity, problem.path) == ("error", "pipeline_config_list[0].nodes[1].library_name")
+    assert (problem.message, suggestion in problem.suggestion) == (message, True)
+    assert (other.problems, [each.message for each in unnamed.problems]) == ((), ["the name is empty"])
 
 
-def test_of_two_libraries_with_one_name_the_first_counts() -> None:
-    """A warning says so."""
+def test_the_first_of_two_libraries_with_one_name_is_used() -> None:
     spec = _parse(_pipeline(_custom()), libraries=[_library(), _library(base_path="/other.so")])
-    assert spec.of(PipelineSpec)[0].libraries == {"crop": _FILE.parent / "nodes/crop.py"}
+    assert spec.of(PipelineSpec)[0].libraries == {"crop": CONFIG_FILE.parent / "nodes/crop.py"}
     (problem,) = spec.problems
     assert (problem.severity, problem.path) == ("warning", "custom_node_library_config_list[1].name")
-
-
-@pytest.mark.parametrize("library", [{"name": "l"}, {"name": "l", "base_path": 1}, {**_library(), "x": 1}, 3])
-def test_a_wrong_form_of_a_library_makes_the_file_unusable(library: Any) -> None:
-    """It has two keys, both texts."""
-    (problem,) = _fatal(libraries=[library])
-    assert problem.path.startswith("custom_node_library_config_list[0]")
-
-
-def test_an_input_that_is_given_twice_counts_once() -> None:
-    """With a warning, for OVMS takes it as well."""
-    spec = _parse(_pipeline(inputs=["image", "mask", "image"]))
-    (problem,) = spec.problems
-    assert spec.of(PipelineSpec)[0].inputs == ("image", "mask")
-    assert (problem.severity, problem.path) == ("warning", "pipeline_config_list[0].inputs")
-    assert problem.message == "the input 'image' is given twice"
-
-
-def test_places_tell_where_a_pipeline_is_configured() -> None:
-    """As they do of models and graphs."""
-    place = examine_config(KINDS.values(), _content(_pipeline()), _FILE).spec.services[0].place
-    assert place is not None
-    assert (place.file, place.settings.line, place.settings.path) == (str(_FILE), 4, "pipeline_config_list[0]")
+    for wrong in ({"name": "l"}, {"name": "l", "base_path": 1}, {**_library(), "x": 1}, 3):
+        (fatal,) = _fatal(libraries=[wrong])
+        assert fatal.path.startswith("custom_node_library_config_list[0]")
 
 
 @pytest.mark.parametrize(
     ("change", "reload"),
     [({"origin": "elsewhere:1"}, False), ({"inputs": ("x",)}, True), ({"libraries": {"crop": Path("/x.py")}}, True)],
 )
-def test_a_pipeline_is_loaded_again_when_its_settings_change(change: dict[str, Any], reload: bool) -> None:
-    """Where it is written does not count, and neither does where its nodes are."""
+def test_changed_settings_need_a_reload_and_moved_lines_do_not(change: dict[str, Any], reload: bool) -> None:
     (pipeline,) = _parse(_pipeline()).of(PipelineSpec)
     moved = tuple(node.model_copy(update={"origin": "elsewhere:9"}) for node in pipeline.nodes)
     other = pipeline.model_copy(update={"nodes": moved, **change})
@@ -375,9 +268,8 @@ _JSON = st.recursive(
     st.dictionaries(st.sampled_from([*_pipeline(), "demultiply_count"]), _JSON),
     st.dictionaries(st.sampled_from([*_node(), *_custom(), "version", "params", "gather_from_node"]), _JSON),
 )
-def test_whatever_is_written_is_either_read_or_refused(pipeline: dict[str, Any], node: dict[str, Any]) -> None:
-    """A pipeline is there exactly if nothing about the form of the file is wrong."""
+def test_any_entry_is_either_parsed_or_refused_with_its_place(pipeline: dict[str, Any], node: dict[str, Any]) -> None:
     entry = {**_pipeline({**_node(), **node}), **pipeline}
-    examined = examine_config(KINDS.values(), _content(entry, libraries=[_library()]), _FILE)
+    examined = examine_sections(pipeline_config_list=[entry], custom_node_library_config_list=[_library()])
     assert len(examined.spec.of(PipelineSpec)) == (0 if examined.fatal else 1)
     assert all(problem.line and problem.path.startswith("pipeline_config_list[0]") for problem in examined.fatal)

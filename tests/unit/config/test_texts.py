@@ -1,0 +1,255 @@
+"""Text formats of configuration files, mappings of tensor names, and rules for the values of sections."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ovmstrio.config.findings import Findings
+from ovmstrio.config.json_text import parse_json
+from ovmstrio.config.located import InvalidSyntax, locate
+from ovmstrio.config.mapping import MAPPING_FILE, NO_MAPPING, TensorMapping, read_mapping
+from ovmstrio.config.proto_fields import parse_proto
+from ovmstrio.config.sections import (
+    Rule,
+    Section,
+    Unusable,
+    any_spelling,
+    any_word,
+    choice,
+    flag,
+    number,
+    text,
+    texts,
+    whole,
+    written,
+)
+from ovmstrio.config.yaml_text import parse_yaml
+from ovmstrio.core.errors import ConfigError
+
+_JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+_YAML_SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.dates()
+_YAML_VALUES = st.recursive(
+    _YAML_SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(_JSON_VALUES, st.sampled_from([None, 0, 2]))
+def test_json_values_round_trip(value: Any, indent: int | None) -> None:
+    assert parse_json(json.dumps(value, indent=indent)).root.plain() == value
+
+
+@given(st.text(alphabet='{}[]",:1 tnf\\u\n-.e/') | st.text())
+def test_a_text_is_refused_exactly_if_the_standard_decoder_refuses_it(text: str) -> None:
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    try:
+        expected = json.loads(text, parse_constant=refuse)
+    except ValueError:
+        with pytest.raises(InvalidSyntax):
+            parse_json(text)
+    else:
+        assert parse_json(text).root.plain() == expected
+
+
+def test_json_values_have_line_and_path() -> None:
+    root = parse_json('{\n "a": [\n  1,\n  {"b c":\n   2}\n ]\n}').root
+    found = [(node.path, node.line) for node in (root, root.find("a"), root.find("a", 0), root.find("a", 1, "b c"))]
+    assert found == [("", 1), ("a", 2), ("a[0]", 3), ('a[1]["b c"]', 4)]
+
+
+@pytest.mark.parametrize("steps", [("x",), (2,), ("a", 5), ("a", -1), ("a", "x")])
+def test_find_returns_the_deepest_value_on_the_path(steps: tuple[str | int, ...]) -> None:
+    root = parse_json('{"a": [1]}').root
+    assert root.find(*steps) is (root.find("a") if steps[0] == "a" else root)
+
+
+def test_the_first_of_repeated_keys_counts_and_the_others_are_listed() -> None:
+    document = parse_json('{"a": 1,\n"b": {"c": 1,\n"c": 2},\n"a": 3}')
+    assert document.root.plain() == {"a": 1, "b": {"c": 1}}
+    assert [(node.path, node.line, node.value) for node in document.repeated] == [("b.c", 3, 2), ("a", 4, 3)]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message", "suggestion"),
+    [
+        ('{\n"a": 1,\n}', 3, "a comma stands before", "remove the comma"),
+        ('{"a": 1\n"b": 2}', 2, 'expected ","', ""),
+        ("{'a': 1}", 1, "key in double quotes", "double quotes"),
+        ('{\n// why\n"a": 1}', 2, "key in double quotes", "no comments"),
+        ('{"a": "x\ny"}', 1, "line break", ""),
+        ('{"a":\n"x}', 2, "no closing quote", ""),
+        ('{"a": [NaN]}', 1, "NaN is not a number", ""),
+        ("", 1, "end of the file", ""),
+        ("{}\n{}", 2, "expected the end of the file", ""),
+        ("[" * 200, 1, "levels of nesting", ""),
+        ('{"a": ' + "1" * 5000 + "}", 1, "digit", ""),
+    ],
+)
+def test_a_syntax_error_has_line_reason_and_suggestion(text: str, line: int, message: str, suggestion: str) -> None:
+    with pytest.raises(InvalidSyntax) as error:
+        parse_json(text)
+    assert error.value.line == line
+    assert message in error.value.message
+    assert suggestion in error.value.suggestion
+
+
+@given(_YAML_VALUES, st.sampled_from([True, False, None]))
+def test_yaml_values_are_those_of_the_library_in_every_style(value: Any, flow: bool | None) -> None:
+    text = yaml.safe_dump(value, default_flow_style=flow, allow_unicode=True)
+    assert parse_yaml(text).root.plain() == yaml.safe_load(text)
+
+
+def test_yaml_values_have_line_path_and_text() -> None:
+    document = parse_yaml("a:\n  b:\n    - 1\n    - {c: 3.10}\nd e:\n  x\n")
+    found = document.root.find("a", "b", 1, "c")
+    assert (found.value, found.line, found.path) == (3.1, 4, "a.b[1].c")
+    assert found.text == "3.10"
+    other = document.root.find("d e")
+    assert (other.value, other.line, other.path) == ("x", 5, '["d e"]')
+
+
+def test_own_keys_override_merged_mappings_in_their_order() -> None:
+    text = "one: &one {a: 1, b: 1.0}\ntwo: &two {a: 2, c: 2}\nall:\n  <<: [*one, *two]\n  b: 3.0\n"
+    document = parse_yaml(text)
+    assert document.repeated == ()
+    assert document.root.find("all").plain() == {"a": 1, "b": 3.0, "c": 2} == yaml.safe_load(text)["all"]
+    assert document.root.find("all", "b").text == "3.0"
+
+
+def test_tabs_and_too_many_aliases_are_refused() -> None:
+    text = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
+    with pytest.raises(InvalidSyntax, match="more than 100000 values"):
+        parse_yaml(text)
+    with pytest.raises(InvalidSyntax) as caught:
+        parse_yaml("a:\n\tb: 1\n")
+    assert (caught.value.line, caught.value.suggestion) == (2, "indent with spaces")
+
+
+@pytest.mark.parametrize("text", ["node {", "a = 1", "[x", 'a: "', "}"])
+def test_invalid_proto_text_has_a_line(text: str) -> None:
+    with pytest.raises(InvalidSyntax) as caught:
+        parse_proto(text)
+    assert caught.value.line == 1
+
+
+def test_names_of_inputs_and_outputs_are_mapped_by_a_file(tmp_path: Path) -> None:
+    assert read_mapping(tmp_path) is NO_MAPPING
+    (tmp_path / "model.onnx").touch()
+    assert read_mapping(tmp_path / "model.onnx") is NO_MAPPING
+    (tmp_path / MAPPING_FILE).write_text('{"inputs": {"x:0": "image"}, "outputs": {"y": "label"}}')
+    assert read_mapping(tmp_path) == TensorMapping({"x:0": "image"}, {"y": "label"})
+    (tmp_path / MAPPING_FILE).write_text('{"outputs": {"y": "label"}}')
+    assert read_mapping(tmp_path) == TensorMapping({}, {"y": "label"})
+
+
+def test_all_problems_of_a_mapping_are_reported(tmp_path: Path) -> None:
+    path = tmp_path / MAPPING_FILE
+    path.write_text('{"inputs": {"a": "x",\n "b": "x"},\n"output": {},\n"outputs": {"c": 1}}')
+    with pytest.raises(ConfigError) as error:
+        read_mapping(tmp_path)
+    assert [(problem.file, problem.line, problem.path) for problem in error.value.problems] == [
+        (str(path), 2, "inputs.b"),
+        (str(path), 3, "output"),
+        (str(path), 4, "outputs.c"),
+    ]
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError, match="the mapping cannot be read: Is a directory"):
+        read_mapping(tmp_path)
+
+
+def _section(content: str) -> Section:
+    return Section(parse_yaml(content).root, Findings("F"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "given", "value"),
+    [
+        (whole(), -3, -3),
+        (whole(5, 9, 0), 0, 0),
+        (number(0), 2, 2.0),
+        (flag, False, False),
+        (text, "", ""),
+        (texts, ["a"], ("a",)),
+        (choice(("a", "b")), "b", "b"),
+        (any_spelling(whole(1)), "8080", 8080),
+        (any_spelling(whole(1)), 8.0, 8),
+        (any_spelling(number(0)), "1e-3", 0.001),
+        (any_spelling(flag), "Yes", True),
+    ],
+)
+def test_a_rule_returns_the_type_of_the_setting(rule: Rule, given: Any, value: Any) -> None:
+    assert rule(locate(given)) == value
+
+
+@pytest.mark.parametrize(
+    ("rule", "given", "expected", "suggestion"),
+    [
+        (whole(1), True, "a whole number of 1 or more", ""),
+        (whole(1, 9, 0), "3", "a whole number of 1 to 9 or 0", "remove the quotes"),
+        (number(0, "a number of seconds"), float("nan"), "a number of seconds above 0", ""),
+        (number(0), 10**400, "a number above 0", ""),
+        (flag, "true", "true or false", "remove the quotes"),
+        (text, 3, "a text", 'put it in quotes: "3"'),
+        (texts, "a", "a list of texts", 'write a list: ["a"]'),
+        (choice(("grpc", "brpc")), "grcp", "grpc or brpc", "did you mean 'grpc'?"),
+        (any_spelling(whole(1)), "soon", "a whole number of 1 or more", ""),
+        (any_spelling(whole(1)), 1.5, "a whole number of 1 or more", ""),
+        (any_spelling(flag), 1, "true or false", ""),
+    ],
+)
+def test_a_refusal_has_an_expected_form_and_a_suggestion(
+    rule: Rule, given: Any, expected: str, suggestion: str
+) -> None:
+    with pytest.raises(Unusable) as caught:
+        rule(locate(given))
+    assert (caught.value.expected, caught.value.suggestion) == (expected, suggestion)
+
+
+def test_scalars_keep_their_spelling() -> None:
+    section = _section("version: 3.10\nword: Debug\nlist: [a]\n")
+    assert section.read({"version": written, "word": any_word(("debug",)), "list": written}) == {
+        "version": "3.10",
+        "word": "debug",
+    }
+    assert [problem.path for problem in section.findings.all] == ["list"]
+
+
+def test_all_problems_of_a_section_are_reported_by_line() -> None:
+    section = _section("cuont: 3\nname: 4\ninner: {}\nother: 1\nempty:\n")
+    assert section.read({"count": whole(1), "name": text, "inner": None}, required=("count",)) == {}
+    assert [(problem.line, problem.path, problem.message, problem.severity) for problem in section.findings.all] == [
+        (1, "cuont", "the key 'count' is missing", "error"),
+        (2, "name", "the value cannot be used", "error"),
+        (4, "other", "unknown key 'other', which has no effect", "warning"),
+        (5, "empty", "unknown key 'empty', which has no effect", "warning"),
+    ]
+    assert section.findings.all[2].suggestion == "known are count, name, inner"
+
+
+def test_nested_sections_are_mappings_or_lists_of_mappings() -> None:
+    section = _section("one: {a: 1}\nmany: [{b: 2}, 3]\nwrong: 4\n")
+    (many,) = section.sections("many") or []
+    one = section.section("one")
+    assert one is not None
+    assert (one.node.plain(), many.node.plain()) == ({"a": 1}, {"b": 2})
+    assert (section.section("absent"), section.section("wrong"), section.sections("wrong")) == (None, None, None)
+    assert [(problem.path, problem.expected) for problem in section.findings.all] == [
+        ("many[1]", "a mapping of keys to values"),
+        ("wrong", "a mapping of keys to values"),
+        ("wrong", "a list"),
+    ]
