@@ -18,7 +18,6 @@ END_STREAM, END_HEADERS = 0x1, 0x4
 
 
 def receive_all(core: Http2Core, script: bytes) -> list[Event]:
-    """Have a core handle all of some bytes, however many turns that takes."""
     events = core.receive(script)
     while core.more:
         events += core.go_on()
@@ -36,7 +35,6 @@ def data(stream_id: int, payload: bytes, *, end: bool = False) -> bytes:
 
 
 def request_headers(path: str = "/test.Echo/Unary", *extra: tuple[str, str]) -> list[tuple[str, str]]:
-    """List what a gRPC client sends."""
     return [
         (":method", "POST"),
         (":scheme", "http"),
@@ -66,5 +64,4 @@ def message(payload: bytes) -> bytes:
 
 
 def decoded(block: bytes) -> list[tuple[str, str]]:
-    """Decode a header block that a server sent."""
     return [(str(name), str(value)) for name, value in Decoder(100_000).decode(block)]

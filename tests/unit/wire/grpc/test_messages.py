@@ -15,8 +15,9 @@ from tests.unit.wire.grpc.bytes_client import message
 
 
 @given(st.lists(st.binary(max_size=30)), st.lists(st.integers(1, 200)), st.booleans())
-def test_messages_come_out_as_they_went_in(payloads: list[bytes], cuts: list[int], eager: bool) -> None:
-    """However the bytes are cut, and whether taken at once or late, messages are whole and in order."""
+def test_messages_are_complete_and_in_order_however_the_bytes_are_split(
+    payloads: list[bytes], cuts: list[int], eager: bool
+) -> None:
     stream = b"".join(map(message, payloads))
     buffer = MessageBuffer()
     taken = []
@@ -32,8 +33,9 @@ def test_messages_come_out_as_they_went_in(payloads: list[bytes], cuts: list[int
 
 
 @given(st.integers(60_000, 200_000), st.lists(st.integers(1, 200_000)), st.binary(max_size=10))
-def test_a_large_message_has_its_end_aligned_however_it_came(size: int, cuts: list[int], other: bytes) -> None:
-    """The bytes are the same, nobody can change them, and small messages beside it are bytes as ever."""
+def test_a_large_message_is_readonly_with_an_aligned_end_however_it_is_split(
+    size: int, cuts: list[int], other: bytes
+) -> None:
     payloads = [other, np.arange(size, dtype=np.uint8).tobytes(), other]
     stream = b"".join(map(message, payloads))
     buffer = MessageBuffer()
@@ -50,8 +52,7 @@ def test_a_large_message_has_its_end_aligned_however_it_came(size: int, cuts: li
         assert (np.frombuffer(large, np.uint8).ctypes.data + size) % 64 == 0
 
 
-def test_crumbs_take_little_more_room_than_their_bytes() -> None:
-    """Bytes that come two at a time are not kept as objects of their own."""
+def test_bytes_received_in_small_parts_use_little_more_memory_than_their_size() -> None:
     buffer, crumb = MessageBuffer(), message(bytes(200_000))
     tracemalloc.start()
     try:
@@ -65,7 +66,6 @@ def test_crumbs_take_little_more_room_than_their_bytes() -> None:
 
 
 def test_an_announced_size_above_the_limit_is_refused_before_it_arrives() -> None:
-    """The prefix alone is enough to refuse."""
     buffer = MessageBuffer()
     buffer.append(b"\0" + (1_001).to_bytes(4, "big"))
     with pytest.raises(GRPCError) as caught:

@@ -22,7 +22,7 @@ CLOSED = {h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0}
 
 
 async def close_windows(peer: Peer) -> None:
-    """Let a peer allow no bytes of streams, but for those that it grants each of them."""
+    """Set the initial window of streams to 0."""
     peer.h2.update_settings(CLOSED)
     await peer.flush()
     while sum(isinstance(each, h2.events.SettingsAcknowledged) for each in peer.events) < 2:
@@ -30,20 +30,19 @@ async def close_windows(peer: Peer) -> None:
 
 
 async def closed(peer: Peer) -> Peer:
-    """Start a peer that allows no bytes of streams."""
     await peer.start()
     await close_windows(peer)
     return peer
 
 
-async def keep_alive(peer: Peer) -> None:
-    """Answer what the server asks, and read nothing else."""
+async def answer_pings(peer: Peer) -> None:
     while await peer.read():
         pass
 
 
-async def test_what_waits_for_windows_is_counted_and_given_back(autojump_clock: MockClock) -> None:
-    """Every byte that is encoded counts for its connection until the peer has taken it or has gone."""
+async def test_bytes_waiting_for_windows_are_counted_until_they_are_sent_or_the_peer_leaves(
+    autojump_clock: MockClock,
+) -> None:
     pending = PendingAnswers()
     async with memory_server(pending=pending) as (_, _, connect):
         one, two = await closed(connect()), await closed(connect())
@@ -64,17 +63,16 @@ async def test_what_waits_for_windows_is_counted_and_given_back(autojump_clock: 
         assert pending.budget.held == 0
 
 
-async def test_a_connection_on_which_nothing_moves_is_cut_off(
+async def test_a_connection_with_closed_windows_is_cut_after_a_minute_despite_its_pings(
     autojump_clock: MockClock, logs: list[MutableMapping[str, Any]]
 ) -> None:
-    """A peer with no window whose answers wait for a minute loses its connection, though it answers PINGs."""
     pending = PendingAnswers()
     async with memory_server(pending=pending) as (server, _, connect):
         peer = await closed(connect())
         await peer.request("Unary", b"never read")
         started = trio.current_time()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(keep_alive, peer)
+            nursery.start_soon(answer_pings, peer)
             for _ in range(59):
                 await trio.sleep(1)
                 peer.h2.ping(b"12345678")
@@ -87,8 +85,7 @@ async def test_a_connection_on_which_nothing_moves_is_cut_off(
     assert [each["event"] for each in logs] == ["client takes no answers: connection cut"]
 
 
-async def test_a_peer_that_does_not_read_its_socket_is_cut_off(autojump_clock: MockClock) -> None:
-    """Windows wide open are no sign of life: what counts is that the socket takes bytes."""
+async def test_a_peer_with_open_windows_that_does_not_read_its_socket_is_cut_off(autojump_clock: MockClock) -> None:
     pending = PendingAnswers()
     wide = frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 2**30}) + frames.window_update(0, 2**30)
     call = headers(1, request_headers("/test.Echo/Split")) + data(1, message(b"1000 10000"), end=True)
@@ -104,8 +101,7 @@ async def test_a_peer_that_does_not_read_its_socket_is_cut_off(autojump_clock: M
         assert pending.budget.held == 0
 
 
-async def test_a_stream_that_is_not_read_is_reset_while_others_go_on(autojump_clock: MockClock) -> None:
-    """Only the stream whose window stays closed is given up; an idle one and those that are read are not."""
+async def test_only_the_stalled_stream_of_a_connection_is_reset(autojump_clock: MockClock) -> None:
     pending = PendingAnswers(stalled_seconds=20)
     async with memory_server(pending=pending) as (server, service, connect):
         peer = await connect().start()
@@ -132,8 +128,7 @@ async def test_a_stream_that_is_not_read_is_reset_while_others_go_on(autojump_cl
         assert pending.budget.held == 0
 
 
-async def test_slow_readers_and_idle_streams_stay(autojump_clock: MockClock) -> None:
-    """Whoever takes a byte now and then is served to the end."""
+async def test_slow_readers_and_idle_streams_are_not_cut_off(autojump_clock: MockClock) -> None:
     async with memory_server(pending=PendingAnswers(stalled_seconds=10)) as (_, _, connect):
         peer = await connect().start()
         await peer.request("WaitStream")
@@ -149,18 +144,16 @@ async def test_slow_readers_and_idle_streams_stay(autojump_clock: MockClock) -> 
         assert peer.body(slow) == message(b"0123456")
 
 
-async def test_nobody_is_cut_off_where_clients_may_take_any_time(autojump_clock: MockClock) -> None:
-    """With 0 a client may leave its answers for as long as its connection lives."""
+async def test_a_stall_limit_of_0_cuts_off_no_client(autojump_clock: MockClock) -> None:
     async with memory_server(pending=PendingAnswers(stalled_seconds=0)) as (server, _, connect):
         peer = await closed(connect())
         await peer.request("Unary", b"read late")
         with trio.move_on_after(3_000):
-            await keep_alive(peer)
+            await answer_pings(peer)
         assert server.active_calls == 1
 
 
-async def test_one_who_leaves_all_room_taken_is_cut_off_soon(autojump_clock: MockClock) -> None:
-    """While somebody else waits for room, a client that takes nothing has seconds, not a minute."""
+async def test_a_stalled_client_is_cut_off_within_seconds_while_others_wait_for_room(autojump_clock: MockClock) -> None:
     pending = PendingAnswers(2_000)
     async with memory_server(pending=pending) as (server, _, connect):
         peer = await closed(connect())
@@ -173,7 +166,6 @@ async def test_one_who_leaves_all_room_taken_is_cut_off_soon(autojump_clock: Moc
 
 
 async def test_messages_of_streams_wait_while_the_share_is_full(autojump_clock: MockClock) -> None:
-    """A generator is not asked for more while what it gave, here or on other streams, is not taken."""
     async with memory_server(TransportLimits(), pending=PendingAnswers(max_share_bytes=5_000)) as (
         server,
         service,
@@ -193,8 +185,9 @@ async def test_messages_of_streams_wait_while_the_share_is_full(autojump_clock: 
 
 
 @pytest.mark.parametrize("count", [1, 30])
-async def test_deadlines_end_answers_that_wait(autojump_clock: MockClock, count: int) -> None:
-    """A call whose answer is not taken ends at its deadline, and what it held is given back."""
+async def test_unsent_answers_end_at_their_deadline_and_release_their_bytes(
+    autojump_clock: MockClock, count: int
+) -> None:
     pending = PendingAnswers()
     async with memory_server(pending=pending) as (_, _, connect):
         peer = await closed(connect())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from types import FrameType as PythonFrame
 from typing import Any
 
@@ -48,7 +47,6 @@ class Lines:
 
 @contextmanager
 def counted_lines() -> Iterator[Lines]:
-    """Count the lines that run in the block."""
     lines, before = Lines(), sys.gettrace()
     sys.settrace(lines)
     try:
@@ -58,7 +56,7 @@ def counted_lines() -> Iterator[Lines]:
 
 
 def core_with(streams: int) -> Http2Core:
-    """Make a core with open streams that have sent all they may, and answers that wait for their windows."""
+    """Create a core with open streams whose windows are used up and whose answers wait."""
     core, encoder = Http2Core(LIMITS, lambda: 0.0), Encoder()
     opened = b"".join(headers(number, encoder=encoder) for number in range(1, 2 * streams, 2))
     receive_all(core, HELLO + frames.window_update(0, 2**30) + opened)
@@ -71,7 +69,6 @@ def core_with(streams: int) -> Http2Core:
 
 
 def lines_of(core: Http2Core, script: bytes) -> int:
-    """Count what a script costs, up to the fault that may end it."""
     with counted_lines() as lines:
         try:
             receive_all(core, script)
@@ -93,7 +90,6 @@ BLOCK = st.one_of(
 
 
 def _windows(values: list[int]) -> bytes:
-    """Make a SETTINGS frame that changes the window as often as there are values."""
     return frame(FrameType.SETTINGS, 0, 0, b"".join(b"\0\4" + value.to_bytes(4) for value in values))
 
 
@@ -122,15 +118,13 @@ SCRIPT = st.lists(st.tuples(FRAME, st.integers(1, 40)), min_size=1, max_size=12)
 )
 @example(frame(FrameType.HEADERS, 4, 2 * MANY + 1, b"\x20" * 16_000))
 @settings(max_examples=examples(120), deadline=None)
-def test_no_frames_cost_more_than_their_bytes_whatever_is_open(script: bytes) -> None:
-    """The search for a sequence of frames whose cost grows faster than its bytes, or with the number of streams."""
+def test_the_cost_of_frames_is_linear_and_independent_of_open_streams(script: bytes) -> None:
     few, many = lines_of(core_with(FEW), script), lines_of(core_with(MANY), script)
     assert many <= LINES_A_BYTE * len(script) + LINES_ANYWAY
     assert abs(many - few) <= LINES_A_FRAME
 
 
 def cost_of(make: Callable[[int], bytes], size: int) -> int:
-    """Count what so many frames cost in a core with many streams."""
     return lines_of(core_with(MANY), make(size))
 
 
@@ -147,12 +141,10 @@ MANY_FRAMES: dict[str, Callable[[int], bytes]] = {
 
 @pytest.mark.parametrize("make", MANY_FRAMES.values(), ids=MANY_FRAMES)
 def test_twice_the_frames_cost_at_most_twice_as_much(make: Callable[[int], bytes]) -> None:
-    """No frame becomes dearer by those before it."""
     assert cost_of(make, 200) <= 2.1 * cost_of(make, 100) + LINES_ANYWAY
 
 
-def test_settings_of_many_entries_are_too_many_settings() -> None:
-    """Twenty frames of 2,730 changes of the window over 2,000 streams: each entry counts, and nothing is walked."""
+def test_entries_of_a_settings_frame_count_towards_the_settings_limit() -> None:
     core = core_with(2_000)
     entries = b"".join(b"\0\4" + value.to_bytes(4) for value in range(65_536, 65_536 + 2_730))
     script = frame(FrameType.SETTINGS, 0, 0, entries) * 20
@@ -160,8 +152,7 @@ def test_settings_of_many_entries_are_too_many_settings() -> None:
     assert core.outbound.endswith(b"too_many_settings")
 
 
-def test_only_the_last_window_of_a_frame_is_applied() -> None:
-    """Values that the same frame takes back open nothing; an impossible one is refused wherever it stands."""
+def test_only_the_last_window_of_a_settings_frame_is_applied_and_all_are_checked() -> None:
     core = core_with(1)
     entries = [b"\0\4" + value.to_bytes(4) for value in (2**30, 65_535)]
     assert receive_all(core, frame(FrameType.SETTINGS, 0, 0, b"".join(entries))) == []
@@ -172,7 +163,6 @@ def test_only_the_last_window_of_a_frame_is_applied() -> None:
 
 
 def test_a_flood_of_window_updates_is_cut_off() -> None:
-    """Half a megabyte of them without a byte that was sent is an attack, and none of them wakes anybody."""
     core = core_with(2_000)
     script = frames.window_update(0, 1) * 40_000
     assert lines_of(core, script) < 40 * LIMITS.max_window_updates_per_second
@@ -180,7 +170,6 @@ def test_a_flood_of_window_updates_is_cut_off() -> None:
 
 
 def test_window_updates_that_follow_messages_are_no_flood() -> None:
-    """A client may answer every message with two of them, however many messages there are."""
     core = core_with(1)
     stream = core.streams[1]
     receive_all(core, frames.window_update(1, 2**20))
@@ -190,8 +179,7 @@ def test_window_updates_that_follow_messages_are_no_flood() -> None:
     assert not core.outbound.endswith(b"too_many_window_updates")
 
 
-def test_table_updates_do_not_fill_a_block() -> None:
-    """A header block may begin with two changes of the table's size, not with thousands."""
+def test_a_header_block_begins_with_at_most_two_table_updates() -> None:
     core = core_with(1)
     block = headers(3)[9:]
     receive_all(core, frame(FrameType.HEADERS, 4, 3, b"\x20\x3f\xe1\x1f" + block))
@@ -199,6 +187,15 @@ def test_table_updates_do_not_fill_a_block() -> None:
     with pytest.raises(ConnectionFault) as caught:
         receive_all(core, frame(FrameType.HEADERS, 4, 5, b"\x20" * 3 + block))
     assert caught.value.code is ErrorCode.COMPRESSION_ERROR
+
+
+UNLIMITED_UPDATES = TransportLimits(max_window_updates_per_second=10**6)
+
+
+def unary_calls(count: int, body: bytes) -> bytes:
+    pairs = request_headers("/test.Echo/Unary")
+    numbers = range(1, 2 * count, 2)
+    return b"".join(headers(number, pairs) + data(number, message(body), end=True) for number in numbers)
 
 
 class Turns(trio.abc.Instrument):
@@ -213,17 +210,11 @@ class Turns(trio.abc.Instrument):
         self.count += 1
 
 
-async def test_window_updates_wake_nobody_who_cannot_send(autojump_clock: trio.testing.MockClock) -> None:
-    """Hundreds of answers wait for streams without a window; a flood for the connection lets none of them run."""
+async def test_window_updates_do_not_wake_streams_that_cannot_send(autojump_clock: trio.testing.MockClock) -> None:
     closed = frames.settings({Setting.INITIAL_WINDOW_SIZE: 0})
-    limits = replace(TransportLimits(), max_window_updates_per_second=10**6)
-    calls = b"".join(
-        headers(number, request_headers("/test.Echo/Unary")) + data(number, message(b"x" * 10), end=True)
-        for number in range(1, 600, 2)
-    )
-    async with memory_server(limits) as (server, _, connect):
+    async with memory_server(UNLIMITED_UPDATES) as (server, _, connect):
         raw = connect().stream
-        await raw.send_all(HELLO + closed + calls)
+        await raw.send_all(HELLO + closed + unary_calls(300, b"x" * 10))
         await trio.testing.wait_all_tasks_blocked()
         assert server.active_calls == 300
         turns = Turns()
@@ -236,19 +227,13 @@ async def test_window_updates_wake_nobody_who_cannot_send(autojump_clock: trio.t
         assert connection.core.windows.connection == 65_535 + 20_000
 
 
-async def test_a_small_window_of_the_connection_wakes_as_many_as_it_feeds(
+async def test_a_small_connection_window_wakes_only_as_many_streams_as_it_serves(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """Answers that wait for the connection's window go on one after another, and in the end all have come."""
-    limits = replace(TransportLimits(), max_window_updates_per_second=10**6)
     size, count = 1_000, 300
-    calls = b"".join(
-        headers(number, request_headers("/test.Echo/Unary")) + data(number, message(b"x" * size), end=True)
-        for number in range(1, 2 * count, 2)
-    )
-    async with memory_server(limits) as (server, _, connect):
+    async with memory_server(UNLIMITED_UPDATES) as (server, _, connect):
         raw = connect().stream
-        await raw.send_all(HELLO + calls)
+        await raw.send_all(HELLO + unary_calls(count, b"x" * size))
         await trio.testing.wait_all_tasks_blocked()
         waiting = server.active_calls
         assert waiting == count - 65_535 // (size + 5)
@@ -264,16 +249,11 @@ async def test_a_small_window_of_the_connection_wakes_as_many_as_it_feeds(
         assert server.active_calls == 0
 
 
-async def test_a_larger_window_for_all_streams_lets_all_of_them_send(autojump_clock: trio.testing.MockClock) -> None:
-    """After INITIAL_WINDOW_SIZE has grown, every answer that waited for it arrives, whatever its stream was granted."""
+async def test_a_larger_initial_window_lets_every_waiting_stream_send(autojump_clock: trio.testing.MockClock) -> None:
     closed = frames.settings({Setting.INITIAL_WINDOW_SIZE: 0})
     async with memory_server(TransportLimits()) as (server, _, connect):
         raw = connect().stream
-        calls = b"".join(
-            headers(number, request_headers("/test.Echo/Unary")) + data(number, message(b"answer"), end=True)
-            for number in range(1, 40, 2)
-        )
-        await raw.send_all(HELLO + closed + calls + frames.window_update(3, 4))
+        await raw.send_all(HELLO + closed + unary_calls(20, b"answer") + frames.window_update(3, 4))
         await trio.testing.wait_all_tasks_blocked()
         assert server.active_calls == 20
         await raw.send_all(frames.settings({Setting.INITIAL_WINDOW_SIZE: 7}))
@@ -285,10 +265,8 @@ async def test_a_larger_window_for_all_streams_lets_all_of_them_send(autojump_cl
         assert bytes(await raw.receive_some(100_000)).count(b"grpc-status") == 20
 
 
-async def test_others_have_their_turns_within_a_long_read(autojump_clock: trio.testing.MockClock) -> None:
-    """Between the frames of one large read every other task runs several times."""
-    limits = replace(TransportLimits(), max_window_updates_per_second=10**6)
-    async with memory_server(limits) as (_, _, connect):
+async def test_other_tasks_run_between_the_frames_of_a_long_read(autojump_clock: trio.testing.MockClock) -> None:
+    async with memory_server(UNLIMITED_UPDATES) as (_, _, connect):
         raw = connect().stream
         await raw.send_all(HELLO)
         await trio.testing.wait_all_tasks_blocked()
