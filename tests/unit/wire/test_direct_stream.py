@@ -1,5 +1,3 @@
-"""A socket's stream in few steps does what trio's does."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
@@ -11,6 +9,7 @@ import trio.testing
 
 from ovmstrio.core.request import Buffer
 from ovmstrio.wire.direct_stream import DirectStream, direct, told_of_waiting
+from ovmstrio.wire.standstill import unsent_bytes
 
 MUCH = bytes(range(256)) * 40_000
 """More than sockets of both ends take."""
@@ -34,14 +33,12 @@ async def _take(peer: trio.SocketStream, size: int) -> bytes:
     return bytes(taken)
 
 
-def test_only_sockets_have_one() -> None:
-    """Any other stream stays what it is."""
+def test_other_streams_than_sockets_are_returned_unchanged() -> None:
     ours, _ = trio.testing.memory_stream_pair()
     assert direct(ours) is ours
 
 
-async def test_what_is_sent_arrives() -> None:
-    """Whether the socket takes it at once or not, in one piece or in several."""
+async def test_sent_bytes_and_buffers_arrive() -> None:
     async with _pair() as (stream, peer):
         await stream.send_all(b"small")
         assert await peer.receive_some() == b"small"
@@ -55,15 +52,13 @@ async def test_what_is_sent_arrives() -> None:
             assert await _take(peer, len(expected)) == expected
 
 
-async def test_a_whole_send_is_no_checkpoint() -> None:
-    """Others do not run meanwhile."""
+async def test_a_send_that_fits_the_socket_is_no_checkpoint() -> None:
     async with _pair() as (stream, _):
         with trio.testing.assert_no_checkpoints():
             await stream.send_all(b"small")
 
 
-async def test_what_comes_is_received_to_the_end() -> None:
-    """As bytes or into a buffer, and nothing once the peer has said that it sends no more."""
+async def test_bytes_are_received_until_the_end_of_the_stream() -> None:
     async with _pair() as (stream, peer):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(peer.send_all, MUCH)
@@ -78,8 +73,7 @@ async def test_what_comes_is_received_to_the_end() -> None:
         assert await stream.receive_into(target) == 0
 
 
-async def test_what_is_expected_is_looked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others have their turn, and nothing is waited for that has come by then."""
+async def test_expected_bytes_are_polled_before_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _pair() as (stream, peer):
         await peer.send_all(b"soon")
         monkeypatch.setattr(trio.lowlevel, "wait_readable", None)
@@ -88,8 +82,7 @@ async def test_what_is_expected_is_looked_for_first(monkeypatch: pytest.MonkeyPa
             assert await stream.receive_some() == b"soon"
 
 
-async def test_what_is_expected_in_vain_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is looked for ever less often before, until it has come early again."""
+async def test_polls_for_late_bytes_become_rare_until_bytes_are_early_again(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
 
     async def look() -> None:
@@ -118,7 +111,6 @@ async def test_what_is_expected_in_vain_is_waited_for(monkeypatch: pytest.Monkey
 
 
 async def test_a_second_sender_is_refused() -> None:
-    """Bytes of two never mix."""
     async with _pair() as (stream, peer), trio.open_nursery() as nursery:
         nursery.start_soon(stream.send_all, MUCH)
         await trio.testing.wait_all_tasks_blocked()
@@ -128,8 +120,7 @@ async def test_a_second_sender_is_refused() -> None:
         assert await _take(peer, len(MUCH)) == MUCH
 
 
-async def test_broken_and_closed_connections_are_told_apart() -> None:
-    """As trio does."""
+async def test_broken_and_closed_connections_raise_different_errors() -> None:
     async with _pair() as (stream, peer):
         await peer.aclose()
         with pytest.raises(trio.BrokenResourceError):
@@ -154,8 +145,7 @@ async def test_broken_and_closed_connections_are_told_apart() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_cancellation_loses_no_bytes() -> None:
-    """A read that is cancelled has taken nothing."""
+async def test_a_cancelled_receive_loses_no_bytes() -> None:
     async with _pair() as (stream, peer):
         with trio.move_on_after(0):
             await stream.receive_some()
@@ -163,12 +153,11 @@ async def test_cancellation_loses_no_bytes() -> None:
         assert await stream.receive_some() == b"kept"
 
 
-async def test_waiting_is_told_once_and_only_if_there_is_any() -> None:
-    """What a coroutine gives, raises and is cancelled by goes through."""
-    told: list[bool] = []
+async def test_waiting_is_reported_once_per_coroutine_that_waits() -> None:
+    reported: list[bool] = []
 
-    def tell() -> None:
-        told.append(True)
+    def report() -> None:
+        reported.append(True)
 
     async def at_once() -> int:
         return 7
@@ -180,14 +169,25 @@ async def test_waiting_is_told_once_and_only_if_there_is_any() -> None:
             raise ValueError("it failed")
         return 8
 
-    assert await told_of_waiting(at_once(), tell) == 7
-    assert told == []
-    assert await told_of_waiting(later(fails=False), tell) == 8
-    assert told == [True]
+    assert await told_of_waiting(at_once(), report) == 7
+    assert reported == []
+    assert await told_of_waiting(later(fails=False), report) == 8
+    assert reported == [True]
     with pytest.raises(ValueError, match="it failed"):
-        await told_of_waiting(later(fails=True), tell)
+        await told_of_waiting(later(fails=True), report)
     with trio.CancelScope() as scope:
         scope.cancel()
-        await told_of_waiting(later(fails=False), tell)
+        await told_of_waiting(later(fails=False), report)
     assert scope.cancelled_caught
-    assert told == [True] * 3
+    assert reported == [True] * 3
+
+
+async def test_unsent_bytes_are_counted_until_the_socket_is_closed() -> None:
+    left, right = trio.socket.socketpair()
+    stream = trio.SocketStream(left)
+    with right:
+        assert unsent_bytes(stream) == 0
+        await stream.send_all(b"12345")
+        assert unsent_bytes(stream) >= 5
+        await stream.aclose()
+        assert unsent_bytes(stream) == 0

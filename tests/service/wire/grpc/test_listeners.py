@@ -39,34 +39,20 @@ class Keys:
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
-    """Issue certificates once."""
     return Keys(tmp_path_factory.mktemp("keys"))
 
 
 def call(channel: grpc.Channel, method: str = "Unary", request: bytes = b"hello") -> bytes:
-    """Make one call and close the channel."""
     with channel:
         return bytes(channel.unary_unary(f"/test.Echo/{method}")(request, timeout=WAIT_SECONDS))
 
 
 def credentials(keys: Keys, *, with_client: bool = False) -> grpc.ChannelCredentials:
-    """Make a client's credentials, with its own certificate or without."""
     certificate, key = (path.read_bytes() for path in keys.client) if with_client else (None, None)
     return grpc.ssl_channel_credentials(keys.ca.read_bytes(), key, certificate)
 
 
-async def test_tls_with_alpn(keys: Keys) -> None:
-    """A client that trusts the authority is served over TLS, large messages included."""
-    async with echo_server(tls=tls_context(*keys.server)) as (_, _, address):
-
-        def client() -> bytes:
-            return call(grpc.secure_channel(address, credentials(keys)), request=b"t" * 1_000_000)
-
-        assert await trio.to_thread.run_sync(client) == b"t" * 1_000_000
-
-
-async def test_mutual_tls_wants_a_client_certificate(keys: Keys) -> None:
-    """Without a certificate of the authority a client is turned away, with one it is served."""
+async def test_mutual_tls_requires_a_client_certificate(keys: Keys) -> None:
     async with echo_server(tls=tls_context(*keys.server, keys.ca)) as (server, _, address):
 
         def stranger() -> grpc.StatusCode:
@@ -83,8 +69,7 @@ async def test_mutual_tls_wants_a_client_certificate(keys: Keys) -> None:
         assert len(server.connections) <= 1
 
 
-async def test_tls_without_h2_is_turned_away(keys: Keys) -> None:
-    """A TLS client that does not offer h2, and one that speaks no TLS, are closed; the next one is served."""
+async def test_clients_without_tls_or_without_h2_are_closed_and_others_are_served(keys: Keys) -> None:
     async with echo_server(tls=tls_context(*keys.server)) as (server, _, address):
         host, port = address.rsplit(":", 1)
         plain = await trio.open_tcp_stream(host, int(port))
@@ -97,12 +82,13 @@ async def test_tls_without_h2_is_turned_away(keys: Keys) -> None:
         await trio.aclose_forcefully(other)
         await plain.aclose()
         assert not server.connections
-        served = await trio.to_thread.run_sync(lambda: call(grpc.secure_channel(address, credentials(keys))))
-        assert served == b"hello"
+        served = await trio.to_thread.run_sync(
+            lambda: call(grpc.secure_channel(address, credentials(keys)), request=b"t" * 1_000_000)
+        )
+        assert served == b"t" * 1_000_000
 
 
-async def test_a_tls_client_that_says_nothing_is_closed(keys: Keys) -> None:
-    """The TLS handshake has its time."""
+async def test_a_silent_tls_client_is_closed_after_the_handshake_time(keys: Keys) -> None:
     limits = replace(TransportLimits.for_test(), handshake_seconds=0.05)
     async with echo_server(limits, tls=tls_context(*keys.server)) as (_, _, address):
         host, port = address.rsplit(":", 1)
@@ -111,16 +97,14 @@ async def test_a_tls_client_that_says_nothing_is_closed(keys: Keys) -> None:
                 assert await silent.receive_some() == b""
 
 
-def test_tls_files_that_do_not_fit_are_refused(keys: Keys) -> None:
-    """A key of another certificate, and a file that is not there, are errors at start-up."""
+def test_mismatched_and_missing_tls_files_are_errors(keys: Keys) -> None:
     with pytest.raises(ssl.SSLError):
         tls_context(keys.server[0], keys.client[1])
     with pytest.raises(FileNotFoundError):
         tls_context(keys.server[0], Path("/nowhere.key"))
 
 
-async def test_unix_sockets(tmp_path: Path) -> None:
-    """A Unix socket serves, replaces a dead server's file, and is removed in the end."""
+async def test_a_unix_socket_replaces_a_stale_file_and_is_removed_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "grpc.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -135,8 +119,7 @@ async def test_unix_sockets(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
-    """An ordinary file in the way is an error and stays."""
+async def test_an_ordinary_file_at_the_path_of_a_socket_is_an_error_and_stays(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
     with pytest.raises(OSError, match="is not a socket"):
@@ -146,7 +129,6 @@ async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
 
 
 async def test_ports_in_use_are_errors() -> None:
-    """A port that another server has is refused at once, and nothing else stays open."""
     async with open_listeners(["127.0.0.1:0"]) as (taken,):
         assert isinstance(taken, PlainListener)
         port = taken.socket.getsockname()[1]
@@ -156,16 +138,14 @@ async def test_ports_in_use_are_errors() -> None:
 
 
 @pytest.mark.parametrize("address", ["localhost", ":http", "127.0.0.1:", "9000"])
-async def test_addresses_that_are_not_understood(address: str) -> None:
-    """The error quotes the address and says what was expected."""
+async def test_invalid_addresses_are_quoted_in_the_error(address: str) -> None:
     with pytest.raises(ValueError, match=f"expected host:port.*{address}"):
         async with open_listeners([address]):
             pass
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="the machine has no IPv6")
-async def test_ipv6() -> None:
-    """An IPv6 address in brackets is served and reported in brackets."""
+async def test_an_ipv6_address_is_served_and_reported_in_brackets() -> None:
     try:
         async with echo_server(address="[::1]:0") as (_, _, address):
             assert address.startswith("[::1]:")
@@ -174,8 +154,7 @@ async def test_ipv6() -> None:
         pytest.skip("the machine has no IPv6 loopback")
 
 
-async def test_an_abrupt_end_of_a_socket_is_contained() -> None:
-    """A connection that ends in a TCP reset in the middle of a call costs that call only."""
+async def test_a_tcp_reset_during_a_call_cancels_only_that_call() -> None:
     async with echo_server() as (server, service, address):
         host, port = address.rsplit(":", 1)
         with socket.create_connection((host, int(port))) as rude:

@@ -37,7 +37,7 @@ def test_inflated_messages_are_complete_in_steps_of_any_size(unit: bytes, times:
     assert inflation.finish() == whole
 
 
-PACKERS = {"gzip": partial(gzip.compress, mtime=0), "deflate": zlib.compress}
+PACKERS: dict[str, Callable[[bytes], bytes]] = {"gzip": partial(gzip.compress, mtime=0), "deflate": zlib.compress}
 
 
 @pytest.mark.parametrize("encoding", PACKERS)

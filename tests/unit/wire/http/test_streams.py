@@ -1,19 +1,21 @@
-"""Sending to clients that do not read, and closing on clients that still send."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock, memory_stream_pair
+from trio.testing import MockClock
 
 from ovmstrio.core.pending_answers import PendingAnswers, current_share
+from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.wire.closing import LINGER_SECONDS
 from ovmstrio.wire.direct_stream import direct
 from ovmstrio.wire.http.bounded_sending import send_bounded
+from ovmstrio.wire.http.fast_lane import FastLane
 from ovmstrio.wire.http.prefixed_stream import PrefixedStream
 from tests.support.waits import WAIT_SECONDS
+from tests.unit.api.rest.servers import stack
 
 STALLED_SECONDS = PendingAnswers().patience_seconds
 
@@ -22,31 +24,12 @@ Pair = tuple[trio.SocketStream, trio.SocketStream]
 
 @pytest.fixture
 async def sockets() -> AsyncIterator[Pair]:
-    """Two ends of one connection."""
     left, right = trio.socket.socketpair()
     async with trio.SocketStream(left) as server, trio.SocketStream(right) as client:
         yield server, client
 
 
-async def test_a_large_answer_arrives_whole() -> None:
-    """It is sent in pieces, in order."""
-    server, client = memory_stream_pair()
-    data = bytes(range(256)) * 4096
-    await send_bounded(server, data)
-    await server.aclose()
-    assert b"".join([piece async for piece in client]) == data
-
-
-async def test_nothing_is_nothing() -> None:
-    """An empty answer sends nothing."""
-    server, client = memory_stream_pair()
-    await send_bounded(server, b"")
-    await server.aclose()
-    assert await client.receive_some() == b""
-
-
-async def test_nothing_is_sent_after_the_end(sockets: Pair) -> None:
-    """The sender is told so at once, and does not try for ever."""
+async def test_sending_after_eof_raises_at_once(sockets: Pair) -> None:
     server, _ = sockets
     stream = direct(server)
     await server.send_eof()
@@ -56,8 +39,9 @@ async def test_nothing_is_sent_after_the_end(sockets: Pair) -> None:
             await send_bounded(stream, b"late")
 
 
-async def test_a_client_that_reads_nothing_is_given_up(autojump_clock: MockClock, sockets: Pair) -> None:
-    """The connection counts as broken after a while, not before."""
+async def test_a_client_that_reads_nothing_is_cut_off_after_the_stall_limit(
+    autojump_clock: MockClock, sockets: Pair
+) -> None:
     server, _ = sockets
     started = trio.current_time()
     with pytest.raises(trio.BrokenResourceError, match="does not read"):
@@ -66,7 +50,6 @@ async def test_a_client_that_reads_nothing_is_given_up(autojump_clock: MockClock
 
 
 async def test_a_client_that_reads_slowly_is_served(autojump_clock: MockClock, sockets: Pair) -> None:
-    """What counts is that it takes something, not how long the whole takes."""
     server, client = sockets
     taken = 0
     started = trio.current_time()
@@ -78,8 +61,7 @@ async def test_a_client_that_reads_slowly_is_served(autojump_clock: MockClock, s
     assert trio.current_time() - started > 3 * STALLED_SECONDS
 
 
-async def test_a_client_that_takes_crumbs_is_served(autojump_clock: MockClock, sockets: Pair) -> None:
-    """A socket that takes nothing new because the client empties it slowly is no reason to give up."""
+async def test_a_client_that_reads_in_small_parts_is_served(autojump_clock: MockClock, sockets: Pair) -> None:
     server, client = sockets
     pending = PendingAnswers(stalled_seconds=10)
     current_share.set(pending.share())
@@ -105,10 +87,9 @@ async def test_a_client_that_takes_crumbs_is_served(autojump_clock: MockClock, s
     assert pending.budget.held == 0
 
 
-async def test_a_client_that_stops_is_given_up_sooner_while_others_have_no_room(
+async def test_a_stalled_client_is_cut_off_sooner_while_others_wait_for_room(
     autojump_clock: MockClock, sockets: Pair
 ) -> None:
-    """Somebody who waits for room waits for seconds, not for as long as clients may take nothing otherwise."""
     server, _ = sockets
     pending = PendingAnswers(1_000_000)
     current_share.set(pending.share())
@@ -129,8 +110,7 @@ async def test_a_client_that_stops_is_given_up_sooner_while_others_have_no_room(
     assert pending.budget.held == 1_000
 
 
-async def test_bytes_that_were_read_before_come_first(sockets: Pair) -> None:
-    """Then come those of the connection, and then its end."""
+async def test_bytes_of_the_prefix_are_received_before_those_of_the_connection(sockets: Pair) -> None:
     server, client = sockets
     stream = PrefixedStream(server, b"first")
     await client.send_all(b"second")
@@ -138,8 +118,9 @@ async def test_bytes_that_were_read_before_come_first(sockets: Pair) -> None:
     assert [await stream.receive_some(100) for _ in range(4)] == [b"first", b"second", b"", b""]
 
 
-async def test_what_comes_after_the_last_answer_is_dropped(autojump_clock: MockClock, sockets: Pair) -> None:
-    """The client sees the end at once and may finish sending, within a bound."""
+async def test_bytes_received_after_the_last_answer_are_dropped_until_the_linger_time(
+    autojump_clock: MockClock, sockets: Pair
+) -> None:
     server, client = sockets
     stream = PrefixedStream(server, b"")
     async with trio.open_nursery() as nursery:
@@ -160,8 +141,7 @@ async def test_what_comes_after_the_last_answer_is_dropped(autojump_clock: MockC
     assert await stream.receive_some() == b""
 
 
-async def test_a_connection_that_broke_can_be_finished_and_closed(sockets: Pair) -> None:
-    """The end of a connection is no error."""
+async def test_a_broken_connection_can_be_finished_and_closed_repeatedly(sockets: Pair) -> None:
     server, client = sockets
     stream = PrefixedStream(server, b"")
     await client.aclose()
@@ -169,3 +149,37 @@ async def test_a_connection_that_broke_can_be_finished_and_closed(sockets: Pair)
     await stream.aclose()
     await stream.finish()
     await stream.aclose()
+
+
+class _InTwoPieces(trio.abc.Stream):
+    """Returns two pieces, with a checkpoint after each was taken from the wire, as sockets do."""
+
+    def __init__(self, first: bytes, second: bytes) -> None:
+        self.pieces = [first, second]
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        if not self.pieces:
+            await trio.sleep_forever()
+        piece = self.pieces.pop(0)
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        return piece
+
+    async def send_all(self, data: object) -> None:
+        raise trio.BrokenResourceError
+
+    async def wait_send_all_might_not_block(self) -> None:
+        raise trio.BrokenResourceError
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_a_connection_that_leaves_the_fast_lane_loses_no_bytes(tmp_path: Path) -> None:
+    async with stack(tmp_path) as (plane, _, _):
+        for _ in range(50):
+            stream = _InTwoPieces(b"HEAD /v2 HTTP/1.1\r\n", b"Host: h\r\n\r\n")
+            with trio.fail_after(WAIT_SECONDS):
+                left = await FastLane(make_router(plane), stream, 1000).run()
+            assert left is not None
+            taken = b"HEAD /v2 HTTP/1.1\r\n" + (b"" if stream.pieces else b"Host: h\r\n\r\n")
+            assert left == taken
