@@ -1,12 +1,10 @@
-"""Listeners end without losing a connection that a client believes in, and rest while the system has no room."""
-
 from __future__ import annotations
 
 import errno
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -22,16 +20,8 @@ from tests.support.waits import WAIT_SECONDS
 ADDRESSES = ["127.0.0.1:0", "[::1]:0", "unix"]
 
 
-class _Greeter:
-    """Greets whoever comes, and can be kept from it."""
-
-    def __init__(self) -> None:
-        self.greeted = 0
-
-    async def __call__(self, stream: trio.SocketStream) -> None:
-        """Greet one client."""
-        self.greeted += 1
-        await stream.send_all(b"hello")
+async def _greet(stream: trio.SocketStream) -> None:
+    await stream.send_all(b"hello")
 
 
 def _address(kind: str, folder: Path) -> str:
@@ -48,25 +38,21 @@ def _client(listener: trio.abc.Listener[trio.abc.Stream]) -> socket.socket:
 
 
 @pytest.mark.parametrize("kind", ADDRESSES)
-async def test_who_waits_when_the_end_comes_is_served(tmp_path: Path, kind: str) -> None:
-    """Those in the queue of the system are accepted before the listener closes; later ones are refused."""
-    greeter, accepting = _Greeter(), Accepting()
+async def test_clients_in_the_backlog_are_served_before_a_listener_ends(tmp_path: Path, kind: str) -> None:
+    accepting = Accepting()
     async with open_listeners([_address(kind, tmp_path)]) as listeners, trio.open_nursery() as nursery:
-        # Nobody accepts yet, so that all of them wait.
         clients = [_client(listeners[0]) for _ in range(20)]
         accepting.stop()
         with trio.fail_after(WAIT_SECONDS):
-            await accepting.run(listeners, greeter, nursery)
+            await accepting.run(listeners, _greet, nursery)
         for client in clients:
             with client:
                 assert client.recv(10) == b"hello"
-    assert greeter.greeted == 20
     assert accepting.ended.is_set()
 
 
 @pytest.mark.parametrize("kind", ADDRESSES)
-async def test_a_busy_server_accepts_all_of_them(tmp_path: Path, kind: str) -> None:
-    """However little it gets around to in the time that the end would take otherwise."""
+async def test_a_busy_server_accepts_the_entire_backlog_before_a_listener_ends(tmp_path: Path, kind: str) -> None:
     accepting = Accepting()
 
     async def block(stream: trio.SocketStream) -> None:
@@ -83,11 +69,10 @@ async def test_a_busy_server_accepts_all_of_them(tmp_path: Path, kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", ADDRESSES[:2])
-async def test_no_handshake_begins_once_the_end_has_come(kind: str) -> None:
-    """A client that comes while the last ones are accepted is not let in to be thrown out; it tries again."""
+async def test_clients_that_connect_while_a_listener_ends_are_refused(kind: str) -> None:
     accepting = Accepting()
     async with open_listeners([kind]) as listeners, trio.open_nursery() as nursery:
-        nursery.start_soon(accepting.run, listeners, _Greeter(), nursery)
+        nursery.start_soon(accepting.run, listeners, _greet, nursery)
         await trio.testing.wait_all_tasks_blocked()
         sock = socket_of(listeners[0])
         assert sock is not None
@@ -103,8 +88,7 @@ async def test_no_handshake_begins_once_the_end_has_come(kind: str) -> None:
             assert late.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED
 
 
-async def test_connections_that_fail_before_they_are_accepted_end_no_listener(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one is accepted; what is wrong with the listener itself is raised."""
+async def test_errors_of_single_connections_do_not_end_a_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     failures = [errno.ECONNABORTED, errno.EPROTO, errno.ENETUNREACH]
     async with open_listeners(["127.0.0.1:0"]) as (listener,):
         sock = socket_of(listener)
@@ -129,14 +113,13 @@ async def test_connections_that_fail_before_they_are_accepted_end_no_listener(mo
 
 
 class _Full(trio.abc.Listener[trio.abc.Stream]):
-    """A listener that the system refuses descriptors."""
+    """A listener without descriptors, and then with one connection."""
 
     def __init__(self, is_full: Callable[[], bool]) -> None:
         self._is_full = is_full
         self.tries = 0
 
     async def accept(self) -> trio.abc.Stream:
-        """Fail, or give one connection and then none."""
         self.tries += 1
         if self._is_full():
             raise OSError(errno.EMFILE, "no")
@@ -146,12 +129,10 @@ class _Full(trio.abc.Listener[trio.abc.Stream]):
         return trio.testing.memory_stream_pair()[0]
 
     async def aclose(self) -> None:
-        """Close nothing."""
         await trio.lowlevel.checkpoint()
 
 
-async def test_without_descriptors_accepting_pauses(autojump_clock: MockClock) -> None:
-    """It is tried again after a moment, told once a second, and goes on when there is room."""
+async def test_accepting_pauses_without_descriptors_and_logs_once_a_second(autojump_clock: MockClock) -> None:
     accepted = trio.Event()
     began = trio.current_time()
 
@@ -167,14 +148,13 @@ async def test_without_descriptors_accepting_pauses(autojump_clock: MockClock) -
             with trio.fail_after(1):
                 await accepted.wait()
             nursery.cancel_scope.cancel()
-    told = [line for line in logs if line["event"] == "accepting pauses"]
-    assert len(told) == pytest.approx(10, abs=1)
-    assert "EMFILE" in told[0]["reason"]
-    assert told[-1]["pauses"] > 80
+    pauses = [line for line in logs if line["event"] == "accepting pauses"]
+    assert len(pauses) == pytest.approx(10, abs=1)
+    assert "EMFILE" in pauses[0]["reason"]
+    assert pauses[-1]["pauses"] > 80
 
 
-async def test_an_end_without_descriptors_waits_for_room(autojump_clock: MockClock) -> None:
-    """Those who wait are not thrown out for it."""
+async def test_the_end_of_a_listener_without_descriptors_waits_for_the_backlog(autojump_clock: MockClock) -> None:
     accepting, accepted = Accepting(), trio.Event()
     began = trio.current_time()
 
@@ -189,3 +169,64 @@ async def test_an_end_without_descriptors_waits_for_room(autojump_clock: MockClo
         await accepting.ended.wait()
     assert accepted.is_set()
     assert trio.current_time() - began == pytest.approx(5 + 2 * SETTLE_SECONDS, abs=0.3)
+
+
+AT_ONCE = 8
+
+
+@pytest.fixture
+def clients() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def _connect(clients: ExitStack, port: int, count: int) -> list[socket.socket]:
+    return [
+        clients.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECONDS)))
+        for _ in range(count)
+    ]
+
+
+async def test_a_few_connections_are_accepted_per_turn_of_the_event_loop(clients: ExitStack) -> None:
+    accepted = list[tuple[str, int]]()
+
+    async def accept() -> None:
+        stream = await listener.accept()
+        accepted.append(stream.socket.getpeername())
+        stream.socket.close()
+
+    async with open_listeners(["127.0.0.1:0"]) as (listener,):
+        listening = socket_of(listener)
+        assert listening is not None
+        connected = _connect(clients, listening.getsockname()[1], AT_ONCE + 1)
+        await accept()
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            for _ in connected:
+                await accept()
+        assert len(accepted) == AT_ONCE
+        assert scope.cancelled_caught
+        await accept()
+    assert sorted(accepted) == sorted(client.getsockname() for client in connected)
+
+
+async def test_connections_accepted_ahead_end_with_the_listener(clients: ExitStack) -> None:
+    async with open_listeners(["127.0.0.1:0"]) as (listener,):
+        listening = socket_of(listener)
+        assert listening is not None
+        near, *others = _connect(clients, listening.getsockname()[1], 3)
+        accepted = await listener.accept()
+        await listener.aclose()
+        await accepted.send_all(b"served")
+        assert near.recv(10) == b"served"
+        for client in others:
+            assert client.recv(10) == b""
+        await accepted.aclose()
+
+
+async def test_closing_a_listener_twice_closes_no_other_descriptor() -> None:
+    async with open_listeners(["127.0.0.1:0"]) as (listener,):
+        await listener.aclose()
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            await listener.aclose()
+            assert other.getsockname()[1]

@@ -1,5 +1,3 @@
-"""Connections that end together, over gRPC and HTTP: few of them in each turn of the event loop."""
-
 from __future__ import annotations
 
 import resource
@@ -41,7 +39,6 @@ class _Turns(trio.abc.Instrument):
 
 @asynccontextmanager
 async def _served(kind: Kind) -> AsyncIterator[tuple[Any, Callable[[], int], int]]:
-    """Serve, and yield the server, what counts its connections, and its port."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listener.socket.getsockname()[1]
     async with trio.open_nursery() as nursery:
@@ -59,7 +56,6 @@ async def _served(kind: Kind) -> AsyncIterator[tuple[Any, Callable[[], int], int
 
 @contextmanager
 def _clients(kind: Kind, count: int, port: int) -> Iterator[list[socket.socket]]:
-    """Connect clients that send no request, and yield their sockets."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard < 3 * count:
         pytest.skip(f"the system lets a process have {hard} descriptors")
@@ -79,8 +75,7 @@ def _clients(kind: Kind, count: int, port: int) -> Iterator[list[socket.socket]]
 @pytest.mark.parametrize("count", _COUNTS)
 @pytest.mark.parametrize("how", ["clients leave", "server drains"])
 @pytest.mark.parametrize("kind", ["grpc", "http"])
-async def test_few_connections_end_in_one_turn_of_the_loop(kind: Kind, how: str, count: int) -> None:
-    """However many clients leave at once, and where the server ends with as many idle clients."""
+async def test_few_connections_end_per_turn_of_the_event_loop(kind: Kind, how: str, count: int) -> None:
     async with _served(kind) as (server, opened, port):
         connecting = _clients(kind, count, port)
         sockets = await trio.to_thread.run_sync(connecting.__enter__)

@@ -1,5 +1,3 @@
-"""The end of the HTTP front end: every request that was sent is answered, on either lane, and nobody holds it up."""
-
 from __future__ import annotations
 
 import socket
@@ -12,19 +10,18 @@ import trio
 import trio.testing
 
 from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS
+from tests.service.wire.http.requests import GET_METADATA, SLOW_BODY, chunked
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.api.rest.servers import Serving, infer_head, infer_post, serving_rest
 
 FAST = infer_post()
-APPLICATION = b"GET /v2/models/echo HTTP/1.1\r\nHost: h\r\n\r\n"
-SLOW = b'{"parameters":{"block":1},"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1]}]}'
-LANES = pytest.mark.parametrize("request_bytes", [FAST, APPLICATION], ids=["fast", "application"])
+LANES = pytest.mark.parametrize("request_bytes", [FAST, GET_METADATA], ids=["fast", "application"])
 GRACE_SECONDS = 3600
 
 
 @asynccontextmanager
 async def _draining(serving: Serving) -> AsyncIterator[None]:
-    """Drain beside the block, which is to be the last that the drain waits for."""
+    """Drain while the block runs; the drain must end with the block."""
     cut: list[int] = []
 
     async def drain() -> None:
@@ -39,8 +36,9 @@ async def _draining(serving: Serving) -> AsyncIterator[None]:
 
 
 @LANES
-async def test_a_request_on_an_idle_connection_is_answered(serving: Serving, request_bytes: bytes) -> None:
-    """It may have been on its way when the drain began; the answer is the connection's last."""
+async def test_a_request_on_an_idle_connection_is_answered_during_a_drain(
+    serving: Serving, request_bytes: bytes
+) -> None:
     async with serving.connect() as peer:
         await peer.ask(request_bytes)
         async with _draining(serving):
@@ -50,8 +48,9 @@ async def test_a_request_on_an_idle_connection_is_answered(serving: Serving, req
 
 
 @LANES
-async def test_a_first_request_is_answered(serving: Serving, request_bytes: bytes) -> None:
-    """That of a connection that was made but not yet used, or not even accepted."""
+async def test_first_requests_of_open_and_unaccepted_connections_are_answered_during_a_drain(
+    serving: Serving, request_bytes: bytes
+) -> None:
     # The last connection has not been accepted yet, as no task has run since.
     async with serving.connect() as used, serving.connect() as waiting, _draining(serving):
         for peer in (waiting, used):
@@ -60,8 +59,7 @@ async def test_a_first_request_is_answered(serving: Serving, request_bytes: byte
 
 
 @LANES
-async def test_all_that_was_sent_at_once_is_answered(serving: Serving, request_bytes: bytes) -> None:
-    """The last answer is the one that says so, and the connection ends then, and not with the grace."""
+async def test_pipelined_requests_are_answered_during_a_drain(serving: Serving, request_bytes: bytes) -> None:
     async with serving.connect() as peer:
         await peer.ask(request_bytes)
         async with _draining(serving):
@@ -73,8 +71,7 @@ async def test_all_that_was_sent_at_once_is_answered(serving: Serving, request_b
 
 
 @LANES
-async def test_answers_say_it_from_the_signal_on(serving: Serving, request_bytes: bytes) -> None:
-    """While listeners are open still, clients are sent to other servers; who comes back is served."""
+async def test_answers_say_connection_close_once_a_drain_has_begun(serving: Serving, request_bytes: bytes) -> None:
     serving.front_end.begin_drain()
     for _ in range(2):
         async with serving.connect() as peer:
@@ -82,8 +79,7 @@ async def test_answers_say_it_from_the_signal_on(serving: Serving, request_bytes
             assert (answer.status, answer.headers["connection"]) == (200, "close")
 
 
-async def test_an_answer_is_read_whole_whatever_its_client_sends(serving: Serving) -> None:
-    """Bytes behind the last request do not reset the connection under the answer."""
+async def test_bytes_sent_after_the_last_request_do_not_reset_the_connection(serving: Serving) -> None:
     numbers = b",".join([b"1.25"] * 200_000)
     body = b'{"inputs":[{"name":"x","shape":[200000],"datatype":"FP32","data":[%b]}]}' % numbers
     async with serving.connect() as peer:
@@ -98,9 +94,8 @@ async def test_an_answer_is_read_whole_whatever_its_client_sends(serving: Servin
             assert answer.headers["connection"] == "close"
 
 
-@pytest.mark.parametrize("sent", [b"", FAST, APPLICATION], ids=["new", "fast", "application"])
-async def test_idle_connections_get_a_grace_of_their_own(serving: Serving, sent: bytes) -> None:
-    """They are closed after it, which cuts nothing."""
+@pytest.mark.parametrize("sent", [b"", FAST, GET_METADATA], ids=["new", "fast", "application"])
+async def test_idle_connections_are_closed_after_the_idle_grace(serving: Serving, sent: bytes) -> None:
     async with serving.connect() as peer:
         if sent:
             await peer.ask(sent)
@@ -112,27 +107,23 @@ async def test_idle_connections_get_a_grace_of_their_own(serving: Serving, sent:
 
 @LANES
 async def test_a_short_grace_does_not_cut_idle_connections(serving: Serving, request_bytes: bytes) -> None:
-    """What has no request loses none."""
     async with serving.connect() as peer:
         await peer.ask(request_bytes)
         with trio.fail_after(WAIT_SECONDS):
             assert await serving.front_end.drain(0.05) == 0
 
 
-async def test_what_was_sent_behind_a_request_in_progress_holds_nothing_up(serving: Serving) -> None:
-    """On the application's lane the parser pauses there, and it has to end with the connection all the same."""
+async def test_a_pipelined_request_does_not_delay_the_end_of_a_drain(serving: Serving) -> None:
     async with serving.connect() as peer:
-        head = infer_head(None, "Transfer-Encoding: chunked")
-        await peer.send(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(SLOW), SLOW) + APPLICATION)
+        await peer.send(chunked(SLOW_BODY) + GET_METADATA)
         await serving.wait_blocked()
         with trio.fail_after(WAIT_SECONDS):
             assert await serving.front_end.drain(0.2) == 1
         await serving.wait_closed()
 
 
-@pytest.mark.parametrize("sent", [infer_head(100)[:-9], infer_head(100) + b"{", APPLICATION[:-7]])
-async def test_half_a_request_is_cut_with_the_grace(tmp_path: Path, sent: bytes) -> None:
-    """Its client may still send the rest of it, but not for ever."""
+@pytest.mark.parametrize("sent", [infer_head(100)[:-9], infer_head(100) + b"{", GET_METADATA[:-7]])
+async def test_an_incomplete_request_is_cut_off_after_the_grace(tmp_path: Path, sent: bytes) -> None:
     async with serving_rest(tmp_path) as serving, serving.connect() as peer:
         await peer.send(sent)
         await trio.testing.wait_all_tasks_blocked(0.05)
@@ -141,11 +132,10 @@ async def test_half_a_request_is_cut_with_the_grace(tmp_path: Path, sent: bytes)
 
 
 @pytest.mark.parametrize("steps", range(20))
-async def test_a_drain_may_begin_while_a_connection_is_reset(serving: Serving, steps: int) -> None:
-    """At any moment of the connection's way through the lanes to its end."""
+async def test_a_drain_may_begin_at_any_step_of_a_connection_reset(serving: Serving, steps: int) -> None:
     async with serving.connect() as peer:
         assert isinstance(peer.stream, trio.SocketStream)
-        await peer.send(APPLICATION)
+        await peer.send(GET_METADATA)
         peer.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     for _ in range(steps):
         await trio.lowlevel.checkpoint()

@@ -1,5 +1,3 @@
-"""Answers over HTTP that nobody reads, in both lanes."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -31,7 +29,7 @@ Serve = Callable[[PendingAnswers], Awaitable[str]]
 
 @pytest.fixture
 async def serve(nursery: trio.Nursery) -> AsyncIterator[Serve]:
-    """Serve one path with a large answer; gives the address."""
+    """Yield a function that serves a large answer and returns the address."""
 
     async def view(_request: HttpRequest) -> HttpAnswer:
         return HttpAnswer(200, (), bytes(SIZE))
@@ -54,8 +52,7 @@ async def _ask(address: str, lane: bytes) -> trio.SocketStream:
 
 
 @pytest.mark.parametrize("lane", LANES.values(), ids=LANES)
-async def test_answers_count_until_they_are_taken(serve: Serve, lane: bytes) -> None:
-    """What waits for a client counts for all, whichever lane answers it, and no more once it has been read or left."""
+async def test_bytes_of_an_answer_count_until_the_client_reads_or_leaves(serve: Serve, lane: bytes) -> None:
     pending = PendingAnswers()
     address = await serve(pending)
     async with await _ask(address, lane) as stream:
@@ -71,8 +68,7 @@ async def test_answers_count_until_they_are_taken(serve: Serve, lane: bytes) -> 
 
 
 @pytest.mark.parametrize("lane", LANES.values(), ids=LANES)
-async def test_clients_that_read_nothing_are_cut_off(serve: Serve, lane: bytes) -> None:
-    """After the time that is set, of which a client that reads gets as much as it wants."""
+async def test_clients_that_read_nothing_are_cut_off_after_the_stall_limit(serve: Serve, lane: bytes) -> None:
     pending = PendingAnswers(stalled_seconds=0.3)
     address = await serve(pending)
     async with await _ask(address, lane):
@@ -80,8 +76,7 @@ async def test_clients_that_read_nothing_are_cut_off(serve: Serve, lane: bytes) 
         await until_async(lambda: pending.budget.held == 0)
 
 
-async def test_each_connection_has_a_share_of_its_own(nursery: trio.Nursery) -> None:
-    """Requests of one connection find the same share, those of another one another."""
+async def test_requests_of_a_connection_have_the_same_share(nursery: trio.Nursery) -> None:
     seen: list[PendingShare | None] = []
 
     async def view(_request: HttpRequest) -> HttpAnswer:

@@ -1,5 +1,3 @@
-"""The front end behind TLS, with and without client certificates, and on a Unix socket."""
-
 from __future__ import annotations
 
 import ssl
@@ -19,7 +17,6 @@ INFER = "/v2/models/echo/infer"
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
-    """Make the CA that everybody here trusts."""
     return trustme.CA()
 
 
@@ -41,7 +38,6 @@ def _client_context(authority: trustme.CA, issuer: trustme.CA | None = None) -> 
 
 
 async def _statuses(address: str, context: ssl.SSLContext) -> tuple[int, int]:
-    """Ask for metadata and infer over one connection; give both statuses."""
     url = f"https://localhost:{address.rpartition(':')[2]}"
 
     def work() -> tuple[int, int]:
@@ -52,8 +48,7 @@ async def _statuses(address: str, context: ssl.SSLContext) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("mutual", [False, True])
-async def test_both_lanes_work_over_tls(authority: trustme.CA, tmp_path: Path, *, mutual: bool) -> None:
-    """A connection passes from one to the other below one and the same TLS session."""
+async def test_one_tls_connection_serves_both_lanes(authority: trustme.CA, tmp_path: Path, *, mutual: bool) -> None:
     tls = _server_context(authority, tmp_path, mutual=mutual)
     context = _client_context(authority, authority if mutual else None)
     async with serving_rest(tmp_path, front_end={"tls": tls}) as serving:
@@ -62,10 +57,9 @@ async def test_both_lanes_work_over_tls(authority: trustme.CA, tmp_path: Path, *
 
 
 @pytest.mark.parametrize("issuer", [None, trustme.CA()], ids=["no certificate", "a stranger's certificate"])
-async def test_clients_without_a_good_certificate_are_refused(
+async def test_clients_without_a_trusted_certificate_are_refused(
     authority: trustme.CA, tmp_path: Path, issuer: trustme.CA | None
 ) -> None:
-    """They get no answer, and those with one are served before and after."""
     tls = _server_context(authority, tmp_path, mutual=True)
     async with serving_rest(tmp_path, front_end={"tls": tls}) as serving:
         with pytest.raises(httpx.TransportError):
@@ -74,8 +68,9 @@ async def test_clients_without_a_good_certificate_are_refused(
         await serving.wait_closed()
 
 
-async def test_plain_bytes_on_the_tls_port_cost_one_connection(authority: trustme.CA, tmp_path: Path) -> None:
-    """HTTP without TLS is hung up on; a handshake that is never made holds up nothing but itself."""
+async def test_plain_http_and_unfinished_handshakes_on_a_tls_port_end_only_their_connections(
+    authority: trustme.CA, tmp_path: Path
+) -> None:
     tls = _server_context(authority, tmp_path, mutual=False)
     async with serving_rest(tmp_path, front_end={"tls": tls}) as serving, serving.connect() as silent:
         async with serving.connect() as peer:
@@ -87,8 +82,7 @@ async def test_plain_bytes_on_the_tls_port_cost_one_connection(authority: trustm
         assert await silent.rest() == b""
 
 
-async def test_a_unix_socket_serves_both_lanes(tmp_path: Path) -> None:
-    """And its file is gone once the server has ended."""
+async def test_a_unix_socket_serves_both_lanes_and_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "rest.sock"
     async with serving_rest(tmp_path, address=f"unix:{path}"), await trio.open_unix_socket(path) as stream:
         peer = Peer(stream)
