@@ -1,5 +1,3 @@
-"""Changes of the server that browsers ask for: on behalf of the server's own page, and of nobody else's."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -28,7 +26,6 @@ FOREIGN: Final = {"host": "localhost:8000", "origin": "https://page.example"}
 
 
 async def _post(folder: Path, path: str, headers: dict[str, str], **options: Any) -> HttpAnswer:
-    """Ask with a body that is no question, so that whoever may ask is told of that."""
     async with stack(folder) as (plane, _, _):
         router = make_router(plane, **options)
         route = router.find("POST", path)
@@ -48,8 +45,7 @@ async def _post(folder: Path, path: str, headers: dict[str, str], **options: Any
         {"host": "localhost:8000", "sec-fetch-site": "cross-site"},
     ],
 )
-async def test_pages_of_other_origins_change_nothing(tmp_path: Path, path: str, headers: dict[str, str]) -> None:
-    """Without a question beforehand a browser would send what they post, from this machine."""
+async def test_pages_of_other_origins_are_refused(tmp_path: Path, path: str, headers: dict[str, str]) -> None:
     answer = await _post(tmp_path, path, headers)
     assert answer.status == 403, answer.content
     assert b"no page of another origin" in answer.content
@@ -57,8 +53,9 @@ async def test_pages_of_other_origins_change_nothing(tmp_path: Path, path: str, 
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_name_that_leads_here_makes_no_page_the_servers_own(tmp_path: Path, path: str) -> None:
-    """It may be anybody's, with the page that the browser got from it before; who is no browser may use it."""
+async def test_pages_under_an_unknown_host_name_are_refused_and_other_clients_are_not(
+    tmp_path: Path, path: str
+) -> None:
     names = {"host": "page.example:8000", "origin": "http://page.example:8000"}
     answer = await _post(tmp_path / "a", path, names)
     assert answer.status == 403, answer.content
@@ -68,8 +65,7 @@ async def test_a_name_that_leads_here_makes_no_page_the_servers_own(tmp_path: Pa
 
 
 @pytest.mark.parametrize("host", ["localhost:8000", "127.0.0.1:8000", "[::1]:8000"])
-async def test_the_servers_own_page_changes_what_its_machine_may(tmp_path: Path, host: str) -> None:
-    """At a name that is nobody else's."""
+async def test_the_servers_own_page_is_served(tmp_path: Path, host: str) -> None:
     own = {"host": host, "origin": f"http://{host}", "sec-fetch-site": "same-origin"}
     assert (await _post(tmp_path, "/v2/profile", own)).status == 400
 
@@ -78,14 +74,14 @@ async def test_the_servers_own_page_changes_what_its_machine_may(tmp_path: Path,
     ("origins", "status"),
     [("https://page.example", 400), ("https://other.example, https://page.example", 400), ("*", 403), ("", 403)],
 )
-async def test_pages_that_are_named_may_ask(tmp_path: Path, origins: str, status: int) -> None:
-    """All of them together are no name: that is for those that infer."""
+async def test_pages_of_configured_origins_are_served(tmp_path: Path, origins: str, status: int) -> None:
     assert (await _post(tmp_path, "/v2/profile", FOREIGN, cors=Cors(origins))).status == status
 
 
 @pytest.mark.parametrize(("origin", "status"), [("http://models.example", 400), ("http://page.example", 403)])
-async def test_callers_that_are_known_come_by_any_name_of_the_server(tmp_path: Path, origin: str, status: int) -> None:
-    """And not for another page: browsers show certificates unasked."""
+async def test_known_callers_may_use_any_host_name_but_no_other_origin(
+    tmp_path: Path, origin: str, status: int
+) -> None:
     token = current_caller.set(Caller("boss", "certificate", Scopes.parse(["admin"])))
     try:
         answer = await _post(tmp_path, "/v2/profile", {"host": "models.example", "origin": origin})
@@ -94,8 +90,7 @@ async def test_callers_that_are_known_come_by_any_name_of_the_server(tmp_path: P
     assert answer.status == status
 
 
-async def test_who_may_not_ask_is_told_so_before_the_body_is_read(tmp_path: Path) -> None:
-    """A profile is none of another machine's, whatever is wrong with what it sends."""
+async def test_a_remote_client_is_refused_before_its_body_is_read(tmp_path: Path) -> None:
     async with stack(tmp_path) as (plane, _, _):
         router = make_router(plane)
         route = router.find("POST", "/v2/profile")

@@ -1,5 +1,3 @@
-"""Bodies that come compressed are made large in a thread, one at a time."""
-
 from __future__ import annotations
 
 import gzip
@@ -24,8 +22,7 @@ def _request(body: bytes) -> HttpRequest:
     return HttpRequest("POST", "/", headers=(("content-encoding", "gzip"),), body=body)
 
 
-async def test_a_large_body_is_inflated_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small one, of which not much can come, on the event loop."""
+async def test_only_large_bodies_are_inflated_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
 
     class Noted(Inflation):
@@ -39,14 +36,12 @@ async def test_a_large_body_is_inflated_in_a_thread(monkeypatch: pytest.MonkeyPa
     assert [thread == threading.get_ident() for thread in threads] == [True, False]
 
 
-async def test_a_large_body_that_becomes_too_large_is_refused() -> None:
-    """As a small one is."""
+async def test_a_body_above_the_limit_is_refused() -> None:
     with pytest.raises(PayloadTooLarge, match="more than 9999 bytes"):
         await inflated_body(_request(gzip.compress(NOISE)), 9_999)
 
 
 async def test_one_body_is_inflated_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each may become as large as a message may be, and takes the processor from the event loop."""
     gate, running = threading.Event(), threading.Semaphore(0)
 
     class Waiting(Inflation):
@@ -66,9 +61,7 @@ async def test_one_body_is_inflated_at_a_time(monkeypatch: pytest.MonkeyPatch) -
         gate.set()
 
 
-def test_a_refusal_does_not_keep_what_was_made() -> None:
-    """The error leads to the frames that it went through, and may be held for long."""
-
+def test_a_refusal_does_not_keep_the_inflated_bytes() -> None:
     def refused() -> BaseException:
         with pytest.raises(PayloadTooLarge) as caught:
             trio.run(inflated_body, _request(gzip.compress(bytes(5 * 2**20))), 4 * 2**20)

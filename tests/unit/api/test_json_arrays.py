@@ -1,5 +1,3 @@
-"""Arrays that are printed in pieces look as if they had been printed at once."""
-
 from __future__ import annotations
 
 import json
@@ -28,20 +26,12 @@ _arrays = arrays(np.int32, array_shapes(min_dims=1, max_dims=4, min_side=0, max_
 
 
 @given(_arrays, st.integers(1, 40))
-def test_the_pieces_joined_are_the_whole(array: Array, piece: int) -> None:
-    """Whatever the shape, and however small the pieces."""
+def test_pieces_are_small_and_join_to_the_json_of_the_array(array: Array, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(json_arrays, "PIECE", piece)
         printed = list(array_pieces(array))
+    assert all(each.count(b",") <= piece for each in printed)
     assert b"".join(printed) == orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-@given(arrays(np.int32, array_shapes(min_dims=1, max_dims=4, max_side=6)))
-def test_no_piece_is_large(array: Array) -> None:
-    """So that others have the interpreter in between."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(json_arrays, "PIECE", 5)
-        assert all(piece.count(b",") <= 5 for piece in array_pieces(array))
 
 
 def _response() -> InferResponse:
@@ -59,10 +49,9 @@ def _response() -> InferResponse:
 
 
 @pytest.mark.parametrize("binary", [(), ("halves",), ("numbers", "words")])
-def test_a_large_answer_of_kserve_is_written_as_a_small_one(
+def test_kserve_answers_in_pieces_equal_answers_in_one_piece(
     binary: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same bytes, whichever outputs go behind the JSON."""
     outputs = [RequestedOutput(name, {"binary_data": name in binary}) for name in ("numbers", "halves", "words")]
     request = InferRequest("m", outputs=outputs)
     in_pieces = render_infer_answer(request, _response())
@@ -73,10 +62,9 @@ def test_a_large_answer_of_kserve_is_written_as_a_small_one(
 
 @pytest.mark.parametrize("by_rows", [True, False])
 @pytest.mark.parametrize("names", [("numbers",), ("words",), ("numbers", "halves", "words")])
-def test_a_large_answer_of_tensorflow_is_written_as_a_small_one(
+def test_tensorflow_answers_in_pieces_equal_answers_in_one_piece(
     names: tuple[str, ...], by_rows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Words for what JSON has no numbers for, in whatever piece they are."""
     response = _response()
     response.outputs = [output for output in response.outputs if output.name in names]
     monkeypatch.setattr(json_arrays, "PIECE", 64)
@@ -92,8 +80,7 @@ def test_a_large_answer_of_tensorflow_is_written_as_a_small_one(
 
 
 @given(st.lists(st.sampled_from([0, 1, 50, 2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20]), max_size=4), st.booleans())
-def test_buffers_joined_in_pieces_are_the_whole(sizes: list[int], is_view: bool) -> None:
-    """Bytes and views alike, shorter and longer than what is joined at once."""
+def test_joined_and_gathered_buffers_are_complete(sizes: list[int], is_view: bool) -> None:
     noise = random.Random(1).randbytes(3 * 2**20)
     parts: list[bytes | memoryview] = []
     for number, size in enumerate(sizes):

@@ -1,5 +1,3 @@
-"""What code of users sees of the headers by which the server knows its callers."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -14,7 +12,6 @@ OTHER = ("accept", "a")
 
 @pytest.fixture
 def known(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Have the request be of a caller that is known by something."""
     token = current_caller.set(Caller("shop", request.param, Scopes()) if request.param else None)
     yield
     current_caller.reset(token)
@@ -32,15 +29,13 @@ def known(request: pytest.FixtureRequest) -> Iterator[None]:
         ([("authorization", "Bearer k"), ("x-api-key", "k")], []),
     ],
 )
-def test_only_what_the_server_has_taken_is_left_out(
+def test_only_the_credential_that_the_server_used_is_removed(
     known: None, given: list[tuple[str, str]], left: list[tuple[str, str]]
 ) -> None:
-    """A header of the service's own stays, and so does everything else."""
     assert without_proof(tuple(given)) == tuple(left)
 
 
 @pytest.mark.parametrize("known", ["certificate", ""], indirect=True)
-def test_what_the_server_has_not_asked_for_is_the_services(known: None) -> None:
-    """Where a certificate says who calls, or nobody has to."""
+def test_headers_stay_if_the_caller_is_not_known_by_a_key(known: None) -> None:
     given = (("authorization", "Bearer own"), ("x-api-key", "own"), OTHER)
     assert without_proof(given) == given

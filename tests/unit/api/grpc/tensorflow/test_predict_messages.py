@@ -11,36 +11,35 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from ovmstrio.api.grpc_codec import Codec
-from ovmstrio.api.tensorflow.grpc.predict_messages import PredictRequest
-from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE
+from ovmstrio.api.tensorflow.grpc.predict_messages import PredictRequest, encode_predict
+from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE, BY_NUMBER, TensorFlowType
 from ovmstrio.core.datatypes import BY_NAME
-from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
+from ovmstrio.core.errors import InvalidRequest, NotSupported
+from ovmstrio.core.request import InferResponse
+from ovmstrio.core.tensor import ANY_SIZE, Dim, RawTensor, Tensor, TensorSpec
+from ovmstrio.protocol.descriptors import POOL, message_class
 from tests.support.validation import validate
-from tests.unit.api.grpc.tensorflow.calls import content, predict_request, tensor
+from tests.unit.api.grpc.tensorflow.calls import array_of, content, predict_request, tensor
 
 NUMERIC = sorted(name for name in BY_DATATYPE if name != "BYTES")
 
 
 def decode(data: bytes) -> PredictRequest:
-    """Decode as the transport does."""
     request: PredictRequest = Codec().decode(data, PredictRequest)
     return request
 
 
 def decode_inputs(**inputs: Any) -> PredictRequest:
-    """Decode a request with these tensors."""
     return decode(predict_request("m", inputs).SerializeToString())
 
 
 def checked(message: Any, datatype: str, *dims: Dim) -> Any:
-    """Give the array that a model with one input makes of a tensor."""
+    """Return the array that a model of one input gets for a tensor."""
     request = decode_inputs(x=message)
     return validate(request, [TensorSpec("x", BY_NAME[datatype], dims, None)])["x"]
 
 
 def values_of(array: Any, datatype: str) -> list[Any]:
-    """Give an array's elements as the field for single values holds them."""
     bits: Any = array.view("<u2") if datatype == "FP16" else array
     elements: list[Any] = bits.reshape(-1).tolist()
     return elements
@@ -55,16 +54,14 @@ def numeric_arrays(draw: st.DrawFn) -> tuple[str, Any]:
 
 
 @given(numeric_arrays())
-def test_packed_elements_reach_the_model_bit_by_bit(given_array: tuple[str, Any]) -> None:
-    """``tensor_content`` of every type and shape is what the model gets."""
+def test_packed_elements_reach_the_model_unchanged(given_array: tuple[str, Any]) -> None:
     datatype, array = given_array
     found = checked(content(BY_DATATYPE[datatype].name, array), datatype, *[ANY_SIZE] * array.ndim)
     assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
 @given(numeric_arrays())
-def test_single_values_reach_the_model_bit_by_bit(given_array: tuple[str, Any]) -> None:
-    """Elements in the field that is for their type are as good as packed ones."""
+def test_single_values_reach_the_model_unchanged(given_array: tuple[str, Any]) -> None:
     datatype, array = given_array
     row = BY_DATATYPE[datatype]
     message = tensor(row.name, array.shape, **{row.values_field: values_of(array, datatype)})
@@ -74,8 +71,7 @@ def test_single_values_reach_the_model_bit_by_bit(given_array: tuple[str, Any]) 
 
 
 @given(numeric_arrays(), st.integers(0, 5))
-def test_the_last_value_stands_for_all_that_are_missing(given_array: tuple[str, Any], more: int) -> None:
-    """TensorFlow leaves out equal values at the end; one value may stand for a whole tensor."""
+def test_the_last_value_is_repeated_for_missing_ones(given_array: tuple[str, Any], more: int) -> None:
     datatype, array = given_array
     if not array.size:
         return
@@ -87,22 +83,19 @@ def test_the_last_value_stands_for_all_that_are_missing(given_array: tuple[str, 
 
 
 @given(st.lists(st.binary(max_size=9), max_size=5))
-def test_strings_reach_the_model(strings: list[bytes]) -> None:
-    """``string_val`` keeps every element, with zeros and empty ones."""
+def test_strings_reach_the_model_unchanged(strings: list[bytes]) -> None:
     found = checked(tensor("DT_STRING", (len(strings),), string_val=strings), "BYTES", ANY_SIZE)
     assert found.tolist() == strings
 
 
-def test_packed_and_single_values_side_by_side() -> None:
-    """One request may carry one tensor packed and the other in single values, as stateful clients send them."""
+def test_a_request_may_have_packed_and_single_values() -> None:
     request = decode_inputs(x=content("DT_FLOAT", np.array([1.5], "f4")), n=tensor("DT_UINT64", (1,), uint64_val=[7]))
     specs = [TensorSpec("n", BY_NAME["UINT64"], (Dim.fixed(1),)), TensorSpec("x", BY_NAME["FP32"], (Dim.fixed(1),))]
     found = validate(request, specs)
     assert {name: array.tolist() for name, array in found.items()} == {"n": [7], "x": [1.5]}
 
 
-def test_packed_elements_come_first() -> None:
-    """As in TensorFlow, single values beside ``tensor_content`` are not looked at."""
+def test_single_values_are_ignored_if_there_are_packed_ones() -> None:
     message = tensor("DT_INT32", (1,), tensor_content=b"\x05\0\0\0", int_val=[6])
     assert checked(message, "INT32", Dim.fixed(1)).tolist() == [5]
 
@@ -133,36 +126,31 @@ def test_packed_elements_come_first() -> None:
         (tensor("DT_STRING", (1,), string_val=[b"a"]), "Functionality not implemented - BYTES for an input of FP32"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_the_words_of_ovms(message: Any, text: str) -> None:
-    """Validation is that of every protocol, and its texts name what was expected and what came."""
+def test_tensors_that_do_not_match_the_input_are_refused_with_the_texts_of_ovms(message: Any, text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         checked(message, "FP32", Dim.fixed(1), Dim.fixed(4))
     assert text in caught.value.message
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "UINT16"])
-def test_types_that_ovms_takes_in_single_values_alone_count_them(datatype: str) -> None:
-    """Without any value it is the values that are missing, not the content."""
+def test_missing_values_of_types_without_packed_form_are_counted(datatype: str) -> None:
     message = tensor(BY_DATATYPE[datatype].name, (2,))
     with pytest.raises(InvalidRequest, match=r"Invalid number of values.*Expected: 2 values; Actual: 0 values"):
         checked(message, datatype, ANY_SIZE)
 
 
-def test_numbers_that_the_type_cannot_hold_are_refused() -> None:
-    """Narrow integers travel in a wider field and are not cut."""
+def test_numbers_out_of_range_of_the_type_are_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"300 is out of range of UINT8 \[0, 255\]; input name: x"):
         checked(tensor("DT_UINT8", (1,), int_val=[300]), "UINT8", ANY_SIZE)
 
 
-def test_a_small_message_does_not_ask_for_a_large_array() -> None:
-    """One value for gigabytes of elements is refused instead of repeated."""
+def test_one_value_is_not_repeated_to_a_large_array() -> None:
     message = tensor("DT_FLOAT", (2**30,), float_val=[1])
     with pytest.raises(InvalidRequest, match="Expected: 1073741824 values; Actual: 1 values"):
         checked(message, "FP32", ANY_SIZE)
 
 
-def test_model_version_and_filter_are_taken_over() -> None:
-    """The version is the text that look-ups take, 0 for none; labels stand for the default version."""
+def test_version_and_output_filter_are_read() -> None:
     found = decode(predict_request("m", {}, 3, output_filter=["a", "b"]).SerializeToString())
     assert (found.model_name, found.model_version) == ("m", "3")
     assert [output.name for output in found.outputs] == ["a", "b"]
@@ -183,8 +171,7 @@ def test_model_version_and_filter_are_taken_over() -> None:
         (predict_request("m", {"x": tensor("DT_HALF", (1,), half_val=[65536])}), "got 65536 to 65536; input name: x"),
     ],
 )
-def test_what_no_client_means_is_an_invalid_argument(data: Any, text: str) -> None:
-    """Broken messages and those that cost more than they weigh are refused with the reason."""
+def test_malformed_and_excessive_requests_are_invalid_arguments(data: Any, text: str) -> None:
     with pytest.raises(GRPCError) as caught:
         decode(data if isinstance(data, bytes) else data.SerializeToString())
     assert caught.value.status is Status.INVALID_ARGUMENT
@@ -193,7 +180,6 @@ def test_what_no_client_means_is_an_invalid_argument(data: Any, text: str) -> No
 
 @given(st.binary(max_size=60))
 def test_garbage_is_decoded_or_refused(data: bytes) -> None:
-    """Whatever comes, the decoder ends with a request or an invalid argument."""
     status = None
     try:
         decode(data)
@@ -202,9 +188,90 @@ def test_garbage_is_decoded_or_refused(data: bytes) -> None:
     assert status in {None, Status.INVALID_ARGUMENT}
 
 
-def test_an_unknown_number_of_a_type_is_named() -> None:
-    """A type newer than the server is told by its number."""
+def test_an_unknown_data_type_is_named_by_its_number() -> None:
     message = tensor("DT_FLOAT", (1,))
     message.dtype = 99
     with pytest.raises(InvalidRequest, match="Expected: FP32; Actual: DataType 99"):
         checked(message, "FP32", ANY_SIZE)
+
+
+PACKED = sorted(name for name in BY_DATATYPE if name not in {"BYTES", "UINT64"})
+
+
+def encode(*outputs: Tensor | RawTensor) -> Any:
+    answer = InferResponse("m", "3", list(outputs))
+    return message_class("tensorflow.serving.PredictResponse").FromString(encode_predict(answer))
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    """Make a tensor of any type whose elements are packed, contiguous or not."""
+    datatype = BY_NAME[draw(st.sampled_from(PACKED))]
+    shape = draw(arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=20))
+    array = draw(arrays.arrays(datatype.numpy, shape))
+    return Tensor(
+        draw(st.text(st.characters(exclude_categories=["Cs"]))), datatype, draw(st.sampled_from([array, array.T]))
+    )
+
+
+@given(st.lists(tensors(), max_size=3, unique_by=lambda each: each.name))
+def test_outputs_are_written_with_type_shape_and_packed_elements(outputs: list[Tensor]) -> None:
+    message = encode(*outputs)
+    assert (message.model_spec.name, message.model_spec.version.value) == ("m", 3)
+    assert set(message.outputs) == {output.name for output in outputs}
+    for output in outputs:
+        found = message.outputs[output.name]
+        assert found.dtype == BY_DATATYPE[output.datatype.name].number
+        read = array_of(found, output.datatype.numpy.str)
+        assert (read.shape, read.tobytes()) == (output.shape, output.array.tobytes())
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=80))
+def test_uint64_outputs_are_written_as_single_values(numbers: list[int]) -> None:
+    found = encode(Tensor("n", BY_NAME["UINT64"], np.array(numbers, "<u8"))).outputs["n"]
+    assert (list(found.uint64_val), found.tensor_content) == (numbers, b"")
+
+
+@given(st.lists(st.binary(max_size=300), max_size=4))
+def test_string_outputs_are_written_as_single_values(strings: list[bytes]) -> None:
+    array = np.empty(len(strings), object)
+    array[:] = strings
+    found = encode(Tensor("s", BY_NAME["BYTES"], array)).outputs["s"]
+    assert (found.dtype, list(found.string_val)) == (7, strings)
+    assert [dim.size for dim in found.tensor_shape.dim] == [len(strings)]
+
+
+def test_raw_outputs_are_written_by_their_type() -> None:
+    message = encode(
+        RawTensor("x", "INT16", (2,), b"\x01\0\x02\0"),
+        RawTensor("n", "UINT64", (1,), memoryview(b"\x05" + bytes(7))),
+        RawTensor("s", "BYTES", (1,), b"\x02\0\0\0hi"),
+    )
+    assert array_of(message.outputs["x"], "<i2").tolist() == [1, 2]
+    assert list(message.outputs["n"].uint64_val) == [5]
+    assert list(message.outputs["s"].string_val) == [b"hi"]
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        (RawTensor("x", "MY_TYPE", (1,), b"1"), "TensorFlow has no element type MY_TYPE, which the output 'x' has"),
+        (RawTensor("x", "BYTES", (1,), b"12345"), "the bytes of the output 'x' are no strings"),
+    ],
+)
+def test_outputs_without_a_tensorflow_type_are_refused_by_name(output: RawTensor, text: str) -> None:
+    with pytest.raises(NotSupported, match=text):
+        encode(output)
+
+
+def test_every_datatype_has_its_tensorflow_type() -> None:
+    numbers = POOL.FindEnumTypeByName("tensorflow.DataType").values_by_number
+    assert {number: row.name for number, row in BY_NUMBER.items()} == {n: numbers[n].name for n in BY_NUMBER}
+    assert set(BY_DATATYPE) == set(BY_NAME)
+
+
+@pytest.mark.parametrize("row", BY_NUMBER.values(), ids=lambda row: row.name)
+def test_value_fields_exist_and_packed_ones_have_a_fixed_size(row: TensorFlowType) -> None:
+    field = POOL.FindMessageTypeByName("tensorflow.TensorProto").fields_by_name[row.values_field]
+    assert field.is_repeated
+    assert row.packed == (field.cpp_type in {field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE, field.CPPTYPE_BOOL})
