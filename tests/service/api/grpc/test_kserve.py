@@ -1,100 +1,77 @@
 from __future__ import annotations
 
+import re
 from importlib.metadata import version
+from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 import trio
+from tritonclient.grpc import InferInput
+from tritonclient.utils import InferenceServerException
 
+from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from tests.service.api.grpc.servers import INFER, STREAM, Serving
 from tests.support.grpc_clients import call, with_channel, with_triton
+from tests.support.pass_through import load_pass_through
+from tests.support.stub_registry import registry_of
 from tests.support.waits import WAIT_SECONDS
 
-if TYPE_CHECKING:
-    from tests.service.api.grpc.conftest import Serving
-
 SERVICE = "/inference.GRPCInferenceService"
-
+NUMBERS = np.array([[0, 1, 2], [3, 100, 7]])
 NUMERIC = [
     *(("BOOL", "?"), ("INT8", "i1"), ("INT16", "i2"), ("INT32", "i4"), ("INT64", "i8"), ("UINT8", "u1")),
     *(("UINT16", "u2"), ("UINT32", "u4"), ("UINT64", "u8"), ("FP16", "f2"), ("FP32", "f4"), ("FP64", "f8")),
 ]
+ARRAYS = [
+    *(pytest.param(datatype, NUMBERS.astype(dtype), id=datatype) for datatype, dtype in NUMERIC),
+    pytest.param("BYTES", np.array([[b"one", b""], [b"\x00\xff", "für".encode()]], object), id="BYTES"),
+    pytest.param("FP32", np.random.default_rng(7).random((4, 3, 224, 224), "f4"), id="large"),
+]
 
 
 def triton_input(name: str, datatype: str, array: Any) -> Any:
-    """Make an input as users of tritonclient do."""
-    from tritonclient.grpc import InferInput
-
     tensor = InferInput(name, list(array.shape), datatype)
     tensor.set_data_from_numpy(array)
     return tensor
 
 
 def request(**fields: Any) -> Any:
-    """Make a ``ModelInferRequest`` for the served model."""
     return message_class("inference.ModelInferRequest")(**{"model_name": "echo", **fields})
 
 
 async def infer(serving: Serving, message: Any, **options: Any) -> Any:
-    """Call ``ModelInfer`` through grpcio."""
-    return await call(serving.address, f"{SERVICE}/ModelInfer", message, "inference.ModelInferResponse", **options)
+    return await call(serving.address, INFER, message, "inference.ModelInferResponse", **options)
 
 
-@pytest.mark.parametrize(("datatype", "dtype"), NUMERIC)
-async def test_numbers_come_back_as_triton_sent_them(serving: Serving, datatype: str, dtype: str) -> None:
-    """Every numeric type makes the round trip through tritonclient with its values, shape and datatype."""
-    array = np.array([[0, 1, 2], [3, 100, 7]]).astype(dtype)
-
+@pytest.mark.parametrize(("datatype", "array"), ARRAYS)
+async def test_arrays_of_tritonclient_are_returned_unchanged(serving: Serving, datatype: str, array: Any) -> None:
     result = await with_triton(
         serving.address, lambda client: client.infer("echo", [triton_input("x", datatype, array)], request_id="r7")
     )
-
-    returned = result.as_numpy("x")
-    assert returned.dtype == array.dtype
-    np.testing.assert_array_equal(returned, array)
-    response = result.get_response()
+    returned, response = result.as_numpy("x"), result.get_response()
+    assert (returned.dtype, returned.tolist()) == (array.dtype, array.tolist())
     assert (response.id, response.model_name, response.model_version) == ("r7", "echo", "2")
     assert response.outputs[0].datatype == datatype
+    (raw,) = serving.servable.requests[0].raw_inputs
+    assert isinstance(raw, memoryview) is (array.nbytes > 2**15)
 
 
-async def test_bf16_comes_back_bit_by_bit(serving: Serving) -> None:
-    """BF16, which numpy has not, keeps its bits."""
+async def test_bf16_is_returned_unchanged(serving: Serving) -> None:
     bits = (np.array([1.5, -2.0, 0.25, np.inf], "f4").view("u4") >> 16).astype("<u2").tobytes()
-
     response = await infer(
         serving, request(inputs=[{"name": "x", "datatype": "BF16", "shape": [1, 4]}], raw_input_contents=[bits])
     )
-
     assert list(response.raw_output_contents) == [bits]
     assert (response.outputs[0].datatype, list(response.outputs[0].shape)) == ("BF16", [1, 4])
 
 
-async def test_bytes_come_back_as_triton_sent_them(serving: Serving) -> None:
-    """BYTES tensors of rank two keep every element, empty ones and those with zeros included."""
-    array = np.array([[b"one", b""], [b"\x00\xff", "für".encode()]], object)
-
-    result = await with_triton(
-        serving.address, lambda client: client.infer("echo", [triton_input("x", "BYTES", array)])
-    )
-
-    assert result.as_numpy("x").tolist() == array.tolist()
-
-
-async def test_a_large_tensor_comes_back_whole(serving: Serving) -> None:
-    """A tensor that is handed on as a view of the message keeps its values."""
-    array = np.random.default_rng(7).random((4, 3, 224, 224), "f4")
-
-    result = await with_triton(serving.address, lambda client: client.infer("echo", [triton_input("x", "FP32", array)]))
-
-    np.testing.assert_array_equal(result.as_numpy("x"), array)
-    assert isinstance(serving.servable.requests[0].raw_inputs[0], memoryview)
-
-
-async def test_asynchronous_calls_are_answered_each(serving: Serving) -> None:
-    """Tritonclient's callbacks get the answer to their own request."""
+async def test_asynchronous_calls_get_their_own_answers(serving: Serving) -> None:
     answers: SimpleQueue[Any] = SimpleQueue()
 
     def work(client: Any) -> list[float]:
@@ -109,102 +86,60 @@ async def test_asynchronous_calls_are_answered_each(serving: Serving) -> None:
 
 
 async def test_typed_contents_are_answered_with_raw_contents(serving: Serving) -> None:
-    """Values sent one by one reach the servable, and the answer is raw whatever the request's style."""
-    message = request(
-        inputs=[
-            {"name": "x", "datatype": "FP32", "shape": [2], "contents": {"fp32_contents": [1.5, -2]}},
-            {"name": "text", "datatype": "BYTES", "shape": [1], "contents": {"bytes_contents": [b"hi"]}},
-        ]
-    )
-
-    response = await infer(serving, message)
-
+    inputs = [
+        {"name": "x", "datatype": "FP32", "shape": [2], "contents": {"fp32_contents": [1.5, -2]}},
+        {"name": "text", "datatype": "BYTES", "shape": [1], "contents": {"bytes_contents": [b"hi"]}},
+    ]
+    response = await infer(serving, request(inputs=inputs, model_version="1"))
+    assert response.model_version == "1"
     assert list(response.raw_output_contents) == [np.array([1.5, -2], "f4").tobytes(), b"\x02\x00\x00\x00hi"]
     assert [len(output.contents.ListFields()) for output in response.outputs] == [0, 0]
 
 
-async def test_a_version_can_be_chosen(serving: Serving) -> None:
-    """The version that the request names answers, and says so."""
-    response = await infer(serving, request(model_version="1"))
+async def test_liveness_and_readiness_follow_a_drain(serving: Serving) -> None:
+    def states(client: Any) -> tuple[bool, ...]:
+        models = client.is_model_ready("echo"), client.is_model_ready("echo", "1")
+        return client.is_server_live(), client.is_server_ready(), *models
 
-    assert response.model_version == "1"
-
-
-async def test_health_calls_tell_the_states(serving: Serving) -> None:
-    """ServerLive, ServerReady and ModelReady are true for what serves, and readiness ends with a drain."""
-    assert await with_triton(
-        serving.address,
-        lambda client: (
-            client.is_server_live(),
-            client.is_server_ready(),
-            client.is_model_ready("echo"),
-            client.is_model_ready("echo", "1"),
-        ),
-    ) == (True, True, True, True)
-
+    assert await with_triton(serving.address, states) == (True, True, True, True)
     serving.plane.begin_drain()
-
-    assert await with_triton(serving.address, lambda client: (client.is_server_live(), client.is_server_ready())) == (
-        True,
-        False,
-    )
+    assert (await with_triton(serving.address, states))[:2] == (True, False)
 
 
-async def test_server_metadata_is_complete(serving: Serving) -> None:
-    """Name, version and extensions are those that the API tells."""
+async def test_server_metadata(serving: Serving) -> None:
     metadata = await with_triton(serving.address, lambda client: client.get_server_metadata())
-
     assert (metadata.name, metadata.version) == ("OpenVINO Model Server", version("ovmstrio"))
     assert tuple(metadata.extensions) == (
-        "binary_tensor_data",
-        "classification",
-        "generate",
-        "logging",
-        "model_configuration",
-        "statistics",
-    )
+        "binary_tensor_data", "classification", "generate", "logging", "model_configuration", "statistics",
+    )  # fmt: skip
 
 
-async def test_model_metadata_lists_tensors_and_all_versions(serving: Serving) -> None:
-    """Inputs and outputs come with -1 for open dimensions; versions are all that can be called."""
-    metadata = await with_triton(serving.address, lambda client: client.get_model_metadata("echo", as_json=True))
+async def test_model_metadata_and_configuration(serving: Serving) -> None:
+    def work(client: Any) -> Any:
+        return client.get_model_metadata("echo", as_json=True), client.get_model_config("echo", as_json=True)
 
+    metadata, config = await with_triton(serving.address, work)
     tensors = [
         {"name": "text", "datatype": "BYTES", "shape": ["-1"]},
         {"name": "x", "datatype": "FP32", "shape": ["1", "10"]},
     ]
-    assert metadata == {
-        "name": "echo",
-        "versions": ["1", "2"],
-        "platform": "OpenVINO",
-        "inputs": tensors,
-        "outputs": tensors,
-    }
-
-
-async def test_model_config_tells_load_generators_the_tensors(serving: Serving) -> None:
-    """The configuration has the whole shapes and no batch dimension of its own."""
-    response = await with_triton(serving.address, lambda client: client.get_model_config("echo", as_json=True))
-
+    model = {"name": "echo", "platform": "OpenVINO"}
+    assert metadata == {**model, "versions": ["1", "2"], "inputs": tensors, "outputs": tensors}
     tensors = [
         {"name": "text", "data_type": "TYPE_STRING", "dims": ["-1"]},
         {"name": "x", "data_type": "TYPE_FP32", "dims": ["1", "10"]},
     ]
-    config = {"name": "echo", "platform": "OpenVINO", "backend": "openvino", "input": tensors, "output": tensors}
-    assert response == {"config": config}
+    assert config == {"config": {**model, "backend": "openvino", "input": tensors, "output": tensors}}
 
 
-async def test_repository_index_lists_versions_with_their_states(serving: Serving) -> None:
-    """Retired versions are listed unless only those that can be called are asked for."""
-    latest = {"kind": "latest", "num_versions": 1}
-    await serving.registry.apply([serving.spec.model_validate({**serving.spec.model_dump(), "version_policy": latest})])
-
+async def test_the_repository_index_lists_versions_with_their_states(serving: Serving) -> None:
+    latest = {**serving.specs[0].model_dump(), "version_policy": {"kind": "latest", "num_versions": 1}}
+    await serving.registry.apply([serving.specs[0].model_validate(latest)])
     index = await with_triton(serving.address, lambda client: client.get_model_repository_index())
     assert [(each.name, each.version, each.state) for each in index.models] == [
         ("echo", "1", "UNAVAILABLE"),
         ("echo", "2", "READY"),
     ]
-
     ready = message_class("inference.RepositoryIndexRequest")(ready=True)
     index = await call(serving.address, f"{SERVICE}/RepositoryIndex", ready, "inference.RepositoryIndexResponse")
     assert [each.version for each in index.models] == ["2"]
@@ -220,112 +155,104 @@ async def test_repository_index_lists_versions_with_their_states(serving: Servin
         ("ModelMetadata", {"name": "echo", "version": "9"}, "NOT_FOUND", "Model with requested version is not found"),
         ("ModelConfig", {"name": "../echo"}, "NOT_FOUND", "Model with requested name is not found"),
         ("ModelInfer", {"model_name": "nothing"}, "NOT_FOUND", "with requested name is not found"),
-        ("ModelInfer", {"model_version": "1.5"}, "INVALID_ARGUMENT", "Model version must be an integer"),
+        ("ModelInfer", {"model_name": "echo", "model_version": "1.5"}, "INVALID_ARGUMENT", "must be an integer"),
         ("RepositoryIndex", {"repository_name": "other"}, "INVALID_ARGUMENT", "repository_name"),
     ],
 )
-async def test_wrong_names_get_status_and_text(
+async def test_unknown_and_malformed_names_are_refused(
     serving: Serving, method: str, fields: dict[str, str], status: str, text: str
 ) -> None:
-    """What is unknown or malformed in a call is said with OVMS's status and text."""
-    base = {"model_name": "echo"} if method == "ModelInfer" else {}
-    message = message_class(f"inference.{method}Request")(**{**base, **fields})
-
+    message = message_class(f"inference.{method}Request")(**fields)
     with pytest.raises(grpc.RpcError) as caught:
         await call(serving.address, f"{SERVICE}/{method}", message, f"inference.{method}Response")
-
     assert caught.value.code() is grpc.StatusCode[status]
     assert text in caught.value.details()
 
 
-async def test_errors_reach_triton_with_status_and_message(serving: Serving) -> None:
-    """Tritonclient's exception carries the status and the text of a model's failure, non-ASCII included."""
-    from tritonclient.utils import InferenceServerException
+@pytest.mark.parametrize(
+    ("work", "status", "text"),
+    [
+        (lambda client: client.infer("echo", [], parameters={"fail": "größe: 3 ≠ 4"}), "INTERNAL", "größe: 3 ≠ 4"),
+        (lambda client: client.load_model("echo"), "FAILED_PRECONDITION", "--model_control explicit"),
+        (lambda client: client.unload_model("echo"), "FAILED_PRECONDITION", "--model_control explicit"),
+    ],
+    ids=["failing model", "load without model control", "unload without model control"],
+)
+async def test_errors_reach_tritonclient_with_status_and_text(
+    serving: Serving, work: Any, status: str, text: str
+) -> None:
+    with pytest.raises(InferenceServerException, match=text) as caught:
+        await with_triton(serving.address, work)
+    assert caught.value.status() == f"StatusCode.{status}"
 
-    with pytest.raises(InferenceServerException) as caught:
-        await with_triton(serving.address, lambda client: client.infer("echo", [], parameters={"fail": "größe: 3 ≠ 4"}))
 
-    assert caught.value.status() == "StatusCode.INTERNAL"
-    assert caught.value.message() == "größe: 3 ≠ 4"
-
-
-async def test_a_malformed_message_is_refused_and_the_connection_lives(serving: Serving) -> None:
-    """Bytes that are no message get INVALID_ARGUMENT; the next call on the same connection works."""
-
-    def work(channel: Any) -> tuple[str, str, bool]:
-        garbage = channel.unary_unary(f"{SERVICE}/ModelInfer")
+async def test_the_connection_of_a_malformed_message_stays_usable(serving: Serving) -> None:
+    def work(channel: Any) -> tuple[Any, bytes]:
         with pytest.raises(grpc.RpcError) as caught:
-            garbage(b"\x0a\xff", timeout=WAIT_SECONDS)
-        live = channel.unary_unary(f"{SERVICE}/ServerLive")(b"", timeout=WAIT_SECONDS)
-        return caught.value.code().name, caught.value.details(), live == b"\x08\x01"
+            channel.unary_unary(INFER)(b"\x0a\xff", timeout=WAIT_SECONDS)
+        return caught.value, channel.unary_unary(f"{SERVICE}/ServerLive")(b"", timeout=WAIT_SECONDS)
 
-    status, text, live = await with_channel(serving.address, work)
-
-    assert status == "INVALID_ARGUMENT"
-    assert "malformed inference.ModelInferRequest" in text
-    assert live
+    error, live = await with_channel(serving.address, work)
+    assert (error.code(), live) == (grpc.StatusCode.INVALID_ARGUMENT, b"\x08\x01")
+    assert "malformed inference.ModelInferRequest" in error.details()
 
 
-async def test_a_call_that_is_not_offered_is_unimplemented(serving: Serving) -> None:
-    """Calls that this server has not say so."""
-    with pytest.raises(grpc.RpcError) as caught:
-        await call(serving.address, f"{SERVICE}/ModelTrain", b"", "inference.ServerLiveResponse")
-
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_models_are_not_loaded_by_name_unless_the_server_is_told_so(serving: Serving) -> None:
-    """Clients of Triton's learn which option lets them do it."""
-    from tritonclient.utils import InferenceServerException
-
-    for verb in ("load_model", "unload_model"):
-        with pytest.raises(InferenceServerException, match="--model_control explicit") as caught:
-            await with_triton(serving.address, lambda client, verb=verb: getattr(client, verb)("echo"))  # type: ignore[misc]
-        assert caught.value.status() == "StatusCode.FAILED_PRECONDITION"
-
-
-async def test_the_deadline_reaches_the_servable_and_ends_the_call(serving: Serving) -> None:
-    """The client's timeout is the request's deadline; when it passes, the servable's work is cancelled."""
-    servable = serving.servable
+async def test_the_deadline_of_a_call_reaches_the_servable_and_cancels_it(serving: Serving) -> None:
     before = trio.current_time()
-
     with pytest.raises(grpc.RpcError) as caught:
         await infer(serving, request(parameters={"block": {"bool_param": True}}), timeout=2)
-
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert before < servable.requests[0].deadline < before + WAIT_SECONDS
-    with trio.fail_after(WAIT_SECONDS):
-        await servable.cancelled.wait()
-
-
-async def test_without_a_deadline_the_request_has_none(serving: Serving) -> None:
-    """A call without a timeout may take for ever."""
+    assert before < serving.servable.requests[0].deadline < before + WAIT_SECONDS
+    await serving.wait(serving.servable.cancelled)
     await infer(serving, request(), timeout=None)
-
-    assert serving.servable.requests[0].deadline == float("inf")
+    assert serving.servable.requests[1].deadline == float("inf")
 
 
 async def test_a_stream_without_a_request_is_refused(serving: Serving) -> None:
-    """A client that half-closes a stream before its first request is told what was missing."""
-
     def work(channel: Any) -> Any:
-        stream = channel.stream_stream(f"{SERVICE}/ModelStreamInfer")
         with pytest.raises(grpc.RpcError) as caught:
-            list(stream(iter([]), timeout=WAIT_SECONDS))
-        return caught.value.code(), caught.value.details()
+            list(channel.stream_stream(STREAM)(iter([]), timeout=WAIT_SECONDS))
+        return caught.value
 
-    code, text = await with_channel(serving.address, work)
+    error = await with_channel(serving.address, work)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "Client disconnected during reading first streaming request" in error.details()
 
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "Client disconnected during reading first streaming request" in text
 
-
-async def test_calls_with_metadata_extra_fields_and_gzip_are_served(serving: Serving) -> None:
-    """Unknown fields, custom metadata and a compressed message do not disturb a call."""
-    payload = request(id="z").SerializeToString() + b"\xfa\x7f\x03new"
-
+async def test_unknown_fields_metadata_and_compression_are_accepted(serving: Serving) -> None:
+    data = request(id="z").SerializeToString() + b"\xfa\x7f\x03new"
     response = await infer(
-        serving, payload, metadata=[("x-tenant", "a"), ("trace-bin", b"\x00\xff")], compression=grpc.Compression.Gzip
+        serving, data, metadata=[("x-tenant", "a"), ("trace-bin", b"\x00\xff")], compression=grpc.Compression.Gzip
     )
-
     assert response.id == "z"
+
+
+async def test_all_addresses_are_served_and_reported(tmp_path: Path) -> None:
+    path = tmp_path / "grpc.sock"
+    plane = DataPlane(registry_of(load_pass_through, poll_seconds=0))
+    async with trio.open_nursery() as nursery:
+        tcp, unix = await nursery.start(GrpcFrontEnd(plane, ["127.0.0.1:0", f"unix:{path}"]).serve)
+        assert re.fullmatch(r"127\.0\.0\.1:[1-9]\d*", tcp)
+        assert unix == f"unix:{path}"
+        for address in (tcp, unix):
+            assert (await call(address, f"{SERVICE}/ServerLive", b"", "inference.ServerLiveResponse")).live
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_drain_cancels_calls_that_outlast_its_grace_and_closes_the_port(serving: Serving) -> None:
+    codes: list[grpc.StatusCode] = []
+
+    async def blocked() -> None:
+        with pytest.raises(grpc.RpcError) as caught:
+            await infer(serving, request(parameters={"block": {"bool_param": True}}))
+        codes.append(caught.value.code())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(blocked)
+        await serving.wait(serving.servable.blocked)
+        await serving.front_end.drain(grace_seconds=0.1)
+    assert codes == [grpc.StatusCode.UNAVAILABLE]
+    assert serving.servable.cancelled.is_set()
+    host, port = serving.address.split(":")
+    with pytest.raises(OSError, match="connect"):
+        await trio.open_tcp_stream(host, int(port))

@@ -1,10 +1,7 @@
-"""ModelStreamInfer to what takes single requests: answers in order, errors of one request alone, and a bound."""
-
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -13,27 +10,25 @@ import grpc
 import numpy as np
 import pytest
 import trio
+from tritonclient.utils import InferenceServerException
 
+from ovmstrio.api.doors import KSERVE_GRPC
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.request import InferRequest, InferResponse
-from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from tests.service.api.grpc.servers import Caller, Serving, serving_grpc
 from tests.support import ir
 from tests.support.both_doors import BothDoors, serving_both
 from tests.support.grpc_clients import with_channel
 from tests.support.pass_through import PassThrough
 from tests.support.servables import EXACT
-from tests.support.stub_registry import registry_of
 from tests.support.waits import WAIT_SECONDS
 
-STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 Request = message_class("inference.ModelInferRequest")
-Response = message_class("inference.ModelStreamInferResponse")
 
 
 class Gated(PassThrough):
-    """Answers a request with the parameter ``gate`` when the gate of that name is opened."""
+    """Answers a request with the parameter ``gate`` when the gate of that name is open."""
 
     def __init__(self, spec: ModelSpec, version: int) -> None:
         super().__init__(spec, version)
@@ -45,7 +40,7 @@ class Gated(PassThrough):
         self.most_under_way = 0
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Wait for the gate, if there is one."""
+        """Wait for the gate of the request, if it names one."""
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         self.arrived[request.id].set()
@@ -60,41 +55,29 @@ class Gated(PassThrough):
         return answer
 
 
-class Served:
-    """A server of the model ``echo``."""
-
-    def __init__(self, address: str, servable: Gated) -> None:
-        self.address = address
-        self.servable = servable
-
-
 @pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[Served]:
-    """Serve as long as the test lasts."""
-    async with _serving(tmp_path) as server:
+async def served(tmp_path: Path) -> AsyncIterator[Serving]:
+    async def load(spec: ModelSpec, version: int, directory: Path) -> Gated:
+        return Gated(spec, version)
+
+    (tmp_path / "echo" / "1").mkdir(parents=True)
+    async with serving_grpc(load, [ModelSpec(name="echo", base_path=tmp_path / "echo")]) as server:
         yield server
 
 
-@asynccontextmanager
-async def _serving(tmp_path: Path) -> AsyncIterator[Served]:
-    async def load(spec: ModelSpec, version: int, directory: Path) -> Gated:
-        await trio.lowlevel.checkpoint()
-        return Gated(spec, version)
+async def stream_of(served: Serving, *requests: bytes) -> tuple[list[Any], str]:
+    """Send requests over one stream; return the replies and the status."""
 
-    registry = registry_of(load, poll_seconds=0)
-    (tmp_path / "echo" / "1").mkdir(parents=True)
-    front_end = GrpcFrontEnd(DataPlane(registry), ["127.0.0.1:0"])
-    async with trio.open_nursery() as nursery:
-        await nursery.start(registry.run)
-        await registry.apply([ModelSpec(name="echo", base_path=tmp_path / "echo")])
-        (address,) = await nursery.start(front_end.serve)
-        servable: Any = registry.peek("echo")
-        yield Served(address, servable)
-        nursery.cancel_scope.cancel()
+    def work(channel: grpc.Channel) -> tuple[list[Any], str]:
+        caller = Caller(channel)
+        caller.send(*requests)
+        caller.end()
+        return caller.finish()[:2]
+
+    return await with_channel(served.address, work)
 
 
 def request(number: int, *, model: str = "echo", **parameters: Any) -> bytes:
-    """Make a request whose id and first number are ``number``."""
     message = Request(model_name=model, id=str(number))
     message.inputs.add(name="x", datatype="FP32", shape=[1, 10])
     message.raw_input_contents.append(np.full(10, number, "<f4").tobytes())
@@ -105,53 +88,16 @@ def request(number: int, *, model: str = "echo", **parameters: Any) -> bytes:
     return serialised
 
 
-class Caller:
-    """The client's end of one stream."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._requests: SimpleQueue[bytes | None] = SimpleQueue()
-        method = channel.stream_stream(STREAM, response_deserializer=Response.FromString)
-        self.replies = method(iter(self._requests.get, None), timeout=WAIT_SECONDS)
-
-    def send(self, *requests: bytes) -> None:
-        """Send requests."""
-        for each in requests:
-            self._requests.put(each)
-
-    def finish(self) -> tuple[list[Any], str]:
-        """Send no more, and give all replies and the status."""
-        self._requests.put(None)
-        replies = []
-        try:
-            replies.extend(self.replies)
-        except grpc.RpcError as error:
-            return replies, error.code().name
-        return replies, "OK"
-
-
-async def stream_of(served: Served, *requests: bytes) -> tuple[list[Any], str]:
-    """Send requests over one stream; gives the replies and the status."""
-
-    def work(channel: grpc.Channel) -> tuple[list[Any], str]:
-        caller = Caller(channel)
-        caller.send(*requests)
-        return caller.finish()
-
-    return await with_channel(served.address, work)
-
-
 def numbers(replies: list[Any]) -> list[float]:
-    """Give the first number of each reply."""
     return [float(np.frombuffer(each.infer_response.raw_output_contents[0], "<f4")[0]) for each in replies]
 
 
-async def test_answers_come_in_the_order_of_their_requests(served: Served) -> None:
-    """A request that is done before an earlier one waits for it; both were under way."""
+async def test_concurrent_requests_of_a_stream_are_answered_in_order(served: Serving) -> None:
     servable = served.servable
-    got: list[Any] = []
+    results: list[Any] = []
 
     async def ask() -> None:
-        got.append(await stream_of(served, request(0), request(1, gate="slow"), request(2), request(3)))
+        results.append(await stream_of(served, request(0), request(1, gate="slow"), request(2), request(3)))
 
     with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
@@ -160,27 +106,22 @@ async def test_answers_come_in_the_order_of_their_requests(served: Served) -> No
             for number in ("0", "2", "3"):
                 await servable.ended[number].wait()
             servable.gates["slow"].set()
-
-    ((replies, status),) = got
+    ((replies, status),) = results
     assert (numbers(replies), status) == ([0, 1, 2, 3], "OK")
     assert [each.infer_response.id for each in replies] == ["0", "1", "2", "3"]
     assert servable.done[-1] == "1"
 
 
-async def test_only_so_many_requests_of_a_stream_are_under_way(served: Served) -> None:
-    """A hundred requests are answered, and never more than sixteen at once."""
+async def test_at_most_sixteen_requests_of_a_stream_run_at_once(served: Serving) -> None:
     replies, status = await stream_of(served, *(request(number) for number in range(100)))
-
     assert (numbers(replies), status) == ([*range(100)], "OK")
     assert 1 < served.servable.most_under_way <= 16
 
 
-async def test_an_error_is_a_message_and_the_stream_goes_on(served: Served) -> None:
-    """Whose request it was is in the message: of the model, of the data plane, and of a name that is unknown."""
+async def test_errors_are_messages_with_the_id_of_their_request(served: Serving) -> None:
     replies, status = await stream_of(
         served, request(0), request(1, fail="it broke"), request(2, model="nothing"), request(3)
     )
-
     assert status == "OK"
     assert [each.error_message for each in replies] == [
         "",
@@ -193,13 +134,11 @@ async def test_an_error_is_a_message_and_the_stream_goes_on(served: Served) -> N
 
 
 @pytest.mark.parametrize(("wanted", "marked"), [(True, [True, True]), (False, [None, None])])
-async def test_the_last_answer_to_a_request_is_marked_where_it_asks_for_that(
-    served: Served, *, wanted: bool, marked: list[bool | None]
+async def test_the_final_response_is_marked_on_request(
+    served: Serving, *, wanted: bool, marked: list[bool | None]
 ) -> None:
-    """Each request has one answer, which is its last one, errors too; without the parameter nothing is said."""
     options: dict[str, Any] = {"triton_enable_empty_final_response": wanted}
     replies, _ = await stream_of(served, request(0, **options), request(1, fail="it broke", **options))
-
     parameters = [each.infer_response.parameters for each in replies]
     found = [
         each["triton_final_response"].bool_param if "triton_final_response" in each else None for each in parameters
@@ -207,43 +146,34 @@ async def test_the_last_answer_to_a_request_is_marked_where_it_asks_for_that(
     assert found == marked
 
 
-async def test_a_malformed_message_ends_the_stream_behind_what_was_asked_before(served: Served) -> None:
-    """Requests that were read are answered first."""
+async def test_a_malformed_message_ends_the_stream_after_the_answers_to_earlier_requests(served: Serving) -> None:
     replies, status = await stream_of(served, request(0), request(1), b"\xff\xff\xff")
-
     assert (numbers(replies), status) == ([0, 1], "INVALID_ARGUMENT")
 
 
-async def test_requests_of_a_client_that_leaves_are_cancelled(served: Served) -> None:
-    """Those that are under way end with their stream."""
-
+async def test_requests_of_a_client_that_leaves_are_cancelled(served: Serving) -> None:
     def work(channel: grpc.Channel) -> None:
         caller = Caller(channel)
         caller.send(request(0))
-        next(caller.replies)
+        caller.next()
         caller.send(request(1, block=True))
         trio.from_thread.run(served.servable.blocked.wait)
-        caller.replies.cancel()
-        caller.send()
+        caller.call.cancel()
+        caller.end()
 
-    with trio.fail_after(WAIT_SECONDS):
-        await with_channel(served.address, work)
-        await served.servable.cancelled.wait()
-
-
-# Sequences, as Triton's example of them has it
+    await with_channel(served.address, work)
+    await served.wait(served.servable.cancelled)
 
 
 @pytest.fixture
 async def sequences(tmp_path: Path) -> AsyncIterator[BothDoors]:
-    """Serve a model that sums up what a sequence has brought."""
     base = ir.save(ir.accumulator(), tmp_path, "sums")
     async with serving_both([ModelSpec(name="sums", base_path=base, stateful=True, plugin_config=EXACT)]) as both:
         yield both
 
 
 def drive(client: Any, module: Any, steps: list[tuple[int | str, float, bool, bool]]) -> list[Any]:
-    """Send all steps over one stream before any answer is read; gives results or errors."""
+    """Send all steps over one stream before an answer is read; return results and errors."""
     answers: SimpleQueue[Any] = SimpleQueue()
     client.start_stream(callback=lambda result, error: answers.put(error or result))
     for number, (identity, value, start, end) in enumerate(steps):
@@ -261,8 +191,9 @@ def drive(client: Any, module: Any, steps: list[tuple[int | str, float, bool, bo
 
 
 @pytest.mark.parametrize("identities", [(7, 8), ("0f8fad5b-d9cb-469f-a165-70867728950e", "größe"), (9, "nine")])
-async def test_sequences_go_on_over_a_stream(sequences: BothDoors, identities: tuple[int | str, int | str]) -> None:
-    """Two sequences are interleaved on one stream; ids may be texts, which answers give back as they were."""
+async def test_two_sequences_are_interleaved_on_one_stream(
+    sequences: BothDoors, identities: tuple[int | str, int | str]
+) -> None:
     one, two = identities
     steps = [
         (one, 1.0, True, False),
@@ -272,64 +203,51 @@ async def test_sequences_go_on_over_a_stream(sequences: BothDoors, identities: t
         (one, 3.0, False, True),
         (two, 300.0, False, True),
     ]
-
     results = await sequences.with_triton("grpc", lambda client, module: drive(client, module, steps))
-
     assert [float(each.as_numpy("y")[0, 0]) for each in results] == [1, 100, 3, 300, 6, 600]
     assert [each.get_response().id for each in results] == [str(number) for number in range(6)]
-    told = [each.as_numpy("sequence_id")[0] for each in results]
-    assert [each.decode() if isinstance(each, bytes) else int(each) for each in told] == [one, two] * 3
+    returned = [each.as_numpy("sequence_id")[0] for each in results]
+    assert [each.decode() if isinstance(each, bytes) else int(each) for each in returned] == [one, two] * 3
 
 
-async def test_a_step_that_fails_leaves_the_sequence_and_the_stream(sequences: BothDoors) -> None:
-    """A start of what goes on already is refused in its place; the sequence goes on."""
+async def test_a_refused_step_ends_neither_its_sequence_nor_the_stream(sequences: BothDoors) -> None:
     steps: list[tuple[int | str, float, bool, bool]] = [
         (5, 1.0, True, False),
         (5, 1.0, True, False),
         (5, 1.0, False, True),
     ]
-
     first, second, third = await sequences.with_triton("grpc", lambda client, module: drive(client, module, steps))
-
     assert "Sequence with provided ID already exists" in str(second)
     assert [float(each.as_numpy("y")[0, 0]) for each in (first, third)] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("identity", "found"),
-    [
-        ("12", [12]),
-        (12, [12]),
-        ("twelve", [b"twelve"]),
-        ("-1", [b"-1"]),
-        ("18446744073709551616", [b"18446744073709551616"]),
-    ],
-)
-async def test_a_text_of_digits_is_a_number_and_any_other_text_an_id(
-    sequences: BothDoors, identity: int | str, found: list[Any]
-) -> None:
-    """The list of live sequences has texts as they were given."""
-
+async def start_sequence(sequences: BothDoors, identity: int | str) -> Any:
     def work(client: Any, module: Any) -> Any:
         given = module.InferInput("x", [1, 2], "FP32")
         given.set_data_from_numpy(np.ones((1, 2), np.float32))
         return client.infer("sums", [given], sequence_id=identity, sequence_start=True).as_numpy("sequence_id").tolist()
 
-    from ovmstrio.api.doors import KSERVE_GRPC
+    return await sequences.with_triton("grpc", work)
 
-    assert await sequences.with_triton("grpc", work) == found
+
+@pytest.mark.parametrize(
+    ("identity", "found"),
+    [
+        ("12", 12),
+        (12, 12),
+        ("twelve", b"twelve"),
+        ("-1", b"-1"),
+        ("18446744073709551616", b"18446744073709551616"),
+    ],
+)
+async def test_texts_of_digits_are_numeric_sequence_ids(
+    sequences: BothDoors, identity: int | str, found: int | bytes
+) -> None:
+    assert await start_sequence(sequences, identity) == [found]
     (alive,) = sequences.plane.sequences("sums", "", KSERVE_GRPC)
-    assert alive.id == (found[0].decode() if isinstance(found[0], bytes) else found[0])
+    assert alive.id == (found.decode() if isinstance(found, bytes) else found)
 
 
-async def test_an_id_has_a_bound(sequences: BothDoors) -> None:
-    """More than 256 characters are refused."""
-    from tritonclient.utils import InferenceServerException
-
-    def work(client: Any, module: Any) -> None:
-        given = module.InferInput("x", [1, 2], "FP32")
-        given.set_data_from_numpy(np.ones((1, 2), np.float32))
-        client.infer("sums", [given], sequence_id="x" * 257, sequence_start=True)
-
+async def test_a_sequence_id_has_at_most_256_characters(sequences: BothDoors) -> None:
     with pytest.raises(InferenceServerException, match="a text of at most 256 characters"):
-        await sequences.with_triton("grpc", work)
+        await start_sequence(sequences, "x" * 257)

@@ -1,8 +1,5 @@
-"""ModelStreamInfer as clients see it: replies and errors at once, back-pressure, and ends of every kind."""
-
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,23 +13,23 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from tests.service.api.grpc.streams import Caller, Streaming, open_peer, payload, start_stream, streaming_server
+from tests.service.api.grpc.servers import Caller, Serving, open_peer, payload, start_stream, streaming_server
 from tests.support.grpc_clients import call, with_channel, with_triton
 from tests.support.streaming_servables import FIRST_TIMESTAMP
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.wire.grpc.bytes_client import message
 
 FAILURE = "Mediapipe execution failed. MP status - INTERNAL: node"
+UNKNOWN = "Mediapipe graph definition with requested name is not found"
 
 
 @pytest.fixture
-async def streaming(tmp_path: Path) -> AsyncIterator[Streaming]:
-    """Serve as long as the test lasts."""
+async def streaming(tmp_path: Path) -> AsyncIterator[Serving]:
     async with streaming_server(tmp_path) as server:
         yield server
 
 
-async def _called(streaming: Streaming, work: Callable[[Caller], Any]) -> Any:
+async def _called(streaming: Serving, work: Callable[[Caller], Any]) -> Any:
     return await with_channel(streaming.address, lambda channel: work(Caller(channel)))
 
 
@@ -40,9 +37,40 @@ def _texts(messages: list[Any]) -> list[str]:
     return [each.error_message or bytes(each.infer_response.raw_output_contents[0]).decode() for each in messages]
 
 
-async def test_replies_come_while_the_client_still_sends(streaming: Streaming) -> None:
-    """Each reply is there before the next request is sent, and the stream ends well after a half-close."""
+@pytest.mark.parametrize(
+    ("requests", "messages", "status", "text"),
+    [
+        pytest.param(
+            [payload(data=b"last", replies=2, fail=FAILURE)], ["last", "last", FAILURE], "INVALID_ARGUMENT", FAILURE,
+            id="failure after replies",
+        ),
+        pytest.param(
+            [payload(data=b"fine"), payload(data=b"last", fail=FAILURE)], ["fine", "last", FAILURE],
+            "INVALID_ARGUMENT", FAILURE, id="failure of a later request",
+        ),
+        pytest.param([payload(refuse="not started")], [], "FAILED_PRECONDITION", "not started", id="failure to open"),
+        pytest.param([payload(model="nothing")], [], "NOT_FOUND", UNKNOWN, id="unknown graph"),
+        pytest.param([payload(data=b"a"), payload(end=True)], ["a"], "OK", "", id="end by the graph"),
+        pytest.param(
+            [payload(data=b"a"), payload(problem="x is unexpected"), payload(data=b"b"), payload(end=True)],
+            ["a", "x is unexpected", "b"], "OK", "", id="problem of one request",
+        ),
+    ],
+)  # fmt: skip
+async def test_a_stream_that_is_not_half_closed_gets_replies_errors_and_status(
+    streaming: Serving, requests: list[bytes], messages: list[str], status: str, text: str
+) -> None:
+    def work(caller: Caller) -> Any:
+        caller.send(*requests)
+        return caller.finish()
 
+    found, *end = await _called(streaming, work)
+    assert (_texts(found), *end) == (messages, status, text)
+    errors = {FAILURE, "x is unexpected"}
+    assert [each.HasField("infer_response") for each in found] == [each not in errors for each in messages]
+
+
+async def test_each_reply_arrives_before_the_next_request(streaming: Serving) -> None:
     def work(caller: Caller) -> Any:
         replies = []
         for text in (b"one", b"two", b"three"):
@@ -52,20 +80,16 @@ async def test_replies_come_while_the_client_still_sends(streaming: Streaming) -
         return replies, caller.finish()
 
     replies, (rest, status, _) = await _called(streaming, work)
-
     assert (_texts(replies), rest, status) == (["one", "two", "three"], [], "OK")
 
 
-async def test_a_reply_has_what_user_code_says_of_it(streaming: Streaming) -> None:
-    """Name, datatype and shape of an output are as given, and the timestamp has 64 bits."""
-
+async def test_a_reply_has_name_datatype_shape_and_timestamp_of_the_graph(streaming: Serving) -> None:
     def work(caller: Caller) -> Any:
         caller.send(payload(data=b"\x00\xff", name="größe"))
         caller.end()
         return caller.next().infer_response
 
     reply = await _called(streaming, work)
-
     (output,) = reply.outputs
     assert (output.name, output.datatype, list(output.shape)) == ("größe", "words", [2, 7])
     assert list(reply.raw_output_contents) == [b"\x00\xff"]
@@ -73,93 +97,18 @@ async def test_a_reply_has_what_user_code_says_of_it(streaming: Streaming) -> No
     assert {name: each.int64_param for name, each in reply.parameters.items()} == {"OVMS_MP_TIMESTAMP": FIRST_TIMESTAMP}
 
 
-@pytest.mark.parametrize("earlier", [0, 1])
-async def test_a_failure_reaches_a_client_that_is_silent(streaming: Streaming, earlier: int) -> None:
-    """What was made before comes first, then the error's text on the stream, then the status with the same text."""
-
-    def work(caller: Caller) -> Any:
-        for _ in range(earlier):
-            caller.send(payload(data=b"fine"))
-        caller.send(payload(data=b"last", replies=2, fail=FAILURE))
-        return caller.finish()
-
-    messages, status, text = await _called(streaming, work)
-
-    assert _texts(messages) == ["fine"] * earlier + ["last", "last", FAILURE]
-    assert [bool(each.error_message) for each in messages][-2:] == [False, True]
-    assert (status, text) == ("INVALID_ARGUMENT", FAILURE)
-
-
-async def test_a_failure_after_the_half_close_is_told_by_the_status_alone(streaming: Streaming) -> None:
-    """A client that has ended its requests gets no message besides the replies."""
+async def test_a_failure_after_the_half_close_is_reported_by_the_status_only(streaming: Serving) -> None:
     servable = streaming.servable
-
     async with open_peer(streaming.address) as peer:
         stream_id = await start_stream(peer, payload(data=b"x", fail=FAILURE, hold=True), end=True)
         await streaming.wait(servable.holding)
         servable.release()
         trailers = await peer.trailers(stream_id)
-
     assert (trailers["grpc-status"], trailers["grpc-message"]) == ("3", FAILURE)
     assert peer.body(stream_id).count(b"graph") == 1
 
 
-async def test_a_stream_that_cannot_begin_has_only_a_status(streaming: Streaming) -> None:
-    """Nothing is written for an error on opening."""
-
-    def work(caller: Caller) -> Any:
-        caller.send(payload(refuse="Failed to start mediapipe graph"))
-        return caller.finish()
-
-    assert await _called(streaming, work) == ([], "FAILED_PRECONDITION", "Failed to start mediapipe graph")
-
-
-async def test_a_stream_to_what_is_not_there_is_refused(streaming: Streaming) -> None:
-    """Unknown names get OVMS's words for it, as the status of the stream."""
-
-    def work(caller: Caller) -> Any:
-        caller.send(payload(model="nothing"))
-        return caller.finish()
-
-    text = "Mediapipe graph definition with requested name is not found"
-    assert await _called(streaming, work) == ([], "NOT_FOUND", text)
-
-
-async def test_a_problem_with_one_request_leaves_the_stream_open(streaming: Streaming) -> None:
-    """The problem is a message on the stream, and later requests are answered."""
-
-    def work(caller: Caller) -> Any:
-        for request in (payload(data=b"a"), payload(problem="x is unexpected"), payload(data=b"b")):
-            caller.send(request)
-        caller.end()
-        return caller.finish()
-
-    messages, status, _ = await _called(streaming, work)
-
-    assert (_texts(messages), status) == (["a", "x is unexpected", "b"], "OK")
-    assert [each.HasField("infer_response") for each in messages] == [True, False, True]
-
-
-async def test_a_malformed_message_ends_the_stream_with_its_status(streaming: Streaming) -> None:
-    """Bytes that are no request are refused with INVALID_ARGUMENT, and what runs for the stream is stopped."""
-
-    def work(caller: Caller) -> Any:
-        caller.send(payload(data=b"a"))
-        caller.next()
-        caller.send(b"\x0a\xff")
-        return caller.finish()
-
-    messages, status, text = await _called(streaming, work)
-
-    assert (messages, status) == ([], "INVALID_ARGUMENT")
-    assert "malformed inference.ModelInferRequest" in text
-    assert streaming.servable.open == 0
-    assert re.search(r'ovmstrio_requests_total{.*code="INVALID_ARGUMENT".*} 1.0', streaming.metrics)
-
-
-async def test_garbage_within_a_stream_is_its_clients_fault(streaming: Streaming) -> None:
-    """It has one line at INFO, without a traceback, and the status as its code in the metrics."""
-
+async def test_malformed_requests_end_their_streams_and_are_logged_once(streaming: Serving) -> None:
     def work(caller: Caller) -> Any:
         caller.send(payload(data=b"a"))
         caller.next()
@@ -168,81 +117,56 @@ async def test_garbage_within_a_stream_is_its_clients_fault(streaming: Streaming
 
     with capture_logs() as logs:
         for _ in range(3):
-            await _called(streaming, work)
+            messages, status, text = await _called(streaming, work)
+            assert (messages, status) == ([], "INVALID_ARGUMENT")
+            assert "malformed inference.ModelInferRequest" in text
     (line,) = [each for each in logs if each["log_level"] != "debug"]
     assert (line["log_level"], line["event"], line["status"]) == ("info", "request cannot be read", "INVALID_ARGUMENT")
     assert "malformed inference.ModelInferRequest" in line["reason"]
     assert not any("exc_info" in each for each in logs)
-    count = 'ovmstrio_requests_total{api="KServe",code="INVALID_ARGUMENT",interface="gRPC",'
-    assert count in streaming.metrics
+    assert 'ovmstrio_requests_total{api="KServe",code="INVALID_ARGUMENT",interface="gRPC",' in streaming.metrics
+    assert streaming.servable.open == 0
 
 
-async def test_a_stream_that_ends_by_itself_ends_the_call(streaming: Streaming) -> None:
-    """The call ends well although the client has not said that it is done."""
-
-    def work(caller: Caller) -> Any:
-        caller.send(payload(data=b"a"))
-        caller.send(payload(end=True))
-        return caller.finish()
-
-    messages, status, _ = await _called(streaming, work)
-
-    assert (_texts(messages), status) == (["a"], "OK")
-
-
-async def test_many_replies_come_in_order(streaming: Streaming) -> None:
-    """Replies that share writes are all there, in the order in which they were made."""
-
+async def test_many_replies_arrive_in_order(streaming: Serving) -> None:
     def work(caller: Caller) -> Any:
         caller.send(payload(data=b"x" * 500, replies=3_000))
         caller.end()
         return caller.finish()
 
     messages, status, _ = await _called(streaming, work)
-
     stamps = [each.infer_response.parameters["OVMS_MP_TIMESTAMP"].int64_param for each in messages]
     assert status == "OK"
     assert stamps == list(range(FIRST_TIMESTAMP, FIRST_TIMESTAMP + 3_000))
 
 
-async def test_the_deadline_of_the_call_ends_the_stream(streaming: Streaming) -> None:
-    """The client's timeout stops a graph that still works, which has known of it."""
-
+async def test_the_deadline_of_a_call_reaches_the_graph_and_ends_the_stream(streaming: Serving) -> None:
     def work(channel: Any) -> Any:
         caller = Caller(channel, timeout=2)
         caller.send(payload(hold=True))
         return caller.finish()
 
     _, status, _ = await with_channel(streaming.address, work)
-
     assert status == "DEADLINE_EXCEEDED"
     await streaming.wait(streaming.servable.cancelled)
     assert streaming.servable.streams[0].requests[0].deadline < float("inf")
 
 
-# Clients that leave
-
-
 @pytest.mark.parametrize("half_closed", [False, True])
-async def test_a_client_that_leaves_stops_a_graph_that_works(streaming: Streaming, *, half_closed: bool) -> None:
-    """Cancelling is felt while nothing is sent in either direction, before and after the half-close."""
+async def test_a_reset_cancels_a_graph_that_waits(streaming: Serving, *, half_closed: bool) -> None:
     servable = streaming.servable
-
     async with open_peer(streaming.address) as peer:
         stream_id = await start_stream(peer, payload(hold=True), end=half_closed)
         await streaming.wait(servable.holding)
         peer.h2.reset_stream(stream_id, 8)
         await peer.flush()
         await streaming.wait(servable.cancelled)
-
     await streaming.wait(servable.closed)
     assert servable.open == 0
 
 
-async def test_a_client_that_leaves_while_it_does_not_read_stops_the_graph(streaming: Streaming) -> None:
-    """Cancelling is felt while replies wait for the client's window."""
+async def test_a_reset_cancels_a_graph_whose_replies_wait_for_the_window(streaming: Serving) -> None:
     servable = streaming.servable
-
     async with open_peer(streaming.address) as peer:
         stream_id = await start_stream(peer, payload(data=b"x" * 10_000, replies=10_000))
         while len(peer.body(stream_id)) < 65_535:
@@ -253,20 +177,15 @@ async def test_a_client_that_leaves_while_it_does_not_read_stops_the_graph(strea
         await streaming.wait(servable.cancelled)
 
 
-async def test_a_lost_connection_stops_the_graph(streaming: Streaming) -> None:
-    """A client whose connection breaks has left its streams, even if a request still waits to be taken in."""
+async def test_a_lost_connection_cancels_the_graph(streaming: Serving) -> None:
     servable = streaming.servable
-
     async with open_peer(streaming.address) as peer:
         await start_stream(peer, payload(hold=True), payload(), payload())
         await streaming.wait(servable.holding)
-
     await streaming.wait(servable.cancelled)
 
 
-async def test_leases_are_given_back_whatever_happens(streaming: Streaming) -> None:
-    """The servable can be retired after streams that ended, failed, were refused and were left."""
-
+async def test_a_graph_can_be_retired_after_streams_of_all_outcomes(streaming: Serving) -> None:
     def work(channel: Any) -> None:
         for request in (payload(), payload(fail="no"), payload(refuse="no"), payload(problem="no")):
             caller = Caller(channel)
@@ -291,11 +210,7 @@ async def test_leases_are_given_back_whatever_happens(streaming: Streaming) -> N
     assert servable.open == 0
 
 
-# Back-pressure
-
-
-async def test_requests_are_not_read_ahead_of_the_graph(streaming: Streaming) -> None:
-    """A graph that takes nothing lets the client's window run dry; all requests are answered once it goes on."""
+async def test_requests_are_not_read_ahead_of_the_graph(streaming: Serving) -> None:
     servable = streaming.servable
     big = message(payload(data=b"x" * 16_000))
 
@@ -323,10 +238,8 @@ async def test_requests_are_not_read_ahead_of_the_graph(streaming: Streaming) ->
     assert len(servable.streams[0].requests) == sent + 1
 
 
-async def test_a_slow_reader_holds_up_the_graph(streaming: Streaming) -> None:
-    """While the client's window is full only a few replies wait, however many the graph could make."""
+async def test_a_graph_waits_for_a_slow_reader(streaming: Serving) -> None:
     servable = streaming.servable
-
     async with open_peer(streaming.address) as peer:
         stream_id = await start_stream(peer, payload(data=b"x" * 10_000, replies=200), end=True)
         while len(peer.body(stream_id)) < 65_535:
@@ -334,12 +247,10 @@ async def test_a_slow_reader_holds_up_the_graph(streaming: Streaming) -> None:
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert servable.streams[0].made < 30
         await _read_all(peer, stream_id)
-
     assert servable.streams[0].made == 200
 
 
 async def _read_all(peer: Any, stream_id: int) -> None:
-    """Read to the end of a call, opening windows as clients do."""
     credited = 0
     with trio.fail_after(WAIT_SECONDS):
         while not any(isinstance(e, h2.events.StreamEnded) and e.stream_id == stream_id for e in peer.events):
@@ -351,11 +262,7 @@ async def _read_all(peer: Any, stream_id: int) -> None:
             assert await peer.read()
 
 
-# The server's end
-
-
-async def test_streams_go_on_while_the_server_drains(streaming: Streaming) -> None:
-    """Requests are answered until the grace ends; what is open then is told that the server goes."""
+async def test_streams_are_served_until_the_grace_of_a_drain_ends(streaming: Serving) -> None:
     async with open_peer(streaming.address) as peer, trio.open_nursery() as nursery:
         stream_id = await start_stream(peer, payload(data=b"before"))
         await peer.wait_for(h2.events.DataReceived, stream_id)
@@ -367,15 +274,10 @@ async def test_streams_go_on_while_the_server_drains(streaming: Streaming) -> No
         while b"during" not in peer.body(stream_id):
             assert await peer.read()
         trailers = await peer.trailers(stream_id)
-
     assert trailers["grpc-status"] == str(grpc.StatusCode.UNAVAILABLE.value[0])
 
 
-# Other clients, and what is counted
-
-
-async def test_triton_gets_replies_problems_and_the_failure(streaming: Streaming) -> None:
-    """The callback of tritonclient sees each reply, each problem and then the status of the failure."""
+async def test_tritonclient_gets_replies_problems_and_the_failure(streaming: Serving) -> None:
     from tritonclient.grpc import InferInput
 
     text = InferInput("x", [2], "BYTES")
@@ -391,15 +293,13 @@ async def test_triton_gets_replies_problems_and_the_failure(streaming: Streaming
         return seen
 
     first, problem, second, text_of_failure, failure = await with_triton(streaming.address, work)
-
     assert first[0].as_numpy("x").tolist() == second[0].as_numpy("x").tolist() == [b"a", b"b"]
     assert str(problem[1]) == "bad one"
     assert str(text_of_failure[1]) == FAILURE
     assert failure[1].status() == "StatusCode.INVALID_ARGUMENT"
 
 
-async def test_asyncio_clients_are_served(streaming: Streaming) -> None:
-    """Grpcio's asyncio client writes and reads by turns and sees the failure while it is silent."""
+async def test_an_asyncio_client_gets_replies_and_the_failure(streaming: Serving) -> None:
     import asyncio
 
     async def talk() -> tuple[list[bytes], Any]:
@@ -412,13 +312,11 @@ async def test_asyncio_clients_are_served(streaming: Streaming) -> None:
             return received, await stream.code()
 
     received, code = await trio.to_thread.run_sync(asyncio.run, talk())
-
     assert (b"hello" in received[0], FAILURE.encode() in received[1]) == (True, True)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_requests_and_replies_of_a_stream_are_counted(streaming: Streaming) -> None:
-    """Accepted, rejected and answered requests are counted one by one while the stream is open, errors at its end."""
+async def test_requests_and_replies_of_a_stream_are_counted(streaming: Serving) -> None:
     labels = '{api="KServe",interface="gRPC",method="ModelInferStream",name="graph"}'
 
     def work(caller: Caller) -> Any:
@@ -433,7 +331,6 @@ async def test_requests_and_replies_of_a_stream_are_counted(streaming: Streaming
 
     during = await _called(streaming, work)
     await streaming.wait(streaming.servable.closed)
-
     assert f"ovms_responses{labels} 4.0" in during
     assert f"ovms_requests_rejected{labels} 1.0" in during
     assert f"ovms_requests_accepted{labels} 3.0" in during
@@ -443,11 +340,9 @@ async def test_requests_and_replies_of_a_stream_are_counted(streaming: Streaming
     assert f"ovms_graph_error{labels} 1.0" in after
 
 
-async def test_a_unary_call_answers_with_the_raw_output(streaming: Streaming) -> None:
-    """ModelInfer of a graph writes what user code says, as a stream does."""
+async def test_a_unary_call_of_a_graph_is_answered_with_the_raw_output(streaming: Serving) -> None:
     service = "/inference.GRPCInferenceService/ModelInfer"
     response = await call(streaming.address, service, payload(data=b"\x01"), "inference.ModelInferResponse")
-
     assert (response.outputs[0].datatype, list(response.raw_output_contents)) == ("words", [b"\x01"])
     labels = '{api="KServe",interface="gRPC",method="ModelInfer",name="graph"}'
     assert f"ovms_requests_accepted{labels} 1.0" in streaming.metrics

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 
+from ovmstrio.api.admitted_calls import first_text
 from ovmstrio.api.grpc_codec import Codec
 from ovmstrio.api.kserve.grpc.plain_requests import PlainRequests
 from ovmstrio.api.kserve.grpc.request_decoding import decode_request, read_elements
@@ -438,3 +439,20 @@ def test_elements_of_a_field_are_read_as_a_list_or_an_array(
     found = read_elements(message, field, np.dtype(dtype), packed=packed)
     assert isinstance(found, list) is (len(elements) <= 64)
     assert (found if isinstance(found, list) else np.asarray(found).tolist()) == elements
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"\x0a\x04echo\x12\x011", b"echo"),
+        (b"\x0a\x00", b""),
+        (b"", b""),
+        (b"\x0a", b""),
+        (b"\x12\x04echo", b""),
+        (b"\x0a\x80\x01" + b"n" * 200, b"n" * 128),
+        (b"\x0a\xff\xff\xff\xff\xff", b""),
+        (b"\x0a\xff\x7f" + b"n" * 20_000, b""),
+    ],
+)
+def test_the_first_field_is_read_if_it_is_a_short_text(data: bytes, found: bytes) -> None:
+    assert first_text(data) == found

@@ -1,10 +1,11 @@
-"""``PipelineService`` as clients of gRPC find it."""
-
 from __future__ import annotations
 
 import json
 import math
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,12 @@ import grpc
 import pytest
 import trio
 
+from ovmstrio.config.specs import OpPipelineSpec, ServableSpec
+from ovmstrio.core.events import CallEvent, CallObserver
+from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
-from ovmstrio.runtimes.ops.values import PipelineResponse
+from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse
+from tests.service.api.grpc.servers import serving_grpc
 from tests.support.grpc_clients import call, with_channel
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.original_package import unpack_original
@@ -24,12 +29,10 @@ ORIGINAL = Path(__file__).parents[4] / "support" / "original_client.py"
 
 
 async def ask(address: str, request: Any, **options: Any) -> Any:
-    """Make one call."""
     return await call(address, METHOD, request, RESPONSE_NAME, **options)
 
 
-async def test_request_and_answer_travel_whole() -> None:
-    """Every field arrives, and the answer comes back."""
+async def test_all_fields_of_request_and_answer_are_passed() -> None:
     executor = EchoExecutor()
     async with serving_pipeline(executor) as running:
         request = REQUEST(key=["x"], value=["1"], name="uci", method="m", logid=7, clientip="10.0.0.1")
@@ -40,8 +43,7 @@ async def test_request_and_answer_travel_whole() -> None:
     assert executor.deadlines[0] < math.inf
 
 
-async def test_older_layout_is_answered() -> None:
-    """A request with the older field numbers means the same."""
+async def test_the_older_message_layout_is_accepted() -> None:
     executor = EchoExecutor()
     data = b"\x0a\x01x\x12\x011\x1a\x03uci\x22\x01m\x28\x07\x32\x041.23"
     async with serving_pipeline(executor) as running:
@@ -51,26 +53,14 @@ async def test_older_layout_is_answered() -> None:
     assert (seen.name, seen.method, seen.logid, seen.clientip) == ("uci", "m", 7, "1.23")
 
 
-async def test_missing_address_is_that_of_the_connection() -> None:
-    """A client that does not say where it is gets the address that it calls from."""
+async def test_a_missing_client_address_is_that_of_the_connection() -> None:
     executor = EchoExecutor()
     async with serving_pipeline(executor) as running:
         await ask(running.grpc[0], REQUEST())
     assert executor.requests[0].clientip == "127.0.0.1"
 
 
-@pytest.mark.parametrize(
-    ("name", "asked", "code"), [("uci", "nope", 3002), ("uci", "", 0), (None, "x", 3002), (None, "", 0)]
-)
-async def test_service_name_must_fit(name: str | None, asked: str, code: int) -> None:
-    """A wrong name is 3002, none at all is always right, and a nameless service has no right name."""
-    async with serving_pipeline(EchoExecutor(), name) as running:
-        answer = await ask(running.grpc[0], REQUEST(name=asked))
-    assert answer.err_no == code
-
-
 async def test_garbage_is_an_invalid_argument() -> None:
-    """Bytes that are no request end the call with the status of a wrong argument."""
     async with serving_pipeline(EchoExecutor()) as running:
         with pytest.raises(grpc.RpcError) as raised:
             await ask(running.grpc[0], b"\xff\xff")
@@ -86,7 +76,6 @@ async def test_garbage_is_an_invalid_argument() -> None:
     ],
 )
 async def test_a_request_beyond_the_queue_is_refused_undecoded(path: str, body: bytes) -> None:
-    """By the name in it, in both layouts, and over KServe; what is wrong with it is told once there is a place."""
     executor = EchoExecutor()
     executor.gate = trio.Event()
 
@@ -110,8 +99,7 @@ async def test_a_request_beyond_the_queue_is_refused_undecoded(path: str, body: 
     assert len(executor.requests) == 1
 
 
-async def test_answer_that_cannot_be_packed_is_told() -> None:
-    """A service that fills the answer with what it cannot hold is error 8000, and nothing hangs."""
+async def test_an_answer_that_cannot_be_serialised_is_error_8000() -> None:
     executor = EchoExecutor()
     executor.answer = PipelineResponse(2**40, "text")
     async with serving_pipeline(executor) as running:
@@ -120,8 +108,7 @@ async def test_answer_that_cannot_be_packed_is_told() -> None:
     assert answer.err_msg.startswith("rpc package error: ")
 
 
-async def test_large_messages_pass() -> None:
-    """20 MB go in and come out."""
+async def test_messages_of_20_mb_pass() -> None:
     text = "x" * 20_000_000
     limits = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
     async with serving_pipeline(EchoExecutor()) as running:
@@ -135,8 +122,7 @@ async def test_large_messages_pass() -> None:
     assert list(answer.value) == [text]
 
 
-async def test_leaving_client_cancels_its_request() -> None:
-    """A cancelled call is cancelled in the pipeline."""
+async def test_a_cancelled_call_is_cancelled_in_the_pipeline() -> None:
     executor = EchoExecutor()
     executor.gate = trio.Event()
     async with serving_pipeline(executor) as running:
@@ -151,8 +137,7 @@ async def test_leaving_client_cancels_its_request() -> None:
             await executor.left.wait()
 
 
-async def test_drain_answers_what_comes_and_finishes_what_runs() -> None:
-    """A draining server closes its executor and lets the request that is worked on end."""
+async def test_a_drain_lets_running_requests_finish() -> None:
     executor = EchoExecutor()
     executor.gate = trio.Event()
     answers: list[Any] = []
@@ -170,8 +155,7 @@ async def test_drain_answers_what_comes_and_finishes_what_runs() -> None:
     assert [list(answer.value) for answer in answers] == [["1"]]
 
 
-async def test_original_client_is_served(tmp_path: Path) -> None:
-    """Paddle Serving's own client gets its answers: texts, tensors of every type, and a hundred calls at once."""
+async def test_the_client_of_paddle_serving_is_served(tmp_path: Path) -> None:
     home = str(unpack_original(tmp_path))
     async with serving_pipeline(EchoExecutor()) as running:
         command = [sys.executable, str(ORIGINAL), home, running.grpc[0]]
@@ -188,8 +172,7 @@ async def test_original_client_is_served(tmp_path: Path) -> None:
     assert answers["async"] == [[str(number)] for number in range(100)]
 
 
-async def test_overload_is_a_status() -> None:
-    """A request that is refused because too many wait ends with a status that clients know how to repeat."""
+async def test_overload_is_resource_exhausted() -> None:
     executor = EchoExecutor()
     executor.answer = PipelineResponse(3000, "too many requests wait", is_overload=True)
     async with serving_pipeline(executor) as running:
@@ -200,8 +183,7 @@ async def test_overload_is_a_status() -> None:
 
 
 @pytest.mark.parametrize("field", ["key", "value", "tensors"])
-async def test_a_request_of_too_many_members_is_refused(field: str) -> None:
-    """16,384 are accepted over gRPC as over HTTP, and one more is an invalid argument."""
+async def test_a_request_has_at_most_16384_members(field: str) -> None:
     item = {} if field == "tensors" else ""
     async with serving_pipeline(EchoExecutor()) as running:
         await ask(running.grpc[0], REQUEST(**{field: [item] * 16_384}))
@@ -209,3 +191,98 @@ async def test_a_request_of_too_many_members_is_refused(field: str) -> None:
             await ask(running.grpc[0], REQUEST(**{field: [item] * 16_385}))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() == f"{field}: expected at most 16384, got 16385"
+
+
+class _NamedPipeline:
+    """Answers with the name of its entry, and with the error number that a request contains."""
+
+    def __init__(self, entry: str, name: str) -> None:
+        self.metadata = ServableMetadata(entry, "test", (), ())
+        self.name = name
+
+    async def answer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
+        del deadline
+        await trio.lowlevel.checkpoint()
+        return PipelineResponse(int("".join(request.values) or 0), "", ["entry"], [self.metadata.name])
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        pass
+
+
+@dataclass
+class _Ends(CallObserver):
+    """Keeps the calls that have ended."""
+
+    events: list[CallEvent] = field(default_factory=list)
+
+    def call_finished(self, event: CallEvent) -> None:
+        self.events.append(event)
+
+
+@asynccontextmanager
+async def _serving(entries: dict[str, str], root: str = "", **options: Any) -> AsyncIterator[str]:
+    """Serve pipelines by entry and name of their service, and yield the address."""
+
+    async def load(spec: ServableSpec, _version: int, _directory: Path) -> _NamedPipeline:
+        return _NamedPipeline(spec.name, entries[spec.name])
+
+    specs = [OpPipelineSpec(name=name, base_path=Path.cwd()) for name in entries]
+    async with serving_grpc(load, specs, root=root, **options) as serving:
+        yield serving.address
+
+
+TWO = {"first": "first", "second": "uci"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "name", "root", "answered"),
+    [
+        (TWO, "first", "", "first"),
+        (TWO, "second", "", "second"),
+        (TWO, "uci", "", "second"),
+        (TWO, "", "first", "first"),
+        ({"first": "uci"}, "", "", "first"),
+        ({"first": ""}, "", "", "first"),
+    ],
+)
+async def test_the_name_of_a_request_selects_the_pipeline(
+    entries: dict[str, str], name: str, root: str, answered: str
+) -> None:
+    async with _serving(entries, root) as address:
+        answer = await _ask_entry(address, name)
+    assert (answer.err_no, list(answer.value)) == (0, [answered])
+
+
+@pytest.mark.parametrize(
+    ("entries", "name", "root"),
+    [(TWO, "", ""), (TWO, "", "gone"), (TWO, "other", "first"), ({"first": "uci"}, "x", "")],
+)
+async def test_an_unknown_pipeline_name_is_error_3002(entries: dict[str, str], name: str, root: str) -> None:
+    async with _serving(entries, root) as address:
+        answer = await _ask_entry(address, name)
+    assert (answer.err_no, answer.err_msg) == (3002, "Failed to inference: Service name error.")
+
+
+async def _ask_entry(address: str, name: str, *values: str) -> Any:
+    return await call(address, METHOD, REQUEST(name=name, value=values), RESPONSE_NAME)
+
+
+async def test_a_server_without_pipelines_does_not_have_the_service() -> None:
+    async with _serving({}) as address:
+        with pytest.raises(grpc.RpcError) as raised:
+            await _ask_entry(address, "")
+    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_each_call_of_a_pipeline_is_one_event() -> None:
+    ends = _Ends()
+    async with _serving({"first": "uci"}, observers=[ends]) as address:
+        for number in ("0", "6000", "123"):
+            await _ask_entry(address, "uci", number)
+    seen = [(event.name, event.door.api, event.door.interface, event.method) for event in ends.events]
+    assert seen == [("first", "PaddleServing", "gRPC", "inference")] * 3
+    assert [event.code for event in ends.events] == ["OK", "TIMEOUT", "PRODUCT_ERROR"]
+    assert all(event.received and event.sent for event in ends.events)
