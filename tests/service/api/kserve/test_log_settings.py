@@ -1,5 +1,3 @@
-"""What is logged is told and changed while serving, by Triton's own clients over both interfaces."""
-
 from __future__ import annotations
 
 import json
@@ -19,53 +17,47 @@ from tests.support.both_doors import DOORS, BothDoors, serving_both
 
 @pytest.fixture
 async def serving() -> AsyncIterator[BothDoors]:
-    """Serve nothing, which has a log all the same."""
     async with serving_both([]) as both:
         yield both
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Give the file that gets the log, from INFO on."""
     path = tmp_path / "server.log"
     configure_logs(level="INFO", fmt="json", path=path)
     return path
 
 
-def _plain(told: Any) -> dict[str, Any]:
-    """Give the settings that either client tells."""
-    settings = told.get("settings", told)
+async def _settings_of(serving: BothDoors, door: str, method: str, *arguments: Any) -> dict[str, Any]:
+    options = {"as_json": True} if door == "grpc" else {}
+    found = await serving.with_triton(door, lambda client, _: getattr(client, method)(*arguments, **options))
+    settings = found.get("settings", found)
     return {name: next(iter(one.values())) if isinstance(one, dict) else one for name, one in settings.items()}
 
 
 async def _change(serving: BothDoors, door: str, settings: dict[str, Any]) -> dict[str, Any]:
-    options = {"as_json": True} if door == "grpc" else {}
-    return _plain(await serving.with_triton(door, lambda client, _: client.update_log_settings(settings, **options)))
+    return await _settings_of(serving, door, "update_log_settings", settings)
 
 
 async def _present(serving: BothDoors, door: str) -> dict[str, Any]:
-    options = {"as_json": True} if door == "grpc" else {}
-    return _plain(await serving.with_triton(door, lambda client, _: client.get_log_settings(**options)))
+    return await _settings_of(serving, door, "get_log_settings")
 
 
 def _events(path: Path) -> list[str]:
     return [json.loads(line)["event"] for line in path.read_text().splitlines()]
 
 
-def _settings(path: Path, **levels: Any) -> dict[str, Any]:
+def _defaults(path: Path) -> dict[str, Any]:
+    levels = {"log_info": True, "log_warning": True, "log_error": True, "log_verbose_level": 0}
     return {"log_file": str(path), "log_format": "ISO8601", "log_levels": "", **levels}
 
 
-async def test_parts_of_the_log_have_levels_of_their_own(serving: BothDoors, log: Path) -> None:
-    """By the names that users see; the rest stays as it is, and so does everything that is no level.
-
-    Triton's client of gRPC can send no text.
-    """
-    door = "http"
+async def test_log_levels_of_parts_are_set_by_logger_name(serving: BothDoors, log: Path) -> None:
+    door = "http"  # The gRPC client of Triton can send no text.
     ours, others = (logging.getLogger(f"ovmstrio.runtimes.{name}.tested") for name in ("graphs", "ops"))
     try:
-        told = await _change(serving, door, {"log_levels": "ovmstrio.graphs=debug"})
-        assert told["log_levels"] == "ovmstrio.graphs=debug"
+        changed = await _change(serving, door, {"log_levels": "ovmstrio.graphs=debug"})
+        assert changed["log_levels"] == "ovmstrio.graphs=debug"
         ours.debug("of graphs")
         others.debug("of ops")
         with pytest.raises(InferenceServerException, match="expected one of TRACE"):
@@ -73,38 +65,36 @@ async def test_parts_of_the_log_have_levels_of_their_own(serving: BothDoors, log
     finally:
         await _change(serving, door, {"log_levels": ""})
     ours.debug("of graphs again")
-
     assert [event for event in _events(log) if event.startswith("of ")] == ["of graphs"]
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_the_settings_are_told(serving: BothDoors, door: str, log: Path) -> None:
-    """A level stands for those above it, and the file is that of the log."""
-    assert await _present(serving, door) == _settings(
-        log, log_info=True, log_warning=True, log_error=True, log_verbose_level=0
-    )
-
-
-@pytest.mark.parametrize("door", DOORS)
-async def test_levels_change_for_loggers_that_are_there(serving: BothDoors, door: str, log: Path) -> None:
-    """Lines come and go as the settings say, of both kinds of loggers, and the answer is what holds then."""
+async def test_log_levels_are_reported_and_change_for_existing_loggers(
+    serving: BothDoors, door: str, log: Path
+) -> None:
     ours, theirs = structlog.get_logger("ours"), logging.getLogger("theirs")
 
-    def tell(word: str) -> None:
+    def write(word: str) -> None:
         ours.debug(f"{word} ours")
         theirs.debug(f"{word} theirs")
         ours.error(f"{word} error")
 
-    tell("first")
-    told = await _change(serving, door, {"log_verbose_level": 2})
-    assert (told["log_verbose_level"], told["log_info"]) == (1, True)
-    tell("second")
-    told = await _change(serving, door, {"log_info": False})
-    assert [told[f"log_{level}"] for level in ("verbose_level", "info", "warning", "error")] == [0, False, True, True]
-    tell("third")
-    told = await _change(serving, door, {"log_error": False, "log_warning": False})
-    assert told["log_error"] is False
-    tell("fourth")
+    assert await _present(serving, door) == _defaults(log)
+    write("first")
+    changed = await _change(serving, door, {"log_verbose_level": 2})
+    assert (changed["log_verbose_level"], changed["log_info"]) == (1, True)
+    write("second")
+    changed = await _change(serving, door, {"log_info": False})
+    assert [changed[f"log_{level}"] for level in ("verbose_level", "info", "warning", "error")] == [
+        0,
+        False,
+        True,
+        True,
+    ]
+    write("third")
+    changed = await _change(serving, door, {"log_error": False, "log_warning": False})
+    assert changed["log_error"] is False
+    write("fourth")
 
     wanted = {
         f"{word} {kind}" for word in ("first", "second", "third", "fourth") for kind in ("ours", "theirs", "error")
@@ -130,20 +120,18 @@ async def test_levels_change_for_loggers_that_are_there(serving: BothDoors, door
         ({"log_verbose_level": None}, "log_verbose_level: expected a whole number, 0 for none, got None"),
     ],
 )
-async def test_what_cannot_be_is_refused(
+async def test_invalid_log_settings_are_refused_by_name_and_change_nothing(
     serving: BothDoors, door: str, log: Path, settings: dict[str, Any], text: str
 ) -> None:
-    """The refusal names the setting, and nothing has changed."""
     with pytest.raises(InferenceServerException, match=text):
         await _change(serving, door, {"log_error": True, **settings})
-    assert await _present(serving, door) == _settings(
-        log, log_info=True, log_warning=True, log_error=True, log_verbose_level=0
-    )
+    assert await _present(serving, door) == _defaults(log)
 
 
 @pytest.mark.usefixtures("log")
-async def test_other_machines_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may ask over both doors, and change with remote administration alone."""
+async def test_other_machines_change_log_settings_only_with_remote_administration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("ovmstrio.api.admin.locality.is_local", lambda _: False)
     async with serving_both([]) as both:
         for door in DOORS:
@@ -157,8 +145,9 @@ async def test_other_machines_change_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_the_log_of_a_program_is_its_own(serving: BothDoors, door: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server in a program that has not given it its log changes nothing of it."""
+async def test_the_log_of_an_embedding_program_is_not_changed(
+    serving: BothDoors, door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ovmstrio.api.kserve.observation_settings.LOG_LEVEL", LogLevel())
     with pytest.raises(InferenceServerException, match="up to the program that the server runs in"):
         await _change(serving, door, {"log_info": False})

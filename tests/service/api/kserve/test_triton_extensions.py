@@ -1,5 +1,3 @@
-"""Triton's classification, and its settings of traces and logs, as its own clients use them."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
@@ -34,8 +32,6 @@ async def serving(tmp_path: Path) -> AsyncIterator[BothDoors]:
 
 
 async def classify(serving: BothDoors, door: str, model: str, array: Any, count: int) -> Any:
-    """Ask for so many classes of the one output of a model."""
-
     def work(client: Any, module: Any) -> Any:
         known = client.get_model_metadata(model, **({"as_json": True} if door == "grpc" else {}))
         (given,), (wanted,) = known["inputs"], known["outputs"]
@@ -48,57 +44,56 @@ async def classify(serving: BothDoors, door: str, model: str, array: Any, count:
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_the_largest_elements_are_told_with_their_labels(serving: BothDoors, door: str) -> None:
-    """Row by row; an index behind the last label has none, and NaN is no class before all others."""
+async def test_the_largest_elements_of_each_row_have_index_and_label(serving: BothDoors, door: str) -> None:
     found = await classify(serving, door, "labelled", X, 2)
-
     assert found.tolist() == [[b"3.000000:1:dog", b"2.000000:3"], [b"9.000000:0:cat", b"7.250000:3"]]
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_without_labels_there_are_indices(serving: BothDoors, door: str) -> None:
-    """Of one dimension all is one row; more classes than elements are as many as there are; numbers stay whole."""
+async def test_classes_without_labels_have_indices(serving: BothDoors, door: str) -> None:
     plain = await classify(serving, door, "plain", X, 1)
     integers = await classify(serving, door, "integers", np.array([3, -7, 12, 0], np.int32), 9)
-
     assert plain.tolist() == [[b"3.000000:1"], [b"9.000000:0"]]
     assert integers.tolist() == [b"12:2", b"3:0", b"0:3", b"-7:1"]
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_texts_have_no_classes(serving: BothDoors, door: str) -> None:
-    """The refusal names the output."""
-    with pytest.raises(InferenceServerException, match="classification needs numbers, and this is BYTES"):
-        await classify(serving, door, "strings", np.array([b"a"], object), 1)
+@pytest.mark.parametrize(
+    ("model", "array", "count", "text"),
+    [
+        ("strings", np.array([b"a"], object), 1, "classification needs numbers, and this is BYTES"),
+        ("plain", X, -1, "expected a number of classes"),
+    ],
+)
+async def test_invalid_classifications_are_refused(
+    serving: BothDoors, door: str, model: str, array: Any, count: int, text: str
+) -> None:
+    with pytest.raises(InferenceServerException, match=text):
+        await classify(serving, door, model, array, count)
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_a_number_of_classes_is_none_below_zero(serving: BothDoors, door: str) -> None:
-    """It is refused before the call is made."""
-    with pytest.raises(InferenceServerException, match="expected a number of classes"):
-        await classify(serving, door, "plain", X, -1)
-
-
-@pytest.mark.parametrize("door", DOORS)
-async def test_traces_are_off_and_stay_off(serving: BothDoors, door: str) -> None:
-    """They may be turned off, for one model as well; turning them on is refused, and never passed over."""
+async def test_traces_can_be_turned_off_but_not_on(serving: BothDoors, door: str) -> None:
     options = {"as_json": True} if door == "grpc" else {}
 
     def work(client: Any, _: Any) -> Any:
-        told = [
+        found = [
             client.get_trace_settings(**options),
             client.update_trace_settings(model_name="plain", settings={"trace_level": ["OFF"]}, **options),
         ]
-        with pytest.raises(
-            InferenceServerException, match=r"traces in Triton's form are not written.*/v2/models/stats and /metrics"
-        ):
-            client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
-        with pytest.raises(
-            InferenceServerException, match=r"traces in Triton's form are not written.*/v2/models/stats and /metrics"
-        ):
-            client.update_trace_settings(settings={"trace_rate": "1"})
-        return [each["settings"] if door == "grpc" else each for each in told]
+        refusal = r"traces in Triton's form are not written.*/v2/models/stats and /metrics"
+        for settings in ({"trace_level": ["TIMESTAMPS"]}, {"trace_rate": "1"}):
+            with pytest.raises(InferenceServerException, match=refusal):
+                client.update_trace_settings(settings=settings)
+        return [each["settings"] if door == "grpc" else each for each in found]
 
-    for told in await serving.with_triton(door, work):
-        level = told["trace_level"]
+    for settings in await serving.with_triton(door, work):
+        level = settings["trace_level"]
         assert (level["value"] if door == "grpc" else level) == ["OFF"]
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_the_server_name_is_configurable(door: str) -> None:
+    async with serving_both([], server_name="triton") as both:
+        metadata = await both.with_triton(door, lambda client, _: client.get_server_metadata())
+    assert (metadata["name"] if door == "http" else metadata.name) == "triton"
