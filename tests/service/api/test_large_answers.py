@@ -1,5 +1,3 @@
-"""Answers above the limit are refused before they are made, and large answers of concurrent calls are not mixed up."""
-
 from __future__ import annotations
 
 import json
@@ -52,7 +50,6 @@ def _kserve(count: int, **more: Any) -> dict[str, Any]:
 
 
 def test_an_answer_above_the_limit_is_refused_over_grpc(server: ServedInThread) -> None:
-    """The status names the size of the answer and the limit; an answer just below the limit comes."""
     with pytest.raises(grpc.RpcError) as refused:
         _infer_ones(server, TOO_LARGE)
     error: Any = refused.value
@@ -71,20 +68,17 @@ def test_an_answer_above_the_limit_is_refused_over_grpc(server: ServedInThread) 
     ids=["kserve", "kserve binary", "tensorflow"],
 )
 def test_an_answer_above_the_limit_is_refused_over_rest(server: ServedInThread, path: str, body: Any) -> None:
-    """The error names the size of the answer and the limit."""
     answer = server.ask("POST", path, json=body)
     assert answer.status_code == 413
     assert REFUSAL in answer.text
 
 
 def test_a_large_answer_is_complete_json(server: ServedInThread) -> None:
-    """An answer of 10 MB is written in parts."""
     answer = server.ask("POST", "/v2/models/ones/infer", json=_kserve(2_000_000))
     assert answer.json()["outputs"][0]["data"] == [1.0] * 2_000_000
 
 
-def test_large_answers_of_concurrent_calls_are_not_mixed_up(server: ServedInThread) -> None:
-    """Over one connection, unary and in a stream, each call gets its own outputs."""
+def test_concurrent_unary_and_streamed_calls_get_their_own_large_answers(server: ServedInThread) -> None:
     answers: SimpleQueue[Any] = SimpleQueue()
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client, ThreadPoolExecutor(6) as pool:
         given = [_full(number) for number in range(6)]

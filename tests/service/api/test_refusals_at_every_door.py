@@ -1,5 +1,3 @@
-"""Who may not call is told so in the form of the protocol that asks, whichever that is."""
-
 from __future__ import annotations
 
 import json
@@ -16,6 +14,7 @@ from tests.support.callers import bearer
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
 NOBODY: Final = "who calls must be known: send a key or a token as 'authorization: Bearer ...', or 'x-api-key'"
+KSERVE: Final = "inference.GRPCInferenceService"
 PIPELINE: Final = "baidu.paddle_serving.pipeline_serving"
 
 
@@ -48,7 +47,7 @@ def _gateway(text: str, code: int) -> Any:
     return {"error": text, "code": {401: 16, 403: 7}[code], "message": text, "details": []}
 
 
-DOORS: Final = {
+APIS: Final = {
     "KServe": ("POST", "/v2/models/dag/infer", "infer:dag", _plain),
     "KServe's metadata": ("GET", "/v2/models/dag", "read", _plain),
     "generate": ("POST", "/v2/models/graph/generate", "infer:graph", _plain),
@@ -63,11 +62,10 @@ DOORS: Final = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_refusal_over_rest_has_the_form_of_its_protocol(server: ServedInThread, door: str) -> None:
-    """With the status of HTTP, and what is missing."""
-    method, path, scope, form = DOORS[door]
-    body = {"model": "graph", "messages": []} if door == "OpenAI" else {}
+@pytest.mark.parametrize("api", APIS)
+def test_a_refusal_over_rest_has_the_form_of_its_api(server: ServedInThread, api: str) -> None:
+    method, path, scope, form = APIS[api]
+    body = {"model": "graph", "messages": []} if api == "OpenAI" else {}
     stranger = server.ask(method, path, json=body)
     assert (stranger.status_code, stranger.json()) == (401, form(NOBODY, 401))
     assert stranger.headers["www-authenticate"].startswith("Bearer")
@@ -75,35 +73,26 @@ def test_a_refusal_over_rest_has_the_form_of_its_protocol(server: ServedInThread
     assert (shop.status_code, shop.json()) == (403, form(_lacks(scope), 403))
 
 
-def test_a_handler_refuses_in_a_text(server: ServedInThread) -> None:
-    """As it answers what is wrong."""
+def test_a_refusal_of_a_handler_is_a_text(server: ServedInThread) -> None:
     assert server.ask("POST", "/handler", json=[1]).status_code == 401
     refused = server.ask("POST", "/handler", json=[1], headers=bearer("shop"))
     assert (refused.status_code, refused.text) == (403, _lacks("infer:handler"))
 
 
-def _message(kind: str, fields: dict[str, Any]) -> bytes:
-    data: bytes = message_class(kind)(**fields).SerializeToString()
-    return data
-
-
-def _call(channel: grpc.Channel, path: str, request: bytes, metadata: Any, *, is_stream: bool) -> None:
-    if is_stream:
-        list(channel.stream_stream(path)(iter([request]), metadata=metadata, timeout=60))
+def _call(channel: grpc.Channel, path: str, message: tuple[str, dict[str, Any]] | None, metadata: Any) -> None:
+    if message is None:
+        list(channel.stream_stream(path)(iter([b""]), metadata=metadata, timeout=60))
     else:
-        channel.unary_unary(path)(request, metadata=metadata, timeout=60)
+        name, fields = message
+        channel.unary_unary(path)(message_class(name)(**fields).SerializeToString(), metadata=metadata, timeout=60)
 
 
 @pytest.mark.parametrize(
     ("path", "body", "scope"),
     [
-        (
-            "inference.GRPCInferenceService/ModelInfer",
-            ("inference.ModelInferRequest", {"model_name": "dag"}),
-            "infer:dag",
-        ),
-        ("inference.GRPCInferenceService/ModelMetadata", ("inference.ModelMetadataRequest", {"name": "dag"}), "read"),
-        ("inference.GRPCInferenceService/RepositoryIndex", ("inference.RepositoryIndexRequest", {}), "read"),
+        (f"{KSERVE}/ModelInfer", ("inference.ModelInferRequest", {"model_name": "dag"}), "infer:dag"),
+        (f"{KSERVE}/ModelMetadata", ("inference.ModelMetadataRequest", {"name": "dag"}), "read"),
+        (f"{KSERVE}/RepositoryIndex", ("inference.RepositoryIndexRequest", {}), "read"),
         (
             "tensorflow.serving.PredictionService/Predict",
             ("tensorflow.serving.PredictRequest", {"model_spec": {"name": "dag"}}),
@@ -116,13 +105,11 @@ def _call(channel: grpc.Channel, path: str, request: bytes, metadata: Any, *, is
 def test_a_refusal_over_grpc_is_a_status(
     server: ServedInThread, path: str, body: tuple[str, dict[str, Any]] | None, scope: str
 ) -> None:
-    """Of every service, whichever Python makes it."""
-    request = b"" if body is None else _message(*body)
-    told = []
+    found = []
     with grpc.insecure_channel(server.grpc) as channel:
         for metadata in ((), tuple(bearer("shop").items())):
             with pytest.raises(grpc.RpcError) as caught:
-                _call(channel, f"/{path}", request, metadata, is_stream=body is None)
+                _call(channel, f"/{path}", body, metadata)
             error: Any = caught.value
-            told.append((error.code().name, error.details()))
-    assert told == [("UNAUTHENTICATED", NOBODY), ("PERMISSION_DENIED", _lacks(scope))]
+            found.append((error.code().name, error.details()))
+    assert found == [("UNAUTHENTICATED", NOBODY), ("PERMISSION_DENIED", _lacks(scope))]

@@ -1,5 +1,3 @@
-"""Buckets of shapes for all ways to call a model: protocols, pipelines, shared memory."""
-
 from __future__ import annotations
 
 import json
@@ -65,8 +63,7 @@ def _by_shared_memory(server: ServedInThread) -> Any:
         shared_memory.destroy_shared_memory_region(region)
 
 
-def test_all_protocols_answer_without_the_padding(tmp_path: Path) -> None:
-    """Over gRPC, two APIs of REST, a pipeline and shared memory; metrics count the padding."""
+def test_answers_over_all_apis_have_no_padding_and_padding_is_counted(tmp_path: Path) -> None:
     with serving_in_thread(config_path=_write(tmp_path, **BUCKETS), allow_shared_memory=True) as server:
         predicted = server.ask("POST", "/v1/models/m:predict", json={"inputs": VALUES.tolist()})
         kserve = {"name": "b", "shape": VALUES.shape, "datatype": "FP32", "data": VALUES.tolist()}

@@ -1,5 +1,3 @@
-"""TensorFlow Serving's API by OVMS's own client over gRPC and REST, and sequences over REST."""
-
 from __future__ import annotations
 
 import io
@@ -52,13 +50,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]
 
 @pytest.fixture(params=["grpc", "http"])
 def transport(request: pytest.FixtureRequest) -> str:
-    """Return the name of a transport."""
     return str(request.param)
 
 
 @pytest.fixture
 def client(server: ServedInThread, transport: str) -> Iterator[Any]:
-    """Connect ovmsclient over a transport."""
     if transport == "grpc":
         made = ovmsclient.make_grpc_client(server.grpc)
         yield made
@@ -69,8 +65,7 @@ def client(server: ServedInThread, transport: str) -> Iterator[Any]:
         made.session.close()
 
 
-def test_predictions_are_arrays(client: Any) -> None:
-    """One output is an array and several are arrays by name; inputs are arrays and lists."""
+def test_predictions_are_arrays_by_output(client: Any) -> None:
     np.testing.assert_array_equal(client.predict({"b": VALUES}, "dummy"), VALUES + 1)
     np.testing.assert_array_equal(client.predict({"b": VALUES.tolist()}, "dummy", model_version=1), VALUES + 1)
     x, y = np.arange(4, dtype=np.float32).reshape(2, 2), np.full((2, 2), 0.5, np.float32)
@@ -82,8 +77,7 @@ def test_predictions_are_arrays(client: Any) -> None:
     np.testing.assert_array_equal(client.predict({"b": given}, "dummy"), given)
 
 
-def test_strings_and_images(client: Any, transport: str) -> None:
-    """Bytes are an encoded image for an input of pixels, and a string for an input of strings."""
+def test_strings_and_images_are_accepted(client: Any, transport: str) -> None:
     found = client.predict({"strings": [b"a", "ü".encode()]}, "strings").tolist()
     assert found == ([b"a", "ü".encode()] if transport == "grpc" else ["a", "ü"])
     pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
@@ -93,8 +87,7 @@ def test_strings_and_images(client: Any, transport: str) -> None:
     np.testing.assert_array_equal(client.predict({"image": images}, "image"), [pixels[..., ::-1]] * 2)
 
 
-def test_metadata_and_status(client: Any) -> None:
-    """Metadata has the version that serves, and the status that of every version."""
+def test_metadata_and_status_have_all_versions(client: Any) -> None:
     assert client.get_model_metadata("two") == {
         "model_version": 1,
         "inputs": {name: {"dtype": "DT_FLOAT", "shape": [2, 2]} for name in ("x", "y")},
@@ -107,8 +100,7 @@ def test_metadata_and_status(client: Any) -> None:
     assert client.get_model_status("dummy", model_version=1) == {1: healthy}
 
 
-def test_errors_have_classes(client: Any, transport: str) -> None:
-    """Unknown names and versions, and inputs that do not fit, raise different errors."""
+def test_errors_have_their_classes(client: Any, transport: str) -> None:
     given = np.zeros((1, 3), np.float32)
     unknown = "Pipeline with requested name is not found" if transport == "grpc" else "Model with requested name"
     with pytest.raises(errors.ModelNotFoundError, match=unknown):
@@ -133,8 +125,7 @@ def _predict_step(client: Any, model: str, x: list[float], **special: int) -> An
     return client.predict({"x": np.asarray([x], np.float32), **inputs}, model)
 
 
-def test_sequences_of_the_client(client: Any) -> None:
-    """The server chooses an id; each sequence of an LSTM has a state of its own."""
+def test_sequences_of_the_client_have_separate_states(client: Any) -> None:
     started = _predict_step(client, "stateful_model", [1, 2], sequence_control_input=1)
     (number,) = map(int, started["sequence_id"].tolist())
     assert _predict_step(client, "stateful_model", [1, 2], sequence_id=number)["y"].tolist() == [[2, 4]]
@@ -151,7 +142,6 @@ def test_sequences_of_the_client(client: Any) -> None:
 
 
 def test_metrics_name_the_api_and_the_transport(server: ServedInThread, client: Any, transport: str) -> None:
-    """Calls are counted with the labels of TensorFlow Serving's API."""
     client.predict({"b": VALUES}, "dummy")
     labels = f'api="TensorFlowServing",interface="{"gRPC" if transport == "grpc" else "REST"}",method="Predict"'
     pattern = rf'(?m)^ovms_requests_success{{{re.escape(labels)},name="dummy",version="2"}} (\S+)$'
@@ -167,7 +157,6 @@ def _post(server: ServedInThread, model: str, document: Any) -> Any:
 
 
 def test_the_configuration_has_the_status_of_each_model(server: ServedInThread) -> None:
-    """``/v1/config`` has the document of ``/v1/models/NAME`` for each model."""
     config = server.ask("GET", "/v1/config").json()
     assert set(config) == {"dummy", "two", "strings", "image", "lstm", "stateful_model"}
     assert config["dummy"] == server.ask("GET", "/v1/models/dummy").json()
@@ -187,8 +176,7 @@ def _sum(response: Any, sequence_id: int) -> float:
     return float(outputs["y"][0][0])
 
 
-def test_concurrent_sequences_have_states_of_their_own(server: ServedInThread) -> None:
-    """The server chooses free ids, and the largest id is valid."""
+def test_concurrent_sequences_have_separate_states_and_ids(server: ServedInThread) -> None:
     largest = 2**64 - 1
     found = _step(server, 1, sequence_control_input=[SEQUENCE_START], sequence_id=[0]).json()
     own = found["outputs"]["sequence_id"][0]
@@ -209,7 +197,6 @@ def test_concurrent_sequences_have_states_of_their_own(server: ServedInThread) -
 
 
 def test_sequences_are_shared_with_kserve(server: ServedInThread) -> None:
-    """A sequence that starts over this API goes on over KServe's REST."""
     assert _sum(_step(server, 5, sequence_id=[900], sequence_control_input=[SEQUENCE_START]), 900) == 5
     inputs = [
         {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [6, 6]},
