@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,11 +23,11 @@ from ovmstrio.runtimes.handlers.mounting import HandlerServable
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.work.isolation.isolated_code import Isolation
-from tests.support.protos import written
+from tests.support.protos import FOUR_KINDS, written
 from tests.support.stub_registry import registry_of
 from tests.support.waits import WAIT_SECONDS
 
-__all__ = ["HANDS_BACK", "ServedProject", "front_end_of", "opened", "served"]
+__all__ = ["HANDS_BACK", "ServedProject", "front_end_of", "opened", "served", "served_kinds"]
 
 HANDS_BACK = """
         class Handler:
@@ -132,6 +132,11 @@ async def served(
         (address,) = await nursery.start(front_end.serve)
         yield ServedProject(project, address)
         nursery.cancel_scope.cancel()
+
+
+def served_kinds(folder: Path, handler: str, **options: Any) -> AbstractAsyncContextManager[ServedProject]:
+    """Serve a handler of the service ``Kinds``, in a package of its own; options are those of ``served``."""
+    return served(folder, FOUR_KINDS.format(package=f"kinds_{folder.name}"), handler, **options)
 
 
 @asynccontextmanager

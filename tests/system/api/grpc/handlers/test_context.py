@@ -1,8 +1,5 @@
-"""Tests of the context of a call, with clients of grpcio."""
-
 from __future__ import annotations
 
-from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -13,13 +10,12 @@ import trio
 
 from ovmstrio.core.peers import TrustedProxies
 from ovmstrio.work.isolation.isolated_code import Isolation
-from tests.support.handler_grpc import served
-from tests.support.protos import FOUR_KINDS
+from tests.support.handler_grpc import served_kinds
 from tests.support.waits import WAIT_SECONDS
 
 
 def alpha(body: str) -> str:
-    """Write a handler whose method Alpha has a body; the others do nothing."""
+    """Return the source of a handler whose method Alpha has a body."""
     lines = "\n".join(f"        {line}" for line in body.strip("\n").split("\n"))
     return f"""
 import threading
@@ -48,19 +44,36 @@ class Handler:
 """
 
 
-def proto(folder: Path) -> str:
-    """Give the services in a package of the test's own."""
-    return FOUR_KINDS.format(package=f"context_{folder.name}")
+SWALLOWED = """
+try:
+    context.abort(grpc.StatusCode.NOT_FOUND, "gone")
+except Exception:
+    pass
+return payload
+"""
+RICH = """
+import collections
+kind = collections.namedtuple("Status", ["code", "details", "trailing_metadata"])
+rich = (("grpc-status-details-bin", b"\\x08\\x05"), ("hint", "elsewhere"))
+context.abort_with_status(kind(grpc.StatusCode.NOT_FOUND, "gone", rich))
+"""
+WAITING = alpha("""
+context.add_callback(self.left.set)
+self.entered.set()
+if payload.text == "cancel":
+    context.cancel()
+assert self.left.wait(60)
+self.seen.append(context.is_active())
+""")
 
 
-async def test_the_call_is_described(tmp_path: Path) -> None:
-    """Metadata, peer, deadline and liveness are what the client sees from its side."""
+async def test_a_context_has_metadata_peer_deadline_and_liveness(tmp_path: Path) -> None:
     handler = alpha("""
 metadata = {entry.key: entry.value for entry in context.invocation_metadata()}
 self.seen = [metadata, context.peer(), context.time_remaining(), context.is_active(), context.code(), context.details()]
 return payload
 """)
-    async with served(tmp_path, proto(tmp_path), handler) as project:
+    async with served_kinds(tmp_path, handler) as project:
         sent = (("colour", "red"), ("shade-bin", b"\x00\xff"))
         await project.ask(lambda stub: stub.Alpha(project.pb.Sample(), metadata=sent))
         metadata, peer, remaining, *rest = project.handler.seen
@@ -91,24 +104,18 @@ return payload
 async def test_the_peer_of_a_call_behind_a_trusted_proxy_is_the_client(
     tmp_path: Path, isolation: Isolation | None, proxies: str, peers: dict[str, str]
 ) -> None:
-    """Behind any other proxy it is the proxy."""
     handler = alpha("context.abort(grpc.StatusCode.ABORTED, context.peer())")
     trusted = TrustedProxies.parse(proxies)
-    async with served(tmp_path, proto(tmp_path), handler, isolation=isolation, trusted_proxies=trusted) as project:
+    async with served_kinds(tmp_path, handler, isolation=isolation, trusted_proxies=trusted) as project:
         for forwarded, peer in peers.items():
             sent = (("x-forwarded-for", forwarded),)
             with pytest.raises(grpc.RpcError) as caught:
-                await project.ask(partial(_call_alpha, message=project.pb.Sample(), metadata=sent))
+                await project.ask(methodcaller("Alpha", project.pb.Sample(), metadata=sent))
             error: Any = caught.value
             assert error.details().startswith(peer)
 
 
-def _call_alpha(stub: Any, *, message: Any, metadata: Any) -> Any:
-    return stub.Alpha(message, metadata=metadata)
-
-
-async def test_metadata_is_sent_ahead_and_behind(tmp_path: Path) -> None:
-    """Initial and trailing metadata arrive, text and bytes; what cannot be sent is refused at once."""
+async def test_initial_and_trailing_metadata_are_sent_and_invalid_keys_refused(tmp_path: Path) -> None:
     handler = alpha("""
 context.send_initial_metadata((("first", "1"), ("raw-bin", b"\\x01")))
 for send in (context.send_initial_metadata, context.set_trailing_metadata):
@@ -119,7 +126,7 @@ for send in (context.send_initial_metadata, context.set_trailing_metadata):
 context.set_trailing_metadata([("last", "2")])
 return payload
 """)
-    async with served(tmp_path, proto(tmp_path), handler) as project:
+    async with served_kinds(tmp_path, handler) as project:
 
         def work(stub: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             _, call = stub.Alpha.with_call(project.pb.Sample(), timeout=WAIT_SECONDS)
@@ -129,8 +136,7 @@ return payload
         assert project.handler.seen == ["Invalid metadata key: 'Not a key'"] * 2
 
 
-async def test_initial_metadata_does_not_wait_for_the_reply(tmp_path: Path) -> None:
-    """The client has it while the method still runs."""
+async def test_initial_metadata_is_sent_before_the_reply_and_once(tmp_path: Path) -> None:
     handler = alpha("""
 context.send_initial_metadata([("first", "1")])
 try:
@@ -140,7 +146,7 @@ except ValueError:
 assert self.left.wait(60)
 return payload
 """)
-    async with served(tmp_path, proto(tmp_path), handler) as project:
+    async with served_kinds(tmp_path, handler) as project:
 
         def work(_stub: Any) -> Any:
             with grpc.insecure_channel(project.address) as channel:
@@ -155,8 +161,7 @@ return payload
         assert project.handler.seen == ["once"]
 
 
-async def test_a_code_that_was_set_counts_however_the_method_ends(tmp_path: Path) -> None:
-    """Returning a reply, nothing at all, or raising: the client gets the code and the text."""
+async def test_a_status_set_in_the_context_is_sent_however_the_method_ends(tmp_path: Path) -> None:
     handler = alpha("""
 context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
 context.set_details("full")
@@ -166,7 +171,7 @@ if payload.text == "raise":
     raise ValueError("secret")
 return payload if payload.text == "reply" else None
 """)
-    async with served(tmp_path, proto(tmp_path), handler) as project:
+    async with served_kinds(tmp_path, handler) as project:
         for text in ("reply", "nothing", "raise"):
             sample = project.pb.Sample(text=text)
             error = await project.failure(methodcaller("Alpha", sample))
@@ -176,46 +181,31 @@ return payload if payload.text == "reply" else None
         assert project.handler.seen == [seen] * 3
 
 
-async def test_an_abort_cannot_be_swallowed(tmp_path: Path) -> None:
-    """The status stays, even if the method goes on and returns a reply."""
-    handler = alpha("""
-try:
-    context.abort(grpc.StatusCode.NOT_FOUND, "gone")
-except Exception:
-    pass
-return payload
-""")
-    async with served(tmp_path, proto(tmp_path), handler) as project:
+@pytest.mark.parametrize(
+    ("body", "code", "details", "trailing"),
+    [
+        pytest.param(SWALLOWED, grpc.StatusCode.NOT_FOUND, "gone", {}, id="swallowed abort"),
+        pytest.param(
+            RICH, grpc.StatusCode.NOT_FOUND, "gone", {"grpc-status-details-bin": b"\x08\x05", "hint": "elsewhere"},
+            id="rich status",
+        ),
+        pytest.param(
+            "context.abort(grpc.StatusCode.OK, 'fine')", grpc.StatusCode.UNKNOWN, "internal server error", {}, id="OK"
+        ),
+        pytest.param(
+            "context.abort(99, 'fine')", grpc.StatusCode.INTERNAL, "internal server error", {}, id="unknown code"
+        ),
+    ],
+)  # fmt: skip
+async def test_an_abort_ends_a_call_with_its_status(
+    tmp_path: Path, body: str, code: grpc.StatusCode, details: str, trailing: dict[str, Any]
+) -> None:
+    async with served_kinds(tmp_path, alpha(body)) as project:
         error = await project.failure(lambda stub: stub.Alpha(project.pb.Sample()))
-        assert (error.code(), error.details()) == (grpc.StatusCode.NOT_FOUND, "gone")
+        assert (error.code(), error.details(), dict(error.trailing_metadata())) == (code, details, trailing)
 
 
-async def test_a_rich_status_keeps_its_details(tmp_path: Path) -> None:
-    """``abort_with_status`` sends code, text and trailing metadata, the encoded status included."""
-    handler = alpha("""
-import collections
-kind = collections.namedtuple("Status", ["code", "details", "trailing_metadata"])
-rich = (("grpc-status-details-bin", b"\\x08\\x05"), ("hint", "look elsewhere"))
-context.abort_with_status(kind(grpc.StatusCode.NOT_FOUND, "gone", rich))
-""")
-    async with served(tmp_path, proto(tmp_path), handler) as project:
-        error = await project.failure(lambda stub: stub.Alpha(project.pb.Sample()))
-        assert (error.code(), error.details()) == (grpc.StatusCode.NOT_FOUND, "gone")
-        assert dict(error.trailing_metadata()) == {"grpc-status-details-bin": b"\x08\x05", "hint": "look elsewhere"}
-
-
-async def test_aborting_with_ok_or_nonsense_is_no_success(tmp_path: Path) -> None:
-    """OK becomes UNKNOWN; a code that does not exist is the method's failure."""
-    handler = alpha("context.abort(grpc.StatusCode.OK if payload.text else 99, 'fine')")
-    async with served(tmp_path, proto(tmp_path), handler) as project:
-        error = await project.failure(lambda stub: stub.Alpha(project.pb.Sample(text="x")))
-        assert (error.code(), error.details()) == (grpc.StatusCode.UNKNOWN, "internal server error")
-        error = await project.failure(lambda stub: stub.Alpha(project.pb.Sample()))
-        assert error.code() is grpc.StatusCode.INTERNAL
-
-
-async def test_callbacks_run_when_the_call_has_ended(tmp_path: Path) -> None:
-    """All are called, in their order, whatever one of them raises; afterwards none can be added."""
+async def test_callbacks_run_in_order_after_the_call(tmp_path: Path) -> None:
     handler = alpha("""
 self.context = context
 assert context.add_callback(lambda: self.seen.append(context.is_active()))
@@ -223,36 +213,29 @@ assert context.add_callback(lambda: 1 / 0)
 assert context.add_callback(self.left.set)
 return payload
 """)
-    async with served(tmp_path, proto(tmp_path), handler) as project:
+    async with served_kinds(tmp_path, handler) as project:
         await project.ask(lambda stub: stub.Alpha(project.pb.Sample()))
         assert await trio.to_thread.run_sync(project.handler.left.wait, WAIT_SECONDS)
         assert project.handler.seen == [False]
         assert project.handler.context.add_callback(print) is False
 
 
-async def test_a_method_can_cancel_its_call(tmp_path: Path) -> None:
-    """The client gets CANCELLED while the method goes on to its own end."""
-    handler = alpha("""
-context.add_callback(self.left.set)
-context.cancel()
-assert self.left.wait(60)
-self.seen.append(context.is_active())
-""")
-    async with served(tmp_path, proto(tmp_path), handler) as project:
-        error = await project.failure(lambda stub: stub.Alpha(project.pb.Sample()))
-        assert error.code() is grpc.StatusCode.CANCELLED
+@pytest.mark.parametrize(
+    ("text", "seconds", "code"),
+    [("cancel", WAIT_SECONDS, grpc.StatusCode.CANCELLED), ("", 2, grpc.StatusCode.DEADLINE_EXCEEDED)],
+    ids=["cancelled by the method", "deadline"],
+)
+async def test_a_method_continues_after_the_end_of_its_call(
+    tmp_path: Path, text: str, seconds: float, code: grpc.StatusCode
+) -> None:
+    async with served_kinds(tmp_path, WAITING) as project:
+        error = await project.failure(lambda stub: stub.Alpha(project.pb.Sample(text=text), timeout=seconds))
+        assert error.code() is code
     assert project.handler.seen == [False]
 
 
-async def test_a_client_that_leaves_is_noticed_in_a_thread(tmp_path: Path) -> None:
-    """A method that waits for its own work hears of it by a callback, while its thread is taken."""
-    handler = alpha("""
-context.add_callback(self.left.set)
-self.entered.set()
-assert self.left.wait(60)
-self.seen.append(context.is_active())
-""")
-    async with served(tmp_path, proto(tmp_path), handler) as project:
+async def test_a_callback_reports_a_client_that_leaves(tmp_path: Path) -> None:
+    async with served_kinds(tmp_path, WAITING) as project:
 
         def work(_stub: Any) -> bool:
             with grpc.insecure_channel(project.address) as channel:
@@ -262,17 +245,4 @@ self.seen.append(context.is_active())
                 return bool(call.cancel())
 
         assert await project.ask(work)
-    assert project.handler.seen == [False]
-
-
-async def test_the_deadline_ends_a_call(tmp_path: Path) -> None:
-    """The client gets DEADLINE_EXCEEDED and the method is told."""
-    handler = alpha("""
-context.add_callback(self.left.set)
-assert self.left.wait(60)
-self.seen.append(context.is_active())
-""")
-    async with served(tmp_path, proto(tmp_path), handler) as project:
-        error = await project.failure(lambda stub: stub.Alpha(project.pb.Sample(), timeout=2))
-        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert project.handler.seen == [False]

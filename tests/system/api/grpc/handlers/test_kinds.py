@@ -1,5 +1,3 @@
-"""Tests of the four kinds of calls, with clients of grpcio."""
-
 from __future__ import annotations
 
 import queue
@@ -9,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.handler_grpc import HANDS_BACK, served
-from tests.support.protos import FOUR_KINDS, PRIMES
+from ovmstrio.work.isolation.isolated_code import Isolation
+from tests.support.handler_grpc import HANDS_BACK, served, served_kinds
+from tests.support.protos import PRIMES
 
 SYNC = """
     import service_pb2
@@ -75,11 +74,13 @@ ITERABLES = """
 """
 
 
-@pytest.mark.parametrize("handler", [SYNC, ASYNC, ITERABLES], ids=["plain", "async", "iterables"])
-async def test_each_method_of_a_service_is_called_by_its_own_name(tmp_path: Path, handler: str) -> None:
-    """All four kinds work in one service, with plain and with async methods."""
-    package = f"kinds_{tmp_path.name}"
-    async with served(tmp_path, FOUR_KINDS.format(package=package), handler) as project:
+@pytest.mark.parametrize(
+    ("handler", "isolation"),
+    [(SYNC, None), (ASYNC, None), (ITERABLES, None), (SYNC, Isolation()), (ASYNC, Isolation())],
+    ids=["sync", "async", "iterables", "isolated sync", "isolated async"],
+)
+async def test_all_kinds_of_calls_are_answered(tmp_path: Path, handler: str, isolation: Isolation | None) -> None:
+    async with served_kinds(tmp_path, handler, isolation=isolation) as project:
         sample = project.pb.Sample
 
         def samples() -> Iterator[Any]:
@@ -91,6 +92,7 @@ async def test_each_method_of_a_service_is_called_by_its_own_name(tmp_path: Path
                 stub.Beta(samples()).number,
                 [(each.text, each.number) for each in stub.Gamma(sample(number=50))],
                 [(each.text, each.number) for each in stub.Delta(samples())],
+                [stub.Beta(iter(())).number, list(stub.Gamma(sample())), list(stub.Delta(iter(())))],
             )
 
         assert await project.ask(work) == (
@@ -98,40 +100,29 @@ async def test_each_method_of_a_service_is_called_by_its_own_name(tmp_path: Path
             1275,
             [("gamma", number) for number in range(50)],
             [("delta", number * 2) for number in range(1, 51)],
+            [0, [], []],
         )
 
 
 @pytest.mark.parametrize("handler", [SYNC, ASYNC], ids=["plain", "async"])
-async def test_both_directions_of_a_stream_flow_at_once(tmp_path: Path, handler: str) -> None:
-    """Each reply comes before the client sends its next request."""
-    async with served(tmp_path, FOUR_KINDS.format(package=f"ping_{tmp_path.name}"), handler) as project:
+async def test_each_reply_of_a_stream_arrives_before_the_next_request(tmp_path: Path, handler: str) -> None:
+    async with served_kinds(tmp_path, handler) as project:
         sample = project.pb.Sample
 
         def work(stub: Any) -> list[int]:
-            questions: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            questions.put(sample(number=1))
+            requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            requests.put(sample(number=1))
             received = []
-            for reply in stub.Delta(iter(questions.get, None)):
+            for reply in stub.Delta(iter(requests.get, None)):
                 received.append(reply.number)
-                questions.put(sample(number=reply.number) if reply.number < 100 else None)
+                requests.put(sample(number=reply.number) if reply.number < 100 else None)
             return received
 
         assert await project.ask(work) == [2, 4, 8, 16, 32, 64, 128]
 
 
-async def test_a_stream_may_be_empty_both_ways(tmp_path: Path) -> None:
-    """No requests and no replies are an ordinary end."""
-    async with served(tmp_path, FOUR_KINDS.format(package="nothing"), SYNC) as project:
-        sample = project.pb.Sample
-        assert await project.ask(lambda stub: stub.Beta(iter(())).number) == 0
-        assert await project.ask(lambda stub: list(stub.Gamma(sample()))) == []
-        assert await project.ask(lambda stub: list(stub.Delta(iter(())))) == []
-
-
-async def test_twenty_megabytes_pass_both_ways(tmp_path: Path) -> None:
-    """Messages are not limited in size, unary or streamed."""
-    handler = HANDS_BACK
-    async with served(tmp_path, FOUR_KINDS.format(package="large"), handler) as project:
+async def test_messages_of_20_mb_pass_both_ways(tmp_path: Path) -> None:
+    async with served_kinds(tmp_path, HANDS_BACK) as project:
         large = project.pb.Sample(data=bytes(range(256)) * (80 * 1024))
         assert large.ByteSize() > 20_000_000
 
@@ -147,31 +138,7 @@ async def test_twenty_megabytes_pass_both_ways(tmp_path: Path) -> None:
         assert await project.ask(work)
 
 
-async def test_the_first_primes_are_streamed(tmp_path: Path) -> None:
-    """A generator gives as many values as it was asked for."""
-    handler = """
-        class Handler:
-            def __init__(self, config, proto_module_pb2):
-                self.proto_module_pb2 = proto_module_pb2
-
-            def Predict(self, payload):
-                found = []
-                number = 2
-                while len(found) < payload.prime_numbers_to_generate:
-                    if all(number % prime for prime in found):
-                        found.append(number)
-                        yield self.proto_module_pb2.Output(prime_number=number)
-                    number += 1
-    """
-    async with served(tmp_path, PRIMES, handler) as project:
-        request = project.pb.Input(prime_numbers_to_generate=5)
-        assert await project.ask(lambda stub: [each.prime_number for each in stub.Predict(request)]) == [
-            2, 3, 5, 7, 11,
-        ]  # fmt: skip
-
-
-async def test_a_message_that_is_filled_again_is_sent_as_it_was(tmp_path: Path) -> None:
-    """A generator that yields one object again and again does not change what it has yielded before."""
+async def test_a_reused_reply_is_sent_as_it_was_yielded(tmp_path: Path) -> None:
     handler = """
         class Handler:
             def __init__(self, proto_module_pb2):
@@ -189,7 +156,6 @@ async def test_a_message_that_is_filled_again_is_sent_as_it_was(tmp_path: Path) 
 
 
 async def test_a_method_may_answer_before_the_last_request(tmp_path: Path) -> None:
-    """A client that goes on sending gets the reply all the same, of plain and async methods."""
     handler = """
         class Handler:
             def __init__(self, proto_module_pb2):
@@ -209,7 +175,7 @@ async def test_a_method_may_answer_before_the_last_request(tmp_path: Path) -> No
                     yield each
                     return
     """
-    async with served(tmp_path, FOUR_KINDS.format(package="early"), handler) as project:
+    async with served_kinds(tmp_path, handler) as project:
 
         def requests() -> Iterator[Any]:
             while True:
@@ -220,7 +186,6 @@ async def test_a_method_may_answer_before_the_last_request(tmp_path: Path) -> No
 
 
 async def test_a_decorated_async_method_gets_its_requests(tmp_path: Path) -> None:
-    """A plain wrapper around an async method does not change what its payload is."""
     handler = """
         import functools
 
@@ -252,7 +217,7 @@ async def test_a_decorated_async_method_gets_its_requests(tmp_path: Path) -> Non
                 async for each in payload:
                     yield each
     """
-    async with served(tmp_path, FOUR_KINDS.format(package="decorated"), handler) as project:
+    async with served_kinds(tmp_path, handler) as project:
 
         def samples() -> Iterator[Any]:
             return (project.pb.Sample(number=number) for number in range(4))
