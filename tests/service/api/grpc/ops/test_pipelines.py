@@ -60,13 +60,6 @@ async def test_a_missing_client_address_is_that_of_the_connection() -> None:
     assert executor.requests[0].clientip == "127.0.0.1"
 
 
-async def test_garbage_is_an_invalid_argument() -> None:
-    async with serving_pipeline(EchoExecutor()) as running:
-        with pytest.raises(grpc.RpcError) as raised:
-            await ask(running.grpc[0], b"\xff\xff")
-    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -106,20 +99,6 @@ async def test_an_answer_that_cannot_be_serialised_is_error_8000() -> None:
         answer = await ask(running.grpc[0], REQUEST())
     assert answer.err_no == 8000
     assert answer.err_msg.startswith("rpc package error: ")
-
-
-async def test_messages_of_20_mb_pass() -> None:
-    text = "x" * 20_000_000
-    limits = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
-    async with serving_pipeline(EchoExecutor()) as running:
-
-        def work() -> Any:
-            with grpc.insecure_channel(running.grpc[0], options=limits) as channel:
-                method = channel.unary_unary(METHOD, REQUEST.SerializeToString, RESPONSE.FromString)
-                return method(REQUEST(key=["x"], value=[text]), timeout=WAIT_SECONDS)
-
-        answer = await trio.to_thread.run_sync(work)
-    assert list(answer.value) == [text]
 
 
 async def test_a_cancelled_call_is_cancelled_in_the_pipeline() -> None:

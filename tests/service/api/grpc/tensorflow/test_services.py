@@ -22,6 +22,8 @@ from tests.unit.api.grpc.tensorflow.calls import array_of, content, predict_requ
 ONES = content("DT_FLOAT", np.ones((1, 10), "f4"))
 X = content("DT_FLOAT", np.ones((1, 2), "f4"))
 MISSING = "Missing input with specific name - Required input: b"
+EXTRA = "Unexpected input - c; the inputs are: b"
+TWO_ROWS = content("DT_FLOAT", np.ones((2, 10), "f4"))
 SIGNATURE = 'Invalid signature name - metadata_field: expected "signature_def" and nothing else, got'
 
 
@@ -87,51 +89,37 @@ async def test_an_output_filter_selects_outputs(server: Server) -> None:
     assert unknown == ("NOT_FOUND", "Pipeline with requested name is not found")
 
 
+INVALID = [
+    (lambda server: server.predict("dummy"), f"Invalid number of inputs - Expected: 1; Actual: 0. Also: {MISSING}"),
+    (
+        lambda server: server.predict("dummy", b=ONES, c=ONES),
+        f"Invalid number of inputs - Expected: 1; Actual: 2. Also: {EXTRA}",
+    ),
+    (lambda server: server.predict("dummy", c=ONES), f"{MISSING}. Also: {EXTRA}"),
+    (
+        lambda server: server.predict("dummy", b=TWO_ROWS),
+        "Invalid input batch size - Expected: 1; Actual: 2; input name: b",
+    ),
+    (lambda server: server.metadata(), "model_spec missing in request"),
+    (lambda server: server.metadata((), name="dummy"), f"{SIGNATURE} []"),
+    (lambda server: server.metadata(("other",), name="dummy"), f"{SIGNATURE} ['other']"),
+    (lambda server: server.metadata(("signature_def",) * 2, name="dummy"), f"{SIGNATURE} {['signature_def'] * 2}"),
+]
+NOT_FOUND = [
+    (lambda server: server.predict("nobody", b=ONES), "Pipeline with requested name is not found"),
+    (lambda server: server.predict("", b=ONES), "Pipeline with requested name is not found"),
+    (lambda server: server.call(predict_request("dummy", {"b": ONES}, 9)), "Model with requested version is not found"),
+    (lambda server: server.metadata(name="nobody"), "Model with requested name is not found"),
+    (lambda server: server.status(), "Model with requested name is not found"),
+    (lambda server: server.status(name="dummy", version=7), "Model with requested version is not found"),
+]
+
+
 @pytest.mark.parametrize(
     ("call", "status", "text"),
     [
-        (lambda server: server.predict("nobody", b=ONES), "NOT_FOUND", "Pipeline with requested name is not found"),
-        (lambda server: server.predict("", b=ONES), "NOT_FOUND", "Pipeline with requested name is not found"),
-        (
-            lambda server: server.call(predict_request("dummy", {"b": ONES}, 9)),
-            "NOT_FOUND",
-            "Model with requested version is not found",
-        ),
-        (
-            lambda server: server.predict("dummy"),
-            "INVALID_ARGUMENT",
-            f"Invalid number of inputs - Expected: 1; Actual: 0. Also: {MISSING}",
-        ),
-        (
-            lambda server: server.predict("dummy", b=ONES, c=ONES),
-            "INVALID_ARGUMENT",
-            "Invalid number of inputs - Expected: 1; Actual: 2. Also: Unexpected input - c; the inputs are: b",
-        ),
-        (
-            lambda server: server.predict("dummy", c=ONES),
-            "INVALID_ARGUMENT",
-            f"{MISSING}. Also: Unexpected input - c; the inputs are: b",
-        ),
-        (
-            lambda server: server.predict("dummy", b=content("DT_FLOAT", np.ones((2, 10), "f4"))),
-            "INVALID_ARGUMENT",
-            "Invalid input batch size - Expected: 1; Actual: 2; input name: b",
-        ),
-        (lambda server: server.metadata(), "INVALID_ARGUMENT", "model_spec missing in request"),
-        (lambda server: server.metadata((), name="dummy"), "INVALID_ARGUMENT", f"{SIGNATURE} []"),
-        (lambda server: server.metadata(("other",), name="dummy"), "INVALID_ARGUMENT", f"{SIGNATURE} ['other']"),
-        (
-            lambda server: server.metadata(("signature_def",) * 2, name="dummy"),
-            "INVALID_ARGUMENT",
-            f"{SIGNATURE} ['signature_def', 'signature_def']",
-        ),
-        (lambda server: server.metadata(name="nobody"), "NOT_FOUND", "Model with requested name is not found"),
-        (lambda server: server.status(), "NOT_FOUND", "Model with requested name is not found"),
-        (
-            lambda server: server.status(name="dummy", version=7),
-            "NOT_FOUND",
-            "Model with requested version is not found",
-        ),
+        *((call, "INVALID_ARGUMENT", text) for call, text in INVALID),
+        *((call, "NOT_FOUND", text) for call, text in NOT_FOUND),
     ],
 )
 async def test_invalid_calls_are_refused_with_status_and_text_of_ovms(
@@ -212,6 +200,14 @@ async def test_a_sequence_returns_its_id_until_its_end(server: Server) -> None:
     assert (await refusal(server.predict("sums", x=X, **special(1))))[0] == "NOT_FOUND"
 
 
+def sequence_id(dtype: str, shape: tuple[int, ...], **values: list[int]) -> dict[str, Any]:
+    return {"sequence_id": tensor(dtype, shape, **values)}
+
+
+WRONG_FIELD = "Could not find sequence {} in expected tensor proto field {}"
+NO_CONTROL = special(5) | {"sequence_control_input": tensor("DT_UINT32", (1,))}
+
+
 @pytest.mark.parametrize(
     ("inputs", "status", "text"),
     [
@@ -222,33 +218,21 @@ async def test_a_sequence_returns_its_id_until_its_end(server: Server) -> None:
         (special(0), "INVALID_ARGUMENT", "Sequence ID has not been provided in request inputs"),
         (special(control=2), "INVALID_ARGUMENT", "Sequence ID has not been provided in request inputs"),
         (special(5, 3), "INVALID_ARGUMENT", "Unexpected value of sequence control input"),
+        (sequence_id("DT_UINT64", (1,), uint64_val=[5, 6]), "INVALID_ARGUMENT", WRONG_FIELD.format("id", "uint64_val")),
+        (sequence_id("DT_INT64", (1,), int64_val=[5]), "INVALID_ARGUMENT", WRONG_FIELD.format("id", "uint64_val")),
+        (NO_CONTROL, "INVALID_ARGUMENT", WRONG_FIELD.format("control input", "uint32_val")),
         (
-            {"sequence_id": tensor("DT_UINT64", (1,), uint64_val=[5, 6])},
+            sequence_id("DT_UINT64", (), uint64_val=[5]),
             "INVALID_ARGUMENT",
-            "Could not find sequence id in expected tensor proto field uint64_val",
+            "Special input proto does not contain tensor",
         ),
         (
-            {"sequence_id": tensor("DT_INT64", (1,), int64_val=[5])},
-            "INVALID_ARGUMENT",
-            "Could not find sequence id in expected tensor proto field uint64_val",
-        ),
-        (
-            special(5) | {"sequence_control_input": tensor("DT_UINT32", (1,))},
-            "INVALID_ARGUMENT",
-            "Could not find sequence control input in expected tensor proto field uint32_val",
-        ),
-        (
-            {"sequence_id": tensor("DT_UINT64", (), uint64_val=[5])},
-            "INVALID_ARGUMENT",
-            "Special input proto does not contain tensor shape information",
-        ),
-        (
-            {"sequence_id": tensor("DT_UINT64", (1, 1), uint64_val=[5])},
+            sequence_id("DT_UINT64", (1, 1), uint64_val=[5]),
             "INVALID_ARGUMENT",
             "Invalid number of shape dimensions - Expected: (1); Actual: (1,1); input name: sequence_id",
         ),
         (
-            {"sequence_id": tensor("DT_UINT64", (2,), uint64_val=[5, 6])},
+            sequence_id("DT_UINT64", (2,), uint64_val=[5, 6]),
             "INVALID_ARGUMENT",
             "Invalid input shape - Expected: (1); Actual: (2); input name: sequence_id",
         ),

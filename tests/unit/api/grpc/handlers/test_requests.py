@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import trio
@@ -48,15 +48,6 @@ async def test_at_most_four_requests_are_read_ahead() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_requests_are_iterated_in_order_and_once() -> None:
-    requests = requests_of(_Call(50))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(requests.feed)
-        taken: list[Any] = await trio.to_thread.run_sync(list, requests)
-        assert taken == list(range(1, 51))
-        assert await trio.to_thread.run_sync(list, requests) == []
-
-
 async def test_a_failure_is_raised_after_the_requests_before_it() -> None:
     failure = GRPCError(Status.INVALID_ARGUMENT, "malformed")
     requests = requests_of(_Call(2, failure))
@@ -68,15 +59,3 @@ async def test_a_failure_is_raised_after_the_requests_before_it() -> None:
         for _ in range(2):
             with pytest.raises(CallEndedError):
                 next(requests)
-
-
-async def test_stopping_a_call_ends_a_waiting_thread() -> None:
-    requests = requests_of(_Call(0))
-    async with trio.open_nursery() as nursery:
-
-        async def take() -> None:
-            with pytest.raises(CallEndedError):
-                await trio.to_thread.run_sync(next, requests)
-
-        nursery.start_soon(take)
-        requests.stop()

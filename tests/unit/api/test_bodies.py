@@ -1,25 +1,89 @@
 from __future__ import annotations
 
+import gzip
 import json
 import random
+import threading
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
+import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from ovmstrio.api import json_arrays
+from ovmstrio.api import json_arrays, refusals
 from ovmstrio.api.json_arrays import array_pieces
 from ovmstrio.api.kserve.rest import infer_answer
 from ovmstrio.api.kserve.rest.infer_answer import render_infer_answer
 from ovmstrio.api.raw_contents import gather_buffers, join_buffers
+from ovmstrio.api.refusals import inflated_body
 from ovmstrio.api.tensorflow.rest.predict_answer import render_predict_answer
 from ovmstrio.core.datatypes import BY_NAME, BYTES
+from ovmstrio.core.errors import PayloadTooLarge
+from ovmstrio.core.http import HttpRequest
+from ovmstrio.core.inflation import Inflation
 from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput
 from ovmstrio.core.tensor import Tensor
+from tests.support.kept_by_errors import bytes_kept_by
+
+NOISE = random.Random(1).randbytes(10_000)
+
+
+def _request(body: bytes) -> HttpRequest:
+    return HttpRequest("POST", "/", headers=(("content-encoding", "gzip"),), body=body)
+
+
+async def test_only_large_bodies_are_inflated_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    class Noted(Inflation):
+        def finish(self) -> bytes:
+            threads.append(threading.get_ident())
+            return super().finish()
+
+    monkeypatch.setattr(refusals, "Inflation", Noted)
+    for body in (b"small", NOISE):
+        assert await inflated_body(_request(gzip.compress(body)), 2**20) == body
+    assert [thread == threading.get_ident() for thread in threads] == [True, False]
+
+
+async def test_a_body_above_the_limit_is_refused() -> None:
+    with pytest.raises(PayloadTooLarge, match="more than 9999 bytes"):
+        await inflated_body(_request(gzip.compress(NOISE)), 9_999)
+
+
+async def test_one_body_is_inflated_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, running = threading.Event(), threading.Semaphore(0)
+
+    class Waiting(Inflation):
+        def finish(self) -> bytes:
+            running.release()
+            gate.wait(20)
+            return super().finish()
+
+    monkeypatch.setattr(refusals, "Inflation", Waiting)
+    body = gzip.compress(NOISE)
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(inflated_body, _request(body), 2**20)
+        assert await trio.to_thread.run_sync(running.acquire, True, 20)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not running.acquire(blocking=False)
+        gate.set()
+
+
+def test_a_refusal_does_not_keep_the_inflated_bytes() -> None:
+    def refused() -> BaseException:
+        with pytest.raises(PayloadTooLarge) as caught:
+            trio.run(inflated_body, _request(gzip.compress(bytes(5 * 2**20))), 4 * 2**20)
+        return caught.value
+
+    assert bytes_kept_by(refused) < 2**19
+
 
 Array = np.ndarray[Any, Any]
 _arrays = arrays(np.int32, array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=6))
