@@ -242,6 +242,16 @@ async def _outcome(lines: list[Any]) -> tuple[str, str]:
     return line["event"], line["client"]
 
 
+async def _outcome_at(folder: Path, listener: trio.abc.Listener[Any]) -> tuple[str, str]:
+    """Serve REST at a listener until a change has an outcome."""
+    with capture_logs() as lines:
+        async with _front_ends(folder) as served, trio.open_nursery() as nursery:
+            await nursery.start(served.rest.serve_listeners, [listener])
+            outcome = await _outcome(lines)
+            nursery.cancel_scope.cancel()
+    return outcome
+
+
 MakeListener = Callable[[trio.SocketListener], trio.abc.Listener[Any]]
 LISTENERS: Final[dict[str, tuple[MakeListener, str]]] = {
     # Until it is accepted, a connection has an address; trio's own listener does not pass it on.
@@ -254,14 +264,10 @@ LISTENERS: Final[dict[str, tuple[MakeListener, str]]] = {
 @pytest.mark.parametrize("known", LISTENERS)
 async def test_a_reset_before_accept_grants_nothing(tmp_path: Path, path: str, known: str) -> None:
     make, client = LISTENERS[known]
-    with capture_logs() as lines:
-        async with _front_ends(tmp_path) as served, trio.open_nursery() as nursery:
-            listener, port = await _listen()
-            with _connect(port) as sock:
-                sock.sendall(_post(path))
-            await nursery.start(served.rest.serve_listeners, [make(listener)])
-            assert await _outcome(lines) == ("change refused", client)
-            nursery.cancel_scope.cancel()
+    listener, port = await _listen()
+    with _connect(port) as sock:
+        sock.sendall(_post(path))
+    assert await _outcome_at(tmp_path, make(listener)) == ("change refused", client)
 
 
 async def test_a_reset_of_a_grpc_connection_grants_nothing(tmp_path: Path) -> None:
@@ -336,11 +342,7 @@ async def test_a_connection_handed_to_a_worker_keeps_its_address(
     accepted.setblocking(False)
     passed = Message([0, ["REST", *address, slot]], accepted.detach())
     await inbox.put(WorkRequest(cast("Any", None), passed))
-    with capture_logs() as lines:
-        async with _front_ends(tmp_path) as served, trio.open_nursery() as nursery:
-            await nursery.start(served.rest.serve_listeners, [inbox])
-            assert await _outcome(lines) == ("change refused", client)
-            nursery.cancel_scope.cancel()
+    assert await _outcome_at(tmp_path, inbox) == ("change refused", client)
 
 
 async def test_a_unix_connection_handed_to_a_worker_is_local(tmp_path: Path) -> None:
@@ -350,9 +352,6 @@ async def test_a_unix_connection_handed_to_a_worker_is_local(tmp_path: Path) -> 
     unix = UnixSocket()
     passed = Message([0, ["REST", unix.host, unix.port, NO_SLOT]], theirs.detach())
     await inbox.put(WorkRequest(cast("Any", None), passed))
-    with ours, capture_logs() as lines:
-        async with _front_ends(tmp_path) as served, trio.open_nursery() as nursery:
-            ours.sendall(_post("/v1/config/reload"))
-            await nursery.start(served.rest.serve_listeners, [inbox])
-            assert await _outcome(lines) == ("change failed", "unix")
-            nursery.cancel_scope.cancel()
+    with ours:
+        ours.sendall(_post("/v1/config/reload"))
+        assert await _outcome_at(tmp_path, inbox) == ("change failed", "unix")

@@ -22,6 +22,7 @@ from tests.support import ir
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.scheduling import COINS, scheduled
 from tests.support.servables import EXACT
+from tests.unit.api.grpc.tensorflow.calls import array_of, predict_request, tensor
 from tests.unit.wire.grpc.bytes_client import message
 from tests.unit.wire.grpc.peers import Peer
 
@@ -44,19 +45,17 @@ def _infer_answer(data: bytes) -> float:
 
 
 def _predict(number: int, value: float, *, start: bool = False) -> bytes:
-    one = {"dim": [{"size": 1}]}
     inputs = {
-        "x": {"dtype": 1, "tensor_shape": {"dim": [{"size": 1}, {"size": 2}]}, "float_val": [value, value]},
-        "sequence_id": {"dtype": 23, "tensor_shape": one, "uint64_val": [number]},
-        "sequence_control_input": {"dtype": 22, "tensor_shape": one, "uint32_val": [int(start)]},
+        "x": tensor("DT_FLOAT", (1, 2), float_val=[value, value]),
+        "sequence_id": tensor("DT_UINT64", (1,), uint64_val=[number]),
+        "sequence_control_input": tensor("DT_UINT32", (1,), uint32_val=[int(start)]),
     }
-    request = message_class("tensorflow.serving.PredictRequest")
-    return bytes(request(model_spec={"name": "m"}, inputs=inputs).SerializeToString())
+    return bytes(predict_request("m", inputs).SerializeToString())
 
 
 def _predict_answer(data: bytes) -> float:
     answer = message_class("tensorflow.serving.PredictResponse").FromString(data)
-    return float(np.frombuffer(answer.outputs["y"].tensor_content, "<f4")[0])
+    return float(array_of(answer.outputs["y"], "<f4")[0][0])
 
 
 DOORS = {"KServe": (INFER, _infer, _infer_answer), "TensorFlow": (_TENSORFLOW, _predict, _predict_answer)}

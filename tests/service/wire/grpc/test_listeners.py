@@ -20,21 +20,14 @@ from tests.unit.wire.grpc.echo import echo_server
 
 
 class Keys:
-    """A certificate authority with a server's and a client's certificate, as PEM files."""
+    """A certificate authority, and certificates with keys of a server and a client, as PEM files."""
 
     def __init__(self, folder: Path) -> None:
-        self.authority = trustme.CA()
-        self.ca = folder / "ca.pem"
-        self.authority.cert_pem.write_to_path(str(self.ca))
-        self.server = self._issue(folder / "server", "127.0.0.1")
-        self.client = self._issue(folder / "client", "client@example.org")
-
-    def _issue(self, stem: Path, name: str) -> tuple[Path, Path]:
-        issued = self.authority.issue_cert(name)
-        certificate, key = stem.with_suffix(".crt"), stem.with_suffix(".key")
-        issued.private_key_pem.write_to_path(str(key))
-        certificate.write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
-        return certificate, key
+        authority = trustme.CA()
+        self.ca, self.server, self.client = (folder / name for name in ("ca.pem", "server.pem", "client.pem"))
+        authority.cert_pem.write_to_path(str(self.ca))
+        for path, name in ((self.server, "127.0.0.1"), (self.client, "client@example.org")):
+            authority.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(str(path))
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +41,12 @@ def call(channel: grpc.Channel, method: str = "Unary", request: bytes = b"hello"
 
 
 def credentials(keys: Keys, *, with_client: bool = False) -> grpc.ChannelCredentials:
-    certificate, key = (path.read_bytes() for path in keys.client) if with_client else (None, None)
-    return grpc.ssl_channel_credentials(keys.ca.read_bytes(), key, certificate)
+    client = keys.client.read_bytes() if with_client else None
+    return grpc.ssl_channel_credentials(keys.ca.read_bytes(), client, client)
 
 
 async def test_mutual_tls_requires_a_client_certificate(keys: Keys) -> None:
-    async with echo_server(tls=tls_context(*keys.server, keys.ca)) as (server, _, address):
+    async with echo_server(tls=tls_context(keys.server, keys.server, keys.ca)) as (server, _, address):
 
         def stranger() -> grpc.StatusCode:
             with pytest.raises(grpc.RpcError) as caught:
@@ -70,7 +63,7 @@ async def test_mutual_tls_requires_a_client_certificate(keys: Keys) -> None:
 
 
 async def test_clients_without_tls_or_without_h2_are_closed_and_others_are_served(keys: Keys) -> None:
-    async with echo_server(tls=tls_context(*keys.server)) as (server, _, address):
+    async with echo_server(tls=tls_context(keys.server, keys.server)) as (server, _, address):
         host, port = address.rsplit(":", 1)
         plain = await trio.open_tcp_stream(host, int(port))
         await plain.send_all(b"GET / HTTP/1.1\r\n\r\n")
@@ -90,7 +83,7 @@ async def test_clients_without_tls_or_without_h2_are_closed_and_others_are_serve
 
 async def test_a_silent_tls_client_is_closed_after_the_handshake_time(keys: Keys) -> None:
     limits = replace(TransportLimits.for_test(), handshake_seconds=0.05)
-    async with echo_server(limits, tls=tls_context(*keys.server)) as (_, _, address):
+    async with echo_server(limits, tls=tls_context(keys.server, keys.server)) as (_, _, address):
         host, port = address.rsplit(":", 1)
         async with await trio.open_tcp_stream(host, int(port)) as silent:
             with trio.fail_after(WAIT_SECONDS):
@@ -99,9 +92,9 @@ async def test_a_silent_tls_client_is_closed_after_the_handshake_time(keys: Keys
 
 def test_mismatched_and_missing_tls_files_are_errors(keys: Keys) -> None:
     with pytest.raises(ssl.SSLError):
-        tls_context(keys.server[0], keys.client[1])
+        tls_context(keys.server, keys.client)
     with pytest.raises(FileNotFoundError):
-        tls_context(keys.server[0], Path("/nowhere.key"))
+        tls_context(keys.server, Path("/nowhere.key"))
 
 
 async def test_a_unix_socket_replaces_a_stale_file_and_is_removed_at_the_end(tmp_path: Path) -> None:

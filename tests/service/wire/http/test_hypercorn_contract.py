@@ -22,30 +22,31 @@ async def _still_serves(serving: Serving) -> None:
         assert (await peer.ask(GET_METADATA)).status == 200
 
 
-@pytest.mark.parametrize("extra", [[], ["Connection: close"], ["Expect: 100-continue"]], ids=["", "close", "expect"])
-async def test_an_upload_refused_early_gets_its_answer(tmp_path: Path, extra: list[str]) -> None:
+SPACES = b" " * 100_000
+
+
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [
+        pytest.param(infer_head(4 * MEBIBYTE) + SPACES, SPACES, id="length"),
+        pytest.param(infer_head(4 * MEBIBYTE, "Connection: close") + SPACES, SPACES, id="close"),
+        pytest.param(infer_head(4 * MEBIBYTE, "Expect: 100-continue") + SPACES, SPACES, id="expect"),
+        pytest.param(infer_head(None, CHUNKED) + chunk(SPACES) * 12, chunk(SPACES), id="chunked"),
+    ],
+)
+async def test_an_upload_above_the_limit_gets_its_answer_before_its_end(
+    tmp_path: Path, start: bytes, more: bytes
+) -> None:
     async with serving_rest(tmp_path, front_end={"max_body_bytes": MEBIBYTE}) as serving:
         async with serving.connect() as peer:
-            await peer.send(infer_head(4 * MEBIBYTE, *extra) + b" " * 100_000)
+            await peer.send(start)
             answer = await peer.answer()
             assert answer.status == 413
             assert "--max_message_size" in answer.json["error"]
-            for _ in range(4):
-                await peer.send(b" " * 100_000)
-            await peer.stream.aclose()
-        await _still_serves(serving)
-        await serving.wait_closed()
-
-
-async def test_a_chunked_upload_is_refused_when_it_is_too_large(tmp_path: Path) -> None:
-    async with serving_rest(tmp_path, front_end={"max_body_bytes": MEBIBYTE}) as serving:
-        async with serving.connect() as peer:
-            await peer.send(infer_head(None, CHUNKED))
-            for _ in range(12):
-                await peer.send(chunk(b" " * 100_000))
-            answer = await peer.answer()
-            assert answer.status == 413
             assert str(MEBIBYTE) in answer.json["error"]
+            for _ in range(4):
+                await peer.send(more)
+            await peer.stream.aclose()
         await _still_serves(serving)
         await serving.wait_closed()
 

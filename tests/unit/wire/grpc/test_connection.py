@@ -20,8 +20,9 @@ from trio.testing import MockClock
 
 from ovmstrio.wire.grpc import TransportLimits, frames
 from ovmstrio.wire.grpc.frames import ErrorCode
+from tests.support.bare_http2 import frame
 from tests.support.waits import WAIT_SECONDS
-from tests.unit.wire.grpc.bytes_client import HELLO, data, frame, headers, message, request_headers
+from tests.unit.wire.grpc.bytes_client import HELLO, data, headers, message, request_headers
 from tests.unit.wire.grpc.peers import memory_server, received_until_closed
 
 LIMITS = TransportLimits.for_test()
@@ -60,19 +61,6 @@ async def test_a_failed_call_leaves_no_error_for_the_garbage_collector(kind: byt
             assert [each for each in gc.get_objects() if isinstance(each, GRPCError)] == []
         finally:
             gc.enable()
-
-
-async def test_a_reset_cancels_one_call(autojump_clock: MockClock) -> None:
-    async with memory_server() as (server, service, connect):
-        peer = await connect().start()
-        call = await peer.request("Wait")
-        await service.wait_started()
-        peer.h2.reset_stream(call, ErrorCode.CANCEL)
-        await peer.flush()
-        await service.wait_cancelled()
-        assert (await peer.trailers(await peer.request("Unary")))["grpc-status"] == "0"
-        await trio.testing.wait_all_tasks_blocked()
-        assert server.active_calls == 0
 
 
 async def test_calls_that_never_wait_are_answered_by_the_task_that_reads() -> None:
@@ -276,31 +264,21 @@ async def test_drain_serves_streams_sent_before_goaway_and_refuses_later_ones(au
         assert service.cancelled_at == []
 
 
-@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "in two parts"])
+BEGUN = headers(1, request_headers("/test.Echo/Wait", ("grpc-timeout", "5S")))
+END = data(1, message(b""), end=True)
+
+
+@pytest.mark.parametrize(
+    ("parts", "status", "seconds"),
+    [
+        pytest.param([BEGUN + END], b"grpc-status\x014", 5, id="call in one part"),
+        pytest.param([BEGUN, END], b"grpc-status\x014", 5, id="call in two parts"),
+        pytest.param([headers(1, request_headers("/test.Echo/Nothing")) + END], b"grpc-status\x0212", 0, id="unknown"),
+    ],
+)
 async def test_drain_serves_a_call_sent_right_after_the_ping_acknowledgement(
-    autojump_clock: MockClock, *, is_whole: bool
+    autojump_clock: MockClock, parts: list[bytes], status: bytes, seconds: float
 ) -> None:
-    async with memory_server() as (server, _, connect), trio.open_nursery() as nursery:
-        raw = connect().stream
-        await raw.send_all(HELLO)
-        await trio.testing.wait_all_tasks_blocked()
-        nursery.start_soon(server.drain, 10)
-        await trio.testing.wait_all_tasks_blocked()
-        acknowledged = frames.ping(bytes(await raw.receive_some())[-8:], ack=True)
-        begun = headers(1, request_headers("/test.Echo/Wait", ("grpc-timeout", "5S")))
-        rest = data(1, message(b""), end=True)
-        await raw.send_all(acknowledged + begun + (rest if is_whole else b""))
-        if not is_whole:
-            await trio.testing.wait_all_tasks_blocked()
-            await raw.send_all(rest)
-        answer = await received_until_closed(raw)
-        await raw.aclose()
-        assert frames.goaway(1, 0) in answer
-        assert frames.rst_stream(1, ErrorCode.CANCEL) not in answer
-        assert b"grpc-status\x014" in answer
-
-
-async def test_drain_does_not_wait_for_an_unknown_method_called_after_the_ping(autojump_clock: MockClock) -> None:
     async with memory_server() as (server, _, connect), trio.open_nursery() as nursery:
         raw = connect().stream
         await raw.send_all(HELLO)
@@ -308,12 +286,17 @@ async def test_drain_does_not_wait_for_an_unknown_method_called_after_the_ping(a
         started = trio.current_time()
         nursery.start_soon(server.drain, 10)
         await trio.testing.wait_all_tasks_blocked()
-        acknowledged = frames.ping(bytes(await raw.receive_some())[-8:], ack=True)
-        await raw.send_all(acknowledged + headers(1, request_headers("/test.Echo/Unknown")) + data(1, b"", end=True))
+        sent = frames.ping(bytes(await raw.receive_some())[-8:], ack=True)
+        for part in parts:
+            await raw.send_all(sent + part)
+            await trio.testing.wait_all_tasks_blocked()
+            sent = b""
         answer = await received_until_closed(raw)
         await raw.aclose()
-        assert b"grpc-status\x0212" in answer
-        assert trio.current_time() - started < 1
+        assert frames.goaway(1, 0) in answer
+        assert frames.rst_stream(1, ErrorCode.CANCEL) not in answer
+        assert status in answer
+        assert trio.current_time() - started == pytest.approx(seconds, abs=1)
 
 
 async def test_calls_that_outlast_the_grace_of_a_drain_get_unavailable(autojump_clock: MockClock) -> None:
@@ -527,16 +510,6 @@ async def test_a_second_concurrent_send_on_a_call_is_an_error(autojump_clock: Mo
         await peer.flush()
         assert (await peer.trailers(stream_id))["grpc-status"] == "0"
         assert peer.body(stream_id) == message(b"s" * 100)
-
-
-async def test_trailers_from_the_client_end_its_request(autojump_clock: MockClock) -> None:
-    async with memory_server() as (_, _, connect):
-        peer = await connect().start()
-        call = await peer.request("Join", b"body", end=False)
-        peer.h2.send_headers(call, [("x-checksum", "1")], end_stream=True)
-        await peer.flush()
-        assert (await peer.trailers(call))["grpc-status"] == "0"
-        assert peer.body(call) == message(b"body")
 
 
 async def test_data_in_flight_after_an_early_answer_is_dropped(autojump_clock: MockClock) -> None:

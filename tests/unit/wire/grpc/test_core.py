@@ -25,19 +25,9 @@ from ovmstrio.wire.grpc.events import (
 from ovmstrio.wire.grpc.frames import MAX_WINDOW, ConnectionFault, ErrorCode, FrameType, Setting
 from ovmstrio.wire.grpc.headers import HeaderDecoder, RequestHead
 from ovmstrio.wire.grpc.replies import metadata_block, trailers_block
+from tests.support.bare_http2 import END_HEADERS, END_STREAM, frame
 from tests.support.examples import examples
-from tests.unit.wire.grpc.bytes_client import (
-    END_HEADERS,
-    END_STREAM,
-    HELLO,
-    data,
-    decoded,
-    frame,
-    headers,
-    message,
-    receive_all,
-    request_headers,
-)
+from tests.unit.wire.grpc.bytes_client import HELLO, data, decoded, headers, message, receive_all, request_headers
 
 LIMITS = TransportLimits.for_test()
 

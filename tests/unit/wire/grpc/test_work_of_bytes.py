@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from ovmstrio.wire.grpc import TransportLimits, frames
 from ovmstrio.wire.grpc.core import Http2Core
 from ovmstrio.wire.grpc.frames import MAX_WINDOW, ConnectionFault, ErrorCode, FrameType, Setting
+from tests.support.bare_http2 import frame
 from tests.support.examples import examples
-from tests.unit.wire.grpc.bytes_client import HELLO, data, frame, headers, message, receive_all, request_headers
+from tests.unit.wire.grpc.bytes_client import HELLO, data, headers, message, receive_all, request_headers
 from tests.unit.wire.grpc.peers import memory_server
 
 FEW, MANY = 3, 300

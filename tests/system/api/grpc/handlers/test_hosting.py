@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -136,6 +136,29 @@ class Hosting(CallObserver):
             return channel.unary_unary(path, **coding)(request, timeout=WAIT_SECONDS)
 
         return await with_channel(self.address, work)
+
+
+class OpenTalk:
+    """A stream of texts to a handler, which answers each."""
+
+    def __init__(self, channel: Any, package: str) -> None:
+        self._requests: SimpleQueue[StringValue | None] = SimpleQueue()
+        coding = {
+            "request_serializer": StringValue.SerializeToString,
+            "response_deserializer": StringValue.FromString,
+        }
+        method = channel.stream_stream(f"/{package}.Talk/Listen", **coding)
+        self._replies = method(iter(self._requests.get, None), timeout=WAIT_SECONDS)
+
+    async def say(self, text: str) -> str:
+        """Send a text, and return the reply."""
+        self._requests.put(StringValue(value=text))
+        return str((await trio.to_thread.run_sync(next, self._replies)).value)
+
+    async def end(self) -> None:
+        """Half-close the stream, and wait for its end."""
+        self._requests.put(None)
+        assert await trio.to_thread.run_sync(list, self._replies) == []
 
 
 @pytest.fixture
@@ -320,36 +343,3 @@ async def test_each_call_is_one_event_with_outcome_and_sizes(tmp_path: Path, hos
     assert f"ovms_requests_success{{{labels}}} 1.0" in rendered
     assert f"ovms_requests_fail{{{labels}}} 2.0" in rendered
     assert 'ovms_current_requests{name="one",version="1"} 0.0' in rendered
-
-
-class OpenTalk:
-    """A stream of texts to a handler, which answers each."""
-
-    def __init__(self, channel: Any, package: str) -> None:
-        self._send, receive = trio.open_memory_channel[StringValue](1)
-        token = trio.lowlevel.current_trio_token()
-
-        def requests() -> Any:
-            while True:
-                try:
-                    yield trio.from_thread.run(receive.receive, trio_token=token)
-                except trio.EndOfChannel:
-                    return
-
-        method = channel.stream_stream(
-            f"/{package}.Talk/Listen",
-            request_serializer=StringValue.SerializeToString,
-            response_deserializer=StringValue.FromString,
-        )
-        self._replies = method(requests(), timeout=WAIT_SECONDS)
-
-    async def say(self, text: str) -> str:
-        """Send a text, and return the reply."""
-        await self._send.send(StringValue(value=text))
-        read: Callable[[], Any] = partial(next, self._replies)
-        return str((await trio.to_thread.run_sync(read)).value)
-
-    async def end(self) -> None:
-        """Half-close the stream, and wait for its end."""
-        self._send.close()
-        assert await trio.to_thread.run_sync(lambda: list(self._replies)) == []

@@ -74,10 +74,25 @@ ITERABLES = """
 """
 
 
+EARLY = HANDS_BACK.replace("list(payload)[-1]", "next(payload)").replace("def Delta", "async def Delta")
+DECORATED = """
+    import functools
+
+
+    def decorated(method):
+        @functools.wraps(method)
+        def wrapper(*args, **kwargs):
+            return method(*args, **kwargs)
+
+        return wrapper
+
+""" + ASYNC.replace("        async def", "        @decorated\n        async def")
+
+
 @pytest.mark.parametrize(
     ("handler", "isolation"),
-    [(SYNC, None), (ASYNC, None), (ITERABLES, None), (SYNC, Isolation()), (ASYNC, Isolation())],
-    ids=["sync", "async", "iterables", "isolated sync", "isolated async"],
+    [(SYNC, None), (ASYNC, None), (ITERABLES, None), (DECORATED, None), (SYNC, Isolation()), (ASYNC, Isolation())],
+    ids=["sync", "async", "iterables", "decorated async", "isolated sync", "isolated async"],
 )
 async def test_all_kinds_of_calls_are_answered(tmp_path: Path, handler: str, isolation: Isolation | None) -> None:
     async with served_kinds(tmp_path, handler, isolation=isolation) as project:
@@ -156,26 +171,8 @@ async def test_a_reused_reply_is_sent_as_it_was_yielded(tmp_path: Path) -> None:
 
 
 async def test_a_method_may_answer_before_the_last_request(tmp_path: Path) -> None:
-    handler = """
-        class Handler:
-            def __init__(self, proto_module_pb2):
-                pass
-
-            def Alpha(self):
-                pass
-
-            def Beta(self, payload):
-                return next(payload)
-
-            def Gamma(self):
-                pass
-
-            async def Delta(self, payload):
-                async for each in payload:
-                    yield each
-                    return
-    """
-    async with served_kinds(tmp_path, handler) as project:
+    answer_once = "async for each in payload:\n                    yield each\n                    return"
+    async with served_kinds(tmp_path, EARLY.replace("yield from payload", answer_once)) as project:
 
         def requests() -> Iterator[Any]:
             while True:
@@ -183,44 +180,3 @@ async def test_a_method_may_answer_before_the_last_request(tmp_path: Path) -> No
 
         assert await project.ask(lambda stub: stub.Beta(requests()).number) == 7
         assert await project.ask(lambda stub: [each.number for each in stub.Delta(requests())]) == [7]
-
-
-async def test_a_decorated_async_method_gets_its_requests(tmp_path: Path) -> None:
-    handler = """
-        import functools
-
-
-        def decorated(method):
-            @functools.wraps(method)
-            def wrapper(*args, **kwargs):
-                return method(*args, **kwargs)
-
-            return wrapper
-
-
-        class Handler:
-            def __init__(self, proto_module_pb2):
-                self.pb = proto_module_pb2
-
-            def Alpha(self):
-                pass
-
-            @decorated
-            async def Beta(self, payload):
-                return self.pb.Sample(number=sum([each.number async for each in payload]))
-
-            def Gamma(self):
-                pass
-
-            @decorated
-            async def Delta(self, payload):
-                async for each in payload:
-                    yield each
-    """
-    async with served_kinds(tmp_path, handler) as project:
-
-        def samples() -> Iterator[Any]:
-            return (project.pb.Sample(number=number) for number in range(4))
-
-        assert await project.ask(lambda stub: stub.Beta(samples()).number) == 6
-        assert await project.ask(lambda stub: [each.number for each in stub.Delta(samples())]) == [0, 1, 2, 3]

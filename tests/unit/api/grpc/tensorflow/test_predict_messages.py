@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -88,16 +89,13 @@ def test_strings_reach_the_model_unchanged(strings: list[bytes]) -> None:
     assert found.tolist() == strings
 
 
-def test_a_request_may_have_packed_and_single_values() -> None:
+def test_packed_values_are_preferred_to_single_ones_of_the_same_tensor() -> None:
     request = decode_inputs(x=content("DT_FLOAT", np.array([1.5], "f4")), n=tensor("DT_UINT64", (1,), uint64_val=[7]))
     specs = [TensorSpec("n", BY_NAME["UINT64"], (Dim.fixed(1),)), TensorSpec("x", BY_NAME["FP32"], (Dim.fixed(1),))]
     found = validate(request, specs)
     assert {name: array.tolist() for name, array in found.items()} == {"n": [7], "x": [1.5]}
-
-
-def test_single_values_are_ignored_if_there_are_packed_ones() -> None:
-    message = tensor("DT_INT32", (1,), tensor_content=b"\x05\0\0\0", int_val=[6])
-    assert checked(message, "INT32", Dim.fixed(1)).tolist() == [5]
+    both = tensor("DT_INT32", (1,), tensor_content=b"\x05\0\0\0", int_val=[6])
+    assert checked(both, "INT32", Dim.fixed(1)).tolist() == [5]
 
 
 @pytest.mark.parametrize(
@@ -132,22 +130,24 @@ def test_tensors_that_do_not_match_the_input_are_refused_with_the_texts_of_ovms(
     assert text in caught.value.message
 
 
-@pytest.mark.parametrize("datatype", ["FP16", "UINT16"])
-def test_missing_values_of_types_without_packed_form_are_counted(datatype: str) -> None:
-    message = tensor(BY_DATATYPE[datatype].name, (2,))
-    with pytest.raises(InvalidRequest, match=r"Invalid number of values.*Expected: 2 values; Actual: 0 values"):
+UNKNOWN_TYPE = tensor("DT_FLOAT", (1,))
+UNKNOWN_TYPE.dtype = 99
+
+
+@pytest.mark.parametrize(
+    ("message", "datatype", "text"),
+    [
+        (tensor("DT_HALF", (2,)), "FP16", "Invalid number of values in tensor proto container - Expected: 2 values"),
+        (tensor("DT_UINT16", (2,)), "UINT16", "Expected: 2 values; Actual: 0 values"),
+        (tensor("DT_UINT8", (1,), int_val=[300]), "UINT8", "300 is out of range of UINT8 [0, 255]; input name: x"),
+        (tensor("DT_FLOAT", (2**30,), float_val=[1]), "FP32", "Expected: 1073741824 values; Actual: 1 values"),
+        (UNKNOWN_TYPE, "FP32", "Expected: FP32; Actual: DataType 99"),
+    ],
+    ids=["missing FP16", "missing UINT16", "out of range", "one value for a large tensor", "unknown type"],
+)
+def test_invalid_values_and_types_are_refused(message: Any, datatype: str, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(text)):
         checked(message, datatype, ANY_SIZE)
-
-
-def test_numbers_out_of_range_of_the_type_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"300 is out of range of UINT8 \[0, 255\]; input name: x"):
-        checked(tensor("DT_UINT8", (1,), int_val=[300]), "UINT8", ANY_SIZE)
-
-
-def test_one_value_is_not_repeated_to_a_large_array() -> None:
-    message = tensor("DT_FLOAT", (2**30,), float_val=[1])
-    with pytest.raises(InvalidRequest, match="Expected: 1073741824 values; Actual: 1 values"):
-        checked(message, "FP32", ANY_SIZE)
 
 
 def test_version_and_output_filter_are_read() -> None:
@@ -186,13 +186,6 @@ def test_garbage_is_decoded_or_refused(data: bytes) -> None:
     except GRPCError as error:
         status = error.status
     assert status in {None, Status.INVALID_ARGUMENT}
-
-
-def test_an_unknown_data_type_is_named_by_its_number() -> None:
-    message = tensor("DT_FLOAT", (1,))
-    message.dtype = 99
-    with pytest.raises(InvalidRequest, match="Expected: FP32; Actual: DataType 99"):
-        checked(message, "FP32", ANY_SIZE)
 
 
 PACKED = sorted(name for name in BY_DATATYPE if name not in {"BYTES", "UINT64"})
