@@ -61,22 +61,17 @@ async def test_check_reports_the_server_and_its_services(serving: Serving) -> No
     assert await check(serving, "") == NOT_SERVING
 
 
-async def test_watch_reports_each_change_of_the_server(serving: Serving) -> None:
-    async with _Watch(serving.address, "") as watch:
-        assert await watch.next() == SERVING
+async def test_watch_reports_each_change_of_the_server_and_of_a_servable(serving: Serving) -> None:
+    async with _Watch(serving.address, "") as server, _Watch(serving.address, "echo") as servable:
+        assert await server.next() == await servable.next() == SERVING
         serving.plane.begin_drain()
-        assert await watch.next() == NOT_SERVING
+        assert await server.next() == NOT_SERVING
         serving.plane.begin_serving()
-        assert await watch.next() == SERVING
-
-
-async def test_watch_reports_the_retirement_and_return_of_a_servable(serving: Serving) -> None:
-    async with _Watch(serving.address, "echo") as watch:
-        assert await watch.next() == SERVING
+        assert await server.next() == SERVING
         await serving.registry.apply([])
-        assert await watch.next() == NOT_SERVING
-        await serving.registry.apply([serving.specs[0]])
-        assert await watch.next() == SERVING
+        assert await servable.next() == NOT_SERVING
+        await serving.registry.apply(serving.specs)
+        assert await servable.next() == SERVING
 
 
 async def test_watch_of_an_unknown_service_reports_when_it_is_served(serving: Serving) -> None:
@@ -166,25 +161,24 @@ async def test_a_client_without_stubs_can_infer(serving: Serving) -> None:
     assert raw == np.array([1, 2], "f4").tobytes()
 
 
+KSERVE_FILES = ["inference/kserve.proto", "inference/model_config.proto"]
+
+
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 @pytest.mark.parametrize(
-    "symbol",
+    ("query", "files"),
     [
-        *("inference.GRPCInferenceService", "inference.GRPCInferenceService.ModelInfer"),
-        *("inference.ModelInferRequest.InferInputTensor", "inference.ModelInferRequest.id"),
+        ({"file_containing_symbol": "inference.GRPCInferenceService"}, KSERVE_FILES),
+        ({"file_containing_symbol": "inference.GRPCInferenceService.ModelInfer"}, KSERVE_FILES),
+        ({"file_containing_symbol": "inference.ModelInferRequest.InferInputTensor"}, KSERVE_FILES),
+        ({"file_containing_symbol": "inference.ModelInferRequest.id"}, KSERVE_FILES),
+        ({"file_by_filename": "grpc/health/v1/health.proto"}, ["grpc/health/v1/health.proto"]),
     ],
 )
-async def test_a_symbol_is_answered_with_its_file_and_the_imports_of_the_file(
-    serving: Serving, version: str, symbol: str
+async def test_symbols_and_file_names_are_answered_with_the_file_and_its_imports(
+    serving: Serving, version: str, query: dict[str, str], files: list[str]
 ) -> None:
-    answer = await ask(serving, version, file_containing_symbol=symbol)
-    assert _names(answer) == ["inference/kserve.proto", "inference/model_config.proto"]
-
-
-@pytest.mark.parametrize("version", ["v1", "v1alpha"])
-async def test_a_file_is_found_by_its_name(serving: Serving, version: str) -> None:
-    answer = await ask(serving, version, file_by_filename="grpc/health/v1/health.proto")
-    assert _names(answer) == ["grpc/health/v1/health.proto"]
+    assert _names(await ask(serving, version, **query)) == files
 
 
 async def test_a_message_without_extensions_has_an_empty_list(serving: Serving) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -36,6 +36,7 @@ from tests.support.servables import EXACT
 from tests.support.streaming_servables import FIRST_TIMESTAMP
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.wire.grpc.bytes_client import message
+from tests.unit.wire.grpc.peers import Peer
 
 FAILURE = "Mediapipe execution failed. MP status - INTERNAL: node"
 UNKNOWN = "Mediapipe graph definition with requested name is not found"
@@ -158,37 +159,34 @@ async def test_the_deadline_of_a_call_reaches_the_graph_and_ends_the_stream(stre
     assert streaming.servable.streams[0].requests[0].deadline < float("inf")
 
 
-@pytest.mark.parametrize("half_closed", [False, True])
-async def test_a_reset_cancels_a_graph_that_waits(streaming: Serving, *, half_closed: bool) -> None:
+async def _reset(peer: Peer, stream_id: int) -> None:
+    peer.h2.reset_stream(stream_id, 8)
+    await peer.flush()
+
+
+async def _disconnect(peer: Peer, stream_id: int) -> None:
+    await peer.stream.aclose()
+
+
+@pytest.mark.parametrize(
+    ("requests", "half_closed", "leave"),
+    [
+        pytest.param([payload(hold=True)], False, _reset, id="reset"),
+        pytest.param([payload(hold=True)], True, _reset, id="reset after the half-close"),
+        pytest.param([payload(hold=True), payload(), payload()], False, _disconnect, id="lost connection"),
+    ],
+)
+async def test_a_client_that_leaves_cancels_a_graph_that_waits(
+    streaming: Serving, requests: list[bytes], *, half_closed: bool, leave: Callable[[Peer, int], Awaitable[None]]
+) -> None:
     servable = streaming.servable
     async with open_peer(streaming.address) as peer:
-        stream_id = await start_stream(peer, payload(hold=True), end=half_closed)
+        stream_id = await start_stream(peer, *requests, end=half_closed)
         await streaming.wait(servable.holding)
-        peer.h2.reset_stream(stream_id, 8)
-        await peer.flush()
+        await leave(peer, stream_id)
         await streaming.wait(servable.cancelled)
     await streaming.wait(servable.closed)
     assert servable.open == 0
-
-
-async def test_a_reset_cancels_a_graph_whose_replies_wait_for_the_window(streaming: Serving) -> None:
-    servable = streaming.servable
-    async with open_peer(streaming.address) as peer:
-        stream_id = await start_stream(peer, payload(data=b"x" * 10_000, replies=10_000))
-        while len(peer.body(stream_id)) < 65_535:
-            assert await peer.read()
-        assert servable.open == 1
-        peer.h2.reset_stream(stream_id, 8)
-        await peer.flush()
-        await streaming.wait(servable.cancelled)
-
-
-async def test_a_lost_connection_cancels_the_graph(streaming: Serving) -> None:
-    servable = streaming.servable
-    async with open_peer(streaming.address) as peer:
-        await start_stream(peer, payload(hold=True), payload(), payload())
-        await streaming.wait(servable.holding)
-    await streaming.wait(servable.cancelled)
 
 
 async def test_a_graph_can_be_retired_after_streams_of_all_outcomes(streaming: Serving) -> None:
@@ -244,18 +242,6 @@ async def test_requests_are_not_read_ahead_of_the_graph(streaming: Serving) -> N
     assert len(servable.streams[0].requests) == sent + 1
 
 
-async def test_a_graph_waits_for_a_slow_reader(streaming: Serving) -> None:
-    servable = streaming.servable
-    async with open_peer(streaming.address) as peer:
-        stream_id = await start_stream(peer, payload(data=b"x" * 10_000, replies=200), end=True)
-        while len(peer.body(stream_id)) < 65_535:
-            assert await peer.read()
-        await trio.testing.wait_all_tasks_blocked(0.05)
-        assert servable.streams[0].made < 30
-        await _read_all(peer, stream_id)
-    assert servable.streams[0].made == 200
-
-
 async def _read_all(peer: Any, stream_id: int) -> None:
     credited = 0
     with trio.fail_after(WAIT_SECONDS):
@@ -266,6 +252,21 @@ async def _read_all(peer: Any, stream_id: int) -> None:
                 credited = come
                 await peer.flush()
             assert await peer.read()
+
+
+async def test_a_graph_waits_for_a_slow_reader(streaming: Serving) -> None:
+    servable = streaming.servable
+    async with open_peer(streaming.address) as peer:
+        stream_id = await start_stream(peer, payload(data=b"x" * 10_000, replies=200), end=True)
+        left = await start_stream(peer, payload(data=b"x" * 10_000, replies=10_000))
+        while len(peer.body(stream_id)) + len(peer.body(left)) < 65_535:
+            assert await peer.read()
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert servable.streams[0].made < 30
+        await _reset(peer, left)
+        await streaming.wait(servable.cancelled)
+        await _read_all(peer, stream_id)
+    assert servable.streams[0].made == 200
 
 
 async def test_streams_are_served_until_the_grace_of_a_drain_ends(streaming: Serving) -> None:

@@ -14,7 +14,7 @@ import trio.testing
 from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.wire.http.fast_lane import IDLE_SECONDS, RECEIVE_SECONDS, FastLane
 from ovmstrio.wire.http.heads import read_head
-from tests.service.wire.http.requests import GET_METADATA, MEBIBYTE, SLOW_BODY, chunked
+from tests.service.wire.http.conftest import GET_METADATA, MEBIBYTE, SLOW_BODY, chunked
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.api.rest.servers import BODY, HttpAnswer, Peer, Serving, infer_head, infer_post, serving_rest, stack
 

@@ -16,7 +16,7 @@ from ovmstrio.dataplane.guarded_plane import GuardedPlane
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.wire.http.answers import Cors
 from tests.service.api.rest.handlers.servers import serving_handler
-from tests.service.wire.http.requests import chunk
+from tests.service.wire.http.conftest import chunk
 from tests.support.callers import gate_of
 from tests.support.examples import examples
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline

@@ -386,6 +386,7 @@ async def test_connections_above_the_limit_are_closed(autojump_clock: MockClock)
         ("Unary", b"", [], "12"),
         ("Unary", b"\1" + message(b"z")[1:], [], "13"),
         ("Unary", message(b"x" * 2_000), [], "8"),
+        ("Unary", message(b"x" * 2_000)[:5], [], "8"),
         ("Unary", b"\1" + message(gzip.compress(bytes(5_000), mtime=0))[1:], [("grpc-encoding", "gzip")], "8"),
         ("Unary", b"\1" + message(b"not gzip")[1:], [("grpc-encoding", "gzip")], "3"),
         ("Unary", message(b"x"), [("grpc-encoding", "snappy")], "12"),

@@ -2,14 +2,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
+from ovmstrio.core.pending_answers import PendingAnswers, current_share
 from ovmstrio.core.request import Buffer
+from ovmstrio.server.rest_front_end import make_router
+from ovmstrio.wire.closing import LINGER_SECONDS
 from ovmstrio.wire.direct_stream import DirectStream, direct, told_of_waiting
+from ovmstrio.wire.http.bounded_sending import send_bounded
+from ovmstrio.wire.http.fast_lane import FastLane
+from ovmstrio.wire.http.prefixed_stream import PrefixedStream
 from ovmstrio.wire.standstill import unsent_bytes
+from tests.support.waits import WAIT_SECONDS
+from tests.unit.api.rest.servers import stack
 
 MUCH = bytes(range(256)) * 40_000
 """More than sockets of both ends take."""
@@ -191,3 +201,161 @@ async def test_unsent_bytes_are_counted_until_the_socket_is_closed() -> None:
         assert unsent_bytes(stream) >= 5
         await stream.aclose()
         assert unsent_bytes(stream) == 0
+
+
+STALLED_SECONDS = PendingAnswers().patience_seconds
+
+Pair = tuple[trio.SocketStream, trio.SocketStream]
+
+
+@pytest.fixture
+async def sockets() -> AsyncIterator[Pair]:
+    left, right = trio.socket.socketpair()
+    async with trio.SocketStream(left) as server, trio.SocketStream(right) as client:
+        yield server, client
+
+
+async def test_sending_after_eof_raises_at_once(sockets: Pair) -> None:
+    server, _ = sockets
+    stream = direct(server)
+    await server.send_eof()
+    with trio.fail_after(WAIT_SECONDS):
+        await send_bounded(stream, b"")
+        with pytest.raises(trio.ClosedResourceError):
+            await send_bounded(stream, b"late")
+
+
+async def test_a_client_that_reads_slowly_is_served(autojump_clock: MockClock, sockets: Pair) -> None:
+    server, client = sockets
+    taken = 0
+    started = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send_bounded, server, b"x" * 3_000_000)
+        while taken < 3_000_000:
+            await trio.sleep(STALLED_SECONDS / 2)
+            taken += len(await client.receive_some(10_000_000))
+    assert trio.current_time() - started > 3 * STALLED_SECONDS
+
+
+async def test_a_client_that_reads_in_small_parts_is_served(autojump_clock: MockClock, sockets: Pair) -> None:
+    server, client = sockets
+    pending = PendingAnswers(stalled_seconds=10)
+    current_share.set(pending.share())
+    sent = trio.Event()
+
+    async def send() -> None:
+        await send_bounded(server, b"x" * 1_000_000)
+        sent.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pending.watch)
+        nursery.start_soon(send)
+        left = 1_000_000
+        for _ in range(15):
+            await trio.sleep(3)
+            left -= len(await client.receive_some(32_768))
+            assert not sent.is_set()
+        assert pending.budget.held == 1_000_000
+        while left:
+            left -= len(await client.receive_some(left))
+        await sent.wait()
+        nursery.cancel_scope.cancel()
+    assert pending.budget.held == 0
+
+
+async def test_a_stalled_client_is_cut_off_sooner_while_others_wait_for_room(
+    autojump_clock: MockClock, sockets: Pair
+) -> None:
+    server, _ = sockets
+    pending = PendingAnswers(1_000_000)
+    current_share.set(pending.share())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pending.watch)
+
+        async def send() -> None:
+            with pytest.raises(trio.BrokenResourceError, match="does not read"):
+                await send_bounded(server, b"x" * 2_000_000)
+
+        nursery.start_soon(send)
+        await trio.testing.wait_all_tasks_blocked()
+        started = trio.current_time()
+        other = pending.share()
+        await other.wait(1_000)
+        assert 4 < trio.current_time() - started < 10
+        nursery.cancel_scope.cancel()
+    assert pending.budget.held == 1_000
+
+
+async def test_bytes_of_the_prefix_are_received_before_those_of_the_connection(sockets: Pair) -> None:
+    server, client = sockets
+    stream = PrefixedStream(server, b"first")
+    await client.send_all(b"second")
+    await client.send_eof()
+    assert [await stream.receive_some(100) for _ in range(4)] == [b"first", b"second", b"", b""]
+
+
+async def test_bytes_received_after_the_last_answer_are_dropped_until_the_linger_time(
+    autojump_clock: MockClock, sockets: Pair
+) -> None:
+    server, client = sockets
+    stream = PrefixedStream(server, b"")
+    async with trio.open_nursery() as nursery:
+        received: list[bytes] = []
+
+        async def read() -> None:
+            received.append(await stream.receive_some(100))
+
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        started = trio.current_time()
+        await stream.finish()
+        assert await client.receive_some() == b""
+        for _ in range(3):
+            await client.send_all(b"late" * 10_000)
+    assert received == [b""]
+    assert trio.current_time() - started == pytest.approx(LINGER_SECONDS)
+    assert await stream.receive_some() == b""
+
+
+async def test_a_broken_connection_can_be_finished_and_closed_repeatedly(sockets: Pair) -> None:
+    server, client = sockets
+    stream = PrefixedStream(server, b"")
+    await client.aclose()
+    await stream.finish()
+    await stream.aclose()
+    await stream.finish()
+    await stream.aclose()
+
+
+class _InTwoPieces(trio.abc.Stream):
+    """Returns two pieces, with a checkpoint after each was taken from the wire, as sockets do."""
+
+    def __init__(self, first: bytes, second: bytes) -> None:
+        self.pieces = [first, second]
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        if not self.pieces:
+            await trio.sleep_forever()
+        piece = self.pieces.pop(0)
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        return piece
+
+    async def send_all(self, data: object) -> None:
+        raise trio.BrokenResourceError
+
+    async def wait_send_all_might_not_block(self) -> None:
+        raise trio.BrokenResourceError
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_a_connection_that_leaves_the_fast_lane_loses_no_bytes(tmp_path: Path) -> None:
+    async with stack(tmp_path) as (plane, _, _):
+        for _ in range(50):
+            stream = _InTwoPieces(b"HEAD /v2 HTTP/1.1\r\n", b"Host: h\r\n\r\n")
+            with trio.fail_after(WAIT_SECONDS):
+                left = await FastLane(make_router(plane), stream, 1000).run()
+            assert left is not None
+            taken = b"HEAD /v2 HTTP/1.1\r\n" + (b"" if stream.pieces else b"Host: h\r\n\r\n")
+            assert left == taken
