@@ -14,14 +14,10 @@ from structlog.testing import capture_logs
 from ovmstrio.api.admin.whole_profile import merged_profiles
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import Overloaded
-from ovmstrio.core.http import HttpRequest
 from ovmstrio.dataplane.profiling import CalledVersion, Profiler
-from ovmstrio.server.rest_front_end import make_router
-from ovmstrio.wire.http.router import Route
 from tests.support import ir
 from tests.support.both_doors import BothDoors, serving_both
 from tests.support.callers import bearer, gate_of
-from tests.support.peers import peer_at
 from tests.support.waits import WAIT_SECONDS
 
 
@@ -112,16 +108,6 @@ async def test_profiles_require_the_admin_scope_and_are_logged(tmp_path: Path) -
         assert [answer.status_code for answer in answers] == [401, 403, 200]
         changes = [(each["change"], each["caller"]) for each in entries if each["event"] == "server changed"]
         assert changes == [("profile", "boss")]
-
-
-@pytest.mark.parametrize(("client", "status"), [("192.0.2.7", 403), ("127.0.0.1", 200), ("", 200)])
-async def test_other_machines_get_no_profile(doors: BothDoors, client: str, status: int) -> None:
-    router = make_router(doors.plane)
-    route = router.find("POST", "/v2/profile")
-    assert isinstance(route, Route)
-    body = b'{"seconds": 0.01, "models": []}'
-    answer = await router.answer(route, HttpRequest("POST", route.path, peer=peer_at(client), body=body))
-    assert answer.status == status
 
 
 def _document(frames: list[str], stack: list[int], cpu: float) -> dict[str, Any]:

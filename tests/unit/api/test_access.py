@@ -12,7 +12,7 @@ from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.wire.http.answers import Cors
 from ovmstrio.wire.http.router import Route
-from tests.support.peers import LOCAL, REMOTE
+from tests.support.peers import LOCAL
 from tests.unit.api.rest.servers import stack
 
 PATHS: Final = (
@@ -90,15 +90,6 @@ async def test_known_callers_may_use_any_host_name_but_no_other_origin(
     finally:
         current_caller.reset(token)
     assert answer.status == status
-
-
-async def test_a_remote_client_is_refused_before_its_body_is_read(tmp_path: Path) -> None:
-    async with stack(tmp_path) as (plane, _, _):
-        router = make_router(plane)
-        route = router.find("POST", "/v2/profile")
-        assert isinstance(route, Route)
-        answer = await router.answer(route, HttpRequest("POST", route.path, peer=REMOTE, body=b"{"))
-    assert answer.status == 403
 
 
 OTHER = ("accept", "a")

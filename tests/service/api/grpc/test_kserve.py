@@ -3,7 +3,6 @@ from __future__ import annotations
 import re
 from importlib.metadata import version
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -69,20 +68,6 @@ async def test_bf16_is_returned_unchanged(serving: Serving) -> None:
     )
     assert list(response.raw_output_contents) == [bits]
     assert (response.outputs[0].datatype, list(response.outputs[0].shape)) == ("BF16", [1, 4])
-
-
-async def test_asynchronous_calls_get_their_own_answers(serving: Serving) -> None:
-    answers: SimpleQueue[Any] = SimpleQueue()
-
-    def work(client: Any) -> list[float]:
-        for value in range(8):
-            tensor = triton_input("x", "FP32", np.full((1, 10), value, "f4"))
-            client.async_infer("echo", [tensor], lambda result, error: answers.put((result, error)))
-        received = [answers.get(timeout=WAIT_SECONDS) for _ in range(8)]
-        assert [error for _, error in received] == [None] * 8
-        return sorted(float(result.as_numpy("x")[0, 9]) for result, _ in received)
-
-    assert await with_triton(serving.address, work) == list(range(8))
 
 
 async def test_typed_contents_are_answered_with_raw_contents(serving: Serving) -> None:

@@ -12,7 +12,7 @@ import structlog
 from tritonclient.utils import InferenceServerException
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.observability.log_level import LOG_LEVEL, LogLevel
+from ovmstrio.observability.log_level import LogLevel
 from ovmstrio.observability.logs import configure_logs
 from tests.support import ir
 from tests.support.both_doors import DOORS, BothDoors, serving_both
@@ -213,22 +213,6 @@ async def test_invalid_log_settings_are_refused_by_name_and_change_nothing(
     with pytest.raises(InferenceServerException, match=text):
         await _change(empty, door, {"log_error": True, **settings})
     assert await _present(empty, door) == _defaults(log)
-
-
-@pytest.mark.usefixtures("log")
-async def test_other_machines_change_log_settings_only_with_remote_administration(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("ovmstrio.api.admin.locality.is_local", lambda _: False)
-    async with serving_both([]) as both:
-        for door in DOORS:
-            assert (await _present(both, door))["log_info"] is True
-            with pytest.raises(InferenceServerException, match="--allow_remote_admin lets other machines do it"):
-                await _change(both, door, {"log_info": False})
-    assert LOG_LEVEL.value == logging.INFO
-    async with serving_both([], allows_remote_admin=True) as both:
-        for level, door in zip((False, True), DOORS, strict=True):
-            assert (await _change(both, door, {"log_info": level}))["log_info"] is level
 
 
 @pytest.mark.parametrize("door", DOORS)

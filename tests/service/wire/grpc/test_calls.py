@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -245,7 +244,6 @@ async def test_a_client_that_reads_late_gets_every_answer_and_others_do_not_wait
         assert server.active_calls == 0
 
 
-_FEW: Final = 13
 _TOO_LATE: Final = str(Status.DEADLINE_EXCEEDED.value)
 
 
@@ -288,37 +286,3 @@ async def test_cancellation_and_deadline_of_a_call_do_not_affect_others_of_the_s
     async with serving(_Service()) as (server, address):
         await _client(work, address)
         assert server.active_calls == 0
-
-
-class _Busy:
-    """Blocks the event loop for five milliseconds per call, and keeps the order of the calls."""
-
-    def __init__(self) -> None:
-        self.order: list[bytes] = []
-
-    def __mapping__(self) -> dict[str, Handler]:
-        return {"/test.Busy/Ask": Handler(self._ask, Cardinality.UNARY_UNARY, bytes, bytes)}
-
-    async def _ask(self, call: Call) -> None:
-        message = await call.recv_message()
-        self.order.append(message)
-        until = time.perf_counter() + 0.005
-        while time.perf_counter() < until:
-            pass
-        await call.send_message(message)
-
-
-async def test_slow_calls_of_one_read_do_not_delay_other_connections() -> None:
-    busy = _Busy()
-
-    def work(port: int) -> None:
-        with BareConnection(port) as peer, BareConnection(port) as other:
-            other.ask("/test.Busy/Ask", b"first")
-            begun = [peer.begin("/test.Busy/Ask", framed(b"many")) for _ in range(60)]
-            peer.send(b"".join(data for _, data in begun))
-            assert other.ask("/test.Busy/Ask", b"between").message == b"between"
-            assert {peer.wait(stream).message for stream, _ in begun} == {b"many"}
-
-    async with serving(busy) as (_, address):
-        await _client(work, address)
-    assert busy.order.index(b"between") < _FEW

@@ -15,7 +15,6 @@ from ovmstrio.wire.grpc import TransportLimits
 from ovmstrio.wire.listeners import open_listeners, tls_context
 from ovmstrio.wire.socket_listeners import PlainListener
 from tests.support.waits import WAIT_SECONDS
-from tests.unit.wire.grpc.bytes_client import HELLO, headers, request_headers
 from tests.unit.wire.grpc.echo import echo_server
 
 
@@ -145,15 +144,3 @@ async def test_an_ipv6_address_is_served_and_reported_in_brackets() -> None:
             assert await trio.to_thread.run_sync(lambda: call(grpc.insecure_channel(address))) == b"hello"
     except* OSError:
         pytest.skip("the machine has no IPv6 loopback")
-
-
-async def test_a_tcp_reset_during_a_call_cancels_only_that_call() -> None:
-    async with echo_server() as (server, service, address):
-        host, port = address.rsplit(":", 1)
-        with socket.create_connection((host, int(port))) as rude:
-            rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-            rude.sendall(HELLO + headers(1, request_headers("/test.Echo/Wait")))
-            await service.wait_started()
-        await service.wait_cancelled()
-        assert await trio.to_thread.run_sync(lambda: call(grpc.insecure_channel(address))) == b"hello"
-        assert len(server.connections) <= 1

@@ -6,7 +6,7 @@ Work is counted in lines of Python that run, which is the same on every machine.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType as PythonFrame
 from typing import Any
@@ -123,26 +123,6 @@ def test_the_cost_of_frames_is_linear_and_independent_of_open_streams(script: by
     few, many = lines_of(core_with(FEW), script), lines_of(core_with(MANY), script)
     assert many <= LINES_A_BYTE * len(script) + LINES_ANYWAY
     assert abs(many - few) <= LINES_A_FRAME
-
-
-def cost_of(make: Callable[[int], bytes], size: int) -> int:
-    return lines_of(core_with(MANY), make(size))
-
-
-MANY_FRAMES: dict[str, Callable[[int], bytes]] = {
-    "window updates": lambda size: frames.window_update(1, 1) * size,
-    "empty data": lambda size: data(1, b"") * size,
-    "data": lambda size: data(1, b"ab") * size,
-    "new streams": lambda size: b"".join(headers(number) for number in range(2 * MANY + 1, 2 * (MANY + size), 2)),
-    "resets": lambda size: b"".join(frames.rst_stream(number, 8) for number in range(1, min(size, MANY) * 2, 2)),
-    "priorities": lambda size: frame(FrameType.PRIORITY, 0, 1, bytes(5)) * size,
-    "goaways": lambda size: frames.goaway(0, ErrorCode.NO_ERROR) * size,
-}
-
-
-@pytest.mark.parametrize("make", MANY_FRAMES.values(), ids=MANY_FRAMES)
-def test_twice_the_frames_cost_at_most_twice_as_much(make: Callable[[int], bytes]) -> None:
-    assert cost_of(make, 200) <= 2.1 * cost_of(make, 100) + LINES_ANYWAY
 
 
 def test_entries_of_a_settings_frame_count_towards_the_settings_limit() -> None:
