@@ -17,72 +17,25 @@ from structlog.testing import capture_logs
 
 from ovmstrio.work.isolation.isolated_code import Isolation
 from tests.support.grpc_clients import with_channel
-from tests.support.handler_grpc import HANDS_BACK, ServedProject, front_end_of, opened, served, served_kinds
+from tests.support.handler_grpc import ServedProject, as_async, front_end_of, kinds_source, opened, served, served_kinds
 from tests.support.protos import FOUR_KINDS
 from tests.support.waits import WAIT_SECONDS, until_async
 
-RAISING = """
-    class Handler:
-        def __init__(self, proto_module_pb2):
-            self.pb = proto_module_pb2
-
-        def Alpha(self, payload):
-            raise ValueError("secret")
-
-        def Beta(self, payload):
-            for each in payload:
-                raise ValueError("secret")
-
-        def Gamma(self, payload):
-            yield self.pb.Sample(number=1)
-            raise ValueError("secret")
-
-        def Delta(self, payload):
-            for each in payload:
-                yield each
-            raise ValueError("secret")
-"""
-ABORTING = """
-    import grpc
-
-
-    class Handler:
-        def __init__(self, proto_module_pb2):
-            self.pb = proto_module_pb2
-
-        def Alpha(self, payload, context):
-            context.abort(grpc.StatusCode.NOT_FOUND, "no " + payload.text)
-
-        def Beta(self, payload, context):
-            list(payload)
-            context.abort(grpc.StatusCode.NOT_FOUND, "no x")
-
-        def Gamma(self, payload, context):
-            yield self.pb.Sample(number=1)
-            context.abort(grpc.StatusCode.NOT_FOUND, "no x")
-
-        async def Delta(self, payload, context):
-            async for each in payload:
-                yield each
-            context.abort(grpc.StatusCode.NOT_FOUND, "no x")
-"""
-WRONG = """
-    class Handler:
-        def __init__(self, proto_module_pb2):
-            self.pb = proto_module_pb2
-
-        def Alpha(self, payload):
-            return {"text": "x"}
-
-        def Beta(self, payload):
-            pass
-
-        def Gamma(self, payload):
-            yield "x"
-
-        async def Delta(self, payload):
-            yield 3
-"""
+SECRET = 'raise ValueError("secret")'
+RAISING = kinds_source(
+    SECRET,
+    f"for each in payload: {SECRET}",
+    f"yield self.pb.Sample(number=1)\n{SECRET}",
+    f"for each in payload:\n    yield each\n{SECRET}",
+)
+ABORT = 'context.abort(grpc.StatusCode.NOT_FOUND, "no x")'
+ABORTING = kinds_source(
+    ABORT,
+    f"list(payload)\n{ABORT}",
+    f"yield self.pb.Sample(number=1)\n{ABORT}",
+    f"for each in payload:\n    yield each\n{ABORT}",
+)
+WRONG = kinds_source('return {"text": "x"}', "pass", 'yield "x"', "yield 3")
 
 
 async def errors(project: ServedProject) -> list[Any]:
@@ -100,13 +53,12 @@ async def errors(project: ServedProject) -> list[Any]:
     ("handler", "code", "details"),
     [
         (RAISING, grpc.StatusCode.INTERNAL, "internal server error"),
-        (RAISING.replace("def ", "async def ").replace("async def __init__", "def __init__").replace(
-            "for each", "async for each"), grpc.StatusCode.INTERNAL, "internal server error"),
+        (as_async(RAISING), grpc.StatusCode.INTERNAL, "internal server error"),
         (ABORTING, grpc.StatusCode.NOT_FOUND, "no x"),
         (WRONG, grpc.StatusCode.INTERNAL, "Failed to serialize response!"),
     ],
     ids=["raising", "raising async", "aborting", "wrong reply"],
-)  # fmt: skip
+)
 async def test_all_kinds_of_calls_fail_with_the_same_status(
     tmp_path: Path, handler: str, code: grpc.StatusCode, details: str
 ) -> None:
@@ -121,7 +73,8 @@ async def test_an_exception_is_logged_with_its_line_and_an_abort_is_not(tmp_path
         async with served_kinds(tmp_path / "two", ABORTING) as project:
             await errors(project)
     (entry,) = [each for each in logs if each["log_level"] == "error"]
-    assert entry["error"] == "ValueError: secret (handler.py:7)"
+    line = RAISING.split("\n").index(f"        {SECRET}") + 1
+    assert entry["error"] == f"ValueError: secret (handler.py:{line})"
 
 
 async def test_replies_before_a_failure_are_received(tmp_path: Path) -> None:
@@ -144,12 +97,8 @@ async def test_a_streaming_method_that_returns_nothing_fails(tmp_path: Path) -> 
         assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "internal server error")
 
 
-PASSING_ON = "async for each in payload:\n                    yield each"
-
-
 async def test_malformed_requests_are_invalid_arguments_for_all_kinds(tmp_path: Path) -> None:
-    handler = HANDS_BACK.replace("def Delta", "async def Delta").replace("yield from payload", PASSING_ON)
-    async with served_kinds(tmp_path, handler) as project:
+    async with served_kinds(tmp_path, kinds_source()) as project:
 
         def send(path: str, kind: str) -> Any:
             def work(_stub: Any) -> Any:
@@ -170,7 +119,7 @@ async def test_malformed_requests_are_invalid_arguments_for_all_kinds(tmp_path: 
 
 
 async def test_calls_above_the_concurrency_limit_are_unavailable(tmp_path: Path) -> None:
-    async with served_kinds(tmp_path, HANDS_BACK, settings="threads_per_process: 2", most=1) as project:
+    async with served_kinds(tmp_path, kinds_source(), settings="threads_per_process: 2", most=1) as project:
         sample = project.pb.Sample(text="x")
 
         def work(stub: Any) -> tuple[grpc.StatusCode, list[str], str]:
@@ -186,46 +135,33 @@ async def test_calls_above_the_concurrency_limit_are_unavailable(tmp_path: Path)
         assert await project.ask(work) == (grpc.StatusCode.UNAVAILABLE, ["x"], "x")
 
 
-ENDLESS = """
-    import threading
-
-
-    class Handler:
-        def __init__(self, proto_module_pb2):
-            self.pb = proto_module_pb2
-            self.made = 0
-            self.began = threading.Event()
-            self.closed = threading.Event()
-
-        def Alpha(self):
-            pass
-
-        def Beta(self, payload):
-            try:
-                for each in payload:
-                    self.began.set()
-            finally:
-                self.closed.set()
-
-        def Gamma(self, payload):
-            try:
-                while True:
-                    self.made += 1
-                    yield self.pb.Sample(number=self.made, data=payload.data)
-            finally:
-                self.closed.set()
-
-        def Delta(self, payload):
-            try:
-                for each in payload:
-                    self.began.set()
-                    yield each
-            finally:
-                self.closed.set()
-"""
-ENDLESS_ASYNC = (
-    ENDLESS.replace("def ", "async def ").replace("async def __init__", "def __init__").replace("for e", "async for e")
+ENDLESS = kinds_source(
+    beta="""
+    try:
+        for each in payload:
+            self.began.set()
+    finally:
+        self.closed.set()
+    """,
+    gamma="""
+    try:
+        while True:
+            self.made += 1
+            yield self.pb.Sample(number=self.made, data=payload.data)
+    finally:
+        self.closed.set()
+    """,
+    delta="""
+    try:
+        for each in payload:
+            self.began.set()
+            yield each
+    finally:
+        self.closed.set()
+    """,
+    init="self.made = 0\nself.began, self.closed = threading.Event(), threading.Event()",
 )
+ENDLESS_ASYNC = as_async(ENDLESS)
 
 
 async def closed(project: ServedProject) -> bool:

@@ -12,7 +12,7 @@ import trio
 
 from ovmstrio.core.peers import TrustedProxies
 from ovmstrio.work.isolation.isolated_code import Isolation
-from tests.support.handler_grpc import HANDS_BACK, served, served_kinds
+from tests.support.handler_grpc import as_async, kinds_source, served, served_kinds
 from tests.support.protos import PRIMES
 from tests.support.waits import WAIT_SECONDS
 
@@ -31,7 +31,7 @@ SYNC = """
             return self.pb.Sample(text="alpha " + payload.text)
 
         def Beta(self, context, payload):
-            return self.pb.Sample(text="beta", number=sum(each.number for each in payload))
+            return self.pb.Sample(text="beta", number=sum([each.number for each in payload]))
 
         def Gamma(self, payload, context):
             for number in range(payload.number):
@@ -41,45 +41,16 @@ SYNC = """
             for each in payload:
                 yield self.pb.Sample(text="delta", number=each.number * 2)
 """
-ASYNC = """
-    class Handler:
-        def __init__(self, proto_module_pb2):
-            self.pb = proto_module_pb2
-
-        async def Alpha(self, payload):
-            return self.pb.Sample(text="alpha " + payload.text)
-
-        async def Beta(self, context, payload):
-            return self.pb.Sample(text="beta", number=sum([each.number async for each in payload]))
-
-        async def Gamma(self, payload, context):
-            for number in range(payload.number):
-                yield self.pb.Sample(text="gamma", number=number)
-
-        async def Delta(self, payload):
-            async for each in payload:
-                yield self.pb.Sample(text="delta", number=each.number * 2)
-"""
-ITERABLES = """
-    class Handler:
-        def __init__(self, proto_module_pb2):
-            self.pb = proto_module_pb2
-
-        def Alpha(self, payload):
-            return self.pb.Sample(text="alpha " + payload.text)
-
-        def Beta(self, payload):
-            return self.pb.Sample(text="beta", number=sum(each.number for each in payload))
-
-        def Gamma(self, payload):
-            return [self.pb.Sample(text="gamma", number=number) for number in range(payload.number)]
-
-        def Delta(self, payload):
-            return map(lambda each: self.pb.Sample(text="delta", number=each.number * 2), payload)
-"""
+ASYNC = as_async(SYNC)
+ITERABLES = kinds_source(
+    'return self.pb.Sample(text="alpha " + payload.text)',
+    'return self.pb.Sample(text="beta", number=sum(each.number for each in payload))',
+    'return [self.pb.Sample(text="gamma", number=number) for number in range(payload.number)]',
+    'return map(lambda each: self.pb.Sample(text="delta", number=each.number * 2), payload)',
+)
 
 
-EARLY = HANDS_BACK.replace("list(payload)[-1]", "next(payload)").replace("def Delta", "async def Delta")
+EARLY = kinds_source(beta="return next(payload)", delta="for each in payload:\n    yield each\n    return")
 DECORATED = """
     import functools
 
@@ -142,7 +113,7 @@ async def test_each_reply_of_a_stream_arrives_before_the_next_request(tmp_path: 
 
 
 async def test_messages_of_20_mb_pass_both_ways(tmp_path: Path) -> None:
-    async with served_kinds(tmp_path, HANDS_BACK) as project:
+    async with served_kinds(tmp_path, kinds_source()) as project:
         large = project.pb.Sample(data=bytes(range(256)) * (80 * 1024))
         assert large.ByteSize() > 20_000_000
 
@@ -175,9 +146,11 @@ async def test_a_reused_reply_is_sent_as_it_was_yielded(tmp_path: Path) -> None:
         assert numbers == list(range(100))
 
 
-async def test_a_method_may_answer_before_the_last_request(tmp_path: Path) -> None:
-    answer_once = "async for each in payload:\n                    yield each\n                    return"
-    async with served_kinds(tmp_path, EARLY.replace("yield from payload", answer_once)) as project:
+@pytest.mark.parametrize(
+    "handler", [EARLY, as_async(EARLY).replace("return next(payload)", "return await anext(payload)")]
+)
+async def test_a_method_may_answer_before_the_last_request(tmp_path: Path, handler: str) -> None:
+    async with served_kinds(tmp_path, handler) as project:
 
         def requests() -> Iterator[Any]:
             while True:
@@ -189,32 +162,8 @@ async def test_a_method_may_answer_before_the_last_request(tmp_path: Path) -> No
 
 def alpha(body: str) -> str:
     """Return the source of a handler whose method Alpha has a body."""
-    lines = "\n".join(f"        {line}" for line in body.strip("\n").split("\n"))
-    return f"""
-import threading
-
-import grpc
-
-
-class Handler:
-    def __init__(self, proto_module_pb2):
-        self.pb = proto_module_pb2
-        self.seen = []
-        self.entered = threading.Event()
-        self.left = threading.Event()
-
-    def Alpha(self, payload, context):
-{lines}
-
-    def Beta(self):
-        pass
-
-    def Gamma(self):
-        pass
-
-    def Delta(self):
-        pass
-"""
+    init = "self.seen = []\nself.entered, self.left = threading.Event(), threading.Event()"
+    return kinds_source(body, init=init)
 
 
 SWALLOWED = """
