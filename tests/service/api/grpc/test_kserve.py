@@ -61,15 +61,6 @@ async def test_arrays_of_tritonclient_are_returned_unchanged(serving: Serving, d
     assert isinstance(raw, memoryview) is (array.nbytes > 2**15)
 
 
-async def test_bf16_is_returned_unchanged(serving: Serving) -> None:
-    bits = (np.array([1.5, -2.0, 0.25, np.inf], "f4").view("u4") >> 16).astype("<u2").tobytes()
-    response = await infer(
-        serving, request(inputs=[{"name": "x", "datatype": "BF16", "shape": [1, 4]}], raw_input_contents=[bits])
-    )
-    assert list(response.raw_output_contents) == [bits]
-    assert (response.outputs[0].datatype, list(response.outputs[0].shape)) == ("BF16", [1, 4])
-
-
 async def test_typed_contents_are_answered_with_raw_contents(serving: Serving) -> None:
     inputs = [
         {"name": "x", "datatype": "FP32", "shape": [2], "contents": {"fp32_contents": [1.5, -2]}},
@@ -202,14 +193,6 @@ async def test_a_stream_without_a_request_is_refused(serving: Serving) -> None:
     error = await with_channel(serving.address, work)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "Client disconnected during reading first streaming request" in error.details()
-
-
-async def test_unknown_fields_metadata_and_compression_are_accepted(serving: Serving) -> None:
-    data = request(id="z").SerializeToString() + b"\xfa\x7f\x03new"
-    response = await infer(
-        serving, data, metadata=[("x-tenant", "a"), ("trace-bin", b"\x00\xff")], compression=grpc.Compression.Gzip
-    )
-    assert response.id == "z"
 
 
 async def test_all_addresses_are_served_and_reported(tmp_path: Path) -> None:

@@ -304,21 +304,6 @@ async def test_upgrades_are_ignored(serving: Serving, protocol: str) -> None:
         assert (await peer.ask(GET_METADATA)).status == 200
 
 
-async def test_no_connection_remains_after_many_ends(serving: Serving) -> None:
-    async def use(number: int) -> None:
-        async with serving.connect() as peer:
-            request = (infer_post(), GET_METADATA, infer_post()[:-5], b"garbage\r\n\r\n", b"")[number % 5]
-            await peer.send(request)
-            if number % 5 < 2:
-                await peer.answer()
-
-    async with trio.open_nursery() as nursery:
-        for number in range(50):
-            nursery.start_soon(use, number)
-    await serving.wait_closed()
-    assert serving.front_end.open_connections == 0
-
-
 SIZE = 30_000_000
 LARGE_LANES = {"fast": b"", "application": b"TE: trailers\r\n"}
 

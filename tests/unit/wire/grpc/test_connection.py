@@ -63,21 +63,6 @@ async def test_a_failed_call_leaves_no_error_for_the_garbage_collector(kind: byt
             gc.enable()
 
 
-async def test_calls_that_never_wait_are_answered_by_the_task_that_reads() -> None:
-    async with memory_server() as (_, service, connect):
-        peer = await connect().start()
-        for name in ("Unary", "Unary", "Wait", "Unary", "Unary"):
-            call = await peer.request(name)
-            if name == "Wait":
-                await service.wait_started()
-            else:
-                assert (await peer.trailers(call))["grpc-status"] == "0"
-        first, second, third, fourth = service.tasks
-        assert first is second
-        assert first is not third
-        assert third is fourth
-
-
 async def test_a_call_reset_before_it_starts_runs_no_handler_and_logs_nothing(
     logs: list[MutableMapping[str, Any]],
 ) -> None:

@@ -449,16 +449,6 @@ def test_path_timeout_encoding_and_length_are_read() -> None:
     assert (head.timeout_seconds, head.encoding, head.content_length, head.refusal) == (1.5, "gzip", 7, None)
 
 
-def test_equal_blocks_are_decoded_once_while_the_table_does_not_change() -> None:
-    encoder, decoder = Encoder(), HeaderDecoder(16_384)
-    first, second, third = (encoder.encode(request_headers()) for _ in range(3))
-    assert first != second == third
-    opened = decoder.request(first)
-    again = decoder.request(second)
-    assert again is not opened
-    assert decoder.request(third) is again
-
-
 def test_decoded_blocks_are_forgotten_when_the_table_changes() -> None:
     decoder = HeaderDecoder(16_384)
     post_http, newest_entry = b"\x83\x86", b"\xbe"

@@ -55,21 +55,6 @@ def test_a_plain_answer_equals_head_and_body(monkeypatch: pytest.MonkeyPatch) ->
                 assert plain_answer(answer) == head + body
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        HttpAnswer(400, JSON_TYPE, b"{}"),
-        HttpAnswer(200, (), b"{}"),
-        HttpAnswer(200, (*JSON_TYPE, ("vary", "Origin"), ("x-length", "2")), b"{}"),
-        HttpAnswer(200, (("vary", "Origin"), *JSON_TYPE), b"{}"),
-        HttpAnswer(200, JSON_TYPE, b"x" * (2**16 + 1)),
-        HttpAnswer(200, JSON_TYPE, PiecedMessage([b"{}"])),
-    ],
-)
-def test_other_answers_are_not_plain(answer: HttpAnswer) -> None:
-    assert plain_answer(answer) is None
-
-
 class _Observer:
     def __init__(self) -> None:
         self.ended: list[WireRequest] = []

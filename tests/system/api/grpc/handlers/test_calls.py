@@ -17,8 +17,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.work.isolation.isolated_code import Isolation
 from tests.support.grpc_clients import with_channel
-from tests.support.handler_grpc import ServedProject, as_async, front_end_of, kinds_source, opened, served, served_kinds
-from tests.support.protos import FOUR_KINDS
+from tests.support.handler_grpc import ServedProject, as_async, kinds_source, served, served_kinds
 from tests.support.waits import WAIT_SECONDS, until_async
 
 SECRET = 'raise ValueError("secret")'
@@ -221,34 +220,6 @@ async def test_a_generator_waits_for_a_client_that_does_not_read(tmp_path: Path)
         assert await closed(project)
         # The window of grpcio's clients grows to some megabytes at most.
         assert project.handler.made < 300
-
-
-async def test_a_drain_ends_streams_with_unavailable(tmp_path: Path) -> None:
-    async with (
-        opened(tmp_path, FOUR_KINDS.format(package="drained"), ENDLESS) as project,
-        front_end_of(project) as front_end,
-        trio.open_nursery() as nursery,
-    ):
-        (address,) = await nursery.start(front_end.serve)
-        served_project = ServedProject(project, address)
-        began = trio.Event()
-        token = trio.lowlevel.current_trio_token()
-        codes: list[grpc.StatusCode] = []
-
-        def work(stub: Any) -> None:
-            replies = stub.Gamma(served_project.pb.Sample())
-            next(replies)
-            token.run_sync_soon(began.set)
-            with pytest.raises(grpc.RpcError) as caught:
-                for _ in replies:
-                    pass
-            codes.append(caught.value.code())
-
-        nursery.start_soon(served_project.ask, work)
-        await began.wait()
-        await front_end.drain(0.1)
-        assert await closed(served_project)
-    assert codes == [grpc.StatusCode.UNAVAILABLE]
 
 
 _CONTEXT = """

@@ -112,23 +112,6 @@ async def test_each_reply_of_a_stream_arrives_before_the_next_request(tmp_path: 
         assert await project.ask(work) == [2, 4, 8, 16, 32, 64, 128]
 
 
-async def test_messages_of_20_mb_pass_both_ways(tmp_path: Path) -> None:
-    async with served_kinds(tmp_path, kinds_source()) as project:
-        large = project.pb.Sample(data=bytes(range(256)) * (80 * 1024))
-        assert large.ByteSize() > 20_000_000
-
-        def work(stub: Any) -> bool:
-            replies = [
-                stub.Alpha(large),
-                stub.Beta(iter([large])),
-                *stub.Gamma(large),
-                *stub.Delta(iter([large])),
-            ]
-            return [reply == large for reply in replies] == [True] * 4
-
-        assert await project.ask(work)
-
-
 async def test_a_reused_reply_is_sent_as_it_was_yielded(tmp_path: Path) -> None:
     handler = """
         class Handler:
