@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from ovmstrio.wire.http.fast_lane import IDLE_SECONDS, RECEIVE_SECONDS, FastLane
 from ovmstrio.wire.http.heads import read_head
 from tests.service.wire.http.conftest import GET_METADATA, MEBIBYTE, SLOW_BODY, chunked
 from tests.support.waits import WAIT_SECONDS
-from tests.unit.api.rest.servers import BODY, HttpAnswer, Peer, Serving, infer_head, infer_post, serving_rest, stack
+from tests.unit.api.rest.servers import BODY, Peer, Serving, infer_head, infer_post, serving_rest, stack
 
 LONG_SECONDS = 3600
 """More than any time that is waited for on a clock that jumps."""
@@ -265,20 +265,17 @@ async def test_a_head_above_the_limit_is_refused(serving: Serving, first: bytes)
         await peer.rest()
 
 
-@pytest.mark.parametrize("leave", ["close", "half-close"])
+@pytest.mark.parametrize("leave", [trio.SocketStream.aclose, trio.SocketStream.send_eof], ids=["close", "half-close"])
 @pytest.mark.parametrize("request_bytes", [infer_post(SLOW_BODY), chunked(SLOW_BODY)], ids=["fast", "application"])
 async def test_a_client_that_leaves_cancels_its_call_and_releases_the_version(
-    serving: Serving, request_bytes: bytes, leave: str
+    serving: Serving, request_bytes: bytes, leave: Callable[[trio.SocketStream], Awaitable[None]]
 ) -> None:
     servable = serving.servable
     async with serving.connect() as peer:
         await peer.send(request_bytes)
         await serving.wait_blocked()
         assert isinstance(peer.stream, trio.SocketStream)
-        if leave == "close":
-            await peer.stream.aclose()
-        else:
-            await peer.stream.send_eof()
+        await leave(peer.stream)
         with trio.fail_after(WAIT_SECONDS):
             await servable.cancelled.wait()
             await serving.wait_closed()
@@ -324,16 +321,11 @@ async def test_a_request_in_progress_is_answered_during_a_drain(serving: Serving
     async with serving.connect() as peer:
         await peer.send(infer_head(len(BODY)))
         await trio.testing.wait_all_tasks_blocked(0.05)
-        answers: list[HttpAnswer] = []
-
-        async def finish() -> None:
-            answers.append(await peer.ask(BODY))
-
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serving.front_end.drain, 10)
             await trio.testing.wait_all_tasks_blocked(0.05)
-            nursery.start_soon(finish)
-        assert (answers[0].status, answers[0].headers["connection"]) == (200, "close")
+            answer = await peer.ask(BODY)
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
         assert await peer.rest() == b""
 
 

@@ -18,7 +18,7 @@ from ovmstrio.wire.grpc.frames import FrameType
 from tests.unit.wire.grpc.bytes_client import message, request_headers
 from tests.unit.wire.grpc.echo import BytesCodec, Echo
 
-__all__ = ["Peer", "memory_server", "received_until_closed"]
+__all__ = ["Peer", "connected", "memory_server", "received_until_closed"]
 
 
 class _MemoryListener(trio.abc.Listener[trio.abc.Stream]):
@@ -144,3 +144,12 @@ async def memory_server(
         await nursery.start(server.serve, [listener])
         yield server, service, lambda: Peer(listener.connect())
         nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def connected(
+    limits: TransportLimits | None = None, **options: Any
+) -> AsyncIterator[tuple[Peer, GrpcServer, Any]]:
+    """Serve in memory as ``memory_server`` does, and connect one peer."""
+    async with memory_server(limits, **options) as (server, service, connect):
+        yield await connect().start(), server, service

@@ -23,7 +23,7 @@ from ovmstrio.wire.grpc.frames import ErrorCode
 from tests.support.bare_http2 import frame
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.wire.grpc.bytes_client import HELLO, data, headers, message, request_headers
-from tests.unit.wire.grpc.peers import memory_server, received_until_closed
+from tests.unit.wire.grpc.peers import connected, memory_server, received_until_closed
 
 LIMITS = TransportLimits.for_test()
 
@@ -40,8 +40,7 @@ LIMITS = TransportLimits.for_test()
 async def test_a_call_ends_with_deadline_exceeded_at_its_deadline(
     autojump_clock: MockClock, method: str, body: bytes | None, limit: str, seconds: float, sent: bytes, started: int
 ) -> None:
-    async with memory_server() as (_, service, connect):
-        peer = await connect().start()
+    async with connected() as (peer, _, service):
         began = trio.current_time()
         call = await peer.request(method, body, ("grpc-timeout", limit), end=body is not None)
         assert (await peer.trailers(call))["grpc-status"] == "4"
@@ -51,8 +50,7 @@ async def test_a_call_ends_with_deadline_exceeded_at_its_deadline(
 
 @pytest.mark.parametrize("kind", [b"details", b"group", b"other"])
 async def test_a_failed_call_leaves_no_error_for_the_garbage_collector(kind: bytes) -> None:
-    async with memory_server() as (_, _, connect):
-        peer = await connect().start()
+    async with connected() as (peer, _, _):
         gc.collect()
         gc.disable()
         try:
@@ -66,8 +64,7 @@ async def test_a_failed_call_leaves_no_error_for_the_garbage_collector(kind: byt
 async def test_a_call_reset_before_it_starts_runs_no_handler_and_logs_nothing(
     logs: list[MutableMapping[str, Any]],
 ) -> None:
-    async with memory_server() as (server, service, connect):
-        peer = await connect().start()
+    async with connected() as (peer, server, service):
         call = int(peer.h2.get_next_available_stream_id())
         peer.h2.send_headers(call, request_headers())
         peer.h2.send_data(call, message(b"gone"), end_stream=True)
@@ -102,8 +99,7 @@ async def test_received_bytes_are_released_while_calls_wait_and_while_the_connec
     client, server = trio.testing.memory_stream_pair()
     received = _Received(server.receive_stream)
     stapled = trio.StapledStream(server.send_stream, received)
-    async with memory_server(make_pair=lambda: (client, stapled)) as (_, service, connect):
-        peer = await connect().start()
+    async with connected(make_pair=lambda: (client, stapled)) as (peer, _, service):
         assert (await peer.trailers(await peer.request("Unary")))["grpc-status"] == "0"
         await trio.testing.wait_all_tasks_blocked()
         idle = len(received.reads)
@@ -124,8 +120,7 @@ async def test_other_connections_are_served_while_one_floods() -> None:
 
 
 async def test_calls_do_not_share_context_variables() -> None:
-    async with memory_server() as (_, service, connect):
-        peer = await connect().start()
+    async with connected() as (peer, _, service):
         calls = [await peer.request("Remember", each) for each in (b"a", b"wait", b"b")]
         await service.wait_started()
         service.released.set()
@@ -152,8 +147,7 @@ async def test_a_lost_connection_cancels_only_its_own_calls(autojump_clock: Mock
 
 async def test_calls_of_a_lost_connection_end_a_few_at_a_time() -> None:
     count = 100
-    async with memory_server() as (server, service, connect):
-        peer = await connect().start()
+    async with connected() as (peer, server, service):
         for _ in range(count):
             await peer.request("Wait")
         await service.wait_started(count)
@@ -183,8 +177,7 @@ async def test_garbage_instead_of_a_preface_ends_only_its_own_connection(autojum
 
 
 async def test_a_protocol_error_cancels_the_calls_of_its_connection(autojump_clock: MockClock) -> None:
-    async with memory_server() as (_, service, connect):
-        peer = await connect().start()
+    async with connected() as (peer, _, service):
         await peer.request("Wait")
         await service.wait_started()
         await peer.stream.send_all(data(0, b"?"))
@@ -194,8 +187,7 @@ async def test_a_protocol_error_cancels_the_calls_of_its_connection(autojump_clo
 
 
 async def test_a_silent_peer_is_disconnected_after_an_unanswered_ping(autojump_clock: MockClock) -> None:
-    async with memory_server() as (server, service, connect):
-        peer = await connect().start()
+    async with connected() as (peer, server, service):
         await peer.request("Wait")
         started = trio.current_time()
         await service.wait_cancelled()
@@ -206,8 +198,7 @@ async def test_a_silent_peer_is_disconnected_after_an_unanswered_ping(autojump_c
 
 
 async def test_an_idle_peer_that_answers_pings_stays_connected(autojump_clock: MockClock) -> None:
-    async with memory_server() as (server, _, connect):
-        peer = await connect().start()
+    async with connected() as (peer, server, _):
         with trio.move_on_after(2_000):
             await peer.wait_closed()
         assert sum(isinstance(e, h2.events.PingReceived) for e in peer.events) > 10
@@ -314,8 +305,7 @@ async def test_drain_closes_a_peer_that_ignores_it_after_the_grace(autojump_cloc
 
 
 async def test_drain_closes_the_socket_of_a_handler_that_ignores_cancellation(autojump_clock: MockClock) -> None:
-    async with memory_server() as (server, service, connect):
-        peer = await connect().start()
+    async with connected() as (peer, server, service):
         await peer.request("Stubborn")
         await service.wait_started()
         await server.drain(3)
@@ -325,8 +315,7 @@ async def test_drain_closes_the_socket_of_a_handler_that_ignores_cancellation(au
 
 
 async def test_an_error_raised_after_the_deadline_is_reported_as_the_deadline(autojump_clock: MockClock) -> None:
-    async with memory_server() as (_, service, connect):
-        peer = await connect().start()
+    async with connected() as (peer, _, service):
         call = await peer.request("Stubborn", b"", ("grpc-timeout", "1S"))
         with trio.move_on_after(2):
             await peer.wait_closed()
@@ -343,8 +332,7 @@ async def test_connections_are_closed_unread_after_a_drain(autojump_clock: MockC
 
 
 async def test_a_connection_is_drained_at_its_maximum_age(autojump_clock: MockClock) -> None:
-    async with memory_server(replace(LIMITS, max_connection_age_seconds=50)) as (server, _, connect):
-        peer = await connect().start()
+    async with connected(replace(LIMITS, max_connection_age_seconds=50)) as (peer, server, _):
         call = await peer.request("Chat", b"1", end=False)
         await peer.wait_for(h2.events.ConnectionTerminated)
         assert 50 <= trio.current_time() < 53
@@ -384,8 +372,7 @@ async def test_connections_above_the_limit_are_closed(autojump_clock: MockClock)
 async def test_a_malformed_request_gets_its_status_and_the_connection_stays_usable(
     autojump_clock: MockClock, method: str, body: bytes, extra: list[tuple[str, str]], status: str
 ) -> None:
-    async with memory_server(replace(LIMITS, max_receive_message_bytes=1_000)) as (_, _, connect):
-        peer = await connect().start()
+    async with connected(replace(LIMITS, max_receive_message_bytes=1_000)) as (peer, _, _):
         call = await peer.request(method, None, *extra, end=False)
         peer.h2.send_data(call, body, end_stream=True)
         await peer.flush()
@@ -405,8 +392,7 @@ async def test_a_malformed_request_gets_its_status_and_the_connection_stays_usab
 async def test_requests_that_are_not_grpc_get_an_http_status(
     autojump_clock: MockClock, method: str, extra: list[tuple[str, str]], status: str
 ) -> None:
-    async with memory_server() as (_, _, connect):
-        peer = await connect().start()
+    async with connected() as (peer, _, _):
         pairs = [(":method", method), (":scheme", "http"), (":path", "/"), (":authority", "x"), *extra]
         peer.h2.send_headers(1, pairs, end_stream=True)
         await peer.flush()
@@ -414,8 +400,7 @@ async def test_requests_that_are_not_grpc_get_an_http_status(
 
 
 async def test_a_response_waits_for_its_window_without_blocking_other_streams(autojump_clock: MockClock) -> None:
-    async with memory_server() as (_, _, connect):
-        peer = await connect().start()
+    async with connected() as (peer, _, _):
         peer.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 10})
         await peer.flush()
         slow = await peer.request("Split", b"2 100")
@@ -435,8 +420,7 @@ async def test_a_response_waits_for_its_window_without_blocking_other_streams(au
 
 
 async def test_messages_larger_than_all_windows_are_received_concurrently(autojump_clock: MockClock) -> None:
-    async with memory_server() as (_, _, connect):
-        peer = await connect().start()
+    async with connected() as (peer, _, _):
         size = 300_000
         calls = [await peer.request("Unary", None, end=False) for _ in range(8)]
         left = {call: message(bytes([call]) * size) for call in calls}
@@ -463,8 +447,7 @@ async def test_messages_larger_than_all_windows_are_received_concurrently(autoju
 
 
 async def test_unread_request_bytes_are_bounded_by_the_stream_window(autojump_clock: MockClock) -> None:
-    async with memory_server() as (server, service, connect):
-        peer = await connect().start()
+    async with connected() as (peer, server, service):
         await trio.testing.wait_all_tasks_blocked()
         call = await peer.request("Wait", None, end=False)
         await service.wait_started()
@@ -482,8 +465,7 @@ async def test_unread_request_bytes_are_bounded_by_the_stream_window(autojump_cl
 
 
 async def test_a_second_concurrent_send_on_a_call_is_an_error(autojump_clock: MockClock) -> None:
-    async with memory_server() as (server, _, connect):
-        peer = await connect().start()
+    async with connected() as (peer, server, _):
         peer.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 10})
         await peer.flush()
         stream_id = await peer.request("Split", b"1 100")
@@ -542,8 +524,7 @@ async def test_a_producer_stops_at_the_high_water_mark_of_an_unread_connection(a
 async def test_a_handler_bug_is_internal_to_its_caller_and_logged_with_its_traceback(
     autojump_clock: MockClock, logs: list[MutableMapping[str, Any]]
 ) -> None:
-    async with memory_server() as (_, _, connect):
-        peer = await connect().start()
+    async with connected() as (peer, _, _):
         waiting = await peer.request("Chat", b"1", end=False)
         call = await peer.request("Fail", b"a bug")
         trailers = await peer.trailers(call)

@@ -28,7 +28,7 @@ from tests.support.examples import examples
 from tests.support.kept_by_errors import bytes_kept_by
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.wire.grpc.bytes_client import HELLO, data, headers, message, request_headers
-from tests.unit.wire.grpc.peers import memory_server
+from tests.unit.wire.grpc.peers import connected, memory_server
 
 
 @given(st.lists(st.binary(max_size=30)), st.lists(st.integers(1, 200)), st.booleans())
@@ -257,8 +257,7 @@ class _Parts:
 
 async def _received(parts: list[bytes | memoryview], grants: list[int]) -> tuple[bytes, str]:
     """Return the body and status that a peer receives when it opens its windows by ``grants`` in turn."""
-    async with memory_server(service=_Parts(parts)) as (_, _, connect):
-        peer = await connect().start()
+    async with connected(service=_Parts(parts)) as (peer, _, _):
         call = await peer.request("Parts")
         left = 2 * (5 + sum(map(len, parts))) + 1
         while left > 0:
@@ -330,8 +329,7 @@ async def test_ready_messages_share_writes_and_other_tasks_run_after_sixteen() -
             seen.append(service.sent)
             await trio.lowlevel.checkpoint()
 
-    async with memory_server(make_pair=pair, service=service) as (_, _, connect), trio.open_nursery() as nursery:
-        peer = await connect().start()
+    async with connected(make_pair=pair, service=service) as (peer, _, _), trio.open_nursery() as nursery:
         nursery.start_soon(watch)
         stream_id = await peer.request("Burst")
         trailers = await peer.trailers(stream_id)

@@ -16,7 +16,7 @@ from ovmstrio.core.pending_answers import PendingAnswers
 from ovmstrio.wire.grpc import TransportLimits, frames
 from ovmstrio.wire.grpc.frames import ErrorCode
 from tests.unit.wire.grpc.bytes_client import HELLO, data, headers, message, request_headers
-from tests.unit.wire.grpc.peers import Peer, memory_server
+from tests.unit.wire.grpc.peers import Peer, connected, memory_server
 
 CLOSED = {h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0}
 
@@ -103,8 +103,7 @@ async def test_a_peer_with_open_windows_that_does_not_read_its_socket_is_cut_off
 
 async def test_only_the_stalled_stream_of_a_connection_is_reset(autojump_clock: MockClock) -> None:
     pending = PendingAnswers(stalled_seconds=20)
-    async with memory_server(pending=pending) as (server, service, connect):
-        peer = await connect().start()
+    async with connected(pending=pending) as (peer, server, service):
         idle = await peer.request("WaitStream")
         await peer.wait_for(h2.events.DataReceived)
         await close_windows(peer)
@@ -129,8 +128,7 @@ async def test_only_the_stalled_stream_of_a_connection_is_reset(autojump_clock: 
 
 
 async def test_slow_readers_and_idle_streams_are_not_cut_off(autojump_clock: MockClock) -> None:
-    async with memory_server(pending=PendingAnswers(stalled_seconds=10)) as (_, _, connect):
-        peer = await connect().start()
+    async with connected(pending=PendingAnswers(stalled_seconds=10)) as (peer, _, _):
         await peer.request("WaitStream")
         await peer.wait_for(h2.events.DataReceived)
         await close_windows(peer)

@@ -32,31 +32,36 @@ async def ask(address: str, request: Any, **options: Any) -> Any:
     return await call(address, METHOD, request, RESPONSE_NAME, **options)
 
 
-async def test_all_fields_of_request_and_answer_are_passed() -> None:
-    executor = EchoExecutor()
+@pytest.fixture
+def executor() -> EchoExecutor:
+    return EchoExecutor()
+
+
+@pytest.fixture
+async def address(executor: EchoExecutor) -> AsyncIterator[str]:
     async with serving_pipeline(executor) as running:
-        request = REQUEST(key=["x"], value=["1"], name="uci", method="m", logid=7, clientip="10.0.0.1")
-        answer = await ask(running.grpc[0], request)
+        yield running.grpc[0]
+
+
+async def test_all_fields_of_request_and_answer_are_passed(executor: EchoExecutor, address: str) -> None:
+    request = REQUEST(key=["x"], value=["1"], name="uci", method="m", logid=7, clientip="10.0.0.1")
+    answer = await ask(address, request)
     assert (answer.err_no, list(answer.key), list(answer.value)) == (0, ["x"], ["1"])
     (seen,) = executor.requests
     assert (seen.name, seen.method, seen.logid, seen.clientip) == ("uci", "m", 7, "10.0.0.1")
     assert executor.deadlines[0] < math.inf
 
 
-async def test_the_older_message_layout_is_accepted() -> None:
-    executor = EchoExecutor()
+async def test_the_older_message_layout_is_accepted(executor: EchoExecutor, address: str) -> None:
     data = b"\x0a\x01x\x12\x011\x1a\x03uci\x22\x01m\x28\x07\x32\x041.23"
-    async with serving_pipeline(executor) as running:
-        answer = await ask(running.grpc[0], data)
+    answer = await ask(address, data)
     assert list(answer.value) == ["1"]
     (seen,) = executor.requests
     assert (seen.name, seen.method, seen.logid, seen.clientip) == ("uci", "m", 7, "1.23")
 
 
-async def test_a_missing_client_address_is_that_of_the_connection() -> None:
-    executor = EchoExecutor()
-    async with serving_pipeline(executor) as running:
-        await ask(running.grpc[0], REQUEST())
+async def test_a_missing_client_address_is_that_of_the_connection(executor: EchoExecutor, address: str) -> None:
+    await ask(address, REQUEST())
     assert executor.requests[0].clientip == "127.0.0.1"
 
 
@@ -92,28 +97,24 @@ async def test_a_request_beyond_the_queue_is_refused_undecoded(path: str, body: 
     assert len(executor.requests) == 1
 
 
-async def test_an_answer_that_cannot_be_serialised_is_error_8000() -> None:
-    executor = EchoExecutor()
+async def test_an_answer_that_cannot_be_serialised_is_error_8000(executor: EchoExecutor, address: str) -> None:
     executor.answer = PipelineResponse(2**40, "text")
-    async with serving_pipeline(executor) as running:
-        answer = await ask(running.grpc[0], REQUEST())
+    answer = await ask(address, REQUEST())
     assert answer.err_no == 8000
     assert answer.err_msg.startswith("rpc package error: ")
 
 
-async def test_a_cancelled_call_is_cancelled_in_the_pipeline() -> None:
-    executor = EchoExecutor()
+async def test_a_cancelled_call_is_cancelled_in_the_pipeline(executor: EchoExecutor, address: str) -> None:
     executor.gate = trio.Event()
-    async with serving_pipeline(executor) as running:
 
-        def work(channel: grpc.Channel) -> None:
-            future = channel.unary_unary(METHOD).future(b"")
-            trio.from_thread.run(executor.arrived.wait)
-            future.cancel()
+    def work(channel: grpc.Channel) -> None:
+        future = channel.unary_unary(METHOD).future(b"")
+        trio.from_thread.run(executor.arrived.wait)
+        future.cancel()
 
-        await with_channel(running.grpc[0], work)
-        with trio.fail_after(WAIT_SECONDS):
-            await executor.left.wait()
+    await with_channel(address, work)
+    with trio.fail_after(WAIT_SECONDS):
+        await executor.left.wait()
 
 
 async def test_a_drain_lets_running_requests_finish() -> None:
@@ -151,12 +152,10 @@ async def test_the_client_of_paddle_serving_is_served(tmp_path: Path) -> None:
     assert answers["async"] == [[str(number)] for number in range(100)]
 
 
-async def test_overload_is_resource_exhausted() -> None:
-    executor = EchoExecutor()
+async def test_overload_is_resource_exhausted(executor: EchoExecutor, address: str) -> None:
     executor.answer = PipelineResponse(3000, "too many requests wait", is_overload=True)
-    async with serving_pipeline(executor) as running:
-        with pytest.raises(grpc.RpcError) as raised:
-            await ask(running.grpc[0], REQUEST())
+    with pytest.raises(grpc.RpcError) as raised:
+        await ask(address, REQUEST())
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert raised.value.details() == "too many requests wait"
 
