@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,6 @@ import numpy as np
 import openai
 import pytest
 import trio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 from tritonclient.utils import InferenceServerException
 
@@ -33,6 +32,7 @@ from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
 from tests.support.both_doors import DOORS, BothDoors, serving_both
 from tests.support.callers import bearer, entry_of, gate_of
+from tests.support.grpc_clients import with_channel
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.api.rest.servers import BODY, infer_head, infer_post, serving_rest
@@ -155,20 +155,33 @@ async def test_a_refusal_over_http_has_the_challenge_of_rfc_6750(
     assert (answer.status_code, answer.headers.get("www-authenticate", "")) == (status, challenge)
 
 
-async def test_a_refusal_over_grpc_has_the_challenge_of_rfc_6750_in_a_trailer(doors: BothDoors) -> None:
-    def ask(key: str) -> tuple[str, str]:
-        with grpc.insecure_channel(doors.grpc) as channel:
-            call = channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")
-            with pytest.raises(grpc.RpcError) as caught:
-                call(b"", metadata=list(bearer(key).items()) if key else [], timeout=WAIT_SECONDS)
-            error: Any = caught.value
-            return error.code().name, dict(error.trailing_metadata()).get("www-authenticate", "")
+INDEX = "/inference.GRPCInferenceService/RepositoryIndex"
+REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 
-    assert [await trio.to_thread.run_sync(ask, key) for key in ("", "wrong", "shop")] == [
-        ("UNAUTHENTICATED", 'Bearer realm="ovmstrio"'),
-        ("UNAUTHENTICATED", 'Bearer realm="ovmstrio", error="invalid_token"'),
-        ("PERMISSION_DENIED", 'Bearer realm="ovmstrio", error="insufficient_scope", scope="read"'),
-    ]
+
+@pytest.mark.parametrize(
+    ("path", "key", "status", "challenge"),
+    [
+        (INDEX, "", "UNAUTHENTICATED", 'Bearer realm="ovmstrio"'),
+        (INDEX, "wrong", "UNAUTHENTICATED", 'Bearer realm="ovmstrio", error="invalid_token"'),
+        (INDEX, "shop", "PERMISSION_DENIED", 'Bearer realm="ovmstrio", error="insufficient_scope", scope="read"'),
+        (REFLECTION, "", "UNAUTHENTICATED", 'Bearer realm="ovmstrio"'),
+        (REFLECTION, "shop", "PERMISSION_DENIED", 'Bearer realm="ovmstrio", error="insufficient_scope", scope="read"'),
+        (REFLECTION, "reader", "OK", ""),
+        ("/no.Such/Method", "", "UNAUTHENTICATED", 'Bearer realm="ovmstrio"'),
+        ("/no.Such/Method", "reader", "UNIMPLEMENTED", ""),
+        ("/grpc.health.v1.Health/Check", "", "OK", ""),
+    ],
+)
+async def test_a_refusal_over_grpc_has_the_challenge_of_rfc_6750_in_a_trailer(
+    doors: BothDoors, path: str, key: str, status: str, challenge: str
+) -> None:
+    def work(channel: grpc.Channel) -> tuple[str, str]:
+        metadata = list(bearer(key).items()) if key else []
+        call = channel.stream_stream(path)(iter([b""]), metadata=metadata, timeout=WAIT_SECONDS)
+        return call.code().name, dict(call.trailing_metadata()).get("www-authenticate", "")
+
+    assert await with_channel(doors.grpc, work) == (status, challenge)
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -190,27 +203,6 @@ async def test_refused_requests_are_counted_by_reason_without_keys(tmp_path: Pat
     assert "secret" not in text
 
 
-async def test_reflection_and_unknown_grpc_methods_are_guarded_and_health_is_open(doors: BothDoors) -> None:
-    def work() -> list[str]:
-        with grpc.insecure_channel(doors.grpc) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            assert stub.Check(health_pb2.HealthCheckRequest()).status == health_pb2.HealthCheckResponse.SERVING
-            codes = []
-            for path in ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "/no.Such/Method"):
-                for key in ("", "shop", "reader"):
-                    metadata = list(bearer(key).items()) if key else []
-                    call = channel.stream_stream(path)(iter(()), metadata=metadata, timeout=WAIT_SECONDS)
-                    with pytest.raises(grpc.RpcError) if call.code() is not grpc.StatusCode.OK else nullcontext():
-                        list(call)
-                    codes.append(call.code().name)
-            return codes
-
-    assert await trio.to_thread.run_sync(work) == [
-        *("UNAUTHENTICATED", "PERMISSION_DENIED", "OK"),
-        *("UNAUTHENTICATED", "UNIMPLEMENTED", "UNIMPLEMENTED"),
-    ]
-
-
 @pytest.mark.parametrize("door", DOORS)
 async def test_changes_of_the_server_are_logged_with_caller_and_client(doors: BothDoors, door: str) -> None:
     def work(client: Any, _: Any) -> None:
@@ -230,12 +222,7 @@ def test_every_grpc_method_has_a_needed_scope(tmp_path: Path) -> None:
     from ovmstrio.api.tensorflow.grpc.prediction_service import ModelService, PredictionService
 
     fake: Any = None
-    services: list[Any] = [
-        InferenceService(fake),
-        PredictionService(fake),
-        ModelService(fake),
-        HealthService(fake, fake),
-    ]
+    services = (InferenceService(fake), PredictionService(fake), ModelService(fake), HealthService(fake, fake))
     assert {path for service in services for path in service.__mapping__()} <= NEEDS.keys()
 
 
@@ -245,17 +232,11 @@ async def test_only_routes_that_change_the_server_need_the_admin_scope(tmp_path:
     assert {each.pattern.pattern.split("(")[0].rstrip("/?") for each in rules if each.need is Need.ADMIN} == {
         "/v1/config/reload",
         "/v2/repository/models",
-        "/v2/systemsharedmemory/region",
-        "/v2/systemsharedmemory/unregister",
-        "/v2/cudasharedmemory/region",
-        "/v2/cudasharedmemory/unregister",
-        "/v2/logging",
-        "/v2/profile",
+        *("/v2/systemsharedmemory/region", "/v2/systemsharedmemory/unregister", "/v2/logging", "/v2/profile"),
+        *("/v2/cudasharedmemory/region", "/v2/cudasharedmemory/unregister"),
     }
     assert {each.pattern.pattern for each in rules if each.need is Need.NOTHING} == {
-        "/health/?",
-        "/v2/health/live/?",
-        "/v2/health/ready/?",
+        *("/health/?", "/v2/health/live/?", "/v2/health/ready/?"),
     }
 
 

@@ -194,29 +194,6 @@ def _connect(clients: ExitStack, port: int, count: int) -> list[socket.socket]:
     ]
 
 
-async def test_a_few_connections_are_accepted_per_turn_of_the_event_loop(clients: ExitStack) -> None:
-    accepted = list[tuple[str, int]]()
-
-    async def accept() -> None:
-        stream = await listener.accept()
-        accepted.append(stream.socket.getpeername())
-        stream.socket.close()
-
-    async with open_listeners(["127.0.0.1:0"]) as (listener,):
-        listening = socket_of(listener)
-        assert listening is not None
-        connected = _connect(clients, listening.getsockname()[1], AT_ONCE + 1)
-        await accept()
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            for _ in connected:
-                await accept()
-        assert len(accepted) == AT_ONCE
-        assert scope.cancelled_caught
-        await accept()
-    assert sorted(accepted) == sorted(client.getsockname() for client in connected)
-
-
 async def test_connections_accepted_ahead_end_with_the_listener(clients: ExitStack) -> None:
     async with open_listeners(["127.0.0.1:0"]) as (listener,):
         listening = socket_of(listener)

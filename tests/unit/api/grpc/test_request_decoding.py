@@ -328,19 +328,6 @@ def test_unknown_groups_are_ignored_and_not_cached(data: bytes) -> None:
         assert decode_request(data + b"\x7b\x7c") == replace(decode_request(data), received=len(data) + 2)
 
 
-def _is_last_known(count: int) -> bool:
-    known = PlainRequests(_TAG, "m")
-    messages = [_message(bytes(8), request_id=f"{number:03}") for number in range(count)]
-    for data in messages:
-        assert known.read(data) is None
-        known.note(data, _parsed(data))
-    return known.read(messages[-1]) is not None
-
-
-def test_requests_that_all_differ_are_cached_ever_less_often() -> None:
-    assert [count for count in range(1, 71) if _is_last_known(count)] == [1, 2, 3, 5, 9, 17, 33, 65]
-
-
 _RAW: Final = st.binary(max_size=12)
 
 

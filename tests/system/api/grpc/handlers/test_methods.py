@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import queue
 from collections.abc import Iterator
 from operator import methodcaller
 from pathlib import Path
@@ -93,23 +92,6 @@ async def test_all_kinds_of_calls_are_answered(tmp_path: Path, handler: str, iso
             [("delta", number * 2) for number in range(1, 51)],
             [0, [], []],
         )
-
-
-@pytest.mark.parametrize("handler", [SYNC, ASYNC], ids=["plain", "async"])
-async def test_each_reply_of_a_stream_arrives_before_the_next_request(tmp_path: Path, handler: str) -> None:
-    async with served_kinds(tmp_path, handler) as project:
-        sample = project.pb.Sample
-
-        def work(stub: Any) -> list[int]:
-            requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            requests.put(sample(number=1))
-            received = []
-            for reply in stub.Delta(iter(requests.get, None)):
-                received.append(reply.number)
-                requests.put(sample(number=reply.number) if reply.number < 100 else None)
-            return received
-
-        assert await project.ask(work) == [2, 4, 8, 16, 32, 64, 128]
 
 
 async def test_a_reused_reply_is_sent_as_it_was_yielded(tmp_path: Path) -> None:
