@@ -87,14 +87,14 @@ class Echo(TrioService, ServiceBase):
 
     async def _remember(self, stream: Call) -> None:
         text = (await stream.recv_message()).decode()
-        told = [_remembered.get()]
+        values = [_remembered.get()]
         _remembered.set(text)
         if text == "wait":
             self.started.append(stream.path)
             self.note()
             await self.released.wait()
-            told.append(_remembered.get())
-        await stream.send_message(", ".join(told).encode())
+            values.append(_remembered.get())
+        await stream.send_message(", ".join(values).encode())
 
     async def _split(self, message: bytes) -> AsyncIterator[bytes]:
         count, size = map(int, message.split())

@@ -67,7 +67,7 @@ async def test_a_call_reset_before_it_starts_runs_no_handler_and_logs_nothing(
     async with connected() as (peer, server, service):
         call = int(peer.h2.get_next_available_stream_id())
         peer.h2.send_headers(call, request_headers())
-        peer.h2.send_data(call, message(b"gone"), end_stream=True)
+        peer.h2.send_data(call, message(b"reset"), end_stream=True)
         peer.h2.reset_stream(call, ErrorCode.CANCEL)
         assert (await peer.trailers(await peer.request("Unary", b"there")))["grpc-status"] == "0"
         assert len(service.tasks) == 1

@@ -62,7 +62,7 @@ class _Observer:
     needs_every = True
 
     def samples(self, traceparent: str) -> bool | None:
-        raise AssertionError(f"{traceparent}: over HTTP each request is told of")
+        raise AssertionError(f"{traceparent}: every request over HTTP is reported")
 
     def request_ended(self, request: WireRequest) -> None:
         self.ended.append(request)
@@ -70,21 +70,21 @@ class _Observer:
 
 def test_bytes_of_views_and_pieced_answers_are_counted() -> None:
     observer = _Observer()
-    told = ToldRequests(observer)
+    reporter = ToldRequests(observer)
     view = memoryview(bytes(70_000))
     requests = HttpRequest("POST", "/", "", (), b"12345"), HttpRequest("POST", "/", "", (), b"", view=view)
     answers = HttpAnswer(200, (), b"123"), HttpAnswer(200, (), PiecedMessage([b"{}", bytes(80_000)]))
     for request, answer in zip(requests, answers, strict=True):
-        assert told.answered(told.begin(request), answer) is answer
+        assert reporter.answered(reporter.begin(request), answer) is answer
     assert [(each.received, each.sent) for each in observer.ended] == [(5, 3), (70_000, 80_002)]
 
 
 def test_a_reported_request_has_no_reference_to_its_call() -> None:
     observer = _Observer()
-    told = ToldRequests(observer)
-    request = told.begin(HttpRequest("POST", "/", "", (), b"12345"))
+    reporter = ToldRequests(observer)
+    request = reporter.begin(HttpRequest("POST", "/", "", (), b"12345"))
     request.event = CallEvent("m", "1", "model", Door("KServe", "REST"), "infer", request=request)
-    told.answered(request, HttpAnswer(200))
+    reporter.answered(request, HttpAnswer(200))
     assert observer.ended == [request]
     assert request.event is None
 
