@@ -30,7 +30,7 @@ from tests.service.api.grpc.servers import (
 )
 from tests.support import ir
 from tests.support.both_doors import BothDoors, serving_both
-from tests.support.grpc_clients import call, with_channel, with_triton
+from tests.support.grpc_clients import call, with_channel
 from tests.support.pass_through import PassThrough
 from tests.support.servables import EXACT
 from tests.support.streaming_servables import FIRST_TIMESTAMP
@@ -87,6 +87,8 @@ async def test_a_stream_that_is_not_half_closed_gets_replies_errors_and_status(
     assert (_texts(found), *end) == (messages, status, text)
     errors = {FAILURE, "x is unexpected"}
     assert [each.HasField("infer_response") for each in found] == [each not in errors for each in messages]
+    # A retirement waits for every lease.
+    await streaming.registry.apply([])
 
 
 async def test_each_reply_arrives_before_the_next_request(streaming: Serving) -> None:
@@ -187,31 +189,8 @@ async def test_a_client_that_leaves_cancels_a_graph_that_waits(
         await streaming.wait(servable.cancelled)
     await streaming.wait(servable.closed)
     assert servable.open == 0
-
-
-async def test_a_graph_can_be_retired_after_streams_of_all_outcomes(streaming: Serving) -> None:
-    def work(channel: Any) -> None:
-        for request in (payload(), payload(fail="no"), payload(refuse="no"), payload(problem="no")):
-            caller = Caller(channel)
-            caller.send(request)
-            caller.end()
-            caller.finish()
-        left = Caller(channel)
-        left.send(payload(hold=True))
-        streaming_held.get(timeout=WAIT_SECONDS)
-        left.call.cancel()
-        left.end()
-
-    streaming_held: SimpleQueue[bool] = SimpleQueue()
-    servable = streaming.servable
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(with_channel, streaming.address, work)
-        await streaming.wait(servable.holding)
-        streaming_held.put(True)
-    await streaming.wait(servable.cancelled)
-    with trio.fail_after(WAIT_SECONDS):
-        await streaming.registry.apply([])
-    assert servable.open == 0
+    # A retirement waits for every lease.
+    await streaming.registry.apply([])
 
 
 async def test_requests_are_not_read_ahead_of_the_graph(streaming: Serving) -> None:
@@ -282,28 +261,6 @@ async def test_streams_are_served_until_the_grace_of_a_drain_ends(streaming: Ser
             assert await peer.read()
         trailers = await peer.trailers(stream_id)
     assert trailers["grpc-status"] == str(grpc.StatusCode.UNAVAILABLE.value[0])
-
-
-async def test_tritonclient_gets_replies_problems_and_the_failure(streaming: Serving) -> None:
-    from tritonclient.grpc import InferInput
-
-    text = InferInput("x", [2], "BYTES")
-    text.set_data_from_numpy(np.array([b"a", b"b"], object))
-
-    def work(client: Any) -> list[Any]:
-        answers: SimpleQueue[Any] = SimpleQueue()
-        client.start_stream(lambda result, error: answers.put((result, error)))
-        for parameters in ({}, {"problem": "bad one"}, {"fail": FAILURE}):
-            client.async_stream_infer("graph", [text], parameters=parameters)
-        seen = [answers.get(timeout=WAIT_SECONDS) for _ in range(5)]
-        client.stop_stream()
-        return seen
-
-    first, problem, second, text_of_failure, failure = await with_triton(streaming.address, work)
-    assert first[0].as_numpy("x").tolist() == second[0].as_numpy("x").tolist() == [b"a", b"b"]
-    assert str(problem[1]) == "bad one"
-    assert str(text_of_failure[1]) == FAILURE
-    assert failure[1].status() == "StatusCode.INVALID_ARGUMENT"
 
 
 async def test_requests_and_replies_of_a_stream_are_counted(streaming: Serving) -> None:

@@ -28,6 +28,7 @@ from tests.support.examples import examples
 from tests.support.kept_by_errors import bytes_kept_by
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.wire.grpc.bytes_client import HELLO, data, headers, message, request_headers
+from tests.unit.wire.grpc.echo import Echo
 from tests.unit.wire.grpc.peers import connected, memory_server
 
 
@@ -291,24 +292,7 @@ def test_large_pieces_are_not_copied_and_small_ones_are_joined() -> None:
 MESSAGES = 320
 
 
-class _Burst:
-    """Sends many messages, all of which are ready at once."""
-
-    def __init__(self) -> None:
-        self.sent = 0
-
-    def __mapping__(self) -> dict[str, Handler]:
-        return {"/test.Echo/Burst": Handler(self._burst, Cardinality.UNARY_STREAM, bytes, bytes)}
-
-    async def _burst(self, call: Call) -> None:
-        await call.recv_message()
-        for _ in range(MESSAGES):
-            await call.send_message(b"0123456789")
-            self.sent += 1
-
-
 async def test_ready_messages_share_writes_and_other_tasks_run_after_sixteen() -> None:
-    service = _Burst()
     writes = 0
     seen: list[int] = []
 
@@ -324,14 +308,14 @@ async def test_ready_messages_share_writes_and_other_tasks_run_after_sixteen() -
         server.send_all = counting  # type: ignore[method-assign]
         return client, server
 
-    async def watch() -> None:
+    async def watch(service: Echo) -> None:
         while True:
-            seen.append(service.sent)
+            seen.append(service.produced)
             await trio.lowlevel.checkpoint()
 
-    async with connected(make_pair=pair, service=service) as (peer, _, _), trio.open_nursery() as nursery:
-        nursery.start_soon(watch)
-        stream_id = await peer.request("Burst")
+    async with connected(make_pair=pair) as (peer, _, service), trio.open_nursery() as nursery:
+        nursery.start_soon(watch, service)
+        stream_id = await peer.request("Split", b"%d 10" % MESSAGES)
         trailers = await peer.trailers(stream_id)
         nursery.cancel_scope.cancel()
     assert trailers["grpc-status"] == "0"
