@@ -30,7 +30,7 @@ RAISING = kinds_source(
 ABORT = 'context.abort(grpc.StatusCode.NOT_FOUND, "no x")'
 ABORTING = kinds_source(
     ABORT,
-    f"list(payload)\n{ABORT}",
+    f"for each in payload:\n    {ABORT}",
     f"yield self.pb.Sample(number=1)\n{ABORT}",
     f"for each in payload:\n    yield each\n{ABORT}",
 )
@@ -54,9 +54,10 @@ async def errors(project: ServedProject) -> list[Any]:
         (RAISING, grpc.StatusCode.INTERNAL, "internal server error"),
         (as_async(RAISING), grpc.StatusCode.INTERNAL, "internal server error"),
         (ABORTING, grpc.StatusCode.NOT_FOUND, "no x"),
+        (as_async(ABORTING), grpc.StatusCode.NOT_FOUND, "no x"),
         (WRONG, grpc.StatusCode.INTERNAL, "Failed to serialize response!"),
     ],
-    ids=["raising", "raising async", "aborting", "wrong reply"],
+    ids=["raising", "raising async", "aborting", "aborting async", "wrong reply"],
 )
 async def test_all_kinds_of_calls_fail_with_the_same_status(
     tmp_path: Path, handler: str, code: grpc.StatusCode, details: str
