@@ -105,20 +105,6 @@ async def _generate(both: BothDoors, model: str, text: str) -> tuple[int, dict[s
     return answer.status_code, answer.json()
 
 
-async def test_a_failing_node_ends_a_stream_after_its_replies(both: BothDoors) -> None:
-    def work(channel: Any) -> Any:
-        caller = Caller(channel)
-        caller.send(payload(model="words", name="in", data=b"one bad two"))
-        return caller.finish()
-
-    messages, status, text = await with_channel(both.grpc, work)
-    words = [bytes(each.infer_response.raw_output_contents[0]) for each in messages[:-1]]
-    assert words == [b"one", b"bad"]
-    assert status == "INVALID_ARGUMENT"
-    assert text.startswith("Mediapipe execution failed. MP status - ")
-    assert messages[-1].error_message == text
-
-
 async def test_invalid_requests_leave_the_stream_of_a_graph_open(both: BothDoors) -> None:
     def work(channel: Any) -> Any:
         caller = Caller(channel)

@@ -9,7 +9,6 @@ import httpx
 import numpy as np
 import pytest
 import trio
-from structlog.testing import capture_logs
 
 from ovmstrio.api.admin.whole_profile import merged_profiles
 from ovmstrio.config.specs import ModelSpec
@@ -17,7 +16,7 @@ from ovmstrio.core.errors import Overloaded
 from ovmstrio.dataplane.profiling import CalledVersion, Profiler
 from tests.support import ir
 from tests.support.both_doors import BothDoors, serving_both
-from tests.support.callers import bearer, gate_of
+from tests.support.callers import bearer
 from tests.support.waits import WAIT_SECONDS
 
 
@@ -97,17 +96,6 @@ async def test_one_profile_is_taken_at_a_time(doors: BothDoors) -> None:
             await profiler.take(0.01, 100, [])
         nursery.cancel_scope.cancel()
     assert (await profiler.take(0.01, 100, [])).models == []
-
-
-async def test_profiles_require_the_admin_scope_and_are_logged(tmp_path: Path) -> None:
-    spec = ModelSpec(name="add", base_path=ir.save(ir.dummy(), tmp_path, "add"))
-    gate = gate_of({"boss": "admin", "reader": "read metrics infer:*"})
-    async with serving_both([spec], gate=gate) as both:
-        with capture_logs() as entries:
-            answers = [await _ask(both, {"seconds": 0.01, "models": []}, key) for key in ("", "reader", "boss")]
-        assert [answer.status_code for answer in answers] == [401, 403, 200]
-        changes = [(each["change"], each["caller"]) for each in entries if each["event"] == "server changed"]
-        assert changes == [("profile", "boss")]
 
 
 def _document(frames: list[str], stack: list[int], cpu: float) -> dict[str, Any]:

@@ -30,7 +30,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]
         "two": (ir.sum_of_two((2, 2)), {}),
         "strings": (ir.string_passthrough(), {}),
         "image": (ir.image_passthrough(batch=-1), {}),
-        "lstm": (ir.lstm(), {"stateful": True}),
         "stateful_model": (ir.accumulator(), {"stateful": True}),
     }
     entries = [
@@ -142,16 +141,6 @@ def test_concurrent_sequences_have_separate_sums_and_ids(client: Any) -> None:
     assert _sum(client, 1, sequence_id=500, sequence_control_input=SEQUENCE_END) == (8, 500)
 
 
-def test_sequences_of_an_lstm_have_separate_states(client: Any) -> None:
-    def both(first: list[float], second: list[float], **control: int) -> list[Any]:
-        steps = enumerate((first, second), 1)
-        return [_predict_step(client, "lstm", x, sequence_id=name, **control)["y"] for name, x in steps]
-
-    np.testing.assert_array_equal(*both([1, 2, 3, 4], [1, 2, 3, 4], sequence_control_input=SEQUENCE_START))
-    assert not np.array_equal(*both([1, 0, 0, 0], [0, 0, 0, 9]))
-    assert not np.array_equal(*both([1, 1, 1, 1], [1, 1, 1, 1], sequence_control_input=SEQUENCE_END))
-
-
 def test_a_sequence_continues_over_kserve(server: ServedInThread, client: Any) -> None:
     assert _sum(client, 5, sequence_id=900, sequence_control_input=SEQUENCE_START) == (5, 900)
     inputs = [
@@ -165,6 +154,6 @@ def test_a_sequence_continues_over_kserve(server: ServedInThread, client: Any) -
 
 def test_the_configuration_has_the_status_of_each_model(server: ServedInThread) -> None:
     config = server.ask("GET", "/v1/config").json()
-    assert set(config) == {"dummy", "two", "strings", "image", "lstm", "stateful_model"}
+    assert set(config) == {"dummy", "two", "strings", "image", "stateful_model"}
     assert config["dummy"] == server.ask("GET", "/v1/models/dummy").json()
     assert server.ask("GET", "/v1/models/dummy:predict").status_code == 406

@@ -43,11 +43,6 @@ async def _take(peer: trio.SocketStream, size: int) -> bytes:
     return bytes(taken)
 
 
-def test_other_streams_than_sockets_are_returned_unchanged() -> None:
-    ours, _ = trio.testing.memory_stream_pair()
-    assert direct(ours) is ours
-
-
 async def test_sent_bytes_and_buffers_arrive() -> None:
     async with _pair() as (stream, peer):
         await stream.send_all(b"small")

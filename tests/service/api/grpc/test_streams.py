@@ -91,19 +91,6 @@ async def test_a_stream_that_is_not_half_closed_gets_replies_errors_and_status(
     await streaming.registry.apply([])
 
 
-async def test_each_reply_arrives_before_the_next_request(streaming: Serving) -> None:
-    def work(caller: Caller) -> Any:
-        replies = []
-        for text in (b"one", b"two", b"three"):
-            caller.send(payload(data=text))
-            replies.append(caller.next())
-        caller.end()
-        return replies, caller.finish()
-
-    replies, (rest, status, _) = await _called(streaming, work)
-    assert (_texts(replies), rest, status) == (["one", "two", "three"], [], "OK")
-
-
 async def test_a_reply_has_name_datatype_shape_and_timestamp_of_the_graph(streaming: Serving) -> None:
     def work(caller: Caller) -> Any:
         caller.send(payload(data=b"\x00\xff", name="größe"))

@@ -16,8 +16,8 @@ import trio.testing
 import trustme
 from grpclib.const import Cardinality, Handler, Status
 
-from ovmstrio.wire.grpc import TransportLimits, frames
-from ovmstrio.wire.grpc.frames import ErrorCode, FrameType, Setting
+from ovmstrio.wire.grpc import TransportLimits
+from ovmstrio.wire.grpc.frames import ErrorCode, FrameType
 from ovmstrio.wire.grpc.lent_scope import LentScope
 from ovmstrio.wire.grpc.stream import Call
 from ovmstrio.wire.listeners import open_listeners, tls_context
@@ -213,24 +213,6 @@ def _begin(peer: BareConnection, messages: list[bytes], path: str = _UNARY, *fur
 
 def _ended(peer: BareConnection, streams: list[int]) -> list[Answer]:
     return [peer.wait(stream) for stream in streams]
-
-
-async def test_answers_of_one_read_are_sent_when_their_windows_open_later() -> None:
-    def work(port: int) -> None:
-        with BareConnection(port, settings={Setting.INITIAL_WINDOW_SIZE: 0}) as peer:
-            streams = _begin(peer, [b"%d" % number for number in range(60)])
-            peer.send(frame(FrameType.PING, 0, 0, b"are you?"))
-            while (got := peer.read()).kind != FrameType.PING:
-                peer.take(got)
-            assert got.payload == b"are you?"
-            peer.send(b"".join(frames.window_update(stream, 100) for stream in reversed(streams)))
-            answers = _ended(peer, streams)
-            assert [each.message for each in answers] == [b"%d" % number for number in range(60)]
-            assert {each.status for each in answers} == {"0"}
-
-    async with echo_server() as (server, _, address):
-        await _client(work, address)
-        assert server.active_calls == 0
 
 
 async def test_a_client_that_reads_late_gets_every_answer_and_others_do_not_wait() -> None:

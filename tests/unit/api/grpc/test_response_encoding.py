@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from google.protobuf.wrappers_pb2 import BytesValue, UInt64Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -19,7 +18,6 @@ from ovmstrio.core.request import InferResponse
 from ovmstrio.core.tensor import Array, RawTensor, Tensor
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.generated import inference as pb
-from ovmstrio.protocol.split_messages import delimited, encode_varint, write_varint
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
@@ -180,15 +178,3 @@ def test_other_messages_are_written_as_google_reads_them() -> None:
         inputs=[{"name": "x", "datatype": "FP32", "shape": [1, -1]}],
         properties={"layout": "NCHW"},
     )
-
-
-@given(st.integers(0, 2**64 - 1))
-def test_varints_are_written_as_protobuf_writes_them(number: int) -> None:
-    assert UInt64Value.FromString(b"\x08" + write_varint(number)).value == number
-    assert encode_varint(number) == write_varint(number)
-
-
-@given(st.binary(max_size=300))
-def test_delimited_values_are_written_as_protobuf_writes_them(data: bytes) -> None:
-    head, value = delimited(b"\x0a", memoryview(data))
-    assert BytesValue.FromString(head + bytes(value)).value == data

@@ -24,7 +24,7 @@ from ovmstrio.wire.grpc.events import (
 )
 from ovmstrio.wire.grpc.frames import MAX_WINDOW, ConnectionFault, ErrorCode, FrameType, Setting
 from ovmstrio.wire.grpc.headers import HeaderDecoder, RequestHead
-from ovmstrio.wire.grpc.replies import metadata_block, trailers_block
+from ovmstrio.wire.grpc.replies import trailers_block
 from tests.support.bare_http2 import END_HEADERS, END_STREAM, frame
 from tests.support.examples import examples
 from tests.unit.wire.grpc.bytes_client import HELLO, data, decoded, headers, message, receive_all, request_headers
@@ -489,14 +489,6 @@ def test_header_lists_above_the_limit_are_refused_with_both_sizes() -> None:
     assert "limit of 1000 bytes (max_header_list_bytes)" in answer["grpc-message"]
     with pytest.raises(ConnectionFault):
         head_of(("x-long", "v" * 5_000), limit=1_000)
-
-
-def test_metadata_and_trailers_decode_to_their_values() -> None:
-    long_value = "v" * 40_000
-    block = metadata_block([("x-short", "1"), ("x-long", long_value)])
-    assert decoded(block) == [("x-short", "1"), ("x-long", long_value)]
-    trailers = dict(decoded(trailers_block(Status.ABORTED, "50% ü", b"\xff\xfe")))
-    assert trailers == {"grpc-status": "10", "grpc-message": "50%25 %C3%BC", "grpc-status-details-bin": "//4"}
 
 
 @pytest.mark.parametrize("text", ["x" * 10_000, "é" * 5_000, "ab" + "é" * 5_000, "a" + "é" * 5_000, "\ud800" * 9_000])

@@ -130,10 +130,3 @@ def test_errors_are_mapped_to_their_statuses_with_their_text(
 
 def test_unexpected_errors_are_not_mapped() -> None:
     assert map_error(ValueError("secret")) is None
-
-
-def test_a_derived_error_has_the_statuses_of_its_base() -> None:
-    class Special(errors.VersionRetired):
-        pass
-
-    assert status_of(Special("gone")) == (Status.NOT_FOUND, 404)

@@ -56,8 +56,9 @@ async def errors(project: ServedProject) -> list[Any]:
         (ABORTING, grpc.StatusCode.NOT_FOUND, "no x"),
         (as_async(ABORTING), grpc.StatusCode.NOT_FOUND, "no x"),
         (WRONG, grpc.StatusCode.INTERNAL, "Failed to serialize response!"),
+        (as_async(WRONG), grpc.StatusCode.INTERNAL, "Failed to serialize response!"),
     ],
-    ids=["raising", "raising async", "aborting", "aborting async", "wrong reply"],
+    ids=["raising", "raising async", "aborting", "aborting async", "wrong reply", "wrong reply async"],
 )
 async def test_all_kinds_of_calls_fail_with_the_same_status(
     tmp_path: Path, handler: str, code: grpc.StatusCode, details: str
