@@ -225,29 +225,6 @@ async def test_a_client_that_reads_in_small_parts_is_served(autojump_clock: Mock
     assert pending.budget.held == 0
 
 
-async def test_a_stalled_client_is_cut_off_sooner_while_others_wait_for_room(
-    autojump_clock: MockClock, sockets: Pair
-) -> None:
-    server, _ = sockets
-    pending = PendingAnswers(1_000_000)
-    current_share.set(pending.share())
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(pending.watch)
-
-        async def send() -> None:
-            with pytest.raises(trio.BrokenResourceError, match="does not read"):
-                await send_bounded(server, b"x" * 2_000_000)
-
-        nursery.start_soon(send)
-        await trio.testing.wait_all_tasks_blocked()
-        started = trio.current_time()
-        other = pending.share()
-        await other.wait(1_000)
-        assert 4 < trio.current_time() - started < 10
-        nursery.cancel_scope.cancel()
-    assert pending.budget.held == 1_000
-
-
 async def test_bytes_of_the_prefix_are_received_before_those_of_the_connection(sockets: Pair) -> None:
     server, client = sockets
     stream = PrefixedStream(server, b"first")

@@ -469,17 +469,6 @@ async def test_two_sequences_are_interleaved_on_one_stream(
     assert [each.decode() if isinstance(each, bytes) else int(each) for each in returned] == [one, two] * 3
 
 
-async def test_a_refused_step_ends_neither_its_sequence_nor_the_stream(sequences: BothDoors) -> None:
-    steps: list[tuple[int | str, float, bool, bool]] = [
-        (5, 1.0, True, False),
-        (5, 1.0, True, False),
-        (5, 1.0, False, True),
-    ]
-    first, second, third = await sequences.with_triton("grpc", lambda client, module: drive(client, module, steps))
-    assert "Sequence with provided ID already exists" in str(second)
-    assert [float(each.as_numpy("y")[0, 0]) for each in (first, third)] == [1, 2]
-
-
 async def start_sequence(sequences: BothDoors, identity: int | str) -> Any:
     def work(client: Any, module: Any) -> Any:
         given = module.InferInput("x", [1, 2], "FP32")

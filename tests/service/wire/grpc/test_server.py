@@ -173,27 +173,6 @@ async def test_metadata_and_deadline_are_passed_both_ways() -> None:
         assert 90 <= int(remaining) <= 110
 
 
-async def test_no_stream_call_or_byte_remains_after_many_calls() -> None:
-    def client() -> None:
-        with channel_to(address) as channel:
-            for number in range(300):
-                channel.unary_unary("/test.Echo/Unary")(b"x" * number)
-                with pytest.raises(grpc.RpcError):
-                    channel.unary_unary("/test.Echo/Fail")(b"details")
-                assert len(list(channel.unary_stream("/test.Echo/Split")(b"3 10"))) == 3
-            trio.from_thread.run(trio.testing.wait_all_tasks_blocked)
-            left.extend(trio.from_thread.run_sync(remains))
-
-    def remains() -> list[int]:
-        (connection,) = server.connections
-        return [len(connection.core.streams), len(connection.calls), connection.core.waiting_bytes]
-
-    left: list[int] = []
-    async with echo_server() as (server, _, address):
-        await in_thread(client)
-    assert left == [0, 0, 0]
-
-
 _UNARY: Final = "/test.Echo/Unary"
 _WAIT: Final = "/test.Echo/Wait"
 _CANCEL: Final = ErrorCode.CANCEL.to_bytes(4, "big")

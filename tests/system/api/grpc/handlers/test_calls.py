@@ -355,12 +355,6 @@ async def test_a_client_that_leaves_closes_the_generator_in_its_process(tmp_path
         await until_async((tmp_path / "closed").exists)
 
 
-OWN_SERVICES = [
-    "grpc.health.v1.Health",
-    "inference.GRPCInferenceService",
-    "tensorflow.serving.ModelService",
-    "tensorflow.serving.PredictionService",
-]
 TWO_SERVICES = """
     syntax = "proto3";
     package {package};
@@ -403,9 +397,9 @@ async def test_a_client_with_reflection_calls_handlers_with_imported_messages(tm
                     response_deserializer=GetMessageClass(method.output_type).FromString,
                 )
                 replies.append(infer(request, timeout=WAIT_SECONDS).at.seconds)
-            return sorted(database.get_services()), replies
+            return sorted(name for name in database.get_services() if name.startswith("reflected.")), replies
 
         assert await with_channel(project.address, work) == (
-            sorted([*OWN_SERVICES, "reflected.First", "reflected.Second"]),
+            ["reflected.First", "reflected.Second"],
             [41, 42],
         )

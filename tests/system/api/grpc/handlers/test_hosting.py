@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -343,3 +345,12 @@ async def test_each_call_is_one_event_with_outcome_and_sizes(tmp_path: Path, hos
     assert f"ovms_requests_success{{{labels}}} 1.0" in rendered
     assert f"ovms_requests_fail{{{labels}}} 2.0" in rendered
     assert 'ovms_current_requests{name="one",version="1"} 0.0' in rendered
+
+
+def test_the_front_end_imports_neither_grpcio_nor_handlers() -> None:
+    code = "import sys, ovmstrio.server.grpc_front_end; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    imported = done.stdout.split()
+    assert "ovmstrio.api.kserve.grpc.inference_service" in imported
+    assert "grpc" not in imported
+    assert not [name for name in imported if name.startswith("ovmstrio.") and "handlers" in name]

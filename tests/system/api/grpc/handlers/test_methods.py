@@ -319,17 +319,3 @@ async def test_a_method_continues_after_the_end_of_its_call(
         error = await project.failure(lambda stub: stub.Alpha(project.pb.Sample(text=text), timeout=seconds))
         assert error.code() is code
     assert project.handler.seen == [False]
-
-
-async def test_a_callback_reports_a_client_that_leaves(tmp_path: Path) -> None:
-    async with served_kinds(tmp_path, WAITING) as project:
-
-        def work(_stub: Any) -> bool:
-            with grpc.insecure_channel(project.address) as channel:
-                path = project.project.proto.services[0].rpcs[0].path
-                call = channel.unary_unary(path).future(b"", timeout=WAIT_SECONDS)
-                assert project.handler.entered.wait(WAIT_SECONDS)
-                return bool(call.cancel())
-
-        assert await project.ask(work)
-    assert project.handler.seen == [False]
