@@ -23,11 +23,11 @@ from ovmstrio.access.key_file import digest_of
 from ovmstrio.api.access.grpc_gate import NEEDS
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.callers import Need, current_caller, leave_caller
-from ovmstrio.core.events import CallEvent, CallObserver
 from ovmstrio.dataplane.guarded_plane import CallerNames, GuardedPlane
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.server.rest_front_end import make_router
+from tests.service.api.grpc.servers import KeptCalls
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
 from tests.support.both_doors import DOORS, BothDoors, serving_both
@@ -46,23 +46,13 @@ SCOPES: Final = {
 }
 
 
-class _Callers(CallObserver):
-    """Keeps method and caller of each call."""
-
-    def __init__(self) -> None:
-        self.callers: list[tuple[str, str]] = []
-
-    def call_finished(self, event: CallEvent) -> None:
-        self.callers.append((event.method, event.caller))
+@pytest.fixture
+def seen() -> KeptCalls:
+    return KeptCalls()
 
 
 @pytest.fixture
-def seen() -> _Callers:
-    return _Callers()
-
-
-@pytest.fixture
-async def doors(tmp_path: Path, seen: _Callers) -> AsyncIterator[BothDoors]:
+async def doors(tmp_path: Path, seen: KeptCalls) -> AsyncIterator[BothDoors]:
     spec = ModelSpec(name="add", base_path=ir.save(ir.dummy(), tmp_path, "add"))
     async with serving_both([spec], gate=gate_of(SCOPES), observers=(CallerNames(), seen)) as both:
         yield both
@@ -119,11 +109,12 @@ def _assert_refused(
     assert text in caught.value.message()
 
 
-async def test_each_call_is_one_event_with_its_caller(doors: BothDoors, seen: _Callers) -> None:
+async def test_each_call_is_one_event_with_its_caller(doors: BothDoors, seen: KeptCalls) -> None:
     for door in DOORS:
         await doors.with_triton(door, lambda client, module: _infer(client, module, headers=bearer("shop")))
         await doors.with_triton(door, lambda client, _: client.get_model_metadata("add", headers=bearer("reader")))
-    assert seen.callers == [("ModelInfer", "shop"), ("ModelMetadata", "reader")] * 2
+    calls = [(event.method, event.caller) for event in seen.events]
+    assert calls == [("ModelInfer", "shop"), ("ModelMetadata", "reader")] * 2
 
 
 async def test_forbidden_and_unknown_models_get_the_same_answer(doors: BothDoors) -> None:

@@ -13,6 +13,7 @@ import grpc
 import trio
 
 from ovmstrio.config.specs import GraphSpec, ModelSpec
+from ovmstrio.core.events import CallEvent, CallObserver
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.observability.request_log import RequestLog
@@ -24,18 +25,6 @@ from tests.support.stub_registry import Load, registry_of
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.wire.grpc.bytes_client import message
 from tests.unit.wire.grpc.peers import Peer
-
-__all__ = [
-    "INFER",
-    "STREAM",
-    "Caller",
-    "Serving",
-    "open_peer",
-    "payload",
-    "serving_grpc",
-    "start_stream",
-    "streaming_server",
-]
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -69,6 +58,17 @@ class Serving:
         """Wait for an event that must happen."""
         with trio.fail_after(WAIT_SECONDS):
             await event.wait()
+
+
+class KeptCalls(CallObserver):
+    """Keeps the events of calls that have ended."""
+
+    def __init__(self) -> None:
+        self.events: list[CallEvent] = []
+
+    def call_finished(self, event: CallEvent) -> None:
+        """Keep the event."""
+        self.events.append(event)
 
 
 @asynccontextmanager

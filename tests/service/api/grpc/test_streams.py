@@ -183,7 +183,6 @@ async def test_a_client_that_leaves_cancels_a_graph_that_waits(
 async def test_requests_are_not_read_ahead_of_the_graph(streaming: Serving) -> None:
     servable = streaming.servable
     big = message(payload(data=b"x" * 16_000))
-
     async with open_peer(streaming.address) as peer:
         stream_id = await start_stream(peer, payload(data=b"first", hold=True))
         await streaming.wait(servable.holding)
@@ -204,7 +203,6 @@ async def test_requests_are_not_read_ahead_of_the_graph(streaming: Serving) -> N
         peer.h2.end_stream(stream_id)
         await peer.flush()
         await _read_all(peer, stream_id)
-
     assert len(servable.streams[0].requests) == sent + 1
 
 

@@ -5,7 +5,6 @@ import math
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import OpPipelineSpec, ServableSpec
-from ovmstrio.core.events import CallEvent, CallObserver
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse
-from tests.service.api.grpc.servers import serving_grpc
+from tests.service.api.grpc.servers import KeptCalls, serving_grpc
 from tests.support.grpc_clients import call, with_channel
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.original_package import unpack_original
@@ -190,16 +188,6 @@ class _NamedPipeline:
         pass
 
 
-@dataclass
-class _Ends(CallObserver):
-    """Keeps the calls that have ended."""
-
-    events: list[CallEvent] = field(default_factory=list)
-
-    def call_finished(self, event: CallEvent) -> None:
-        self.events.append(event)
-
-
 @asynccontextmanager
 async def _serving(entries: dict[str, str], root: str = "", **options: Any) -> AsyncIterator[str]:
     """Serve pipelines by entry and name of their service, and yield the address."""
@@ -256,7 +244,7 @@ async def test_a_server_without_pipelines_does_not_have_the_service() -> None:
 
 
 async def test_each_call_of_a_pipeline_is_one_event() -> None:
-    ends = _Ends()
+    ends = KeptCalls()
     async with _serving({"first": "uci"}, observers=[ends]) as address:
         for number in ("0", "6000", "123"):
             await _ask_entry(address, "uci", number)

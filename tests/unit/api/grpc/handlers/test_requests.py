@@ -31,13 +31,9 @@ class _Call:
         return None
 
 
-def requests_of(sender: _Call) -> BlockingRequests:
-    return BlockingRequests(cast("Call", sender))
-
-
 async def test_at_most_four_requests_are_read_ahead() -> None:
     sender = _Call(100)
-    requests = requests_of(sender)
+    requests = BlockingRequests(cast("Call", sender))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(requests.feed)
         await trio.testing.wait_all_tasks_blocked()
@@ -50,7 +46,7 @@ async def test_at_most_four_requests_are_read_ahead() -> None:
 
 async def test_a_failure_is_raised_after_the_requests_before_it() -> None:
     failure = GRPCError(Status.INVALID_ARGUMENT, "malformed")
-    requests = requests_of(_Call(2, failure))
+    requests = BlockingRequests(cast("Call", _Call(2, failure)))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(requests.feed)
         await trio.testing.wait_all_tasks_blocked()
