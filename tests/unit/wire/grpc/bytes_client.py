@@ -1,4 +1,4 @@
-"""Bytes that a client would send, for tests of the sync core."""
+"""Bytes of HTTP/2 clients for tests of the gRPC transport."""
 
 from __future__ import annotations
 

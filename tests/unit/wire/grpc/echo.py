@@ -45,7 +45,7 @@ class BytesCodec(CodecBase):
 
 
 class Echo(TrioService, ServiceBase):
-    """Answers with what came, and tells tests what its handlers saw.
+    """Echoes messages, and keeps what its handlers have seen.
 
     Attributes:
         started: the paths of the calls that began.
@@ -156,7 +156,7 @@ class Echo(TrioService, ServiceBase):
         await stream.send_trailing_metadata(metadata={f"{key}": value for key, value in values.items()})
 
     def __mapping__(self) -> Mapping[str, Handler]:
-        """Give the handlers, as generated code does."""
+        """Return the handlers by path, like generated code."""
 
         async def split(stream: Call) -> None:
             await self._call_rpc_handler_server_stream(self._split, stream, await stream.recv_message())

@@ -1,4 +1,4 @@
-"""A bare HTTP/2 client over streams in memory, as honest or hostile as a test wants it."""
+"""A bare HTTP/2 client over streams in memory, for valid and for hostile frames."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def values_of(array: Any, datatype: str) -> list[Any]:
 
 @st.composite
 def numeric_arrays(draw: st.DrawFn) -> tuple[str, Any]:
-    """Make an array of any numeric type and of a shape from scalar to rank three, empty ones included."""
+    """Create an array of any numeric type and of any shape up to rank three, also empty ones."""
     datatype = draw(st.sampled_from(NUMERIC))
     shape = draw(arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9))
     return datatype, draw(arrays.arrays(BY_NAME[datatype].numpy, shape))
@@ -198,7 +198,7 @@ def encode(*outputs: Tensor | RawTensor) -> Any:
 
 @st.composite
 def tensors(draw: st.DrawFn) -> Tensor:
-    """Make a tensor of any type whose elements are packed, contiguous or not."""
+    """Create a tensor of any packed type, contiguous or not."""
     datatype = BY_NAME[draw(st.sampled_from(PACKED))]
     shape = draw(arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=20))
     array = draw(arrays.arrays(datatype.numpy, shape))
