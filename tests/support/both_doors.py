@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import httpx
 import trio
 
 from ovmstrio.access.gate import Gate
@@ -16,7 +17,8 @@ from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
-from tests.support.stub_registry import registry_of
+from tests.support.stub_registry import Load, registry_of
+from tests.support.waits import WAIT_SECONDS
 
 ResultT = TypeVar("ResultT")
 
@@ -43,6 +45,15 @@ class BothDoors:
         """Tell where a door is."""
         return self.grpc if door == "grpc" else self.http
 
+    async def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Make one request over REST."""
+
+        def work() -> httpx.Response:
+            with httpx.Client(base_url=f"http://{self.http}", timeout=WAIT_SECONDS, trust_env=False) as client:
+                return client.request(method, path, **options)
+
+        return await trio.to_thread.run_sync(work)
+
     async def with_triton(self, door: str, work: Callable[[Any, Any], ResultT]) -> ResultT:
         """Run ``work`` in a thread with a client of tritonclient's, and the package that it is of."""
         module = triton_module(door)
@@ -56,10 +67,15 @@ class BothDoors:
 
 @asynccontextmanager
 async def serving_both(
-    specs: Sequence[ModelSpec], *, allows_remote_admin: bool = False, gate: Gate | None = None, **options: Any
+    specs: Sequence[ModelSpec],
+    *,
+    load: Load = load_model,
+    allows_remote_admin: bool = False,
+    gate: Gate | None = None,
+    **options: Any,
 ) -> AsyncIterator[BothDoors]:
     """Serve as long as the block lasts; ``options`` are those of the data plane."""
-    registry = registry_of(load_model, poll_seconds=0)
+    registry = registry_of(load, poll_seconds=0)
     plane = (DataPlane if gate is None else GuardedPlane)(registry, **options)
     grpc = GrpcFrontEnd(plane, ["127.0.0.1:0"], allows_remote_admin=allows_remote_admin, gate=gate)
     rest = RestFrontEnd(plane, ["127.0.0.1:0"], allows_remote_admin=allows_remote_admin, gate=gate)

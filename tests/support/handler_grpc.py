@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from textwrap import dedent, indent
 from typing import Any, TypeVar
 
 import grpc
@@ -23,32 +24,35 @@ from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.work.isolation.isolated_code import Isolation
 from tests.support.lone_service import open_plane_of
-from tests.support.protos import written
+from tests.support.protos import FOUR_KINDS, written
 from tests.support.waits import WAIT_SECONDS
-
-HANDS_BACK = """
-        class Handler:
-            def __init__(self, proto_module_pb2):
-                pass
-
-            def Alpha(self, payload):
-                return payload
-
-            def Beta(self, payload):
-                return list(payload)[-1]
-
-            def Gamma(self, payload):
-                yield payload
-
-            def Delta(self, payload):
-                yield from payload
-    """
-"""A handler for the service with a method of each kind, whose replies are the requests."""
 
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _LARGEST = 2**31 - 1
 
 _T = TypeVar("_T")
+
+
+def kinds_source(
+    alpha: str = "return payload",
+    beta: str = "return list(payload)[-1]",
+    gamma: str = "yield payload",
+    delta: str = "yield from payload",
+    *,
+    init: str = "",
+) -> str:
+    """Return the source of a handler of the service ``Kinds`` with bodies of its methods, which return requests."""
+    lines = ["import threading", "import grpc", "class Handler:", "    def __init__(self, proto_module_pb2):"]
+    lines += ["        self.pb = proto_module_pb2", indent(dedent(init), " " * 8)]
+    for name, body in {"Alpha": alpha, "Beta": beta, "Gamma": gamma, "Delta": delta}.items():
+        lines += [f"    def {name}(self, payload, context):", indent(dedent(body), " " * 8)]
+    return "\n".join(lines) + "\n"
+
+
+def as_async(source: str) -> str:
+    """Return the source of a handler with async methods, whose loops over ``each`` are asynchronous."""
+    source = source.replace("def ", "async def ").replace("async def __init__", "def __init__")
+    return source.replace("for each in", "async for each in")
 
 
 class Stub:
@@ -128,6 +132,11 @@ async def served(
         (address,) = await nursery.start(front_end.serve)
         yield ServedProject(project, address)
         nursery.cancel_scope.cancel()
+
+
+def served_kinds(folder: Path, handler: str, **options: Any) -> AbstractAsyncContextManager[ServedProject]:
+    """Serve a handler of the service ``Kinds``, in a package of its own; options are those of ``served``."""
+    return served(folder, FOUR_KINDS.format(package=f"kinds_{folder.name}"), handler, **options)
 
 
 @asynccontextmanager

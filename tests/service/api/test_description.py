@@ -1,5 +1,3 @@
-"""Description of a server by itself: an overview, an OpenAPI document with examples that work, and a page."""
-
 from __future__ import annotations
 
 import json
@@ -49,11 +47,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]
         yield running
 
 
-def test_the_document_has_a_working_example_for_each_servable(server: ServedInThread) -> None:
-    """Requests of the document are answered; an example that would be too large names the count of values."""
+def test_the_openapi_document_has_a_working_example_for_each_loaded_servable(server: ServedInThread) -> None:
     document = server.ask("GET", "/openapi.json").json()
     assert document["openapi"].startswith("3.1")
     posts = {path: each["post"] for path, each in document["paths"].items() if "post" in each}
+    assert not [path for path in document["paths"] if "broken" in path]
     odd = "/v2/models/a%20name%20with%20%3Codd%3E%20letters"
     assert {path for path in posts if path.endswith("/infer")} == {
         "/v2/models/dummy/infer",
@@ -82,21 +80,14 @@ def _example(post: dict[str, Any]) -> Any:
     return post["requestBody"]["content"]["application/json"]["example"]
 
 
-def test_a_handler_has_the_verbs_of_its_methods(server: ServedInThread) -> None:
-    """A handler without other methods has only GET."""
+def test_a_handler_is_described_with_the_verbs_of_its_methods(server: ServedInThread) -> None:
     paths = server.ask("GET", "/openapi.json").json()["paths"]
     assert list(paths["/getter"]) == ["get"]
     assert server.ask("GET", "/getter").json() == 7
     assert "post" in paths["/iris"]
 
 
-def test_a_model_that_is_not_loaded_has_no_path(server: ServedInThread) -> None:
-    """The overview has the model with its state."""
-    assert not [path for path in server.ask("GET", "/openapi.json").json()["paths"] if "broken" in path]
-
-
-def test_the_root_is_an_overview_with_links(server: ServedInThread) -> None:
-    """Programs get JSON, and browsers are redirected to the page."""
+def test_the_root_is_an_overview_with_working_links_and_redirects_browsers(server: ServedInThread) -> None:
     overview = server.ask("GET", "/").json()
     assert {(each["name"], each["kind"]) for each in overview["services"]} >= {
         ("dummy", "model"),
@@ -111,8 +102,7 @@ def test_the_root_is_an_overview_with_links(server: ServedInThread) -> None:
     assert (browser.status_code, browser.headers["location"]) == (302, "/v2/docs")
 
 
-def test_the_page_loads_nothing_from_other_hosts(server: ServedInThread) -> None:
-    """Neither by its text nor by what its headers allow."""
+def test_the_documentation_page_loads_nothing_from_other_hosts(server: ServedInThread) -> None:
     page = server.ask("GET", "/v2/docs")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert "default-src 'none'" in page.headers["content-security-policy"]

@@ -1,17 +1,13 @@
-"""Graphs with Python nodes, reached through both front ends."""
-
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from textwrap import dedent
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import trio
@@ -22,11 +18,11 @@ from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.runtimes.graphs.load_graph import load_graph
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
-from tests.service.api.grpc.streams import Caller, payload
+from tests.service.api.grpc.servers import Caller, payload
+from tests.support.both_doors import BothDoors
 from tests.support.graphs import LOOPBACK, graph_text, python_node
 from tests.support.grpc_clients import call, with_channel, with_triton
 from tests.support.stub_registry import registry_of
-from tests.support.waits import WAIT_SECONDS
 from tests.unit.api.grpc.tensorflow.calls import predict_request, refusal, tensor
 
 HANDLERS = {
@@ -60,27 +56,10 @@ HANDLERS = {
 }
 
 
-@dataclass
-class Both:
-    """Where graphs are served."""
-
-    plane: DataPlane
-    grpc: str
-    rest: str
-
-    async def http(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Make one request."""
-
-        def work() -> httpx.Response:
-            with httpx.Client(base_url=f"http://{self.rest}", timeout=WAIT_SECONDS, trust_env=False) as client:
-                return client.request(method, path, **options)
-
-        return await trio.to_thread.run_sync(work)
-
-    async def infer(self, model: str, *texts: str, **more: Any) -> httpx.Response:
-        """Ask a graph with texts over REST."""
-        given = {"name": "in", "shape": [len(texts)], "datatype": "BYTES", "data": list(texts)}
-        return await self.http("POST", f"/v2/models/{model}/infer", json={"inputs": [given], **more})
+async def _infer(both: BothDoors, model: str, *texts: str, **more: Any) -> Any:
+    """Send texts to a graph over REST."""
+    given = {"name": "in", "shape": [len(texts)], "datatype": "BYTES", "data": list(texts)}
+    return (await both.request("POST", f"/v2/models/{model}/infer", json={"inputs": [given], **more})).json()
 
 
 def _write(folder: Path, name: str) -> GraphSpec:
@@ -96,7 +75,7 @@ def _write(folder: Path, name: str) -> GraphSpec:
 
 
 @asynccontextmanager
-async def _serve(folder: Path) -> AsyncIterator[Both]:
+async def _serve(folder: Path) -> AsyncIterator[BothDoors]:
     async with trio.open_nursery() as tasks:
 
         async def load(spec: Any, version: int, directory: Path) -> Any:
@@ -110,38 +89,23 @@ async def _serve(folder: Path) -> AsyncIterator[Both]:
             grpc = await nursery.start(GrpcFrontEnd(plane, ["127.0.0.1:0"]).serve)
             rest = await nursery.start(RestFrontEnd(plane, ["127.0.0.1:0"]).serve)
             plane.begin_serving()
-            yield Both(plane, grpc[0], rest[0])
+            yield BothDoors(plane, grpc[0], rest[0])
             nursery.cancel_scope.cancel()
         tasks.cancel_scope.cancel()
 
 
 @pytest.fixture
-async def both(tmp_path: Path) -> AsyncIterator[Both]:
-    """Serve the graphs as long as the test lasts."""
+async def both(tmp_path: Path) -> AsyncIterator[BothDoors]:
     async with _serve(tmp_path) as served:
         yield served
 
 
-async def test_a_failing_node_ends_the_stream_of_a_silent_client(both: Both) -> None:
-    """What was generated before comes first, then the failure, while the client neither sends nor half-closes."""
-
-    def work(channel: Any) -> Any:
-        caller = Caller(channel)
-        caller.send(payload(model="words", name="in", data=b"one bad two"))
-        return caller.finish()
-
-    messages, status, text = await with_channel(both.grpc, work)
-
-    words = [bytes(each.infer_response.raw_output_contents[0]) for each in messages[:-1]]
-    assert words == [b"one", b"bad"]
-    assert status == "INVALID_ARGUMENT"
-    assert text.startswith("Mediapipe execution failed. MP status - ")
-    assert messages[-1].error_message == text
+async def _generate(both: BothDoors, model: str, text: str) -> tuple[int, dict[str, Any]]:
+    answer = await both.request("POST", f"/v2/models/{model}/generate", json={"in": text})
+    return answer.status_code, answer.json()
 
 
-async def test_streams_of_a_graph_are_conversations(both: Both) -> None:
-    """Each request is answered before the next is sent; a wrong one leaves the stream open."""
-
+async def test_invalid_requests_leave_the_stream_of_a_graph_open(both: BothDoors) -> None:
     def work(channel: Any) -> Any:
         caller = Caller(channel)
         seen = []
@@ -157,7 +121,6 @@ async def test_streams_of_a_graph_are_conversations(both: Both) -> None:
         return seen, caller.finish()
 
     (first, wrong, unknown, last), end = await with_channel(both.grpc, work)
-
     assert [bytes(each.infer_response.raw_output_contents[0]) for each in (first, last)] == [b"A", b"D"]
     wrong_name = "Subsequent request with incorrect servable name; validate subsequent requests"
     assert wrong.error_message == wrong_name
@@ -165,95 +128,77 @@ async def test_streams_of_a_graph_are_conversations(both: Both) -> None:
     assert (end[0], end[1]) == ([], "OK")
 
 
-async def test_graphs_answer_json(both: Both) -> None:
-    """A text goes in and comes out as JSON, with its length before it as OVMS has it, id and whole timestamp."""
+async def test_graphs_answer_in_json(both: BothDoors) -> None:
     parameters = {"OVMS_MP_TIMESTAMP": 2**40}
-    answer = (await both.infer("custom", "ab", id="7", parameters=parameters)).json()
+    answer = await _infer(both, "custom", "ab", id="7", parameters=parameters)
     assert "cannot be written as JSON" in answer["error"]
-
-    answer = (await both.infer("upper", "ab", id="7", parameters=parameters)).json()
+    answer = await _infer(both, "upper", "ab", id="7", parameters=parameters)
     assert (answer["model_name"], answer["model_version"], answer["id"]) == ("upper", "1", "7")
     assert answer["parameters"] == {"OVMS_MP_TIMESTAMP": 2**40}
     (output,) = answer["outputs"]
     assert (output["name"], bytes(output["data"])) == ("out", b"\x02\0\0\0AB")
 
 
-async def test_graphs_answer_with_binary_tensors(both: Both) -> None:
-    """A binary tensor goes in and out as it is, of whatever datatype."""
+async def test_graphs_answer_with_binary_tensors(both: BothDoors) -> None:
     given = {"name": "in", "shape": [2], "datatype": "BYTES", "parameters": {"binary_data_size": 2}}
     head = json.dumps({"inputs": [given], "outputs": [{"name": "out", "parameters": {"binary_data": True}}]}).encode()
-    answer = await both.http(
+    answer = await both.request(
         "POST",
         "/v2/models/custom/versions/1/infer",
         content=head + b"\xff\x00",
         headers={"Inference-Header-Content-Length": str(len(head))},
     )
-
     at = int(answer.headers["Inference-Header-Content-Length"])
     output = json.loads(answer.content[:at])["outputs"][0]
     assert (output["datatype"], output["shape"], answer.content[at:]) == ("words", [1, 3], b"\xff\x00")
 
 
-async def test_triton_over_http_gets_what_python_nodes_give(both: Both) -> None:
-    """Triton's HTTP client, which asks for binary tensors, reads a text that was sent with its length."""
+async def test_the_http_client_of_triton_reads_outputs_of_python_nodes(both: BothDoors) -> None:
+    def work(client: Any, module: Any) -> bytes:
+        given = module.InferInput("in", [1], "BYTES")
+        given.set_data_from_numpy(np.array([b"word"], object))
+        return bytes(client.infer("upper", [given]).as_numpy("out").tobytes())
 
-    def work() -> bytes:
-        import tritonclient.http as triton
-
-        with triton.InferenceServerClient(both.rest) as client:
-            given = triton.InferInput("in", [1], "BYTES")
-            given.set_data_from_numpy(np.array([b"word"], object))
-            answer: bytes = client.infer("upper", [given]).as_numpy("out").tobytes()
-            return answer
-
-    assert await trio.to_thread.run_sync(work) == b"\x04\0\0\0WORD"
+    assert await both.with_triton("http", work) == b"\x04\0\0\0WORD"
 
 
-async def test_a_failing_node_is_the_callers_error_over_rest(both: Both) -> None:
-    """The text is the one of gRPC, with status 400."""
-    answer = await both.http("POST", "/v2/models/upper/generate", json={"in": "bad"})
-
-    assert answer.status_code == 400
-    assert answer.json()["error"].startswith("Mediapipe execution failed. MP status - ")
-
-
-async def test_one_answer_has_all_that_a_graph_streams(both: Both) -> None:
-    """Texts are joined; the first piece alone would look like the whole answer."""
-    answer = await both.http("POST", "/v2/models/words/generate", json={"in": "one two three"})
-    assert (answer.status_code, answer.json()["out"]) == (200, "onetwothree")
-    answer = await both.http("POST", "/v2/models/words/generate", json={"in": "one bad"})
-    assert (answer.status_code, "no such word" in answer.json()["error"]) == (400, True)
-    answer = await both.http("POST", "/v2/models/either/generate", json={"in": "any_one"})
-    assert (answer.json()["word"], "number" in answer.json()) == ("one", False)
-    first = await both.infer("words", "one two")
-    assert len(first.json()["outputs"]) == 1
+async def test_generate_joins_all_texts_of_a_graph(both: BothDoors) -> None:
+    status, answer = await _generate(both, "words", "one two three")
+    assert (status, answer["out"]) == (200, "onetwothree")
+    assert (await _generate(both, "upper", "größe"))[1]["out"] == "GRÖSSE"
+    _, answer = await _generate(both, "either", "any_one")
+    assert (answer["word"], "number" in answer) == ("one", False)
+    assert len((await _infer(both, "words", "one two"))["outputs"]) == 1
 
 
-async def test_graphs_generate(both: Both) -> None:
-    """Texts go in as they are; one answer, and one event for each that a generator makes."""
-    answer = await both.http("POST", "/v2/models/upper/generate", json={"in": "größe"})
-    assert answer.json()["out"] == "GRÖSSE"
+@pytest.mark.parametrize(("graph", "text"), [("upper", "bad"), ("words", "one bad")])
+async def test_a_failing_node_is_a_bad_request_over_rest(both: BothDoors, graph: str, text: str) -> None:
+    status, answer = await _generate(both, graph, text)
+    assert status == 400
+    assert answer["error"].startswith("Mediapipe execution failed. MP status - ")
+    assert "no such word" in answer["error"]
 
-    answer = await both.http("POST", "/v2/models/words/generate_stream", json={"in": "one two bad three"})
+
+async def test_generate_stream_sends_one_event_per_text_and_the_failure(both: BothDoors) -> None:
+    answer = await both.request("POST", "/v2/models/words/generate_stream", json={"in": "one two bad three"})
     lines = answer.text.split("\n\n")
     assert [json.loads(line[6:])["out"] for line in lines[:3]] == ["one", "two", "bad"]
     assert lines[3].startswith('event: error\ndata: {"error":"Mediapipe execution failed')
     assert lines[4:] == [""]
 
 
-async def test_graphs_describe_themselves(both: Both) -> None:
-    """Metadata, configuration, readiness and the index tell of graphs on both protocols."""
+async def test_graphs_have_metadata_configuration_and_readiness(both: BothDoors) -> None:
     tensors = (
         [{"name": "in", "datatype": "INVALID", "shape": []}],
         [{"name": "out", "datatype": "INVALID", "shape": []}],
     )
-    known = (await both.http("GET", "/v2/models/upper")).json()
+    known = (await both.request("GET", "/v2/models/upper")).json()
     assert (known["versions"], known["platform"], known["inputs"], known["outputs"]) == (["1"], "OpenVINO", *tensors)
-    assert (await both.http("GET", "/v2/models/upper/versions/5")).json() == known
-    config = (await both.http("GET", "/v2/models/upper/config")).json()
+    assert (await both.request("GET", "/v2/models/upper/versions/5")).json() == known
+    config = (await both.request("GET", "/v2/models/upper/config")).json()
     assert config["input"] == [{"name": "in", "data_type": "TYPE_INVALID", "dims": []}]
-    assert (await both.http("GET", "/v2/models/upper/ready")).status_code == 200
-    assert {each["name"] for each in (await both.http("GET", "/v2/models")).json()["models"]} == set(HANDLERS)
+    assert (await both.request("GET", "/v2/models/upper/ready")).status_code == 200
+    assert {each["name"] for each in (await both.request("GET", "/v2/models")).json()["models"]} == set(HANDLERS)
 
     def work(client: Any) -> Any:
         metadata = client.get_model_metadata("upper", as_json=True)
@@ -263,8 +208,7 @@ async def test_graphs_describe_themselves(both: Both) -> None:
     assert await with_triton(both.grpc, work) == ([{"name": "in", "datatype": "INVALID"}], [{"name": "in"}], True)
 
 
-async def test_a_graph_can_be_called_through_tensorflow_serving(both: Both) -> None:
-    """A call of a graph is like that of a model; what its output has no form for there is refused."""
+async def test_graphs_are_called_through_the_tensorflow_api(both: BothDoors) -> None:
     strings = tensor("DT_STRING", (1,), string_val=[b"words"])
     path = "/tensorflow.serving.PredictionService/Predict"
 
@@ -273,7 +217,6 @@ async def test_a_graph_can_be_called_through_tensorflow_serving(both: Both) -> N
         return await call(both.grpc, path, request, "tensorflow.serving.PredictResponse")
 
     response = await predict("upper")
-
     assert response.outputs["out"].tensor_content.endswith(b"WORDS")
     assert (response.model_spec.name, response.model_spec.version.value) == ("upper", 1)
     status, text = await refusal(predict("custom"))
@@ -286,9 +229,9 @@ async def test_a_graph_can_be_called_through_tensorflow_serving(both: Both) -> N
 
 
 async def _streamed(
-    both: Both, texts: str, wanted: list[str], later: list[str] | None = None, **said: Any
+    both: BothDoors, texts: str, wanted: list[str], later: list[str] | None = None, **options: Any
 ) -> list[str]:
-    """Stream words to ``either`` with tritonclient, asking for outputs; give what comes, errors as they are told."""
+    """Stream words to ``either`` with requested outputs; return the texts of replies and errors."""
 
     def work(client: Any) -> list[str]:
         from tritonclient.grpc import InferInput, InferRequestedOutput
@@ -303,7 +246,7 @@ async def _streamed(
             given = InferInput("in", [1], "BYTES")
             given.set_data_from_numpy(np.array([text.encode()], object))
             names = later if later is not None and number else wanted
-            outputs = [InferRequestedOutput(name, **said) for name in names]
+            outputs = [InferRequestedOutput(name, **options) for name in names]
             client.async_stream_infer("either", [given], outputs=outputs)
         client.stop_stream()
         return [answers.get_nowait() for _ in range(answers.qsize())]
@@ -311,31 +254,27 @@ async def _streamed(
     return await with_triton(both.grpc, work)
 
 
-async def test_a_stream_has_the_outputs_that_its_first_request_names(both: Both) -> None:
-    """Of the others nothing comes; later requests may leave that out, and without names there are all."""
+async def test_the_first_request_of_a_stream_selects_its_outputs(both: BothDoors) -> None:
     assert await _streamed(both, "one 2 three 4", []) == ["one", "2", "three", "4"]
     assert await _streamed(both, "one 2 three 4", ["word"]) == ["one", "three"]
     assert await _streamed(both, "one 2 three 4", ["number"], later=[]) == ["2", "4"]
     assert await _streamed(both, "1 2", ["number", "word"]) == ["1", "2"]
 
 
-async def test_a_stream_for_other_outputs_is_refused(both: Both) -> None:
-    """An unknown name is refused with those that there are, and so is a later request that names others."""
+async def test_unknown_and_changed_outputs_of_a_stream_are_refused(both: BothDoors) -> None:
     (unknown,) = await _streamed(both, "one", ["word", "text"])
     assert "requested outputs: expected some of number, word, got text" in unknown
     *_, others = await _streamed(both, "one two", ["word"], later=["number"])
     assert "requested outputs: expected those of the stream's first request (word), got others" in others
 
 
-async def test_classes_of_a_stream_are_not_passed_over(both: Both) -> None:
-    """Outputs of Python nodes are bytes of whatever kind, of which there are no classes."""
-    *_, told = await _streamed(both, "one", ["word"], class_count=1)
-    assert "output word: classification needs numbers" in told
+async def test_classification_of_a_stream_is_refused(both: BothDoors) -> None:
+    *_, error = await _streamed(both, "one", ["word"], class_count=1)
+    assert "output word: classification needs numbers" in error
 
 
-async def test_a_call_needs_no_more_outputs_than_it_names(both: Both) -> None:
-    """Of a graph that gives one output or the other, the one that is asked for is an answer, or its lack an error."""
-    asked = {"outputs": [{"name": "word"}]}
-    assert (await both.infer("either", "one", **asked)).json()["outputs"][0]["name"] == "word"
-    assert 'nothing came out of "word"' in (await both.infer("either", "2", **asked)).json()["error"]
-    assert 'nothing came out of "number"' in (await both.infer("either", "one")).json()["error"]
+async def test_only_requested_outputs_of_a_call_are_required(both: BothDoors) -> None:
+    requested = {"outputs": [{"name": "word"}]}
+    assert (await _infer(both, "either", "one", **requested))["outputs"][0]["name"] == "word"
+    assert 'nothing came out of "word"' in (await _infer(both, "either", "2", **requested))["error"]
+    assert 'nothing came out of "number"' in (await _infer(both, "either", "one"))["error"]

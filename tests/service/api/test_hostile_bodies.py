@@ -1,5 +1,3 @@
-"""The work that a request body causes is bounded at every REST route, whatever the body holds."""
-
 from __future__ import annotations
 
 import gzip
@@ -101,8 +99,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
             yield made
 
 
-def test_every_route_that_takes_a_body_is_in_the_table(attacked: Attacked) -> None:
-    """A route that is added needs a valid body and places in the table."""
+def test_every_route_that_accepts_a_body_is_tested(attacked: Attacked) -> None:
     tested = {
         next((rule.pattern.pattern for rule in attacked.rules if rule.pattern.fullmatch(path)), path)
         for route in ROUTES.values()
@@ -114,8 +111,7 @@ def test_every_route_that_takes_a_body_is_in_the_table(attacked: Attacked) -> No
 
 
 @pytest.mark.parametrize("name", ROUTES)
-def test_the_body_that_hostile_values_are_put_into_is_valid(attacked: Attacked, name: str) -> None:
-    """A refusal of a hostile body is due to the hostile value."""
+def test_the_body_without_hostile_values_is_valid(attacked: Attacked, name: str) -> None:
     route = ROUTES[name]
     status, answer = attacked.post(route.paths[0], json.dumps(route.base).encode(), HEADERS)
     # The log can be changed where an earlier test of the same process has configured it.
@@ -127,8 +123,9 @@ def _message_of(answer: bytes) -> str:
 
 
 @pytest.mark.parametrize("name", ROUTES)
-def test_a_hostile_body_is_refused_shortly_or_served(attacked: Attacked, name: str) -> None:
-    """No body makes the server fail, and no large one is parsed on the event loop."""
+def test_a_hostile_body_is_served_or_refused_with_a_short_message_off_the_event_loop(
+    attacked: Attacked, name: str
+) -> None:
     route = ROUTES[name]
     wrong: list[str] = []
     attacked.parsed_on_loop.clear()
@@ -151,8 +148,7 @@ def test_a_hostile_body_is_refused_shortly_or_served(attacked: Attacked, name: s
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_hostile_forms_are_refused_shortly_or_served(attacked: Attacked, size: int) -> None:
-    """Forms and texts for handlers, as bodies of JSON."""
+def test_hostile_forms_are_served_or_refused_with_a_short_message(attacked: Attacked, size: int) -> None:
     wrong: list[str] = []
     for name, (content_type, make) in FORMS.items():
         status, answer = attacked.post("/handler", make(size), {"Content-Type": content_type})
@@ -162,23 +158,12 @@ def test_hostile_forms_are_refused_shortly_or_served(attacked: Attacked, size: i
 
 
 LARGE_JSON = [
-    "infer",
-    "predict",
-    "generate",
-    "chat",
-    "payload",
-    "load",
-    "index",
-    "logging",
-    "handler",
-    "ops",
-    "profile",
+    *("infer", "predict", "generate", "chat", "payload", "load", "index", "logging", "handler", "ops", "profile"),
 ]
 
 
 @pytest.mark.parametrize("name", LARGE_JSON)
-def test_a_neighbour_is_answered_while_a_hostile_body_is_read(attacked: Attacked, name: str) -> None:
-    """The reader of the hostile body waits in its worker thread for the neighbour's answer."""
+def test_other_requests_are_answered_while_a_hostile_body_is_read(attacked: Attacked, name: str) -> None:
     is_reading, may_read = threading.Event(), threading.Event()
 
     def pause() -> None:
@@ -204,8 +189,7 @@ def test_a_neighbour_is_answered_while_a_hostile_body_is_read(attacked: Attacked
         attacked.pause = None
 
 
-def test_a_parse_of_a_large_text_on_the_loop_would_be_seen(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a limit of any size the router's reader parses at once."""
+def test_a_large_text_parsed_on_the_event_loop_is_detected(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ovmstrio.api.kserve.rest.infer_request.AT_ONCE_BYTES", 2**40)
     monkeypatch.setattr(json_reader, "AT_ONCE_BYTES", 2**40)
     attacked.parsed_on_loop.clear()

@@ -1,20 +1,17 @@
-"""Every door of a server whose callers have to be known, as real clients meet it."""
-
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
-import httpx
 import numpy as np
 import openai
 import pytest
 import trio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 from tritonclient.utils import InferenceServerException
 
@@ -22,16 +19,21 @@ from ovmstrio.access.allowance import CallerAllowance
 from ovmstrio.access.authentication import Authentication
 from ovmstrio.access.directory import Directory
 from ovmstrio.access.gate import Gate
+from ovmstrio.access.key_file import digest_of
 from ovmstrio.api.access.grpc_gate import NEEDS
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.callers import Need, current_caller, leave_caller
-from ovmstrio.core.events import CallEvent, Step
 from ovmstrio.dataplane.guarded_plane import CallerNames, GuardedPlane
 from ovmstrio.observability.metrics import Metrics
+from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.server.rest_front_end import make_router
+from tests.service.api.grpc.servers import KeptCalls
 from tests.support import ir
+from tests.support.all_kinds import write_all_kinds
 from tests.support.both_doors import DOORS, BothDoors, serving_both
 from tests.support.callers import bearer, entry_of, gate_of
+from tests.support.grpc_clients import with_channel
+from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.api.rest.servers import BODY, infer_head, infer_post, serving_rest
 
@@ -44,31 +46,13 @@ SCOPES: Final = {
 }
 
 
-class _Seen:
-    """Notes whose calls there were."""
-
-    def __init__(self) -> None:
-        self.callers: list[tuple[str, str]] = []
-
-    def call_started(self, event: CallEvent) -> None:
-        pass
-
-    def call_moved(self, event: CallEvent, step: Step) -> None:
-        pass
-
-    def call_finished(self, event: CallEvent) -> None:
-        self.callers.append((event.method, event.caller))
+@pytest.fixture
+def seen() -> KeptCalls:
+    return KeptCalls()
 
 
 @pytest.fixture
-def seen() -> _Seen:
-    """Observe the calls of the server."""
-    return _Seen()
-
-
-@pytest.fixture
-async def doors(tmp_path: Path, seen: _Seen) -> AsyncIterator[BothDoors]:
-    """Serve the model "add" to callers of each scope."""
+async def doors(tmp_path: Path, seen: KeptCalls) -> AsyncIterator[BothDoors]:
     spec = ModelSpec(name="add", base_path=ir.save(ir.dummy(), tmp_path, "add"))
     async with serving_both([spec], gate=gate_of(SCOPES), observers=(CallerNames(), seen)) as both:
         yield both
@@ -80,7 +64,7 @@ def _infer(client: Any, module: Any, **options: Any) -> Any:
     return client.infer("add", [tensor], **options).as_numpy("a")
 
 
-ASKED: Final[dict[str, tuple[Callable[..., Any], set[str]]]] = {
+QUESTIONS: Final[dict[str, tuple[Callable[..., Any], set[str]]]] = {
     "infer": (_infer, {"shop"}),
     "metadata": (lambda client, _, **options: client.get_model_metadata("add", **options), {"shop", "reader", "boss"}),
     "ready": (lambda client, _, **options: client.is_model_ready("add", **options), {"shop", "reader", "boss"}),
@@ -95,13 +79,13 @@ ASKED: Final[dict[str, tuple[Callable[..., Any], set[str]]]] = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_tritonclient_gets_what_its_scopes_allow(doors: BothDoors, door: str) -> None:
-    """And is told otherwise who it would have to be, or what is missing; nobody else gets anything but health."""
-
+async def test_tritonclient_may_call_what_its_scopes_allow_and_is_refused_otherwise(
+    doors: BothDoors, door: str
+) -> None:
     def work(client: Any, module: Any) -> None:
         assert client.is_server_live()
         assert client.is_server_ready()
-        for what, (ask, allowed) in ASKED.items():
+        for what, (ask, allowed) in QUESTIONS.items():
             for caller in SCOPES:
                 if caller in allowed:
                     assert ask(client, module, headers=bearer(caller)) is not False, (what, caller)
@@ -125,69 +109,76 @@ def _assert_refused(
     assert text in caught.value.message()
 
 
-async def test_each_call_is_one_event_that_names_its_caller(doors: BothDoors, seen: _Seen) -> None:
-    """Questions as well as inferences, over either protocol."""
+async def test_each_call_is_one_event_with_its_caller(doors: BothDoors, seen: KeptCalls) -> None:
     for door in DOORS:
         await doors.with_triton(door, lambda client, module: _infer(client, module, headers=bearer("shop")))
         await doors.with_triton(door, lambda client, _: client.get_model_metadata("add", headers=bearer("reader")))
-    assert seen.callers == [("ModelInfer", "shop"), ("ModelMetadata", "reader")] * 2
+    calls = [(event.method, event.caller) for event in seen.events]
+    assert calls == [("ModelInfer", "shop"), ("ModelMetadata", "reader")] * 2
 
 
-async def test_a_caller_cannot_tell_what_it_may_not_call_from_what_there_is_not(doors: BothDoors) -> None:
-    """The scope is asked for before the name is looked up."""
-    answers = await trio.to_thread.run_sync(
-        lambda: [
-            httpx.get(f"http://{doors.http}/v2/models/{name}", headers=bearer("other")) for name in ("add", "nothing")
-        ]
-    )
+async def test_forbidden_and_unknown_models_get_the_same_answer(doors: BothDoors) -> None:
+    paths = ("/v2/models/add", "/v2/models/nothing")
+    answers = [await doors.request("GET", path, headers=bearer("other")) for path in paths]
     assert [answer.status_code for answer in answers] == [403, 403]
     assert answers[0].text == answers[1].text
 
 
-async def test_a_refusal_over_http_says_what_to_show(doors: BothDoors) -> None:
-    """As RFC 6750 has it; a path that is not there is told only to those who are known."""
+@pytest.mark.parametrize(
+    ("path", "key", "status", "challenge"),
+    [
+        ("/v2/models", "", 401, 'Bearer realm="ovmstrio"'),
+        ("/v2/models", "wrong", 401, 'Bearer realm="ovmstrio", error="invalid_token"'),
+        ("/v2/models", "shop", 403, 'Bearer realm="ovmstrio", error="insufficient_scope", scope="read"'),
+        ("/metrics", "boss", 403, 'Bearer realm="ovmstrio", error="insufficient_scope", scope="metrics"'),
+        ("/no/such/path", "", 401, 'Bearer realm="ovmstrio"'),
+        ("/no/such/path", "shop", 400, ""),
+        ("/v2/health/ready", "", 200, ""),
+        ("/v2/health/ready", "wrong", 200, ""),
+        ("/health", "", 200, ""),
+        ("/health", "wrong", 200, ""),
+    ],
+)
+async def test_a_refusal_over_http_has_the_challenge_of_rfc_6750(
+    doors: BothDoors, path: str, key: str, status: int, challenge: str
+) -> None:
+    answer = await doors.request("GET", path, headers={"x-api-key": key} if key else {})
+    assert (answer.status_code, answer.headers.get("www-authenticate", "")) == (status, challenge)
 
-    def ask(path: str, **headers: str) -> tuple[int, str]:
-        answer = httpx.get(f"http://{doors.http}{path}", headers=headers)
-        return answer.status_code, answer.headers.get("www-authenticate", "")
 
-    for path, key, expected in (
-        ("/v2/models", "", (401, 'Bearer realm="ovmstrio"')),
-        ("/v2/models", "wrong", (401, 'Bearer realm="ovmstrio", error="invalid_token"')),
-        ("/v2/models", "shop", (403, 'Bearer realm="ovmstrio", error="insufficient_scope", scope="read"')),
-        ("/metrics", "boss", (403, 'Bearer realm="ovmstrio", error="insufficient_scope", scope="metrics"')),
-        ("/no/such/path", "", (401, 'Bearer realm="ovmstrio"')),
-        ("/no/such/path", "shop", (400, "")),
-        ("/v2/health/ready", "", (200, "")),
-        ("/v2/health/ready", "wrong", (200, "")),
-        ("/health", "", (200, "")),
-        ("/health", "wrong", (200, "")),
-    ):
-        headers = {"x-api-key": key} if key else {}
-        assert await trio.to_thread.run_sync(lambda: ask(path, **headers)) == expected  # noqa: B023 - awaited
+INDEX = "/inference.GRPCInferenceService/RepositoryIndex"
+REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 
 
-async def test_a_refusal_over_grpc_says_what_to_show_in_a_trailer(doors: BothDoors) -> None:
-    """In the words of HTTP."""
+@pytest.mark.parametrize(
+    ("path", "key", "status", "challenge"),
+    [
+        (INDEX, "", "UNAUTHENTICATED", 'Bearer realm="ovmstrio"'),
+        (INDEX, "wrong", "UNAUTHENTICATED", 'Bearer realm="ovmstrio", error="invalid_token"'),
+        (INDEX, "shop", "PERMISSION_DENIED", 'Bearer realm="ovmstrio", error="insufficient_scope", scope="read"'),
+        (REFLECTION, "", "UNAUTHENTICATED", 'Bearer realm="ovmstrio"'),
+        (REFLECTION, "shop", "PERMISSION_DENIED", 'Bearer realm="ovmstrio", error="insufficient_scope", scope="read"'),
+        (REFLECTION, "reader", "OK", ""),
+        ("/no.Such/Method", "", "UNAUTHENTICATED", 'Bearer realm="ovmstrio"'),
+        ("/no.Such/Method", "reader", "UNIMPLEMENTED", ""),
+        ("/grpc.health.v1.Health/Check", "", "OK", ""),
+    ],
+)
+async def test_a_refusal_over_grpc_has_the_challenge_of_rfc_6750_in_a_trailer(
+    doors: BothDoors, path: str, key: str, status: str, challenge: str
+) -> None:
+    def work(channel: grpc.Channel) -> tuple[str, str]:
+        metadata = list(bearer(key).items()) if key else []
+        call = channel.stream_stream(path)(iter([b""]), metadata=metadata, timeout=WAIT_SECONDS)
+        with suppress(grpc.RpcError):
+            list(call)
+        return call.code().name, dict(call.trailing_metadata()).get("www-authenticate", "")
 
-    def ask(key: str) -> tuple[str, str]:
-        with grpc.insecure_channel(doors.grpc) as channel:
-            call = channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")
-            with pytest.raises(grpc.RpcError) as caught:
-                call(b"", metadata=list(bearer(key).items()) if key else [], timeout=WAIT_SECONDS)
-            error: Any = caught.value
-            return error.code().name, dict(error.trailing_metadata()).get("www-authenticate", "")
-
-    assert [await trio.to_thread.run_sync(ask, key) for key in ("", "wrong", "shop")] == [
-        ("UNAUTHENTICATED", 'Bearer realm="ovmstrio"'),
-        ("UNAUTHENTICATED", 'Bearer realm="ovmstrio", error="invalid_token"'),
-        ("PERMISSION_DENIED", 'Bearer realm="ovmstrio", error="insufficient_scope", scope="read"'),
-    ]
+    assert await with_channel(doors.grpc, work) == (status, challenge)
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_requests_that_are_refused_are_counted_by_why(tmp_path: Path, door: str) -> None:
-    """Also those whose message alone says what they call; no key, no name of a caller is in the metrics."""
+async def test_refused_requests_are_counted_by_reason_without_keys(tmp_path: Path, door: str) -> None:
     metrics, gate = Metrics(), gate_of(SCOPES)
     gate.refused = metrics.refused
     spec = ModelSpec(name="add", base_path=ir.save(ir.dummy(), tmp_path, "add"))
@@ -205,41 +196,8 @@ async def test_requests_that_are_refused_are_counted_by_why(tmp_path: Path, door
     assert "secret" not in text
 
 
-async def test_grpc_methods_beside_inference_are_guarded_too(doors: BothDoors) -> None:
-    """Reflection and what there is not; health is open."""
-
-    def work() -> list[str]:
-        with grpc.insecure_channel(doors.grpc) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            assert stub.Check(health_pb2.HealthCheckRequest()).status == health_pb2.HealthCheckResponse.SERVING
-            codes = []
-            for path in ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "/no.Such/Method"):
-                for key in ("", "shop", "reader"):
-                    metadata = list(bearer(key).items()) if key else []
-                    call = channel.stream_stream(path)(iter(()), metadata=metadata, timeout=WAIT_SECONDS)
-                    with pytest.raises(grpc.RpcError) if call.code() is not grpc.StatusCode.OK else _nothing():
-                        list(call)
-                    codes.append(call.code().name)
-            return codes
-
-    assert await trio.to_thread.run_sync(work) == [
-        *("UNAUTHENTICATED", "PERMISSION_DENIED", "OK"),
-        *("UNAUTHENTICATED", "UNIMPLEMENTED", "UNIMPLEMENTED"),
-    ]
-
-
-class _nothing:  # noqa: N801 - stands in for a context manager
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 @pytest.mark.parametrize("door", DOORS)
-async def test_what_changes_the_server_is_logged_with_who_did_it(doors: BothDoors, door: str) -> None:
-    """Over either protocol, from wherever they did it."""
-
+async def test_changes_of_the_server_are_logged_with_caller_and_client(doors: BothDoors, door: str) -> None:
     def work(client: Any, _: Any) -> None:
         client.unregister_system_shared_memory(headers=bearer("boss"))
         with pytest.raises(Exception, match="needs the scope admin"):
@@ -247,49 +205,35 @@ async def test_what_changes_the_server_is_logged_with_who_did_it(doors: BothDoor
 
     with capture_logs() as lines:
         await doors.with_triton(door, work)
-    told = [(line["change"], line["caller"], line["client"]) for line in lines if line["event"] == "server changed"]
-    assert told == [("shared memory unregistered", "boss", "127.0.0.1")]
+    changes = [(line["change"], line["caller"], line["client"]) for line in lines if line["event"] == "server changed"]
+    assert changes == [("shared memory unregistered", "boss", "127.0.0.1")]
 
 
-def test_every_method_of_the_server_says_what_it_needs(tmp_path: Path) -> None:
-    """One that no table names would be for administrators, which is safe and of no use."""
+def test_every_grpc_method_has_a_needed_scope(tmp_path: Path) -> None:
     from ovmstrio.api.grpc_standard.health import HealthService
     from ovmstrio.api.kserve.grpc.inference_service import InferenceService
     from ovmstrio.api.tensorflow.grpc.prediction_service import ModelService, PredictionService
 
     fake: Any = None
-    services: list[Any] = [
-        InferenceService(fake),
-        PredictionService(fake),
-        ModelService(fake),
-        HealthService(fake, fake),
-    ]
+    services = (InferenceService(fake), PredictionService(fake), ModelService(fake), HealthService(fake, fake))
     assert {path for service in services for path in service.__mapping__()} <= NEEDS.keys()
 
 
-async def test_rules_for_administrators_are_those_that_change_the_server(tmp_path: Path) -> None:
-    """A rule that does not say what it needs is one of theirs, and would be seen here."""
+async def test_only_routes_that_change_the_server_need_the_admin_scope(tmp_path: Path) -> None:
     async with serving_rest(tmp_path) as serving:
         rules = make_router(serving.plane).rules
     assert {each.pattern.pattern.split("(")[0].rstrip("/?") for each in rules if each.need is Need.ADMIN} == {
         "/v1/config/reload",
         "/v2/repository/models",
-        "/v2/systemsharedmemory/region",
-        "/v2/systemsharedmemory/unregister",
-        "/v2/cudasharedmemory/region",
-        "/v2/cudasharedmemory/unregister",
-        "/v2/logging",
-        "/v2/profile",
+        *("/v2/systemsharedmemory/region", "/v2/systemsharedmemory/unregister", "/v2/logging", "/v2/profile"),
+        *("/v2/cudasharedmemory/region", "/v2/cudasharedmemory/unregister"),
     }
     assert {each.pattern.pattern for each in rules if each.need is Need.NOTHING} == {
-        "/health/?",
-        "/v2/health/live/?",
-        "/v2/health/ready/?",
+        *("/health/?", "/v2/health/live/?", "/v2/health/ready/?"),
     }
 
 
-async def test_a_caller_is_refused_before_its_body_has_come(tmp_path: Path) -> None:
-    """In either lane; the connection of a small body goes on."""
+async def test_a_caller_is_refused_before_its_body_is_received(tmp_path: Path) -> None:
     options: dict[str, Any] = {"front_end": {"gate": gate_of({"shop": "infer:echo"})}, "plane_class": GuardedPlane}
     async with serving_rest(tmp_path, **options) as serving:
         for lines in ((), ("TE: trailers",)):
@@ -303,8 +247,7 @@ async def test_a_caller_is_refused_before_its_body_has_come(tmp_path: Path) -> N
         assert len(serving.servable.requests) == 1
 
 
-async def test_requests_at_once_are_limited_by_caller_and_counted_to_their_end(tmp_path: Path) -> None:
-    """Over connections and lanes; a client that leaves gives its place back."""
+async def test_concurrent_requests_of_a_caller_are_limited_until_their_end(tmp_path: Path) -> None:
     allowance = CallerAllowance("shop", concurrency=1)
     options: dict[str, Any] = {"front_end": {"gate": gate_of({"shop": "infer:echo"}, allowance)}}
     waits = BODY[:-1] + b',"parameters":{"block":true}}'
@@ -328,8 +271,7 @@ async def test_requests_at_once_are_limited_by_caller_and_counted_to_their_end(t
             assert allowance.under_way == 0
 
 
-async def test_a_request_that_shows_what_was_seen_is_let_in_at_once_and_no_other() -> None:
-    """Whoever is not let in at once has left no trace, so that asking again counts it once."""
+async def test_a_cached_credential_is_accepted_at_once_and_refusals_leave_no_trace() -> None:
     allowance = CallerAllowance("shop", concurrency=1)
     gate = gate_of({"shop": "infer:echo"}, allowance)
     shown = [("authorization", "Bearer shop")]
@@ -353,8 +295,7 @@ async def test_a_request_that_shows_what_was_seen_is_let_in_at_once_and_no_other
         assert (current_caller.get(), allowance.under_way) == (None, 0)
 
 
-async def test_what_was_noted_of_headers_counts_until_callers_change_or_end() -> None:
-    """Headers that come again are not read again; a key that is gone, or over, lets nobody in."""
+async def test_notes_of_headers_are_valid_until_callers_change_or_expire() -> None:
     now = [1000.0]
     directory = Directory(lambda: now[0])
     day = entry_of("day", "infer:*", expires="1970-01-02")
@@ -365,7 +306,6 @@ async def test_what_was_noted_of_headers_counts_until_callers_change_or_end() ->
     notes: dict[str, dict[object, Any]] = {name: {} for name in headers}
 
     def let_in() -> list[str]:
-        """Tell who is let in, by their headers and the notes of these."""
         return [name for name, shown in headers.items() if gate.let_in_now(Need.INFER, "", shown, notes[name])]
 
     assert let_in() == []
@@ -382,8 +322,7 @@ async def test_what_was_noted_of_headers_counts_until_callers_change_or_end() ->
     leave_caller()
 
 
-async def test_an_api_key_alone_guards_what_generates_and_nothing_else(tmp_path: Path) -> None:
-    """As OVMS has it."""
+async def test_an_api_key_alone_guards_only_generation(tmp_path: Path) -> None:
     gate = gate_of({"secret": "infer:*"}, guards_everything=False)
     for need in Need:
         if need is not Need.GENERATE:
@@ -400,8 +339,7 @@ async def test_an_api_key_alone_guards_what_generates_and_nothing_else(tmp_path:
         assert [each["id"] for each in listed.json["data"]] == ["echo"]
 
 
-async def test_openais_client_lists_what_its_key_may_call(tmp_path: Path) -> None:
-    """And is told that its key is wrong as OpenAI would tell it."""
+async def test_the_client_of_openai_lists_the_models_of_its_key(tmp_path: Path) -> None:
     options: dict[str, Any] = {"front_end": {"gate": gate_of({"shop": "infer:echo", "other": "infer:x*"})}}
 
     def listed(address: str, key: str) -> list[str]:
@@ -413,3 +351,105 @@ async def test_openais_client_lists_what_its_key_may_call(tmp_path: Path) -> Non
         assert await trio.to_thread.run_sync(listed, serving.address, "other") == []
         with pytest.raises(openai.AuthenticationError, match="key is not known"):
             await trio.to_thread.run_sync(listed, serving.address, "wrong")
+
+
+NOBODY: Final = "who calls must be known: send a key or a token as 'authorization: Bearer ...', or 'x-api-key'"
+KSERVE: Final = "inference.GRPCInferenceService"
+PIPELINE: Final = "baidu.paddle_serving.pipeline_serving"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
+    """Serve a service of every kind to known callers, of whom ``shop`` may call the model alone."""
+    folder = tmp_path_factory.mktemp("guarded")
+    keys = folder / "keys.json"
+    entry = {"name": "shop", "sha256": digest_of("shop"), "scopes": ["infer:model"]}
+    keys.write_text(json.dumps({"callers": [entry]}))
+    with serving_in_thread(config_path=write_all_kinds(folder), keys_file=keys) as served:
+        yield served
+
+
+def _lacks(scope: str) -> str:
+    return f"'shop' may not do that: it needs the scope {scope}"
+
+
+def _plain(text: str, code: int) -> Any:
+    del code
+    return {"error": text}
+
+
+def _openai(text: str, code: int) -> Any:
+    kind, name = ("invalid_request_error", "invalid_api_key") if code == 401 else ("permission_error", None)
+    return {"error": {"message": text, "type": kind, "param": None, "code": name}}
+
+
+def _gateway(text: str, code: int) -> Any:
+    return {"error": text, "code": {401: 16, 403: 7}[code], "message": text, "details": []}
+
+
+APIS: Final = {
+    "KServe": ("POST", "/v2/models/dag/infer", "infer:dag", _plain),
+    "KServe's metadata": ("GET", "/v2/models/dag", "read", _plain),
+    "generate": ("POST", "/v2/models/graph/generate", "infer:graph", _plain),
+    "repository": ("POST", "/v2/repository/index", "read", _plain),
+    "TensorFlow Serving": ("POST", "/v1/models/dag:predict", "infer:dag", _plain),
+    "reload": ("POST", "/v1/config/reload", "admin", _plain),
+    "OpenAI": ("POST", "/v3/chat/completions", "infer:graph", _openai),
+    "Paddle Serving": ("POST", "/ops/prediction", "infer:ops", _gateway),
+    "metrics": ("GET", "/metrics", "metrics", _plain),
+    "console": ("GET", "/console/api/services", "read", _plain),
+    "profile": ("POST", "/v2/profile", "admin", _plain),
+}
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_refusal_over_rest_has_the_form_of_its_api(server: ServedInThread, api: str) -> None:
+    method, path, scope, form = APIS[api]
+    body = {"model": "graph", "messages": []} if api == "OpenAI" else {}
+    stranger = server.ask(method, path, json=body)
+    assert (stranger.status_code, stranger.json()) == (401, form(NOBODY, 401))
+    assert stranger.headers["www-authenticate"].startswith("Bearer")
+    shop = server.ask(method, path, json=body, headers=bearer("shop"))
+    assert (shop.status_code, shop.json()) == (403, form(_lacks(scope), 403))
+
+
+def test_a_refusal_of_a_handler_is_a_text(server: ServedInThread) -> None:
+    assert server.ask("POST", "/handler", json=[1]).status_code == 401
+    refused = server.ask("POST", "/handler", json=[1], headers=bearer("shop"))
+    assert (refused.status_code, refused.text) == (403, _lacks("infer:handler"))
+
+
+def _call(channel: grpc.Channel, path: str, message: tuple[str, dict[str, Any]] | None, metadata: Any) -> None:
+    if message is None:
+        list(channel.stream_stream(path)(iter([b""]), metadata=metadata, timeout=60))
+    else:
+        name, fields = message
+        channel.unary_unary(path)(message_class(name)(**fields).SerializeToString(), metadata=metadata, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "scope"),
+    [
+        (f"{KSERVE}/ModelInfer", ("inference.ModelInferRequest", {"model_name": "dag"}), "infer:dag"),
+        (f"{KSERVE}/ModelMetadata", ("inference.ModelMetadataRequest", {"name": "dag"}), "read"),
+        (f"{KSERVE}/RepositoryIndex", ("inference.RepositoryIndexRequest", {}), "read"),
+        (
+            "tensorflow.serving.PredictionService/Predict",
+            ("tensorflow.serving.PredictRequest", {"model_spec": {"name": "dag"}}),
+            "infer:dag",
+        ),
+        (f"{PIPELINE}.PipelineService/inference", (f"{PIPELINE}.Request", {"name": "ops"}), "infer:ops"),
+        ("grpc.reflection.v1.ServerReflection/ServerReflectionInfo", None, "read"),
+    ],
+)
+def test_a_refusal_over_grpc_is_a_status(
+    server: ServedInThread, path: str, body: tuple[str, dict[str, Any]] | None, scope: str
+) -> None:
+    found = []
+    with grpc.insecure_channel(server.grpc) as channel:
+        for metadata in ((), tuple(bearer("shop").items())):
+            with pytest.raises(grpc.RpcError) as caught:
+                _call(channel, f"/{path}", body, metadata)
+            error: Any = caught.value
+            found.append((error.code().name, error.details()))
+    assert found == [("UNAUTHENTICATED", NOBODY), ("PERMISSION_DENIED", _lacks(scope))]

@@ -1,5 +1,3 @@
-"""Profiles on request, as administrators get them, and nobody else."""
-
 from __future__ import annotations
 
 import json
@@ -11,26 +9,20 @@ import httpx
 import numpy as np
 import pytest
 import trio
-from structlog.testing import capture_logs
 
 from ovmstrio.api.admin.whole_profile import merged_profiles
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import Overloaded
-from ovmstrio.core.http import HttpRequest
 from ovmstrio.dataplane.profiling import CalledVersion, Profiler
-from ovmstrio.server.rest_front_end import make_router
-from ovmstrio.wire.http.router import Route
 from tests.support import ir
 from tests.support.both_doors import BothDoors, serving_both
-from tests.support.callers import bearer, gate_of
-from tests.support.peers import peer_at
-
-PATIENCE_SECONDS = 60
+from tests.support.callers import bearer
+from tests.support.waits import WAIT_SECONDS
 
 
 @pytest.fixture
 async def doors(tmp_path: Path) -> AsyncIterator[BothDoors]:
-    """Serve the model "add" to whoever is on this machine."""
+    """Serve the model "add"."""
     spec = ModelSpec(name="add", base_path=ir.save(ir.dummy(), tmp_path, "add"))
     async with serving_both([spec]) as both:
         yield both
@@ -38,16 +30,7 @@ async def doors(tmp_path: Path) -> AsyncIterator[BothDoors]:
 
 async def _ask(doors: BothDoors, body: Any, key: str = "") -> httpx.Response:
     headers = bearer(key) if key else {}
-    with trio.fail_after(PATIENCE_SECONDS):
-        return await trio.to_thread.run_sync(
-            lambda: httpx.post(
-                f"http://{doors.http}/v2/profile",
-                content=json.dumps(body),
-                headers=headers,
-                timeout=PATIENCE_SECONDS,
-                trust_env=False,
-            )
-        )
+    return await doors.request("POST", "/v2/profile", content=json.dumps(body), headers=headers)
 
 
 def _infer(client: Any, module: Any) -> None:
@@ -56,8 +39,7 @@ def _infer(client: Any, module: Any) -> None:
     client.infer("add", [tensor])
 
 
-async def test_a_profile_has_the_event_loop_and_the_layers_of_what_was_called(doors: BothDoors) -> None:
-    """Stacks are numbers of frames, which are there once."""
+async def test_a_profile_has_stacks_of_the_event_loop_and_layers_of_called_models(doors: BothDoors) -> None:
     answers: list[httpx.Response] = []
 
     async def ask() -> None:
@@ -67,23 +49,22 @@ async def test_a_profile_has_the_event_loop_and_the_layers_of_what_was_called(do
         nursery.start_soon(ask)
         while not answers:
             await doors.with_triton("http", _infer)
-    told = answers[0].json()
-    assert answers[0].status_code == 200, told
-    threads = {each["name"]: each for each in told["threads"]}
+    profile = answers[0].json()
+    assert answers[0].status_code == 200, profile
+    threads = {each["name"]: each for each in profile["threads"]}
     loop = threads["event loop"]
     assert loop["samples"] == loop["waiting"] + sum(stack["samples"] for stack in loop["stacks"])
-    assert {number for each in told["threads"] for stack in each["stacks"] for number in stack["frames"]} <= set(
-        range(len(told["frames"]))
+    assert {number for each in profile["threads"] for stack in each["stacks"] for number in stack["frames"]} <= set(
+        range(len(profile["frames"]))
     )
-    (model,) = told["models"]
+    (model,) = profile["models"]
     assert (model["name"], model["calls"] > 0) == ("add", True)
     assert [layer["name"].split("_")[0] for layer in model["layers"]] == ["Add"]
 
 
-async def test_layers_are_timed_of_models_that_are_named(doors: BothDoors) -> None:
-    """Called or not; with none named there are none."""
-    told = (await _ask(doors, {"seconds": 0.01, "models": ["add"]})).json()
-    (model,) = told["models"]
+async def test_layers_of_named_models_are_timed(doors: BothDoors) -> None:
+    profile = (await _ask(doors, {"seconds": 0.01, "models": ["add"]})).json()
+    (model,) = profile["models"]
     assert (model["name"], model["version"], model["calls"], len(model["layers"])) == ("add", "1", 0, 1)
     assert (await _ask(doors, {"seconds": 0.01, "models": []})).json()["models"] == []
 
@@ -101,14 +82,12 @@ async def test_layers_are_timed_of_models_that_are_named(doors: BothDoors) -> No
         ({"seconds": 0.01, "models": ["nothing"]}, 404, "nothing"),
     ],
 )
-async def test_what_cannot_be_asked_for_is_refused(doors: BothDoors, body: Any, status: int, text: str) -> None:
-    """Before anything is sampled, with what was expected."""
+async def test_invalid_profile_options_are_refused(doors: BothDoors, body: Any, status: int, text: str) -> None:
     answer = await _ask(doors, body)
     assert (answer.status_code, text in answer.json()["error"]) == (status, True), answer.text
 
 
 async def test_one_profile_is_taken_at_a_time(doors: BothDoors) -> None:
-    """Another is refused at once, and one that is cancelled leaves room for the next."""
     profiler = Profiler(doors.plane)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(profiler.take, 60, 100, [])
@@ -119,30 +98,7 @@ async def test_one_profile_is_taken_at_a_time(doors: BothDoors) -> None:
     assert (await profiler.take(0.01, 100, [])).models == []
 
 
-async def test_profiles_are_for_administrators(tmp_path: Path) -> None:
-    """Where callers have to be known, with their name in the log; elsewhere for this machine."""
-    spec = ModelSpec(name="add", base_path=ir.save(ir.dummy(), tmp_path, "add"))
-    gate = gate_of({"boss": "admin", "reader": "read metrics infer:*"})
-    async with serving_both([spec], gate=gate) as both:
-        with capture_logs() as entries:
-            answers = [await _ask(both, {"seconds": 0.01, "models": []}, key) for key in ("", "reader", "boss")]
-        assert [answer.status_code for answer in answers] == [401, 403, 200]
-        changes = [(each["change"], each["caller"]) for each in entries if each["event"] == "server changed"]
-        assert changes == [("profile", "boss")]
-
-
-@pytest.mark.parametrize(("client", "status"), [("192.0.2.7", 403), ("127.0.0.1", 200), ("", 200)])
-async def test_where_nobody_has_to_be_known_other_machines_get_none(doors: BothDoors, client: str, status: int) -> None:
-    """Unless --allow_remote_admin is given."""
-    router = make_router(doors.plane)
-    route = router.find("POST", "/v2/profile")
-    assert isinstance(route, Route)
-    body = b'{"seconds": 0.01, "models": []}'
-    answer = await router.answer(route, HttpRequest("POST", route.path, peer=peer_at(client), body=body))
-    assert answer.status == status
-
-
-def _told(frames: list[str], stack: list[int], cpu: float) -> dict[str, Any]:
+def _document(frames: list[str], stack: list[int], cpu: float) -> dict[str, Any]:
     stacks = [{"frames": stack, "samples": 2}]
     threads = {"name": "event loop", "samples": 2, "waiting": 0, "cpu_seconds": cpu, "stacks": stacks}
     return {
@@ -156,9 +112,10 @@ def _told(frames: list[str], stack: list[int], cpu: float) -> dict[str, Any]:
     }
 
 
-def test_profiles_of_several_processes_are_one_with_each_frame_once() -> None:
-    """Stacks of each are those of the frames that all share, and everything says whose it is."""
-    merged = merged_profiles({1: _told(["inner", "outer"], [1, 0], 2.0), 0: _told(["outer", "other"], [0, 1], 1.0)})
+def test_profiles_of_several_processes_are_merged_with_each_frame_once() -> None:
+    merged = merged_profiles(
+        {1: _document(["inner", "outer"], [1, 0], 2.0), 0: _document(["outer", "other"], [0, 1], 1.0)}
+    )
     names = [frame["name"] for frame in merged["frames"]]
     assert sorted(names) == ["inner", "other", "outer"]
     stacks = [[names[place] for place in each["stacks"][0]["frames"]] for each in merged["threads"]]
@@ -169,13 +126,11 @@ def test_profiles_of_several_processes_are_one_with_each_frame_once() -> None:
     assert [each["cpu_seconds"] for each in merged["workers"]] == [1.0, 2.0]
 
 
-async def test_layers_are_those_of_what_was_called_in_any_process(doors: BothDoors) -> None:
-    """Others are looked at meanwhile, and their calls are counted among those of the model."""
-
+async def test_models_called_in_other_processes_are_profiled(doors: BothDoors) -> None:
     async def others() -> list[CalledVersion]:
         return [CalledVersion("add", "1", 7, 0.5)]
 
-    with trio.fail_after(PATIENCE_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         profile = await Profiler(doors.plane).take(0.05, 100, None, others)
     (model,) = profile.models
     assert (model.name, model.calls, profile.called) == ("add", 7, [])

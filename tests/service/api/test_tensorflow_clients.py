@@ -1,10 +1,7 @@
-"""TensorFlow Serving's API by OVMS's own client over gRPC and REST, and sequences over REST."""
-
 from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +30,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]
         "two": (ir.sum_of_two((2, 2)), {}),
         "strings": (ir.string_passthrough(), {}),
         "image": (ir.image_passthrough(batch=-1), {}),
-        "lstm": (ir.lstm(), {"stateful": True}),
         "stateful_model": (ir.accumulator(), {"stateful": True}),
     }
     entries = [
@@ -47,18 +43,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]
         yield running
 
 
-# OVMS's own client
-
-
 @pytest.fixture(params=["grpc", "http"])
 def transport(request: pytest.FixtureRequest) -> str:
-    """Return the name of a transport."""
     return str(request.param)
 
 
 @pytest.fixture
 def client(server: ServedInThread, transport: str) -> Iterator[Any]:
-    """Connect ovmsclient over a transport."""
     if transport == "grpc":
         made = ovmsclient.make_grpc_client(server.grpc)
         yield made
@@ -69,8 +60,7 @@ def client(server: ServedInThread, transport: str) -> Iterator[Any]:
         made.session.close()
 
 
-def test_predictions_are_arrays(client: Any) -> None:
-    """One output is an array and several are arrays by name; inputs are arrays and lists."""
+def test_predictions_are_arrays_by_output(client: Any) -> None:
     np.testing.assert_array_equal(client.predict({"b": VALUES}, "dummy"), VALUES + 1)
     np.testing.assert_array_equal(client.predict({"b": VALUES.tolist()}, "dummy", model_version=1), VALUES + 1)
     x, y = np.arange(4, dtype=np.float32).reshape(2, 2), np.full((2, 2), 0.5, np.float32)
@@ -82,8 +72,7 @@ def test_predictions_are_arrays(client: Any) -> None:
     np.testing.assert_array_equal(client.predict({"b": given}, "dummy"), given)
 
 
-def test_strings_and_images(client: Any, transport: str) -> None:
-    """Bytes are an encoded image for an input of pixels, and a string for an input of strings."""
+def test_strings_and_images_are_accepted(client: Any, transport: str) -> None:
     found = client.predict({"strings": [b"a", "ü".encode()]}, "strings").tolist()
     assert found == ([b"a", "ü".encode()] if transport == "grpc" else ["a", "ü"])
     pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
@@ -93,8 +82,7 @@ def test_strings_and_images(client: Any, transport: str) -> None:
     np.testing.assert_array_equal(client.predict({"image": images}, "image"), [pixels[..., ::-1]] * 2)
 
 
-def test_metadata_and_status(client: Any) -> None:
-    """Metadata has the version that serves, and the status that of every version."""
+def test_metadata_and_status_have_all_versions(client: Any) -> None:
     assert client.get_model_metadata("two") == {
         "model_version": 1,
         "inputs": {name: {"dtype": "DT_FLOAT", "shape": [2, 2]} for name in ("x", "y")},
@@ -107,8 +95,7 @@ def test_metadata_and_status(client: Any) -> None:
     assert client.get_model_status("dummy", model_version=1) == {1: healthy}
 
 
-def test_errors_have_classes(client: Any, transport: str) -> None:
-    """Unknown names and versions, and inputs that do not fit, raise different errors."""
+def test_errors_have_their_classes(client: Any, transport: str) -> None:
     given = np.zeros((1, 3), np.float32)
     unknown = "Pipeline with requested name is not found" if transport == "grpc" else "Model with requested name"
     with pytest.raises(errors.ModelNotFoundError, match=unknown):
@@ -133,88 +120,40 @@ def _predict_step(client: Any, model: str, x: list[float], **special: int) -> An
     return client.predict({"x": np.asarray([x], np.float32), **inputs}, model)
 
 
-def test_sequences_of_the_client(client: Any) -> None:
-    """The server chooses an id; each sequence of an LSTM has a state of its own."""
-    started = _predict_step(client, "stateful_model", [1, 2], sequence_control_input=1)
-    (number,) = map(int, started["sequence_id"].tolist())
-    assert _predict_step(client, "stateful_model", [1, 2], sequence_id=number)["y"].tolist() == [[2, 4]]
-    ended = _predict_step(client, "stateful_model", [1, 2], sequence_id=number, sequence_control_input=2)
-    assert (ended["y"].tolist(), ended["sequence_id"].tolist()) == ([[3, 6]], [number])
-
-    def both(first: list[float], second: list[float], **control: int) -> list[Any]:
-        steps = enumerate((first, second), 1)
-        return [_predict_step(client, "lstm", x, sequence_id=name, **control)["y"] for name, x in steps]
-
-    np.testing.assert_array_equal(*both([1, 2, 3, 4], [1, 2, 3, 4], sequence_control_input=1))
-    assert not np.array_equal(*both([1, 0, 0, 0], [0, 0, 0, 9]))
-    assert not np.array_equal(*both([1, 1, 1, 1], [1, 1, 1, 1], sequence_control_input=2))
+def _sum(client: Any, value: float, **special: int) -> tuple[float, int]:
+    """Make one step of a sequence of the accumulator; return the sum and the id of the sequence."""
+    found = _predict_step(client, "stateful_model", [value, value], **special)
+    assert found["y"][0][0] == found["y"][0][1]
+    return float(found["y"][0][0]), int(found["sequence_id"][0])
 
 
-def test_metrics_name_the_api_and_the_transport(server: ServedInThread, client: Any, transport: str) -> None:
-    """Calls are counted with the labels of TensorFlow Serving's API."""
-    client.predict({"b": VALUES}, "dummy")
-    labels = f'api="TensorFlowServing",interface="{"gRPC" if transport == "grpc" else "REST"}",method="Predict"'
-    pattern = rf'(?m)^ovms_requests_success{{{re.escape(labels)},name="dummy",version="2"}} (\S+)$'
-    (count,) = re.findall(pattern, server.ask("GET", "/metrics").text)
-    assert float(count) >= 1
-
-
-# Plain HTTP
-
-
-def _post(server: ServedInThread, model: str, document: Any) -> Any:
-    return server.ask("POST", f"/v1/models/{model}:predict", content=json.dumps(document))
-
-
-def test_the_configuration_has_the_status_of_each_model(server: ServedInThread) -> None:
-    """``/v1/config`` has the document of ``/v1/models/NAME`` for each model."""
-    config = server.ask("GET", "/v1/config").json()
-    assert set(config) == {"dummy", "two", "strings", "image", "lstm", "stateful_model"}
-    assert config["dummy"] == server.ask("GET", "/v1/models/dummy").json()
-    assert server.ask("GET", "/v1/models/dummy:predict").status_code == 406
-
-
-def _step(server: ServedInThread, value: float, *, model: str = "stateful_model", **special: Any) -> Any:
-    inputs: dict[str, Any] = {"x": [[value, value]]}
-    return _post(server, model, {"signature_name": "serving_default", "inputs": inputs | special})
-
-
-def _sum(response: Any, sequence_id: int) -> float:
-    assert response.status_code == 200, response.text
-    outputs = response.json()["outputs"]
-    assert outputs["sequence_id"] == [sequence_id]
-    assert outputs["y"][0][0] == outputs["y"][0][1]
-    return float(outputs["y"][0][0])
-
-
-def test_concurrent_sequences_have_states_of_their_own(server: ServedInThread) -> None:
-    """The server chooses free ids, and the largest id is valid."""
+def test_concurrent_sequences_have_separate_sums_and_ids(client: Any) -> None:
     largest = 2**64 - 1
-    found = _step(server, 1, sequence_control_input=[SEQUENCE_START], sequence_id=[0]).json()
-    own = found["outputs"]["sequence_id"][0]
+    _, own = _sum(client, 1, sequence_control_input=SEQUENCE_START, sequence_id=0)
     for identity in (500, largest):
-        assert _sum(_step(server, 10, sequence_control_input=[SEQUENCE_START], sequence_id=[identity]), identity) == 10
-    other = _step(server, 100, sequence_control_input=[SEQUENCE_START]).json()["outputs"]["sequence_id"][0]
+        assert _sum(client, 10, sequence_control_input=SEQUENCE_START, sequence_id=identity) == (10, identity)
+    _, other = _sum(client, 100, sequence_control_input=SEQUENCE_START)
     assert len({own, other, 500, largest}) == 4
-    assert _sum(_step(server, 2, sequence_id=[own]), own) == 3
-    assert _sum(_step(server, 20, sequence_id=[500], sequence_control_input=[0]), 500) == 30
-    assert _sum(_step(server, 30, sequence_id=[largest]), largest) == 40
-    assert _sum(_step(server, 200, sequence_id=[other]), other) == 300
-    for identity, total in ((own, 4), (500, 31), (largest, 41), (other, 301)):
-        ended = _step(server, 1, sequence_id=[identity], sequence_control_input=[SEQUENCE_END])
-        assert _sum(ended, identity) == total
-    again = _step(server, 7, sequence_id=[500], sequence_control_input=[SEQUENCE_START])
-    assert _sum(again, 500) == 7
-    assert _sum(_step(server, 1, sequence_id=[500], sequence_control_input=[SEQUENCE_END]), 500) == 8
+    for identity, total in ((own, 3), (500, 12), (largest, 12), (other, 102)):
+        assert _sum(client, 2, sequence_id=identity) == (total, identity)
+        assert _sum(client, 1, sequence_id=identity, sequence_control_input=SEQUENCE_END) == (total + 1, identity)
+    assert _sum(client, 7, sequence_id=500, sequence_control_input=SEQUENCE_START) == (7, 500)
+    assert _sum(client, 1, sequence_id=500, sequence_control_input=SEQUENCE_END) == (8, 500)
 
 
-def test_sequences_are_shared_with_kserve(server: ServedInThread) -> None:
-    """A sequence that starts over this API goes on over KServe's REST."""
-    assert _sum(_step(server, 5, sequence_id=[900], sequence_control_input=[SEQUENCE_START]), 900) == 5
+def test_a_sequence_continues_over_kserve(server: ServedInThread, client: Any) -> None:
+    assert _sum(client, 5, sequence_id=900, sequence_control_input=SEQUENCE_START) == (5, 900)
     inputs = [
         {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [6, 6]},
         {"name": "sequence_id", "datatype": "UINT64", "shape": [1], "data": [900]},
     ]
     answer = server.ask("POST", "/v2/models/stateful_model/infer", json={"inputs": inputs})
     assert answer.json()["outputs"][0]["data"] == [11, 11]
-    assert _sum(_step(server, 1, sequence_id=[900], sequence_control_input=[SEQUENCE_END]), 900) == 12
+    assert _sum(client, 1, sequence_id=900, sequence_control_input=SEQUENCE_END) == (12, 900)
+
+
+def test_the_configuration_has_the_status_of_each_model(server: ServedInThread) -> None:
+    config = server.ask("GET", "/v1/config").json()
+    assert set(config) == {"dummy", "two", "strings", "image", "stateful_model"}
+    assert config["dummy"] == server.ask("GET", "/v1/models/dummy").json()
+    assert server.ask("GET", "/v1/models/dummy:predict").status_code == 406

@@ -1,5 +1,3 @@
-"""Grants by the address of a client over REST and gRPC, for each way in which the address can be missing."""
-
 from __future__ import annotations
 
 import socket
@@ -31,15 +29,14 @@ from ovmstrio.server.rest_front_end import RestFrontEnd
 from ovmstrio.server.workers.journal import NO_SLOT, Journal
 from ovmstrio.server.workers.passing import ConnectionInbox
 from ovmstrio.wire.direct_stream import DirectStream
-from ovmstrio.wire.http.http_server import HttpFrontEnd
 from ovmstrio.wire.listeners import tls_context
 from ovmstrio.wire.socket_listeners import PlainListener
 from ovmstrio.work.messages.message_packets import Message
 from ovmstrio.work.processes import WorkRequest
+from tests.support.waits import WAIT_SECONDS, until_async
 from tests.unit.api.rest.servers import stack
 from tests.unit.wire.grpc.bytes_client import HELLO, data, headers, message, request_headers
 
-PATIENCE_SECONDS: Final = 20
 FAR: Final = Remote("203.0.113.9", 7)
 KSERVE: Final = "/inference.GRPCInferenceService/"
 ADMIN_PATHS: Final = (
@@ -64,14 +61,14 @@ OUTCOMES: Final = frozenset({"change refused", "change failed", "server changed"
 
 
 class ForgedListener(PlainListener):
-    """A listener whose connections come from another address than they do."""
+    """A listener that gives its connections another peer address."""
 
     def __init__(self, listener: trio.SocketListener, address: ClientAddress) -> None:
         super().__init__(listener)
         self.address = address
 
     async def accept(self) -> DirectStream:
-        """Accept a connection."""
+        """Accept a connection with the other address."""
         stream = await super().accept()
         stream.peer_address = self.address
         return stream
@@ -79,7 +76,7 @@ class ForgedListener(PlainListener):
 
 @dataclass
 class Served:
-    """Front ends over one plane, and their ports."""
+    """The front ends of one data plane, and their ports."""
 
     rest: RestFrontEnd
     grpc: GrpcFrontEnd
@@ -104,7 +101,6 @@ async def _front_ends(folder: Path, proxies: str = "", observer: Observer | None
 
 @asynccontextmanager
 async def _serving(folder: Path, address: ClientAddress, proxies: str = "") -> AsyncIterator[Served]:
-    """Serve clients that come from an address."""
     async with _front_ends(folder, proxies) as served, trio.open_nursery() as nursery:
         rest, served.rest_port = await _listen()
         calls, served.grpc_port = await _listen()
@@ -115,9 +111,9 @@ async def _serving(folder: Path, address: ClientAddress, proxies: str = "") -> A
 
 
 def _ask_rest(port: int, extra: dict[str, str]) -> dict[str, tuple[int, str]]:
-    """Ask for everything that is granted by address; bodies are no valid question, so that nothing is changed."""
+    """Request all that is granted by address, with invalid bodies that change nothing."""
     sent = {"host": "localhost", "x-ovms-console": "1", **extra}
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_SECONDS, trust_env=False) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_SECONDS, trust_env=False) as client:
         answers = {path: client.post(path, headers=sent, content=b'{"odd": 1}') for path in ADMIN_PATHS}
         answers |= {path: client.get(path, headers=sent) for path in CONSOLE_PAGES}
         found = {path: (answer.status_code, answer.text) for path, answer in answers.items()}
@@ -127,7 +123,7 @@ def _ask_rest(port: int, extra: dict[str, str]) -> dict[str, tuple[int, str]]:
 
 
 def _ask_grpc(port: int, extra: dict[str, str]) -> dict[str, tuple[str, str]]:
-    """Call every method that changes the server; the messages name nothing that there is."""
+    """Call every method that changes the server, for names that do not exist."""
     found = {}
     settings = message_class("inference.LogSettingsRequest")(settings={"odd": {"bool_param": True}}).SerializeToString()
     calls = {**dict.fromkeys(ADMIN_METHODS, b""), f"{KSERVE}LogSettings": settings}
@@ -135,7 +131,7 @@ def _ask_grpc(port: int, extra: dict[str, str]) -> dict[str, tuple[str, str]]:
         for path, body in calls.items():
             call: Any = channel.unary_unary(path)
             try:
-                call(body, timeout=PATIENCE_SECONDS, metadata=tuple(extra.items()))
+                call(body, timeout=WAIT_SECONDS, metadata=tuple(extra.items()))
                 found[path] = "OK", ""
             except grpc.RpcError as error:
                 failed: Any = error
@@ -162,10 +158,9 @@ DENIED = [
 
 
 @pytest.mark.parametrize(("address", "extra", "proxies", "reason"), DENIED)
-async def test_clients_that_are_not_known_to_be_local_are_denied_everything(
+async def test_clients_that_are_not_known_to_be_local_are_refused_with_the_reason(
     tmp_path: Path, address: ClientAddress, extra: dict[str, str], proxies: str, reason: str
 ) -> None:
-    """Changes over both protocols, and the console; the refusal says what is known of the client."""
     async with _serving(tmp_path, address, proxies) as served:
         answers = await trio.to_thread.run_sync(_ask_rest, served.rest_port, extra)
         calls = await trio.to_thread.run_sync(_ask_grpc, served.grpc_port, extra)
@@ -176,8 +171,7 @@ async def test_clients_that_are_not_known_to_be_local_are_denied_everything(
 
 
 @pytest.mark.parametrize("address", [Loopback("127.0.0.1"), Loopback("::1"), UnixSocket()])
-async def test_local_clients_are_granted_everything(tmp_path: Path, address: ClientAddress) -> None:
-    """The proxies that are trusted are others."""
+async def test_local_clients_are_granted_changes_and_the_console(tmp_path: Path, address: ClientAddress) -> None:
     async with _serving(tmp_path, address, "10.0.0.0/8") as served:
         answers = await trio.to_thread.run_sync(_ask_rest, served.rest_port, {})
         calls = await trio.to_thread.run_sync(_ask_grpc, served.grpc_port, {})
@@ -186,7 +180,7 @@ async def test_local_clients_are_granted_everything(tmp_path: Path, address: Cli
 
 
 class Observer:
-    """Keeps the clients of requests, as logs have them."""
+    """Keeps the clients of requests as they are logged."""
 
     needs_every = True
 
@@ -212,10 +206,9 @@ class Observer:
         ("", {"x-forwarded-for": "203.0.113.9"}, "127.0.0.1"),
     ],
 )
-async def test_logs_have_the_client_that_a_trusted_proxy_names(
+async def test_the_logged_client_is_named_by_trusted_proxies_only(
     tmp_path: Path, proxies: str, extra: dict[str, str], client: str
 ) -> None:
-    """Over both protocols, on a real loopback connection; without trust they have the proxy."""
     observer = Observer()
     async with _front_ends(tmp_path, proxies, observer) as served, trio.open_nursery() as nursery:
         rest, served.rest_port = await _listen()
@@ -244,13 +237,19 @@ def _connect(port: int) -> socket.socket:
 
 
 async def _outcome(lines: list[Any]) -> tuple[str, str]:
-    """Wait until something has come of a change; return what, and whose it was."""
-    with trio.fail_after(PATIENCE_SECONDS):
-        while True:
-            for line in lines:
-                if line["event"] in OUTCOMES:
-                    return line["event"], line["client"]
-            await trio.sleep(0.005)
+    """Wait for the log line of a change, and return its event and client."""
+    (line,) = await until_async(lambda: [line for line in lines if line["event"] in OUTCOMES][:1])
+    return line["event"], line["client"]
+
+
+async def _outcome_at(folder: Path, listener: trio.abc.Listener[Any]) -> tuple[str, str]:
+    """Serve REST at a listener until a change has an outcome."""
+    with capture_logs() as lines:
+        async with _front_ends(folder) as served, trio.open_nursery() as nursery:
+            await nursery.start(served.rest.serve_listeners, [listener])
+            outcome = await _outcome(lines)
+            nursery.cancel_scope.cancel()
+    return outcome
 
 
 MakeListener = Callable[[trio.SocketListener], trio.abc.Listener[Any]]
@@ -263,21 +262,15 @@ LISTENERS: Final[dict[str, tuple[MakeListener, str]]] = {
 
 @pytest.mark.parametrize("path", ["/v1/config/reload", "/console/api/reload"])
 @pytest.mark.parametrize("known", LISTENERS)
-async def test_a_reset_before_the_connection_is_accepted_grants_nothing(tmp_path: Path, path: str, known: str) -> None:
-    """The request has come as a whole, and is refused."""
+async def test_a_reset_before_accept_grants_nothing(tmp_path: Path, path: str, known: str) -> None:
     make, client = LISTENERS[known]
-    with capture_logs() as lines:
-        async with _front_ends(tmp_path) as served, trio.open_nursery() as nursery:
-            listener, port = await _listen()
-            with _connect(port) as sock:
-                sock.sendall(_post(path))
-            await nursery.start(served.rest.serve_listeners, [make(listener)])
-            assert await _outcome(lines) == ("change refused", client)
-            nursery.cancel_scope.cancel()
+    listener, port = await _listen()
+    with _connect(port) as sock:
+        sock.sendall(_post(path))
+    assert await _outcome_at(tmp_path, make(listener)) == ("change refused", client)
 
 
-async def test_a_reset_of_a_connection_of_grpc_grants_nothing(tmp_path: Path) -> None:
-    """The connection keeps its address."""
+async def test_a_reset_of_a_grpc_connection_grants_nothing(tmp_path: Path) -> None:
     head = headers(1, request_headers(f"{KSERVE}RepositoryModelUnload"))
     body = message_class("inference.RepositoryModelUnloadRequest")(model_name="echo").SerializeToString()
     with capture_logs() as lines:
@@ -293,37 +286,23 @@ async def test_a_reset_of_a_connection_of_grpc_grants_nothing(tmp_path: Path) ->
 @pytest.mark.parametrize("path", ["/v1/config/reload", "/console/api/reload"])
 @pytest.mark.parametrize("sent", [0, 1, -1, None], ids=["nothing", "a byte", "all but a byte", "a request"])
 async def test_a_reset_of_an_accepted_connection_grants_nothing(tmp_path: Path, path: str, sent: int | None) -> None:
-    """Whatever has been read before, the connection keeps its address."""
     request = _post(path)
     first = b"" if sent == 0 else request[:sent]
     with capture_logs() as lines:
         async with _serving(tmp_path, FAR) as served:
             with _connect(served.rest_port) as sock:
                 sock.sendall(first)
-                await _wait_accepted(served.rest)
+                await until_async(lambda: served.rest.open_connections)
+                # Received bytes have been read when all tasks wait.
+                await trio.testing.wait_all_tasks_blocked(0.01)
                 sock.sendall(request[len(first) :] + request)
             assert await _outcome(lines) == ("change refused", "203.0.113.9")
-            await _wait_closed(served.rest)
+            await until_async(lambda: not served.rest.open_connections)
     assert [line["event"] for line in lines if line["event"] in OUTCOMES - {"change refused"}] == []
 
 
-async def _wait_accepted(front_end: HttpFrontEnd) -> None:
-    with trio.fail_after(PATIENCE_SECONDS):
-        while not front_end.open_connections:  # noqa: ASYNC110 - nothing tells of it
-            await trio.sleep(0.005)
-    # What has come is read.
-    await trio.testing.wait_all_tasks_blocked(0.01)
-
-
-async def _wait_closed(front_end: HttpFrontEnd) -> None:
-    with trio.fail_after(PATIENCE_SECONDS):
-        while front_end.open_connections:  # noqa: ASYNC110 - nothing public tells of it
-            await trio.sleep(0.005)
-
-
 @pytest.mark.parametrize("path", ["/v1/config/reload", "/console/api/reload"])
-async def test_a_reset_after_the_handshake_of_tls_grants_nothing(tmp_path: Path, path: str) -> None:
-    """As without TLS."""
+async def test_a_reset_after_a_tls_handshake_grants_nothing(tmp_path: Path, path: str) -> None:
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")
     certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
@@ -352,7 +331,6 @@ async def test_a_reset_after_the_handshake_of_tls_grants_nothing(tmp_path: Path,
 async def test_a_connection_handed_to_a_worker_keeps_its_address(
     tmp_path: Path, address: tuple[str, int], client: str, slot: int
 ) -> None:
-    """The client has reset it on the way; where the parent knew no address, the worker knows none."""
     journal = Journal(memoryview(bytearray(Journal.size())))
     journal.give(3)
     inbox = ConnectionInbox(lambda: None, journal)
@@ -364,24 +342,16 @@ async def test_a_connection_handed_to_a_worker_keeps_its_address(
     accepted.setblocking(False)
     passed = Message([0, ["REST", *address, slot]], accepted.detach())
     await inbox.put(WorkRequest(cast("Any", None), passed))
-    with capture_logs() as lines:
-        async with _front_ends(tmp_path) as served, trio.open_nursery() as nursery:
-            await nursery.start(served.rest.serve_listeners, [inbox])
-            assert await _outcome(lines) == ("change refused", client)
-            nursery.cancel_scope.cancel()
+    assert await _outcome_at(tmp_path, inbox) == ("change refused", client)
 
 
-async def test_connections_of_unix_sockets_are_handed_over_as_such(tmp_path: Path) -> None:
-    """Their peers have no name, and are known by the family of the socket."""
+async def test_a_unix_connection_handed_to_a_worker_is_local(tmp_path: Path) -> None:
     inbox = ConnectionInbox(lambda: None, Journal(memoryview(bytearray(Journal.size()))))
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     unix = UnixSocket()
     passed = Message([0, ["REST", unix.host, unix.port, NO_SLOT]], theirs.detach())
     await inbox.put(WorkRequest(cast("Any", None), passed))
-    with ours, capture_logs() as lines:
-        async with _front_ends(tmp_path) as served, trio.open_nursery() as nursery:
-            ours.sendall(_post("/v1/config/reload"))
-            await nursery.start(served.rest.serve_listeners, [inbox])
-            assert await _outcome(lines) == ("change failed", "unix")
-            nursery.cancel_scope.cancel()
+    with ours:
+        ours.sendall(_post("/v1/config/reload"))
+        assert await _outcome_at(tmp_path, inbox) == ("change failed", "unix")

@@ -96,9 +96,12 @@ class _Exit:
         return sys.exit, ("run",)
 
 
+_TORCH_PARTS: tuple[object, ...] = (0x1950A86A20F9469CFC6C, 1001, {}, _Exit(), [])
+
+
 def test_a_torch_file_cannot_run_code_and_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "file.pth"
-    path.write_bytes(b"".join(pickle.dumps(value) for value in (0x1950A86A20F9469CFC6C, 1001, {}, _Exit(), [])))
+    path.write_bytes(b"".join(pickle.dumps(value) for value in _TORCH_PARTS))
     with pytest.raises(pickle.UnpicklingError, match=r"sys\.exit, which is refused"):
         torch_file.read(path)
     path.write_bytes(pickle.dumps(7))

@@ -16,14 +16,14 @@ from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.core.request import InferResponse
 from ovmstrio.core.tensor import Array, RawTensor, Tensor
+from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.generated import inference as pb
-from tests.unit.api.grpc.wire_samples import texts
 
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 
 
 def arrays_of(name: str) -> st.SearchStrategy[Any]:
-    """Make arrays as servables give them for a datatype."""
     datatype = BY_NAME[name]
     elements = st.binary(max_size=300) if datatype is BYTES else None
     arrays = hnp.arrays(datatype.numpy, SHAPES, elements=elements)
@@ -43,12 +43,10 @@ def _copied(message: WrittenMessage) -> bytes:
 
 
 def encode(response: InferResponse) -> bytes:
-    """Encode as the transport does."""
     return _copied(encode_response(response))
 
 
 def packed(tensor: Tensor) -> bytes:
-    """Give a tensor's raw contents as the protocol defines them."""
     if tensor.datatype is BYTES:
         return b"".join(len(element).to_bytes(4, "little") + element for element in tensor.array.ravel())
     return tensor.array.tobytes()
@@ -77,41 +75,27 @@ def assert_same(oracle: Any, response: InferResponse) -> None:
 
 @settings(deadline=None)
 @given(response=responses)
-def test_every_field_is_written_as_google_reads_it(response: InferResponse) -> None:
-    """Names, parameters, shapes and the raw contents of every datatype arrive at tritonclient's message class."""
+def test_responses_are_written_as_google_reads_them(response: InferResponse) -> None:
     assert_same(ModelInferResponse.FromString(encode(response)), response)
 
 
 @settings(deadline=None)
 @given(response=responses, text=texts)
 def test_messages_of_a_stream_hold_an_error_or_a_response(response: InferResponse, text: str) -> None:
-    """Either half of a stream's message arrives, and an empty one is empty."""
     written = encode_stream_response(StreamInferResponse(response=response))
     assert_same(ModelStreamInferResponse.FromString(written).infer_response, response)
-
     oracle = ModelStreamInferResponse.FromString(encode_stream_response(StreamInferResponse(text)))
     assert (oracle.error_message, oracle.HasField("infer_response")) == (text, False)
 
 
-def test_a_large_tensor_is_written_whole() -> None:
-    """Lengths beyond one byte of varint are written right."""
-    array = np.arange(300_000, dtype="<i8").reshape(3, -1)
-    response = InferResponse("m", "1", [Tensor("x", BY_NAME["INT64"], array)])
-
-    assert ModelInferResponse.FromString(encode(response)).raw_output_contents[0] == array.tobytes()
-
-
-def test_encoding_does_not_remember_what_differs() -> None:
-    """Two responses that share a model and a tensor's name keep their own shapes, ids and values."""
+def test_responses_of_one_model_keep_their_own_shapes_and_values() -> None:
     for size in (1, 2, 300):
         array = np.full((1, size), size, "<f4")
         response = InferResponse("m", "1", [Tensor("x", BY_NAME["FP32"], array)], id=str(size))
-
         assert_same(ModelInferResponse.FromString(encode(response)), response)
 
 
-def test_a_message_of_another_type_is_not_written() -> None:
-    """A service that returns the wrong type is told which was expected."""
+def test_a_message_of_another_type_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="expected a message of ServerLiveResponse, got ServerLiveRequest"):
         Codec().encode(pb.ServerLiveRequest(), pb.ServerLiveResponse)
 
@@ -133,10 +117,8 @@ stream_replies = st.builds(
 
 @settings(deadline=None)
 @given(response=stream_replies)
-def test_a_reply_of_a_stream_is_written_as_google_reads_it(response: InferResponse) -> None:
-    """What user code says of a tensor arrives verbatim, and so does a sole integer of any 64 bits."""
+def test_raw_tensors_of_a_stream_are_written_as_google_reads_them(response: InferResponse) -> None:
     written = encode_stream_response(StreamInferResponse(response=response))
-
     oracle = ModelStreamInferResponse.FromString(written).infer_response
     (tensor,) = response.outputs
     (output,) = oracle.outputs
@@ -149,12 +131,10 @@ def test_a_reply_of_a_stream_is_written_as_google_reads_it(response: InferRespon
     assert list(choices.values()) == ["int64_param" if int(value) < 2**63 else "uint64_param"]
 
 
-def test_a_buffer_of_wider_items_is_written_by_its_bytes() -> None:
-    """The length of a raw output is its size, whatever the items of the buffer are."""
+def test_buffers_of_wider_items_are_written_by_their_bytes() -> None:
     for size in (3, 0):
         data = np.arange(size, dtype="<i8").data
         response = InferResponse("g", "1", [RawTensor("x", "INT64", (size,), data)])
-
         assert list(ModelInferResponse.FromString(encode(response)).raw_output_contents) == [data.tobytes()]
 
 
@@ -162,8 +142,7 @@ def _joined(message: PiecedMessage) -> bytes:
     return b"".join([part for pieces in message.pieces for part in pieces])
 
 
-def test_large_outputs_that_nobody_else_has_are_not_copied() -> None:
-    """A message in pieces, which are views of the arrays, and the same bytes as a message that is joined."""
+def test_large_private_outputs_are_written_without_a_copy() -> None:
     arrays: list[Array] = [
         np.arange(400_000, dtype=np.float32).reshape(2, -1),
         np.arange(3, dtype=np.int64),
@@ -185,3 +164,17 @@ def test_large_outputs_that_nobody_else_has_are_not_copied() -> None:
     streamed = encode_stream_response(StreamInferResponse("", private))
     assert isinstance(streamed, PiecedMessage)
     assert _joined(streamed) == _copied(encode_stream_response(StreamInferResponse("", shared)))
+
+
+def test_other_messages_are_written_as_google_reads_them() -> None:
+    tensor = pb.ModelMetadataResponseTensorMetadata("x", "FP32", [1, -1])
+    message = pb.ModelMetadataResponse("m", ["1", "2"], "OpenVINO", [tensor], [], {"layout": "NCHW"})
+    written = Codec().encode(message, pb.ModelMetadataResponse)
+    oracle = message_class("inference.ModelMetadataResponse")
+    assert oracle.FromString(written) == oracle(
+        name="m",
+        versions=["1", "2"],
+        platform="OpenVINO",
+        inputs=[{"name": "x", "datatype": "FP32", "shape": [1, -1]}],
+        properties={"layout": "NCHW"},
+    )

@@ -1,4 +1,4 @@
-"""Bytes that a client would send, for tests of the sync core."""
+"""Bytes of HTTP/2 clients for tests of the gRPC transport."""
 
 from __future__ import annotations
 
@@ -9,25 +9,20 @@ from hpack import Decoder, Encoder
 from ovmstrio.wire.grpc import frames
 from ovmstrio.wire.grpc.core import Http2Core
 from ovmstrio.wire.grpc.events import Event
-from ovmstrio.wire.grpc.frames import FRAME_HEADER, PREFACE, FrameType
+from ovmstrio.wire.grpc.frames import PREFACE, FrameType
+from tests.support.bare_http2 import END_HEADERS, END_STREAM, call_headers, frame, framed
 
-__all__ = ["HELLO", "data", "decoded", "frame", "headers", "message", "receive_all", "request_headers"]
+__all__ = ["HELLO", "data", "decoded", "headers", "message", "receive_all", "request_headers"]
 
 HELLO = PREFACE + frames.settings({})
-END_STREAM, END_HEADERS = 0x1, 0x4
+message = framed
 
 
 def receive_all(core: Http2Core, script: bytes) -> list[Event]:
-    """Have a core handle all of some bytes, however many turns that takes."""
     events = core.receive(script)
     while core.more:
         events += core.go_on()
     return events
-
-
-def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """Serialise any frame."""
-    return FRAME_HEADER.pack(len(payload) >> 16, len(payload) & 0xFFFF, kind, flags, stream_id) + payload
 
 
 def data(stream_id: int, payload: bytes, *, end: bool = False) -> bytes:
@@ -36,35 +31,16 @@ def data(stream_id: int, payload: bytes, *, end: bool = False) -> bytes:
 
 
 def request_headers(path: str = "/test.Echo/Unary", *extra: tuple[str, str]) -> list[tuple[str, str]]:
-    """List what a gRPC client sends."""
-    return [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", path),
-        (":authority", "test"),
-        ("te", "trailers"),
-        ("content-type", "application/grpc"),
-        *extra,
-    ]
+    return call_headers(path, extra)
 
 
 def headers(
-    stream_id: int,
-    pairs: Sequence[tuple[str, str]] | None = None,
-    *,
-    encoder: Encoder | None = None,
-    end: bool = False,
+    stream_id: int, pairs: Sequence[tuple[str, str]] | None = None, *, encoder: Encoder | None = None, end: bool = False
 ) -> bytes:
     """Serialise a HEADERS frame."""
     block = (encoder or Encoder()).encode(request_headers() if pairs is None else pairs)
     return frame(FrameType.HEADERS, END_HEADERS | (END_STREAM if end else 0), stream_id, block)
 
 
-def message(payload: bytes) -> bytes:
-    """Put the gRPC prefix before a message."""
-    return b"\0" + len(payload).to_bytes(4, "big") + payload
-
-
 def decoded(block: bytes) -> list[tuple[str, str]]:
-    """Decode a header block that a server sent."""
     return [(str(name), str(value)) for name, value in Decoder(100_000).decode(block)]

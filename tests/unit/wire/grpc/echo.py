@@ -45,7 +45,7 @@ class BytesCodec(CodecBase):
 
 
 class Echo(TrioService, ServiceBase):
-    """Answers with what came, and tells tests what its handlers saw.
+    """Echoes messages, and keeps what its handlers have seen.
 
     Attributes:
         started: the paths of the calls that began.
@@ -81,25 +81,22 @@ class Echo(TrioService, ServiceBase):
         while len(self.started) < count:
             await self.changed.wait()
 
-    async def unary(self, stream: Call) -> None:
-        """Echo one message."""
+    async def _unary(self, stream: Call) -> None:
         self.tasks.append(trio.lowlevel.current_task())
         await stream.send_message(await stream.recv_message())
 
-    async def remember(self, stream: Call) -> None:
-        """Tell what a context variable has, set it, and tell what it has after a wait, if the message asks for one."""
+    async def _remember(self, stream: Call) -> None:
         text = (await stream.recv_message()).decode()
-        told = [_remembered.get()]
+        values = [_remembered.get()]
         _remembered.set(text)
         if text == "wait":
             self.started.append(stream.path)
             self.note()
             await self.released.wait()
-            told.append(_remembered.get())
-        await stream.send_message(", ".join(told).encode())
+            values.append(_remembered.get())
+        await stream.send_message(", ".join(values).encode())
 
-    async def split(self, message: bytes) -> AsyncIterator[bytes]:
-        """Send ``count`` messages of ``size`` bytes, as the request says: ``b"count size"``."""
+    async def _split(self, message: bytes) -> AsyncIterator[bytes]:
         count, size = map(int, message.split())
         try:
             for _ in range(count):
@@ -109,17 +106,14 @@ class Echo(TrioService, ServiceBase):
             self.closed_generators += 1
             self.note()
 
-    async def join(self, stream: Call) -> None:
-        """Answer with all messages in one."""
+    async def _join(self, stream: Call) -> None:
         await stream.send_message(b"".join([message async for message in stream]))
 
-    async def chat(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Echo each message."""
+    async def _chat(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for message in messages:
             yield message
 
-    async def wait(self, stream: Call) -> None:
-        """Wait for ever, after a first response message on streams; note the cancellation."""
+    async def _wait(self, stream: Call) -> None:
         self.started.append(stream.path)
         self.note()
         try:
@@ -130,16 +124,14 @@ class Echo(TrioService, ServiceBase):
             self.cancelled_at.append(trio.current_time())
             self.note()
 
-    async def stubborn(self, stream: Call) -> None:
-        """Ignore cancellation until the test says ``released``, and fail then."""
+    async def _stubborn(self, stream: Call) -> None:
         self.started.append(stream.path)
         self.note()
         with trio.CancelScope(shield=True):
             await self.released.wait()
         raise ZeroDivisionError
 
-    async def fail(self, stream: Call) -> None:
-        """Fail in the way that the request names."""
+    async def _fail(self, stream: Call) -> None:
         kind = await stream.recv_message()
         if kind == b"details":
             raise GRPCError(Status.FAILED_PRECONDITION, "naïve 100% → über", b"\x00\x01details")
@@ -154,8 +146,7 @@ class Echo(TrioService, ServiceBase):
     async def _raise_not_found(self) -> None:
         raise GRPCError(Status.NOT_FOUND, "from a child task")
 
-    async def meta(self, stream: Call) -> None:
-        """Send the client's metadata back in headers, message and trailers."""
+    async def _meta(self, stream: Call) -> None:
         await stream.recv_message()
         call = current_call()
         values = {key: value for key, value in call.metadata.items() if key.startswith("x-")}
@@ -165,25 +156,25 @@ class Echo(TrioService, ServiceBase):
         await stream.send_trailing_metadata(metadata={f"{key}": value for key, value in values.items()})
 
     def __mapping__(self) -> Mapping[str, Handler]:
-        """Give the handlers, as generated code does."""
+        """Return the handlers by path, like generated code."""
 
         async def split(stream: Call) -> None:
-            await self._call_rpc_handler_server_stream(self.split, stream, await stream.recv_message())
+            await self._call_rpc_handler_server_stream(self._split, stream, await stream.recv_message())
 
         async def chat(stream: Call) -> None:
-            await self._call_rpc_handler_server_stream(self.chat, stream, aiter(stream))
+            await self._call_rpc_handler_server_stream(self._chat, stream, aiter(stream))
 
         table = {
-            "Unary": (self.unary, Cardinality.UNARY_UNARY),
+            "Unary": (self._unary, Cardinality.UNARY_UNARY),
             "Split": (split, Cardinality.UNARY_STREAM),
-            "Join": (self.join, Cardinality.STREAM_UNARY),
+            "Join": (self._join, Cardinality.STREAM_UNARY),
             "Chat": (chat, Cardinality.STREAM_STREAM),
-            "Wait": (self.wait, Cardinality.UNARY_UNARY),
-            "WaitStream": (self.wait, Cardinality.UNARY_STREAM),
-            "Stubborn": (self.stubborn, Cardinality.UNARY_UNARY),
-            "Remember": (self.remember, Cardinality.UNARY_UNARY),
-            "Fail": (self.fail, Cardinality.UNARY_UNARY),
-            "Meta": (self.meta, Cardinality.UNARY_UNARY),
+            "Wait": (self._wait, Cardinality.UNARY_UNARY),
+            "WaitStream": (self._wait, Cardinality.UNARY_STREAM),
+            "Stubborn": (self._stubborn, Cardinality.UNARY_UNARY),
+            "Remember": (self._remember, Cardinality.UNARY_UNARY),
+            "Fail": (self._fail, Cardinality.UNARY_UNARY),
+            "Meta": (self._meta, Cardinality.UNARY_UNARY),
         }
         return {f"/test.Echo/{name}": Handler(func, kind, bytes, bytes) for name, (func, kind) in table.items()}
 

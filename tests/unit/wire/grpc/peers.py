@@ -1,4 +1,4 @@
-"""A bare HTTP/2 client over streams in memory, as honest or hostile as a test wants it."""
+"""A bare HTTP/2 client over streams in memory, for valid and for hostile frames."""
 
 from __future__ import annotations
 
@@ -18,28 +18,25 @@ from ovmstrio.wire.grpc.frames import FrameType
 from tests.unit.wire.grpc.bytes_client import message, request_headers
 from tests.unit.wire.grpc.echo import BytesCodec, Echo
 
-__all__ = ["MemoryListener", "Peer", "memory_server"]
+__all__ = ["Peer", "connected", "memory_server", "received_until_closed"]
 
 
-class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
-    """Accepts what ``connect`` makes."""
+class _MemoryListener(trio.abc.Listener[trio.abc.Stream]):
+    """Accepts the connections that ``connect`` makes."""
 
     def __init__(self, make_pair: Callable[[], tuple[Any, Any]]) -> None:
         self._make_pair = make_pair
         self._send, self._receive = trio.open_memory_channel[trio.abc.Stream](100)
 
     def connect(self) -> Any:
-        """Open a connection and give the client's end."""
         client, server = self._make_pair()
         self._send.send_nowait(server)
         return client
 
     async def accept(self) -> trio.abc.Stream:
-        """Wait for the next connection."""
         return await self._receive.receive()
 
     async def aclose(self) -> None:
-        """Accept no more."""
         self._receive.close()
         await trio.lowlevel.checkpoint()
 
@@ -67,19 +64,22 @@ class Peer:
         if data:
             await self.stream.send_all(data)
 
-    async def request(self, method: str, body: bytes | None = b"", *extra: tuple[str, str], end: bool = True) -> int:
-        """Begin a call; ``body`` is one message, ``None`` for none yet."""
+    def queue(self, path: str, body: bytes | None, *extra: tuple[str, str], end: bool = True) -> int:
+        """Add a call of one message, or of none yet for ``None``, to the bytes that the next flush sends."""
         stream_id = int(self.h2.get_next_available_stream_id())
-        self.h2.send_headers(
-            stream_id, request_headers(f"/test.Echo/{method}", *extra), end_stream=body is None and end
-        )
+        self.h2.send_headers(stream_id, request_headers(path, *extra), end_stream=body is None and end)
         if body is not None:
             self.h2.send_data(stream_id, message(body), end_stream=end)
+        return stream_id
+
+    async def request(self, method: str, body: bytes | None = b"", *extra: tuple[str, str], end: bool = True) -> int:
+        """Start a call of a method of ``Echo``; ``body`` is one message, ``None`` for none yet."""
+        stream_id = self.queue(f"/test.Echo/{method}", body, *extra, end=end)
         await self.flush()
         return stream_id
 
     async def read(self) -> bool:
-        """Read once; say whether the connection is still open."""
+        """Read once; return whether the connection is still open."""
         data = await self.stream.receive_some()
         if not data:
             self.closed = True
@@ -96,7 +96,7 @@ class Peer:
         return True
 
     async def wait_for(self, kind: type, stream_id: int | None = None) -> Any:
-        """Read until such an event has come."""
+        """Read until an event of a kind has come, and return the first one."""
         while True:
             for event in self.events:
                 if isinstance(event, kind) and stream_id in (None, getattr(event, "stream_id", None)):
@@ -110,16 +110,23 @@ class Peer:
             pass
 
     async def trailers(self, stream_id: int) -> dict[str, str]:
-        """Wait for the end of a call and give its trailers, or its headers where they are all there is."""
+        """Wait for the end of a call and return its trailers, or its headers if it has no others."""
         await self.wait_for(h2.events.StreamEnded, stream_id)
         kinds = (h2.events.ResponseReceived, h2.events.TrailersReceived)
         last = [each for each in self.events if isinstance(each, kinds) and each.stream_id == stream_id][-1]
         return {str(name): str(value) for name, value in last.headers}
 
     def body(self, stream_id: int) -> bytes:
-        """Give the DATA that has come for a call."""
+        """Return the DATA that has come for a call."""
         parts = [e.data for e in self.events if isinstance(e, h2.events.DataReceived) and e.stream_id == stream_id]
         return b"".join(parts)
+
+
+async def received_until_closed(stream: Any) -> bytes:
+    received = b""
+    while data := await stream.receive_some():
+        received += data
+    return received
 
 
 @asynccontextmanager
@@ -127,12 +134,22 @@ async def memory_server(
     limits: TransportLimits | None = None,
     make_pair: Callable[[], Any] = trio.testing.memory_stream_pair,
     pending: PendingAnswers | None = None,
-) -> AsyncIterator[tuple[GrpcServer, Echo, Callable[[], Peer]]]:
-    """Serve ``Echo`` in memory; the third value opens connections."""
-    service = Echo()
+    service: Any = None,
+) -> AsyncIterator[tuple[GrpcServer, Any, Callable[[], Peer]]]:
+    """Serve ``Echo``, or another service, in memory; the third value opens connections."""
+    service = service or Echo()
     server = GrpcServer([service], BytesCodec(), limits=limits or TransportLimits.for_test(), pending=pending)
-    listener = MemoryListener(make_pair)
+    listener = _MemoryListener(make_pair)
     async with trio.open_nursery() as nursery:
         await nursery.start(server.serve, [listener])
         yield server, service, lambda: Peer(listener.connect())
         nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def connected(
+    limits: TransportLimits | None = None, **options: Any
+) -> AsyncIterator[tuple[Peer, GrpcServer, Any]]:
+    """Serve in memory as ``memory_server`` does, and connect one peer."""
+    async with memory_server(limits, **options) as (server, service, connect):
+        yield await connect().start(), server, service

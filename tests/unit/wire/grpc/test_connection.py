@@ -1,5 +1,3 @@
-"""The shell against a bare HTTP/2 peer, on virtual time."""
-
 from __future__ import annotations
 
 import gc
@@ -22,50 +20,37 @@ from trio.testing import MockClock
 
 from ovmstrio.wire.grpc import TransportLimits, frames
 from ovmstrio.wire.grpc.frames import ErrorCode
+from tests.support.bare_http2 import frame
 from tests.support.waits import WAIT_SECONDS
-from tests.unit.wire.grpc.bytes_client import HELLO, data, frame, headers, message, request_headers
-from tests.unit.wire.grpc.peers import memory_server
+from tests.unit.wire.grpc.bytes_client import HELLO, data, headers, message, request_headers
+from tests.unit.wire.grpc.peers import connected, memory_server, received_until_closed
 
 LIMITS = TransportLimits.for_test()
 
 
-async def test_a_deadline_is_answered_when_it_passes(autojump_clock: MockClock) -> None:
-    """DEADLINE_EXCEEDED trailers go out at the deadline, whether or not the request was complete."""
-    async with memory_server() as (_, service, connect):
-        peer = await connect().start()
-        started = trio.current_time()
-        whole = await peer.request("Wait", b"", ("grpc-timeout", "5S"))
-        assert (await peer.trailers(whole))["grpc-status"] == "4"
-        assert trio.current_time() - started == pytest.approx(5, abs=0.01)
-        partial = await peer.request("Unary", None, ("grpc-timeout", "2000m"), end=False)
-        assert (await peer.trailers(partial))["grpc-status"] == "4"
-        assert trio.current_time() - started == pytest.approx(7, abs=0.01)
-        assert (await peer.wait_for(h2.events.StreamReset, partial)).error_code == ErrorCode.NO_ERROR
-        assert len(service.cancelled_at) == 1
-
-
-async def test_a_deadline_after_the_first_message_arrives_as_trailers(autojump_clock: MockClock) -> None:
-    """A stream that is late ends with its status after what it had sent."""
-    async with memory_server() as (_, _, connect):
-        peer = await connect().start()
-        call = await peer.request("WaitStream", b"", ("grpc-timeout", "3S"))
+@pytest.mark.parametrize(
+    ("method", "body", "limit", "seconds", "sent", "started"),
+    [
+        pytest.param("Wait", b"", "5S", 5, b"", 1, id="complete request"),
+        pytest.param("Unary", None, "2000m", 2, b"", 0, id="incomplete request"),
+        pytest.param("WaitStream", b"", "3S", 3, message(b"waiting"), 1, id="stream with a reply"),
+        pytest.param("Wait", b"", "0n", 0, b"", 0, id="deadline in the past"),
+    ],
+)
+async def test_a_call_ends_with_deadline_exceeded_at_its_deadline(
+    autojump_clock: MockClock, method: str, body: bytes | None, limit: str, seconds: float, sent: bytes, started: int
+) -> None:
+    async with connected() as (peer, _, service):
+        began = trio.current_time()
+        call = await peer.request(method, body, ("grpc-timeout", limit), end=body is not None)
         assert (await peer.trailers(call))["grpc-status"] == "4"
-        assert peer.body(call) == message(b"waiting")
-
-
-async def test_a_deadline_that_has_passed_starts_nothing(autojump_clock: MockClock) -> None:
-    """A timeout of nothing is answered without running the handler."""
-    async with memory_server() as (_, service, connect):
-        peer = await connect().start()
-        assert (await peer.trailers(await peer.request("Wait", b"", ("grpc-timeout", "0n"))))["grpc-status"] == "4"
-        assert service.started == []
+        assert trio.current_time() - began == pytest.approx(seconds, abs=0.01)
+        assert (peer.body(call), len(service.started)) == (sent, started)
 
 
 @pytest.mark.parametrize("kind", [b"details", b"group", b"other"])
-async def test_a_call_that_failed_keeps_nothing(kind: bytes) -> None:
-    """What it was given is free when it has ended, and not only when somebody looks for cycles."""
-    async with memory_server() as (_, _, connect):
-        peer = await connect().start()
+async def test_a_failed_call_leaves_no_error_for_the_garbage_collector(kind: bytes) -> None:
+    async with connected() as (peer, _, _):
         gc.collect()
         gc.disable()
         try:
@@ -76,43 +61,13 @@ async def test_a_call_that_failed_keeps_nothing(kind: bytes) -> None:
             gc.enable()
 
 
-async def test_a_reset_cancels_one_call(autojump_clock: MockClock) -> None:
-    """RST_STREAM ends its call, and the connection goes on."""
-    async with memory_server() as (server, service, connect):
-        peer = await connect().start()
-        call = await peer.request("Wait")
-        await service.wait_started()
-        peer.h2.reset_stream(call, ErrorCode.CANCEL)
-        await peer.flush()
-        await service.wait_cancelled()
-        assert (await peer.trailers(await peer.request("Unary")))["grpc-status"] == "0"
-        await trio.testing.wait_all_tasks_blocked()
-        assert server.active_calls == 0
-
-
-async def test_calls_that_never_wait_are_answered_by_the_task_that_reads() -> None:
-    """One that waits keeps its task, and others are read and answered by another one meanwhile."""
-    async with memory_server() as (_, service, connect):
-        peer = await connect().start()
-        for name in ("Unary", "Unary", "Wait", "Unary", "Unary"):
-            call = await peer.request(name)
-            if name == "Wait":
-                await service.wait_started()
-            else:
-                assert (await peer.trailers(call))["grpc-status"] == "0"
-        first, second, third, fourth = service.tasks
-        assert first is second
-        assert first is not third
-        assert third is fourth
-
-
-async def test_a_call_that_is_reset_before_it_begins_is_none(logs: list[MutableMapping[str, Any]]) -> None:
-    """Its handler is not run without the message that is gone, and the log does not complain of that."""
-    async with memory_server() as (server, service, connect):
-        peer = await connect().start()
+async def test_a_call_reset_before_it_starts_runs_no_handler_and_logs_nothing(
+    logs: list[MutableMapping[str, Any]],
+) -> None:
+    async with connected() as (peer, server, service):
         call = int(peer.h2.get_next_available_stream_id())
         peer.h2.send_headers(call, request_headers())
-        peer.h2.send_data(call, message(b"gone"), end_stream=True)
+        peer.h2.send_data(call, message(b"reset"), end_stream=True)
         peer.h2.reset_stream(call, ErrorCode.CANCEL)
         assert (await peer.trailers(await peer.request("Unary", b"there")))["grpc-status"] == "0"
         assert len(service.tasks) == 1
@@ -121,11 +76,11 @@ async def test_a_call_that_is_reset_before_it_begins_is_none(logs: list[MutableM
 
 
 class _Read(bytearray):
-    """Bytes that were received; it can be told whether anybody has them still."""
+    """Received bytes that can be referenced weakly."""
 
 
 class _Received(trio.abc.ReceiveStream):
-    """Remembers what was received."""
+    """Keeps a weak reference to each read."""
 
     def __init__(self, stream: trio.abc.ReceiveStream) -> None:
         self._stream = stream
@@ -140,13 +95,11 @@ class _Received(trio.abc.ReceiveStream):
         await self._stream.aclose()
 
 
-async def test_what_was_read_is_free_while_calls_wait_and_while_nothing_comes() -> None:
-    """A read may have half a mebibyte, and a connection thousands of calls."""
+async def test_received_bytes_are_released_while_calls_wait_and_while_the_connection_is_idle() -> None:
     client, server = trio.testing.memory_stream_pair()
     received = _Received(server.receive_stream)
     stapled = trio.StapledStream(server.send_stream, received)
-    async with memory_server(make_pair=lambda: (client, stapled)) as (_, service, connect):
-        peer = await connect().start()
+    async with connected(make_pair=lambda: (client, stapled)) as (peer, _, service):
         assert (await peer.trailers(await peer.request("Unary")))["grpc-status"] == "0"
         await trio.testing.wait_all_tasks_blocked()
         idle = len(received.reads)
@@ -157,8 +110,7 @@ async def test_what_was_read_is_free_while_calls_wait_and_while_nothing_comes() 
         assert [each for each in received.reads if each() is not None] == []
 
 
-async def test_others_have_their_turn_while_one_connection_floods() -> None:
-    """Calls that have come together are answered a few at a time."""
+async def test_other_connections_are_served_while_one_floods() -> None:
     flood = b"".join(headers(number) + data(number, message(b""), end=True) for number in range(1, 2_001, 2))
     async with memory_server() as (_, service, connect):
         hostile, other = connect(), await connect().start()
@@ -167,10 +119,8 @@ async def test_others_have_their_turn_while_one_connection_floods() -> None:
         assert 0 < len(service.tasks) < 500
 
 
-async def test_calls_have_context_variables_of_their_own() -> None:
-    """What one sets no other one sees, though one task may answer both, and one that has waited sees it still."""
-    async with memory_server() as (_, service, connect):
-        peer = await connect().start()
+async def test_calls_do_not_share_context_variables() -> None:
+    async with connected() as (peer, _, service):
         calls = [await peer.request("Remember", each) for each in (b"a", b"wait", b"b")]
         await service.wait_started()
         service.released.set()
@@ -183,8 +133,7 @@ async def test_calls_have_context_variables_of_their_own() -> None:
         ]
 
 
-async def test_a_lost_connection_cancels_its_calls_only(autojump_clock: MockClock) -> None:
-    """End of file cancels the calls of that connection, not those of another."""
+async def test_a_lost_connection_cancels_only_its_own_calls(autojump_clock: MockClock) -> None:
     async with memory_server() as (server, service, connect):
         one, two = await connect().start(), await connect().start()
         await one.request("Wait")
@@ -197,10 +146,8 @@ async def test_a_lost_connection_cancels_its_calls_only(autojump_clock: MockCloc
 
 
 async def test_calls_of_a_lost_connection_end_a_few_at_a_time() -> None:
-    """Others get their turns between them, however many there are, and whatever their ends take."""
     count = 100
-    async with memory_server() as (server, service, connect):
-        peer = await connect().start()
+    async with connected() as (peer, server, service):
         for _ in range(count):
             await peer.request("Wait")
         await service.wait_started(count)
@@ -215,44 +162,22 @@ async def test_calls_of_a_lost_connection_end_a_few_at_a_time() -> None:
         assert max(at_once) < count / 2
 
 
-@pytest.mark.parametrize(
-    "garbage", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", bytes(1_000), b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n"]
-)
-async def test_garbage_instead_of_a_preface_costs_its_own_connection(autojump_clock: MockClock, garbage: bytes) -> None:
-    """The peer is told and closed; a call on another connection does not notice."""
+async def test_garbage_instead_of_a_preface_ends_only_its_own_connection(autojump_clock: MockClock) -> None:
     async with memory_server() as (server, _, connect):
-        sane, insane = await connect().start(), connect()
-        call = await sane.request("Chat", b"1", end=False)
-        await insane.stream.send_all(garbage)
-        answer = b""
-        while received := await insane.stream.receive_some():
-            answer += received
+        valid, invalid = await connect().start(), connect()
+        call = await valid.request("Chat", b"1", end=False)
+        await invalid.stream.send_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = await received_until_closed(invalid.stream)
         assert answer.endswith(b"connection does not begin with the HTTP/2 preface")
-        sane.h2.send_data(call, message(b"2"), end_stream=True)
-        await sane.flush()
-        assert (await sane.trailers(call))["grpc-status"] == "0"
-        assert sane.body(call) == message(b"1") + message(b"2")
+        valid.h2.send_data(call, message(b"2"), end_stream=True)
+        await valid.flush()
+        assert (await valid.trailers(call))["grpc-status"] == "0"
+        assert valid.body(call) == message(b"1") + message(b"2")
         assert len(server.connections) == 1
 
 
-async def test_a_flood_of_resets_is_cut_off(autojump_clock: MockClock) -> None:
-    """Opening and resetting streams as fast as possible ends in GOAWAY with ENHANCE_YOUR_CALM, and no call is left."""
-    async with memory_server() as (server, _, connect):
-        raw = connect().stream
-        flood = b"".join(headers(n) + frames.rst_stream(n, ErrorCode.CANCEL) for n in range(1, 2_001, 2))
-        await raw.send_all(HELLO + flood)
-        answer = b""
-        while received := await raw.receive_some():
-            answer += received
-        assert answer.endswith(b"too_many_resets")
-        await trio.testing.wait_all_tasks_blocked()
-        assert (server.active_calls, len(server.connections)) == (0, 0)
-
-
-async def test_calls_of_a_faulty_connection_are_cancelled(autojump_clock: MockClock) -> None:
-    """A protocol error cancels what runs on the connection."""
-    async with memory_server() as (_, service, connect):
-        peer = await connect().start()
+async def test_a_protocol_error_cancels_the_calls_of_its_connection(autojump_clock: MockClock) -> None:
+    async with connected() as (peer, _, service):
         await peer.request("Wait")
         await service.wait_started()
         await peer.stream.send_all(data(0, b"?"))
@@ -261,10 +186,8 @@ async def test_calls_of_a_faulty_connection_are_cancelled(autojump_clock: MockCl
         assert any(isinstance(e, h2.events.ConnectionTerminated) for e in peer.events)
 
 
-async def test_a_silent_peer_is_pinged_and_then_closed(autojump_clock: MockClock) -> None:
-    """Silence is followed by a PING, and an unanswered PING by the end of the connection."""
-    async with memory_server() as (server, service, connect):
-        peer = await connect().start()
+async def test_a_silent_peer_is_disconnected_after_an_unanswered_ping(autojump_clock: MockClock) -> None:
+    async with connected() as (peer, server, service):
         await peer.request("Wait")
         started = trio.current_time()
         await service.wait_cancelled()
@@ -274,28 +197,23 @@ async def test_a_silent_peer_is_pinged_and_then_closed(autojump_clock: MockClock
         assert not server.connections
 
 
-async def test_a_peer_that_answers_pings_stays(autojump_clock: MockClock) -> None:
-    """An idle connection whose peer answers lives on."""
-    async with memory_server() as (server, _, connect):
-        peer = await connect().start()
+async def test_an_idle_peer_that_answers_pings_stays_connected(autojump_clock: MockClock) -> None:
+    async with connected() as (peer, server, _):
         with trio.move_on_after(2_000):
             await peer.wait_closed()
         assert sum(isinstance(e, h2.events.PingReceived) for e in peer.events) > 10
         assert len(server.connections) == 1
 
 
-async def test_a_peer_that_never_speaks_is_closed(autojump_clock: MockClock) -> None:
-    """A connection without a preface ends after the handshake time."""
+async def test_a_connection_without_preface_ends_after_the_handshake_time(autojump_clock: MockClock) -> None:
     async with memory_server() as (_, _, connect):
         started = trio.current_time()
         peer = connect()
-        while await peer.stream.receive_some():
-            pass
+        await received_until_closed(peer.stream)
         assert trio.current_time() - started == pytest.approx(LIMITS.handshake_seconds, abs=1.5)
 
 
-async def test_drain_serves_what_was_on_its_way_and_refuses_the_rest(autojump_clock: MockClock) -> None:
-    """GOAWAY comes twice: streams sent before the client read it are served, later ones refused, then all is closed."""
+async def test_drain_serves_streams_sent_before_goaway_and_refuses_later_ones(autojump_clock: MockClock) -> None:
     async with memory_server() as (server, service, connect), trio.open_nursery() as nursery:
         raw = connect().stream
         await raw.send_all(HELLO + headers(1, request_headers("/test.Echo/Chat")) + data(1, message(b"a")))
@@ -314,9 +232,7 @@ async def test_drain_serves_what_was_on_its_way_and_refuses_the_rest(autojump_cl
         await trio.testing.wait_all_tasks_blocked()
         assert frames.rst_stream(5, ErrorCode.REFUSED_STREAM) in await raw.receive_some()
         await raw.send_all(data(1, b"", end=True))
-        answer = b""
-        while received := await raw.receive_some():
-            answer += received
+        answer = await received_until_closed(raw)
         await raw.aclose()
         await trio.testing.wait_all_tasks_blocked()
         assert answer.count(b"grpc-status") == 1
@@ -324,35 +240,21 @@ async def test_drain_serves_what_was_on_its_way_and_refuses_the_rest(autojump_cl
         assert service.cancelled_at == []
 
 
-@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "in two parts"])
-async def test_a_call_that_comes_with_the_last_sign_of_life_is_served(
-    autojump_clock: MockClock, *, is_whole: bool
+BEGUN = headers(1, request_headers("/test.Echo/Wait", ("grpc-timeout", "5S")))
+END = data(1, message(b""), end=True)
+
+
+@pytest.mark.parametrize(
+    ("parts", "status", "seconds"),
+    [
+        pytest.param([BEGUN + END], b"grpc-status\x014", 5, id="call in one part"),
+        pytest.param([BEGUN, END], b"grpc-status\x014", 5, id="call in two parts"),
+        pytest.param([headers(1, request_headers("/test.Echo/Nothing")) + END], b"grpc-status\x0212", 0, id="unknown"),
+    ],
+)
+async def test_drain_serves_a_call_sent_right_after_the_ping_acknowledgement(
+    autojump_clock: MockClock, parts: list[bytes], status: bytes, seconds: float
 ) -> None:
-    """Who sends a request just behind the PING that lets the server name its last stream gets its answer."""
-    async with memory_server() as (server, _, connect), trio.open_nursery() as nursery:
-        raw = connect().stream
-        await raw.send_all(HELLO)
-        await trio.testing.wait_all_tasks_blocked()
-        nursery.start_soon(server.drain, 10)
-        await trio.testing.wait_all_tasks_blocked()
-        acknowledged = frames.ping(bytes(await raw.receive_some())[-8:], ack=True)
-        begun = headers(1, request_headers("/test.Echo/Wait", ("grpc-timeout", "5S")))
-        rest = data(1, message(b""), end=True)
-        await raw.send_all(acknowledged + begun + (rest if is_whole else b""))
-        if not is_whole:
-            await trio.testing.wait_all_tasks_blocked()
-            await raw.send_all(rest)
-        answer = b""
-        while received := await raw.receive_some():
-            answer += received
-        await raw.aclose()
-        assert frames.goaway(1, 0) in answer
-        assert frames.rst_stream(1, ErrorCode.CANCEL) not in answer
-        assert b"grpc-status\x014" in answer
-
-
-async def test_a_call_that_is_refused_with_the_last_sign_of_life_keeps_nothing_open(autojump_clock: MockClock) -> None:
-    """The connection ends then, and not with the grace."""
     async with memory_server() as (server, _, connect), trio.open_nursery() as nursery:
         raw = connect().stream
         await raw.send_all(HELLO)
@@ -360,18 +262,20 @@ async def test_a_call_that_is_refused_with_the_last_sign_of_life_keeps_nothing_o
         started = trio.current_time()
         nursery.start_soon(server.drain, 10)
         await trio.testing.wait_all_tasks_blocked()
-        acknowledged = frames.ping(bytes(await raw.receive_some())[-8:], ack=True)
-        await raw.send_all(acknowledged + headers(1, request_headers("/test.Echo/Unknown")) + data(1, b"", end=True))
-        answer = b""
-        while received := await raw.receive_some():
-            answer += received
+        sent = frames.ping(bytes(await raw.receive_some())[-8:], ack=True)
+        for part in parts:
+            await raw.send_all(sent + part)
+            await trio.testing.wait_all_tasks_blocked()
+            sent = b""
+        answer = await received_until_closed(raw)
         await raw.aclose()
-        assert b"grpc-status\x0212" in answer
-        assert trio.current_time() - started < 1
+        assert frames.goaway(1, 0) in answer
+        assert frames.rst_stream(1, ErrorCode.CANCEL) not in answer
+        assert status in answer
+        assert trio.current_time() - started == pytest.approx(seconds, abs=1)
 
 
-async def test_drain_ends_with_its_grace(autojump_clock: MockClock) -> None:
-    """Calls that outlast the grace get UNAVAILABLE, then the socket closes; idle connections close at once."""
+async def test_calls_that_outlast_the_grace_of_a_drain_get_unavailable(autojump_clock: MockClock) -> None:
     async with memory_server() as (server, service, connect):
         idle, busy = await connect().start(), await connect().start()
         call = await busy.request("WaitStream")
@@ -389,8 +293,7 @@ async def test_drain_ends_with_its_grace(autojump_clock: MockClock) -> None:
         assert not server.connections
 
 
-async def test_drain_does_not_wait_for_a_peer_that_ignores_it(autojump_clock: MockClock) -> None:
-    """A peer that never answers the PING and never ends its call is closed when the grace is over."""
+async def test_drain_closes_a_peer_that_ignores_it_after_the_grace(autojump_clock: MockClock) -> None:
     async with memory_server() as (server, service, connect):
         raw = connect().stream
         await raw.send_all(HELLO + headers(1, request_headers("/test.Echo/Wait")))
@@ -401,10 +304,8 @@ async def test_drain_does_not_wait_for_a_peer_that_ignores_it(autojump_clock: Mo
         assert not server.connections
 
 
-async def test_a_handler_that_ignores_cancellation_holds_no_socket(autojump_clock: MockClock) -> None:
-    """Drain returns and the peer's socket is closed although the handler has yet to end."""
-    async with memory_server() as (server, service, connect):
-        peer = await connect().start()
+async def test_drain_closes_the_socket_of_a_handler_that_ignores_cancellation(autojump_clock: MockClock) -> None:
+    async with connected() as (peer, server, service):
         await peer.request("Stubborn")
         await service.wait_started()
         await server.drain(3)
@@ -413,10 +314,8 @@ async def test_a_handler_that_ignores_cancellation_holds_no_socket(autojump_cloc
         service.released.set()
 
 
-async def test_an_error_after_the_deadline_is_the_deadlines(autojump_clock: MockClock) -> None:
-    """What a cancelled handler raises on its way out does not hide why it was cancelled."""
-    async with memory_server() as (_, service, connect):
-        peer = await connect().start()
+async def test_an_error_raised_after_the_deadline_is_reported_as_the_deadline(autojump_clock: MockClock) -> None:
+    async with connected() as (peer, _, service):
         call = await peer.request("Stubborn", b"", ("grpc-timeout", "1S"))
         with trio.move_on_after(2):
             await peer.wait_closed()
@@ -424,8 +323,7 @@ async def test_an_error_after_the_deadline_is_the_deadlines(autojump_clock: Mock
         assert (await peer.trailers(call))["grpc-status"] == "4"
 
 
-async def test_no_connection_is_accepted_once_drained(autojump_clock: MockClock) -> None:
-    """Streams handed over after the drain are closed unread."""
+async def test_connections_are_closed_unread_after_a_drain(autojump_clock: MockClock) -> None:
     async with memory_server() as (server, _, _):
         await server.drain(1)
         ours, theirs = trio.testing.memory_stream_pair()
@@ -433,10 +331,8 @@ async def test_no_connection_is_accepted_once_drained(autojump_clock: MockClock)
         assert await ours.receive_some() == b""
 
 
-async def test_an_old_connection_is_drained(autojump_clock: MockClock) -> None:
-    """At its maximum age a connection says GOAWAY and ends with its last call."""
-    async with memory_server(replace(LIMITS, max_connection_age_seconds=50)) as (server, _, connect):
-        peer = await connect().start()
+async def test_a_connection_is_drained_at_its_maximum_age(autojump_clock: MockClock) -> None:
+    async with connected(replace(LIMITS, max_connection_age_seconds=50)) as (peer, server, _):
         call = await peer.request("Chat", b"1", end=False)
         await peer.wait_for(h2.events.ConnectionTerminated)
         assert 50 <= trio.current_time() < 53
@@ -448,7 +344,6 @@ async def test_an_old_connection_is_drained(autojump_clock: MockClock) -> None:
 
 
 async def test_connections_above_the_limit_are_closed(autojump_clock: MockClock) -> None:
-    """One connection more than allowed is closed, and the others stay."""
     async with memory_server(replace(LIMITS, max_connections=1)) as (server, _, connect):
         peer = await connect().start()
         assert await connect().stream.receive_some() == b""
@@ -464,6 +359,7 @@ async def test_connections_above_the_limit_are_closed(autojump_clock: MockClock)
         ("Unary", b"", [], "12"),
         ("Unary", b"\1" + message(b"z")[1:], [], "13"),
         ("Unary", message(b"x" * 2_000), [], "8"),
+        ("Unary", message(b"x" * 2_000)[:5], [], "8"),
         ("Unary", b"\1" + message(gzip.compress(bytes(5_000), mtime=0))[1:], [("grpc-encoding", "gzip")], "8"),
         ("Unary", b"\1" + message(b"not gzip")[1:], [("grpc-encoding", "gzip")], "3"),
         ("Unary", message(b"x"), [("grpc-encoding", "snappy")], "12"),
@@ -473,12 +369,10 @@ async def test_connections_above_the_limit_are_closed(autojump_clock: MockClock)
         ("Nothing", message(b""), [], "12"),
     ],
 )
-async def test_bad_requests_have_their_status(
+async def test_a_malformed_request_gets_its_status_and_the_connection_stays_usable(
     autojump_clock: MockClock, method: str, body: bytes, extra: list[tuple[str, str]], status: str
 ) -> None:
-    """Each malformed request gets a status of its own and leaves the connection usable."""
-    async with memory_server(replace(LIMITS, max_receive_message_bytes=1_000)) as (_, _, connect):
-        peer = await connect().start()
+    async with connected(replace(LIMITS, max_receive_message_bytes=1_000)) as (peer, _, _):
         call = await peer.request(method, None, *extra, end=False)
         peer.h2.send_data(call, body, end_stream=True)
         await peer.flush()
@@ -486,21 +380,27 @@ async def test_bad_requests_have_their_status(
         assert (await peer.trailers(await peer.request("Unary")))["grpc-status"] == "0"
 
 
-async def test_requests_that_are_not_grpc_are_answered_as_http(autojump_clock: MockClock) -> None:
-    """A wrong content type is 415, GET is 405."""
-    async with memory_server() as (_, _, connect):
-        peer = await connect().start()
-        for stream_id, method, status in ((1, "POST", "415"), (3, "GET", "405")):
-            pairs = [(":method", method), (":scheme", "http"), (":path", "/"), (":authority", "x")]
-            peer.h2.send_headers(stream_id, pairs, end_stream=True)
-            await peer.flush()
-            assert (await peer.trailers(stream_id))[":status"] == status
+@pytest.mark.parametrize(
+    ("method", "extra", "status"),
+    [
+        ("GET", [], "405"),
+        ("POST", [], "415"),
+        ("POST", [("content-type", "application/json")], "415"),
+        ("POST", [("content-type", "application/grpcish")], "415"),
+    ],
+)
+async def test_requests_that_are_not_grpc_get_an_http_status(
+    autojump_clock: MockClock, method: str, extra: list[tuple[str, str]], status: str
+) -> None:
+    async with connected() as (peer, _, _):
+        pairs = [(":method", method), (":scheme", "http"), (":path", "/"), (":authority", "x"), *extra]
+        peer.h2.send_headers(1, pairs, end_stream=True)
+        await peer.flush()
+        assert (await peer.trailers(1))[":status"] == status
 
 
-async def test_responses_wait_for_the_clients_window(autojump_clock: MockClock) -> None:
-    """A response flows piece by piece as the client opens its windows, and its neighbour is not held up."""
-    async with memory_server() as (_, _, connect):
-        peer = await connect().start()
+async def test_a_response_waits_for_its_window_without_blocking_other_streams(autojump_clock: MockClock) -> None:
+    async with connected() as (peer, _, _):
         peer.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 10})
         await peer.flush()
         slow = await peer.request("Split", b"2 100")
@@ -519,10 +419,8 @@ async def test_responses_wait_for_the_clients_window(autojump_clock: MockClock) 
         assert peer.body(slow) == message(b"s" * 100) * 2
 
 
-async def test_a_message_larger_than_all_windows_is_received(autojump_clock: MockClock) -> None:
-    """A reader that waits for the rest of a message credits what has come, so many halves do not block each other."""
-    async with memory_server() as (_, _, connect):
-        peer = await connect().start()
+async def test_messages_larger_than_all_windows_are_received_concurrently(autojump_clock: MockClock) -> None:
+    async with connected() as (peer, _, _):
         size = 300_000
         calls = [await peer.request("Unary", None, end=False) for _ in range(8)]
         left = {call: message(bytes([call]) * size) for call in calls}
@@ -548,10 +446,8 @@ async def test_a_message_larger_than_all_windows_is_received(autojump_clock: Moc
             assert peer.body(call) == message(bytes([call]) * size)
 
 
-async def test_a_handler_that_does_not_read_is_sent_no_more_than_a_window(autojump_clock: MockClock) -> None:
-    """What a handler leaves unread is bounded by its window, and frees the connection's when the call ends."""
-    async with memory_server() as (server, service, connect):
-        peer = await connect().start()
+async def test_unread_request_bytes_are_bounded_by_the_stream_window(autojump_clock: MockClock) -> None:
+    async with connected() as (peer, server, service):
         await trio.testing.wait_all_tasks_blocked()
         call = await peer.request("Wait", None, end=False)
         await service.wait_started()
@@ -568,10 +464,8 @@ async def test_a_handler_that_does_not_read_is_sent_no_more_than_a_window(autoju
         assert (connection.core.streams, server.active_calls) == ({}, 0)
 
 
-async def test_one_task_sends_at_a_time(autojump_clock: MockClock) -> None:
-    """A second message while the first still waits for the client's window is an error, not a mixture of both."""
-    async with memory_server() as (server, _, connect):
-        peer = await connect().start()
+async def test_a_second_concurrent_send_on_a_call_is_an_error(autojump_clock: MockClock) -> None:
+    async with connected() as (peer, server, _):
         peer.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 10})
         await peer.flush()
         stream_id = await peer.request("Split", b"1 100")
@@ -586,19 +480,7 @@ async def test_one_task_sends_at_a_time(autojump_clock: MockClock) -> None:
         assert peer.body(stream_id) == message(b"s" * 100)
 
 
-async def test_trailers_of_the_client_end_its_request(autojump_clock: MockClock) -> None:
-    """HEADERS with END_STREAM after DATA close the request like an empty DATA frame."""
-    async with memory_server() as (_, _, connect):
-        peer = await connect().start()
-        call = await peer.request("Join", b"body", end=False)
-        peer.h2.send_headers(call, [("x-checksum", "1")], end_stream=True)
-        await peer.flush()
-        assert (await peer.trailers(call))["grpc-status"] == "0"
-        assert peer.body(call) == message(b"body")
-
-
-async def test_an_early_answer_tolerates_what_is_still_in_flight(autojump_clock: MockClock) -> None:
-    """DATA that was sent before the client saw the answer is dropped without harm."""
+async def test_data_in_flight_after_an_early_answer_is_dropped(autojump_clock: MockClock) -> None:
     async with memory_server() as (_, _, connect):
         raw = connect().stream
         await raw.send_all(HELLO + headers(1, request_headers("/test.Echo/Nothing")))
@@ -612,8 +494,7 @@ async def test_an_early_answer_tolerates_what_is_still_in_flight(autojump_clock:
         assert answer.count(b"grpc-status") == 2
 
 
-async def test_a_peer_that_does_not_read_loses_its_connection(autojump_clock: MockClock) -> None:
-    """Answers to control frames are not hoarded for a peer that never reads them."""
+async def test_a_peer_that_never_reads_control_frames_loses_its_connection(autojump_clock: MockClock) -> None:
     limits = replace(LIMITS, max_pings_per_second=10**9, max_write_backlog_bytes=10_000)
     async with memory_server(limits, trio.testing.lockstep_stream_pair) as (server, _, connect):
         raw = connect().stream
@@ -625,8 +506,7 @@ async def test_a_peer_that_does_not_read_loses_its_connection(autojump_clock: Mo
         assert not server.connections
 
 
-async def test_senders_wait_for_the_writer(autojump_clock: MockClock) -> None:
-    """With a peer that reads nothing a producer stops at the high-water mark, however wide the windows are."""
+async def test_a_producer_stops_at_the_high_water_mark_of_an_unread_connection(autojump_clock: MockClock) -> None:
     wide = frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 2**30}) + frames.window_update(0, 2**30)
     async with memory_server(make_pair=trio.testing.lockstep_stream_pair) as (server, service, connect):
         raw = connect().stream
@@ -641,12 +521,10 @@ async def test_senders_wait_for_the_writer(autojump_clock: MockClock) -> None:
         await raw.aclose()
 
 
-async def test_unforeseen_errors_are_logged_and_contained(
+async def test_a_handler_bug_is_internal_to_its_caller_and_logged_with_its_traceback(
     autojump_clock: MockClock, logs: list[MutableMapping[str, Any]]
 ) -> None:
-    """A bug in a handler is INTERNAL for its caller, a traceback in the log, and nothing for its neighbours."""
-    async with memory_server() as (_, _, connect):
-        peer = await connect().start()
+    async with connected() as (peer, _, _):
         waiting = await peer.request("Chat", b"1", end=False)
         call = await peer.request("Fail", b"a bug")
         trailers = await peer.trailers(call)
@@ -660,19 +538,7 @@ async def test_unforeseen_errors_are_logged_and_contained(
     assert isinstance(entry["exc_info"], ZeroDivisionError)
 
 
-async def test_unknown_and_odd_frames_change_nothing(autojump_clock: MockClock) -> None:
-    """Extensions, PRIORITY and padding are taken."""
-    async with memory_server() as (_, _, connect):
-        raw = connect().stream
-        odd = frame(99, 0xFF, 1, b"?") + frame(frames.FrameType.PRIORITY, 0, 1, bytes(5))
-        padded = frame(frames.FrameType.DATA, 0x9, 1, b"\x04" + message(b"padded") + bytes(4))
-        await raw.send_all(HELLO + odd + headers(1) + padded)
-        await trio.testing.wait_all_tasks_blocked()
-        assert message(b"padded") in await raw.receive_some()
-
-
-async def test_faults_of_one_peer_are_one_line_and_a_count(autojump_clock: MockClock) -> None:
-    """Whoever breaks the protocol again and again fills no log."""
+async def test_repeated_protocol_faults_of_a_peer_are_logged_once_with_a_count(autojump_clock: MockClock) -> None:
     with capture_logs() as lines:
         async with memory_server() as (_, _, connect):
             for _ in range(20):
@@ -680,6 +546,6 @@ async def test_faults_of_one_peer_are_one_line_and_a_count(autojump_clock: MockC
                 await peer.stream.send_all(frame(frames.FrameType.DATA, 0, 0, b"x"))
                 await peer.wait_closed()
             await trio.sleep(61)
-    told = [line for line in lines if "fault" in line["event"]]
-    assert [line["event"] for line in told] == ["connection fault", "fault repeated"]
-    assert told[1]["times"] == 19
+    faults = [line for line in lines if "fault" in line["event"]]
+    assert [line["event"] for line in faults] == ["connection fault", "fault repeated"]
+    assert faults[1]["times"] == 19

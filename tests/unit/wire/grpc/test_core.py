@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from grpclib.const import Status
 from hpack import Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,31 +23,23 @@ from ovmstrio.wire.grpc.events import (
     WindowOpened,
 )
 from ovmstrio.wire.grpc.frames import MAX_WINDOW, ConnectionFault, ErrorCode, FrameType, Setting
+from ovmstrio.wire.grpc.headers import HeaderDecoder, RequestHead
+from ovmstrio.wire.grpc.replies import trailers_block
+from tests.support.bare_http2 import END_HEADERS, END_STREAM, frame
 from tests.support.examples import examples
-from tests.unit.wire.grpc.bytes_client import (
-    END_HEADERS,
-    END_STREAM,
-    HELLO,
-    data,
-    frame,
-    headers,
-    message,
-    receive_all,
-    request_headers,
-)
+from tests.unit.wire.grpc.bytes_client import HELLO, data, decoded, headers, message, receive_all, request_headers
 
 LIMITS = TransportLimits.for_test()
 
 
 def core_after(*script: bytes, limits: TransportLimits = LIMITS) -> tuple[Http2Core, list[Event]]:
-    """Feed a core with the preface and a script; drop what it says of itself at the start."""
+    """Return a core that has received the preface and a script, with the events of the script."""
     core = Http2Core(limits, lambda: 0.0)
     core.take_outbound()
     return core, receive_all(core, HELLO + b"".join(script))
 
 
 def summary(events: list[Event]) -> list[tuple[str, object]]:
-    """Say what events mean in values that compare."""
     result: list[tuple[str, object]] = []
     for event in events:
         detail: object = None
@@ -57,12 +52,11 @@ def summary(events: list[Event]) -> list[tuple[str, object]]:
 
 
 def without_windows(events: list[Event]) -> list[tuple[str, object]]:
-    """Say what events mean, apart from windows, of which once a read is told."""
+    """Summarise events without WindowOpened, which occurs once per read."""
     return [each for each in summary(events) if each[0] != WindowOpened.__name__]
 
 
 def valid_script() -> bytes:
-    """Make a session with every kind of frame that a client may send."""
     encoder = Encoder()
     return b"".join(
         [
@@ -90,8 +84,7 @@ def valid_script() -> bytes:
 
 @given(st.lists(st.integers(1, len(valid_script()) - 1)))
 @settings(max_examples=examples(60), deadline=None)
-def test_how_bytes_are_cut_makes_no_difference(cuts: list[int]) -> None:
-    """Any split of a valid session gives the same events and the same answers."""
+def test_splits_of_a_session_do_not_change_its_events_and_answers(cuts: list[int]) -> None:
     script = valid_script()
     whole = Http2Core(LIMITS, lambda: 0.0)
     expected = without_windows(whole.receive(script))
@@ -110,7 +103,6 @@ def test_how_bytes_are_cut_makes_no_difference(cuts: list[int]) -> None:
 @given(st.binary(max_size=400), st.booleans())
 @settings(max_examples=examples(150), deadline=None)
 def test_garbage_raises_nothing_but_connection_faults(garbage: bytes, after_hello: bool) -> None:
-    """Random bytes, with or without a preface before them, are taken or refused, never a crash."""
     core = Http2Core(LIMITS, lambda: 0.0)
     try:
         core.receive((HELLO if after_hello else b"") + garbage)
@@ -121,8 +113,9 @@ def test_garbage_raises_nothing_but_connection_faults(garbage: bytes, after_hell
 
 @given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 255), st.integers(0, 6), st.binary(max_size=40))))
 @settings(max_examples=examples(200), deadline=None)
-def test_random_frames_raise_nothing_but_connection_faults(script: list[tuple[int, int, int, bytes]]) -> None:
-    """Well-framed nonsense is taken or refused, and windows of open streams stay within their bounds."""
+def test_random_frames_raise_only_connection_faults_and_keep_windows_in_bounds(
+    script: list[tuple[int, int, int, bytes]],
+) -> None:
     core, _ = core_after(headers(1))
     try:
         for kind, flags, stream_id, payload in script:
@@ -186,8 +179,7 @@ FAULTS: dict[str, tuple[bytes, ErrorCode]] = {
 
 
 @pytest.mark.parametrize(("script", "code"), FAULTS.values(), ids=FAULTS)
-def test_broken_rules_of_the_connection(script: bytes, code: ErrorCode) -> None:
-    """Each broken rule is a fault with the error code that RFC 9113 asks for."""
+def test_a_connection_error_has_the_code_of_rfc_9113(script: bytes, code: ErrorCode) -> None:
     limits = TransportLimits(connection_window_bytes=65_535, stream_window_bytes=1_000_000)
     core = Http2Core(limits, lambda: 0.0)
     with pytest.raises(ConnectionFault) as caught:
@@ -199,8 +191,7 @@ def test_broken_rules_of_the_connection(script: bytes, code: ErrorCode) -> None:
     "start",
     [b"GET / HTTP/1.1\r\n", b"PRI * HTTP/2.1", b"\x16\x03\x01", frames.PREFACE + frames.ping(bytes(8), ack=False)],
 )
-def test_a_connection_begins_with_preface_and_settings(start: bytes) -> None:
-    """Anything else at the start is a protocol error."""
+def test_a_connection_must_begin_with_preface_and_settings(start: bytes) -> None:
     with pytest.raises(ConnectionFault) as caught:
         Http2Core(LIMITS, lambda: 0.0).receive(start)
     assert caught.value.code is ErrorCode.PROTOCOL_ERROR
@@ -227,21 +218,18 @@ STREAM_ERRORS: dict[str, tuple[bytes, ErrorCode]] = {
 
 
 @pytest.mark.parametrize(("script", "code"), STREAM_ERRORS.values(), ids=STREAM_ERRORS)
-def test_broken_rules_of_one_stream(script: bytes, code: ErrorCode) -> None:
-    """Each costs that stream only: it is reset, and the next one is served."""
+def test_a_stream_error_resets_only_its_stream(script: bytes, code: ErrorCode) -> None:
     core, _ = core_after(script)
     assert frames.rst_stream(1, code) in core.outbound
     assert summary(core.receive(headers(3))) == [("RequestStarted", 3)]
 
 
-def test_a_first_settings_frame_is_acknowledged() -> None:
-    """The acknowledgement of SETTINGS and the answer to PING go out."""
+def test_settings_and_pings_are_acknowledged() -> None:
     core, _ = core_after(frames.ping(b"87654321", ack=False))
     assert core.outbound == frames.settings_ack() + frames.ping(b"87654321", ack=True)
 
 
-def test_streams_above_the_limit_are_refused() -> None:
-    """One stream more than granted is reset with REFUSED_STREAM, and a released one makes room."""
+def test_streams_above_the_limit_are_refused_until_one_is_released() -> None:
     core, _ = core_after(headers(1), headers(3), limits=TransportLimits(max_concurrent_streams=1))
     assert frames.rst_stream(3, ErrorCode.REFUSED_STREAM) in core.outbound
     core.receive(data(3, b"in flight", end=True))
@@ -249,8 +237,7 @@ def test_streams_above_the_limit_are_refused() -> None:
     assert summary(core.receive(headers(5))) == [("RequestStarted", 5)]
 
 
-def test_initial_windows_apply_to_open_streams() -> None:
-    """A smaller INITIAL_WINDOW_SIZE may turn a window negative; a larger one opens it again."""
+def test_a_new_initial_window_size_applies_to_open_streams() -> None:
     core, _ = core_after(headers(1))
     stream = core.streams[1]
     core.send_data(stream, b"", bytes(10_000))
@@ -266,8 +253,7 @@ def test_initial_windows_apply_to_open_streams() -> None:
         )
 
 
-def test_a_peer_without_a_header_table_is_told_that_none_is_used() -> None:
-    """The first header block after a smaller HEADER_TABLE_SIZE begins with the size update, later ones do not."""
+def test_a_smaller_header_table_is_announced_once_in_the_next_block() -> None:
     core, _ = core_after(frames.settings({Setting.HEADER_TABLE_SIZE: 0}), headers(1))
     core.take_outbound()
     core.send_headers(core.streams[1], b"\x88")
@@ -275,8 +261,7 @@ def test_a_peer_without_a_header_table_is_told_that_none_is_used() -> None:
     assert core.outbound == frame(FrameType.HEADERS, 4, 1, b"\x20\x88") + frame(FrameType.HEADERS, 4, 1, b"\x88")
 
 
-def test_long_header_blocks_are_continued() -> None:
-    """A block longer than a frame goes out as HEADERS and CONTINUATION, and one that comes so is read."""
+def test_long_header_blocks_are_sent_and_read_with_continuation_frames() -> None:
     core, _ = core_after(headers(1))
     core.take_outbound()
     core.send_headers(core.streams[1], bytes(40_000), end_stream=True)
@@ -295,8 +280,7 @@ def test_long_header_blocks_are_continued() -> None:
     ]
 
 
-def test_credit_follows_consumption() -> None:
-    """Windows are opened when half of them has been consumed, and never for what waits unread."""
+def test_a_window_opens_when_half_of_it_is_consumed() -> None:
     core, _ = core_after(headers(1), data(1, bytes(16_384)), data(1, bytes(16_384)))
     core.take_outbound()
     stream = core.streams[1]
@@ -307,8 +291,7 @@ def test_credit_follows_consumption() -> None:
     assert stream.uncredited == 0
 
 
-def test_released_streams_give_their_bytes_back() -> None:
-    """What a released stream had not read is credited to the connection, and late DATA of it too."""
+def test_unread_and_late_data_of_a_released_stream_is_credited_to_the_connection() -> None:
     core, _ = core_after(headers(1), data(1, bytes(16_384)) * 3)
     core.take_outbound()
     core.release(core.streams[1])
@@ -316,16 +299,6 @@ def test_released_streams_give_their_bytes_back() -> None:
     core.receive(data(1, bytes(16_384)) * 9)
     assert frames.window_update(0, 16_384 * 8) in core.outbound
     assert core.outbound.startswith(frames.rst_stream(1, ErrorCode.CANCEL))
-
-
-def test_an_answer_before_the_end_of_the_request_asks_to_stop() -> None:
-    """A complete answer to an incomplete request is followed by RST_STREAM with NO_ERROR."""
-    core, _ = core_after(headers(1))
-    core.take_outbound()
-    stream = core.streams[1]
-    core.send_headers(stream, b"\x88", end_stream=True)
-    core.release(stream)
-    assert core.outbound.endswith(frames.rst_stream(1, ErrorCode.NO_ERROR))
 
 
 def _many(make: Callable[[int], bytes]) -> bytes:
@@ -347,14 +320,12 @@ FLOODS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
 def test_floods_are_answered_with_enhance_your_calm(flood: bytes) -> None:
-    """More cheap frames in a second than the limits allow end the connection."""
     with pytest.raises(ConnectionFault) as caught:
         core_after(flood)
     assert caught.value.code is ErrorCode.ENHANCE_YOUR_CALM
 
 
-def test_what_is_too_much_in_a_second_is_fine_in_a_minute() -> None:
-    """The rates count by the second."""
+def test_rate_limits_count_frames_per_second() -> None:
     now = [0.0]
     core = Http2Core(LIMITS, lambda: now[0])
     core.receive(HELLO)
@@ -364,8 +335,7 @@ def test_what_is_too_much_in_a_second_is_fine_in_a_minute() -> None:
     assert core.outbound.count(frames.ping(bytes(8), ack=True)) == 200
 
 
-def test_pings_that_measure_our_data_are_no_flood() -> None:
-    """Clients that ping for each burst of data they receive are not mistaken for attackers."""
+def test_one_ping_per_sent_message_is_not_a_flood() -> None:
     core, _ = core_after(headers(1))
     for _ in range(200):
         core.send_data(core.streams[1], b"\0\0\0\0\1", b"x")
@@ -373,8 +343,7 @@ def test_pings_that_measure_our_data_are_no_flood() -> None:
     assert core.outbound.count(frames.ping(bytes(8), ack=True)) == 200
 
 
-def test_requests_that_come_together_get_their_turns() -> None:
-    """Only as many are handed over at once as run within some milliseconds, and all of them in the end."""
+def test_requests_of_one_read_are_started_in_several_turns() -> None:
     pairs = request_headers("/test.Echo/Unary")
     script = b"".join(headers(n, pairs) + data(n, message(b"x"), end=True) for n in range(1, 201, 2))
     core = Http2Core(TransportLimits(), lambda: 0.0)
@@ -391,7 +360,6 @@ ROOMY = TransportLimits(stream_window_bytes=2**22, connection_window_bytes=2**24
 
 
 def _large_script() -> tuple[bytes, bytes]:
-    """Frames of all sizes on two streams, one of them padded; and what the first stream gets by them."""
     contents = [bytes([number]) * size for number, size in enumerate(LARGE_SIZES)]
     frames_of_data = [data(1, content) for content in contents]
     padded = frame(FrameType.DATA, 8, 1, b"\x05" + b"p" * 50_000 + bytes(5))
@@ -404,8 +372,7 @@ def _large_script() -> tuple[bytes, bytes]:
 
 @given(st.lists(st.integers(1, 1_400_000), max_size=30), st.sampled_from([1_000_000, 65_536, 10_007]))
 @settings(max_examples=examples(40), deadline=None)
-def test_large_frames_may_be_cut_anywhere(cuts: list[int], longest: int) -> None:
-    """Their bytes are the same, whatever has come of them in one read; nothing of them waits for the rest."""
+def test_large_frames_are_passed_on_as_they_arrive_however_they_are_split(cuts: list[int], longest: int) -> None:
     script, expected = _large_script()
     core = Http2Core(ROOMY, lambda: 0.0)
     edges = sorted({0, *range(0, len(script), longest), *(cut for cut in cuts if cut < len(script)), len(script)})
@@ -421,8 +388,7 @@ def test_large_frames_may_be_cut_anywhere(cuts: list[int], longest: int) -> None
     assert set(core.streams) == {1, 3, 5}
 
 
-def test_large_payloads_are_sent_as_they_are() -> None:
-    """In frames as large as the peer takes, a quarter of a mebibyte at most, and without a copy."""
+def test_large_payloads_are_sent_without_a_copy() -> None:
     core = Http2Core(ROOMY, lambda: 0.0)
     peer_settings = {Setting.MAX_FRAME_SIZE: 2**24 - 1, Setting.INITIAL_WINDOW_SIZE: 2**24}
     receive_all(
@@ -441,3 +407,92 @@ def test_large_payloads_are_sent_as_they_are() -> None:
     )
     assert any(isinstance(each, memoryview) and each.obj is message for each in sent)
     assert core.waiting_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"max_concurrent_streams": 0},
+        {"max_receive_message_bytes": -1},
+        {"stream_window_bytes": 65_534},
+        {"connection_window_bytes": 2**31},
+        {"keepalive_idle_seconds": -1.0},
+        {"handshake_seconds": float("nan")},
+    ],
+)
+def test_impossible_limits_are_refused_by_name(bad: dict[str, Any]) -> None:
+    (name,) = bad
+    with pytest.raises(ValueError, match=f"^{name}: expected at"):
+        TransportLimits(**bad)
+
+
+def head_of(*extra: tuple[str, str], limit: int = 16_384) -> RequestHead:
+    head = HeaderDecoder(limit).request(Encoder().encode(request_headers("/a/B", *extra)))
+    assert isinstance(head, RequestHead)
+    return head
+
+
+def refusal_of(head: RequestHead) -> dict[str, str]:
+    assert head.refusal is not None
+    return dict(decoded(head.refusal))
+
+
+def test_path_timeout_encoding_and_length_are_read() -> None:
+    plain = head_of()
+    assert (plain.path, plain.timeout_seconds, plain.encoding, plain.content_length) == (
+        "/a/B",
+        math.inf,
+        "identity",
+        None,
+    )
+    head = head_of(("grpc-timeout", "1500m"), ("grpc-encoding", "gzip"), ("content-length", "7"))
+    assert (head.timeout_seconds, head.encoding, head.content_length, head.refusal) == (1.5, "gzip", 7, None)
+
+
+def test_decoded_blocks_are_forgotten_when_the_table_changes() -> None:
+    decoder = HeaderDecoder(16_384)
+    post_http, newest_entry = b"\x83\x86", b"\xbe"
+    paths = []
+    for path in (b"/a", b"/b"):
+        decoder.request(post_http + b"\x44\x02" + path)  # a literal :path that enters the table
+        for _ in range(2):
+            head = decoder.request(post_http + newest_entry)
+            assert isinstance(head, RequestHead)
+            paths.append(head.path)
+    assert paths == ["/a", "/a", "/b", "/b"]
+
+
+def test_blocks_that_change_the_table_are_decoded_each_time() -> None:
+    decoder = HeaderDecoder(16_384)
+    block = Encoder().encode(request_headers())
+    assert decoder.request(block) is not decoder.request(block)
+
+
+@pytest.mark.parametrize("content_type", ["application/grpc+proto", "application/grpc;charset=utf-8"])
+def test_subtypes_and_parameters_of_the_grpc_content_type_are_accepted(content_type: str) -> None:
+    pairs = [(":method", "POST"), (":scheme", "https"), (":path", "/a/B"), ("content-type", content_type)]
+    head = HeaderDecoder(16_384).request(Encoder().encode(pairs))
+    assert isinstance(head, RequestHead)
+    assert head.refusal is None
+
+
+@pytest.mark.parametrize("timeout", ["", "5", "S", "-1S", "1.5S", "123456789S", "99999999999S", "5 S", "٣S"])
+def test_bad_timeouts_are_invalid_arguments(timeout: str) -> None:
+    answer = refusal_of(head_of(("grpc-timeout", timeout)))
+    assert answer["grpc-status"] == str(Status.INVALID_ARGUMENT.value)
+    assert "grpc-timeout" in answer["grpc-message"]
+
+
+def test_header_lists_above_the_limit_are_refused_with_both_sizes() -> None:
+    answer = refusal_of(head_of(("x-long", "v" * 2_000), limit=1_000))
+    assert answer["grpc-status"] == str(Status.RESOURCE_EXHAUSTED.value)
+    assert "limit of 1000 bytes (max_header_list_bytes)" in answer["grpc-message"]
+    with pytest.raises(ConnectionFault):
+        head_of(("x-long", "v" * 5_000), limit=1_000)
+
+
+@pytest.mark.parametrize("text", ["x" * 10_000, "é" * 5_000, "ab" + "é" * 5_000, "a" + "é" * 5_000, "\ud800" * 9_000])
+def test_long_status_messages_are_cut_outside_of_escapes(text: str) -> None:
+    message = dict(decoded(trailers_block(Status.INTERNAL, text)))["grpc-message"]
+    assert 4_000 < len(message) <= 4_096
+    assert len(message.rsplit("%", 1)[-1]) >= 2

@@ -1,5 +1,3 @@
-"""The one form of errors."""
-
 from __future__ import annotations
 
 import json
@@ -7,48 +5,47 @@ import time
 
 import orjson
 import pytest
+from grpclib.const import Status
 
+from ovmstrio.core import errors
 from ovmstrio.core.errors import InvalidRequest, NotFound, Overloaded
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.events import CallEvent, Door, WireRequest
+from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.wire.http.answers import JSON_TYPE, answer_head, error_answer, json_answer, plain_answer
-
-TEXT = "internal error; the server's log has the details"
-
-
-def test_an_error_is_an_object_with_its_text() -> None:
-    """The status is that of its class."""
-    answer = error_answer(NotFound("nobody is here"))
-    assert (answer.status, answer.body) == (404, b'{"error":"nobody is here"}')
-    assert answer.headers == JSON_TYPE == (("content-type", "application/json"),)
+from ovmstrio.wire.http.told_requests import ToldRequests
+from ovmstrio.wire.statuses import STATUS_OF, map_error, status_of
 
 
-def test_what_nobody_foresaw_tells_nothing() -> None:
-    """Internals stay in the log."""
-    answer = error_answer(KeyError("a secret"))
-    assert (answer.status, orjson.loads(answer.content)) == (500, {"error": TEXT})
+@pytest.mark.parametrize(
+    ("error", "status", "body"),
+    [
+        (NotFound("missing"), 404, b'{"error":"missing"}'),
+        (KeyError("a secret"), 500, b'{"error":"internal error; the server\'s log has the details"}'),
+    ],
+    ids=["domain error", "unexpected error"],
+)
+def test_an_error_is_a_json_object_without_internals(error: Exception, status: int, body: bytes) -> None:
+    answer = error_answer(error)
+    assert (answer.status, answer.body, answer.headers) == (status, body, (("content-type", "application/json"),))
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.1, "1"), (1.0, "1"), (1.4, "2"), (7.6, "8")])
-def test_an_overload_says_when_to_come_again(seconds: float, header: str) -> None:
-    """In whole seconds, at least one, and never earlier than it helps."""
+def test_retry_after_is_in_seconds_rounded_up(seconds: float, header: str) -> None:
     answer = error_answer(Overloaded("full", retry_after_seconds=seconds))
     assert (answer.status, dict(answer.headers)["retry-after"]) == (429, header)
 
 
-def test_a_long_text_is_cut() -> None:
-    """An error that quotes its request does not send all of it back."""
+def test_long_error_texts_are_cut() -> None:
     text = orjson.loads(error_answer(InvalidRequest("x" * 1_000_000)).content)["error"]
     assert text == "x" * 4096 + "..."
 
 
-def test_a_text_that_is_not_unicode_is_still_told() -> None:
-    """File names may hold any bytes, and end up in reasons."""
+def test_texts_with_surrogates_are_written_as_json() -> None:
     assert json.loads(json_answer({"reason": "broken \udcff name"}).content) == {"reason": "broken \udcff name"}
 
 
-def test_a_plain_answer_is_what_the_general_way_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its head is remembered, for a second."""
+def test_a_plain_answer_equals_head_and_body(monkeypatch: pytest.MonkeyPatch) -> None:
     for now in (1.0, 1.9, 2.0, 86_400.0):
         monkeypatch.setattr(time, "time", lambda now=now: now)
         for body in (b"", b"{}", b"x" * 2**16):
@@ -58,17 +55,78 @@ def test_a_plain_answer_is_what_the_general_way_writes(monkeypatch: pytest.Monke
                 assert plain_answer(answer) == head + body
 
 
+class _Observer:
+    def __init__(self) -> None:
+        self.ended: list[WireRequest] = []
+
+    needs_every = True
+
+    def samples(self, traceparent: str) -> bool | None:
+        raise AssertionError(f"{traceparent}: every request over HTTP is reported")
+
+    def request_ended(self, request: WireRequest) -> None:
+        self.ended.append(request)
+
+
+def test_bytes_of_views_and_pieced_answers_are_counted() -> None:
+    observer = _Observer()
+    reporter = ToldRequests(observer)
+    view = memoryview(bytes(70_000))
+    requests = HttpRequest("POST", "/", "", (), b"12345"), HttpRequest("POST", "/", "", (), b"", view=view)
+    answers = HttpAnswer(200, (), b"123"), HttpAnswer(200, (), PiecedMessage([b"{}", bytes(80_000)]))
+    for request, answer in zip(requests, answers, strict=True):
+        assert reporter.answered(reporter.begin(request), answer) is answer
+    assert [(each.received, each.sent) for each in observer.ended] == [(5, 3), (70_000, 80_002)]
+
+
+def test_a_reported_request_has_no_reference_to_its_call() -> None:
+    observer = _Observer()
+    reporter = ToldRequests(observer)
+    request = reporter.begin(HttpRequest("POST", "/", "", (), b"12345"))
+    request.event = CallEvent("m", "1", "model", Door("KServe", "REST"), "infer", request=request)
+    reporter.answered(request, HttpAnswer(200))
+    assert observer.ended == [request]
+    assert request.event is None
+
+
+def _subclasses(cls: type[errors.ServerError]) -> set[type[errors.ServerError]]:
+    return {cls}.union(*(_subclasses(child) for child in cls.__subclasses__()))
+
+
+def test_every_error_class_has_statuses() -> None:
+    defined = {cls for cls in _subclasses(errors.ServerError) if cls.__module__ == errors.__name__}
+    assert defined == set(STATUS_OF)
+
+
+@pytest.mark.parametrize(("cls", "row"), STATUS_OF.items())
+def test_statuses_are_failures(cls: type[errors.ServerError], row: tuple[Status, int]) -> None:
+    grpc, http = row
+    assert grpc is not Status.OK
+    assert 400 <= http < 600 or (cls, http) == (errors.NothingToGather, 204)
+
+
 @pytest.mark.parametrize(
-    "answer",
+    ("error", "grpc", "http"),
     [
-        HttpAnswer(400, JSON_TYPE, b"{}"),
-        HttpAnswer(200, (), b"{}"),
-        HttpAnswer(200, (*JSON_TYPE, ("vary", "Origin"), ("x-length", "2")), b"{}"),
-        HttpAnswer(200, (("vary", "Origin"), *JSON_TYPE), b"{}"),
-        HttpAnswer(200, JSON_TYPE, b"x" * (2**16 + 1)),
-        HttpAnswer(200, JSON_TYPE, PiecedMessage([b"{}"])),
+        (errors.InvalidRequest("why"), Status.INVALID_ARGUMENT, 400),
+        (errors.NotFound("why"), Status.NOT_FOUND, 404),
+        (errors.VersionLoading("why"), Status.UNAVAILABLE, 404),
+        (errors.Overloaded("why"), Status.RESOURCE_EXHAUSTED, 429),
+        (errors.MalformedPayload("why"), Status.INVALID_ARGUMENT, 400),
+        (errors.UserCodeError("why"), Status.INTERNAL, 500),
+        (errors.TooManyRequests("why"), Status.UNAVAILABLE, 503),
+        (errors.QueueTimeout(1.5), Status.UNAVAILABLE, 503),
+        (errors.ServiceLoading("why"), Status.UNAVAILABLE, 503),
+        (errors.StorageFailure("why"), Status.UNAVAILABLE, 503),
     ],
 )
-def test_other_answers_are_not_plain(answer: HttpAnswer) -> None:
-    """They are written with all that there is to say."""
-    assert plain_answer(answer) is None
+def test_errors_are_mapped_to_their_statuses_with_their_text(
+    error: errors.ServerError, grpc: Status, http: int
+) -> None:
+    mapped = map_error(error)
+    assert mapped is not None
+    assert (mapped.status, mapped.message, status_of(error)) == (grpc, str(error), (grpc, http))
+
+
+def test_unexpected_errors_are_not_mapped() -> None:
+    assert map_error(ValueError("secret")) is None

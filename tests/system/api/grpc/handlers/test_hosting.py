@@ -1,12 +1,12 @@
-"""Tests of services of users that come, change and go while the server runs, with clients of grpcio."""
-
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import subprocess
+import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from ovmstrio.config.specs import HandlerSpec, ServableSpec
-from ovmstrio.core.events import CallEvent, Step
+from ovmstrio.core.events import CallEvent, CallObserver
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.registry import Registry
@@ -80,8 +80,8 @@ class Handler:
 
 
 @dataclass
-class Hosting:
-    """A server whose configuration a test changes, with the calls that it has observed."""
+class Hosting(CallObserver):
+    """A server with changing configuration, and its observed calls."""
 
     registry: Registry
     plane: DataPlane
@@ -90,14 +90,8 @@ class Hosting:
     events: list[CallEvent] = field(default_factory=list)
     may_load: trio.Event | None = None
 
-    def call_started(self, event: CallEvent) -> None:
-        """Wait for its end."""
-
-    def call_moved(self, event: CallEvent, step: Step) -> None:
-        """Wait for its end."""
-
     def call_finished(self, event: CallEvent) -> None:
-        """Note it."""
+        """Keep the event."""
         self.events.append(event)
 
     async def listed(self) -> list[str]:
@@ -111,7 +105,7 @@ class Hosting:
         return await with_channel(self.address, work)
 
     async def health(self, service: str) -> Any:
-        """Give the status of a service's health, or of the failure to tell it."""
+        """Return the health of a service, or the status of a failed check."""
 
         def work(channel: Any) -> Any:
             request = health_pb2.HealthCheckRequest(service=service)
@@ -123,12 +117,12 @@ class Hosting:
         return await with_channel(self.address, work)
 
     async def say(self, package: str, text: str = "hello", method: str = "Say") -> str:
-        """Call a method with a text."""
+        """Call a method with a text, and return the text of the reply."""
         reply = await self.ask(f"/{package}.Talk/{method}", StringValue(value=text))
         return str(reply.value)
 
     async def failure(self, package: str, text: str = "hello", method: str = "Say") -> Any:
-        """Give the status that a call fails with."""
+        """Return the status of a call that must fail."""
         with pytest.raises(grpc.RpcError) as caught:
             await self.say(package, text, method)
         return caught.value.code()
@@ -146,16 +140,39 @@ class Hosting:
         return await with_channel(self.address, work)
 
 
+class OpenTalk:
+    """A stream of texts to a handler, which answers each."""
+
+    def __init__(self, channel: Any, package: str) -> None:
+        self._requests: SimpleQueue[StringValue | None] = SimpleQueue()
+        coding = {
+            "request_serializer": StringValue.SerializeToString,
+            "response_deserializer": StringValue.FromString,
+        }
+        method = channel.stream_stream(f"/{package}.Talk/Listen", **coding)
+        self._replies = method(iter(self._requests.get, None), timeout=WAIT_SECONDS)
+
+    async def say(self, text: str) -> str:
+        """Send a text, and return the reply."""
+        self._requests.put(StringValue(value=text))
+        return str((await trio.to_thread.run_sync(next, self._replies)).value)
+
+    async def end(self) -> None:
+        """Half-close the stream, and wait for its end."""
+        self._requests.put(None)
+        assert await trio.to_thread.run_sync(list, self._replies) == []
+
+
 @pytest.fixture
 async def hosting() -> AsyncIterator[Hosting]:
-    """Run a server of which nothing is configured yet."""
+    """Run a server without configured services."""
     async with running() as server:
         yield server
 
 
 @asynccontextmanager
 async def running(**options: Any) -> AsyncIterator[Hosting]:
-    """Run a server while the block lasts; the options are its registry's."""
+    """Run a server; options are those of its registry."""
     async with trio.open_nursery() as outer, trio.open_nursery() as nursery:
 
         async def load(spec: ServableSpec, _version: int, _directory: Path) -> HandlerServable:
@@ -175,20 +192,19 @@ async def running(**options: Any) -> AsyncIterator[Hosting]:
 
 
 def project(folder: Path, package: str, answer: str = "heard", name: str = "") -> HandlerSpec:
-    """Write a project, and give what configures it."""
+    """Write a project, and return its spec."""
     file = write_project(folder, HANDLER.replace("{answer}", answer), protobuf_path="talk.proto")
     (folder / "talk.proto").write_text(PROTO.format(package=package))
     return HandlerSpec(name=name or folder.name, base_path=folder, path=file)
 
 
 def reason_of(hosting: Hosting, name: str) -> str:
-    """Tell why the last load of an entry failed."""
+    """Return why the last load of a service failed."""
     (status,) = hosting.registry.statuses()[name]
     return status.reason
 
 
-async def test_services_come_and_go_with_the_configuration(tmp_path: Path, hosting: Hosting) -> None:
-    """They are called, listed and healthy while what brings them is configured, and unknown before and after."""
+async def test_services_are_served_listed_and_healthy_while_configured(tmp_path: Path, hosting: Hosting) -> None:
     spec = project(tmp_path / "one", "comes")
     await hosting.registry.apply([])
     assert await hosting.failure("comes") is grpc.StatusCode.UNIMPLEMENTED
@@ -203,8 +219,9 @@ async def test_services_come_and_go_with_the_configuration(tmp_path: Path, hosti
         assert await hosting.health("comes.Talk") is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_changed_proto_is_served_while_calls_of_the_old_one_go_on(tmp_path: Path, hosting: Hosting) -> None:
-    """A stream keeps its instance to its end; later calls have the new messages, methods and kinds of methods."""
+async def test_a_changed_proto_is_served_while_streams_of_the_old_one_continue(
+    tmp_path: Path, hosting: Hosting
+) -> None:
     spec = project(tmp_path / "one", "changes")
     await hosting.registry.apply([spec])
     with grpc.insecure_channel(hosting.address) as channel:
@@ -227,8 +244,7 @@ async def test_a_changed_proto_is_served_while_calls_of_the_old_one_go_on(tmp_pa
     assert await with_channel(hosting.address, described) == ["number"]
 
 
-async def test_no_call_fails_while_a_handler_is_loaded_again(tmp_path: Path, hosting: Hosting) -> None:
-    """Each call is answered by what was there before, or by what comes after."""
+async def test_no_call_fails_during_a_reload(tmp_path: Path, hosting: Hosting) -> None:
     spec = project(tmp_path / "one", "again", "old")
     await hosting.registry.apply([spec])
     answers: list[str] = []
@@ -245,8 +261,7 @@ async def test_no_call_fails_while_a_handler_is_loaded_again(tmp_path: Path, hos
     assert set(answers) == {"old hello", "new hello"}
 
 
-async def test_calls_wait_for_what_is_being_loaded(tmp_path: Path, hosting: Hosting) -> None:
-    """A service that is called while the server starts is not unknown."""
+async def test_calls_wait_for_a_service_that_is_loading(tmp_path: Path, hosting: Hosting) -> None:
     answers = []
 
     async def ask() -> None:
@@ -259,8 +274,7 @@ async def test_calls_wait_for_what_is_being_loaded(tmp_path: Path, hosting: Host
     assert answers == ["heard hello"]
 
 
-async def test_calls_are_refused_when_loading_takes_too_long(tmp_path: Path) -> None:
-    """They are told what is not there yet, and that it may be later."""
+async def test_calls_are_unavailable_when_loading_takes_too_long(tmp_path: Path) -> None:
     async with running(load_wait_seconds=0.01) as hosting, trio.open_nursery() as nursery:
         hosting.may_load = trio.Event()
         nursery.start_soon(hosting.registry.apply, [project(tmp_path / "one", "slow")])
@@ -272,8 +286,9 @@ async def test_calls_are_refused_when_loading_takes_too_long(tmp_path: Path) -> 
     assert caught.value.details() == 'handler "one" is not loaded yet'
 
 
-async def test_what_cannot_be_loaded_leaves_its_methods_unknown(tmp_path: Path, hosting: Hosting) -> None:
-    """Its neighbour serves."""
+async def test_a_failed_load_leaves_its_methods_unknown_and_other_services_served(
+    tmp_path: Path, hosting: Hosting
+) -> None:
     good, bad = project(tmp_path / "good", "fine"), project(tmp_path / "bad", "broken")
     (tmp_path / "bad" / "handler.py").write_text("class Handler:\n    pass\n")
     await hosting.registry.apply([bad, good])
@@ -281,8 +296,7 @@ async def test_what_cannot_be_loaded_leaves_its_methods_unknown(tmp_path: Path, 
     assert await hosting.say("fine") == "heard hello"
 
 
-async def test_two_entries_cannot_have_one_service(tmp_path: Path, hosting: Hosting) -> None:
-    """The second is told so with its file and that of the first, which serves; it serves when the first has gone."""
+async def test_a_service_is_served_by_one_entry_only(tmp_path: Path, hosting: Hosting) -> None:
     first, second = project(tmp_path / "first", "shared", "1"), project(tmp_path / "second", "shared", "2")
     await hosting.registry.apply([first])
     result = await hosting.registry.apply([first, second])
@@ -296,15 +310,13 @@ async def test_two_entries_cannot_have_one_service(tmp_path: Path, hosting: Host
     assert await hosting.listed() == ["shared.Talk"]
 
 
-async def test_a_project_may_change_its_name(tmp_path: Path, hosting: Hosting) -> None:
-    """What is not configured any more is in nobody's way."""
+async def test_a_project_may_be_renamed(tmp_path: Path, hosting: Hosting) -> None:
     await hosting.registry.apply([project(tmp_path / "one", "renamed", name="before")])
     assert not (await hosting.registry.apply([project(tmp_path / "one", "renamed", name="after")])).failures
     assert await hosting.say("renamed") == "heard hello"
 
 
-async def test_the_servers_own_services_are_taken(tmp_path: Path, hosting: Hosting) -> None:
-    """A project cannot have one of them."""
+async def test_services_of_the_server_cannot_be_replaced(tmp_path: Path, hosting: Hosting) -> None:
     spec = project(tmp_path / "one", "grpc.health.v1")
     proto = tmp_path / "one" / "talk.proto"
     proto.write_text(proto.read_text().replace("service Talk", "service Health"))
@@ -313,8 +325,7 @@ async def test_the_servers_own_services_are_taken(tmp_path: Path, hosting: Hosti
     assert await hosting.health("") == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-async def test_each_call_is_one_event(tmp_path: Path, hosting: Hosting) -> None:
-    """It has the entry's name, the method, the outcome and the sizes, and metrics count it."""
+async def test_each_call_is_one_event_with_outcome_and_sizes(tmp_path: Path, hosting: Hosting) -> None:
     await hosting.registry.apply([project(tmp_path / "one", "counted")])
     assert await hosting.say("counted") == "heard hello"
     assert await hosting.failure("counted", "raise") is grpc.StatusCode.INTERNAL
@@ -336,34 +347,10 @@ async def test_each_call_is_one_event(tmp_path: Path, hosting: Hosting) -> None:
     assert 'ovms_current_requests{name="one",version="1"} 0.0' in rendered
 
 
-class OpenTalk:
-    """A stream of texts to a handler, each of which is answered."""
-
-    def __init__(self, channel: Any, package: str) -> None:
-        self._send, receive = trio.open_memory_channel[StringValue](1)
-        token = trio.lowlevel.current_trio_token()
-
-        def requests() -> Any:
-            while True:
-                try:
-                    yield trio.from_thread.run(receive.receive, trio_token=token)
-                except trio.EndOfChannel:
-                    return
-
-        method = channel.stream_stream(
-            f"/{package}.Talk/Listen",
-            request_serializer=StringValue.SerializeToString,
-            response_deserializer=StringValue.FromString,
-        )
-        self._replies = method(requests(), timeout=WAIT_SECONDS)
-
-    async def say(self, text: str) -> str:
-        """Send a text, and give the answer."""
-        await self._send.send(StringValue(value=text))
-        read: Callable[[], Any] = partial(next, self._replies)
-        return str((await trio.to_thread.run_sync(read)).value)
-
-    async def end(self) -> None:
-        """Send no more, and wait for the end."""
-        self._send.close()
-        assert await trio.to_thread.run_sync(lambda: list(self._replies)) == []
+def test_the_front_end_imports_neither_grpcio_nor_handlers() -> None:
+    code = "import sys, ovmstrio.server.grpc_front_end; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    imported = done.stdout.split()
+    assert "ovmstrio.api.kserve.grpc.inference_service" in imported
+    assert "grpc" not in imported
+    assert not [name for name in imported if name.startswith("ovmstrio.") and "handlers" in name]
