@@ -622,3 +622,18 @@ async def test_inference_that_blocked_the_loop_sends_the_next_ones_away_for_a_wh
 def test_model_whose_output_shapes_depend_on_values_never_runs_inline(tmp_path: Path) -> None:
     assert not network(ir.ones(), tmp_path).runs_inline
     assert network(ir.dynamic(), tmp_path).runs_inline
+
+
+@pytest.mark.parametrize(("model", "names"), [(ir.dummy(), ["Add"]), (ir.dynamic(), ["Add"])], ids=["fixed", "open"])
+async def test_each_layer_that_runs_has_a_time(model: ov.Model, names: list[str], tmp_path: Path) -> None:
+    running = network(model, tmp_path)
+    times = await running.layer_times(0.05)
+    assert times.runs >= 1
+    assert [layer.name[:3] for layer in times.layers] == names
+    assert all(layer.seconds >= 0 and layer.runs_as for layer in times.layers)
+    np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
+
+
+async def test_model_that_fails_on_ones_has_no_times_of_layers(tmp_path: Path) -> None:
+    with pytest.raises(ModelFailure):
+        await network(ir.reshape_by_data(), tmp_path).layer_times(0.01)
