@@ -1,5 +1,3 @@
-"""Files of models that OpenVINO reads in one way and not in another."""
-
 from __future__ import annotations
 
 import os
@@ -17,8 +15,7 @@ from tests.support.onnx_files import EXTERNAL_PLACES, onnx_external_file, onnx_l
 from tests.support.servables import EXACT
 
 
-async def test_an_onnx_file_that_cannot_be_read_by_its_path_is_read_by_its_content(tmp_path: Path) -> None:
-    """It is compiled, and computes: the mean of the scores of both targets, negative, of which class 0 is ignored."""
+async def test_onnx_file_that_cannot_be_read_by_its_path_is_read_by_its_content(tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     file.write_bytes(onnx_loss_file())
     spec = ModelSpec(name="loss", base_path=tmp_path, plugin_config=EXACT)
@@ -28,35 +25,21 @@ async def test_an_onnx_file_that_cannot_be_read_by_its_path_is_read_by_its_conte
     assert loss == -6
 
 
-def test_of_an_onnx_file_with_weights_elsewhere_the_first_error_is_told(tmp_path: Path) -> None:
-    """Its content alone says less of what is wrong."""
-    file = tmp_path / "model.onnx"
-    file.write_bytes(onnx_loss_file(weights="weights.data"))
-    (tmp_path / "weights.data").write_bytes(np.ones(3, np.float32).tobytes())
+def test_onnx_file_with_external_weights_is_not_read_by_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # OpenVINO would take the weights from the working directory, and its error by content is less precise.
+    weights = np.ones(3, np.float32).tobytes()
+    (tmp_path / "weights.data").write_bytes(weights)
+    file = external_model(tmp_path, onnx_loss_file(weights="weights.data"))
+    (file.parent / "weights.data").write_bytes(weights)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="get_attribute is not implemented") as caught:
         read_model(file)
     assert caught.value.problems[0].file == str(file)
 
 
-LOCATIONS = (
-    "/etc/passwd",
-    "../secret",
-    "a/../../secret",
-    "a/../weights",
-    "link",
-    "linked/secret",
-    "",
-    ".//weights",
-    "file:///etc/passwd",
-    "file:weights",
-    "..\\secret",
-    "weights\0",
-    "*/_ORT_MEM_ADDR_/*",
-)
-
-
 def external_model(folder: Path, content: bytes, name: str = "model.onnx") -> Path:
-    """Write a model in a folder that has its weights, next to a secret, and links to the secret and its folder."""
     (folder / "model").mkdir()
     for file in (folder / "secret", folder / "model" / "weights"):
         file.write_bytes(np.arange(4, dtype=np.float32).tobytes())
@@ -67,9 +50,25 @@ def external_model(folder: Path, content: bytes, name: str = "model.onnx") -> Pa
     return file
 
 
-@pytest.mark.parametrize("location", LOCATIONS)
-def test_external_data_outside_of_the_models_folder_is_refused(tmp_path: Path, location: str) -> None:
-    """Also where OpenVINO would read it, and where it would take the location for an address in memory."""
+@pytest.mark.parametrize(
+    "location",
+    [
+        "/etc/passwd",
+        "../secret",
+        "a/../../secret",
+        "a/../weights",
+        "link",
+        "linked/secret",
+        "",
+        ".//weights",
+        "file:///etc/passwd",
+        "file:weights",
+        "..\\secret",
+        "weights\0",
+        "*/_ORT_MEM_ADDR_/*",
+    ],
+)
+def test_external_data_outside_of_the_folder_of_the_model_is_refused(tmp_path: Path, location: str) -> None:
     file = external_model(tmp_path, onnx_external_file(location=location, offset="0", length="16"))
     with pytest.raises(ConfigError, match='tensor "weights" is outside of the model\'s folder'):
         read_model(file)
@@ -77,15 +76,13 @@ def test_external_data_outside_of_the_models_folder_is_refused(tmp_path: Path, l
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.pb", "model.tflite"])
 @pytest.mark.parametrize("place", EXTERNAL_PLACES)
-def test_external_data_is_found_wherever_a_model_has_tensors(tmp_path: Path, place: str, name: str) -> None:
-    """In a file of any suffix, as OpenVINO recognises formats by their content."""
+def test_external_data_is_checked_wherever_a_model_has_tensors(tmp_path: Path, place: str, name: str) -> None:
     file = external_model(tmp_path, onnx_external_file(place, location="../secret"), name)
     with pytest.raises(ConfigError, match="outside of the model's folder"):
         read_model(file)
 
 
-def test_external_data_is_found_behind_unknown_fields_and_overlong_tags(tmp_path: Path) -> None:
-    """Bytes that protobuf parsers skip or mask hide nothing from the check."""
+def test_external_data_is_found_after_unknown_fields_and_overlong_tags(tmp_path: Path) -> None:
     content = onnx_external_file(location="../secret")
     group = b"\xbb\x06\x08\x01\xc3\x06\xc4\x06\xbc\x06"  # group 103 with an integer and an empty group 104
     graph = content.index(b"\x3a")
@@ -97,8 +94,9 @@ def test_external_data_is_found_behind_unknown_fields_and_overlong_tags(tmp_path
 
 
 @pytest.mark.parametrize("entries", [{}, {"offset": "0", "length": "16"}, {"length": "0"}])
-async def test_external_data_in_the_models_folder_is_read(tmp_path: Path, entries: dict[str, str]) -> None:
-    """Also through a link within the folder."""
+async def test_external_data_in_the_folder_of_the_model_is_read_also_through_links(
+    tmp_path: Path, entries: dict[str, str]
+) -> None:
     file = external_model(tmp_path, onnx_external_file(location="inside/data", **entries))
     (file.parent / "inside").mkdir()
     (file.parent / "inside" / "data").symlink_to("../weights")
@@ -117,27 +115,13 @@ async def test_external_data_in_the_models_folder_is_read(tmp_path: Path, entrie
         ({"location": "fifo"}, "cannot be read: expected a regular file, got a FIFO"),
     ],
 )
-def test_external_data_that_is_incomplete_is_refused(tmp_path: Path, entries: dict[str, str], words: str) -> None:
-    """With the tensor, the file, and the numbers of bytes."""
+def test_incomplete_external_data_is_refused(tmp_path: Path, entries: dict[str, str], words: str) -> None:
     file = external_model(tmp_path, onnx_external_file(**{"location": "weights", **entries}))
     os.mkfifo(file.parent / "fifo")
     with pytest.raises(ConfigError, match=words):
         read_model(file)
 
 
-def test_a_model_with_external_data_is_not_read_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenVINO would take its weights from the working directory."""
-    (tmp_path / "secret").write_bytes(np.ones(3, np.float32).tobytes())
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "secret").write_bytes(np.ones(3, np.float32).tobytes())
-    file = tmp_path / "model" / "model.onnx"
-    file.write_bytes(onnx_loss_file(weights="secret"))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="get_attribute is not implemented"):
-        read_model(file)
-
-
-def test_a_damaged_model_with_external_data_is_refused(tmp_path: Path) -> None:
-    """The check does not guess where the rest would lead."""
+def test_damaged_model_with_external_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the file is no ONNX model: a field is longer than the file"):
         read_model(external_model(tmp_path, onnx_external_file(location="../secret")[:-1]))

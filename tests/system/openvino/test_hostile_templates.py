@@ -1,11 +1,9 @@
-"""Chat templates that work for too long within one call of C, or ask for too much memory, in their process."""
-
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -26,6 +24,19 @@ _LONG: Final = "{%- set s = 'ab' * 900000 -%}"
 _NUMBERS: Final = "{%- set n = range(90000) | list -%}"
 
 # Each uses CPU time or memory without a bound of its own.
+_QUICK: Final = {
+    "{{ ns.a == ns.b }}",
+    "{{ ns.a is in [ns.b] }}",
+    "{{ [ns.t, ns.u] | sort }}",
+    "{{ [{'k': ns.t}, {'k': ns.u}] | groupby('k') }}",
+    "{{ {ns.t: 1} }}",
+    "{{ ns.a | tojson }}",
+    "{{ '%s' % (ns.a,) }}",
+    "{{ [ns.b].count(ns.a) }}",
+    _NUMBERS + "{% for i in range(15000) %}{% if -1 in n %}{% endif %}{% endfor %}",
+    "{{ '{:{}{}}'.format('a', '99999', '99999') | length }}",
+}
+"""Cases of all runs; the others are for thorough ones."""
 _COMPARISONS: Final = [
     "{{ ns.a == ns.b }}",
     "{{ ns.a != ns.b }}",
@@ -94,21 +105,7 @@ _REPEATED: Final = [
     "{{ '{:{}{}}'.format('a', '99999', '99999') | length }}",
     "{% macro f(n) %}{% for i in range(30) %}{% if n %}{{ f(n - 1) }}{% endif %}{% endfor %}{% endmacro %}{{ f(9) }}",
 ]
-_CASES: Final = [_SHARED + each for each in (*_COMPARISONS, *_HASHES, *_TEXTS)] + _REPEATED
-_DEFAULT: Final = [
-    _SHARED + each
-    for each in (
-        "{{ ns.a == ns.b }}",
-        "{{ ns.a is in [ns.b] }}",
-        "{{ [ns.t, ns.u] | sort }}",
-        "{{ [{'k': ns.t}, {'k': ns.u}] | groupby('k') }}",
-        "{{ {ns.t: 1} }}",
-        "{{ ns.a | tojson }}",
-        "{{ '%s' % (ns.a,) }}",
-        "{{ [ns.b].count(ns.a) }}",
-    )
-] + [_REPEATED[2], _REPEATED[10]]
-_LIMIT: Final = 0.3
+_LIMIT_SECONDS: Final = 0.3
 
 
 def _guarded(source: str) -> str:
@@ -116,17 +113,25 @@ def _guarded(source: str) -> str:
     return "{% if messages[0].content == 'hostile' %}" + source + "{% endif %}fine"
 
 
+def _cases() -> Iterator[Any]:
+    for group, prefix in ((_COMPARISONS + _HASHES + _TEXTS, _SHARED), (_REPEATED, "")):
+        for source in group:
+            yield pytest.param(prefix + source, marks=() if source in _QUICK else pytest.mark.slow, id=source[-40:])
+
+
 @pytest.fixture
 def templates() -> Iterator[list[TemplateProcess]]:
-    """End the processes that a test appends."""
     made: list[TemplateProcess] = []
     yield made
     for each in made:
         each.close()
 
 
-def _check_is_stopped(source: str, templates: list[TemplateProcess], cpu_seconds: float) -> None:
-    process = TemplateProcess({"source": _guarded(source)}, "the chat template x.jinja", cpu_seconds)
+@pytest.mark.parametrize("source", list(_cases()))
+def test_template_that_uses_too_much_cpu_time_or_memory_is_refused_and_the_next_rendering_works(
+    source: str, templates: list[TemplateProcess]
+) -> None:
+    process = TemplateProcess({"source": _guarded(source)}, "the chat template x.jinja", _LIMIT_SECONDS)
     templates.append(process)
     with pytest.raises(InvalidField) as refused:
         process.render(_HOSTILE)
@@ -136,24 +141,8 @@ def _check_is_stopped(source: str, templates: list[TemplateProcess], cpu_seconds
     assert process.render(_PLAIN) == "fine"
 
 
-@pytest.mark.parametrize("source", _DEFAULT)
-def test_a_template_that_uses_too_much_cpu_time_is_refused_and_the_next_rendering_works(
-    source: str, templates: list[TemplateProcess]
-) -> None:
-    """Wherever it spends the time, and also where it asks for all memory."""
-    _check_is_stopped(source, templates, _LIMIT)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("source", _CASES)
-def test_no_kind_of_template_uses_more_cpu_time_than_its_limit(source: str, templates: list[TemplateProcess]) -> None:
-    """With the limit of real engines."""
-    _check_is_stopped(source, templates, 2.0)
-
-
-def test_a_template_process_that_is_killed_or_stopped_is_replaced(templates: list[TemplateProcess]) -> None:
-    """Its rendering fails with the reason, or is done by the next process if none was under way."""
-    process = TemplateProcess({"source": _guarded(_DEFAULT[0])}, "the chat template")
+def test_killed_template_process_fails_its_rendering_and_is_replaced(templates: list[TemplateProcess]) -> None:
+    process = TemplateProcess({"source": _guarded(_SHARED + "{{ ns.a == ns.b }}")}, "the chat template")
     templates.append(process)
     assert process.render(_PLAIN) == "fine"
     process.begin(_HOSTILE)
@@ -164,9 +153,8 @@ def test_a_template_process_that_is_killed_or_stopped_is_replaced(templates: lis
     assert process.render(_PLAIN) == "fine"
 
 
-def test_requests_wait_while_another_is_rendered_and_can_be_withdrawn(templates: list[TemplateProcess]) -> None:
-    """They are rendered in the order of their requests."""
-    process = TemplateProcess({"source": _guarded(_DEFAULT[0])}, "the chat template", _LIMIT)
+def test_renderings_are_done_in_order_and_can_be_withdrawn(templates: list[TemplateProcess]) -> None:
+    process = TemplateProcess({"source": _guarded(_SHARED + "{{ ns.a == ns.b }}")}, "the chat template", _LIMIT_SECONDS)
     templates.append(process)
     renderings = Renderings[str](process)
     renderings.add("hostile", _HOSTILE, 0)
@@ -183,13 +171,12 @@ def test_requests_wait_while_another_is_rendered_and_can_be_withdrawn(templates:
     assert taken == [None, ("first", "fine"), ("third", "fine")]
 
 
-@pytest.mark.parametrize(("source", "why"), [("{% if %}", "cannot be used"), ("{{ 1 // 0 }}", "ZeroDivisionError")])
-def test_a_template_that_is_none_or_fails_is_the_error_of_each_request(
-    source: str, why: str, templates: list[TemplateProcess]
+@pytest.mark.parametrize(("source", "reason"), [("{% if %}", "cannot be used"), ("{{ 1 // 0 }}", "ZeroDivisionError")])
+def test_invalid_template_is_the_error_of_each_request(
+    source: str, reason: str, templates: list[TemplateProcess]
 ) -> None:
-    """With the name of the template."""
     process = TemplateProcess({"source": source}, "the chat template x.jinja")
     templates.append(process)
     for _ in range(2):
-        with pytest.raises(InvalidField, match=rf"the chat template x\.jinja .*{why}"):
+        with pytest.raises(InvalidField, match=rf"the chat template x\.jinja .*{reason}"):
             process.render(_PLAIN)

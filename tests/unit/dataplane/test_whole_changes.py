@@ -1,5 +1,3 @@
-"""Changes that all processes of a server make, or none."""
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
@@ -27,13 +25,13 @@ class _Plane:
         self.registry = registry_of(self.loader)
         self.control = ModelControl(self.registry, keeps_before=True)
         self.specs = [ModelSpec(name=name, base_path=folder / name) for name in names]
-        self.siblings: _Sibling | None = None
+        self.siblings: _Peer | None = None
 
     def served(self) -> list[str]:
         return [name for name in self.registry.statuses() if self.registry.available_versions(name)]
 
 
-class _Sibling:
+class _Peer:
     """The other process."""
 
     def __init__(self, plane: _Plane) -> None:
@@ -63,10 +61,9 @@ async def _apply(folder: Path, *planes: _Plane) -> None:
         await plane.control.apply(plane.specs)
 
 
-async def test_a_load_is_made_by_all_side_by_side_and_taken_back_by_all(tmp_path: Path) -> None:
-    """One may need what another one loads; what fails in one is served by none, and what was loaded before by all."""
+async def test_load_runs_in_all_processes_at_once_and_a_failure_undoes_it_in_all(tmp_path: Path) -> None:
     one, other = _Plane(tmp_path, "a", "b"), _Plane(tmp_path, "a", "b")
-    one.siblings = _Sibling(other)
+    one.siblings = _Peer(other)
     async with running(one.registry), running(other.registry):
         await _apply(tmp_path, one, other)
         gate = one.loader.hold("a", 1)
@@ -88,10 +85,9 @@ async def test_a_load_is_made_by_all_side_by_side_and_taken_back_by_all(tmp_path
             plane.loader.mend("b", 1)
 
 
-async def test_who_leaves_before_another_process_has_begun_takes_nothing_else_back(tmp_path: Path) -> None:
-    """What was loaded before stays with all."""
+async def test_cancelled_load_undoes_nothing_else(tmp_path: Path) -> None:
     one, other = _Plane(tmp_path, "a", "b"), _Plane(tmp_path, "a", "b")
-    one.siblings = _Sibling(other)
+    one.siblings = _Peer(other)
     async with running(one.registry), running(other.registry):
         await _apply(tmp_path, one, other)
         await _control(one).load("a")

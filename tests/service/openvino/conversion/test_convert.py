@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -9,7 +10,9 @@ import pytest
 
 from ovmstrio.core.errors import AlreadyExists, ConfigError
 from ovmstrio.openvino.conversion import Conversion, convert, detect_state, new_version
+from ovmstrio.openvino.conversion.inputs import parse_input_form
 from tests.support.onnx_files import onnx_file, onnx_loss_file
+from tests.support.servables import EXACT
 
 
 def _named(node: ov.Node, name: str) -> ov.Node:
@@ -35,14 +38,13 @@ def _saved(model: ov.Model, folder: Path) -> Path:
     return path
 
 
-def _run(directory: Path, **inputs: object) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
-    compiled = ov.Core().compile_model(directory / "model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+def _run(directory: Path, **inputs: Any) -> dict[str, Any]:
+    compiled = ov.Core().compile_model(directory / "model.xml", "CPU", EXACT)
     answers = compiled({name: np.array(value, np.float32) for name, value in inputs.items()}, share_inputs=True)
     return {port.get_any_name(): np.array(value) for port, value in answers.items()}
 
 
-def test_an_onnx_file_becomes_a_version_that_computes_the_same(tmp_path: Path) -> None:
-    """Converting a Relu gives IR that computes max(x, 0), described by its tensors."""
+def test_onnx_file_becomes_a_version_that_computes_the_same(tmp_path: Path) -> None:
     source = tmp_path / "relu.onnx"
     source.write_bytes(onnx_file("Relu"))
     converted = convert(source, tmp_path / "models", "relu", 3)
@@ -53,16 +55,13 @@ def test_an_onnx_file_becomes_a_version_that_computes_the_same(tmp_path: Path) -
     assert _run(converted.directory, x=[[-1, 2, -3, 4]])["y"].tolist() == [[0, 2, 0, 4]]
 
 
-def test_an_onnx_file_that_can_be_read_by_its_content_only_is_converted(tmp_path: Path) -> None:
-    """OpenVINO cannot read it by its path."""
-    source = tmp_path / "loss.onnx"
-    source.write_bytes(onnx_loss_file())
-    converted = convert(source, tmp_path / "models", "loss", 1)
+def test_onnx_file_that_can_only_be_read_by_its_content_is_converted(tmp_path: Path) -> None:
+    (tmp_path / "loss.onnx").write_bytes(onnx_loss_file())
+    converted = convert(tmp_path / "loss.onnx", tmp_path / "models", "loss", 1)
     assert [(spec.name, str(spec)) for spec in converted.inputs] == [("scores", "FP32 [2,3]"), ("target", "INT64 [2]")]
 
 
-def test_an_operation_that_openvino_lacks_is_named(tmp_path: Path) -> None:
-    """The message for an unknown operation holds its name and nothing is left in the repository."""
+def test_operation_that_openvino_lacks_is_named(tmp_path: Path) -> None:
     source = tmp_path / "odd.onnx"
     source.write_bytes(onnx_file("Frobnicate"))
     with pytest.raises(ConfigError, match=r"odd\.onnx: .*No conversion rule found for operations: Frobnicate"):
@@ -71,8 +70,7 @@ def test_an_operation_that_openvino_lacks_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".tflite", ".xml"])
-def test_a_corrupt_file_is_refused_with_its_format(tmp_path: Path, suffix: str) -> None:
-    """Garbage under a model's suffix is said to be unreadable as that format."""
+def test_corrupt_file_is_refused_with_its_format(tmp_path: Path, suffix: str) -> None:
     source = tmp_path / f"broken{suffix}"
     source.write_bytes(b"this is no model\n")
     source.with_suffix(".bin").touch()
@@ -81,7 +79,7 @@ def test_a_corrupt_file_is_refused_with_its_format(tmp_path: Path, suffix: str) 
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("model.pth", "torch.export"),
         ("model.gguf", "GenAI"),
@@ -91,23 +89,20 @@ def test_a_corrupt_file_is_refused_with_its_format(tmp_path: Path, suffix: str) 
         ("model.pt", r"no file that PyTorch writes programs to.*torch\.export\.save"),
     ],
 )
-def test_a_file_that_cannot_be_converted_gets_a_way_out(tmp_path: Path, name: str, said: str) -> None:
-    """Formats that OpenVINO does not read, and halves of models, are told apart."""
+def test_file_that_cannot_be_converted_is_refused_with_an_alternative(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / name).touch()
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         convert(tmp_path / name, tmp_path / "models", "model")
 
 
-def test_nothing_there_and_a_folder_of_nothing_are_told_apart(tmp_path: Path) -> None:
-    """A missing path and a folder that is no model each get their own message."""
+def test_missing_path_and_empty_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file or folder"):
         convert(tmp_path / "absent.onnx", tmp_path, "model")
     with pytest.raises(ConfigError, match=r"no saved_model\.pb"):
         convert(tmp_path, tmp_path, "model")
 
 
-def test_an_existing_version_stays_unless_forced(tmp_path: Path) -> None:
-    """A second conversion is refused; with force it replaces the first."""
+def test_existing_version_is_kept_unless_forced(tmp_path: Path) -> None:
     source = _saved(_accumulator(), tmp_path)
     first = convert(source, tmp_path / "models", "sum").directory
     (first / "mark").touch()
@@ -119,8 +114,7 @@ def test_an_existing_version_stays_unless_forced(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "models" / "sum").iterdir()] == ["1"]
 
 
-def test_a_state_found_by_name_is_kept_between_calls(tmp_path: Path) -> None:
-    """The pair total, totaln becomes a variable: the input disappears and the sums go on."""
+def test_state_found_by_name_is_kept_between_calls(tmp_path: Path) -> None:
     converted = convert(_saved(_accumulator(), tmp_path), tmp_path, "sum", wanted=Conversion(stateful=True))
     assert dict(converted.state) == {"total": "totaln"}
     assert [spec.name for spec in converted.inputs] == ["x"]
@@ -130,8 +124,7 @@ def test_a_state_found_by_name_is_kept_between_calls(tmp_path: Path) -> None:
     assert sums == [2, 4, 6]
 
 
-def test_pairs_can_be_named(tmp_path: Path) -> None:
-    """Names that say nothing are paired by the caller."""
+def test_state_pairs_can_be_configured(tmp_path: Path) -> None:
     source = _saved(_accumulator("this", "that"), tmp_path)
     with pytest.raises(ConfigError, match="--state in=out"):
         convert(source, tmp_path, "sum", wanted=Conversion(stateful=True))
@@ -141,8 +134,7 @@ def test_pairs_can_be_named(tmp_path: Path) -> None:
     assert dict(converted.state) == {"this": "that"}
 
 
-def test_a_state_of_any_batch_is_refused(tmp_path: Path) -> None:
-    """A state without a fixed batch has no initial value, which would fail at the first call."""
+def test_state_of_an_open_batch_is_refused(tmp_path: Path) -> None:
     source = _saved(_accumulator(batch=-1), tmp_path)
     with pytest.raises(ConfigError, match="no fixed batch size"):
         convert(source, tmp_path, "sum", wanted=Conversion(stateful=True))
@@ -159,19 +151,16 @@ def test_a_state_of_any_batch_is_refused(tmp_path: Path) -> None:
         ("a", "b", False),
     ],
 )
-def test_states_are_told_from_data_by_their_names(before: str, after: str, paired: bool) -> None:
-    """Names that exporters use for states are paired, names of data are not."""
+def test_states_are_detected_by_their_names(before: str, after: str, paired: bool) -> None:
     assert detect_state(_accumulator(before, after)) == ({before: after} if paired else {})
 
 
 def test_low_latency_needs_a_loop(tmp_path: Path) -> None:
-    """A model without loops is refused, as it has no state to keep."""
     with pytest.raises(ConfigError, match="leave out --low_latency"):
         convert(_saved(_accumulator(), tmp_path), tmp_path, "sum", wanted=Conversion(low_latency=True))
 
 
 def test_fp16_halves_the_weights(tmp_path: Path) -> None:
-    """Half precision takes half the bytes and computes nearly the same."""
     weights = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
     x = _parameter("x", [1, 64])
     product = _named(op.matmul(x, weights, transpose_a=False, transpose_b=False), "y")
@@ -183,35 +172,84 @@ def test_fp16_halves_the_weights(tmp_path: Path) -> None:
     np.testing.assert_allclose(_run(half, x=ones)["y"], _run(full, x=ones)["y"], atol=0.05)
 
 
-def test_a_version_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    """An error while a version is filled removes what was begun."""
-
-    def fill() -> None:
-        with new_version(tmp_path, "model") as directory:
-            (directory / "half").touch()
-            raise RuntimeError("disk full")
-
-    with pytest.raises(RuntimeError, match="disk full"):
-        fill()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_openvino_reads_and_cannot_compile_is_refused(tmp_path: Path) -> None:
-    """The message names the source and OpenVINO's reason, and nothing is left in the repository."""
+def _binary_convolution() -> ov.Model:
     x = _parameter("x", [1, 3, 8, 8])
     filters = op.constant(np.ones((4, 3, 3, 3), np.float32))
     binary = op.binary_convolution(x, filters, [1, 1], [0, 0], [0, 0], [1, 1], "xnor-popcount", 0.0)
-    source = _saved(ov.Model([op.result(_named(binary, "y"))], [x], "binary"), tmp_path)
-    with pytest.raises(ConfigError, match=r"source\.xml: Cannot compile model into target device - CPU: .*f32"):
-        convert(source, tmp_path / "models", "binary")
-    assert not (tmp_path / "models").exists()
+    return ov.Model([op.result(_named(binary, "y"))], [x], "binary")
 
 
-def test_what_a_server_would_refuse_is_refused(tmp_path: Path) -> None:
-    """Two outputs of one name are one too many."""
+def _two_outputs_of_one_name() -> ov.Model:
     x = _parameter("x", [1, 3])
     y = _named(op.relu(x), "y")
-    source = _saved(ov.Model([op.result(y), op.result(y)], [x], "twice"), tmp_path)
-    with pytest.raises(ConfigError, match="two outputs are called 'y'"):
-        convert(source, tmp_path / "models", "twice")
+    return ov.Model([op.result(y), op.result(y)], [x], "twice")
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (_binary_convolution(), r"source\.xml: Cannot compile model into target device - CPU: .*f32"),
+        (_two_outputs_of_one_name(), "two outputs are called 'y'"),
+    ],
+)
+def test_model_that_a_server_could_not_load_is_refused(tmp_path: Path, model: ov.Model, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        convert(_saved(model, tmp_path), tmp_path / "models", "m")
     assert not (tmp_path / "models").exists()
+
+
+def _product_source(folder: Path, shape: ov.PartialShape) -> Path:
+    x = _named(op.parameter(shape, np.float32, name="x"), "x")
+    product = op.matmul(x, np.ones((4, 2), np.float32), transpose_a=False, transpose_b=False)
+    return _saved(ov.Model([op.result(_named(product, "y"))], [x], "product"), folder)
+
+
+@pytest.mark.parametrize(
+    ("form", "inputs", "outputs"),
+    [
+        ("x=FP32[1,4]", "FP32 [1,4]", "FP32 [1,2]"),
+        ("x=[-1, 4]", "FP32 [-1,4]", "FP32 [-1,2]"),
+        ("x=fp32(2:8,4)", "FP32 [[2~8],4]", "FP32 [[2~8],2]"),
+    ],
+)
+def test_input_gets_the_given_type_and_shape(tmp_path: Path, form: str, inputs: str, outputs: str) -> None:
+    wanted = Conversion(inputs=dict([parse_input_form(form)]))
+    converted = convert(_product_source(tmp_path, ov.PartialShape.dynamic()), tmp_path, "product", wanted=wanted)
+    assert [str(spec) for spec in converted.inputs] == [inputs]
+    assert [str(spec) for spec in converted.outputs] == [outputs]
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ("x=FP32[1,5]", r"'x' has the shape \[\?,4\], and not \[1,5\]"),
+        ("x=INT64[1,4]", "'x' is FP32, and not INT64; leave the type out"),
+        ("xx=[1,4]", "no input 'xx'; did you mean x?"),
+        ("image=[1,4]", "no input 'image'; it has x"),
+    ],
+)
+def test_input_form_that_does_not_fit_the_model_is_refused(tmp_path: Path, form: str, message: str) -> None:
+    wanted = Conversion(inputs=dict([parse_input_form(form)]))
+    with pytest.raises(ConfigError, match=message):
+        convert(_product_source(tmp_path, ov.PartialShape([-1, 4])), tmp_path / "models", "product", wanted=wanted)
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ("x", r"expected NAME=TYPE\[SIZES\] such as .*, got 'x'"),
+        ("x=FP33[1]", "'FP33' is no element type; known are BOOL"),
+        ("x=FP32[a]", "'a' is no dimension"),
+    ],
+)
+def test_invalid_input_form_is_refused(form: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_input_form(form)
+
+
+def test_version_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="disk full"), new_version(tmp_path, "model") as directory:  # noqa: PT012
+        (directory / "half").touch()
+        raise RuntimeError("disk full")
+    assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.openvino.conversion import Conversion, Converted, convert
+from tests.support.servables import EXACT
 
 RANDOM = np.random.default_rng(0)
+needs_nncf = pytest.mark.skipif(find_spec("nncf") is None, reason="quantization needs the extra quantize")
 
 
 def _named(node: ov.Node, name: str) -> ov.Node:
@@ -19,7 +22,6 @@ def _named(node: ov.Node, name: str) -> ov.Node:
 
 
 def _picture_model(folder: Path) -> Path:
-    """Save a convolution of ``x`` to which ``bias`` is added, another input that comes first."""
     x = _named(op.parameter([-1, 3, 8, 8], np.float32, name="x"), "x")
     bias = _named(op.parameter([-1, 64, 1, 1], np.float32, name="bias"), "bias")
     weights = RANDOM.normal(size=(64, 3, 3, 3)).astype(np.float32)
@@ -38,13 +40,12 @@ def _samples(folder: Path) -> Path:
 
 
 def _run(converted: Converted, x: object, bias: object) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    compiled = ov.Core().compile_model(converted.directory / "model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = ov.Core().compile_model(converted.directory / "model.xml", "CPU", EXACT)
     return np.array(compiled({"x": x, "bias": bias}, share_inputs=True)[0])
 
 
-def test_a_quantized_model_is_smaller_and_computes_nearly_the_same(tmp_path: Path) -> None:
-    """A quarter of the weights' bytes is left, names and shapes are kept, and answers correlate."""
-    pytest.importorskip("nncf", reason="quantization needs the extra quantize")
+@needs_nncf
+def test_quantized_model_is_smaller_and_computes_nearly_the_same(tmp_path: Path) -> None:
     source = _picture_model(tmp_path)
     full = convert(source, tmp_path, "full")
     small = convert(source, tmp_path, "small", wanted=Conversion(calibration=_samples(tmp_path)))
@@ -58,9 +59,8 @@ def test_a_quantized_model_is_smaller_and_computes_nearly_the_same(tmp_path: Pat
     assert not np.array_equal(approximate, exact)
 
 
-def test_samples_that_do_not_fit_leave_nothing(tmp_path: Path) -> None:
-    """They are told before anything is computed."""
-    pytest.importorskip("nncf", reason="quantization needs the extra quantize")
+@needs_nncf
+def test_samples_that_do_not_fit_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     samples = _samples(tmp_path)
     np.save(samples / "x" / "8.npy", np.ones((1, 3, 8), np.float32))
     np.save(samples / "bias" / "8.npy", np.ones((1, 64, 1, 1), np.float32))
@@ -69,18 +69,16 @@ def test_samples_that_do_not_fit_leave_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "models").exists()
 
 
-def test_numbers_that_are_not_finite_end_the_quantization(tmp_path: Path) -> None:
-    """The file is named, though it is read in the midst of NNCF."""
-    pytest.importorskip("nncf", reason="quantization needs the extra quantize")
+@needs_nncf
+def test_infinite_samples_are_refused(tmp_path: Path) -> None:
     samples = _samples(tmp_path)
     np.save(samples / "x" / "3.npy", np.full((1, 3, 8, 8), np.nan, np.float32))
     with pytest.raises(ConfigError, match=r"x/3\.npy: holds numbers that are not finite"):
         convert(_picture_model(tmp_path), tmp_path / "models", "m", wanted=Conversion(calibration=samples))
 
 
-def test_a_model_without_anything_to_quantize_is_refused(tmp_path: Path) -> None:
-    """Nobody is told that it were faster now."""
-    pytest.importorskip("nncf", reason="quantization needs the extra quantize")
+@needs_nncf
+def test_model_without_anything_to_quantize_is_refused(tmp_path: Path) -> None:
     x = _named(op.parameter([1, 3], np.float32, name="x"), "x")
     ov.save_model(ov.Model([op.result(_named(op.relu(x), "y"))], [x], "relu"), tmp_path / "relu.xml")
     (tmp_path / "samples").mkdir()
@@ -89,8 +87,9 @@ def test_a_model_without_anything_to_quantize_is_refused(tmp_path: Path) -> None
         convert(tmp_path / "relu.xml", tmp_path, "relu", wanted=Conversion(calibration=tmp_path / "samples"))
 
 
-def test_without_nncf_the_command_that_installs_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra is installed from where the server was."""
+def test_missing_nncf_is_reported_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"quantization needs nncf; \S+ -m pip install .*\[quantize\]"):
         convert(_picture_model(tmp_path), tmp_path, "m", wanted=Conversion(calibration=_samples(tmp_path)))

@@ -1,9 +1,8 @@
-"""Programs of PyTorch, where torch is installed; what is told without it stands in test_sources.py."""
-
 from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.openvino.conversion import Conversion, Converted, convert
 from ovmstrio.openvino.conversion.inputs import parse_input_form
+from tests.support.servables import EXACT
 
 pytest.importorskip("torch", reason="torch is not installed: programs of PyTorch cannot be made or read")
 
@@ -44,7 +44,6 @@ torch.save(net.state_dict(), "weights.pt")
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write programs of every kind; gives their folder."""
     folder = tmp_path_factory.mktemp("torch")
     (folder / "write.py").write_text(WRITE)  # TorchScript wants to read its source
     subprocess.run([sys.executable, "write.py"], cwd=folder, check=True, capture_output=True, timeout=300)
@@ -56,7 +55,7 @@ def _converted(source: Path, folder: Path, *inputs: str) -> Converted:
 
 
 @pytest.mark.parametrize(
-    ("file", "framework", "inputs", "told"),
+    ("file", "framework", "inputs", "forms"),
     [
         ("free.pt2", "PyTorch export", ["FP32 [-1,4]"], ()),
         ("fixed.pt2", "PyTorch export", ["FP32 [2,4]"], ()),
@@ -65,35 +64,29 @@ def _converted(source: Path, folder: Path, *inputs: str) -> Converted:
         ("scripted.pt", "TorchScript", ["FP32 [-1,4]"], ("pixels=FP32[-1,4]",)),
     ],
 )
-def test_a_program_computes_the_same(
-    written: Path, tmp_path: Path, file: str, framework: str, inputs: list[str], told: tuple[str, ...]
+def test_program_computes_the_same(
+    written: Path, tmp_path: Path, file: str, framework: str, inputs: list[str], forms: tuple[str, ...]
 ) -> None:
-    """Inputs are called like the arguments, and have the shapes that the program or the user tells."""
-    converted = _converted(written / file, tmp_path, *told)
+    converted = _converted(written / file, tmp_path, *forms)
     assert converted.framework == framework
     assert [(spec.name, str(spec)) for spec in converted.inputs] == [("pixels", inputs[0])]
-    compiled = ov.Core().compile_model(converted.directory / "model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = ov.Core().compile_model(converted.directory / "model.xml", "CPU", EXACT)
     pixels = np.array([[1, 0, 2, 0], [0, 1, 0, 1]], np.float32)
     expected = np.maximum(pixels @ np.arange(12, dtype=np.float32).reshape(3, 4).T - 10, 0)
     assert compiled({"pixels": pixels}, share_inputs=True)[0].tolist() == expected.tolist()
 
 
-def test_a_scripted_program_wants_its_inputs_told(written: Path, tmp_path: Path) -> None:
-    """The file knows neither types nor shapes."""
+def test_scripted_program_needs_types_and_shapes_of_its_inputs(written: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"dimensions of 'pixels'; tell them: --input 'pixels=FP32\[-1,\.\.\.\]'"):
         _converted(written / "scripted.pt", tmp_path)
 
 
 def test_weights_are_no_program(written: Path, tmp_path: Path) -> None:
-    """The way to one is told."""
     with pytest.raises(ConfigError, match=r"no program; .*torch\.export\.save"):
         _converted(written / "weights.pt", tmp_path)
 
 
-def test_a_damaged_program_is_refused(written: Path, tmp_path: Path) -> None:
-    """Whatever torch says of it is one line."""
-    import zipfile
-
+def test_damaged_program_is_refused_in_one_line(written: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "half.pt2", "w") as archive:
         archive.writestr("half/archive_format", "pt2")
     with pytest.raises(ConfigError, match=r"half\.pt2: torch cannot read it: .*torch\.export\.save\(\)") as raised:
