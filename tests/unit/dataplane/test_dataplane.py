@@ -20,7 +20,6 @@ from ovmstrio.core.request import (
     InferResponse,
     RequestedOutput,
     ServableMetadata,
-    StreamProblem,
 )
 from ovmstrio.core.tensor import Tensor, TensorSpec
 from ovmstrio.dataplane.call_observers import CallObservers
@@ -244,40 +243,21 @@ async def test_stream_is_observed_to_its_end(streams: DataPlane, recorder: _Reco
     assert _counts(streams, "ModelInferStream") == {"requests_accepted": 2, "responses": 3}
 
 
-async def test_problems_of_a_stream_count_as_rejected_requests(streams: DataPlane) -> None:
-    async with streams.open_stream(_request(problem="a"), KSERVE_GRPC) as stream:
-        assert await stream.receive() == StreamProblem("a")
-        await stream.send(_request())
-        await stream.receive()
-        await stream.send(_request(problem="b"))
-        stream.end()
-        assert [reply async for reply in stream] == [StreamProblem("b")]
-    assert _counts(streams, "ModelInferStream") == {"requests_accepted": 1, "requests_rejected": 2, "responses": 1}
-
-
-async def test_request_without_replies_is_counted_while_the_stream_is_open(streams: DataPlane) -> None:
-    async with streams.open_stream(_request(replies=0), KSERVE_GRPC) as stream, trio.open_nursery() as nursery:
-        nursery.start_soon(anext, stream, None)
-        await trio.testing.wait_all_tasks_blocked()
-        await stream.send(_request(replies=0))
-        assert _counts(streams, "ModelInferStream") == {"requests_accepted": 2}
-        stream.end()
-
-
-async def test_failure_of_a_stream_is_raised_at_its_end(streams: DataPlane, recorder: _Recorder) -> None:
-    with pytest.raises(GraphFailure, match="node"):
-        async with streams.open_stream(_request(fail="node"), KSERVE_GRPC) as stream:
+@pytest.mark.parametrize(
+    ("parameters", "error", "counts"),
+    [
+        ({"fail": "node"}, GraphFailure, {"requests_accepted": 1, "responses": 1, "graph_error": 1}),
+        ({"refuse": "no"}, FailedPrecondition, {"requests_rejected": 1, "graph_error": 1}),
+    ],
+)
+async def test_failed_stream_is_observed_and_counted(
+    streams: DataPlane, recorder: _Recorder, parameters: dict[str, str], error: type[Exception], counts: dict[str, int]
+) -> None:
+    with pytest.raises(error):
+        async with streams.open_stream(_request(**parameters), KSERVE_GRPC) as stream:
             assert len([reply async for reply in stream]) == 1
-    assert recorder.codes == ["GraphFailure"]
-    assert _counts(streams, "ModelInferStream") == {"requests_accepted": 1, "responses": 1, "graph_error": 1}
-
-
-async def test_stream_that_cannot_begin_counts_as_rejected(streams: DataPlane, recorder: _Recorder) -> None:
-    with pytest.raises(FailedPrecondition, match="no"):
-        async with streams.open_stream(_request(refuse="no"), KSERVE_GRPC):
-            pytest.fail("it began")
-    assert recorder.codes == ["FailedPrecondition"]
-    assert _counts(streams, "ModelInferStream") == {"requests_rejected": 1, "graph_error": 1}
+    assert recorder.codes == [error.__name__]
+    assert _counts(streams, "ModelInferStream") == counts
 
 
 async def test_cancelled_stream_is_observed_and_returns_its_lease(streams: DataPlane, recorder: _Recorder) -> None:
@@ -292,14 +272,6 @@ async def test_cancelled_stream_is_observed_and_returns_its_lease(streams: DataP
     assert _counts(streams, "ModelInferStream") == {"requests_accepted": 1}
     await streams.registry.apply([])
     assert servable.open == 0
-
-
-@pytest.mark.parametrize("name", ["echo", "nobody"])
-async def test_models_and_unknown_names_have_no_streams(streams: DataPlane, recorder: _Recorder, name: str) -> None:
-    with pytest.raises(NotFound, match="Mediapipe graph definition with requested name is not found"):
-        async with streams.open_stream(InferRequest(name), KSERVE_GRPC):
-            pytest.fail("it began")
-    assert recorder.started == []
 
 
 async def test_graphs_and_models_are_described_by_their_tensors(streams: DataPlane) -> None:
