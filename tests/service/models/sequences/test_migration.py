@@ -1,7 +1,6 @@
-"""Sequences over a reload and over a new version of their model, through the registry that swaps the instances."""
-
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,20 +14,19 @@ import trio.testing
 
 from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec
 from ovmstrio.core.errors import SequenceExists, SequenceMissing
-from ovmstrio.core.tensor import Tensor
 from ovmstrio.registry import VersionState
 from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.runtimes.models.sequences import Control, SequenceManagers
-from ovmstrio.runtimes.models.stateful import StatefulServable
 from tests.support import ir
+from tests.support.answers import tensors
 from tests.support.servables import EXACT, load_stateful, sequence_request
 from tests.support.stub_registry import registry_of, running
 
 START, END = 1, 2
 
 
-class Server:
-    """A registry with real models, and the calls of a client."""
+class _Server:
+    """A registry with an accumulator, and the calls of a client."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -43,43 +41,43 @@ class Server:
         return await self.apply(nireq=self.nireq)
 
     async def apply(self, **settings: Any) -> Any:
-        """Configure the model."""
         spec = ModelSpec(name="m", base_path=self.base / "m", plugin_config=EXACT, **{"stateful": True, **settings})
         return await self.registry.apply([spec])
 
+    async def remove(self, version: int) -> None:
+        shutil.rmtree(self.base / "m" / str(version))
+        await self.registry.rescan()
+
     async def step(self, value: float, number: int = 5, control: int | None = None, version: str = "") -> float:
-        """Send a request to the accumulator; gives the sum."""
+        """Send a request to the accumulator, and return the sum."""
         request = sequence_request({"x": np.full((1, self.width), value, np.float32)}, number=number, control=control)
         request.model_version = version
         with await self.registry.lease("m", version) as lease:
-            output = (await lease.servable.infer(request)).outputs[0]
-        assert isinstance(output, Tensor)
-        return float(output.array[0, 0])
+            return float(tensors(await lease.servable.infer(request))[0].array[0, 0])
 
-    def servable(self, version: str = "") -> StatefulServable:
-        """Give what serves."""
-        found = self.registry.peek("m", version)
-        assert isinstance(found, StatefulServable)
-        return found
+    async def new_id(self) -> int:
+        """Start a sequence, and return its generated id."""
+        with await self.registry.lease("m") as lease:
+            x = np.ones((1, self.width), np.float32)
+            response = await lease.servable.infer(sequence_request({"x": x}, control=START))
+        return int(tensors(response)[-1].array[0])
 
 
 @asynccontextmanager
-async def serving(base: Path) -> AsyncIterator[Server]:
-    """Run a registry with one accumulator."""
-    server = Server(base)
+async def serving(base: Path) -> AsyncIterator[_Server]:
+    server = _Server(base)
     ir.save(ir.accumulator(), base, "m")
     async with running(server.registry):
         await server.apply()
         yield server
 
 
-async def test_sequences_go_on_after_a_reload(tmp_path: Path) -> None:
-    """Changed settings and changed weights leave the sequences; the new settings count for them."""
+async def test_sequences_go_on_after_a_reload_with_the_new_settings(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
-        before = server.servable()
+        before = server.registry.peek("m")
         await server.step(1, control=START)
         await server.apply(nireq=3, max_sequence_number=1)
-        assert server.servable() is not before
+        assert server.registry.peek("m") is not before
         assert await server.step(1) == 2
         ir.save(ir.accumulator(offset=100), tmp_path, "m")
         await server.reload()
@@ -89,9 +87,8 @@ async def test_sequences_go_on_after_a_reload(tmp_path: Path) -> None:
 
 
 async def test_requests_in_flight_end_on_the_old_instance(tmp_path: Path) -> None:
-    """What runs or waits when the model is loaded again has its turn first; nothing is lost and nobody waits for it."""
     async with serving(tmp_path) as server:
-        old = server.servable()
+        old = server.registry.peek("m")
         for number in (5, 6):
             await server.step(1, number, control=START)
         (manager,) = server.managers
@@ -105,7 +102,7 @@ async def test_requests_in_flight_end_on_the_old_instance(tmp_path: Path) -> Non
             await trio.testing.wait_all_tasks_blocked()
             ir.save(ir.accumulator(offset=100), tmp_path, "m")
             await server.reload()
-            assert server.servable() is not old
+            assert server.registry.peek("m") is not old
             nursery.start_soon(send, 1000)
             assert await server.step(1, 6) == 102
             sequence.advance({"total": np.full((1, 2), 5, np.float32)})
@@ -113,19 +110,7 @@ async def test_requests_in_flight_end_on_the_old_instance(tmp_path: Path) -> Non
         assert sums == [15, 1115]
 
 
-async def test_without_migration_a_reload_drops_all(tmp_path: Path) -> None:
-    """With sequence_migration off it is as in OVMS, whose ids begin at 1 again as well."""
-    async with serving(tmp_path) as server:
-        await server.apply(sequence_migration=False)
-        await server.step(1, control=START)
-        await server.apply(sequence_migration=False, nireq=3)
-        with pytest.raises(SequenceMissing):
-            await server.step(1)
-        assert len(list(server.managers)) == 1
-
-
-async def test_other_variables_drop_all(tmp_path: Path) -> None:
-    """A state of another shape is of no use to the model that is served now."""
+async def test_model_of_other_variables_drops_sequences(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         await server.step(1, control=START)
         ir.save(ir.accumulator(3), tmp_path, "m")
@@ -135,8 +120,7 @@ async def test_other_variables_drop_all(tmp_path: Path) -> None:
             await server.step(1)
 
 
-async def test_a_load_that_fails_leaves_the_sequences(tmp_path: Path) -> None:
-    """Files that cannot be loaded change nothing."""
+async def test_failed_load_leaves_the_sequences(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         await server.step(1, control=START)
         (tmp_path / "m" / "1" / "model.xml").write_text("<net")
@@ -144,8 +128,7 @@ async def test_a_load_that_fails_leaves_the_sequences(tmp_path: Path) -> None:
         assert await server.step(1) == 2
 
 
-async def test_sequences_follow_the_default_version(tmp_path: Path) -> None:
-    """Who asks for no version goes on with the new one, and with the old one if that comes back."""
+async def test_sequences_follow_the_default_version_and_return_with_it(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         for number in (5, 6, 7):
             await server.step(1, number, control=START)
@@ -156,17 +139,13 @@ async def test_sequences_follow_the_default_version(tmp_path: Path) -> None:
         assert await server.step(1, 6) == 102
         with pytest.raises(SequenceExists):
             await server.step(1, 7, control=START)
-        (tmp_path / "m" / "2" / "model.xml").unlink()
-        (tmp_path / "m" / "2" / "model.bin").unlink()
-        (tmp_path / "m" / "2").rmdir()
-        await server.registry.rescan()
+        await server.remove(2)
         assert server.registry.available_versions("m") == [1]
         assert [await server.step(1, number) for number in (5, 6, 7)] == [3, 3, 2]
         assert len(list(server.managers)) == 1
 
 
-async def test_sequences_of_a_version_that_was_named_stay_with_it(tmp_path: Path) -> None:
-    """Each version has ids of its own; who names the version means its sequences only."""
+async def test_sequences_of_a_named_version_stay_with_it(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         ir.save(ir.accumulator(offset=100), tmp_path, "m", version=2)
         await server.apply(version_policy=AllVersions())
@@ -182,23 +161,7 @@ async def test_sequences_of_a_version_that_was_named_stay_with_it(tmp_path: Path
             await server.step(1, 6, None, "2")
 
 
-async def test_generated_ids_are_free_in_every_version(tmp_path: Path) -> None:
-    """A sequence that may come over from another version keeps its id to itself."""
-    async with serving(tmp_path) as server:
-        await server.step(1, 1, START)
-        ir.save(ir.accumulator(), tmp_path, "m", version=2)
-        await server.apply(version_policy=AllVersions())
-        x = {"x": np.ones((1, 2), np.float32)}
-        with await server.registry.lease("m") as lease:
-            response = await lease.servable.infer(sequence_request(x, control=START))
-        output = response.outputs[-1]
-        assert isinstance(output, Tensor)
-        assert (response.model_version, output.array.tolist()) == ("2", [2])
-        assert await server.step(1, 1) == 2
-
-
-async def test_a_retired_model_takes_its_sequences_with_it(tmp_path: Path) -> None:
-    """Out of the configuration and in again is a new model."""
+async def test_retired_model_drops_its_sequences(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         await server.step(1, control=START)
         await server.registry.apply([])
@@ -210,8 +173,7 @@ async def test_a_retired_model_takes_its_sequences_with_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("stateful", [True, False])
-async def test_the_type_of_a_model_stays(stateful: bool, tmp_path: Path) -> None:
-    """Switching ``stateful`` while the model is served is refused, and what was served goes on."""
+async def test_served_model_cannot_become_stateful_or_stateless(stateful: bool, tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         await server.registry.apply([])
         assert (await server.apply(stateful=stateful)).failures == ()
@@ -225,32 +187,21 @@ async def test_the_type_of_a_model_stays(stateful: bool, tmp_path: Path) -> None
         assert (await server.apply(stateful=not stateful)).failures == ()
 
 
-async def _new_id(server: Server) -> int:
-    with await server.registry.lease("m") as lease:
-        response = await lease.servable.infer(sequence_request({"x": np.ones((1, 2), np.float32)}, control=START))
-    output = response.outputs[-1]
-    assert isinstance(output, Tensor)
-    return int(output.array[0])
-
-
-async def test_generated_ids_do_not_begin_again_with_a_new_version(tmp_path: Path) -> None:
-    """A late request of a sequence that ended in the old version meets no stranger's in the new one."""
+async def test_generated_ids_are_unique_over_versions(tmp_path: Path) -> None:
+    # A late request of a sequence that ended must not reach another client's.
     async with serving(tmp_path) as server:
-        assert await _new_id(server) == 1
+        assert [await server.new_id(), await server.new_id()] == [1, 2]
         await server.step(1, 1, END)
         ir.save(ir.accumulator(), tmp_path, "m", version=2)
         await server.apply(version_policy=AllVersions())
-        assert await _new_id(server) == 2
-        (tmp_path / "m" / "2" / "model.xml").unlink()
-        (tmp_path / "m" / "2" / "model.bin").unlink()
-        (tmp_path / "m" / "2").rmdir()
-        await server.registry.rescan()
-        await server.step(1, 2, END)
-        assert await _new_id(server) == 3
+        assert await server.new_id() == 3
+        assert await server.step(1, 2) == 2
+        await server.remove(2)
+        await server.step(1, 3, END)
+        assert await server.new_id() == 4
 
 
-async def test_ids_that_follow_the_default_version_are_taken_in_the_new_one(tmp_path: Path) -> None:
-    """Who names the new version cannot start a sequence in which the old default one's next request would end up."""
+async def test_ids_of_the_old_default_version_are_taken_in_the_new_one(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         await server.step(1, 5, START)
         ir.save(ir.accumulator(offset=100), tmp_path, "m", version=2)
@@ -263,7 +214,6 @@ async def test_ids_that_follow_the_default_version_are_taken_in_the_new_one(tmp_
 
 
 async def test_sequences_do_not_move_to_a_version_that_is_not_loaded(tmp_path: Path) -> None:
-    """With the last loaded version its sequences end, though others were restored for a version that never came."""
     managers = SequenceManagers()
     servable = await load_stateful(ir.accumulator(), tmp_path, managers=managers, version=2)
     (manager,) = managers
