@@ -1,5 +1,3 @@
-"""Dynamic batching of calls by Triton's clients over gRPC and HTTP."""
-
 from __future__ import annotations
 
 import re
@@ -41,8 +39,7 @@ def _call(server: ServedInThread, client: int) -> None:
             np.testing.assert_array_equal(triton.infer("m", [tensor]).as_numpy("a"), values + 1)
 
 
-def test_concurrent_clients_share_inferences_and_get_their_own_rows(tmp_path: Path) -> None:
-    """Clients send one and two rows at a time, and metrics count the batches."""
+def test_clients_of_triton_share_inferences_and_get_their_own_rows(tmp_path: Path) -> None:
     base = ir.save(ir.dummy(), tmp_path, "m")
     batching = '{"max_batch_size": 8, "batch_timeout_ms": 50}'
     with (

@@ -1,5 +1,3 @@
-"""Sequences by Triton's clients: a stateful LSTM is compared with the same LSTM that gets its state as inputs."""
-
 from __future__ import annotations
 
 import json
@@ -20,7 +18,6 @@ ROUNDS = 10
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
-    """Serve both LSTMs with single precision."""
     root = tmp_path_factory.mktemp("models")
     entries = []
     for name, explicit in (("stateful", False), ("explicit", True)):
@@ -35,7 +32,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]
 
 @pytest.fixture(params=["grpc", "rest"])
 def infer(server: ServedInThread, request: pytest.FixtureRequest) -> Iterator[Infer]:
-    """Return a function that calls a model by Triton's client of a protocol."""
     if request.param == "grpc":
         import tritonclient.grpc as triton
 
@@ -59,8 +55,7 @@ def infer(server: ServedInThread, request: pytest.FixtureRequest) -> Iterator[In
     client.close()
 
 
-def test_a_stateful_lstm_agrees_with_explicit_states(server: ServedInThread, infer: Infer) -> None:
-    """Three interleaved sequences agree with explicit states at every step, from their start to their end."""
+def test_stateful_lstm_agrees_with_explicit_states(server: ServedInThread, infer: Infer) -> None:
     random = np.random.default_rng(11)
     states = {number: np.zeros((2, 1, 8), np.float32) for number in (1, 2, 3)}
     for turn in range(ROUNDS):
@@ -71,13 +66,12 @@ def test_a_stateful_lstm_agrees_with_explicit_states(server: ServedInThread, inf
             found = infer(
                 "stateful", {"x": x}, sequence_id=number, sequence_start=turn == 0, sequence_end=turn == ROUNDS - 1
             )
-            np.testing.assert_allclose(found["y"], expected["y"], atol=1e-6)
+            np.testing.assert_array_equal(found["y"], expected["y"])
             assert found["sequence_id"].tolist() == [number]
     assert server.ask("GET", "/v2/models/stateful/sequences").json() == {"sequences": []}
 
 
-def test_a_second_start_resets_the_state(infer: Infer) -> None:
-    """The second run of the same sequence answers as the first did."""
+def test_second_start_resets_the_state(infer: Infer) -> None:
     x = {"x": np.ones((1, 4), np.float32)}
     runs = []
     for _ in range(2):
@@ -87,8 +81,7 @@ def test_a_second_start_resets_the_state(infer: Infer) -> None:
     assert not np.array_equal(runs[0][0], runs[0][1])
 
 
-def test_digits_are_a_number_and_other_strings_are_ids(server: ServedInThread, infer: Infer) -> None:
-    """Of Triton's string ids "12" is the sequence 12; other strings are ids, and are listed as such."""
+def test_ids_of_digits_are_numbers_and_other_strings_are_texts(server: ServedInThread, infer: Infer) -> None:
     x = {"x": np.ones((1, 4), np.float32)}
     assert infer("stateful", x, sequence_id="12", sequence_start=True)["sequence_id"].tolist() == [12]
     assert infer("stateful", x, sequence_id=12, sequence_end=True)["sequence_id"].tolist() == [12]

@@ -1,5 +1,3 @@
-"""The cleaner, to the minute."""
-
 from __future__ import annotations
 
 import pytest
@@ -30,8 +28,7 @@ def _ids(manager: SequenceManager) -> list[int | str]:
     return sorted((sequence.id for sequence in manager), key=str)
 
 
-async def test_removed_at_the_second_scan_without_a_request(autojump_clock: trio.testing.MockClock) -> None:
-    """A sequence survives its first scan; one more without a request ends it, and a request in between saves it."""
+async def test_sequence_is_removed_at_its_second_scan_without_a_request(autojump_clock: trio.testing.MockClock) -> None:
     managers = SequenceManagers()
     manager = _manager(managers)
     async with trio.open_nursery() as nursery:
@@ -53,8 +50,7 @@ async def test_removed_at_the_second_scan_without_a_request(autojump_clock: trio
         nursery.cancel_scope.cancel()
 
 
-async def test_zero_minutes_turn_it_off(autojump_clock: trio.testing.MockClock) -> None:
-    """With a period of 0 there is nothing to run."""
+async def test_zero_minutes_turn_cleaning_off(autojump_clock: trio.testing.MockClock) -> None:
     managers = SequenceManagers()
     manager = _manager(managers)
     await _request(manager, 1, start=True)
@@ -63,8 +59,7 @@ async def test_zero_minutes_turn_it_off(autojump_clock: trio.testing.MockClock) 
     assert _ids(manager) == [1]
 
 
-async def test_models_may_opt_out() -> None:
-    """Without idle_sequence_cleanup the sequences of a model stay; those of others go."""
+async def test_models_can_opt_out() -> None:
     managers = SequenceManagers()
     kept, cleaned = _manager(managers, "kept", cleaned=False), _manager(managers, "cleaned")
     for manager in (kept, cleaned):
@@ -74,8 +69,7 @@ async def test_models_may_opt_out() -> None:
     assert (_ids(kept), _ids(cleaned)) == ([1, 2, 3], [])
 
 
-async def test_a_sequence_in_use_is_passed_over() -> None:
-    """What is running or waited for is neither removed nor marked."""
+async def test_sequence_in_use_is_neither_removed_nor_marked() -> None:
     managers = SequenceManagers()
     manager = _manager(managers)
     await _request(manager, 1, start=True)
@@ -90,8 +84,7 @@ async def test_a_sequence_in_use_is_passed_over() -> None:
     assert _ids(manager) == [2]
 
 
-async def test_failed_requests_keep_nothing_alive() -> None:
-    """Only a request that succeeds counts as use."""
+async def test_failed_requests_keep_no_sequence_alive() -> None:
     managers = SequenceManagers()
     manager = _manager(managers)
     await _request(manager, 1, start=True)
@@ -102,19 +95,7 @@ async def test_failed_requests_keep_nothing_alive() -> None:
     assert scan(managers) == 1
 
 
-async def test_a_scan_removes_ten_thousand_idle_sequences() -> None:
-    """A scan marks sequences that were in use; the next one removes them."""
-    managers = SequenceManagers()
-    manager = _manager(managers)
-    for number in range(1, 10_001):
-        await _request(manager, number, start=True)
-    assert scan(managers) == 0
-    assert scan(managers) == 10_000
-    assert _ids(manager) == []
-
-
-async def test_requests_run_while_many_sequences_are_removed(autojump_clock: trio.testing.MockClock) -> None:
-    """The cleaner lets others run between portions; what they use meanwhile stays, and nothing is marked twice."""
+async def test_requests_run_between_portions_of_a_scan(autojump_clock: trio.testing.MockClock) -> None:
     managers = SequenceManagers()
     manager = _manager(managers)
     for number in range(1, 5_001):
@@ -133,8 +114,7 @@ async def test_requests_run_while_many_sequences_are_removed(autojump_clock: tri
     assert _ids(manager) == [1]
 
 
-async def test_a_sequence_that_moves_during_a_scan_is_looked_at_once(autojump_clock: trio.testing.MockClock) -> None:
-    """What was marked in one version and goes to another while the scan is under way survives it."""
+async def test_sequence_that_moves_during_a_scan_survives_it(autojump_clock: trio.testing.MockClock) -> None:
     managers = SequenceManagers()
     spec = ModelSpec(name="model", base_path="/", stateful=True)
     old, new = (managers.open(spec, version, ()) for version in (1, 2))

@@ -1,5 +1,3 @@
-"""A hundred thousand requests of two thousand sequences, some of them abandoned and some cancelled."""
-
 from __future__ import annotations
 
 import gc
@@ -35,7 +33,7 @@ SCAN_EVERY: Final = 20_000
 MOST_GROWTH_BYTES: Final = 16 * 2**20
 
 
-class YieldingNetwork:
+class _YieldingNetwork:
     """A network whose requests all come from its pool, with a checkpoint on either side of the inference."""
 
     def __init__(self, real: Network) -> None:
@@ -45,14 +43,13 @@ class YieldingNetwork:
         return getattr(self._real, name)
 
     async def infer(self, arrays: Any, change: Any, event: Any = None, most_bytes: float = math.inf) -> Any:
-        """Infer, and let others run before and after."""
         await trio.lowlevel.checkpoint()
         outputs = await self._real.infer(arrays, change, event, most_bytes)
         await trio.lowlevel.checkpoint()
         return outputs
 
 
-class Soak:
+class _Soak:
     """The clients of one model, and what they count."""
 
     def __init__(self, servable: StatefulServable, managers: SequenceManagers) -> None:
@@ -65,7 +62,6 @@ class Soak:
         self.resident: list[int] = []
 
     async def client(self) -> None:
-        """Run one sequence after the other, until none is left."""
         for number in self._numbers:
             await self._sequence(number)
 
@@ -74,8 +70,8 @@ class Soak:
         await self._cancelled(number, START)
         total = await self._alone(number, 0, START)
         for _ in range(self._random.randrange(STEPS) if abandoned else STEPS):
-            crowd = self._random.random() < 0.02
-            total = await (self._crowd(number, total) if crowd else self._alone(number, total, None))
+            overlaps = self._random.random() < 0.02
+            total = await (self._overlapping(number, total) if overlaps else self._alone(number, total, None))
         await self._cancelled(number, END)
         if abandoned:
             self.abandoned.append(number)
@@ -88,7 +84,6 @@ class Soak:
         return total + value
 
     async def _cancelled(self, number: int, control: int) -> None:
-        """Cancel a request while it runs, so that it leaves no trace."""
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cancel_after, 0, scope)
@@ -96,8 +91,7 @@ class Soak:
         assert scope.cancelled_caught
         self.cancelled += 1
 
-    async def _crowd(self, number: int, total: int) -> int:
-        """Send requests side by side and cancel some of them, which wait, run or are done by then."""
+    async def _overlapping(self, number: int, total: int) -> int:
         values: list[int] = []
         sums = [total]
 
@@ -147,14 +141,13 @@ def _live(kind: type) -> int:
 
 
 @pytest.mark.slow
-async def test_soak(tmp_path: Path) -> None:
-    """No sum is lost, abandoned sequences go and no others, and neither memory nor slots nor turns are left over."""
+async def test_hundred_thousand_requests_lose_no_step_and_leave_nothing_behind(tmp_path: Path) -> None:
     managers = SequenceManagers()
     made: list[Network] = []
 
-    def wrap(real: Network) -> YieldingNetwork:
+    def wrap(real: Network) -> _YieldingNetwork:
         made.append(real)
-        return YieldingNetwork(real)
+        return _YieldingNetwork(real)
 
     servable = stateful_over(
         ir.accumulator(WIDTH),
@@ -166,7 +159,7 @@ async def test_soak(tmp_path: Path) -> None:
         max_sequence_number=CLIENTS + SEQUENCES // 10,
     )
     (real,) = made
-    soak = Soak(servable, managers)
+    soak = _Soak(servable, managers)
     async with trio.open_nursery() as nursery:
         for _ in range(CLIENTS):
             nursery.start_soon(soak.client)
