@@ -10,11 +10,9 @@ import pytest
 import trio
 from openvino import opset13 as op
 
-from ovmstrio.config.specs import BatchSpec, LayoutSpec, ModelSpec, ShapeSpec
-from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.config.specs import BatchSpec, ModelSpec, ShapeSpec
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, InvalidRequest
 from ovmstrio.core.request import RequestedOutput
-from ovmstrio.core.servable import Servable
 from ovmstrio.core.tensor import Dim
 from ovmstrio.runtimes.models.load_model import load_model
 from tests.support import ir
@@ -22,36 +20,9 @@ from tests.support.answers import tensors
 from tests.support.servables import contents_request, load, raw_request
 
 AUTO = ShapeSpec(auto=True)
-NUMERIC = [name for name in BY_NAME if name != "BYTES"]
 
 
-def bits(name: str) -> np.ndarray[Any, Any]:
-    """Make a 2x3 array of a datatype, extremes included where the CPU keeps them."""
-    kind = BY_NAME[name].numpy
-    if name == "BOOL":
-        return np.array([[True, False, True], [False, False, True]])
-    if name == "BF16":
-        return np.array([[0x3F80, 0xBF80, 0], [0x7F80, 0x4049, 1 << 15]], np.uint16)
-    if kind.kind == "f":
-        return np.array([[0.5, -1, 0], [2.25, 3.140625, -2]], kind)
-    limits = np.iinfo(np.int32 if name == "INT64" else kind)  # OpenVINO's CPU computes INT64 with 32 bits
-    return np.array([[limits.min, limits.max, 0], [1, limits.max - 1, limits.min + 1]], kind)
-
-
-@pytest.mark.parametrize("datatype", NUMERIC)
-async def test_every_datatype_comes_back_bit_for_bit(datatype: str, tmp_path: Path) -> None:
-    """A model that passes its input on gives back the very bits, in the output's datatype."""
-    servable = await load(ir.passthrough(datatype), tmp_path)
-    values = bits(datatype)
-    response = await servable.infer(raw_request({"x": values}, {"x": datatype}))
-    assert [(out.name, out.datatype.name, out.array.dtype) for out in tensors(response)] == [
-        ("y", datatype, BY_NAME[datatype].numpy)
-    ]
-    assert tensors(response)[0].array.tobytes() == values.tobytes()
-
-
-async def test_half_precision_arithmetic(tmp_path: Path) -> None:
-    """FP16 and BF16 inputs are numbers to the model."""
+async def test_fp16_and_bf16_are_numbers_to_the_model(tmp_path: Path) -> None:
     half = await load(ir.dummy((2,), datatype="FP16"), tmp_path, "half")
     response = await half.infer(raw_request({"b": np.array([0.5, -3], np.float16)}))
     assert tensors(response)[0].array.tolist() == [1.5, -2.0]
@@ -60,28 +31,22 @@ async def test_half_precision_arithmetic(tmp_path: Path) -> None:
     assert tensors(response)[0].array.tolist() == [0x4000, 0x4040]
 
 
-async def test_strings_pass_through(tmp_path: Path) -> None:
-    """Native strings of any bytes go in and come out, in every shape."""
+async def test_strings_of_any_bytes_pass_through(tmp_path: Path) -> None:
     servable = await load(ir.string_passthrough((-1, -1)), tmp_path)
     for elements in ([b"a", b"", b"\xff\x00z", "é".encode()], [b"", b"", b"", b""]):
         response = await servable.infer(contents_request("strings", "BYTES", (2, 2), elements))
         assert tensors(response)[0].array.tolist() == [elements[:2], elements[2:]]
     empty = await servable.infer(contents_request("strings", "BYTES", (0, 2), []))
     assert empty.outputs[0].shape == (0, 2)
-
-
-async def test_string_matrices(tmp_path: Path) -> None:
-    """A UINT8 matrix takes strings, and gives strings if its output is called ..._string."""
-    model = ir.passthrough("UINT8", (-1, -1), output_name="label_string")
-    servable = await load(model, tmp_path)
-    response = await servable.infer(contents_request("x", "BYTES", (2,), [b"one", b"three"]))
+    # A UINT8 matrix takes strings, and returns strings if the name of its output ends with _string.
+    matrix = await load(ir.passthrough("UINT8", (-1, -1), output_name="label_string"), tmp_path, "matrix")
+    response = await matrix.infer(contents_request("x", "BYTES", (2,), [b"one", b"three"]))
     assert tensors(response)[0].datatype.name == "BYTES"
     assert tensors(response)[0].array.tolist() == [b"one", b"three"]
-    assert servable.metadata.inputs[0].datatype.name == "UINT8"
+    assert matrix.metadata.inputs[0].datatype.name == "UINT8"
 
 
-async def test_all_outputs_are_returned_in_the_order_of_names(tmp_path: Path) -> None:
-    """All come, sorted, for the data plane to choose from; the id comes back."""
+async def test_all_outputs_are_returned_in_the_order_of_their_names(tmp_path: Path) -> None:
     servable = await load(ir.sum_of_two(), tmp_path)
     request = raw_request({"y": np.full((1, 10), 2, np.float32), "x": np.full((1, 10), 5, np.float32)})
     request.outputs = [RequestedOutput("sum"), RequestedOutput("nothing")]
@@ -91,8 +56,7 @@ async def test_all_outputs_are_returned_in_the_order_of_names(tmp_path: Path) ->
     assert (response.model_name, response.model_version, response.id) == ("model", "1", "seven")
 
 
-async def test_a_model_without_inputs_answers(tmp_path: Path) -> None:
-    """A table of constants is a model, too."""
+async def test_model_without_inputs_is_served(tmp_path: Path) -> None:
     constant = op.constant(np.arange(3, dtype=np.float32))
     constant.output(0).set_names({"table"})
     servable = await load(ov.Model([op.result(constant)], [], "table"), tmp_path)
@@ -100,8 +64,7 @@ async def test_a_model_without_inputs_answers(tmp_path: Path) -> None:
     assert [(out.name, out.array.tolist()) for out in tensors(response)] == [("table", [0.0, 1.0, 2.0])]
 
 
-async def test_an_input_that_is_an_output_keeps_its_name(tmp_path: Path) -> None:
-    """What a converter passes through is one tensor with two names: the parameter's is the input's."""
+async def test_input_that_is_an_output_keeps_its_name(tmp_path: Path) -> None:
     given = op.parameter([1, 2], np.float32, name="x")
     given.output(0).set_names({"x", "a"})
     relu = op.relu(given)
@@ -112,8 +75,7 @@ async def test_an_input_that_is_an_output_keeps_its_name(tmp_path: Path) -> None
     assert [(out.name, out.array.tolist()) for out in tensors(response)] == [("a", [[-1, 2]]), ("y", [[0, 2]])]
 
 
-async def test_scalars_and_empty_tensors(tmp_path: Path) -> None:
-    """Tensors without dimensions and without elements are served."""
+async def test_scalars_and_empty_tensors_are_served(tmp_path: Path) -> None:
     scalar = await load(ir.scalar(), tmp_path, "scalar")
     response = await scalar.infer(contents_request("b", "FP32", (), [2.5]))
     assert tensors(response)[0].shape == ()
@@ -123,26 +85,14 @@ async def test_scalars_and_empty_tensors(tmp_path: Path) -> None:
     assert tensors(response)[0].shape == (0, 10)
 
 
-async def test_metadata_is_the_models(tmp_path: Path) -> None:
-    """The servable tells its name, its platform and its tensors, open sizes as -1."""
-    servable: Servable = await load(ir.dummy((-1, 10)), tmp_path, "mine")
-    known = servable.metadata
-    assert (known.name, known.platform) == ("mine", "OpenVINO")
-    assert [(spec.name, spec.datatype.name, spec.reported_shape) for spec in known.inputs] == [("b", "FP32", [-1, 10])]
-    assert [spec.name for spec in known.outputs] == ["a"]
-    await servable.aclose()
-
-
-async def test_closed_servable_refuses(tmp_path: Path) -> None:
-    """Behind its end a servable gives no answers."""
+async def test_closed_servable_refuses_requests(tmp_path: Path) -> None:
     servable = await load(ir.dummy(), tmp_path)
     await servable.aclose()
     with pytest.raises(trio.ClosedResourceError):
         await servable.infer(raw_request({"b": np.zeros((1, 10), np.float32)}))
 
 
-async def test_aliases_of_mapping_config(tmp_path: Path) -> None:
-    """With a mapping_config.json, requests, answers and metadata use aliases only."""
+async def test_mapping_config_replaces_names(tmp_path: Path) -> None:
     base_path = ir.save(ir.dummy(), tmp_path, "model")
     mapping = {"inputs": {"b": "data"}, "outputs": {"a": "result"}}
     (base_path / "1" / "mapping_config.json").write_text(json.dumps(mapping), encoding="utf-8")
@@ -153,17 +103,7 @@ async def test_aliases_of_mapping_config(tmp_path: Path) -> None:
         await servable.infer(raw_request({"b": np.ones((1, 10), np.float32)}))
 
 
-async def test_images_through_a_layout_change(tmp_path: Path) -> None:
-    """A model of channels first, configured NHWC:NCHW, takes pixels channels last."""
-    model = ir.passthrough("FP32", (1, 3, 2, 2), input_name="image")
-    servable = await load(model, tmp_path, layouts={"image": LayoutSpec(tensor="NHWC", model="NCHW")})
-    pixels = np.arange(12, dtype=np.float32).reshape(1, 2, 2, 3)
-    response = await servable.infer(raw_request({"image": pixels}))
-    np.testing.assert_array_equal(tensors(response)[0].array, pixels.transpose(0, 3, 1, 2))
-
-
-async def test_missing_and_corrupt_models_do_not_load(tmp_path: Path) -> None:
-    """A version without a model, or with a broken one, is a ConfigError that names the place."""
+async def test_missing_and_corrupt_models_are_refused(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     spec = ModelSpec(name="model", base_path=tmp_path)
     with pytest.raises(ConfigError, match=str(tmp_path)):
@@ -173,8 +113,7 @@ async def test_missing_and_corrupt_models_do_not_load(tmp_path: Path) -> None:
         await load_model(spec, 1, tmp_path / "1")
 
 
-async def test_load_can_be_cancelled(tmp_path: Path) -> None:
-    """A load that nobody waits for any more is dropped; the next one works."""
+async def test_cancelled_load_can_be_repeated(tmp_path: Path) -> None:
     base_path = ir.save(ir.slow(256, 30), tmp_path, "model")
     spec = ModelSpec(name="model", base_path=base_path)
     with trio.move_on_after(0.001) as scope:
@@ -184,8 +123,7 @@ async def test_load_can_be_cancelled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"shapes": {"": AUTO}}, {"shapes": {"b": AUTO}}, {"batch": BatchSpec(auto=True)}])
-async def test_auto_follows_requests(settings: dict[str, Any], tmp_path: Path) -> None:
-    """A request of another batch makes the model load again for it, and metadata shows it."""
+async def test_automatic_shape_follows_requests(settings: dict[str, Any], tmp_path: Path) -> None:
     servable = await load(ir.dummy(), tmp_path, **settings)
     assert servable.metadata.inputs[0].shape == (Dim.fixed(1), Dim.fixed(10))
     for batch in (1, 4, 4, 2):
@@ -194,8 +132,7 @@ async def test_auto_follows_requests(settings: dict[str, Any], tmp_path: Path) -
         assert servable.metadata.inputs[0].shape[0] == Dim.fixed(batch)
 
 
-async def test_auto_batch_keeps_other_dimensions(tmp_path: Path) -> None:
-    """With an automatic batch the other dimensions are still checked, and so is the rank."""
+async def test_automatic_batch_keeps_other_dimensions(tmp_path: Path) -> None:
     servable = await load(ir.dummy(), tmp_path, batch=BatchSpec(auto=True))
     with pytest.raises(InvalidRequest, match="Invalid input shape"):
         await servable.infer(raw_request({"b": np.ones((2, 11), np.float32)}))
@@ -203,8 +140,7 @@ async def test_auto_batch_keeps_other_dimensions(tmp_path: Path) -> None:
         await servable.infer(raw_request({"b": np.ones((10,), np.float32)}))
 
 
-async def test_impossible_auto_shape_keeps_the_old_one(tmp_path: Path) -> None:
-    """Shapes that the model cannot take are a failed precondition, and what was served goes on."""
+async def test_impossible_automatic_shape_is_refused_and_the_old_one_is_kept(tmp_path: Path) -> None:
     servable = await load(ir.sum_of_two(), tmp_path, shapes={"": AUTO})
     ones = np.ones((1, 10), np.float32)
     with pytest.raises(FailedPrecondition, match="Model could not be reshaped with requested shape"):
@@ -214,8 +150,7 @@ async def test_impossible_auto_shape_keeps_the_old_one(tmp_path: Path) -> None:
     assert servable.metadata.inputs[0].shape == (Dim.fixed(1), Dim.fixed(10))
 
 
-async def test_concurrent_requests_of_different_shapes(tmp_path: Path) -> None:
-    """While the model follows one request, others wait, and every answer has its own shape."""
+async def test_concurrent_requests_of_different_shapes_are_answered(tmp_path: Path) -> None:
     servable = await load(ir.dummy(), tmp_path, shapes={"": AUTO})
     shapes: list[tuple[int, ...]] = []
 
@@ -230,7 +165,6 @@ async def test_concurrent_requests_of_different_shapes(tmp_path: Path) -> None:
     assert sorted(shapes) == sorted((number % 3 + 1, 10) for number in range(12))
 
 
-async def test_auto_is_not_for_scalars(tmp_path: Path) -> None:
-    """A model with a scalar input cannot follow requests."""
+async def test_automatic_batch_is_refused_for_scalars(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not for inputs without dimensions, such as 'b'"):
         await load(ir.scalar(), tmp_path, batch=BatchSpec(auto=True))

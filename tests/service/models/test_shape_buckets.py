@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ovmstrio.config.shape_buckets import parse_shape_buckets
 from ovmstrio.config.specs import BatchingSpec, ModelSpec
 from ovmstrio.core.errors import InvalidRequest, ModelFailure, PayloadTooLarge, Problem
+from ovmstrio.core.hooks import NULL_HOOKS
 from ovmstrio.openvino.slot import Slot
 from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.runtimes.models.model import ModelServable
@@ -27,65 +28,56 @@ Shapes = list[tuple[int, ...]]
 
 @pytest.fixture
 def shapes(monkeypatch: pytest.MonkeyPatch) -> Shapes:
-    """Gather the shapes of the first input of whatever OpenVINO is given."""
-    given: Shapes = []
+    """Return a list that gets the shape of the first input of each inference."""
+    recorded: Shapes = []
     bind = Slot.bind
 
-    def recording(slot: Slot, arrays: Any) -> None:
-        given.append(arrays[0].shape)
+    def record(slot: Slot, arrays: Any) -> None:
+        recorded.append(arrays[0].shape)
         bind(slot, arrays)
 
-    monkeypatch.setattr(Slot, "bind", recording)
-    return given
+    monkeypatch.setattr(Slot, "bind", record)
+    return recorded
+
+
+async def _load(
+    model: ov.Model, path: Path, name: str = "model", hooks: Any = NULL_HOOKS, **buckets: Any
+) -> ModelServable:
+    return await load(model, path, name, hooks=hooks, shape_buckets=parse_shape_buckets(buckets))
 
 
 async def answers(servable: ModelServable, **arrays: Any) -> dict[str, Any]:
-    """Call with arrays; gives the outputs by name."""
     return {tensor.name: tensor.array for tensor in tensors(await servable.infer(raw_request(arrays)))}
 
 
 def numbers(*shape: int) -> Any:
-    """Make an array in which no two elements are the same."""
     return np.arange(1, np.prod(shape) + 1, dtype=np.float32).reshape(shape)
 
 
-async def test_requests_are_padded_to_the_next_bucket_and_answers_are_cut_back(tmp_path: Path, shapes: Shapes) -> None:
-    """OpenVINO sees two shapes, and each caller what belongs to its request; what is counted tells how it was."""
+async def test_requests_are_padded_to_the_next_bucket_and_outputs_are_cut_back(tmp_path: Path, shapes: Shapes) -> None:
     hooks = RecordingHooks()
-    buckets = parse_shape_buckets({"batch": {"sizes": [2, 4], "warm_up": False}})
-    servable = await load(ir.dummy((-1, 3)), tmp_path, hooks=hooks, shape_buckets=buckets)
+    servable = await _load(ir.dummy((-1, 3)), tmp_path, hooks=hooks, batch={"sizes": [2, 4], "warm_up": False})
     shapes.clear()
-    for rows in (1, 2, 3, 4, 3):
+    for rows in (0, 1, 2, 3, 4, 3):
         b = numbers(rows, 3)
         assert np.array_equal((await answers(servable, b=b))["a"], b + 1)
-    assert shapes == [(2, 3), (2, 3), (4, 3), (4, 3), (4, 3)]
-    assert hooks.fits == [("padded", 3, 3), ("exact", 6, 0), ("padded", 9, 3), ("exact", 12, 0), ("padded", 9, 3)]
+    assert shapes == [(2, 3)] * 3 + [(4, 3)] * 3
+    assert hooks.fits[1:] == [("padded", 3, 3), ("exact", 6, 0), ("padded", 9, 3), ("exact", 12, 0), ("padded", 9, 3)]
     await servable.aclose()
 
 
-async def test_nothing_is_padded_to_something(tmp_path: Path, shapes: Shapes) -> None:
-    """A request without rows gets an answer without rows."""
-    servable = await load(ir.dummy((-1, 3)), tmp_path, shape_buckets=parse_shape_buckets({"batch": [2]}))
-    shapes.clear()
-    assert (await answers(servable, b=numbers(0, 3)))["a"].shape == (0, 3)
-    assert shapes == [(2, 3)]
-
-
-async def test_what_is_larger_than_the_largest_bucket_is_refused(tmp_path: Path) -> None:
-    """The buckets are told."""
-    buckets = parse_shape_buckets({"rows": {"sizes": [2, 4], "inputs": {"b": 0}}})
-    servable = await load(ir.dummy((-1, 3)), tmp_path, shape_buckets=buckets)
+async def test_requests_larger_than_the_largest_bucket_are_refused(tmp_path: Path) -> None:
+    servable = await _load(ir.dummy((-1, 3)), tmp_path, rows={"sizes": [2, 4], "inputs": {"b": 0}})
     with pytest.raises(InvalidRequest, match=r"at most 4 in dimension 0, the largest of the buckets 2, 4 of 'rows'"):
         await answers(servable, b=numbers(5, 3))
     assert (await answers(servable, b=numbers(4, 3)))["a"].shape == (4, 3)
 
 
-async def test_what_is_larger_runs_as_it_is_if_that_is_asked_for(tmp_path: Path, shapes: Shapes) -> None:
-    """Its other dimensions are padded all the same."""
+async def test_larger_requests_run_unpadded_if_configured(tmp_path: Path, shapes: Shapes) -> None:
     hooks = RecordingHooks()
     columns = {"sizes": [4], "inputs": {"b": 1}}
-    buckets = parse_shape_buckets({"batch": {"sizes": [2], "larger": "run"}, "columns": columns})
-    servable = await load(ir.dynamic(), tmp_path, hooks=hooks, shape_buckets=buckets)
+    batch = {"sizes": [2], "larger": "run"}
+    servable = await _load(ir.dynamic(), tmp_path, hooks=hooks, batch=batch, columns=columns)
     shapes.clear()
     b = numbers(5, 3)
     assert np.array_equal((await answers(servable, b=b))["a"], b + 1)
@@ -104,25 +96,21 @@ def average() -> ov.Model:
 WORDS = {"sizes": [4, 8], "inputs": {"x": 1, "mask": 1}}
 
 
-async def test_inputs_are_padded_each_with_its_value(tmp_path: Path) -> None:
-    """What the mask leaves out does not count, whatever the other input is padded with."""
-    buckets = parse_shape_buckets({"batch": [2, 4], "words": {**WORDS, "pad": {"x": 1000}}})
-    servable = await load(average(), tmp_path, shape_buckets=buckets)
+async def test_inputs_are_padded_with_their_configured_values(tmp_path: Path) -> None:
+    servable = await _load(average(), tmp_path, batch=[2, 4], words={**WORDS, "pad": {"x": 1000}})
     got = await answers(servable, x=numbers(3, 5), mask=np.ones((3, 5), np.int64))
     assert got["y"].tolist() == [3, 8, 13]
     assert np.array_equal(got["total"], numbers(3, 5) + 1)
 
 
 async def test_inputs_that_differ_in_a_dimension_are_refused(tmp_path: Path) -> None:
-    """What is broadcast without buckets would be padded with something else."""
-    servable = await load(average(), tmp_path, shape_buckets=parse_shape_buckets({"words": WORDS}))
+    servable = await _load(average(), tmp_path, words=WORDS)
     with pytest.raises(InvalidRequest, match=r"one size of 'words' \(shape_buckets\).*5 in dimension 1 of x") as caught:
         await answers(servable, x=numbers(3, 5), mask=np.ones((3, 1), np.int64))
     assert "1 in dimension 1 of mask" in str(caught.value)
 
 
 async def remarks(model: ov.Model, path: Path, **buckets: Any) -> list[Problem]:
-    """Load a model with buckets; gives what is odd with it."""
     found: list[Problem] = []
     spec = ModelSpec(
         name="m",
@@ -134,8 +122,7 @@ async def remarks(model: ov.Model, path: Path, **buckets: Any) -> list[Problem]:
     return found
 
 
-async def test_outputs_that_padding_changes_are_told_when_a_model_is_loaded(tmp_path: Path) -> None:
-    """An average over what was padded is another one."""
+async def test_outputs_that_padding_changes_are_reported_by_the_load(tmp_path: Path) -> None:
     x = ir.parameter("x", [-1, -1])
     mean = op.reduce_mean(x, op.constant(np.array([1], np.int64)), keep_dims=False)
     model = ir.named_model({"mean": mean, "same": op.relu(x)}, [x])
@@ -147,37 +134,33 @@ async def test_outputs_that_padding_changes_are_told_when_a_model_is_loaded(tmp_
     assert not await remarks(average(), tmp_path / "3", batch=[4], words=WORDS)
 
 
-async def test_buckets_are_run_before_anybody_calls(tmp_path: Path, shapes: Shapes) -> None:
-    """Every shape that requests may have, but for dimensions that are not to be warmed up."""
+async def test_buckets_are_warmed_up_by_the_load(tmp_path: Path, shapes: Shapes) -> None:
     words = {"sizes": [3, 9], "inputs": {"b": 1}}
-    await load(ir.dynamic(), tmp_path, shape_buckets=parse_shape_buckets({"batch": [2, 4], "words": words}))
+    await _load(ir.dynamic(), tmp_path, batch=[2, 4], words=words)
     assert {(2, 3), (2, 9), (4, 3), (4, 9)} <= set(shapes)
     shapes.clear()
-    cold = {"sizes": [5, 7], "warm_up": False}
-    await load(ir.dynamic(), tmp_path, "m", shape_buckets=parse_shape_buckets({"batch": cold, "words": words}))
+    await _load(ir.dynamic(), tmp_path, "m", batch={"sizes": [5, 7], "warm_up": False}, words=words)
     assert {(5, 3), (5, 9)} <= set(shapes)
     assert not {(7, 3), (7, 9)} & set(shapes)
 
 
-async def test_a_model_that_fails_on_a_padded_input_is_served_with_a_warning(tmp_path: Path) -> None:
-    """Its requests may be others than ones, and those that fit it are answered."""
+async def test_model_that_fails_on_padded_inputs_is_served_with_a_warning(tmp_path: Path) -> None:
     shape, rows = ir.parameter("shape", [2], "INT64"), ir.parameter("rows", [-1])
     shaped = op.reshape(rows, shape, special_zero=False)
     model = ir.named_model({"y": shaped, "same": op.negative(rows)}, [rows, shape])
     batch = {"sizes": [4], "inputs": {"rows": 0}, "outputs": {"same": 0}}
     (warning,) = await remarks(model, tmp_path / "1", batch=batch)
     assert (warning.severity, warning.path) == ("warning", "shape_buckets")
-    servable = await load(model, tmp_path / "2", shape_buckets=parse_shape_buckets({"batch": batch}))
+    servable = await _load(model, tmp_path / "2", batch=batch)
     got = await answers(servable, shape=np.array([2, 2]), rows=numbers(3))
     assert (got["y"].tolist(), got["same"].tolist()) == ([[1, 2], [3, 0]], [-1, -2, -3])
 
 
-async def test_an_output_that_does_not_follow_as_was_said_is_a_failure(tmp_path: Path) -> None:
-    """Nothing is cut that nobody knows."""
+async def test_output_that_does_not_follow_as_configured_is_a_failure(tmp_path: Path) -> None:
     x = ir.parameter("x", [-1])
     model = ir.named_model({"sum": op.reduce_sum(x, op.constant(np.array([0], np.int64)), keep_dims=True)}, [x])
     words = {"sizes": [4], "inputs": {"x": 0}, "outputs": {"sum": 0}}
-    servable = await load(model, tmp_path, shape_buckets=parse_shape_buckets({"words": words}))
+    servable = await _load(model, tmp_path, words=words)
     assert (await answers(servable, x=numbers(4)))["sum"].tolist() == [10]
     with pytest.raises(
         ModelFailure, match=r"'sum' cannot be cut back.*expected 4 in dimension 0.*found the shape \[1\]"
@@ -185,9 +168,8 @@ async def test_an_output_that_does_not_follow_as_was_said_is_a_failure(tmp_path:
         await answers(servable, x=numbers(3))
 
 
-async def test_the_limit_of_answers_is_for_what_is_left_of_them(tmp_path: Path) -> None:
-    """Padding is not sent, so that it does not count."""
-    servable = await load(ir.dummy((-1,)), tmp_path, shape_buckets=parse_shape_buckets({"batch": [1000]}))
+async def test_size_limit_of_outputs_leaves_out_padding(tmp_path: Path) -> None:
+    servable = await _load(ir.dummy((-1,)), tmp_path, batch=[1000])
     request = raw_request({"b": numbers(10)})
     request.most_bytes = 40
     assert tensors(await servable.infer(request))[0].array.shape == (10,)
@@ -197,27 +179,21 @@ async def test_the_limit_of_answers_is_for_what_is_left_of_them(tmp_path: Path) 
 
 
 async def test_large_requests_are_padded_in_a_thread(tmp_path: Path) -> None:
-    """What takes long holds nobody up, and gives the same."""
-    buckets = parse_shape_buckets({"batch": {"sizes": [2**20], "warm_up": False}})
-    servable = await load(ir.dummy((-1,)), tmp_path, shape_buckets=buckets)
+    servable = await _load(ir.dummy((-1,)), tmp_path, batch={"sizes": [2**20], "warm_up": False})
     b = numbers(2**19 + 1)
     assert np.array_equal((await answers(servable, b=b))["a"], b + 1)
 
 
 @pytest.mark.parametrize("datatype", ["BOOL", "INT8", "UINT16", "INT64", "FP16", "BF16", "FP64"])
-async def test_every_type_of_numbers_is_padded(tmp_path: Path, datatype: str) -> None:
-    """The bits of what was sent come back."""
-    servable = await load(
-        ir.passthrough(datatype, (-1, 2)), tmp_path, shape_buckets=parse_shape_buckets({"batch": [4]})
-    )
+async def test_every_datatype_of_numbers_is_padded(tmp_path: Path, datatype: str) -> None:
+    servable = await _load(ir.passthrough(datatype, (-1, 2)), tmp_path, batch=[4])
     dtype = {"BOOL": np.bool_, "BF16": np.uint16, "FP16": np.float16, "FP64": np.float64}.get(datatype)
     x = np.array([[1, 0], [1, 1], [0, 1]], dtype or datatype.lower())
     response = await servable.infer(raw_request({"x": x}, {"x": datatype}))
     assert np.array_equal(tensors(response)[0].array, x)
 
 
-async def test_a_batch_is_joined_and_then_padded(tmp_path: Path, shapes: Shapes) -> None:
-    """Three rows of three requests run as four, and each gets its own."""
+async def test_batch_is_joined_and_then_padded(tmp_path: Path, shapes: Shapes) -> None:
     hooks, got = RecordingHooks(), {}
     buckets = parse_shape_buckets({"batch": [4, 8]})
     batching = BatchingSpec(max_batch_size=3, batch_timeout_ms=3_600_000)
@@ -273,7 +249,7 @@ SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=3, unique=True).map(sor
 
 @given(models(), SIZES, SIZES, st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8))
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_answers_with_buckets_are_those_without(
+def test_outputs_with_buckets_are_those_without(
     tmp_path_factory: pytest.TempPathFactory,
     shapes: Shapes,
     model: ov.Model,
@@ -281,7 +257,6 @@ def test_answers_with_buckets_are_those_without(
     positions: list[int],
     requests: list[tuple[int, int]],
 ) -> None:
-    """Whatever the model and the sizes, and OpenVINO sees no more shapes than there are buckets."""
     folder = tmp_path_factory.mktemp("models")
     places = {"sizes": positions, "inputs": {"x": 1}}
     buckets = parse_shape_buckets({"rows": {"sizes": rows, "inputs": {"x": 0}}, "positions": places})

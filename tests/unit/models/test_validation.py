@@ -4,9 +4,9 @@ import math
 import re
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from ovmstrio.core.datatypes import BY_NAME
@@ -21,21 +21,22 @@ NUMERIC = [name for name in BY_NAME if name != "BYTES"]
 
 
 def tensor(name: str = "b", datatype: str = "FP32", shape: tuple[int | Dim, ...] = (1, 10), **rest: Any) -> TensorSpec:
-    """Make an input; numbers are fixed sizes, -1 is any."""
     sizes = {-1: ANY_SIZE}
     dims = tuple(dim if isinstance(dim, Dim) else sizes.get(dim, Dim.fixed(dim)) for dim in shape)
     return TensorSpec(name, BY_NAME[datatype], dims, **rest)
 
 
-def asked(
+def given(
     shape: tuple[int, ...] = (1, 10), datatype: str = "FP32", name: str = "b", contents: Contents | None = None
 ) -> InferInput:
-    """Make one input of a request."""
     return InferInput(name, datatype, shape, contents)
 
 
+def values(field: str, count: int) -> Contents:
+    return Contents(f"{field}_contents", [0.0] * count)
+
+
 def refusal(specs: list[TensorSpec], request: InferRequest) -> str:
-    """Give the text with which a request is refused."""
     with pytest.raises(InvalidRequest) as caught:
         validate(request, specs)
     return caught.value.message
@@ -50,93 +51,78 @@ TWO = [tensor("x"), tensor("y")]
     ("specs", "inputs", "raws", "text"),
     [
         # 1: the number of inputs
-        (ONE, [], [], "Invalid number of inputs - Expected: 1; Actual: 0"),
-        (ONE, [asked(), asked(name="c")], [RAW, RAW], "Invalid number of inputs - Expected: 1; Actual: 2"),
-        (TWO, [asked(name="x")], [RAW], "Invalid number of inputs - Expected: 2; Actual: 1"),
+        (ONE, [], [], "number of inputs - Expected: 1; Actual: 0"),
+        (ONE, [given(), given(name="c")], [RAW, RAW], "number of inputs - Expected: 1; Actual: 2"),
+        (TWO, [given(name="x")], [RAW], "number of inputs - Expected: 2; Actual: 1"),
         # 2: one raw buffer an input
-        (TWO, [asked(name="x"), asked(name="y")], [RAW], "Passing data both in .* Expected: 2; Actual: 1"),
-        (ONE, [asked()], [RAW, RAW], "Passing data both in .* Expected: 1; Actual: 2"),
-        # 3: no contents beside raw buffers
+        (TWO, [given(name="x"), given(name="y")], [RAW], "Passing data both in .* Expected: 2; Actual: 1"),
+        (ONE, [given()], [RAW, RAW], "Passing data both in .* Expected: 1; Actual: 2"),
+        # 3: no contents in addition to raw buffers
         (
             ONE,
-            [asked(contents=Contents("fp32_contents", []))],
+            [given(contents=values("fp32", 0))],
             [RAW],
-            "Passing data both in InferInputTensor::contents and in raw_input_contents is not allowed",
+            "Passing data both in .* in raw_input_contents is not allowed",
         ),
         # 4: every input is there by name
-        (ONE, [asked(name="c")], [RAW], "Missing input with specific name - Required input: b"),
-        (TWO, [asked(name="x"), asked(name="x")], [RAW, RAW], "Missing input with specific name - Required input: y"),
+        (ONE, [given(name="c")], [RAW], "Missing input with specific name - Required input: b"),
+        (TWO, [given(name="x"), given(name="x")], [RAW, RAW], "Missing input with specific name - Required input: y"),
         # 5: no negative dimension
-        (ONE, [asked((1, -10))], [RAW], r"Invalid input shape - Expected: \(1,10\); Actual: \(1,-10\); input name: b"),
+        (ONE, [given((1, -10))], [RAW], r"input shape - Expected: \(1,10\); Actual: \(1,-10\); input name: b"),
         # 7: the datatype
-        (ONE, [asked(datatype="INT8")], [RAW], "Invalid input precision - Expected: FP32; Actual: INT8; input name: b"),
-        (ONE, [asked(datatype="fp32")], [RAW], "Invalid input precision - Expected: FP32; Actual: fp32"),
-        (ONE, [asked(datatype="")], [RAW], "Invalid input precision"),
+        (ONE, [given(datatype="INT8")], [RAW], "input precision - Expected: FP32; Actual: INT8; input name: b"),
+        (ONE, [given(datatype="fp32")], [RAW], "input precision - Expected: FP32; Actual: fp32"),
+        (ONE, [given(datatype="")], [RAW], "input precision"),
         # 8: the rank
-        (
-            ONE,
-            [asked((1, 2, 3))],
-            [RAW],
-            r"Invalid number of shape dimensions - Expected: \(1,10\); Actual: \(1,2,3\); input name: b",
-        ),
-        (ONE, [asked((10,))], [RAW], "Invalid number of shape dimensions"),
-        (ONE, [asked(())], [RAW], "Invalid number of shape dimensions"),
-        ([tensor(shape=())], [asked((1,))], [bytes(4)], r"Invalid number of shape dimensions - Expected: \(\);"),
+        (ONE, [given((1, 2, 3))], [RAW], r"number of shape dimensions - Expected: \(1,10\); Actual: \(1,2,3\); input"),
+        (ONE, [given((10,))], [RAW], "number of shape dimensions"),
+        (ONE, [given(())], [RAW], "number of shape dimensions"),
+        ([tensor(shape=())], [given((1,))], [bytes(4)], r"number of shape dimensions - Expected: \(\);"),
         # 9: the batch
-        (ONE, [asked((2, 10))], [bytes(80)], "Invalid input batch size - Expected: 1; Actual: 2; input name: b"),
-        (ONE, [asked((0, 10))], [b""], "Invalid input batch size - Expected: 1; Actual: 0"),
-        (ONE, [asked((2, 11))], [bytes(88)], "Invalid input batch size"),
-        ([tensor(shape=(Dim(2, 4), 10))], [asked()], [RAW], r"Invalid input batch size - Expected: \[2~4\]; Actual: 1"),
-        ([tensor(shape=(3, 1), batch_axis=1)], [asked((3, 2))], [bytes(24)], "Invalid input batch size - Expected: 1"),
-        ([tensor(batch_axis=None)], [asked((2, 10))], [bytes(80)], "Invalid input shape"),
+        (ONE, [given((2, 10))], [bytes(80)], "input batch size - Expected: 1; Actual: 2; input name: b"),
+        (ONE, [given((0, 10))], [b""], "input batch size - Expected: 1; Actual: 0"),
+        (ONE, [given((2, 11))], [bytes(88)], "input batch size"),
+        ([tensor(shape=(Dim(2, 4), 10))], [given()], [RAW], r"input batch size - Expected: \[2~4\]; Actual: 1"),
+        ([tensor(shape=(3, 1), batch_axis=1)], [given((3, 2))], [bytes(24)], "input batch size - Expected: 1"),
+        ([tensor(batch_axis=None)], [given((2, 10))], [bytes(80)], "input shape"),
         # 10: all other dimensions
-        (
-            ONE,
-            [asked((1, 11))],
-            [bytes(44)],
-            r"Invalid input shape - Expected: \(1,10\); Actual: \(1,11\); input name: b",
-        ),
-        ([tensor(shape=(-1, Dim(2, 4)))], [asked((9, 5))], [bytes(180)], r"Expected: \(-1,\[2~4\]\); Actual: \(9,5\)"),
+        (ONE, [given((1, 11))], [bytes(44)], r"input shape - Expected: \(1,10\); Actual: \(1,11\); input name: b"),
+        ([tensor(shape=(-1, Dim(2, 4)))], [given((9, 5))], [bytes(180)], r".*: \(-1,\[2~4\]\); Actual: \(9,5\)"),
         # 11: the product of the dimensions
-        (
-            [tensor(shape=(-1, -1))],
-            [asked((2**40, 2**40))],
-            [RAW],
-            "Invalid content size of tensor proto - Expected: at most",
-        ),
+        ([tensor(shape=(-1, -1))], [given((2**40, 2**40))], [RAW], "content size of tensor proto - Expected: at most"),
         # 12: the bytes of a raw buffer
         (
             ONE,
-            [asked()],
+            [given()],
             [bytes(36)],
-            "Invalid content size of tensor proto - Expected: 40 bytes; Actual: 36 bytes; input name: b",
+            "content size of tensor proto - Expected: 40 bytes; Actual: 36 bytes; input name",
         ),
-        (ONE, [asked()], [bytes(41)], "Expected: 40 bytes; Actual: 41 bytes"),
-        (ONE, [asked()], [b""], "Expected: 40 bytes; Actual: 0 bytes"),
+        (ONE, [given()], [bytes(41)], ".*Expected: 40 bytes; Actual: 41 bytes"),
+        (ONE, [given()], [b""], ".*Expected: 40 bytes; Actual: 0 bytes"),
         # 13: the number of values
         (
             ONE,
-            [asked(contents=Contents("fp32_contents", [0.0] * 9))],
+            [given(contents=values("fp32", 9))],
             [],
-            "Invalid number of values in tensor proto container - Expected: 10 values; Actual: 9 values; input name: b",
+            "number of values .* Expected: 10 values; Actual: 9 values; input",
         ),
-        (ONE, [asked(contents=Contents("fp32_contents", [0.0] * 11))], [], "Actual: 11 values"),
-        (ONE, [asked(contents=Contents("fp64_contents", [0.0] * 10))], [], "Expected: 10 values; Actual: 0 values"),
-        (ONE, [asked()], [], "Expected: 10 values; Actual: 0 values"),
+        (ONE, [given(contents=values("fp32", 11))], [], ".*Actual: 11 values"),
+        (ONE, [given(contents=values("fp64", 10))], [], ".*Expected: 10 values; Actual: 0 values"),
+        (ONE, [given()], [], ".*Expected: 10 values; Actual: 0 values"),
+        # BYTES are for strings, images and matrices of bytes
+        (ONE, [given((1,), "BYTES")], [b""], "Functionality not implemented"),
     ],
 )
-def test_every_refusal_in_order(
+def test_each_check_refuses_with_the_text_of_ovms_in_its_order(
     specs: list[TensorSpec], inputs: list[InferInput], raws: list[bytes], text: str
 ) -> None:
-    """Each check of OVMS's sequence refuses with its text, and what comes first is named first."""
     message = refusal(specs, InferRequest("m", inputs=inputs, raw_inputs=list(raws)))
-    assert re.match(text if text.startswith(("Invalid", "Passing", "Missing")) else f".*{text}", message), message
+    assert re.match(f"(Invalid )?{text}", message), message
 
 
-def test_everything_wrong_is_named_after_the_first() -> None:
-    """The first failure starts the text; the other inputs' follow."""
+def test_all_problems_are_reported_after_the_first() -> None:
     request = InferRequest(
-        "m", inputs=[asked((1, 11), name="y"), asked((2, 10), name="x")], raw_inputs=[bytes(44), bytes(80)]
+        "m", inputs=[given((1, 11), name="y"), given((2, 10), name="x")], raw_inputs=[bytes(44), bytes(80)]
     )
     message = refusal(TWO, request)
     assert message.startswith("Invalid input batch size - Expected: 1; Actual: 2; input name: x. Also: ")
@@ -144,12 +130,11 @@ def test_everything_wrong_is_named_after_the_first() -> None:
 
 
 @pytest.mark.parametrize("datatype", NUMERIC)
-def test_raw_buffers_of_every_datatype(datatype: str) -> None:
-    """A raw buffer becomes an array of the type's dtype, without a copy where it is aligned."""
+def test_raw_buffers_of_every_datatype_are_read_in_place(datatype: str) -> None:
     kind = BY_NAME[datatype].numpy
     values = np.array([[0, 1, 1], [1, 0, 1]], kind)
     raw = values.tobytes()
-    request = InferRequest("m", inputs=[asked((2, 3), datatype)], raw_inputs=[raw])
+    request = InferRequest("m", inputs=[given((2, 3), datatype)], raw_inputs=[raw])
     array = validate(request, [tensor(datatype=datatype, shape=(2, 3))])["b"]
     np.testing.assert_array_equal(array, values)
     assert array.dtype == kind
@@ -157,115 +142,88 @@ def test_raw_buffers_of_every_datatype(datatype: str) -> None:
 
 
 @pytest.mark.parametrize("datatype", [name for name in NUMERIC if name != "BF16"])
-def test_contents_of_every_datatype(datatype: str) -> None:
-    """Values in the right field become an array of the type's dtype, from lists and from arrays."""
+def test_contents_of_every_datatype_are_read_from_lists_and_arrays(datatype: str) -> None:
     kind = BY_NAME[datatype].numpy
-    values = [True, False, True] if datatype == "BOOL" else [1, 0, 100]
+    numbers = [True, False, True] if datatype == "BOOL" else [1, 0, 100]
+    if "INT" in datatype:
+        numbers[:2] = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
     specs = [tensor(datatype=datatype, shape=(3,))]
-    for given_values in (values, np.array(values, kind)):
+    for given_values in (numbers, np.array(numbers, kind)):
         array = validate(contents_request("b", datatype, (3,), given_values), specs)["b"]
-        np.testing.assert_array_equal(array, np.array(values, kind))
+        np.testing.assert_array_equal(array, np.array(numbers, kind))
         assert array.dtype == kind
 
 
-@pytest.mark.parametrize("values", [[1, -2.5, math.inf], np.array([1, -2.5, np.inf], np.float32)])
-def test_bf16_is_rounded_from_numbers(values: Any) -> None:
-    """Contents are numbers, of which the bits of the nearest BF16 are taken; an array of the type itself is bits."""
+@pytest.mark.parametrize(
+    ("datatype", "contents", "text"),
+    [
+        *(
+            (name, [0, outside], f".*{outside} is out of range of {name}")
+            for name in NUMERIC
+            if "INT" in name
+            for outside in (int(np.iinfo(BY_NAME[name].numpy).min) - 1, int(np.iinfo(BY_NAME[name].numpy).max) + 1)
+        ),
+        ("UINT8", np.array([1, 300]), ".*300 is out of range of UINT8"),
+        *(
+            (name, contents, "Invalid values in tensor proto container")
+            for name, contents in (
+                ("FP32", ["1", "2"]),
+                ("FP32", [True, False]),
+                ("FP32", [None, 1.0]),
+                ("FP64", [10**400, 1]),
+                ("FP32", np.array(["a", "b"])),
+                ("FP32", np.zeros((2, 1))),
+                ("INT32", [1.5, 2.0]),
+                ("INT32", [True, False]),
+                ("INT32", [[1], [2]]),
+                ("BOOL", [1, 0]),
+                ("BOOL", np.array([1, 0])),
+            )
+        ),
+    ],
+)
+def test_values_of_another_kind_or_range_are_refused(datatype: str, contents: Any, text: str) -> None:
+    message = refusal([tensor(datatype=datatype, shape=(2,))], contents_request("b", datatype, (2,), contents))
+    assert re.match(text, message), message
+
+
+@pytest.mark.parametrize("numbers", [[1, -2.5, math.inf], np.array([1, -2.5, np.inf], np.float32)])
+def test_bf16_is_rounded_from_numbers_and_read_from_bits(numbers: Any) -> None:
     specs = [tensor(datatype="BF16", shape=(3,))]
     bits = np.array([0x3F80, 0xC020, 0x7F80], np.uint16)
-    np.testing.assert_array_equal(validate(contents_request("b", "BF16", (3,), values), specs)["b"], bits)
+    np.testing.assert_array_equal(validate(contents_request("b", "BF16", (3,), numbers), specs)["b"], bits)
     np.testing.assert_array_equal(validate(contents_request("b", "BF16", (3,), bits), specs)["b"], bits)
 
 
-@pytest.mark.parametrize(
-    ("datatype", "low", "high"),
-    [
-        (name, int(np.iinfo(BY_NAME[name].numpy).min), int(np.iinfo(BY_NAME[name].numpy).max))
-        for name in NUMERIC
-        if "INT" in name
-    ],
-)
-def test_integers_have_their_whole_range_and_no_more(datatype: str, low: int, high: int) -> None:
-    """The least and greatest values pass unchanged, one beyond is refused."""
-    specs = [tensor(datatype=datatype, shape=(2,))]
-    array = validate(contents_request("b", datatype, (2,), [low, high]), specs)["b"]
-    assert array.tolist() == [low, high]
-    for outside in (low - 1, high + 1):
-        assert f"{outside} is out of range of {datatype}" in refusal(
-            specs, contents_request("b", datatype, (2,), [0, outside])
-        )
-
-
-def test_integers_in_wider_arrays_are_checked() -> None:
-    """Values that a codec delivers as a wide array are checked like a list."""
-    specs = [tensor(datatype="UINT8", shape=(2,))]
-    assert "300 is out of range of UINT8" in refusal(specs, contents_request("b", "UINT8", (2,), np.array([1, 300])))
-
-
-@pytest.mark.parametrize(
-    ("datatype", "values"),
-    [
-        ("FP32", ["1", "2"]),
-        ("FP32", [True, False]),
-        ("FP32", [None, 1.0]),
-        ("FP64", [10**400, 1]),
-        ("FP32", np.array(["a", "b"])),
-        ("FP32", np.zeros((2, 1))),
-        ("INT32", [1.5, 2.0]),
-        ("INT32", [True, False]),
-        ("INT32", [[1], [2]]),
-        ("BOOL", [1, 0]),
-        ("BOOL", np.array([1, 0])),
-    ],
-)
-def test_values_of_another_kind_are_refused(datatype: str, values: Any) -> None:
-    """Nothing is turned into a number that is not one."""
-    request = contents_request("b", datatype, (2,), values)
-    assert refusal([tensor(datatype=datatype, shape=(2,))], request).startswith(
-        "Invalid values in tensor proto container"
-    )
-
-
-def test_floats_too_large_for_single_precision_become_infinite() -> None:
-    """A double beyond FP32 is infinity, as a cast gives."""
+def test_numbers_too_large_for_fp32_are_infinite() -> None:
     array = validate(contents_request("b", "FP32", (2,), [1e300, 1]), [tensor(shape=(2,))])["b"]
     assert array.tolist() == [float("inf"), 1.0]
 
 
 def test_misaligned_buffers_are_copied() -> None:
-    """A buffer that starts at an odd address is copied; its values are the same."""
     values = np.arange(10, dtype=np.float32).reshape(1, 10)
     view = memoryview(b"x" + values.tobytes())[1:]
-    array = validate(InferRequest("m", inputs=[asked()], raw_inputs=[view]), ONE)["b"]
+    array = validate(InferRequest("m", inputs=[given()], raw_inputs=[view]), ONE)["b"]
     assert array.flags.aligned
     np.testing.assert_array_equal(array, values)
 
 
-def test_empty_and_scalar_tensors_pass() -> None:
-    """Zero is a legal size where the model allows it, and a scalar has one value."""
+def test_empty_tensors_and_scalars_are_read() -> None:
     open_batch = [tensor(shape=(-1, 10))]
     for request in (
-        InferRequest("m", inputs=[asked((0, 10))], raw_inputs=[b""]),
+        InferRequest("m", inputs=[given((0, 10))], raw_inputs=[b""]),
         contents_request("b", "FP32", (0, 10), []),
-        InferRequest("m", inputs=[asked((0, 10))]),
+        InferRequest("m", inputs=[given((0, 10))]),
     ):
         assert validate(request, open_batch)["b"].shape == (0, 10)
     assert validate(contents_request("b", "FP32", (), [2.5]), [tensor(shape=())])["b"].tolist() == 2.5
 
 
-def test_arrays_come_in_the_order_of_names() -> None:
-    """Whatever the order of the request, arrays are sorted by name and belong to it."""
+def test_arrays_are_in_the_order_of_names() -> None:
     x, y = np.zeros((1, 10), np.float32), np.ones((1, 10), np.float32)
     arrays = Validator(reversed(TWO))(raw_request({"y": y, "x": x}))  # type: ignore[arg-type]
     assert list(arrays) == ["x", "y"]
     assert arrays["y"].all()
-
-
-def test_bytes_for_numbers_are_not_implemented() -> None:
-    """BYTES for an input that is neither strings, nor a matrix of bytes, nor an image is not supported."""
-    request = InferRequest("m", inputs=[asked((1,), "BYTES")], raw_inputs=[b""])
-    with pytest.raises(InvalidRequest, match="Functionality not implemented"):
-        validate(request, ONE)
 
 
 ANY_SPEC = st.builds(
@@ -289,15 +247,12 @@ ANY_INPUT = st.builds(
 )
 
 
-@given(
+@hypothesis.given(
     specs=st.lists(ANY_SPEC, min_size=1, max_size=2, unique_by=lambda spec: spec.name),
     inputs=st.lists(ANY_INPUT, max_size=2),
     raws=st.lists(st.binary(max_size=48), max_size=2),
 )
-def test_no_request_raises_anything_but_a_refusal(
-    specs: list[TensorSpec], inputs: list[InferInput], raws: list[bytes]
-) -> None:
-    """Whatever is sent either fits or is the caller's fault, and what fits has the shape asked for."""
+def test_any_request_is_read_or_refused(specs: list[TensorSpec], inputs: list[InferInput], raws: list[bytes]) -> None:
     try:
         arrays = validate(InferRequest("m", inputs=inputs, raw_inputs=list(raws)), specs)
     except InvalidRequest:
@@ -308,12 +263,10 @@ def test_no_request_raises_anything_but_a_refusal(
         assert arrays[spec.name].dtype == spec.datatype.numpy
 
 
-def test_the_last_value_may_stand_for_all_that_are_missing() -> None:
-    """Only where the protocol says so, never for none at all, and not for more memory than a message may take."""
-
+def test_last_value_is_repeated_if_the_protocol_allows_it() -> None:
     def request(values: list[float], size: int, *, repeat_last: bool = True) -> InferRequest:
         contents = Contents("fp32_contents", values, repeat_last=repeat_last)
-        return InferRequest("m", inputs=[asked((size,), contents=contents)])
+        return InferRequest("m", inputs=[given((size,), contents=contents)])
 
     specs = [tensor(shape=(-1,))]
     assert validate(request([1, 2], 4), specs)["b"].tolist() == [1, 2, 2, 2]
@@ -324,21 +277,19 @@ def test_the_last_value_may_stand_for_all_that_are_missing() -> None:
     assert "values; Actual: 1 values" in refusal(specs, request([1], 2**24 + 1))
 
 
-def test_a_request_may_have_both_styles_where_its_protocol_lets_it() -> None:
-    """An input without a buffer of its own has contents; one with both is refused."""
+def test_raw_buffers_and_contents_can_be_mixed_by_input() -> None:
     contents = Contents("fp32_contents", [2.0] * 10)
-    inputs = [asked(name="x"), asked(name="y", contents=contents)]
+    inputs = [given(name="x"), given(name="y", contents=contents)]
     found = validate(InferRequest("m", inputs=inputs, raw_inputs=[RAW, None]), TWO)
     assert (found["x"].sum(), found["y"].sum()) == (0, 20)
     both = "Passing data both in InferInputTensor::contents and in raw_input_contents is not allowed - input name: y"
     assert refusal(TWO, InferRequest("m", inputs=inputs, raw_inputs=[RAW, RAW])) == both
 
 
-def test_a_wrong_number_of_inputs_is_told_with_all_else_that_is_wrong() -> None:
-    """Which are missing, which nobody asked for, and which do not fit; the number comes first, as OVMS says it."""
+def test_wrong_number_of_inputs_is_reported_with_all_other_problems() -> None:
     specs = [TensorSpec(name, BY_NAME["FP32"], (Dim.fixed(1), Dim.fixed(2))) for name in ("left", "right")]
     wrong = InferInput("left", "INT8", (1, 2))
-    stranger = InferInput("rihgt", "FP32", (1, 2))
+    unknown = InferInput("rihgt", "FP32", (1, 2))
     with pytest.raises(InvalidRequest) as raised:
         Validator(specs)(InferRequest("m", "", inputs=[wrong]))
     assert raised.value.message.split(". Also: ") == [
@@ -347,7 +298,7 @@ def test_a_wrong_number_of_inputs_is_told_with_all_else_that_is_wrong() -> None:
         "Missing input with specific name - Required input: right",
     ]
     with pytest.raises(InvalidRequest) as raised:
-        Validator(specs)(InferRequest("m", "", inputs=[wrong, stranger]))
+        Validator(specs)(InferRequest("m", "", inputs=[wrong, unknown]))
     assert raised.value.message.split(". Also: ")[1:] == [
         "Missing input with specific name - Required input: right",
         "Unexpected input - rihgt; did you mean 'right'?",
@@ -372,33 +323,31 @@ LISTS: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(("datatype", "values"), [(name, values) for name, rows in LISTS.items() for values in rows])
-def test_a_list_of_python_says_what_other_sequences_say(datatype: str, values: list[Any]) -> None:
-    """Short ones are read another way, and are the same numbers, or refused in the same words."""
+def test_lists_and_tuples_have_equal_results(datatype: str, values: list[Any]) -> None:
     specs, field = [tensor(datatype=datatype, shape=(1, 2))], BY_NAME[datatype].contents_field
-    told: list[Any] = []
+    results: list[Any] = []
     for given_values in (values, tuple(values)):
-        request = InferRequest("m", inputs=[asked((1, 2), datatype, contents=Contents(field, given_values))])
+        request = InferRequest("m", inputs=[given((1, 2), datatype, contents=Contents(field, given_values))])
         try:
             array = validate(request, specs)["b"]
         except InvalidRequest as error:
-            told.append(error.message)
+            results.append(error.message)
         else:
-            told.append((array.dtype, array.shape, array.tobytes()))
-    assert told[0] == told[1]
+            results.append((array.dtype, array.shape, array.tobytes()))
+    assert results[0] == results[1]
 
 
-def test_a_shape_that_was_accepted_lets_nothing_else_pass() -> None:
-    """Another number of bytes, another shape that does not fit and another type are refused behind it, too."""
+def test_accepted_shape_lets_no_other_request_pass() -> None:
     check = Validator([tensor(shape=(Dim(1, 4), 10))])
-    good = InferRequest("m", inputs=[asked((2, 10))], raw_inputs=[bytes(80)])
+    good = InferRequest("m", inputs=[given((2, 10))], raw_inputs=[bytes(80)])
     for _ in range(2):
         assert check(good)["b"].shape == (2, 10)
     for inputs, raw in (
-        (asked((2, 10)), bytes(40)),
-        (asked((1, 10)), bytes(80)),
-        (asked((5, 10)), bytes(200)),
-        (asked((2, 10), "INT32"), bytes(80)),
+        (given((2, 10)), bytes(40)),
+        (given((1, 10)), bytes(80)),
+        (given((5, 10)), bytes(200)),
+        (given((2, 10), "INT32"), bytes(80)),
     ):
         with pytest.raises(InvalidRequest):
             check(InferRequest("m", inputs=[inputs], raw_inputs=[raw]))
-    assert check(InferRequest("m", inputs=[asked((3, 10))], raw_inputs=[bytes(120)]))["b"].shape == (3, 10)
+    assert check(InferRequest("m", inputs=[given((3, 10))], raw_inputs=[bytes(120)]))["b"].shape == (3, 10)
