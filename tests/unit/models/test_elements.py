@@ -21,6 +21,7 @@ from ovmstrio.runtimes.models.strings import strings_of_rows
 from tests.support.servables import contents_request
 from tests.support.validation import validate
 
+MISSING = "Functionality not implemented"
 CHANNELS = "Invalid number of channels in binary input"
 RGB = np.arange(24, dtype=np.uint8).reshape(2, 4, 3) * 10
 
@@ -113,7 +114,7 @@ def test_usual_formats_are_decoded(kind: str) -> None:
         (spec(1, 2, 4, 3), send(encoded(RGB), shape=(1, 1)), "Invalid number of shape dimensions - Expected: (-1)"),
         (spec(1, 3, 2, 4, layout="NCHW"), send(encoded(RGB)), "Unsupported layout for encoded images"),
         (spec(2, -1, -1, 3), send(encoded(RGB), encoded(RGB[:1])), "Binary images resolution mismatch"),
-        (spec(1, 2, 4, 3, datatype="INT64"), send(encoded(RGB)), "Functionality not implemented"),
+        (spec(1, 2, 4, 3, datatype="INT64"), send(encoded(RGB)), f"{MISSING} - encoded images for INT64"),
     ],
 )
 def test_invalid_images_are_refused(tensor: TensorSpec, request_: InferRequest, text: str) -> None:

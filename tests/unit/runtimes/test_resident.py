@@ -11,7 +11,7 @@ from ovmstrio.runtimes.resident import ResidentService, host
 
 
 class _Block:
-    """A block that may fail where it is entered, and ends with an error where it is told to."""
+    """A block that may fail where it is entered, and ends with an error where it is message to."""
 
     def __init__(self, failure: Exception | None = None) -> None:
         self.failure = failure
@@ -20,7 +20,6 @@ class _Block:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[ResidentService]:
-        """Give a service beside a task that may fail."""
         try:
             async with trio.open_nursery() as nursery:
                 if self.failure is not None:
@@ -36,8 +35,7 @@ class _Block:
         raise LookupError("gone")
 
 
-async def test_a_block_lives_until_its_service_is_closed() -> None:
-    """The service is given once the block is entered, and closing it returns when the block has ended."""
+async def test_block_lives_until_its_service_is_closed() -> None:
     async with trio.open_nursery() as tasks:
         block = _Block()
         service = await host(tasks, block.opened(), kind="op pipeline", name="one")
@@ -47,21 +45,19 @@ async def test_a_block_lives_until_its_service_is_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "told"),
+    ("failure", "message"),
     [(ConfigError([Problem("nothing there")]), "nothing there"), (KeyError("x"), "KeyError: 'x'")],
     ids=["error of the server", "any other"],
 )
-async def test_a_block_that_cannot_be_entered(failure: Exception, told: str) -> None:
-    """Why is raised to who asked for it, and the tasks beside it go on."""
+async def test_block_that_cannot_be_entered_raises_its_error(failure: Exception, message: str) -> None:
     async with trio.open_nursery() as tasks:
         other = await host(tasks, _Block().opened(), kind="handler", name="other")
-        with pytest.raises((ConfigError, ModelFailure), match=told):
+        with pytest.raises((ConfigError, ModelFailure), match=message):
             await host(tasks, _Block(failure).opened(), kind="handler", name="one")
         await other.aclose()
 
 
-async def test_a_block_that_fails_later(capsys: pytest.CaptureFixture[str]) -> None:
-    """What it raises while it lives is logged, reaches nobody else, and closing its service returns at once."""
+async def test_block_that_fails_later_is_logged_and_ends_alone(capsys: pytest.CaptureFixture[str]) -> None:
     async with trio.open_nursery() as tasks:
         other = _Block()
         await host(tasks, other.opened(), kind="handler", name="other")

@@ -1,5 +1,3 @@
-"""Engines that one process of a server has, and others ask."""
-
 from __future__ import annotations
 
 import math
@@ -50,10 +48,9 @@ class _Owner:
         await trio.sleep(1)
 
 
-async def test_a_request_that_comes_while_the_owner_is_renewed_waits_for_the_next_one(
+async def test_request_waits_while_its_owner_is_replaced(
     autojump_clock: MockClock,
 ) -> None:
-    """That the old one tells no more is no loss, for it has answered all that it had taken."""
     owner, lost = _Owner(), list[str]()
     engine = RemoteEngine(cast("Any", owner), 0, "m k", lambda _: None, lost.append)
     answers: list[Any] = []
@@ -109,7 +106,6 @@ class _Shown(ShownEngine):
         return cast("WorkerProcess", self._process)
 
     async def drop_all(self) -> None:
-        """Do what the engine does beside its process."""
         self._dropped, dropped = trio.open_memory_channel[int](math.inf)
         await self._drop_all(dropped)
 
@@ -118,8 +114,7 @@ async def _told(session: PartedAnswer) -> list[str]:
     return [kind async for kind, _ in session]
 
 
-async def test_an_owner_that_leaves_tells_of_a_loss_where_a_request_has_not_ended(autojump_clock: MockClock) -> None:
-    """And of none where all have."""
+async def test_owner_that_leaves_reports_requests_that_have_not_ended(autojump_clock: MockClock) -> None:
     for number, expected in ((2, [READY, LOST]), (None, [READY])):
         engine = _Shown()
         session = await engine.listen(0)
@@ -130,8 +125,7 @@ async def test_an_owner_that_leaves_tells_of_a_loss_where_a_request_has_not_ende
             assert await _told(session) == expected
 
 
-async def test_requests_that_wait_for_room_end_with_the_worker_that_asked() -> None:
-    """Or else the engine would answer them one day, with nobody to hear it."""
+async def test_requests_that_wait_for_room_end_with_their_worker() -> None:
     process = _Process(has_room=False)
     engine = _Shown(process)
     async with trio.open_nursery() as nursery:
@@ -174,8 +168,7 @@ def _engines() -> WorkerEngines:
     return WorkerEngines(cast("Peers", _NoPeers()))
 
 
-async def test_who_has_read_other_settings_than_the_owner_gets_the_owners_engine(autojump_clock: MockClock) -> None:
-    """After a while, and that of its own settings once there is one."""
+async def test_worker_of_other_settings_gets_the_engine_of_the_owner(autojump_clock: MockClock) -> None:
     engines = _engines()
     old, new = cast("Any", _Engine("old")), cast("Any", _Engine("new"))
     with engines.shown("m 1", old), trio.fail_after(SECONDS):
@@ -190,8 +183,7 @@ async def test_who_has_read_other_settings_than_the_owner_gets_the_owners_engine
             assert await engines.answer(ASK_ENGINE, ["m 2", 1, []]) == "new"
 
 
-async def test_who_asks_after_an_engine_could_not_be_loaded_is_told_so(autojump_clock: MockClock) -> None:
-    """Not after a while, for it holds up a reload; a later one of the same settings is waited for."""
+async def test_failed_load_of_an_engine_is_reported_at_once(autojump_clock: MockClock) -> None:
     engines = _engines()
     engines.refuse("m 1", ModelFailure("no such weights"))
     with trio.fail_after(SECONDS):
