@@ -1,5 +1,3 @@
-"""OpenAI's client against a server with the engine of a tiny language model: chats, completions, responses, tools."""
-
 from __future__ import annotations
 
 import json
@@ -32,7 +30,6 @@ NAMED: Final = {"type": "function", "function": {"name": "paint"}}
 
 @pytest.fixture
 def client(servers: SystemServers) -> Iterator[openai.OpenAI]:
-    """Connect the client without retries."""
     url = f"{servers.serving('generation').rest}/v3"
     http = openai.DefaultHttpxClient(trust_env=False, timeout=SECONDS)
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, http_client=http) as made:
@@ -44,14 +41,12 @@ def _usage(answer: Any) -> Any:
     return answer.usage
 
 
-def test_the_model_is_listed(client: openai.OpenAI) -> None:
-    """The list and the entry have its name and owner."""
+def test_model_is_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["chat"]
     assert client.models.retrieve("chat").owned_by == "OVMS"
 
 
 def test_answers_streams_and_responses_have_the_same_text(client: openai.OpenAI) -> None:
-    """Chats, streams with usage and the Responses API agree on text and counts of tokens."""
     greedy: dict[str, Any] = {"model": "chat", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
     whole = client.chat.completions.create(**greedy)
     chunks = list(client.chat.completions.create(**greedy, stream=True, stream_options={"include_usage": True}))
@@ -68,7 +63,6 @@ def test_answers_streams_and_responses_have_the_same_text(client: openai.OpenAI)
 
 
 def test_completions_take_texts_and_tokens(client: openai.OpenAI) -> None:
-    """Prompts are echoed with their probabilities on request."""
     answer = client.completions.create(
         model="chat", prompt=["the", "in"], max_tokens=3, echo=True, logprobs=1, temperature=0
     )
@@ -85,7 +79,6 @@ def test_completions_take_texts_and_tokens(client: openai.OpenAI) -> None:
 
 
 def test_errors_have_the_classes_of_the_client(client: openai.OpenAI) -> None:
-    """Each error has its class, code and field."""
     with pytest.raises(openai.NotFoundError, match="The model `nothing` does not exist; there are: chat") as missing:
         client.chat.completions.create(model="nothing", messages=MESSAGES)
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
@@ -99,8 +92,7 @@ def test_errors_have_the_classes_of_the_client(client: openai.OpenAI) -> None:
         assert beyond.value.code == "context_length_exceeded"
 
 
-def test_a_closed_stream_leaves_room_for_the_next_request(client: openai.OpenAI) -> None:
-    """A client closes streams after their first event, and then gets an answer."""
+def test_closed_streams_leave_room_for_the_next_request(client: openai.OpenAI) -> None:
     for _ in range(5):
         stream = client.chat.completions.create(
             model="chat", messages=MESSAGES, max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
@@ -112,7 +104,6 @@ def test_a_closed_stream_leaves_room_for_the_next_request(client: openai.OpenAI)
 
 
 def test_repeated_prompts_are_reported_as_cached(client: openai.OpenAI, request: pytest.FixtureRequest) -> None:
-    """The second request of a prompt has all but its last token from the cache of prefixes."""
     prompt = "of the men " * 20 + str(getattr(request.node, "execution_count", 1))
     body: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": prompt}], "max_tokens": 1}
     usages = [_usage(client.chat.completions.create(**body, temperature=0)) for _ in range(2)]
@@ -121,8 +112,7 @@ def test_repeated_prompts_are_reported_as_cached(client: openai.OpenAI, request:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("choice", "names"), [("required", {"measure", "paint"}), (NAMED, {"paint"})])
-def test_a_forced_call_has_arguments_of_its_schema(client: openai.OpenAI, choice: Any, names: set[str]) -> None:
-    """A complete answer and the parts of a stream have the same call."""
+def test_forced_call_has_arguments_of_its_schema(client: openai.OpenAI, choice: Any, names: set[str]) -> None:
     body: dict[str, Any] = {"model": "chat", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
     body |= {"max_tokens": 200, "temperature": 0}
     answer = client.chat.completions.create(**body).choices[0]

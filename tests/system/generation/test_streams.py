@@ -1,5 +1,3 @@
-"""Streams of an engine whose clients leave, or whose server drains."""
-
 from __future__ import annotations
 
 import json
@@ -26,11 +24,8 @@ SECONDS = 120
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[OvmsProcess]:
-    """Serve a language model, which the tests starve or stop.
-
-    There is no cache of prefixes, and nothing is computed in bfloat16: which of two tokens that are almost equally
-    likely comes next must not depend on the other texts of the batch.
-    """
+    # Neither a cache of prefixes nor bfloat16: the choice of two tokens that are almost equally likely must not depend
+    # on the other texts of the batch.
     options = ["--model_name", "chat", "--model_path", str(write_tiny_folder(tmp_path / "model"))]
     options += ["--task", "text_generation", "--enable_prefix_caching", "false", "--drain_seconds", str(SECONDS)]
     options += ["--plugin_config", '{"INFERENCE_PRECISION_HINT": "f32"}']
@@ -48,7 +43,6 @@ def _text(client: httpx.Client, tokens: int) -> str:
 
 
 def test_clients_that_leave_change_no_other_text(server: OvmsProcess) -> None:
-    """Clients leave after different counts of events, and no request of theirs stays open."""
     with httpx.Client(base_url=server.rest, timeout=SECONDS) as client, ThreadPoolExecutor(1) as pool:
         alone = _text(client, 400)
         other = pool.submit(_text, client, 400)
@@ -61,8 +55,7 @@ def test_clients_that_leave_change_no_other_text(server: OvmsProcess) -> None:
         assert _text(client, 400) == alone
 
 
-def test_a_drain_waits_for_streams(server: OvmsProcess) -> None:
-    """A stream is complete though the server gets SIGTERM after its first event."""
+def test_drain_waits_for_streams(server: OvmsProcess) -> None:
     with httpx.Client(base_url=server.rest, timeout=SECONDS) as client, ThreadPoolExecutor(1) as pool:
         alone = _text(client, 1000)
         with client.stream("POST", "/v3/completions", json=_body("of the barn", 1000, stream=True)) as answer:

@@ -1,5 +1,3 @@
-"""Language models as OVMS's graph, as an entry, and between Python nodes, by OpenAI's client and ``ovms chat``."""
-
 from __future__ import annotations
 
 import json
@@ -20,13 +18,11 @@ GREEDY: Any = {"temperature": 0, "max_tokens": 8}
 
 @pytest.fixture
 def server(servers: SystemServers) -> OvmsProcess:
-    """Return the shared server of all forms of configuration."""
     return servers.serving("text_graphs")
 
 
 @pytest.fixture(params=["text_graphs", "text_graph_workers"], ids=["one process", "two workers"])
 def client(servers: SystemServers, request: pytest.FixtureRequest) -> openai.OpenAI:
-    """Connect OpenAI's client to a server of one process, or of two workers, which share the engines."""
     url = f"{servers.serving(request.param).rest}/v3"
     return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
 
@@ -39,8 +35,7 @@ def _chat(server: OvmsProcess, name: str, *options: str) -> dict[str, Any]:
     return facts
 
 
-def test_a_graph_of_ovms_and_an_entry_answer_alike(server: OvmsProcess) -> None:
-    """The same weights make the same text; the limit of tokens is that of each configuration."""
+def test_graph_of_ovms_and_entry_have_the_same_text(server: OvmsProcess) -> None:
     entry = _chat(server, "alone", "--max_tokens", "8")
     assert (entry["finish_reason"], entry["completion_tokens"]) == ("length", 8)
     assert entry["text"]
@@ -53,37 +48,34 @@ def test_a_graph_of_ovms_and_an_entry_answer_alike(server: OvmsProcess) -> None:
 
 
 def test_language_models_are_listed_without_tensors(server: OvmsProcess) -> None:
-    """``ovms models`` lists them with their states, and the graph of Python nodes with its streams."""
     done = run_ovms("models", "--url", server.grpc, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("no tensors") == 3
     assert done.stdout.count("READY") == 4
 
 
-def test_a_check_loads_them(server: OvmsProcess, servers: SystemServers) -> None:
-    """``ovms check`` loads all engines and closes them again."""
+def test_check_loads_all_language_models(server: OvmsProcess, servers: SystemServers) -> None:
     done = run_ovms("check", str(servers.folder("text_graphs") / "config.json"), timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 versions loaded" in done.stdout
 
 
-def _ask(client: openai.OpenAI, name: str, **more: Any) -> Any:
+def _complete(client: openai.OpenAI, name: str, **more: Any) -> Any:
     messages: Any = [{"role": "user", "content": "Tell me"}]
     return client.chat.completions.create(model=name, messages=messages, **GREEDY, **more)
 
 
 def test_python_nodes_change_requests_and_answers_of_a_model(client: openai.OpenAI) -> None:
-    """Complete answers and streams are those of the model, changed by the nodes, whichever process answers."""
     with client:
-        expected = _ask(client, "alone").choices[0].message.content.upper()
+        expected = _complete(client, "alone").choices[0].message.content.upper()
         for _ in range(3):
-            whole = _ask(client, "shouting")
+            whole = _complete(client, "shouting")
             assert (whole.model, whole.choices[0].message.content) == ("shouting", expected)
-            chunks = list(_ask(client, "shouting", stream=True))
+            chunks = list(_complete(client, "shouting", stream=True))
             assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
-        longer = _ask(client, "shouting", extra_headers={"x-words": "more"})
+        longer = _complete(client, "shouting", extra_headers={"x-words": "more"})
         assert longer.usage.prompt_tokens > whole.usage.prompt_tokens
         for is_stream in (False, True):
             with pytest.raises(openai.BadRequestError) as caught:
-                _ask(client, "shouting", stream=is_stream, top_p=7)
+                _complete(client, "shouting", stream=is_stream, top_p=7)
             assert caught.value.param == "top_p"

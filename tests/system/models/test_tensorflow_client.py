@@ -1,5 +1,3 @@
-"""TensorFlow's own client runs the sample of the documentation of stateful models."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -28,8 +26,7 @@ def _tensorflow_python() -> str:
     return sys.executable
 
 
-def test_tensorflows_own_client_runs_sequences(tmp_path: Path) -> None:
-    """The client starts, continues and ends sequences, and reads metadata and status."""
+def test_client_of_tensorflow_runs_sequences(tmp_path: Path) -> None:
     script, python = Path(__file__).with_name("stateful_sample.py"), _tensorflow_python()
     base = ir.save(ir.accumulator(), tmp_path, "sums")
     with serving_in_thread(model_name="sums", model_path=base, stateful=True) as server:

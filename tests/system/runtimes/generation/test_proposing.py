@@ -1,5 +1,3 @@
-"""Texts whose tokens a second model, or the prompt, proposes are those that are made without, in fewer steps."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -13,18 +11,29 @@ from ovmstrio.core.errors import ConfigError, InvalidField, InvalidRequest
 from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling
 from ovmstrio.runtimes.generation.text_model import TextModel
 from tests.support.model_hosts import HostOf, ModelHost, on_model_loop
+from tests.support.served_text_models import PROMPTS, greedy, made, text_of
 from tests.system.runtimes.generation.conftest import ServeTiny
-from tests.system.runtimes.generation.test_text_model import PROMPTS, greedy, made, text_of
 
 _PRECISE: Final = {"INFERENCE_PRECISION_HINT": "f32"}
 _SCHEMA: Final = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}'
 
 
 def _proposing(how: str, folder: Path) -> dict[str, Any]:
-    """Give the settings of a model that is its own draft, or looks in the prompt."""
     if how == "draft":
         return {"plugin_config": _PRECISE, "draft_path": folder}
     return {"plugin_config": {**_PRECISE, "prompt_lookup": True}}
+
+
+async def _texts(model: TextModel, requests: list[GenerationRequest]) -> list[str]:
+    texts = [""] * len(requests)
+
+    async def generate(place: int, request: GenerationRequest) -> None:
+        texts[place] = text_of(await made(model, request))
+
+    async with trio.open_nursery() as nursery:
+        for place, request in enumerate(requests):
+            nursery.start_soon(generate, place, request)
+    return texts
 
 
 _REQUESTS: Final = [
@@ -35,27 +44,13 @@ _REQUESTS: Final = [
 ]
 
 
-async def _texts(model: TextModel, requests: list[GenerationRequest]) -> list[str]:
-    texts = [""] * len(requests)
-
-    async def ask(place: int, asked: GenerationRequest) -> None:
-        texts[place] = text_of(await made(model, asked))
-
-    async with trio.open_nursery() as nursery:
-        for place, asked in enumerate(requests):
-            nursery.start_soon(ask, place, asked)
-    return texts
-
-
 @pytest.fixture(scope="module", params=["draft", "lookup"])
 def proposer(request: pytest.FixtureRequest, host_of: HostOf, tiny_folder: Path) -> ModelHost:
-    """Serve the model with proposed tokens."""
     return host_of(**_proposing(request.param, tiny_folder))
 
 
 @pytest.fixture(scope="module")
 def expected(host_of: HostOf) -> list[str]:
-    """Make the texts of :data:`_REQUESTS` without proposed tokens."""
     made_without: list[str] = []
     host = host_of(plugin_config=_PRECISE)
 
@@ -67,8 +62,7 @@ def expected(host_of: HostOf) -> list[str]:
 
 
 @on_model_loop
-async def test_texts_are_those_that_are_made_without(proposer: TextModel, expected: list[str]) -> None:
-    """Many at once, long and short ones, some left midway, with a form, and after a form that breaks the batch."""
+async def test_texts_are_those_made_without_proposals(proposer: TextModel, expected: list[str]) -> None:
     async with proposer.generate(greedy("the inn", 1500)) as generation:
         await anext(aiter(generation))
     assert await _texts(proposer, _REQUESTS) == expected
@@ -77,7 +71,6 @@ async def test_texts_are_those_that_are_made_without(proposer: TextModel, expect
 
 @on_model_loop
 async def test_several_tokens_come_in_one_step(proposer: TextModel) -> None:
-    """As many as are proposed and one more, where all of them are right."""
     asked = greedy("hello", 90)
     more = replace(asked, sampling=replace(asked.sampling, num_assistant_tokens=8))
     for request in (asked, more):
@@ -85,8 +78,7 @@ async def test_several_tokens_come_in_one_step(proposer: TextModel) -> None:
 
 
 @on_model_loop
-async def test_sampled_texts_come_to_their_ends(proposer: TextModel) -> None:
-    """With all their tokens, many at once."""
+async def test_sampled_texts_have_all_their_tokens(proposer: TextModel) -> None:
     sampling = Sampling(max_tokens=80, temperature=1.2, ignore_eos=True)
     async with trio.open_nursery() as nursery:
         for seed in range(12):
@@ -99,8 +91,7 @@ async def _check_length(model: TextModel, asked: GenerationRequest) -> None:
 
 @pytest.mark.parametrize("proposer", ["draft"], indirect=True)
 @on_model_loop
-async def test_what_does_not_go_with_a_draft_is_refused_by_its_field(proposer: TextModel) -> None:
-    """As are beams and log probabilities; the threshold of a draft is taken."""
+async def test_fields_unsupported_with_a_draft_are_refused(proposer: TextModel) -> None:
     beams, scored = Sampling(best_of=2), GenerationRequest("hello", logprobs=True)
     for field, asked in (("best_of", GenerationRequest("hello", beams)), ("logprobs", scored)):
         with pytest.raises(InvalidField, match=f"{field}.* not supported for this model") as caught:
@@ -114,16 +105,12 @@ async def test_what_does_not_go_with_a_draft_is_refused_by_its_field(proposer: T
 
 @pytest.mark.parametrize(("field", "value"), [("num_assistant_tokens", 3), ("assistant_confidence_threshold", 0.5)])
 @on_model_loop
-async def test_fields_of_proposed_tokens_are_refused_where_nothing_proposes(
-    model: TextModel, field: str, value: float
-) -> None:
-    """With the name of the field."""
+async def test_fields_of_proposals_are_refused_without_them(model: TextModel, field: str, value: float) -> None:
     with pytest.raises(InvalidRequest, match=f"{field} is not supported"):
         await made(model, GenerationRequest("hello", Sampling(**{field: value})))  # type: ignore[arg-type]
 
 
-async def test_a_draft_that_is_none_is_told_when_the_model_is_loaded(serve_tiny: ServeTiny, tmp_path: Path) -> None:
-    """With its folder, and what is missing there."""
+async def test_missing_draft_is_refused_by_the_load(serve_tiny: ServeTiny, tmp_path: Path) -> None:
     (tmp_path / "draft").mkdir()
     with pytest.raises(ConfigError, match="draft without openvino_model"):
         async with serve_tiny(draft_path=tmp_path / "draft"):

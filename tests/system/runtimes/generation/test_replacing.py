@@ -1,5 +1,3 @@
-"""A model that is loaded anew, beside the old one or after that has given its memory back."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
@@ -16,7 +14,7 @@ from ovmstrio.runtimes.generation import load_text_model as loading
 from ovmstrio.runtimes.generation.load_text_model import load_text_model
 from ovmstrio.runtimes.generation.text_model import TextModel
 from ovmstrio.runtimes.kind import LoadContext, lease_nothing
-from tests.system.runtimes.generation.test_text_model import greedy, made, text_of
+from tests.support.served_text_models import greedy, made, text_of
 
 _PRECISE: Final = {"INFERENCE_PRECISION_HINT": "f32"}
 
@@ -41,8 +39,7 @@ async def _server(folder: Path) -> AsyncIterator[_Server]:
             yield _Server(folder, tasks)
 
 
-async def test_the_old_model_ends_its_texts_before_the_new_one_is_loaded(tiny_folder: Path) -> None:
-    """Who asks meanwhile waits, and is answered by the new one, through the old one's name."""
+async def test_old_model_ends_its_texts_before_the_new_one_is_loaded(tiny_folder: Path) -> None:
     texts: dict[str, str] = {}
     async with _server(tiny_folder) as server:
         old = await server.load()
@@ -51,20 +48,22 @@ async def test_the_old_model_ends_its_texts_before_the_new_one_is_loaded(tiny_fo
         async def ask(name: str) -> None:
             texts[name] = text_of(await made(old, greedy("hello", 600)))
 
+        async def replace(models: list[TextModel]) -> None:
+            models.append(await server.load(reload="retire_first"))
+
         async with trio.open_nursery() as nursery, old.generate(greedy("hello", 600)) as generation:
             pieces = aiter(generation)
             first = await anext(pieces)
-            loads = _Load(server)
-            nursery.start_soon(loads.run)
+            loaded: list[TextModel] = []
+            nursery.start_soon(replace, loaded)
             await trio.testing.wait_all_tasks_blocked(0.01)
             nursery.start_soon(ask, "waits")
             await trio.testing.wait_all_tasks_blocked(0.01)
             assert "being replaced" in old.obstacle
-            assert (loads.model, texts) == (None, {})
+            assert (loaded, texts) == ([], {})
             rest = [piece async for piece in pieces]
             assert text_of([first, *rest]) == alone
-        new = loads.model
-        assert new is not None
+        (new,) = loaded
         assert (old.pid, old.obstacle) == (None, "")
         assert new.pid is not None
         assert texts == {"waits": alone}
@@ -74,19 +73,7 @@ async def test_the_old_model_ends_its_texts_before_the_new_one_is_loaded(tiny_fo
             await model.aclose()
 
 
-class _Load:
-    """Loads another one, and gives it when it is there."""
-
-    def __init__(self, server: _Server) -> None:
-        self._server = server
-        self.model: TextModel | None = None
-
-    async def run(self) -> None:
-        self.model = await self._server.load(reload="retire_first")
-
-
-async def test_an_old_model_that_gave_way_to_one_that_cannot_be_loaded_answers_again(tiny_folder: Path) -> None:
-    """As before, in a new process."""
+async def test_old_model_answers_again_if_the_new_one_cannot_be_loaded(tiny_folder: Path) -> None:
     async with _server(tiny_folder) as server:
         old = await server.load()
         before, process = text_of(await made(old, greedy("hello", 40))), old.pid
@@ -98,8 +85,7 @@ async def test_an_old_model_that_gave_way_to_one_that_cannot_be_loaded_answers_a
         await old.aclose()
 
 
-async def test_a_model_answers_itself_where_the_one_after_it_has_ended(tiny_folder: Path) -> None:
-    """As where its loading was given up at the last moment; one that was replaced in turn leaves what replaced it."""
+async def test_old_model_answers_again_if_the_new_one_is_closed(tiny_folder: Path) -> None:
     async with _server(tiny_folder) as server:
         old = await server.load()
         before = text_of(await made(old, greedy("hello", 40)))
@@ -118,26 +104,15 @@ async def test_a_model_answers_itself_where_the_one_after_it_has_ended(tiny_fold
 @pytest.mark.parametrize(
     ("reload", "free", "goes"), [("auto", 2**20, True), ("auto", 2**40, False), ("swap", 0, False)]
 )
-async def test_the_memory_that_is_free_decides(
+async def test_free_memory_decides_whether_the_old_model_is_retired_first(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, reload: str, free: int, *, goes: bool
 ) -> None:
-    """Weights and cache are counted, unless the settings say what is to be done."""
     async with _server(tiny_folder) as server:
         old = await server.load()
         monkeypatch.setattr(loading, "_free_memory", lambda: free)
         new = await server.load(reload=reload)
+        assert new.pid is not None
         assert (old.pid is None) is goes
-        assert text_of(await made(old, greedy("hello", 20))) == text_of(await made(new, greedy("hello", 20)))
-        for model in (old, new):
-            await model.aclose()
-
-
-async def test_a_model_that_has_room_is_loaded_beside_the_old_one(tiny_folder: Path) -> None:
-    """Both answer until the old one is closed."""
-    async with _server(tiny_folder) as server:
-        old = await server.load()
-        new = await server.load(reload="swap")
-        assert None not in {old.pid, new.pid}
         assert text_of(await made(old, greedy("hello", 20))) == text_of(await made(new, greedy("hello", 20)))
         for model in (old, new):
             await model.aclose()

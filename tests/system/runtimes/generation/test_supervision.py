@@ -1,27 +1,30 @@
-"""An engine's end, its sleep and its poison: who is told, who goes on, and what is there again."""
-
 from __future__ import annotations
 
 import os
 import signal
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 
-from ovmstrio.core.errors import InvalidField, ModelFailure, NotReady
+from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.core.errors import InvalidField, ModelFailure, NotReady, ServerError
 from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling
+from ovmstrio.runtimes.generation.sharing.choosing_engine import engine_of
 from ovmstrio.runtimes.generation.text_model import TextModel
 from ovmstrio.work.processes import WorkerProcess
+from tests.support.served_text_models import greedy, made, text_of
 from tests.support.waits import WAIT_SECONDS
 from tests.system.runtimes.generation.conftest import ServeTiny
-from tests.system.runtimes.generation.test_text_model import greedy, made, text_of
 
 ENDLESS = GenerationRequest("of the barn", Sampling(ignore_eos=True))
 
 
 async def until_ready(model: TextModel) -> None:
-    """Wait until requests are taken again."""
     with trio.fail_after(60):
         while True:
             try:
@@ -33,15 +36,13 @@ async def until_ready(model: TextModel) -> None:
 
 
 async def killed_midway(model: TextModel, number: signal.Signals = signal.SIGKILL) -> None:
-    """Kill or stop the engine while it makes a text."""
     async with model.generate(ENDLESS) as generation:
         async for _ in generation:
             if model.pid is not None:
                 os.kill(model.pid, number)
 
 
-async def test_a_killed_engine_fails_its_streams_at_once_says_why_and_is_there_again(serve_tiny: ServeTiny) -> None:
-    """Streams and new requests are told of a killed process; then another one answers as before."""
+async def test_killed_engine_fails_its_streams_with_the_reason_and_is_replaced(serve_tiny: ServeTiny) -> None:
     async with serve_tiny() as model:
         before = text_of(await made(model, greedy("hello", 40)))
         with pytest.raises(ModelFailure, match="SIGKILL"):
@@ -55,10 +56,9 @@ async def test_a_killed_engine_fails_its_streams_at_once_says_why_and_is_there_a
 
 
 @pytest.mark.parametrize("seconds", [0.8, pytest.param(None, marks=pytest.mark.slow)])
-async def test_an_engine_that_is_stopped_is_killed_and_replaced(
+async def test_stopped_engine_is_killed_and_replaced(
     serve_tiny: ServeTiny, monkeypatch: pytest.MonkeyPatch, seconds: float | None
 ) -> None:
-    """Its streams end with the reason, within half a minute as engines are started, and the next engine answers."""
     if seconds is not None:
         short = partial(WorkerProcess, stopped_seconds=seconds)
         monkeypatch.setattr("ovmstrio.runtimes.generation.engine_process.WorkerProcess", short)
@@ -70,10 +70,9 @@ async def test_an_engine_that_is_stopped_is_killed_and_replaced(
         assert text_of(await made(model, greedy("hello", 40))) == before
 
 
-async def test_seven_neighbours_of_a_form_that_cannot_be_compiled_get_the_texts_they_get_alone(
+async def test_form_that_cannot_be_compiled_changes_no_other_text(
     serve_tiny: ServeTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A schema that the library cannot compile would break its step for ever: it is found out before it comes there."""
     prompts = [f"the {number} inn" for number in range(7)]
     poison = GenerationRequest("hello", grammar=Grammar(GrammarKind.JSON_SCHEMA, '{"type": "nonsense"}'))
     texts: dict[str, str] = {}
@@ -99,10 +98,9 @@ async def test_seven_neighbours_of_a_form_that_cannot_be_compiled_get_the_texts_
         assert model.facts["engines started again"] == 0
 
 
-async def test_a_model_that_nobody_asks_has_no_process_and_the_next_request_waits_for_one(
+async def test_idle_model_has_no_process_until_the_next_request(
     serve_tiny: ServeTiny,
 ) -> None:
-    """Its memory is given back by the end of the process, and it answers as before when it is asked again."""
     async with serve_tiny(idle_unload_seconds=0.2) as model:
         first = text_of(await made(model, greedy("hello", 30)))
         with trio.fail_after(60):
@@ -112,8 +110,39 @@ async def test_a_model_that_nobody_asks_has_no_process_and_the_next_request_wait
         assert text_of(await made(model, greedy("hello", 30))) == first
 
 
-async def test_a_model_that_cannot_be_loaded_says_why(serve_tiny: ServeTiny) -> None:
-    """What the library says is told, and nothing is left."""
-    with pytest.raises(ModelFailure, match="cannot be loaded"):
-        async with serve_tiny(device="NPU.7"):
-            pytest.fail("it was loaded")
+SECONDS = 600
+
+
+class _RecordedKeys:
+    """Notes the keys that engines are shown by."""
+
+    row, rows = 0, 1
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self.refused: list[tuple[str, ServerError]] = []
+
+    def owner(self, _: str) -> None:
+        return None
+
+    def shown(self, key: str, _: Any) -> nullcontext[None]:
+        self.keys.append(key)
+        return nullcontext()
+
+    def refuse(self, key: str, error: ServerError) -> None:
+        self.refused.append((key, error))
+
+
+async def test_shared_engine_is_identified_by_its_load_settings_and_its_failure_is_reported() -> None:
+    sharing = _RecordedKeys()
+    spec = TextModelSpec(name="m", base_path=Path("/m"), path=Path("/m"))
+    for each in (spec, spec.model_copy(update={"max_concurrency": 3}), spec.model_copy(update={"device": "GPU"})):
+        engine = engine_of(
+            cast("Any", sharing), each, {}, lambda _: None, lambda _: None, program="ovmstrio.no_such_program"
+        )
+        with trio.fail_after(SECONDS), pytest.raises(BaseExceptionGroup):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(engine.run)
+    first, second, third = sharing.keys
+    assert first == second != third
+    assert [key for key, _ in sharing.refused] == sharing.keys
