@@ -34,6 +34,7 @@ pytestmark = pytest.mark.compiles
 ONES = np.ones((1, 10), np.float32)
 ONE_THREAD = {"INFERENCE_NUM_THREADS": "1"}
 """Settings of a model that is not compiled for the event loop."""
+TWO_THREADS = {"INFERENCE_NUM_THREADS": "2"}
 FACTORS = [np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)]
 
 
@@ -152,14 +153,6 @@ async def test_calls_are_answered_while_a_model_is_compiled_for_other_cores(
     assert before() is None
 
 
-async def test_failure_after_a_change_of_cores_harms_no_other_request(cores: CoreShare, tmp_path: Path) -> None:
-    running = _away(network(ir.matmul(), tmp_path, plugin_config=ONE_THREAD))
-    cores.services = 2
-    await running.choose_cores()
-    await _fails(running)
-    await _multiplies(running)
-
-
 async def test_change_of_cores_does_not_return_streams_lost_to_a_failure(cores: CoreShare, tmp_path: Path) -> None:
     hooks = RecordingHooks()
     running = _away(network(ir.matmul(), tmp_path, hooks=hooks, plugin_config={"NUM_STREAMS": "2"}))
@@ -229,41 +222,34 @@ def _short(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(compile_module, "warm_up", lambda *_: Timing(2 * seconds, seconds, 40))
 
 
-async def test_model_that_fills_few_cores_runs_inline_and_unbound(
-    cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cores.are_few = True
-    monkeypatch.setattr(compile_module, "_is_small", lambda _: False)
-    _short(monkeypatch, FILLING_THRESHOLD_SECONDS / 2)
-    filling = network(ir.dummy(), tmp_path, plugin_config={"INFERENCE_NUM_THREADS": "2"})
-    assert filling.runs_inline
-    assert not filling._model.get_property(PINNING)
-    np.testing.assert_array_equal((await filling.infer([ONES]))[0], ONES + 1)
-
-
 @pytest.mark.parametrize(
-    ("settings", "are_few", "seconds", "runs_inline"),
+    ("settings", "is_small", "are_few", "seconds", "runs_inline"),
     [
-        (ONE_THREAD, True, 0.9 * FEW_CORES_THRESHOLD_SECONDS, True),
-        (ONE_THREAD, True, FEW_CORES_THRESHOLD_SECONDS, False),
-        (ONE_THREAD, False, FEW_CORES_THRESHOLD_SECONDS / 2, False),
-        ({"INFERENCE_NUM_THREADS": "2", "NUM_STREAMS": "2"}, True, FILLING_THRESHOLD_SECONDS / 2, False),
-        ({"INFERENCE_NUM_THREADS": "2"}, True, FILLING_THRESHOLD_SECONDS, False),
-        ({"INFERENCE_NUM_THREADS": "2"}, False, FILLING_THRESHOLD_SECONDS / 2, False),
+        (ONE_THREAD, True, True, 0.9 * FEW_CORES_THRESHOLD_SECONDS, True),
+        (ONE_THREAD, True, True, FEW_CORES_THRESHOLD_SECONDS, False),
+        (ONE_THREAD, True, False, FEW_CORES_THRESHOLD_SECONDS / 2, False),
+        (TWO_THREADS, False, True, FILLING_THRESHOLD_SECONDS / 2, True),
+        (TWO_THREADS, True, True, FILLING_THRESHOLD_SECONDS, False),
+        (TWO_THREADS, True, False, FILLING_THRESHOLD_SECONDS / 2, False),
+        ({**TWO_THREADS, "NUM_STREAMS": "2"}, True, True, FILLING_THRESHOLD_SECONDS / 2, False),
     ],
 )
-def test_threads_and_duration_decide_whether_a_model_runs_inline(
+async def test_threads_and_duration_decide_whether_a_model_runs_inline(
     cores: CoreShare,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     settings: dict[str, str],
+    is_small: bool,
     are_few: bool,
     seconds: float,
     runs_inline: bool,
 ) -> None:
     cores.are_few = are_few
+    monkeypatch.setattr(compile_module, "_is_small", lambda _: is_small)
     _short(monkeypatch, seconds)
-    assert network(ir.dummy(), tmp_path, plugin_config=settings).runs_inline is runs_inline
+    running = network(ir.dummy(), tmp_path, plugin_config=settings)
+    assert running.runs_inline is runs_inline
+    np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
 
 
 @pytest.mark.parametrize(("seconds", "are_few", "threads"), [(0.3e-3, True, 1), (0.3e-3, False, 2), (0.4e-3, True, 2)])

@@ -21,7 +21,6 @@ from ovmstrio.core.errors import ConfigError, ModelFailure, PayloadTooLarge, Pro
 from ovmstrio.openvino import compile as compile_module
 from ovmstrio.openvino import network as network_module
 from ovmstrio.openvino import slot as slot_module
-from ovmstrio.openvino.completions import CompletionQueue
 from ovmstrio.openvino.first_runs import Timing, warm_up
 from ovmstrio.openvino.mending import replace_model
 from ovmstrio.openvino.network import Network
@@ -115,25 +114,6 @@ async def test_outputs_of_each_datatype_are_exact_inline_bounded_and_pooled(data
     for each in outputs + await send_away(running).infer([array]):
         assert each.dtype == dtype
         np.testing.assert_array_equal(each, array)
-
-
-async def test_callback_thread_keeps_its_python_state_between_inferences(tmp_path: Path) -> None:
-    slot = send_away(network(ir.dummy(), tmp_path))._slots[0]
-    completion, seen, remembered = slot._completion, threading.local(), list[bool]()
-
-    def call_back(_: object) -> None:
-        remembered.append(hasattr(seen, "before"))
-        seen.before = True
-        completion(_)
-
-    slot.request.set_callback(call_back, None)
-    for _ in range(4):
-        slot.bind([ONES])
-        done = slot.start(CompletionQueue(1))
-        with trio.fail_after(WAIT_SECONDS):
-            await done.wait()
-        slot.unbind()
-    assert remembered[1:] == [True] * 3
 
 
 async def test_empty_tensor_of_strings_stays_empty(tmp_path: Path) -> None:
@@ -466,26 +446,6 @@ async def test_cancelled_inference_returns_its_request_to_the_pool(tmp_path: Pat
         np.testing.assert_array_equal((await running.infer([x]))[0], expected)
 
 
-async def test_cancelled_wait_leaves_the_pool_unchanged(tmp_path: Path) -> None:
-    running = send_away(network(ir.dummy(), tmp_path, nireq=1))
-    slot = await running.pool.acquire()
-    with trio.move_on_after(0) as scope:
-        await running.infer([ONES])
-    assert scope.cancelled_caught
-    running.pool.release(slot)
-    np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
-
-
-async def test_changing_shapes_have_right_answers_inline_and_pooled(tmp_path: Path) -> None:
-    running = network(ir.dynamic(), tmp_path)
-    rng = np.random.default_rng(0)
-    for number in range(2000):
-        x = rng.random((int(rng.integers(0, 40)), int(rng.integers(1, 40)))).astype(np.float32)
-        running._placement = Placement.away() if number % 2 else Placement(float("inf"))
-        result = await running.infer([x])
-        np.testing.assert_array_equal(result[0], x + np.float32(1))
-
-
 async def test_memory_of_weights_and_outputs_is_reported(tmp_path: Path) -> None:
     hooks = RecordingHooks()
     network(ir.dummy(), tmp_path / "fixed", nireq=3, hooks=hooks)
@@ -624,16 +584,14 @@ def test_model_whose_output_shapes_depend_on_values_never_runs_inline(tmp_path: 
     assert network(ir.dynamic(), tmp_path).runs_inline
 
 
-@pytest.mark.parametrize(("model", "names"), [(ir.dummy(), ["Add"]), (ir.dynamic(), ["Add"])], ids=["fixed", "open"])
-async def test_each_layer_that_runs_has_a_time(model: ov.Model, names: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [ir.dummy(), ir.dynamic()], ids=["fixed", "open"])
+async def test_each_layer_that_runs_has_a_time(model: ov.Model, tmp_path: Path) -> None:
     running = network(model, tmp_path)
     times = await running.layer_times(0.05)
     assert times.runs >= 1
-    assert [layer.name[:3] for layer in times.layers] == names
-    assert all(layer.seconds >= 0 and layer.runs_as for layer in times.layers)
+    assert [(layer.name[:3], layer.seconds >= 0, bool(layer.runs_as)) for layer in times.layers] == [
+        ("Add", True, True)
+    ]
     np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
-
-
-async def test_model_that_fails_on_ones_has_no_times_of_layers(tmp_path: Path) -> None:
     with pytest.raises(ModelFailure):
-        await network(ir.reshape_by_data(), tmp_path).layer_times(0.01)
+        await network(ir.reshape_by_data(), tmp_path, "fails").layer_times(0.01)

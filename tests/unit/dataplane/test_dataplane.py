@@ -92,45 +92,27 @@ async def test_observers_get_the_version_that_served(plane: DataPlane, recorder:
     assert recorder.codes == [OK, "InvalidRequest"]
 
 
-class _FailureObserver(CallObserver):
-    def __init__(self, events: list[Any]) -> None:
-        self._events = events
-
-    def call_failed(self, event: CallEvent) -> None:
-        self._events.append(("failed", event.code))
-
-
-class _EndObserver(CallObserver):
-    def __init__(self, events: list[Any]) -> None:
-        self._events = events
-
-    def call_finished(self, event: CallEvent) -> None:
-        self._events.append(("finished", event.code))
-
-
-class _StartObserver:
-    """An object of one method of observers."""
-
-    def __init__(self, events: list[Any]) -> None:
-        self._events = events
-
-    def call_started(self, event: CallEvent) -> None:
-        self._events.append(("started", event.code))
-
-
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (None, [("started", ""), ("finished", "OK")]),
-        (InvalidRequest("no"), [("started", ""), ("finished", "InvalidRequest"), ("failed", "InvalidRequest")]),
+        (None, [("call_started", ""), ("call_finished", "OK")]),
+        (
+            InvalidRequest("no"),
+            [("call_started", ""), ("call_finished", "InvalidRequest"), ("call_failed", "InvalidRequest")],
+        ),
     ],
 )
 def test_each_observer_gets_the_events_of_its_methods_and_failures_last(
     error: Exception | None, expected: list[Any]
 ) -> None:
     events: list[Any] = []
-    kinds: list[Any] = [_FailureObserver, _EndObserver, _StartObserver]
-    observers = CallObservers([kind(events) for kind in kinds])
+
+    def observer(method: str, *bases: type) -> Any:
+        return type("Observer", bases, {method: lambda _, event: events.append((method, event.code))})()
+
+    observers = CallObservers(
+        [observer("call_failed", CallObserver), observer("call_finished", CallObserver), observer("call_started")]
+    )
     event = CallEvent("m", "1", "model", KSERVE_REST, "ModelInfer")
     observers.start(event)
     observers.end(event, error)

@@ -1,18 +1,24 @@
 from __future__ import annotations
 
+import io
 import math
 import re
+import struct
 from typing import Any
 
-import hypothesis
 import numpy as np
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
-from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.core.request import Contents, InferInput, InferRequest
-from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
+from ovmstrio.core.request import Buffer, Contents, InferInput, InferRequest
+from ovmstrio.core.tensor import ANY_SIZE, Dim, Tensor, TensorSpec
+from ovmstrio.runtimes.models import image_files, strings
+from ovmstrio.runtimes.models.buffers import buffer_of
+from ovmstrio.runtimes.models.strings import strings_of_rows
 from ovmstrio.runtimes.models.validation import Validator
 from tests.support.servables import contents_request, raw_request
 from tests.support.validation import validate
@@ -26,7 +32,7 @@ def tensor(name: str = "b", datatype: str = "FP32", shape: tuple[int | Dim, ...]
     return TensorSpec(name, BY_NAME[datatype], dims, **rest)
 
 
-def given(
+def input_(
     shape: tuple[int, ...] = (1, 10), datatype: str = "FP32", name: str = "b", contents: Contents | None = None
 ) -> InferInput:
     return InferInput(name, datatype, shape, contents)
@@ -52,65 +58,65 @@ TWO = [tensor("x"), tensor("y")]
     [
         # 1: the number of inputs
         (ONE, [], [], "number of inputs - Expected: 1; Actual: 0"),
-        (ONE, [given(), given(name="c")], [RAW, RAW], "number of inputs - Expected: 1; Actual: 2"),
-        (TWO, [given(name="x")], [RAW], "number of inputs - Expected: 2; Actual: 1"),
+        (ONE, [input_(), input_(name="c")], [RAW, RAW], "number of inputs - Expected: 1; Actual: 2"),
+        (TWO, [input_(name="x")], [RAW], "number of inputs - Expected: 2; Actual: 1"),
         # 2: one raw buffer an input
-        (TWO, [given(name="x"), given(name="y")], [RAW], "Passing data both in .* Expected: 2; Actual: 1"),
-        (ONE, [given()], [RAW, RAW], "Passing data both in .* Expected: 1; Actual: 2"),
+        (TWO, [input_(name="x"), input_(name="y")], [RAW], "Passing data both in .* Expected: 2; Actual: 1"),
+        (ONE, [input_()], [RAW, RAW], "Passing data both in .* Expected: 1; Actual: 2"),
         # 3: no contents in addition to raw buffers
         (
             ONE,
-            [given(contents=values("fp32", 0))],
+            [input_(contents=values("fp32", 0))],
             [RAW],
             "Passing data both in .* in raw_input_contents is not allowed",
         ),
         # 4: every input is there by name
-        (ONE, [given(name="c")], [RAW], "Missing input with specific name - Required input: b"),
-        (TWO, [given(name="x"), given(name="x")], [RAW, RAW], "Missing input with specific name - Required input: y"),
+        (ONE, [input_(name="c")], [RAW], "Missing input with specific name - Required input: b"),
+        (TWO, [input_(name="x"), input_(name="x")], [RAW, RAW], "Missing input with specific name - Required input: y"),
         # 5: no negative dimension
-        (ONE, [given((1, -10))], [RAW], r"input shape - Expected: \(1,10\); Actual: \(1,-10\); input name: b"),
+        (ONE, [input_((1, -10))], [RAW], r"input shape - Expected: \(1,10\); Actual: \(1,-10\); input name: b"),
         # 7: the datatype
-        (ONE, [given(datatype="INT8")], [RAW], "input precision - Expected: FP32; Actual: INT8; input name: b"),
-        (ONE, [given(datatype="fp32")], [RAW], "input precision - Expected: FP32; Actual: fp32"),
-        (ONE, [given(datatype="")], [RAW], "input precision"),
+        (ONE, [input_(datatype="INT8")], [RAW], "input precision - Expected: FP32; Actual: INT8; input name: b"),
+        (ONE, [input_(datatype="fp32")], [RAW], "input precision - Expected: FP32; Actual: fp32"),
+        (ONE, [input_(datatype="")], [RAW], "input precision"),
         # 8: the rank
-        (ONE, [given((1, 2, 3))], [RAW], r"number of shape dimensions - Expected: \(1,10\); Actual: \(1,2,3\); input"),
-        (ONE, [given((10,))], [RAW], "number of shape dimensions"),
-        (ONE, [given(())], [RAW], "number of shape dimensions"),
-        ([tensor(shape=())], [given((1,))], [bytes(4)], r"number of shape dimensions - Expected: \(\);"),
+        (ONE, [input_((1, 2, 3))], [RAW], r"number of shape dimensions - Expected: \(1,10\); Actual: \(1,2,3\); input"),
+        (ONE, [input_((10,))], [RAW], "number of shape dimensions"),
+        (ONE, [input_(())], [RAW], "number of shape dimensions"),
+        ([tensor(shape=())], [input_((1,))], [bytes(4)], r"number of shape dimensions - Expected: \(\);"),
         # 9: the batch
-        (ONE, [given((2, 10))], [bytes(80)], "input batch size - Expected: 1; Actual: 2; input name: b"),
-        (ONE, [given((0, 10))], [b""], "input batch size - Expected: 1; Actual: 0"),
-        (ONE, [given((2, 11))], [bytes(88)], "input batch size"),
-        ([tensor(shape=(Dim(2, 4), 10))], [given()], [RAW], r"input batch size - Expected: \[2~4\]; Actual: 1"),
-        ([tensor(shape=(3, 1), batch_axis=1)], [given((3, 2))], [bytes(24)], "input batch size - Expected: 1"),
-        ([tensor(batch_axis=None)], [given((2, 10))], [bytes(80)], "input shape"),
+        (ONE, [input_((2, 10))], [bytes(80)], "input batch size - Expected: 1; Actual: 2; input name: b"),
+        (ONE, [input_((0, 10))], [b""], "input batch size - Expected: 1; Actual: 0"),
+        (ONE, [input_((2, 11))], [bytes(88)], "input batch size"),
+        ([tensor(shape=(Dim(2, 4), 10))], [input_()], [RAW], r"input batch size - Expected: \[2~4\]; Actual: 1"),
+        ([tensor(shape=(3, 1), batch_axis=1)], [input_((3, 2))], [bytes(24)], "input batch size - Expected: 1"),
+        ([tensor(batch_axis=None)], [input_((2, 10))], [bytes(80)], "input shape"),
         # 10: all other dimensions
-        (ONE, [given((1, 11))], [bytes(44)], r"input shape - Expected: \(1,10\); Actual: \(1,11\); input name: b"),
-        ([tensor(shape=(-1, Dim(2, 4)))], [given((9, 5))], [bytes(180)], r".*: \(-1,\[2~4\]\); Actual: \(9,5\)"),
+        (ONE, [input_((1, 11))], [bytes(44)], r"input shape - Expected: \(1,10\); Actual: \(1,11\); input name: b"),
+        ([tensor(shape=(-1, Dim(2, 4)))], [input_((9, 5))], [bytes(180)], r".*: \(-1,\[2~4\]\); Actual: \(9,5\)"),
         # 11: the product of the dimensions
-        ([tensor(shape=(-1, -1))], [given((2**40, 2**40))], [RAW], "content size of tensor proto - Expected: at most"),
+        ([tensor(shape=(-1, -1))], [input_((2**40, 2**40))], [RAW], "content size of tensor proto - Expected: at most"),
         # 12: the bytes of a raw buffer
         (
             ONE,
-            [given()],
+            [input_()],
             [bytes(36)],
             "content size of tensor proto - Expected: 40 bytes; Actual: 36 bytes; input name",
         ),
-        (ONE, [given()], [bytes(41)], ".*Expected: 40 bytes; Actual: 41 bytes"),
-        (ONE, [given()], [b""], ".*Expected: 40 bytes; Actual: 0 bytes"),
+        (ONE, [input_()], [bytes(41)], ".*Expected: 40 bytes; Actual: 41 bytes"),
+        (ONE, [input_()], [b""], ".*Expected: 40 bytes; Actual: 0 bytes"),
         # 13: the number of values
         (
             ONE,
-            [given(contents=values("fp32", 9))],
+            [input_(contents=values("fp32", 9))],
             [],
             "number of values .* Expected: 10 values; Actual: 9 values; input",
         ),
-        (ONE, [given(contents=values("fp32", 11))], [], ".*Actual: 11 values"),
-        (ONE, [given(contents=values("fp64", 10))], [], ".*Expected: 10 values; Actual: 0 values"),
-        (ONE, [given()], [], ".*Expected: 10 values; Actual: 0 values"),
+        (ONE, [input_(contents=values("fp32", 11))], [], ".*Actual: 11 values"),
+        (ONE, [input_(contents=values("fp64", 10))], [], ".*Expected: 10 values; Actual: 0 values"),
+        (ONE, [input_()], [], ".*Expected: 10 values; Actual: 0 values"),
         # BYTES are for strings, images and matrices of bytes
-        (ONE, [given((1,), "BYTES")], [b""], "Functionality not implemented"),
+        (ONE, [input_((1,), "BYTES")], [b""], "Functionality not implemented"),
     ],
 )
 def test_each_check_refuses_with_the_text_of_ovms_in_its_order(
@@ -122,7 +128,7 @@ def test_each_check_refuses_with_the_text_of_ovms_in_its_order(
 
 def test_all_problems_are_reported_after_the_first() -> None:
     request = InferRequest(
-        "m", inputs=[given((1, 11), name="y"), given((2, 10), name="x")], raw_inputs=[bytes(44), bytes(80)]
+        "m", inputs=[input_((1, 11), name="y"), input_((2, 10), name="x")], raw_inputs=[bytes(44), bytes(80)]
     )
     message = refusal(TWO, request)
     assert message.startswith("Invalid input batch size - Expected: 1; Actual: 2; input name: x. Also: ")
@@ -134,7 +140,7 @@ def test_raw_buffers_of_every_datatype_are_read_in_place(datatype: str) -> None:
     kind = BY_NAME[datatype].numpy
     values = np.array([[0, 1, 1], [1, 0, 1]], kind)
     raw = values.tobytes()
-    request = InferRequest("m", inputs=[given((2, 3), datatype)], raw_inputs=[raw])
+    request = InferRequest("m", inputs=[input_((2, 3), datatype)], raw_inputs=[raw])
     array = validate(request, [tensor(datatype=datatype, shape=(2, 3))])["b"]
     np.testing.assert_array_equal(array, values)
     assert array.dtype == kind
@@ -203,7 +209,7 @@ def test_numbers_too_large_for_fp32_are_infinite() -> None:
 def test_misaligned_buffers_are_copied() -> None:
     values = np.arange(10, dtype=np.float32).reshape(1, 10)
     view = memoryview(b"x" + values.tobytes())[1:]
-    array = validate(InferRequest("m", inputs=[given()], raw_inputs=[view]), ONE)["b"]
+    array = validate(InferRequest("m", inputs=[input_()], raw_inputs=[view]), ONE)["b"]
     assert array.flags.aligned
     np.testing.assert_array_equal(array, values)
 
@@ -211,9 +217,9 @@ def test_misaligned_buffers_are_copied() -> None:
 def test_empty_tensors_and_scalars_are_read() -> None:
     open_batch = [tensor(shape=(-1, 10))]
     for request in (
-        InferRequest("m", inputs=[given((0, 10))], raw_inputs=[b""]),
+        InferRequest("m", inputs=[input_((0, 10))], raw_inputs=[b""]),
         contents_request("b", "FP32", (0, 10), []),
-        InferRequest("m", inputs=[given((0, 10))]),
+        InferRequest("m", inputs=[input_((0, 10))]),
     ):
         assert validate(request, open_batch)["b"].shape == (0, 10)
     assert validate(contents_request("b", "FP32", (), [2.5]), [tensor(shape=())])["b"].tolist() == 2.5
@@ -247,7 +253,7 @@ ANY_INPUT = st.builds(
 )
 
 
-@hypothesis.given(
+@given(
     specs=st.lists(ANY_SPEC, min_size=1, max_size=2, unique_by=lambda spec: spec.name),
     inputs=st.lists(ANY_INPUT, max_size=2),
     raws=st.lists(st.binary(max_size=48), max_size=2),
@@ -266,7 +272,7 @@ def test_any_request_is_read_or_refused(specs: list[TensorSpec], inputs: list[In
 def test_last_value_is_repeated_if_the_protocol_allows_it() -> None:
     def request(values: list[float], size: int, *, repeat_last: bool = True) -> InferRequest:
         contents = Contents("fp32_contents", values, repeat_last=repeat_last)
-        return InferRequest("m", inputs=[given((size,), contents=contents)])
+        return InferRequest("m", inputs=[input_((size,), contents=contents)])
 
     specs = [tensor(shape=(-1,))]
     assert validate(request([1, 2], 4), specs)["b"].tolist() == [1, 2, 2, 2]
@@ -279,7 +285,7 @@ def test_last_value_is_repeated_if_the_protocol_allows_it() -> None:
 
 def test_raw_buffers_and_contents_can_be_mixed_by_input() -> None:
     contents = Contents("fp32_contents", [2.0] * 10)
-    inputs = [given(name="x"), given(name="y", contents=contents)]
+    inputs = [input_(name="x"), input_(name="y", contents=contents)]
     found = validate(InferRequest("m", inputs=inputs, raw_inputs=[RAW, None]), TWO)
     assert (found["x"].sum(), found["y"].sum()) == (0, 20)
     both = "Passing data both in InferInputTensor::contents and in raw_input_contents is not allowed - input name: y"
@@ -327,7 +333,7 @@ def test_lists_and_tuples_have_equal_results(datatype: str, values: list[Any]) -
     specs, field = [tensor(datatype=datatype, shape=(1, 2))], BY_NAME[datatype].contents_field
     results: list[Any] = []
     for given_values in (values, tuple(values)):
-        request = InferRequest("m", inputs=[given((1, 2), datatype, contents=Contents(field, given_values))])
+        request = InferRequest("m", inputs=[input_((1, 2), datatype, contents=Contents(field, given_values))])
         try:
             array = validate(request, specs)["b"]
         except InvalidRequest as error:
@@ -339,15 +345,256 @@ def test_lists_and_tuples_have_equal_results(datatype: str, values: list[Any]) -
 
 def test_accepted_shape_lets_no_other_request_pass() -> None:
     check = Validator([tensor(shape=(Dim(1, 4), 10))])
-    good = InferRequest("m", inputs=[given((2, 10))], raw_inputs=[bytes(80)])
+    good = InferRequest("m", inputs=[input_((2, 10))], raw_inputs=[bytes(80)])
     for _ in range(2):
         assert check(good)["b"].shape == (2, 10)
     for inputs, raw in (
-        (given((2, 10)), bytes(40)),
-        (given((1, 10)), bytes(80)),
-        (given((5, 10)), bytes(200)),
-        (given((2, 10), "INT32"), bytes(80)),
+        (input_((2, 10)), bytes(40)),
+        (input_((1, 10)), bytes(80)),
+        (input_((5, 10)), bytes(200)),
+        (input_((2, 10), "INT32"), bytes(80)),
     ):
         with pytest.raises(InvalidRequest):
             check(InferRequest("m", inputs=[inputs], raw_inputs=[raw]))
-    assert check(InferRequest("m", inputs=[given((3, 10))], raw_inputs=[bytes(120)]))["b"].shape == (3, 10)
+    assert check(InferRequest("m", inputs=[input_((3, 10))], raw_inputs=[bytes(120)]))["b"].shape == (3, 10)
+
+
+MISSING = "Functionality not implemented"
+CHANNELS = "Invalid number of channels in binary input"
+RGB = np.arange(24, dtype=np.uint8).reshape(2, 4, 3) * 10
+
+
+def encoded(pixels: np.ndarray[Any, Any], kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def image_spec(*shape: int | Dim, datatype: str = "UINT8", layout: str = "NHWC") -> TensorSpec:
+    dims = tuple(dim if isinstance(dim, Dim) else ANY_SIZE if dim == -1 else Dim.fixed(dim) for dim in shape)
+    return TensorSpec("image", BY_NAME[datatype], dims, 0, layout)
+
+
+def send(*files: bytes, shape: tuple[int, ...] | None = None) -> InferRequest:
+    return contents_request("image", "BYTES", (len(files),) if shape is None else shape, list(files))
+
+
+def pixels_of(tensor: TensorSpec, *files: bytes) -> np.ndarray[Any, Any]:
+    return validate(send(*files), [tensor])["image"]
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP64", "FP16", "INT16", "UINT8", "INT8", "UINT16", "INT32"])
+@pytest.mark.parametrize("layout", ["NHWC", "?HWC", "", "N...", "...", "N...C"])
+def test_pixels_are_bgr_and_cast_without_scaling(datatype: str, layout: str) -> None:
+    array = pixels_of(image_spec(1, 2, 4, 3, datatype=datatype, layout=layout), encoded(RGB))
+    np.testing.assert_array_equal(array[0], RGB[..., ::-1].astype(BY_NAME[datatype].numpy))
+    assert array.flags.c_contiguous
+
+
+def test_images_of_any_channels_and_depth_make_a_batch() -> None:
+    rgba = np.concatenate([RGB, np.full((2, 4, 1), 7, np.uint8)], axis=2)
+    np.testing.assert_array_equal(pixels_of(image_spec(1, 2, 4, 4), encoded(rgba))[0], rgba[..., [2, 1, 0, 3]])
+    np.testing.assert_array_equal(pixels_of(image_spec(1, 2, 4, 1), encoded(RGB[..., 0]))[0], RGB[..., :1])
+    deep = np.array([[0, 1000], [40000, 65535]], np.uint16)
+    np.testing.assert_array_equal(pixels_of(image_spec(1, 2, 2, 1, datatype="UINT16"), encoded(deep))[0, ..., 0], deep)
+    batch = pixels_of(image_spec(-1, 2, 4, 3), encoded(RGB), encoded(RGB[::-1]))
+    np.testing.assert_array_equal(batch, np.stack([RGB, RGB[::-1]])[..., ::-1])
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "expected"),
+    [
+        (6, 8, (6, 8)),
+        (Dim(3, 9), Dim(1, 3), (3, 3)),
+        (Dim(1, 9), Dim(1, 9), (2, 4)),
+        (Dim(3, -1), -1, (3, 4)),
+        (-1, -1, (2, 4)),
+    ],
+)
+def test_images_are_resized_to_fixed_sizes_and_to_the_bounds_of_ranges(
+    height: int | Dim, width: int | Dim, expected: tuple[int, int]
+) -> None:
+    assert pixels_of(image_spec(1, height, width, 3), encoded(RGB)).shape == (1, *expected, 3)
+
+
+def test_resizing_is_bilinear() -> None:
+    edge = np.array([[[0, 0, 0], [200, 200, 200]]], np.uint8)
+    assert pixels_of(image_spec(1, 1, 4, 3), encoded(edge))[0, 0, :, 0].tolist() == [0, 50, 150, 200]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "BMP", "WEBP", "GIF", "TIFF"])
+def test_usual_formats_are_decoded(kind: str) -> None:
+    array = pixels_of(image_spec(1, 16, 16, 3), encoded(np.full((16, 16, 3), 120, np.uint8), kind))
+    assert abs(int(array.mean()) - 120) <= 2
+
+
+@pytest.mark.parametrize(
+    ("tensor", "request_", "text"),
+    [
+        (
+            image_spec(1, 2, 4, 3),
+            send(b"junk"),
+            "Image parsing failed - its 4 bytes are no image of a known format (JPEG, PNG,",
+        ),
+        (image_spec(1, 2, 4, 3), send(encoded(RGB)[:45]), "Image parsing failed"),
+        (image_spec(1, 2, 4, 3), send(b""), "Bytes contents empty"),
+        (image_spec(1, 2, 4, 3), send(encoded(RGB[..., 0])), f"{CHANNELS} - Expected: 3; Actual: 1"),
+        (image_spec(1, 2, 4, 1), send(encoded(RGB)), f"{CHANNELS} - Expected: 1; Actual: 3"),
+        (image_spec(1, 2, 4, 3), send(encoded(RGB), encoded(RGB)), "Invalid input batch size - Expected: 1; Actual: 2"),
+        (
+            image_spec(1, 2, 4, 3),
+            send(encoded(RGB), shape=(2,)),
+            "Invalid input batch size - Expected: 2; Actual: 1 images",
+        ),
+        (image_spec(-1, 2, 4, 3), send(), "Invalid input batch size - Expected: -1; Actual: 0"),
+        (
+            image_spec(1, 2, 4, 3),
+            send(encoded(RGB), shape=(1, 1)),
+            "Invalid number of shape dimensions - Expected: (-1)",
+        ),
+        (image_spec(1, 3, 2, 4, layout="NCHW"), send(encoded(RGB)), "Unsupported layout for encoded images"),
+        (image_spec(2, -1, -1, 3), send(encoded(RGB), encoded(RGB[:1])), "Binary images resolution mismatch"),
+        (image_spec(1, 2, 4, 3, datatype="INT64"), send(encoded(RGB)), f"{MISSING} - encoded images for INT64"),
+    ],
+)
+def test_invalid_images_are_refused(tensor: TensorSpec, request_: InferRequest, text: str) -> None:
+    assert refusal([tensor], request_).startswith(text)
+
+
+def test_huge_images_are_refused_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_files, "MAX_PIXELS", 7)
+    assert re.search("2 x 4 pixels|4 x 2 pixels", refusal([image_spec(1, 2, 4, 3)], send(encoded(RGB))))
+
+
+@given(
+    st.integers(0, 200),
+    st.binary(min_size=1, max_size=8),
+    st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"]),
+)
+def test_damaged_images_are_refused_or_decoded(position: int, damage: bytes, kind: str) -> None:
+    file = bytearray(encoded(RGB, kind))
+    file[position : position + len(damage)] = damage
+    try:
+        array = pixels_of(image_spec(1, 2, 4, 3), bytes(file))
+    except InvalidRequest:
+        return
+    assert array.shape == (1, 2, 4, 3)
+
+
+NATIVE = [TensorSpec("s", BYTES, (ANY_SIZE,))]
+MATRIX = [TensorSpec("s", BY_NAME["UINT8"], (ANY_SIZE, ANY_SIZE))]
+
+
+def framed(*elements: bytes) -> bytes:
+    return b"".join(struct.pack("<I", len(element)) + element for element in elements)
+
+
+def raw(shape: tuple[int, ...], buffer: Buffer) -> InferRequest:
+    return InferRequest("m", inputs=[InferInput("s", "BYTES", shape)], raw_inputs=[buffer])
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2), (1, 4, 1)])
+def test_native_strings_are_read_from_raw_buffers_and_contents(shape: tuple[int, ...]) -> None:
+    elements = [b"a", b"", b"\xff\x00\x00", b"long" * 100]
+    specs = [TensorSpec("s", BYTES, (ANY_SIZE,) * len(shape))]
+    for request in (
+        raw(shape, framed(*elements)),
+        raw(shape, memoryview(bytearray(framed(*elements)))),
+        contents_request("s", "BYTES", shape, elements),
+    ):
+        array = validate(request, specs)["s"]
+        assert array.shape == shape
+        assert array.ravel().tolist() == elements
+    assert validate(contents_request("s", "BYTES", (1,), ["é"]), NATIVE)["s"].tolist() == ["é".encode()]
+
+
+@pytest.mark.parametrize(
+    ("buffer", "text"),
+    [
+        (b"\x01", "1 bytes are left where a length"),
+        (framed(b"ab")[:-1], "an element of 2 bytes is announced and 1 are left"),
+        (framed(b"ab") + b"xyz", "3 bytes are left"),
+        (b"\xff\xff\xff\xff", "an element of 4294967295 bytes is announced and 0 are left"),
+    ],
+)
+@pytest.mark.parametrize("specs", [NATIVE, MATRIX])
+def test_invalid_framing_is_refused(buffer: bytes, text: str, specs: list[TensorSpec]) -> None:
+    message = refusal(specs, raw((1,), buffer))
+    assert message.startswith("Inputs inside buffer do")
+    assert text in message
+
+
+def test_native_strings_must_fit_the_shape() -> None:
+    two = [TensorSpec("s", BYTES, (Dim.fixed(2),))]
+    assert refusal(two, raw((1, 2), b"")).startswith("Invalid number of shape dimensions")
+    assert refusal(two, raw((3,), b"")).startswith("Invalid input shape - Expected: (2); Actual: (3); input name: s")
+    assert "Expected: 2 strings; Actual: 1 strings" in refusal(two, raw((2,), framed(b"a")))
+    assert refusal(two, raw((-2,), b"")).startswith("Invalid input shape")
+
+
+def test_number_and_total_length_of_strings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal(NATIVE, raw((2**25 + 1,), b"")).startswith("String max size exceeded")
+    monkeypatch.setattr(strings, "MAX_BYTES", 100)
+    for specs in (NATIVE, MATRIX):
+        assert refusal(specs, raw((2,), framed(b"a", b"b" * 60))).startswith("String max size exceeded")
+
+
+def test_strings_become_rows_padded_with_zeros() -> None:
+    for request in (raw((2,), framed(b"ab", b"cde")), contents_request("s", "BYTES", (2,), [b"ab", b"cde"])):
+        assert validate(request, MATRIX)["s"].tolist() == [[97, 98, 0, 0], [99, 100, 101, 0]]
+
+
+def test_matrix_of_bytes_takes_numbers() -> None:
+    request = InferRequest("m", inputs=[InferInput("s", "UINT8", (1, 2))], raw_inputs=[b"\x01\x02"])
+    assert validate(request, MATRIX)["s"].tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (raw((1, 1), framed(b"a")), r"Invalid number of shape dimensions - Expected: (-1); Actual: (1,1)"),
+        (raw((2,), framed(b"a")), "Invalid input batch size - Expected: 2; Actual: 1 strings"),
+        (raw((0,), b""), "Invalid input batch size - Expected: at least 1; Actual: no strings"),
+        (raw((3,), framed(b"a", b"b", b"c")), "Invalid input batch size - Expected: [1~2]; Actual: 3"),
+        (raw((1,), framed(b"abcd")), "Invalid input shape - Expected: ([1~2],4); Actual: (1,5)"),
+    ],
+)
+def test_strings_that_do_not_fit_a_matrix_are_refused(request_: InferRequest, text: str) -> None:
+    specs = [TensorSpec("s", BY_NAME["UINT8"], (Dim(1, 2), Dim.fixed(4)))]
+    assert refusal(specs, request_).startswith(text)
+
+
+def test_uint8_outputs_named_string_become_strings() -> None:
+    rows = np.frombuffer(b"ab\0\0cd\0eabcd", np.uint8).reshape(3, 4)
+    given = strings_of_rows(Tensor("label_string", BY_NAME["UINT8"], rows))
+    assert given.datatype is BYTES
+    assert given.array.tolist() == [b"ab", b"cd", b"abcd"]
+    for kept in (Tensor("label", BY_NAME["UINT8"], rows), Tensor("x_string", BY_NAME["INT8"], rows.view(np.int8))):
+        assert strings_of_rows(kept) is kept
+
+
+NUMBERS = [datatype for datatype in BY_NAME.values() if datatype.name != "BYTES"]
+
+
+@pytest.mark.parametrize("datatype", NUMBERS, ids=lambda each: each.name)
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3), (0, 3), (2, 0)], ids=str)
+def test_buffer_holds_the_elements_in_order(datatype: Any, shape: tuple[int, ...]) -> None:
+    array = np.arange(int(np.prod(shape))).astype(datatype.numpy).reshape(shape)
+    buffer = buffer_of(array)
+    assert bytes(buffer) == array.tobytes()
+    assert len(buffer) == array.nbytes
+
+
+@pytest.mark.parametrize("is_writeable", [True, False])
+def test_buffer_of_a_contiguous_array_is_a_view(is_writeable: bool) -> None:
+    array = np.zeros((2, 3), np.float32)
+    array.flags.writeable = is_writeable
+    view = np.frombuffer(buffer_of(array), np.float32)
+    assert np.shares_memory(array, view)
+    assert view.flags.writeable is is_writeable
+
+
+def test_buffer_of_a_strided_array_is_copied_in_the_order_of_rows() -> None:
+    array = np.arange(6, dtype=np.int16).reshape(2, 3)
+    assert bytes(buffer_of(array.T)) == array.T.copy().tobytes()
+    assert bytes(buffer_of(array[:, ::2])) == np.array([[0, 2], [3, 5]], np.int16).tobytes()

@@ -160,15 +160,3 @@ def test_pause_of_lost_streams_doubles_up_to_an_hour_and_is_reset_after_ten_minu
         assert streams.lost.lose() == pause
         streams.now += pause
         assert streams.lost.are_due
-
-
-def test_failure_while_streams_are_lost_restarts_the_pause() -> None:
-    streams = _Streams()
-    streams.lost.put_off()
-    assert not streams.lost.are_lost
-    pause = streams.lost.lose()
-    for _ in range(2):
-        streams.now += pause
-        assert streams.lost.are_due
-        streams.lost.put_off()
-        assert not streams.lost.are_due

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import pytest
 import trio
 import trio.testing
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.errors import ModelFailure
 from ovmstrio.runtimes.models.sequences import Control, SequenceManager, SequenceManagers
 from ovmstrio.runtimes.models.sequences.cleaner import clean_sequences, scan
 from tests.support.scheduling import scheduled
@@ -67,32 +65,6 @@ async def test_models_can_opt_out() -> None:
             await _request(manager, number, start=True)
     assert (scan(managers), scan(managers)) == (0, 3)
     assert (_ids(kept), _ids(cleaned)) == ([1, 2, 3], [])
-
-
-async def test_sequence_in_use_is_neither_removed_nor_marked() -> None:
-    managers = SequenceManagers()
-    manager = _manager(managers)
-    await _request(manager, 1, start=True)
-    scan(managers)
-    async with manager.turn(Control(1)) as sequence:
-        assert [scan(managers) for _ in range(3)] == [0, 0, 0]
-        sequence.advance({})
-    async with manager.turn(Control(2, start=True)):
-        assert scan(managers) == 0
-    assert _ids(manager) == [1, 2]
-    assert scan(managers) == 1
-    assert _ids(manager) == [2]
-
-
-async def test_failed_requests_keep_no_sequence_alive() -> None:
-    managers = SequenceManagers()
-    manager = _manager(managers)
-    await _request(manager, 1, start=True)
-    assert scan(managers) == 0
-    with pytest.raises(ModelFailure):
-        async with manager.turn(Control(1)):
-            raise ModelFailure("told to")
-    assert scan(managers) == 1
 
 
 async def test_requests_run_between_portions_of_a_scan(autojump_clock: trio.testing.MockClock) -> None:
