@@ -75,16 +75,6 @@ def test_stateful_lstm_agrees_with_explicit_states(server: ServedInThread, infer
     assert server.ask("GET", "/v2/models/stateful/sequences").json() == {"sequences": []}
 
 
-def test_second_start_resets_the_state(infer: Infer) -> None:
-    x = {"x": np.ones((1, 4), np.float32)}
-    runs = []
-    for _ in range(2):
-        first = infer("stateful", x, sequence_id=9, sequence_start=True)["y"]
-        runs.append([first, infer("stateful", x, sequence_id=9, sequence_end=True)["y"]])
-    np.testing.assert_array_equal(runs[0], runs[1])
-    assert not np.array_equal(runs[0][0], runs[0][1])
-
-
 def test_ids_of_digits_are_numbers_and_other_strings_are_texts(server: ServedInThread, infer: Infer) -> None:
     x = {"x": np.ones((1, 4), np.float32)}
     assert infer("stateful", x, sequence_id="12", sequence_start=True)["sequence_id"].tolist() == [12]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -19,104 +19,34 @@ _SHARED: Final = (
     "{%- set ns.t = (ns.t, ns.t) -%}{%- set ns.u = (ns.u, ns.u) -%}"
     "{%- set ns.d = {'x': ns.d, 'y': ns.d} -%}{%- set ns.e = {'x': ns.e, 'y': ns.e} -%}{%- endfor -%}"
 )
-"""Lists, tuples and dicts that have 2 ** 60 leaves, in 60 objects each; a is equal to b, t to u and d to e."""
-_LONG: Final = "{%- set s = 'ab' * 900000 -%}"
-_NUMBERS: Final = "{%- set n = range(90000) | list -%}"
 
-# Each uses CPU time or memory without a bound of its own.
-_QUICK: Final = {
-    "{{ ns.a == ns.b }}",
-    "{{ ns.a is in [ns.b] }}",
-    "{{ [ns.t, ns.u] | sort }}",
-    "{{ [{'k': ns.t}, {'k': ns.u}] | groupby('k') }}",
-    "{{ {ns.t: 1} }}",
-    "{{ ns.a | tojson }}",
-    "{{ '%s' % (ns.a,) }}",
-    "{{ [ns.b].count(ns.a) }}",
-    _NUMBERS + "{% for i in range(15000) %}{% if -1 in n %}{% endif %}{% endfor %}",
+
+# Each uses CPU time or memory in one call of C, which only the limit of the process ends.
+_HOSTILE_SOURCES: Final = [
+    *(
+        _SHARED + source
+        for source in (
+            "{{ ns.a == ns.b }}",
+            "{{ ns.a is in [ns.b] }}",
+            "{{ [ns.t, ns.u] | sort }}",
+            "{{ [{'k': ns.t}, {'k': ns.u}] | groupby('k') }}",
+            "{{ {ns.t: 1} }}",
+            "{{ ns.a | tojson }}",
+            "{{ '%s' % (ns.a,) }}",
+            "{{ [ns.b].count(ns.a) }}",
+        )
+    ),
+    "{% set n = range(90000) | list %}{% for i in range(15000) %}{% if -1 in n %}{% endif %}{% endfor %}",
     "{{ '{:{}{}}'.format('a', '99999', '99999') | length }}",
-}
-"""Cases of all runs; the others are for thorough ones."""
-_COMPARISONS: Final = [
-    "{{ ns.a == ns.b }}",
-    "{{ ns.a != ns.b }}",
-    "{{ ns.t < ns.u }}",
-    "{{ ns.t >= ns.u }}",
-    "{{ ns.d == ns.e }}",
-    "{{ ns.a in [ns.b, 1] }}",
-    "{{ ns.a not in [ns.b] }}",
-    "{% if ns.a == ns.b %}x{% endif %}",
-    "{{ 1 if ns.t == ns.u else 2 }}",
-    "{{ ns.a is eq ns.b }}",
-    "{{ ns.a is ne(ns.b) }}",
-    "{{ ns.t is lessthan ns.u }}",
-    "{{ ns.a is in [ns.b] }}",
-    "{{ [ns.b].count(ns.a) }}",
-    "{{ [ns.b].index(ns.a) }}",
-    "{{ [ns.t, ns.u] | sort }}",
-    "{{ [ns.t, ns.u] | max }}",
-    "{{ [ns.t, ns.u] | min }}",
-    "{{ [{'k': ns.t}, {'k': ns.u}] | groupby('k') }}",
-    "{{ [{'k': ns.t}, {'k': ns.u}] | sort(attribute='k') }}",
-    "{{ [ns.b] | select('eq', ns.a) | list }}",
-    "{{ [ns.b] | reject('ne', ns.a) | list }}",
-    "{{ [{'k': ns.a}] | selectattr('k', 'eq', ns.b) | list }}",
-    "{{ dict(x=ns.a).values() | list == [ns.b] }}",
-    "{{ {'x': ns.a}.items() | list == {'x': ns.b}.items() | list }}",
 ]
-_HASHES: Final = [
-    "{{ {ns.t: 1} }}",
-    "{{ {}.get(ns.t) }}",
-    "{{ [ns.t, ns.u] | unique | list }}",
-    "{{ {'a': 1}[ns.t] }}",
-    "{{ ns.t in {'a': 1} }}",
-    "{{ dict([(ns.t, 1)]) }}",
-]
-_TEXTS: Final = [
-    "{{ ns.a }}",
-    "{{ ns.a | string }}",
-    "{{ ns.a ~ '' }}",
-    "{{ '%s' % (ns.a,) }}",
-    "{{ '%r' | format(ns.a) }}",
-    "{{ '{}'.format(ns.d) }}",
-    "{{ ns.a | tojson }}",
-    "{{ ns.d | tojson(indent=1) }}",
-    "{{ ns.a | pprint }}",
-    "{{ [ns.a] | join }}",
-    "{{ ns.d | urlencode }}",
-    "{{ ns.a | escape }}",
-    "{{ [ns.a] | map('string') | join }}",
-    "{{ ns.d | xmlattr }}",
-    "{{ ns.a | first | upper }}",
-    "{{ ns.t | replace('1', '2') }}",
-    "{{ raise_exception(ns.a) }}",
-]
-_REPEATED: Final = [
-    _LONG + "{% for i in range(15000) %}{% if s == 'ab' * 900000 %}{% endif %}{% endfor %}",
-    _LONG + "{% for i in range(15000) %}{% if ('b' * 99999 + 'c') in s %}{% endif %}{% endfor %}",
-    _NUMBERS + "{% for i in range(15000) %}{% if -1 in n %}{% endif %}{% endfor %}",
-    _NUMBERS + "{% set m = range(90000) | list %}{% for i in range(15000) %}{% if n == m %}{% endif %}{% endfor %}",
-    _NUMBERS + "{% for i in range(15000) %}{% if n | sum %}{% endif %}{% endfor %}",
-    _NUMBERS + "{% for i in range(15000) %}{% if n | max %}{% endif %}{% endfor %}",
-    _NUMBERS + "{% for i in range(15000) %}{% if n.index(89999) %}{% endif %}{% endfor %}",
-    _LONG + "{% for i in range(15000) %}{% if s.count('ab' * 400000 + 'b') %}{% endif %}{% endfor %}",
-    "{% set w = 'a' * 90000 %}{% for i in range(15000) %}{% set x = w | wordcount %}{% endfor %}",
-    "{% set x = '{:{}{}}'.format(1, 99999, 9999) %}",
-    "{{ '{:{}{}}'.format('a', '99999', '99999') | length }}",
-    "{% macro f(n) %}{% for i in range(30) %}{% if n %}{{ f(n - 1) }}{% endif %}{% endfor %}{% endmacro %}{{ f(9) }}",
-]
+"""Lists, tuples and dicts that have 2 ** 60 leaves, in 60 objects each; a is equal to b, t to u and d to e."""
+
 _LIMIT_SECONDS: Final = 0.3
 
 
 def _guarded(source: str) -> str:
     """Make a template hostile for one conversation, and plain for others."""
     return "{% if messages[0].content == 'hostile' %}" + source + "{% endif %}fine"
-
-
-def _cases() -> Iterator[Any]:
-    for group, prefix in ((_COMPARISONS + _HASHES + _TEXTS, _SHARED), (_REPEATED, "")):
-        for source in group:
-            yield pytest.param(prefix + source, marks=() if source in _QUICK else pytest.mark.slow, id=source[-40:])
 
 
 @pytest.fixture
@@ -127,7 +57,7 @@ def templates() -> Iterator[list[TemplateProcess]]:
         each.close()
 
 
-@pytest.mark.parametrize("source", list(_cases()))
+@pytest.mark.parametrize("source", _HOSTILE_SOURCES)
 def test_template_that_uses_too_much_cpu_time_or_memory_is_refused_and_the_next_rendering_works(
     source: str, templates: list[TemplateProcess]
 ) -> None:

@@ -9,11 +9,11 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.api.doors import KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC, TENSORFLOW_REST
+from ovmstrio.api.doors import KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC
 from ovmstrio.config.specs import GraphSpec, ModelSpec
 from ovmstrio.core.datatypes import BY_NAME
-from ovmstrio.core.errors import FailedPrecondition, GraphFailure, InvalidRequest, NotFound, NotSupported
-from ovmstrio.core.events import CANCELLED, OK, CallEvent, CallObserver, Door
+from ovmstrio.core.errors import FailedPrecondition, GraphFailure, InvalidRequest, NotFound
+from ovmstrio.core.events import CANCELLED, OK, CallEvent, CallObserver
 from ovmstrio.core.request import (
     SEQUENCE_ID,
     InferRequest,
@@ -26,7 +26,7 @@ from ovmstrio.dataplane.call_observers import CallObservers
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.metrics import Metrics
 from tests.support.streaming_servables import GRAPH, ScriptedServable, load_scripted
-from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of
+from tests.support.stub_registry import StubServable, add_versions, registry_of
 
 
 class _Recorder(CallObserver):
@@ -129,63 +129,16 @@ async def test_cancelled_call_is_observed_and_holds_no_lease(plane: DataPlane, r
         assert lease.servable is plane.registry.peek("m")
 
 
-async def test_calls_of_tensorflow_serving_have_its_method_names(plane: DataPlane, recorder: _Recorder) -> None:
-    await plane.infer(InferRequest("m"), TENSORFLOW_REST)
-    assert plane.model_metadata("m", "", TENSORFLOW_GRPC).serving == "3"
-    assert [status.version for status in plane.model_status("m", 0, TENSORFLOW_GRPC)] == [3]
-    plane.count_unparsed("m", "", InvalidRequest("bad"), TENSORFLOW_REST)
-    events = [(event.method, event.door.api, event.door.interface) for event in recorder.finished]
-    assert events == [
-        ("Predict", "TensorFlowServing", "REST"),
-        ("GetModelMetadata", "TensorFlowServing", "gRPC"),
-        ("GetModelStatus", "TensorFlowServing", "gRPC"),
-        ("Predict", "TensorFlowServing", "REST"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("door", "text"),
-    [
-        (KSERVE_GRPC, "Mediapipe graph definition with requested name is not found"),
-        (KSERVE_REST, "Mediapipe graph definition with requested name is not found"),
-        (TENSORFLOW_GRPC, "Pipeline with requested name is not found"),
-        (TENSORFLOW_REST, "Model with requested name is not found"),
-    ],
-)
-async def test_unknown_names_are_refused_in_the_words_of_each_api_and_not_observed(
-    plane: DataPlane, recorder: _Recorder, door: Door, text: str
-) -> None:
-    with pytest.raises(NotFound, match=text):
-        await plane.infer(InferRequest("nobody"), door)
-    with pytest.raises(NotFound, match=text):
-        await plane.describe("nobody", "", door)
-    plane.count_unparsed("nobody", "", InvalidRequest("bad"), door)
+async def test_unknown_names_are_not_observed(plane: DataPlane, recorder: _Recorder) -> None:
+    for call in (plane.infer(InferRequest("unknown"), KSERVE_GRPC), plane.describe("unknown", "", KSERVE_GRPC)):
+        with pytest.raises(NotFound, match="Mediapipe graph definition with requested name is not found"):
+            await call
+    plane.count_unparsed("unknown", "", InvalidRequest("bad"), KSERVE_GRPC)
     assert recorder.finished == []
-
-
-async def test_unreadable_body_counts_as_a_failed_call_of_the_version(plane: DataPlane, recorder: _Recorder) -> None:
-    for version in ("", "0", "3"):
-        plane.count_unparsed("m", version, InvalidRequest("bad"), KSERVE_REST)
-    assert [(event.version, event.code) for event in recorder.finished] == [("3", "InvalidRequest")] * 3
-
-
-async def test_readiness_follows_listeners_models_and_drain(tmp_path: Path, nursery: trio.Nursery) -> None:
-    registry = registry_of(StubLoader(), poll_seconds=0)
-    await nursery.start(registry.run)
-    plane = DataPlane(registry)
-    assert plane.is_live()
-    assert plane.readiness().reason == "the listeners are not bound yet"
-    plane.begin_serving()
-    assert not plane.readiness().ready
-    await registry.apply([ModelSpec(name="m", base_path=add_versions(tmp_path / "m", 1))])
-    assert plane.readiness().ready
-    with pytest.raises(NotSupported, match="no configuration"):
-        await plane.reload_config()
-    async with trio.open_nursery() as waiting:
-        waiting.start_soon(plane.wait_change)
-        await trio.testing.wait_all_tasks_blocked()
-        plane.begin_drain()
-    assert (plane.readiness().ready, plane.is_draining) == (False, True)
+    plane.count_unparsed("m", "0", InvalidRequest("bad"), TENSORFLOW_GRPC)
+    assert [(event.method, event.version, event.code) for event in recorder.finished] == [
+        ("Predict", "3", "InvalidRequest")
+    ]
 
 
 @pytest.fixture

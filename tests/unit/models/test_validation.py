@@ -150,7 +150,7 @@ def test_raw_buffers_of_every_datatype_are_read_in_place(datatype: str) -> None:
 @pytest.mark.parametrize("datatype", [name for name in NUMERIC if name != "BF16"])
 def test_contents_of_every_datatype_are_read_from_lists_and_arrays(datatype: str) -> None:
     kind = BY_NAME[datatype].numpy
-    numbers = [True, False, True] if datatype == "BOOL" else [1, 0, 100]
+    numbers: list[int] = [True, False, True] if datatype == "BOOL" else [1, 0, 100]
     if "INT" in datatype:
         numbers[:2] = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
     specs = [tensor(datatype=datatype, shape=(3,))]
