@@ -43,31 +43,6 @@ def both(length: int, **extra: Any) -> dict[str, Any]:
     return {"sizes": [4, length], "inputs": {"ids": 1, "mask": 1}, **extra}
 
 
-def test_outputs_follow_the_bucketed_dimensions() -> None:
-    ids, mask, product = words()
-    flat = op.reshape(product, op.constant(np.array([-1], np.int64)), special_zero=False)
-    again = op.reshape(flat, op.shape_of(product), special_zero=False)
-    outputs = {
-        "again": again,
-        "first": op.reduce_sum(product, AXIS_1, keep_dims=False),
-        "pairs": op.matmul(op.unsqueeze(ids, op.constant(2)), op.unsqueeze(mask, op.constant(1)), False, False),
-        "turned": op.transpose(product, op.constant(np.array([1, 0], np.int64))),
-    }
-    model = ir.named_model(outputs, [ids, mask])
-    assert planned(model, batch=[2, 8], words=both(16)) == {
-        "batch": ((0, 0), (1, 0), (2, 0), (3, 1)),
-        "words": ((0, 1), (2, 1), (2, 2), (3, 0)),
-    }
-    assert [str(port.partial_shape) for port in model.inputs] == ["[?,?]", "[?,?]"]
-
-
-def test_other_open_dimensions_are_ignored() -> None:
-    ids, mask, product = words()
-    model = ir.named_model({"y": product}, [ids, mask])
-    assert planned(model, batch=[1]) == {"batch": ((0, 0),)}
-    assert planned(model, words=both(16)) == {"words": ((0, 1),)}
-
-
 @pytest.mark.parametrize("sizes", [[1], [2], [1, 2], [31, 32], [2**30]])
 def test_any_sizes_of_buckets_are_enough_to_plan(sizes: list[int]) -> None:
     assert planned(ir.dynamic(), batch=sizes) == {"batch": ((0, 0),)}

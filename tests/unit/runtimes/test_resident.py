@@ -35,15 +35,6 @@ class _Block:
         raise LookupError("gone")
 
 
-async def test_block_lives_until_its_service_is_closed() -> None:
-    async with trio.open_nursery() as tasks:
-        block = _Block()
-        service = await host(tasks, block.opened(), kind="op pipeline", name="one")
-        assert not block.ended.is_set()
-        await service.aclose()
-        assert block.ended.is_set()
-
-
 @pytest.mark.parametrize(
     ("failure", "message"),
     [(ConfigError([Problem("nothing there")]), "nothing there"), (KeyError("x"), "KeyError: 'x'")],
@@ -57,15 +48,15 @@ async def test_block_that_cannot_be_entered_raises_its_error(failure: Exception,
         await other.aclose()
 
 
-async def test_block_that_fails_later_is_logged_and_ends_alone(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_block_ends_with_its_service_or_alone_with_a_logged_failure(capsys: pytest.CaptureFixture[str]) -> None:
     async with trio.open_nursery() as tasks:
-        other = _Block()
-        await host(tasks, other.opened(), kind="handler", name="other")
-        block = _Block()
-        service = await host(tasks, block.opened(), kind="op pipeline", name="one")
-        block.fails.set()
-        await block.ended.wait()
+        other, failing = _Block(), _Block()
+        lasting = await host(tasks, other.opened(), kind="handler", name="other")
+        service = await host(tasks, failing.opened(), kind="op pipeline", name="one")
+        failing.fails.set()
+        await failing.ended.wait()
         await service.aclose()
         assert not other.ended.is_set()
-        tasks.cancel_scope.cancel()
+        await lasting.aclose()
+        assert other.ended.is_set()
     assert "an op pipeline has ended" in capsys.readouterr().out

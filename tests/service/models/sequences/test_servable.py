@@ -144,50 +144,43 @@ def test_special_inputs_and_parameters_are_read(request_: InferRequest, control:
     assert list(plain.raw_inputs) == [ONES["x"].tobytes()] * len(plain.inputs)
 
 
+_MISSING = (errors.SequenceMissing, "Sequence with provided ID does not exist", Status.NOT_FOUND, 404)
+_EXISTS = (errors.SequenceExists, "Sequence with provided ID already exists", Status.ALREADY_EXISTS, 409)
+_ENDING = (
+    errors.SequenceEnding,
+    "Sequence last request is being processed and it's not available anymore",
+    Status.FAILED_PRECONDITION,
+    412,
+)
+_TOO_MANY = (
+    errors.TooManySequences,
+    "Max sequence number has been reached. Could not create new sequence.",
+    Status.UNAVAILABLE,
+    503,
+)
+
+
 @pytest.mark.parametrize(
-    ("number", "control", "maximum", "error", "message", "status"),
+    ("number", "control", "maximum", "expected"),
     [
-        (8, None, 9, errors.SequenceMissing, "Sequence with provided ID does not exist", (Status.NOT_FOUND, 404)),
-        (7, None, 9, errors.SequenceMissing, "Sequence with provided ID does not exist", (Status.NOT_FOUND, 404)),
-        (9, START, 9, errors.SequenceExists, "Sequence with provided ID already exists", (Status.ALREADY_EXISTS, 409)),
-        (
-            7,
-            START,
-            9,
-            errors.SequenceEnding,
-            "Sequence last request is being processed and it's not available anymore",
-            (Status.FAILED_PRECONDITION, 412),
-        ),
-        *(
-            (
-                number,
-                START,
-                maximum,
-                errors.TooManySequences,
-                "Max sequence number has been reached. Could not create new sequence.",
-                (Status.UNAVAILABLE, 503),
-            )
-            for number, maximum in ((None, 2), (9, 2), (10, 2), (10, 0))
-        ),
+        pytest.param(8, None, 9, _MISSING, id="unknown"),
+        pytest.param(7, None, 9, _MISSING, id="ending"),
+        pytest.param(9, START, 9, _EXISTS, id="live"),
+        pytest.param(7, START, 9, _ENDING, id="start while ending"),
+        *(pytest.param(number, START, maximum, _TOO_MANY) for number, maximum in ((None, 2), (9, 2), (10, 2), (10, 0))),
     ],
 )
 async def test_refused_sequences_have_messages_and_statuses_of_ovms(
-    number: int | None,
-    control: int | None,
-    maximum: int,
-    error: type[errors.ServerError],
-    message: str,
-    status: tuple[Status, int],
-    tmp_path: Path,
+    number: int | None, control: int | None, maximum: int, expected: tuple[Any, ...], tmp_path: Path
 ) -> None:
     servable, manager = await load_managed(ir.accumulator(), tmp_path, max_sequence_number=2)
     for live in (7, 9):
         await servable.infer(sequence_request(ONES, number=live, control=START))
     manager.capacity = maximum
     async with manager.turn(Control(7, end=True)), manager.turn(Control(9)):
-        with pytest.raises(error) as caught:
+        with pytest.raises(errors.ServerError) as caught:
             await servable.infer(sequence_request(ONES, number=number, control=control))
-    assert (caught.value.message, status_of(caught.value)) == (message, status)
+    assert (type(caught.value), caught.value.message, *status_of(caught.value)) == expected
 
 
 async def test_control_is_checked_before_shapes_and_shapes_before_the_sequence(tmp_path: Path) -> None:

@@ -45,6 +45,11 @@ def _nested(depth: int) -> Any:
     return schema
 
 
+def _tagged(schema: Any) -> Any:
+    return {"begin": "<a>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</a>"}
+
+
+_PATTERN: Final = {"type": "regex", "pattern": "b+"}
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 9}
 _TREE: Final = {
     "$defs": {
@@ -123,29 +128,12 @@ _GOOD: Final[Sequence[Grammar]] = (
         )
     ),
     _tag({"type": "any_text"}),
-    _tag(
-        {"type": "sequence", "elements": [{"type": "const_string", "value": "a"}, {"type": "regex", "pattern": "b+"}]}
-    ),
-    _tag(
-        {"type": "or", "elements": [{"type": "json_schema", "json_schema": _TREE}, {"type": "regex", "pattern": "a"}]}
-    ),
+    _tag({"type": "sequence", "elements": [{"type": "const_string", "value": "a"}, _PATTERN]}),
+    _tag({"type": "or", "elements": [{"type": "json_schema", "json_schema": _TREE}, _PATTERN]}),
     _tag({"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"}),
     _tag({"type": "grammar", "grammar": 'root ::= "a"'}),
-    _tag(
-        {
-            "type": "triggered_tags",
-            "triggers": ["<a"],
-            "tags": [{"begin": "<a>", "content": {"type": "json_schema", "json_schema": _NUMBER}, "end": ""}],
-            "at_least_one": True,
-        }
-    ),
-    _tag(
-        {
-            "type": "tags_with_separator",
-            "separator": ",",
-            "tags": [{"begin": "<a>", "content": {"type": "json_schema", "json_schema": True}, "end": "</a>"}],
-        }
-    ),
+    _tag({"type": "triggered_tags", "triggers": ["<a"], "tags": [_tagged(_NUMBER)], "at_least_one": True}),
+    _tag({"type": "tags_with_separator", "separator": ",", "tags": [_tagged(True)]}),
 )
 
 
@@ -279,16 +267,7 @@ _BAD: Final[Sequence[tuple[Grammar, str]]] = (
     (_tag({"type": "json_schema"}), "json_schema is missing"),
     (_tag({"type": "json_schema", "json_schema": {"type": "foo"}}), r"at \$.format.json_schema.type: expected one of"),
     (_tag({"type": "tag", "begin": "a", "content": {"type": "any_text"}, "end": ""}), "needs an end"),
-    (
-        _tag(
-            {
-                "type": "triggered_tags",
-                "triggers": ["b"],
-                "tags": [{"begin": "a", "content": {"type": "regex", "pattern": "a"}, "end": ""}],
-            }
-        ),
-        "it does with 0|got 0",
-    ),
+    (_tag({"type": "triggered_tags", "triggers": ["b"], "tags": [_tagged(True)]}), "it does with 0|got 0"),
     (
         _tag({"type": "or", "elements": [{"type": "regex", "pattern": "a"}, {"type": "any_text"}]}),
         "cannot stand beside",
@@ -358,30 +337,25 @@ def _grown(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 _SCHEMAS = st.recursive(_LEAVES, _grown, max_leaves=8)
 _PATTERNS = st.text("ab[]()^$|*+?{}12,\\dwSnu0.-\"'\n#é:<=!", max_size=10)
-_RULES = st.lists(
-    st.sampled_from(
-        [
-            "root ::= ",
-            "x ::= ",
-            '"a"',
-            "x",
-            "root",
-            "[a-z]",
-            "(",
-            ")",
-            " | ",
-            "*",
-            "+",
-            "?",
-            "{2}",
-            "{1,3}",
-            "\n",
-            '""',
-            " ",
-        ]
-    ),
-    max_size=14,
-).map(lambda parts: "root ::= " + "".join(parts))
+_PARTS: Final = (
+    "root ::= ",
+    "x ::= ",
+    '"a"',
+    "x",
+    "root",
+    "[a-z]",
+    "(",
+    ")",
+    " | ",
+    "*",
+    "+",
+    "?",
+    "{2}",
+    "{1,3}",
+    "\n",
+    " ",
+)
+_RULES = st.lists(st.sampled_from(_PARTS), max_size=14).map(lambda parts: "root ::= " + "".join(parts))
 
 
 _GRAMMARS = st.one_of(

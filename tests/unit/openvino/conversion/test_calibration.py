@@ -88,13 +88,6 @@ def test_folder_without_samples_is_refused(tmp_path: Path) -> None:
     assert _problems(tmp_path, X, IDS) == ["cal: no .npy files lie in cal/x, cal/ids"]
 
 
-def test_infinite_numbers_are_refused_when_they_are_read(tmp_path: Path) -> None:
-    _write(tmp_path / "a.npy", [[1, np.inf, np.nan]])
-    found = read_calibration(tmp_path, [X])
-    with pytest.raises(ConfigError, match=r"a\.npy: holds numbers that are not finite"):
-        found.arrays(found.samples[0])
-
-
 def test_number_of_samples_is_bounded(tmp_path: Path) -> None:
     _write(tmp_path / "a.npy", _numbers(2 * MOST_SAMPLES + 2))
     assert len(read_calibration(tmp_path, [FIXED]).samples) == MOST_SAMPLES
