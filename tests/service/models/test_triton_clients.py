@@ -75,18 +75,6 @@ def test_stateful_lstm_agrees_with_explicit_states(server: ServedInThread, infer
     assert server.ask("GET", "/v2/models/stateful/sequences").json() == {"sequences": []}
 
 
-def test_ids_of_digits_are_numbers_and_other_strings_are_texts(server: ServedInThread, infer: Infer) -> None:
-    x = {"x": np.ones((1, 4), np.float32)}
-    assert infer("stateful", x, sequence_id="12", sequence_start=True)["sequence_id"].tolist() == [12]
-    assert infer("stateful", x, sequence_id=12, sequence_end=True)["sequence_id"].tolist() == [12]
-    for text in ("twelve", "-1", "1.0", "18446744073709551616"):
-        assert infer("stateful", x, sequence_id=text, sequence_start=True)["sequence_id"].tolist() == [text.encode()]
-        (alive,) = server.ask("GET", "/v2/models/stateful/sequences").json()["sequences"]
-        assert alive["id"] == text
-        infer("stateful", x, sequence_id=text, sequence_end=True)
-    assert server.ask("GET", "/v2/models/stateful/sequences").json() == {"sequences": []}
-
-
 if TYPE_CHECKING:
     from pathlib import Path
 

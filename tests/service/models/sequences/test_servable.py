@@ -67,27 +67,11 @@ def _parameters(**parameters: Any) -> InferRequest:
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
-        (InferRequest("model"), "Sequence ID has not been provided in request inputs"),
-        (_id((1,), [0]), "Sequence ID has not been provided in request inputs"),
-        (_control((1,), [END]), "Sequence ID has not been provided in request inputs"),
-        (_control((1,), [3]), "Unexpected value of sequence control input - Expected: 0, 1 (start) or 2 (end); Actual"),
         (_id((1,), []), "Could not find sequence id in expected tensor proto field uint64_val"),
-        (_id((1,), [1, 2]), "Could not find sequence id in expected tensor proto field uint64_val"),
-        (_id((1,), [1], "INT32"), "Could not find sequence id in expected tensor proto field uint64_val"),
         (_id((1,), [-1]), "Could not find sequence id in expected tensor proto field uint64_val"),
-        (_control((1,), []), "Could not find sequence control input in expected tensor proto field uint32_val"),
         (_control((1,), [1], "UINT64"), "Could not find sequence control input in expected tensor proto field"),
         (_control((1,), [2**32]), "Could not find sequence control input in expected tensor proto field uint32_val"),
-        (_id((), [1]), "Special input proto does not contain tensor shape information"),
         (_control((), [1]), "Special input proto does not contain tensor shape information"),
-        (
-            _id((1, 1), [1]),
-            "Invalid number of shape dimensions - Expected: (1); Actual: (1,1); input name: sequence",
-        ),
-        (
-            _control((2,), [1, 1]),
-            "Invalid input shape - Expected: (1); Actual: (2); input name: sequence_control",
-        ),
         (_id((0,), []), "Invalid input shape - Expected: (1); Actual: (0); input name: sequence_id"),
         (
             _parameters(sequence_id="x" * 257, sequence_start=True),
