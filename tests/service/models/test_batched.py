@@ -21,7 +21,7 @@ from ovmstrio.core.tensor import Dim
 from ovmstrio.runtimes.models.batched import BatchedServable
 from tests.support import ir
 from tests.support.answers import tensors
-from tests.support.servables import RecordingHooks, contents_request, load, load_batched, raw_request
+from tests.support.servables import RecordingHooks, contents_request, load_batched, raw_request
 
 HOURS = 3_600_000  # only full batches run
 
@@ -230,9 +230,3 @@ async def test_requests_run_alone_if_the_output_cannot_be_divided(tmp_path: Path
         got = await call_all(servable, [raw_request({"x": value}) for value in values])
         assert [array.tolist() for array in got] == [[[7, 7]], [[7, 7]] * 3]
         assert (hooks.batch_sizes, len(hooks.inferences)) == ([2], 3)
-
-
-async def test_batching_needs_a_nursery(tmp_path: Path) -> None:
-    batching = BatchingSpec(max_batch_size=2, batch_timeout_ms=1)
-    with pytest.raises(ValueError, match="needs a nursery"):
-        await load(ir.dummy(), tmp_path, batching=batching)

@@ -245,25 +245,6 @@ async def test_short_model_that_may_fail_runs_inline(
     assert len(away) == (1 if threads == "1" else 0)
 
 
-@pytest.mark.parametrize("short_ones", [1, 100])
-async def test_long_size_leaves_the_loop_though_most_requests_are_short(
-    short_ones: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hooks = RecordingHooks()
-    running = network(ir.dummy((-1, 10)), tmp_path, hooks=hooks)
-    running._placement = Placement(float("inf"), learns=True)
-    small, large = np.zeros((1, 10), np.float32), np.zeros((100, 10), np.float32)
-    rows = 0
-    passed = lambda: 3e-3 if rows > 1 else 10e-6  # noqa: E731 - reads the variable of the loop below
-    _Clock(monkeypatch).each_inference_takes(passed, passed)
-    for given in [*[small] * 100, *[*[small] * short_ones, large] * 60]:
-        rows = len(given)
-        await running.infer([given])
-    assert running._placement.is_inline(small.nbytes)
-    # OpenVINO's threads have another clock, by which the size takes next to nothing, and comes back.
-    assert (False, True) in hooks.places
-
-
 async def test_time_of_an_inference_leaves_out_waiting_for_the_processor_and_earlier_work_of_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +16,11 @@ from ovmstrio.api.doors import HANDLERS_HTTP
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.arrivals import Arrival, Arrivals
 from ovmstrio.core.errors import Overloaded, TooManyRequests
-from ovmstrio.core.limits import NO_LIMIT, Limit, LocalLimit, current_place
+from ovmstrio.core.limits import NO_LIMIT, Limit, LocalLimit
 from ovmstrio.core.request import InferRequest
 from ovmstrio.dataplane.admission import Admission
 from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.observability.metrics import Metrics
-from tests.support.stub_registry import StubServable, registry_of
+from tests.support.stub_registry import StubServable, add_versions, registry_of
 from tests.support.waits import WAIT_SECONDS
 
 
@@ -203,63 +201,31 @@ async def test_calls_of_a_leased_servable_take_places() -> None:
         assert lent is leased
 
 
-class _Limited(StubServable):
-    """A service with a limit of its own."""
+async def test_limit_of_the_entry_applies_before_the_limit_of_the_service(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    limit = LocalLimit(1)
 
-    def __init__(self, spec: ModelSpec, version: int, limit: LocalLimit) -> None:
-        super().__init__(spec, version)
-        self.concurrency_limit = limit
-
-
-@asynccontextmanager
-async def _plane(folder: Path, limit: LocalLimit, **limits: int) -> AsyncIterator[DataPlane]:
-    async def load(spec: ModelSpec, version: int, directory: Path) -> _Limited:
-        return _Limited(spec, version, limit)
+    async def load(spec: ModelSpec, version: int, _: Path) -> Any:
+        servable: Any = StubServable(spec, version)
+        servable.concurrency_limit = limit
+        return servable
 
     registry = registry_of(load, poll_seconds=0)
-    plane = DataPlane(registry, metrics=Metrics())
-    (folder / "s" / "1").mkdir(parents=True)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(registry.run)
-        await registry.apply([ModelSpec(name="s", base_path=folder / "s", **limits)])
-        yield plane
-        await registry.apply([])
-        nursery.cancel_scope.cancel()
-    assert not plane.has_limits()
-
-
-async def test_place_of_a_service_with_its_own_limit_is_passed_to_the_call(tmp_path: Path) -> None:
-    limit = LocalLimit(1)
-    async with _plane(tmp_path, limit) as plane:
-        assert plane.has_limits()
-        place = await plane.admit("s", "", HANDLERS_HTTP, "POST")
-        assert place is not None
+    plane = DataPlane(registry)
+    await nursery.start(registry.run)
+    base = add_versions(tmp_path / "s", 1)
+    await registry.apply([ModelSpec(name="s", base_path=base, max_concurrency=2, max_queue=0)])
+    assert plane.has_limits()
+    with await plane.call("s", HANDLERS_HTTP, "POST"):
+        with pytest.raises(TooManyRequests):
+            await plane.call("s", HANDLERS_HTTP, "POST")
         assert limit.in_flight == 1
-        with pytest.raises(TooManyRequests, match="1 requests are in flight already, which is max_concurrency"):
-            await plane.admit("s", "", HANDLERS_HTTP, "POST")
-        current_place.set(place)
-        with await plane.call("s", HANDLERS_HTTP, "POST"):
-            assert limit.in_flight == 1
-        assert limit.in_flight == 0
-        place.release()
-        assert limit.in_flight == 0
-        metrics = (plane.render_metrics() or b"").decode()
-        assert 'ovmstrio_refused_requests_total{name="s"} 1.0' in metrics
-        assert 'code="TooManyRequests"' in metrics
-
-
-async def test_limit_of_the_entry_applies_before_the_limit_of_the_service(tmp_path: Path) -> None:
-    limit = LocalLimit(1)
-    async with _plane(tmp_path, limit, max_concurrency=2, max_queue=0) as plane:
-        with await plane.call("s", HANDLERS_HTTP, "POST"):
-            with pytest.raises(TooManyRequests):
-                await plane.call("s", HANDLERS_HTTP, "POST")
-            assert limit.in_flight == 1
-        limit.maximum = 3
-        with await plane.call("s", HANDLERS_HTTP, "POST"), await plane.call("s", HANDLERS_HTTP, "POST"):
-            with pytest.raises(Overloaded, match="and may have 2"):
-                await plane.call("s", HANDLERS_HTTP, "POST")
-            assert limit.in_flight == 2
+    limit.maximum = 3
+    with await plane.call("s", HANDLERS_HTTP, "POST"), await plane.call("s", HANDLERS_HTTP, "POST"):
+        with pytest.raises(Overloaded, match="and may have 2"):
+            await plane.call("s", HANDLERS_HTTP, "POST")
+        assert limit.in_flight == 2
     assert limit.in_flight == 0
 
 

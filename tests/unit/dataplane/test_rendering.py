@@ -12,12 +12,10 @@ from trio.testing import MockClock
 from ovmstrio.api.doors import HANDLERS_GRPC, KSERVE_GRPC, KSERVE_REST
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.datatypes import BY_NAME, BYTES
-from ovmstrio.core.errors import PayloadTooLarge
 from ovmstrio.core.events import Door
 from ovmstrio.core.pending_answers import PendingAnswers, PendingShare, current_share
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.core.tensor import ANY_SIZE, Array, Dim, RawTensor, Tensor, TensorSpec
-from ovmstrio.dataplane.answer_room import AnswerRoom
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.dataplane.rendering import Renderer
 from tests.support.stub_registry import StubServable, registry_of
@@ -56,16 +54,6 @@ def _private(array: Array) -> InferResponse:
 async def test_large_answers_are_written_in_a_thread(response: InferResponse, door: Door, on_loop: bool) -> None:
     writer = await Renderer().render(_thread, response, door)
     assert (writer == threading.get_ident()) is on_loop
-
-
-@pytest.mark.parametrize("door", [KSERVE_GRPC, KSERVE_REST])
-async def test_too_large_answers_are_refused_unwritten(door: Door) -> None:
-    def write(response: InferResponse) -> None:
-        raise AssertionError(response)
-
-    with pytest.raises(PayloadTooLarge, match=r"outputs have 4000 bytes, the limit is 3999 \(--max_message_size\)"):
-        await Renderer(3999).render(write, _response(1000), door)
-    assert await Renderer(4000).render(_thread, _response(1000), door)
 
 
 def test_size_of_outputs_is_the_sum_of_their_bytes() -> None:
@@ -227,15 +215,3 @@ async def test_metadata_and_readiness_do_not_wait(autojump_clock: MockClock, pla
     current_share.set(share)
     assert plane.model_metadata("static", "", KSERVE_GRPC).serving == "1"
     assert plane.model_ready("static", "", KSERVE_GRPC)
-
-
-def test_expected_size_grows_at_once_and_falls_slowly() -> None:
-    room = AnswerRoom()
-    room.learn("m", 64_000)
-    room.learn("m", 1_000)
-    assert room.sizes["m"] == 63_000
-    for _ in range(500):
-        room.learn("m", 1_000)
-    assert room.sizes["m"] < 1_100
-    room.learn("m", 5_000)
-    assert room.sizes["m"] == 5_000

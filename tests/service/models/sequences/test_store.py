@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import json
-import os
-import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from ovmstrio.runtimes.models.sequences import Control, SequenceManager, Sequenc
 from ovmstrio.runtimes.models.sequences.cleaner import scan
 from ovmstrio.runtimes.models.sequences.encoding import DamagedStore, Segment, fill, read_segments
 from ovmstrio.runtimes.models.sequences.store import STORE_FILE, SequenceStore
-from ovmstrio.runtimes.models.sequences.store_lock import LOCK_FILE, locked_folder
+from ovmstrio.runtimes.models.sequences.store_lock import locked_folder
 from ovmstrio.runtimes.models.stateful import StatefulServable
 from tests.support import ir
 from tests.support.answers import tensors
@@ -321,21 +318,6 @@ async def test_file_of_0_seconds_is_written_at_the_end_and_used_once(tmp_path: P
     again, _ = await _opened(tmp_path, 0)
     assert _totals(again) == {(1, 1): 10}
     assert _names(tmp_path) == []
-
-
-def test_folder_is_locked_by_one_server(tmp_path: Path) -> None:
-    folder = tmp_path / "deep" / "store"
-    with locked_folder(folder, "/etc/models.json"):
-        with pytest.raises(ConfigError) as caught, locked_folder(folder, "other"):
-            pass
-        (problem,) = caught.value.problems
-        assert f"process {os.getpid()} on {socket.gethostname()}, since 20" in problem.found
-        assert problem.found.endswith("Z, serving /etc/models.json")
-        assert problem.path == "--sequence_store"
-        assert "stop that server first, or give this one another folder" in problem.suggestion
-        assert json.loads((folder / LOCK_FILE).read_text())["pid"] == os.getpid()
-    with locked_folder(folder, "other"):
-        assert json.loads((folder / LOCK_FILE).read_text())["configuration"] == "other"
 
 
 def test_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:

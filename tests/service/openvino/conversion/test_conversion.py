@@ -496,7 +496,6 @@ torch.export.save(torch.export.export(net, (pixels,), dynamic_shapes=rows), "fre
 torch.export.save(torch.export.export(net, (pixels,)), "fixed.pt2")
 torch.jit.save(torch.jit.trace(net, pixels), "traced.pt")
 torch.jit.save(torch.jit.script(net), "scripted.pt")
-torch.save(net.state_dict(), "weights.pt")
 """
 
 
@@ -538,11 +537,6 @@ def test_torch_program_computes_the_same(
 def test_scripted_program_needs_types_and_shapes_of_its_inputs(torch_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"dimensions of 'pixels'; tell them: --input 'pixels=FP32\[-1,\.\.\.\]'"):
         _convert_torch(torch_folder / "scripted.pt", tmp_path)
-
-
-def test_torch_weights_are_no_program(torch_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no program; .*torch\.export\.save"):
-        _convert_torch(torch_folder / "weights.pt", tmp_path)
 
 
 def test_damaged_program_is_refused_in_one_line(torch_folder: Path, tmp_path: Path) -> None:

@@ -190,8 +190,8 @@ async def test_killed_and_idle_processes_are_restarted_by_requests(serve_voice: 
         assert await spoken_letters(model, "Two.") == "Two."
 
 
-async def test_folder_without_a_voice_is_refused(
-    serve_voice: ServeVoice, speecht5_folder: Path, tmp_path: Path
+async def test_folder_without_a_model_is_refused(
+    serve_voice: ServeVoice, serve_speech: ServeSpeech, speecht5_folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "openvino_encoder_model.xml").touch()
     absent = tmp_path / "none.bin"
@@ -204,6 +204,9 @@ async def test_folder_without_a_voice_is_refused(
     lone = tmp_path / "lone"
     lone.mkdir()
     (lone / "a.onnx").touch()
+    with pytest.raises(ConfigError, match=r"without openvino_decoder_model\.xml, openvino_tokenizer\.xml"):
+        async with serve_speech(path=tmp_path):
+            pytest.fail("the model was loaded")
     for settings, error, message in (
         ({"path": tmp_path / "nowhere"}, ConfigError, "nowhere, which does not exist"),
         ({"path": tmp_path}, ConfigError, r"without config\.json, openvino_decoder_model\.xml"),
@@ -322,10 +325,3 @@ async def test_recordings_take_turns_in_a_bounded_queue(serve_speech: ServeSpeec
         assert model.open_requests == 0
         assert (await heard(model, TranscriptionRequest(LONG))).text == SEGMENT * 4
         assert model.pid == pid
-
-
-async def test_folder_without_a_model_of_speech_is_refused(serve_speech: ServeSpeech, tmp_path: Path) -> None:
-    (tmp_path / "openvino_encoder_model.xml").touch()
-    with pytest.raises(ConfigError, match=r"without openvino_decoder_model\.xml, openvino_tokenizer\.xml"):
-        async with serve_speech(path=tmp_path):
-            pytest.fail("the model was loaded")
