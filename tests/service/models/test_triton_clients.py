@@ -4,7 +4,8 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,9 +75,6 @@ def test_stateful_lstm_agrees_with_explicit_states(server: ServedInThread, infer
             assert found["sequence_id"].tolist() == [number]
     assert server.ask("GET", "/v2/models/stateful/sequences").json() == {"sequences": []}
 
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CLIENTS = 16
 CALLS = 8

@@ -1,23 +1,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import httpx
 import openai
 import pytest
 
 from tests.support.processes import OvmsProcess, run_ovms, serving
+from tests.support.system_servers import SystemServers
 from tests.support.tiny_llm import CONTEXT, write_tiny_folder
 from tests.support.waits import until
 from tests.support.worker_clients import sample
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.system_servers import SystemServers
 
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
 SECONDS = 120
@@ -135,11 +133,6 @@ def test_forced_call_has_arguments_of_its_schema(client: openai.OpenAI, choice: 
     assert choices[-1].finish_reason == "tool_calls"
 
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-
 @pytest.fixture
 def drained_server(tmp_path: Path) -> Iterator[OvmsProcess]:
     # Neither a cache of prefixes nor bfloat16: the choice of two tokens that are almost equally likely must not depend
@@ -187,10 +180,6 @@ def test_drain_waits_for_streams(drained_server: OvmsProcess) -> None:
     assert events[-2:] == ["data: [DONE]", ""]
     documents = (json.loads(line.removeprefix("data: ")) for line in events if line.startswith("data: {"))
     assert "".join(choice["text"] for each in documents for choice in each["choices"]) == alone
-
-
-if TYPE_CHECKING:
-    from tests.support.system_servers import SystemServers
 
 
 GREEDY: Any = {"temperature": 0, "max_tokens": 8}

@@ -18,7 +18,7 @@ from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.core.tensor import ANY_SIZE, Array, Dim, RawTensor, Tensor, TensorSpec
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.dataplane.rendering import Renderer
-from tests.support.stub_registry import StubServable, registry_of
+from tests.support.stub_registry import StubServable, add_versions, registry_of
 from tests.support.waits import WAIT_SECONDS
 
 
@@ -112,19 +112,14 @@ async def plane(nursery: trio.Nursery, tmp_path: Path) -> DataPlane:
 
     registry = registry_of(load, poll_seconds=0)
     await nursery.start(registry.run)
-    for name in ("static", "dynamic"):
-        (tmp_path / name / "1").mkdir(parents=True)
-    await registry.apply([ModelSpec(name=name, base_path=tmp_path / name) for name in ("static", "dynamic")])
+    bases = [add_versions(tmp_path / name, 1) for name in ("static", "dynamic")]
+    await registry.apply([ModelSpec(name=base.name, base_path=base) for base in bases])
     return DataPlane(registry)
-
-
-def _rendered(_response: InferResponse) -> tuple[bytes, int]:
-    return bytes(1_000), 1_000
 
 
 async def _call(plane: DataPlane, name: str, share: PendingShare | None) -> None:
     current_share.set(share)
-    await plane.infer(InferRequest(name), KSERVE_GRPC, _rendered)
+    await plane.infer(InferRequest(name), KSERVE_GRPC, lambda _: (bytes(1_000), 1_000))
 
 
 async def test_calls_compute_while_their_answers_have_room(

@@ -1,17 +1,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 import trio
 import trio.testing
 
 from ovmstrio.openvino.completions import Completion, CompletionQueue
 from ovmstrio.openvino.lost_streams import LostStreams
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def _started(queue: CompletionQueue, count: int) -> list[tuple[Completion, trio.Event]]:

@@ -4,7 +4,9 @@ import io
 import struct
 from pathlib import Path
 from time import process_time
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import openvino as ov
@@ -196,22 +198,12 @@ def test_no_letter_of_a_text_is_lost(text: str) -> None:
 _OPTIONS = {"voice": "", "language": "", "speed": 1.0, "form": "wav"}
 
 
-class _SlowSpeaker:
-    """Speaks twenty minutes for each sentence."""
-
-    voices = ()
-
-    def check(self, *_: Any) -> None:
-        pass
-
-    def say(self, *_: Any) -> tuple[Any, int]:
-        return np.zeros(1200, np.float32), 1
-
-
 def test_complete_file_has_a_maximum_length_and_a_streamed_one_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speakers, "PipelineSpeaker", lambda *_: _SlowSpeaker())
+    twenty_minutes = np.zeros(1200, np.float32), 1
+    speaker = SimpleNamespace(voices=(), check=lambda *_: None, say=lambda *_: twenty_minutes)
+    monkeypatch.setattr(speakers, "PipelineSpeaker", lambda *_: speaker)
     channel: Any = ScriptedChannel(
         ["open", 1, "One. Two.", {**_OPTIONS, "is_streamed": False}],
         ["open", 2, "One. Two.", {**_OPTIONS, "is_streamed": True}],
@@ -224,49 +216,23 @@ def test_complete_file_has_a_maximum_length_and_a_streamed_one_has_none(
     assert "30 minutes long: have it streamed (stream_format: audio)" in message
 
 
-class _Pipeline:
-    """Fails as C++ does for what is not in a map."""
-
-    made = 0
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        _Pipeline.made += 1
-
-    def get_speaker_embedding_shape(self) -> ov.Shape:
-        return ov.Shape([1, 512])
-
-    def generate(self, *_: Any, **__: Any) -> None:
-        raise IndexError("map::at")
-
-
 def test_error_of_the_library_fails_one_text_and_recreates_the_pipeline(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    monkeypatch.setattr(genai, "Text2SpeechPipeline", _Pipeline)
+    pipeline = Mock()
+    pipeline.return_value.get_speaker_embedding_shape.return_value = ov.Shape([1, 512])
+    pipeline.return_value.generate.side_effect = IndexError("map::at")
+    monkeypatch.setattr(genai, "Text2SpeechPipeline", pipeline)
     speaker = PipelineSpeaker(str(tmp_path), "CPU", {}, {})
     with pytest.raises(ModelFailure, match="the model failed: map::at"):
         speaker.say("Fail.", "", "", 1.0)
-    assert _Pipeline.made == 2
-
-
-class _Hearing:
-    """Says the same of any window."""
-
-    languages = ("en",)
-    window = 48_000
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def check(self, wanted: Any) -> None:
-        pass
-
-    def hear(self, sound: Any, *_: Any, **__: Any) -> HeardWindow:
-        return HeardWindow("said", len(sound), "en")
+    assert pipeline.call_count == 2
 
 
 def test_window_of_a_closed_recording_is_refused_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hearing, "Hearing", _Hearing)
+    model = SimpleNamespace(languages=("en",), window=48_000, check=lambda _: None)
+    model.hear = lambda sound, *_, **__: HeardWindow("said", len(sound), "en")
+    monkeypatch.setattr(hearing, "Hearing", lambda *_, **__: model)
     wanted = {"translates": False, "language": "", "prompt": "", "temperature": 0, "has_segments": False}
     opening = [wave_file(1.0), wanted | {"has_words": False}]
     channel: Any = ScriptedChannel(

@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 import trio
@@ -182,10 +182,6 @@ async def test_requests_tokens_and_times_are_counted(tiny_folder: Path) -> None:
             ("engine_restarts_total", 0),
         ):
             assert meters.value(name) == value
-
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

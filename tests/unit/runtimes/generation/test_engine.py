@@ -6,8 +6,9 @@ import select
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 
 import numpy as np
 import pytest
@@ -148,17 +149,9 @@ def test_texts_are_tokenized_in_parts_until_they_are_cancelled() -> None:
 
 
 def test_request_cancelled_in_the_queue_never_reaches_the_engine() -> None:
-    added, cancelled = [], []
-
-    class FakeEngine:
-        is_busy = False
-
-        def add(self, message: int, number: int, request: Any) -> None:
-            added.append((message, number, request))
-
-        def cancel(self, number: int) -> None:
-            cancelled.append(number)
-
+    added: list[Any] = []
+    cancelled: list[int] = []
+    engine: Any = SimpleNamespace(is_busy=False, add=lambda *args: added.append(args), cancel=cancelled.append)
     channel: Any = ScriptedChannel(
         ["add", 1, "first"],
         ["add", 2, "second"],
@@ -169,11 +162,8 @@ def test_request_cancelled_in_the_queue_never_reaches_the_engine() -> None:
         has_end=True,
     )
 
-    def answer(message: int, value: Any) -> None:
-        channel.send([message, value])
-
-    tokenizing = TextTokenizing(pytest.fail, answer)
-    EngineProgram(channel, FakeEngine(), tokenizing).run()  # type: ignore[arg-type]  # a part of an engine is enough
+    tokenizing = TextTokenizing(pytest.fail, lambda message, value: channel.send([message, value]))
+    EngineProgram(channel, engine, tokenizing).run()
     assert added == [(2, 1, "first"), (7, 4, "last")]
     assert cancelled == [2, 3]
     for number in (3, 4):
@@ -204,12 +194,6 @@ async def test_cancelled_call_cancels_its_texts_in_the_engine() -> None:
     assert messages == [["tokenize", 7], ["cancel", 7]]
 
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-_SECONDS: Final = 30
-
-
 class _Compiler:
     """Takes all forms but those that it has an error for."""
 
@@ -231,9 +215,17 @@ def _form_request(number: int, form: str) -> AskedTexts:
     return AskedTexts(number, 0, request, [1], 10, 1, is_proven=False)
 
 
+def _waiting(compiler: _Compiler, forms: str) -> tuple[FormTrials, list[AskedTexts]]:
+    trials = FormTrials(compiler)
+    requests = [_form_request(number, form) for number, form in enumerate(forms)]
+    for each in requests:
+        trials.wait(each)
+    return trials, requests
+
+
 def _ended(trials: FormTrials) -> Any:
     while not trials.has_ended:
-        assert select.select([trials.descriptor], [], [], _SECONDS)[0], "no trial has ended"
+        assert select.select([trials.descriptor], [], [], WAIT_SECONDS)[0], "no trial has ended"
     return trials.take()
 
 
@@ -248,10 +240,7 @@ def _run(trials: FormTrials) -> list[tuple[int, str]]:
 
 def test_form_is_compiled_once_for_all_its_requests() -> None:
     compiler = _Compiler()
-    trials = FormTrials(compiler)
-    requests = [_form_request(number, form) for number, form in enumerate("abab")]
-    for each in requests:
-        trials.wait(each)
+    trials, requests = _waiting(compiler, "abab")
     assert trials.waiting == len(requests)
     assert _run(trials) == [(0, ""), (1, ""), (2, ""), (3, "")]
     trials.wait(_form_request(4, "a"))
@@ -262,9 +251,7 @@ def test_form_is_compiled_once_for_all_its_requests() -> None:
 
 def test_form_that_openvino_refuses_fails_each_of_its_requests() -> None:
     compiler = _Compiler(a=RuntimeError("there is no such form"))
-    trials = FormTrials(compiler)
-    for number, form in enumerate("aab"):
-        trials.wait(_form_request(number, form))
+    trials, _ = _waiting(compiler, "aab")
     outcomes = _run(trials)
     assert [number for number, why in outcomes if "there is no such form" in why] == [0, 1]
     assert outcomes[2] == (2, "")
@@ -272,20 +259,15 @@ def test_form_that_openvino_refuses_fails_each_of_its_requests() -> None:
 
 
 def test_form_that_cannot_be_tried_is_left_to_the_batch() -> None:
-    trials = FormTrials(_Compiler(a=FileNotFoundError("openvino_model.xml")))
-    asked = _form_request(1, "a")
-    trials.wait(asked)
-    assert _run(trials) == [(1, "")]
-    assert not asked.is_proven
+    trials, (request,) = _waiting(_Compiler(a=FileNotFoundError("openvino_model.xml")), "a")
+    assert _run(trials) == [(0, "")]
+    assert not request.is_proven
 
 
 @pytest.mark.parametrize("runs", [False, True])
 def test_withdrawn_request_is_left_out_and_the_next_is_tried(*, runs: bool) -> None:
     compiler = _Compiler()
-    trials = FormTrials(compiler)
-    requests = [_form_request(number, form) for number, form in enumerate("abc")]
-    for each in requests:
-        trials.wait(each)
+    trials, requests = _waiting(compiler, "abc")
     trials.go_on(may_compile=True)
     leaving = requests[0] if runs else requests[1]
     assert trials.withdraw(leaving)
@@ -299,8 +281,7 @@ def test_withdrawn_request_is_left_out_and_the_next_is_tried(*, runs: bool) -> N
 
 def test_only_known_forms_pass_while_nothing_may_be_compiled() -> None:
     compiler = _Compiler()
-    trials = FormTrials(compiler)
-    trials.wait(_form_request(0, "a"))
+    trials, _ = _waiting(compiler, "a")
     assert _run(trials) == [(0, "")]
     for number, form in enumerate("aab", 1):
         trials.wait(_form_request(number, form))
@@ -405,24 +386,24 @@ def _tokens(batch: Batch, asked: AskedTexts, steps: int) -> list[int]:
 
 def _outcomes(batch: Batch, steps: int) -> tuple[list[AskedTexts], dict[int, list[int]]]:
     failed: list[AskedTexts] = []
-    told: dict[int, list[int]] = defaultdict(list)
+    reported: dict[int, list[int]] = defaultdict(list)
     for _ in range(steps):
         outcome = batch.step()
         failed += [asked for asked, _ in outcome.failed]
         for new in outcome.news:
-            told[new.asked.id] += new.tokens
-    return failed, told
+            reported[new.asked.id] += new.tokens
+    return failed, reported
 
 
 def test_text_restarted_twice_reports_each_token_once() -> None:
     batch = _batch()
     text = _begin(batch, 1, GenerationRequest("", Sampling(frequency_penalty=0.5)), [7] * 10)
-    told = _tokens(batch, text, 10)
+    reported = _tokens(batch, text, 10)
     for number, steps in ((2, 4), (3, 15)):
         _begin(batch, number, _POISON, [8] * 10)
         assert [asked.id for asked, _ in batch.step().failed] == [number]
-        told += _tokens(batch, text, steps)
-    assert told == list(range(10, 25))
+        reported += _tokens(batch, text, steps)
+    assert reported == list(range(10, 25))
     assert batch.rebuilds == 2
 
 
@@ -449,10 +430,10 @@ def test_only_the_new_text_that_breaks_the_step_fails(*, first: bool) -> None:
     prompts = [[_BREAKS], [8] * 10] if first else [[8] * 10, [_BREAKS]]
     asked = [_begin(batch, number, GenerationRequest(""), prompt) for number, prompt in enumerate(prompts, 2)]
     good = asked[first]
-    failed, told = _outcomes(batch, 10)
+    failed, reported = _outcomes(batch, 10)
     assert failed == [asked[not first]]
-    assert told[before.id] == list(range(13, 21))
-    assert told[good.id][:4] == [10, 11, 12, 13]
+    assert reported[before.id] == list(range(13, 21))
+    assert reported[good.id][:4] == [10, 11, 12, 13]
     assert batch.rebuilds == 2
 
 
@@ -465,9 +446,9 @@ def test_running_text_fails_if_the_step_fails_without_the_new_ones() -> None:
     asked = [_begin(batch, number, GenerationRequest(""), [8] * 10) for number in (2, 3)]
     assert batch.step().failed == []
     library.handles[0].breaks = True
-    failed, told = _outcomes(batch, 5)
+    failed, reported = _outcomes(batch, 5)
     assert failed == [old]
-    assert [told[each.id] for each in asked] == [[10, 11, 12, 13], [10, 11, 12]]
+    assert [reported[each.id] for each in asked] == [[10, 11, 12, 13], [10, 11, 12]]
 
 
 MOCK_SECONDS = 600
@@ -531,7 +512,7 @@ class _Process:
     """A process that has room at once, or never."""
 
     def __init__(self, *, has_room: bool = True) -> None:
-        self.told: list[Any] = []
+        self.reported: list[Any] = []
         self._has_room = has_room
 
     async def call(self, _: Any) -> Any:
@@ -540,7 +521,7 @@ class _Process:
         return ["accepted"]
 
     async def tell(self, value: Any) -> None:
-        self.told.append(value)
+        self.reported.append(value)
 
 
 class _Shown(ShownEngine):
@@ -588,12 +569,12 @@ async def test_requests_that_wait_for_room_end_with_their_worker() -> None:
                 asking.start_soon(engine.call, 0, ["add", number, {"n": 1}])
             await trio.testing.wait_all_tasks_blocked()
             asking.cancel_scope.cancel()
-        assert (engine.open, process.told) == (2, [])
+        assert (engine.open, process.reported) == (2, [])
         session.close()
         with trio.fail_after(MOCK_SECONDS):
             await engine.idle()
         nursery.cancel_scope.cancel()
-    assert sorted(process.told) == [["cancel", 2], ["cancel", 4]]
+    assert sorted(process.reported) == [["cancel", 2], ["cancel", 4]]
 
 
 class _NoPeers:
