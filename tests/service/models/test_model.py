@@ -267,10 +267,7 @@ async def test_inputs_that_differ_in_a_dimension_are_refused(tmp_path: Path) -> 
 async def remarks(model: ov.Model, path: Path, **buckets: Any) -> list[Problem]:
     found: list[Problem] = []
     spec = ModelSpec(
-        name="m",
-        base_path=ir.save(model, path, "m"),
-        plugin_config=EXACT,
-        shape_buckets=parse_shape_buckets(buckets),
+        name="m", base_path=ir.save(model, path, "m"), plugin_config=EXACT, shape_buckets=parse_shape_buckets(buckets)
     )
     await load_model(spec, 1, spec.base_path / "1", remark=found.append)
     return found

@@ -86,11 +86,7 @@ def _layout(layout: str) -> dict[str, Any]:
         (ir.dummy(), {"precisions": {"": "FLOAT"}}, "unknown precision 'FLOAT'"),
         (ir.dummy(), {"color_formats": {"": "PINK"}, **_layout("NC")}, "unknown color_format 'PINK'"),
         (ir.dummy(), {"plugin_config": {"NUM_STREAMZ": "1"}}, "did you mean NUM_STREAMS"),
-        (
-            ir.dummy(),
-            {"plugin_config": {"PERFORMANCE_HINT": "FAST"}},
-            "Cannot compile model into target device.*FAST",
-        ),
+        (ir.dummy(), {"plugin_config": {"PERFORMANCE_HINT": "FAST"}}, "Cannot compile model into target device.*FAST"),
         (ir.dummy(), {"target_device": "TOASTER"}, "devices here: .*CPU"),
         (
             ir.dummy(),
@@ -103,11 +99,7 @@ def _layout(layout: str) -> dict[str, Any]:
             _shapes(x=[FIXED(1), FIXED(3)], y=[FIXED(1), FIXED(4)]),
             r"cannot take the shapes x: \(1,3\), y: \(1,4\)",
         ),
-        (
-            ir.dummy(),
-            {"batch": BatchSpec(dim=FIXED(7)), **_layout("HW")},
-            "no input of 'model' has a batch dimension",
-        ),
+        (ir.dummy(), {"batch": BatchSpec(dim=FIXED(7)), **_layout("HW")}, "no input of 'model' has a batch dimension"),
         (_four_bit(), {}, "element type u4"),
         (ir.dummy(ov.PartialShape.dynamic()), {}, "no fixed number of dimensions"),
     ],

@@ -14,13 +14,7 @@ from ovmstrio.config.specs import GraphSpec, ModelSpec
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import FailedPrecondition, GraphFailure, InvalidRequest, NotFound
 from ovmstrio.core.events import CANCELLED, OK, CallEvent, CallObserver
-from ovmstrio.core.request import (
-    SEQUENCE_ID,
-    InferRequest,
-    InferResponse,
-    RequestedOutput,
-    ServableMetadata,
-)
+from ovmstrio.core.request import SEQUENCE_ID, InferRequest, InferResponse, RequestedOutput, ServableMetadata
 from ovmstrio.core.tensor import Tensor, TensorSpec
 from ovmstrio.dataplane.call_observers import CallObservers
 from ovmstrio.dataplane.plane import DataPlane

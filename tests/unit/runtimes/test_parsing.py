@@ -149,15 +149,7 @@ def test_arguments_stream_in_json_and_in_tags() -> None:
 
 
 @pytest.mark.parametrize(
-    "unit",
-    [
-        '<tool_call>{"a',
-        "functools[",
-        "[TOOL_CALLS]x",
-        '{"tool_calls":[',
-        "<|tool_call_start|>[f(a='\"",
-        "\n",
-    ],
+    "unit", ['<tool_call>{"a', "functools[", "[TOOL_CALLS]x", '{"tool_calls":[', "<|tool_call_start|>[f(a='\"", "\n"]
 )
 @pytest.mark.parametrize("tools", [name for name in TOOL_PARSERS if name != "auto"])
 def test_long_text_of_incomplete_calls_is_content(tools: str, unit: str) -> None:

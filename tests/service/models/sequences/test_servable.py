@@ -34,14 +34,7 @@ from ovmstrio.wire.statuses import status_of
 from ovmstrio.work.placement import Placement
 from tests.support import ir
 from tests.support.answers import tensors
-from tests.support.servables import (
-    EXACT,
-    load_managed,
-    load_stateful,
-    network,
-    sequence_request,
-    stateful_over,
-)
+from tests.support.servables import EXACT, load_managed, load_stateful, network, sequence_request, stateful_over
 from tests.support.stub_registry import registry_of, running
 
 START, END = 1, 2

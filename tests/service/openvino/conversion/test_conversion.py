@@ -418,11 +418,6 @@ def _picture_samples(folder: Path) -> Path:
     return folder / "samples"
 
 
-def _run_pictures(converted: Converted, x: object, bias: object) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    compiled = ov.Core().compile_model(converted.directory / "model.xml", "CPU", EXACT)
-    return np.array(compiled({"x": x, "bias": bias}, share_inputs=True)[0])
-
-
 @needs_nncf
 def test_quantized_model_is_smaller_and_computes_nearly_the_same(tmp_path: Path) -> None:
     source = _picture_model(tmp_path)
@@ -433,7 +428,7 @@ def test_quantized_model_is_smaller_and_computes_nearly_the_same(tmp_path: Path)
     sizes = [(each.directory / "model.bin").stat().st_size for each in (small, full)]
     assert sizes[0] < 0.5 * sizes[1]
     x, bias = RANDOM.normal(size=(2, 3, 8, 8)).astype(np.float32), np.zeros((2, 64, 1, 1), np.float32)
-    approximate, exact = (_run_pictures(each, x, bias).ravel() for each in (small, full))
+    approximate, exact = (_run(each.directory, x=x, bias=bias)["y"].ravel() for each in (small, full))
     assert np.corrcoef(approximate, exact)[0, 1] > 0.99
     assert not np.array_equal(approximate, exact)
 

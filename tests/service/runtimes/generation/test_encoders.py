@@ -5,6 +5,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import trio
 from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.core.errors import ConfigError, ContextExceeded, InvalidField, Overloaded, Problem
 from ovmstrio.core.generation import Padding, Task
-from ovmstrio.core.hooks import NULL_METERS, Meters, ServableHooks
+from ovmstrio.core.hooks import NULL_METERS, Meters
 from ovmstrio.core.text_bounds import MAX_TOKENIZED_CHARACTERS, max_characters
 from ovmstrio.openvino.network import Network
 from ovmstrio.runtimes.generation.loading import load_task
@@ -129,7 +130,8 @@ async def test_tokens_of_the_caller_are_embedded_unchanged(embedder: Any) -> Non
 
 async def test_concurrent_requests_share_batches(load: Load, embedder_folder: Path) -> None:
     made: dict[int, Any] = {}
-    meters = _Meters()
+    hooks = RecordingHooks()
+    meters: Any = SimpleNamespace(servable=lambda *_: hooks)
 
     async def embed(number: int) -> None:
         made[number] = (await service.embed([tuple(ids_of(f"{number} cats"))])).vectors[0]
@@ -139,18 +141,7 @@ async def test_concurrent_requests_share_batches(load: Load, embedder_folder: Pa
             nursery.start_soon(embed, number)
     for number, vector in made.items():
         assert np.allclose(vector, pooled(f"{number} cats"), atol=1e-5)
-    assert 0 < len(meters.hooks.batch_sizes) < 20
-
-
-class _Meters(Meters):
-    """Records what the hooks of the one service are called with."""
-
-    def __init__(self) -> None:
-        self.hooks = RecordingHooks()
-
-    def servable(self, name: str, version: str) -> ServableHooks:
-        del name, version
-        return self.hooks
+    assert 0 < len(hooks.batch_sizes) < 20
 
 
 @pytest.mark.parametrize(

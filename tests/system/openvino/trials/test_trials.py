@@ -39,10 +39,7 @@ def _refuse(*_: object) -> None:
 @pytest.mark.parametrize(
     ("model", "crashes", "layer"),
     # Where memory is spoiled, it depends on what else is in it how that is found.
-    [
-        (ir.steps(bad=1), ["SIGFPE"], "counting (Range)"),
-        (ir.first_string(), ["SIGABRT", "SIGSEGV"], "cutting (Slice)"),
-    ],
+    [(ir.steps(bad=1), ["SIGFPE"], "counting (Range)"), (ir.first_string(), ["SIGABRT", "SIGSEGV"], "cutting (Slice)")],
 )
 async def test_crashing_model_is_refused_with_the_signal_and_the_layer(
     tmp_path: Path, model: ov.Model, crashes: list[str], layer: str

@@ -77,9 +77,7 @@ def test_cached_prefixes_are_those_that_openvino_does_not_compute(found_and_true
     assert sum(true > 0 for _, true in pairs) > 60
 
 
-def test_evicted_prefixes_are_known_with_few_mistakes(
-    found_and_true: list[list[tuple[int, int]]],
-) -> None:
+def test_evicted_prefixes_are_known_with_few_mistakes(found_and_true: list[list[tuple[int, int]]]) -> None:
     pairs = found_and_true[1]
     assert sum(found == true for found, true in pairs) > 81
     assert 6 < sum(true > 0 for _, true in pairs) < 84

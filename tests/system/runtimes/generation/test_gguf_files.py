@@ -82,10 +82,7 @@ def integer(key: bytes, value: int) -> bytes:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            gguf([(b"a", (32,), 0, 0), (b"b", (64,), 8, 128)], data=195),
-            'tensor "b" is incomplete: expected 68 bytes',
-        ),
+        (gguf([(b"a", (32,), 0, 0), (b"b", (64,), 8, 128)], data=195), 'tensor "b" is incomplete: expected 68 bytes'),
         (gguf([(b"a", (32,), 0, 0), (b"b", (64,), 8, 128)], data=100), 'tensor "a" is incomplete: expected 128 bytes'),
         (gguf([(b"a", (2**40, 2**40, 2**40), 0, 0)]), 'tensor "a" is incomplete: expected'),
         (gguf([(b"a", (8,), 0, 2**64 - 32)], data=64), 'tensor "a" is incomplete: expected 32 bytes, got 0'),

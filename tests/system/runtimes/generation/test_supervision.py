@@ -6,14 +6,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
 import trio
 import trio.testing
 
 from ovmstrio.config.text_models import TextModelSpec
-from ovmstrio.core.errors import InvalidField, ModelFailure, NotReady, ServerError
+from ovmstrio.core.errors import InvalidField, ModelFailure, NotReady
 from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling
 from ovmstrio.runtimes.generation import load_text_model as loading
 from ovmstrio.runtimes.generation.load_text_model import load_text_model
@@ -102,9 +103,7 @@ async def test_form_that_cannot_be_compiled_changes_no_other_text(
         assert model.facts["engines started again"] == 0
 
 
-async def test_idle_model_has_no_process_until_the_next_request(
-    serve_tiny: ServeTiny,
-) -> None:
+async def test_idle_model_has_no_process_until_the_next_request(serve_tiny: ServeTiny) -> None:
     async with serve_tiny(idle_unload_seconds=0.2) as model:
         first = text_of(await made(model, greedy("hello", 30)))
         with trio.fail_after(60):
@@ -114,42 +113,19 @@ async def test_idle_model_has_no_process_until_the_next_request(
         assert text_of(await made(model, greedy("hello", 30))) == first
 
 
-SECONDS = 600
-
-
-class _RecordedKeys:
-    """Notes the keys that engines are shown by."""
-
-    row, rows = 0, 1
-
-    def __init__(self) -> None:
-        self.keys: list[str] = []
-        self.refused: list[tuple[str, ServerError]] = []
-
-    def owner(self, _: str) -> None:
-        return None
-
-    def shown(self, key: str, _: Any) -> nullcontext[None]:
-        self.keys.append(key)
-        return nullcontext()
-
-    def refuse(self, key: str, error: ServerError) -> None:
-        self.refused.append((key, error))
-
-
 async def test_shared_engine_is_identified_by_its_load_settings_and_its_failure_is_reported() -> None:
-    sharing = _RecordedKeys()
+    shown, refused = list[str](), list[str]()
+    sharing: Any = SimpleNamespace(row=0, rows=1, owner=lambda _: None, refuse=lambda key, _: refused.append(key))
+    sharing.shown = lambda key, _: nullcontext(shown.append(key))
     spec = TextModelSpec(name="m", base_path=Path("/m"), path=Path("/m"))
     for each in (spec, spec.model_copy(update={"max_concurrency": 3}), spec.model_copy(update={"device": "GPU"})):
-        engine = engine_of(
-            cast("Any", sharing), each, {}, lambda _: None, lambda _: None, program="ovmstrio.no_such_program"
-        )
-        with trio.fail_after(SECONDS), pytest.raises(BaseExceptionGroup):
+        engine = engine_of(sharing, each, {}, lambda _: None, lambda _: None, program="ovmstrio.no_such_program")
+        with trio.fail_after(WAIT_SECONDS), pytest.raises(BaseExceptionGroup):
             async with trio.open_nursery() as nursery:
                 await nursery.start(engine.run)
-    first, second, third = sharing.keys
+    first, second, third = shown
     assert first == second != third
-    assert [key for key, _ in sharing.refused] == sharing.keys
+    assert refused == shown
 
 
 _PRECISE: Final = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -161,80 +137,80 @@ class _Server:
     def __init__(self, folder: Path, tasks: trio.Nursery) -> None:
         self._folder = folder
         self._context = LoadContext(lease_nothing, tasks)
+        self.models: list[TextModel] = []
 
     async def load(self, **settings: Any) -> TextModel:
         settings = {"cache_size": 0.002, "plugin_config": _PRECISE, **settings}
         spec = TextModelSpec(name="tiny", base_path=self._folder, path=self._folder, **settings)
-        return await load_text_model(spec, self._context)
+        self.models.append(await load_text_model(spec, self._context))
+        return self.models[-1]
 
 
 @asynccontextmanager
 async def _server(folder: Path) -> AsyncIterator[_Server]:
     with trio.fail_after(120):
         async with trio.open_nursery() as tasks:
-            yield _Server(folder, tasks)
+            server = _Server(folder, tasks)
+            yield server
+            for model in server.models:
+                await model.aclose()
+
+
+async def _text(model: TextModel, tokens: int = 40) -> str:
+    return text_of(await made(model, greedy("hello", tokens)))
 
 
 async def test_old_model_ends_its_texts_before_the_new_one_is_loaded(tiny_folder: Path) -> None:
     texts: dict[str, str] = {}
     async with _server(tiny_folder) as server:
         old = await server.load()
-        alone = text_of(await made(old, greedy("hello", 600)))
+        alone = await _text(old, 600)
 
         async def ask(name: str) -> None:
-            texts[name] = text_of(await made(old, greedy("hello", 600)))
-
-        async def replace(models: list[TextModel]) -> None:
-            models.append(await server.load(reload="retire_first"))
+            texts[name] = await _text(old, 600)
 
         async with trio.open_nursery() as nursery, old.generate(greedy("hello", 600)) as generation:
             pieces = aiter(generation)
             first = await anext(pieces)
-            loaded: list[TextModel] = []
-            nursery.start_soon(replace, loaded)
+            nursery.start_soon(partial(server.load, reload="retire_first"))
             await trio.testing.wait_all_tasks_blocked(0.01)
             nursery.start_soon(ask, "waits")
             await trio.testing.wait_all_tasks_blocked(0.01)
             assert "being replaced" in old.obstacle
-            assert (loaded, texts) == ([], {})
+            assert (server.models, texts) == ([old], {})
             rest = [piece async for piece in pieces]
             assert text_of([first, *rest]) == alone
-        (new,) = loaded
+        _, new = server.models
         assert (old.pid, old.obstacle) == (None, "")
         assert new.pid is not None
         assert texts == {"waits": alone}
         assert list((await old.tokenize(["hello"]))[0]) == list((await new.tokenize(["hello"]))[0])
         assert old.pid is None
-        for model in (old, new):
-            await model.aclose()
 
 
 async def test_old_model_answers_again_if_the_new_one_cannot_be_loaded(tiny_folder: Path) -> None:
     async with _server(tiny_folder) as server:
         old = await server.load()
-        before, process = text_of(await made(old, greedy("hello", 40))), old.pid
+        before, process = await _text(old), old.pid
         with pytest.raises(ModelFailure, match="cannot be loaded"):
             await server.load(reload="retire_first", device="NPU.7")
         assert old.obstacle == ""
-        assert text_of(await made(old, greedy("hello", 40))) == before
+        assert await _text(old) == before
         assert old.pid not in {None, process}
-        await old.aclose()
 
 
 async def test_old_model_answers_again_if_the_new_one_is_closed(tiny_folder: Path) -> None:
     async with _server(tiny_folder) as server:
         old = await server.load()
-        before = text_of(await made(old, greedy("hello", 40)))
+        before = await _text(old)
         await (await server.load(reload="retire_first")).aclose()
-        assert text_of(await made(old, greedy("hello", 40))) == before
+        assert await _text(old) == before
         assert old.pid is not None
         await old.aclose()
         first, second, third = [await server.load(reload="retire_first") for _ in range(3)]
         await second.aclose()
-        assert text_of(await made(first, greedy("hello", 40))) == before
+        assert await _text(first) == before
         assert (first.pid, third.pid is None) == (None, False)
-        for model in (first, third):
-            await model.aclose()
 
 
 @pytest.mark.parametrize(
@@ -250,5 +226,3 @@ async def test_free_memory_decides_whether_the_old_model_is_retired_first(
         assert new.pid is not None
         assert (old.pid is None) is goes
         assert text_of(await made(old, greedy("hello", 20))) == text_of(await made(new, greedy("hello", 20)))
-        for model in (old, new):
-            await model.aclose()

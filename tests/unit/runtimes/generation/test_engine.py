@@ -481,9 +481,7 @@ class _Owner:
         await trio.sleep(1)
 
 
-async def test_request_waits_while_its_owner_is_replaced(
-    autojump_clock: MockClock,
-) -> None:
+async def test_request_waits_while_its_owner_is_replaced(autojump_clock: MockClock) -> None:
     owner, lost = _Owner(), list[str]()
     engine = RemoteEngine(cast("Any", owner), 0, "m k", lambda _: None, lost.append)
     answers: list[Any] = []
