@@ -73,25 +73,30 @@ def test_clients_get_embeddings_ranks_and_tokens(tmp_path: Path) -> None:
     assert tokens == {"tokens": [int(number) for number in word_pieces().encode(["red"], 9)["input_ids"][0]]}
 
 
-_SPEECH_GRAPH = """
+_GRAPH = """
 input_stream: "HTTP_REQUEST_PAYLOAD:input"
 output_stream: "HTTP_RESPONSE_PAYLOAD:output"
 node {
-  name: "T2sExecutor"
-  input_side_packet: "TTS_NODE_RESOURCES:t2s_servable"
-  calculator: "T2sCalculator"
+  name: "executor"
+  input_side_packet: "%(resources)s:servable"
+  calculator: "%(calculator)s"
   input_stream: "HTTP_REQUEST_PAYLOAD:input"
   output_stream: "HTTP_RESPONSE_PAYLOAD:output"
   node_options: {
-    [type.googleapis.com / mediapipe.T2sCalculatorOptions]: {
-      models_path: "./"
-      plugin_config: '{ "NUM_STREAMS": "1" }'
-      target_device: "CPU"
-      voices: [ { name: "anna" path: "../anna.bin" } ]
-    }
+    [type.googleapis.com / mediapipe.%(calculator)sOptions]: { models_path: "./", target_device: "CPU", %(options)s }
   }
 }
 """
+_SPEECH_GRAPH = _GRAPH % {
+    "resources": "TTS_NODE_RESOURCES",
+    "calculator": "T2sCalculator",
+    "options": """plugin_config: '{ "NUM_STREAMS": "1" }', voices: [ { name: "anna" path: "../anna.bin" } ]""",
+}
+_TRANSCRIPTION_GRAPH = _GRAPH % {
+    "resources": "STT_NODE_RESOURCES",
+    "calculator": "S2tCalculator",
+    "options": "enable_word_timestamps: true",
+}
 
 
 def _configure_speech(folder: Path) -> Path:
@@ -156,24 +161,6 @@ def test_client_gets_speech_as_files_streams_and_events(tmp_path: Path) -> None:
     assert [line.count("speech.audio.delta") for line in events.split("\n\n")] == [1, 1, 0, 0]
     assert (raw.headers["content-type"], _letters(raw.content)) == ("audio/wav", "Fail.")
     assert 'ovms_requests_success{api="V3"' in counted
-
-
-_TRANSCRIPTION_GRAPH = """
-input_stream: "HTTP_REQUEST_PAYLOAD:input"
-output_stream: "HTTP_RESPONSE_PAYLOAD:output"
-node {
-  name: "S2tExecutor"
-  input_side_packet: "STT_NODE_RESOURCES:s2t_servable"
-  calculator: "S2tCalculator"
-  input_stream: "HTTP_REQUEST_PAYLOAD:input"
-  output_stream: "HTTP_RESPONSE_PAYLOAD:output"
-  node_options: {
-    [type.googleapis.com / mediapipe.S2tCalculatorOptions]: {
-      models_path: "./", target_device: "CPU", enable_word_timestamps: true
-    }
-  }
-}
-"""
 
 
 def _transcribe(url: str, kind: str, texts: list[str]) -> None:

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -138,17 +138,12 @@ async def test_preempted_texts_end_and_are_counted(tiny_folder: Path) -> None:
 
 
 class _Registered(Meters):
-    """Shows families in a registry."""
-
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
 
-    def collecting(self, collectors: Collectors, name: str) -> AbstractContextManager[None]:
-        assert name == ""
-        return self._collecting(collectors)
-
     @contextmanager
-    def _collecting(self, collectors: Collectors) -> Iterator[None]:
+    def collecting(self, collectors: Collectors, name: str) -> Iterator[None]:
+        assert name == ""
         for collector in collectors:
             self.registry.register(collector)
         yield
