@@ -34,7 +34,16 @@ from ovmstrio.wire.statuses import status_of
 from ovmstrio.work.placement import Placement
 from tests.support import ir
 from tests.support.answers import tensors
-from tests.support.servables import EXACT, load_managed, load_stateful, network, sequence_request, stateful_over
+from tests.support.servables import (
+    EXACT,
+    load,
+    load_managed,
+    load_stateful,
+    network,
+    raw_request,
+    sequence_request,
+    stateful_over,
+)
 from tests.support.stub_registry import registry_of, running
 
 START, END = 1, 2
@@ -270,21 +279,28 @@ async def test_sequences_in_turn_have_states_of_their_own(tmp_path: Path, width:
             assert (y == 10**number * count).all()
 
 
-async def test_generated_ids_start_at_1_skip_live_ones_and_wrap_around(tmp_path: Path) -> None:
+async def test_stateful_lstm_agrees_bit_for_bit_with_explicit_states(tmp_path: Path) -> None:
+    stateful = await load_stateful(ir.lstm(), tmp_path)
+    explicit = await load(ir.lstm(explicit=True), tmp_path, "explicit")
+    random = np.random.default_rng(3)
+    states = {number: {name: np.zeros((1, 8), np.float32) for name in ("hidden", "cell")} for number in (1, 2, 3)}
+    for turn in range(12):
+        for number in map(int, random.permutation([1, 2, 3])):
+            x = random.normal(size=(1, 4)).astype(np.float32)
+            response = await explicit.infer(raw_request({"x": x, **states[number]}))
+            expected = {output.name: output.array for output in tensors(response)}
+            states[number] = {name: expected[f"next_{name}"] for name in ("hidden", "cell")}
+            found = await _output(stateful, x, number, START if turn == 0 else None)
+            np.testing.assert_array_equal(found, expected["y"])
+
+
+async def test_generated_ids_wrap_around_and_skip_live_ones(tmp_path: Path) -> None:
     servable, manager = await load_managed(ir.accumulator(), tmp_path)
-
-    async def new_id() -> int:
-        response = await servable.infer(sequence_request({"x": np.ones((1, 2), np.float32)}, control=START))
-        return int(tensors(response)[1].array[0])
-
-    await step(servable, 1, number=2, control=START)
-    assert [await new_id(), await new_id()] == [1, 3]
-    await step(servable, 1, number=3, control=END)
-    assert await new_id() == 4
+    for number in (1, 2**64 - 1):
+        await step(servable, 1, number=number, control=START)
     manager.next_id = 2**64 - 1
-    await step(servable, 1, number=2**64 - 1, control=START)
-    await step(servable, 1, number=1, control=END)
-    assert await new_id() == 1
+    response = await servable.infer(sequence_request({"x": np.ones((1, 2), np.float32)}, control=START))
+    assert tensors(response)[1].array.tolist() == [2]
 
 
 async def test_model_without_variables_has_sequences(tmp_path: Path) -> None:

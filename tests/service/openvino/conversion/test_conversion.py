@@ -370,13 +370,15 @@ def _archive(path: Path, entries: list[str]) -> Path:
     return path
 
 
-def test_missing_torch_is_reported_with_the_command_that_installs_it(
+def test_missing_packages_are_reported_with_the_command_that_installs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     source = _archive(tmp_path / "m.pt2", ["m/archive_format"])
     with pytest.raises(ConfigError, match=r"needs torch and packaging; \S+ -m pip install .*\[torch\].*, or .* ONNX"):
         convert(source, tmp_path / "models", "m")
+    with pytest.raises(ConfigError, match=r"quantization needs nncf; \S+ -m pip install .*\[quantize\]"):
+        convert(_picture_model(tmp_path), tmp_path, "m", wanted=Conversion(calibration=_picture_samples(tmp_path)))
 
 
 def test_input_of_unknown_rank_needs_a_shape(tmp_path: Path) -> None:
@@ -459,14 +461,6 @@ def test_model_without_anything_to_quantize_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "samples" / "a.npy", np.ones((1, 3), np.float32))
     with pytest.raises(ConfigError, match="leave out --quantize"):
         convert(tmp_path / "relu.xml", tmp_path, "relu", wanted=Conversion(calibration=tmp_path / "samples"))
-
-
-def test_missing_nncf_is_reported_with_the_command_that_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"quantization needs nncf; \S+ -m pip install .*\[quantize\]"):
-        convert(_picture_model(tmp_path), tmp_path, "m", wanted=Conversion(calibration=_picture_samples(tmp_path)))
 
 
 # torch stays out of this process: it is large, and starts threads.

@@ -285,17 +285,6 @@ async def test_invalid_recordings_are_refused_and_disturb_no_other(serve_speech:
     assert caught.value.field == "language"
 
 
-async def test_words_have_times_if_configured(serve_speech: ServeSpeech) -> None:
-    async with serve_speech(enable_word_timestamps=True) as model:
-        found = await heard(model, TranscriptionRequest(LONG, wants_words=True))
-        again = await heard(model, TranscriptionRequest(SHORT))
-    words = [word for part in found.parts for word in part.words]
-    assert "".join(word.text for word in words) == SEGMENT * 4
-    assert [word.start for word in words] == sorted(word.start for word in words)
-    assert all(word.start <= word.end <= found.seconds for word in words)
-    assert again.text == SAID
-
-
 async def test_recordings_take_turns_in_a_bounded_queue(serve_speech: ServeSpeech) -> None:
     done: list[str] = []
 
