@@ -47,19 +47,19 @@ def test_signature_is_sorted_by_name(tmp_path: Path) -> None:
     assert signature.inputs[0].shape == (FIXED(1), FIXED(10))
 
 
-@pytest.mark.parametrize("datatype", list(ir.TYPES))
-def test_every_datatype_is_reported(datatype: str, tmp_path: Path) -> None:
-    model = ir.string_passthrough() if datatype == "BYTES" else ir.passthrough(datatype)
-    signature = compiled(model, tmp_path).signature
-    assert [spec.datatype.name for spec in (*signature.inputs, *signature.outputs)] == [datatype, datatype]
-
-
 def test_aliases_of_the_mapping_replace_and_order_names(tmp_path: Path) -> None:
     mapping = TensorMapping({"x": "zeta", "y": "alpha"}, {"sum": "total"})
     signature = compiled(ir.sum_of_two(), tmp_path, mapping).signature
     assert [spec.name for spec in signature.inputs] == ["alpha", "zeta"]
     assert signature.input_ports == (1, 0)
     assert [spec.name for spec in signature.outputs] == ["difference", "total"]
+
+
+@pytest.mark.parametrize("datatype", list(ir.TYPES))
+def test_every_datatype_is_reported(datatype: str, tmp_path: Path) -> None:
+    model = ir.string_passthrough() if datatype == "BYTES" else ir.passthrough(datatype)
+    signature = compiled(model, tmp_path).signature
+    assert [spec.datatype.name for spec in (*signature.inputs, *signature.outputs)] == [datatype, datatype]
 
 
 def _four_bit() -> ov.Model:

@@ -539,11 +539,6 @@ def test_strings_become_rows_padded_with_zeros() -> None:
         assert validate(request, MATRIX)["s"].tolist() == [[97, 98, 0, 0], [99, 100, 101, 0]]
 
 
-def test_matrix_of_bytes_takes_numbers() -> None:
-    request = InferRequest("m", inputs=[InferInput("s", "UINT8", (1, 2))], raw_inputs=[b"\x01\x02"])
-    assert validate(request, MATRIX)["s"].tolist() == [[1, 2]]
-
-
 @pytest.mark.parametrize(
     ("request_", "text"),
     [

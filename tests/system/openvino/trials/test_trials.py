@@ -175,14 +175,19 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> list[WorkerProcess]:
     return started
 
 
-async def test_one_process_tries_models_in_turn(tmp_path: Path, workers: list[WorkerProcess]) -> None:
+async def test_one_process_tries_models_in_turn_and_is_replaced_when_it_ends(
+    tmp_path: Path, workers: list[WorkerProcess]
+) -> None:
     async with trying(tmp_path / "trials"):
         for size in (1, 2, 3):
             await load_saved(saved(ir.dummy((1, size)), tmp_path, f"m{size}"))
+        assert len(workers) == 1
         assert not workers[0].ended.is_set()
-    assert len(verdicts(tmp_path / "trials")) == 3
-    assert len(workers) == 1
-    assert workers[0].ended.is_set()
+        workers[0].kill()
+        await load_saved(saved(ir.dummy((1, 4)), tmp_path, "m4"))
+    assert len(verdicts(tmp_path / "trials")) == 4
+    assert len(workers) == 2
+    assert workers[1].ended.is_set()
 
 
 async def test_models_loaded_at_once_are_tried_by_one_process_per_core(
@@ -193,14 +198,6 @@ async def test_models_loaded_at_once_are_tried_by_one_process_per_core(
         for size in (1, 2, 3, 4):
             nursery.start_soon(load_saved, saved(ir.dummy((1, size)), tmp_path, f"m{size}"))
     assert len(verdicts(tmp_path / "trials")) == 4
-    assert len(workers) == 2
-
-
-async def test_idle_process_that_ends_is_replaced(tmp_path: Path, workers: list[WorkerProcess]) -> None:
-    async with trying(tmp_path / "trials"):
-        await load_saved(saved(ir.dummy((1, 1)), tmp_path, "first"))
-        workers[0].kill()
-        await load_saved(saved(ir.dummy((1, 2)), tmp_path, "second"))
     assert len(workers) == 2
 
 

@@ -116,7 +116,12 @@ async def test_idle_model_has_no_process_until_the_next_request(serve_tiny: Serv
 async def test_shared_engine_is_identified_by_its_load_settings_and_its_failure_is_reported() -> None:
     shown, refused = list[str](), list[str]()
     sharing: Any = SimpleNamespace(row=0, rows=1, owner=lambda _: None, refuse=lambda key, _: refused.append(key))
-    sharing.shown = lambda key, _: nullcontext(shown.append(key))
+
+    def show(key: str, _: Any) -> nullcontext[None]:
+        shown.append(key)
+        return nullcontext()
+
+    sharing.shown = show
     spec = TextModelSpec(name="m", base_path=Path("/m"), path=Path("/m"))
     for each in (spec, spec.model_copy(update={"max_concurrency": 3}), spec.model_copy(update={"device": "GPU"})):
         engine = engine_of(sharing, each, {}, lambda _: None, lambda _: None, program="ovmstrio.no_such_program")

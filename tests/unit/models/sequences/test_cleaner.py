@@ -48,15 +48,6 @@ async def test_sequence_is_removed_at_its_second_scan_without_a_request(autojump
         nursery.cancel_scope.cancel()
 
 
-async def test_zero_minutes_turn_cleaning_off(autojump_clock: trio.testing.MockClock) -> None:
-    managers = SequenceManagers()
-    manager = _manager(managers)
-    await _request(manager, 1, start=True)
-    await clean_sequences(managers, 0)
-    await trio.sleep(600 * MINUTE)
-    assert _ids(manager) == [1]
-
-
 async def test_models_can_opt_out() -> None:
     managers = SequenceManagers()
     kept, cleaned = _manager(managers, "kept", cleaned=False), _manager(managers, "cleaned")
