@@ -39,7 +39,7 @@ async def batched(
 
 
 async def call_all(servable: BatchedServable, requests: Sequence[InferRequest]) -> list[Any]:
-    """Call at once, in order; gives the first output's array of each answer, or the error."""
+    """Call all at once, in order; return the first output of each answer, or the error."""
     got: list[Any] = [None] * len(requests)
 
     async def call(index: int, request: InferRequest, *, task_status: trio.TaskStatus[None]) -> None:

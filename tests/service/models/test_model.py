@@ -378,13 +378,13 @@ STEPS = {
     "sums": lambda node: op.reduce_sum(node, op.constant(np.array([2], np.int64)), keep_dims=False),
     "running": lambda node: op.cum_sum(node, op.constant(np.int64(1))),
 }
-"""What keeps rows apart, and gives each position nothing of those behind it."""
+"""Steps that keep rows apart and use no later positions."""
 BEFORE = ["relu", "negative", "mixed", "shares", "reshaped"]
 
 
 @st.composite
 def models(draw: st.DrawFn) -> ov.Model:
-    """Give models of an input ``x`` [rows, positions, 3] with one to three outputs."""
+    """Return models of an input ``x`` [rows, positions, 3] with one to three outputs."""
     x = ir.parameter("x", [-1, -1, 3])
     outputs = {}
     for index in range(draw(st.integers(1, 3))):

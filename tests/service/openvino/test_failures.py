@@ -33,7 +33,7 @@ Arrays = list[np.ndarray[Any, Any]]
 
 
 class _Subject(NamedTuple):
-    """A model, what is subject_ of it by a size and a value, and the expected_output answer, None if it must fail."""
+    """A model, its inputs by a size and a value, and the right outputs, None for a failure."""
 
     build: Callable[[], ov.Model]
     inputs: Callable[[int, float], Arrays]
@@ -130,7 +130,7 @@ _WAVES = st.lists(
 def test_each_of_many_requests_has_its_own_outputs_or_its_own_failure(
     subject: str, config: str, waves: list[tuple[list[int], bool, bool]]
 ) -> None:
-    subject_, number = _SUBJECTS[subject], 0
+    case, number = _SUBJECTS[subject], 0
 
     async def main() -> None:
         nonlocal number
@@ -139,10 +139,10 @@ def test_each_of_many_requests_has_its_own_outputs_or_its_own_failure(
             with trio.fail_after(60):
                 async with trio.open_nursery() as nursery:
                     if cancels:
-                        nursery.start_soon(_cancelled, network, subject_.inputs(4, 99))
+                        nursery.start_soon(_cancelled, network, case.inputs(4, 99))
                     for size in sizes:
                         number += 1
-                        nursery.start_soon(_infer, network, subject_, size, float(number % 7))
+                        nursery.start_soon(_infer, network, case, size, float(number % 7))
             assert network.pool.active == 0
 
     trio.run(main)

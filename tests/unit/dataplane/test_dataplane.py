@@ -139,7 +139,7 @@ async def test_unknown_names_are_not_observed(plane: DataPlane, recorder: _Recor
 
 @pytest.fixture
 async def streams(tmp_path: Path, nursery: trio.Nursery, recorder: _Recorder) -> DataPlane:
-    """A data plane with ``graph``, which can be streamed to, and the model ``echo``."""
+    """Return a data plane of ``graph``, which has streams, and of the model ``echo``."""
     registry = registry_of(load_scripted, poll_seconds=0)
     await nursery.start(registry.run)
     plane = DataPlane(registry, observers=[recorder], metrics=Metrics())
@@ -262,7 +262,7 @@ SECONDS = 60
 
 
 class _Process:
-    """What has the control of one process, and knows the other one."""
+    """One process of a server, which knows its peer."""
 
     def __init__(self, folder: Path, *names: str) -> None:
         self.loader = StubLoader()
@@ -276,7 +276,7 @@ class _Process:
 
 
 class _Peer:
-    """The other process."""
+    """The other process, as the first one calls it."""
 
     def __init__(self, plane: _Process) -> None:
         self._plane = plane

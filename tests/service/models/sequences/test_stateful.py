@@ -38,7 +38,7 @@ NUMBERS = st.integers(1, 4)
 
 @dataclass(eq=False)
 class _Sent:
-    """A request on its way, and what came of it."""
+    """A request and its result."""
 
     token: int
     number: int
@@ -62,7 +62,7 @@ class _Sent:
 
 @dataclass
 class _Expected:
-    """What a sequence must be like: its sum, the requests in their order, and the marks on it."""
+    """The expected state of a sequence: its sum, its requests in order, and its marks."""
 
     total: int = 0
     tokens: int = 0
@@ -75,7 +75,7 @@ class _Expected:
 
 
 class _GatedNetwork:
-    """A network that begins an inference only when it is told to, and gives its outputs only when told again."""
+    """A network whose inferences begin and end when the test allows it."""
 
     def __init__(self, real: Any, sent: dict[int, _Sent]) -> None:
         self._real = real
@@ -91,12 +91,12 @@ class _GatedNetwork:
         outputs = await self._real.infer(arrays, change, event, most_bytes)
         await sent.inferred.wait()
         if sent.fails:
-            raise ModelFailure("told to")
+            raise ModelFailure("requested")
         return outputs
 
 
 class _SequenceHistory(RuleBasedStateMachine):
-    """A stateful model on a loop of its own that stands still between the rules."""
+    """A stateful model on a separate event loop, which stands still between the rules."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ TOTAL = (TensorSpec("total", BY_NAME["INT64"], (Dim.fixed(1),), None),)
 
 @pytest.fixture
 def clock(autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch) -> trio.testing.MockClock:
-    """Jump over all waiting, with files written in no time: the clock would jump while a thread works."""
+    """Jump over all waiting; files are written on the event loop, since the clock would jump while a thread works."""
 
     async def run_sync(function: Any, *args: Any) -> Any:
         await trio.lowlevel.checkpoint()
@@ -81,7 +81,7 @@ async def _step(
 
 
 def _totals(managers: SequenceManagers) -> dict[tuple[int, int | str], int]:
-    """Give what every sequence remembers, by version and id."""
+    """Return the state of each sequence by version and id."""
     return {
         (manager.version, each.id): int(each.state["total"][0])
         for manager in managers
@@ -204,7 +204,7 @@ async def test_steps_are_in_the_file_after_the_configured_seconds(
         for second in range(30):
             await _step(manager, 7, second, start=not second)
             await trio.sleep(1)
-            # The steps of seconds 0 to `second` were made; those of four seconds ago and before must be there.
+            # The steps of seconds 0 to `second` were made; those up to four seconds ago must be in the file.
             if second >= 4:
                 found = _totals(_restored((tmp_path / STORE_FILE).read_bytes()))
                 assert second - 4 <= found[1, 7] <= second

@@ -501,7 +501,7 @@ SHAPES: Final[tuple[Any, ...]] = (
 
 
 ENDLESS: Final = (SHAPES[0], SHAPES[3])
-"""Of these, one that holds itself and one of any number of names, texts may go on."""
+"""Shapes whose texts may go on: the first contains itself, the second has any number of names."""
 
 
 def _is_whole(text: str) -> bool:

@@ -38,7 +38,7 @@ def _refuse(*_: object) -> None:
 
 @pytest.mark.parametrize(
     ("model", "crashes", "layer"),
-    # Where memory is spoiled, it depends on what else is in it how that is found.
+    # The signal of corrupted memory depends on the content of the memory.
     [(ir.steps(bad=1), ["SIGFPE"], "counting (Range)"), (ir.first_string(), ["SIGABRT", "SIGSEGV"], "cutting (Slice)")],
 )
 async def test_crashing_model_is_refused_with_the_signal_and_the_layer(

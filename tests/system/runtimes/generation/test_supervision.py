@@ -81,13 +81,13 @@ async def test_form_that_cannot_be_compiled_changes_no_other_text(
     prompts = [f"the {number} inn" for number in range(7)]
     poison = GenerationRequest("hello", grammar=Grammar(GrammarKind.JSON_SCHEMA, '{"type": "nonsense"}'))
     texts: dict[str, str] = {}
-    # Most such forms are refused before; this is about the others.
+    # The check would refuse this grammar before the engine does.
     monkeypatch.setattr("ovmstrio.runtimes.generation.output_reading.check_grammar", lambda _: None)
 
     async def ask(model: TextModel, prompt: str) -> None:
         texts[prompt] = text_of(await made(model, greedy(prompt, 200)))
 
-    # Texts of noise hang on the last bits of numbers, which shorter numbers round away in ways of their own.
+    # bfloat16 would round numbers in other ways in other batches, which changes texts of noise.
     async with serve_tiny(plugin_config=_PRECISE) as model:
         alone = {prompt: text_of(await made(model, greedy(prompt, 200))) for prompt in prompts}
         async with trio.open_nursery() as nursery:
@@ -107,7 +107,7 @@ async def test_idle_model_has_no_process_until_the_next_request(serve_tiny: Serv
     async with serve_tiny(idle_unload_seconds=0.2) as model:
         first = text_of(await made(model, greedy("hello", 30)))
         with trio.fail_after(60):
-            while model.pid is not None:  # noqa: ASYNC110 - nobody tells of it
+            while model.pid is not None:  # noqa: ASYNC110 - there is no event
                 await trio.sleep(0.05)
         assert model.obstacle == ""
         assert text_of(await made(model, greedy("hello", 30))) == first

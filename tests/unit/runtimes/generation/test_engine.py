@@ -195,7 +195,7 @@ async def test_cancelled_call_cancels_its_texts_in_the_engine() -> None:
 
 
 class _Compiler:
-    """Takes all forms but those that it has an error for."""
+    """Compiles all grammars except those that it has an error for."""
 
     def __init__(self, **errors: Exception) -> None:
         self.errors = errors
@@ -314,7 +314,7 @@ _POISON: Final = GenerationRequest("", grammar=Grammar(GrammarKind.REGEX, "("))
 
 
 class _Handle:
-    """A text of the library's, whose tokens are their places: 10, 11, 12 and so on behind a prompt of 10 tokens."""
+    """A text whose tokens are their positions: 10, 11, 12 ... after a prompt of 10 tokens."""
 
     def __init__(self, prompt: list[int], config: Any) -> None:
         self.breaks = _BREAKS in prompt or config.structured_output_config is not None
@@ -338,7 +338,7 @@ class _Handle:
 
 
 class _Library:
-    """A pipeline whose steps fail for as long as there is a text in them that has a form, or breaks them."""
+    """A pipeline whose steps fail while they contain a text that has a grammar or is marked."""
 
     batched_tokens = 256
     blocks = 100
@@ -455,7 +455,7 @@ MOCK_SECONDS = 600
 
 
 class _Owner:
-    """The process that has the engine, as another one sees it; see ``EngineSharing``."""
+    """The owner of the engine as another process sees it; see ``EngineSharing``."""
 
     row, rows = 1, 2
 
@@ -507,7 +507,7 @@ async def test_request_waits_while_its_owner_is_replaced(autojump_clock: MockClo
 
 
 class _Process:
-    """A process that has room at once, or never."""
+    """A process that has room at once or never."""
 
     def __init__(self, *, has_room: bool = True) -> None:
         self.reported: list[Any] = []
@@ -580,7 +580,7 @@ class _NoPeers:
 
 
 class _Engine:
-    """What answers with a name of its own."""
+    """An engine that answers with its name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
