@@ -179,18 +179,6 @@ async def test_model_that_cannot_be_compiled_again_goes_on_unchanged(
     assert running.is_pinned is pinned
 
 
-async def test_model_that_cannot_be_compiled_for_parallel_calls_is_not_tried_at_each_look(
-    cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cores.are_few = True
-    running = _shared_out(monkeypatch, tmp_path, ir.dummy(), RecordingHooks())
-    running._chosen_anew = _refuse
-    assert _note_parallel_calls(running, 2)
-    await running.choose_cores()
-    np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
-    assert not running.wants_others()
-
-
 async def test_infer_requests_that_cannot_be_made_again_are_not_lost(
     cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

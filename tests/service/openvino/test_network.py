@@ -36,6 +36,8 @@ pytestmark = pytest.mark.compiles
 
 ONES = np.ones((1, 10), np.float32)
 LARGE = [np.ones((700, 700), np.float32)] * 2
+NUMBERS = np.arange(4, dtype=np.float32)
+RESHAPED, UNSHAPED = [NUMBERS, np.array([2, 2], np.int64)], [NUMBERS, np.array([3, 3], np.int64)]
 
 
 @pytest.fixture
@@ -198,33 +200,28 @@ async def test_model_that_fails_on_ones_keeps_configured_streams_until_a_request
     hooks = RecordingHooks()
     settings = {"NUM_STREAMS": "2", "INFERENCE_NUM_THREADS": "2"}
     running = network(ir.reshape_by_data(), tmp_path, plugin_config=settings, hooks=hooks)
-    numbers = np.arange(4, dtype=np.float32)
-    result = (await running.infer([numbers, np.array([2, 2], np.int64)]))[0]
-    np.testing.assert_array_equal(result, numbers.reshape(2, 2))
+    np.testing.assert_array_equal((await running.infer(RESHAPED))[0], NUMBERS.reshape(2, 2))
     assert (hooks.streams, running._model.get_property("NUM_STREAMS")) == (2, 2)
     with pytest.raises(ModelFailure):
-        await running.infer([numbers, np.array([3, 3], np.int64)])
+        await running.infer(UNSHAPED)
     assert (hooks.streams, running._model.get_property("NUM_STREAMS")) == (1, 1)
 
 
 async def test_failed_model_refuses_requests_until_it_can_be_loaded_again(tmp_path: Path) -> None:
     running = network(ir.reshape_by_data(), tmp_path)
-    numbers = np.arange(4, dtype=np.float32)
-    good: list[np.ndarray[Any, Any]] = [numbers, np.array([2, 2], np.int64)]
-    bad: list[np.ndarray[Any, Any]] = [numbers, np.array([3, 3], np.int64)]
     compile_again = running._compile_again
 
     def refuse() -> ov.CompiledModel:
-        raise ConfigError([Problem("the disk is network_reference")])
+        raise ConfigError([Problem("the disk is missing")])
 
     running._compile_again = refuse
     for _ in range(2):
         with pytest.raises(ModelFailure):
-            await running.infer(bad)
+            await running.infer(UNSHAPED)
     running._compile_again = compile_again
-    with pytest.raises(ModelFailure, match="cannot be loaded again: the disk is network_reference"):
-        await running.infer(good)
-    np.testing.assert_array_equal((await running.infer(good))[0], numbers.reshape(2, 2))
+    with pytest.raises(ModelFailure, match="cannot be loaded again: the disk is missing"):
+        await running.infer(RESHAPED)
+    np.testing.assert_array_equal((await running.infer(RESHAPED))[0], NUMBERS.reshape(2, 2))
 
 
 @pytest.mark.usefixtures("short_inferences")

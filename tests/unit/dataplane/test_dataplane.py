@@ -276,8 +276,6 @@ class _Process:
 
 
 class _Peer:
-    """The other process, as the first one calls it."""
-
     def __init__(self, plane: _Process) -> None:
         self._plane = plane
         self.is_slow = False

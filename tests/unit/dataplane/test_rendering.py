@@ -85,8 +85,6 @@ async def test_two_answers_are_written_at_a_time_and_waiting_can_be_cancelled() 
 
 
 class _Computing(StubServable):
-    """Computes until the test lets it answer."""
-
     begun = 0
     released: trio.Event
 

@@ -39,7 +39,6 @@ from tests.support.servables import (
     load,
     load_managed,
     load_stateful,
-    network,
     raw_request,
     sequence_request,
     stateful_over,
@@ -382,12 +381,6 @@ async def test_listed_sequences_have_age_idle_time_and_requests(
     assert [(each.id, each.requests) for each in sequences] == [(3, 1), (20, 2)]
     assert [each.age_seconds for each in sequences] == pytest.approx([10, 40], abs=1)
     assert [each.idle_seconds for each in sequences] == pytest.approx([10, 10], abs=1)
-
-
-def test_variables_are_described_for_stateful_models_only(tmp_path: Path) -> None:
-    found = network(ir.lstm(), tmp_path, stateful=True).variables
-    assert [(each.name, str(each)) for each in found] == [("cell", "FP32 [1,8]"), ("hidden", "FP32 [1,8]")]
-    assert network(ir.lstm(), tmp_path).variables == ()
 
 
 async def test_failing_low_latency_transformation_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

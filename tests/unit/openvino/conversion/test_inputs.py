@@ -112,13 +112,3 @@ def test_invalid_programs_raise_value_error(data: bytes) -> None:
     except ValueError:
         return
     assert read_program(data).content == data
-
-
-@pytest.mark.parametrize(("version", "kept"), [(1_007_000, False), (0, False), (2_000_000, True)])
-def test_version_is_removed_from_old_programs_only(version: int, *, kept: bool) -> None:
-    block = write_field(1, write_field(4, write_field(3, "mul")))
-    other = write_field(5, b"more")
-    content = block + write_field(4, write_field(1, version)) + other
-    program = read_program(content)
-    assert (program.version, program.operations) == (version, frozenset({"mul"}))
-    assert program.readable() == (content if kept else block + other)

@@ -507,8 +507,6 @@ async def test_request_waits_while_its_owner_is_replaced(autojump_clock: MockClo
 
 
 class _Process:
-    """A process that has room at once or never."""
-
     def __init__(self, *, has_room: bool = True) -> None:
         self.reported: list[Any] = []
         self._has_room = has_room
@@ -523,8 +521,6 @@ class _Process:
 
 
 class _Shown(ShownEngine):
-    """An engine without a process of its own."""
-
     def __init__(self, process: _Process | None = None) -> None:
         self._process = process or _Process()
         sharing = cast("Any", _Owner())
@@ -580,8 +576,6 @@ class _NoPeers:
 
 
 class _Engine:
-    """An engine that answers with its name."""
-
     def __init__(self, name: str) -> None:
         self._name = name
 
