@@ -103,24 +103,6 @@ async def test_retry_after_follows_the_duration_of_calls(monkeypatch: pytest.Mon
         nursery.cancel_scope.cancel()
 
 
-async def test_limit_of_the_server_is_shared_by_all_services() -> None:
-    admission = _admission(Limit(2, 1), slow=Limit(1, 5))
-    held: list[int] = []
-    done = trio.Event()
-    async with trio.open_nursery() as nursery:
-        for number in range(3):
-            nursery.start_soon(_hold, admission, "slow", held, number, done)
-            await trio.testing.wait_all_tasks_blocked()
-        assert held == [0]
-        with (
-            await admission.enter("other"),
-            pytest.raises(Overloaded, match=r"the server has 2 calls under way and 2 waiting, and may have 2 \(--"),
-        ):
-            await admission.enter("other")
-        done.set()
-    assert sorted(held) == [0, 1, 2]
-
-
 @settings(deadline=None)
 @given(
     st.integers(0, 3),

@@ -21,7 +21,7 @@ from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.dataplane.whole_changes import LoadsByName, control_of_all, make_change
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.registry import ModelControl
-from tests.support.streaming_servables import GRAPH, ScriptedServable, load_scripted
+from tests.support.streaming_servables import GRAPH, load_scripted
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
 
 
@@ -162,16 +162,23 @@ def _counts(plane: DataPlane, method: str) -> dict[str, float]:
     return {name.partition("{")[0].removeprefix("ovms_"): float(value) for name, value in lines if float(value)}
 
 
-async def test_stream_is_observed_to_its_end(streams: DataPlane, recorder: _Recorder) -> None:
+async def test_streams_are_observed_to_their_end(streams: DataPlane, recorder: _Recorder) -> None:
     async with streams.open_stream(InferRequest(GRAPH, "7", parameters={"replies": 2}), KSERVE_GRPC) as stream:
         await stream.send(_request(replies=1))
         stream.end()
         replies = [reply async for reply in stream]
         assert recorder.finished == []
     assert [isinstance(reply, InferResponse) for reply in replies] == [True] * 3
-    assert [event.method for event in recorder.started] == ["ModelInferStream"]
-    assert recorder.codes == [OK]
-    assert _counts(streams, "ModelInferStream") == {"requests_accepted": 2, "responses": 3}
+    servable: Any = streams.registry.peek(GRAPH)
+    with trio.CancelScope() as scope:
+        async with streams.open_stream(_request(hold=1), KSERVE_GRPC) as stream:
+            await servable.holding.wait()
+            scope.cancel()
+            await stream.receive()
+    assert [event.method for event in recorder.started] == ["ModelInferStream"] * 2
+    assert recorder.codes == [OK, CANCELLED]
+    assert _counts(streams, "ModelInferStream") == {"requests_accepted": 3, "responses": 3}
+    assert servable.open == 0
 
 
 @pytest.mark.parametrize(
@@ -189,20 +196,6 @@ async def test_failed_stream_is_observed_and_counted(
             assert len([reply async for reply in stream]) == 1
     assert recorder.codes == [error.__name__]
     assert _counts(streams, "ModelInferStream") == counts
-
-
-async def test_cancelled_stream_is_observed_and_returns_its_lease(streams: DataPlane, recorder: _Recorder) -> None:
-    servable = streams.registry.peek(GRAPH)
-    assert isinstance(servable, ScriptedServable)
-    with trio.CancelScope() as scope:
-        async with streams.open_stream(_request(hold=1), KSERVE_GRPC) as stream:
-            await servable.holding.wait()
-            scope.cancel()
-            await stream.receive()
-    assert recorder.codes == [CANCELLED]
-    assert _counts(streams, "ModelInferStream") == {"requests_accepted": 1}
-    await streams.registry.apply([])
-    assert servable.open == 0
 
 
 async def test_calls_of_a_graph_are_counted_by_outcome(streams: DataPlane) -> None:
@@ -262,8 +255,6 @@ SECONDS = 60
 
 
 class _Process:
-    """One process of a server, which knows its peer."""
-
     def __init__(self, folder: Path, *names: str) -> None:
         self.loader = StubLoader()
         self.registry = registry_of(self.loader)

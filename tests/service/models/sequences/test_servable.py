@@ -230,8 +230,6 @@ async def test_steps_report_that_they_must_not_be_replayed(tmp_path: Path) -> No
 
 
 class _OtherProcess:
-    """A process that has all sequences until it is called."""
-
     def __init__(self) -> None:
         self.calls: list[tuple[int, int | str, bool]] = []
 
@@ -393,8 +391,6 @@ async def test_failing_low_latency_transformation_is_refused(tmp_path: Path, mon
 
 
 class _Server:
-    """A registry with an accumulator, and the calls of a client."""
-
     def __init__(self, base: Path) -> None:
         self.base = base
         self.width = 2

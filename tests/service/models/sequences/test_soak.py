@@ -31,8 +31,6 @@ MAX_GROWTH_BYTES: Final = 16 * 2**20
 
 
 class _YieldingNetwork:
-    """A network with a checkpoint before and after each inference."""
-
     def __init__(self, real: Network) -> None:
         self._real = real
 

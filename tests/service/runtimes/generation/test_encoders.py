@@ -243,8 +243,6 @@ FIRST_PREFIX = 4096
 
 
 class _CountedCharacters:
-    """Counts the characters that tokenizers are given."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.characters = 0
         infer = Network.infer

@@ -137,8 +137,6 @@ _PRECISE: Final = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
 class _Server:
-    """Loads models of one name, as a server does that reads its files again."""
-
     def __init__(self, folder: Path, tasks: trio.Nursery) -> None:
         self._folder = folder
         self._context = LoadContext(lease_nothing, tasks)

@@ -195,8 +195,6 @@ async def test_cancelled_call_cancels_its_texts_in_the_engine() -> None:
 
 
 class _Compiler:
-    """Compiles all grammars except those that it has an error for."""
-
     def __init__(self, **errors: Exception) -> None:
         self.errors = errors
         self.compiled: list[str] = []
