@@ -37,7 +37,8 @@ pytestmark = pytest.mark.compiles
 ONES = np.ones((1, 10), np.float32)
 LARGE = [np.ones((700, 700), np.float32)] * 2
 NUMBERS = np.arange(4, dtype=np.float32)
-RESHAPED, UNSHAPED = [NUMBERS, np.array([2, 2], np.int64)], [NUMBERS, np.array([3, 3], np.int64)]
+RESHAPED: list[Any] = [NUMBERS, np.array([2, 2], np.int64)]
+UNSHAPED: list[Any] = [NUMBERS, np.array([3, 3], np.int64)]
 
 
 @pytest.fixture
