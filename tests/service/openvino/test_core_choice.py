@@ -33,7 +33,6 @@ pytestmark = pytest.mark.compiles
 
 ONES = np.ones((1, 10), np.float32)
 ONE_THREAD = {"INFERENCE_NUM_THREADS": "1"}
-"""Settings of a model that is not compiled for the event loop."""
 TWO_THREADS = {"INFERENCE_NUM_THREADS": "2"}
 FACTORS = [np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)]
 

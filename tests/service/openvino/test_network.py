@@ -197,6 +197,23 @@ async def test_model_that_may_fail_is_compiled_once_until_it_fails(
     assert (hooks.streams, len(compiled)) == (1, 3 if several else 1)
 
 
+@pytest.mark.parametrize("config", [{}, {"NUM_STREAMS": "2"}])
+@pytest.mark.parametrize("inline", [True, False])
+async def test_requests_concurrent_with_failing_ones_are_answered(
+    *, config: dict[str, str], inline: bool, tmp_path: Path
+) -> None:
+    running = network(ir.matmul(), tmp_path, plugin_config=config)
+    running._placement = running._placement if inline else Placement.away()
+    for _ in range(10):
+        async with trio.open_nursery() as nursery:
+            for number in range(12):
+                nursery.start_soon(multiplies, running, 2, 3, 2)
+                nursery.start_soon(multiplies, running, number + 1, 2, 1)
+                if number % 4 == 0:
+                    nursery.start_soon(refuses, running, (2, 3), (number % 2 + 4, 2))
+    assert running.pool.active == 0
+
+
 async def test_model_that_fails_on_ones_keeps_configured_streams_until_a_request_fails(tmp_path: Path) -> None:
     hooks = RecordingHooks()
     settings = {"NUM_STREAMS": "2", "INFERENCE_NUM_THREADS": "2"}

@@ -213,8 +213,6 @@ async def test_calls_of_a_graph_are_counted_by_outcome(streams: DataPlane) -> No
 
 
 class _Outputs:
-    """Answers each output with its position, and counts its calls."""
-
     def __init__(self, declared: Sequence[str], answered: Sequence[str]) -> None:
         specs = tuple(TensorSpec(each, BY_NAME["FP32"], ()) for each in declared)
         self.metadata = ServableMetadata("m", "OpenVINO", (), specs)

@@ -197,14 +197,8 @@ async def test_calls_without_tensors_and_streams_wait_for_room(
         with await plane.call("static", HANDLERS_GRPC, "List", is_stream=True):
             assert share.bytes == 900
         share.add(500)
+        assert plane.model_metadata("static", "", KSERVE_GRPC).serving == "1"
+        assert plane.model_ready("static", "", KSERVE_GRPC)
         with trio.move_on_after(5) as deadline:
             await plane.call("static", HANDLERS_GRPC, "List", is_stream=True)
         assert deadline.cancelled_caught
-
-
-async def test_metadata_and_readiness_do_not_wait(autojump_clock: MockClock, plane: DataPlane) -> None:
-    share = PendingAnswers(max_share_bytes=10).share()
-    share.add(1_000_000)
-    current_share.set(share)
-    assert plane.model_metadata("static", "", KSERVE_GRPC).serving == "1"
-    assert plane.model_ready("static", "", KSERVE_GRPC)

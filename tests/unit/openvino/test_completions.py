@@ -128,8 +128,6 @@ async def test_each_end_on_any_thread_is_notified() -> None:
 
 
 class _Streams:
-    """Lost streams, and a clock that the test sets."""
-
     def __init__(self) -> None:
         self.now = 0.0
         self.lost = LostStreams(lambda: self.now)

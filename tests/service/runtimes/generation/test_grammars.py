@@ -201,6 +201,9 @@ _BAD: Final[Sequence[tuple[Grammar, str]]] = (
         (Grammar(GrammarKind.REGEX, pattern), text)
         for pattern, text in (
             ("a|", "an alternative is empty"),
+            ("(|a)", "an alternative is empty"),
+            ("a||b", "an alternative is empty"),
+            ("{", "nothing that '{' repeats"),
             ("*a", "nothing that '\\*' repeats"),
             ("a**", "two repetitions"),
             ("a{3,1}", "wrong way round"),
@@ -500,8 +503,7 @@ SHAPES: Final[tuple[Any, ...]] = (
 )
 
 
-ENDLESS: Final = (SHAPES[0], SHAPES[3])
-"""Shapes whose texts may go on: the first contains itself, the second has any number of names."""
+ENDLESS: Final = (SHAPES[0], SHAPES[3])  # one contains itself, the other has any number of names
 
 
 def _is_whole(text: str) -> bool:

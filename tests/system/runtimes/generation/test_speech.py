@@ -224,8 +224,7 @@ async def test_folder_without_a_model_is_refused(
 
 SHORT = wave_file(2.0)
 LONG = wave_file(7.0)
-HOUR = wave_file(3600.0, 8000)
-"""More windows than a test could wait for."""
+HOUR = wave_file(3600.0, 8000)  # has more windows than a test could wait for
 
 
 @dataclass
