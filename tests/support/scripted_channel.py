@@ -9,10 +9,17 @@ from ovmstrio.work.messages.message_packets import Message
 
 
 class ScriptedChannel:
-    """Has messages of a server, and takes what is said to it."""
+    """Returns the messages of a server, and records the answers to them.
 
-    def __init__(self, *messages: list[Any]) -> None:
-        self._messages = deque(Message(list(each)) for each in enumerate(messages, start=2))
+    Args:
+        messages: are received in this order, numbered from 2.
+        has_end: whether the end of the channel is known as soon as its messages are received.
+    """
+
+    def __init__(self, *messages: list[Any], has_end: bool = False) -> None:
+        self._messages = deque[Message | None](Message(list(each)) for each in enumerate(messages, start=2))
+        if has_end:
+            self._messages.append(None)
         self.sent: dict[int, Any] = {}
 
     def receive(self) -> Message | None:

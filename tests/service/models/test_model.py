@@ -8,50 +8,28 @@ import numpy as np
 import openvino as ov
 import pytest
 import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from openvino import opset13 as op
 
-from ovmstrio.config.specs import BatchSpec, LayoutSpec, ModelSpec, ShapeSpec
-from ovmstrio.core.datatypes import BY_NAME
-from ovmstrio.core.errors import ConfigError, FailedPrecondition, InvalidRequest
+from ovmstrio.config.shape_buckets import parse_shape_buckets
+from ovmstrio.config.specs import BatchingSpec, BatchSpec, ModelSpec, ShapeSpec
+from ovmstrio.core.errors import ConfigError, FailedPrecondition, InvalidRequest, ModelFailure, PayloadTooLarge, Problem
+from ovmstrio.core.hooks import NULL_HOOKS
 from ovmstrio.core.request import RequestedOutput
-from ovmstrio.core.servable import Servable
 from ovmstrio.core.tensor import Dim
+from ovmstrio.openvino.slot import Slot
 from ovmstrio.runtimes.models.load_model import load_model
+from ovmstrio.runtimes.models.model import ModelServable
 from tests.support import ir
 from tests.support.answers import tensors
-from tests.support.servables import contents_request, load, raw_request
+from tests.support.examples import examples
+from tests.support.servables import EXACT, RecordingHooks, contents_request, load, load_batched, raw_request
 
 AUTO = ShapeSpec(auto=True)
-NUMERIC = [name for name in BY_NAME if name != "BYTES"]
 
 
-def bits(name: str) -> np.ndarray[Any, Any]:
-    """Make a 2x3 array of a datatype, extremes included where the CPU keeps them."""
-    kind = BY_NAME[name].numpy
-    if name == "BOOL":
-        return np.array([[True, False, True], [False, False, True]])
-    if name == "BF16":
-        return np.array([[0x3F80, 0xBF80, 0], [0x7F80, 0x4049, 1 << 15]], np.uint16)
-    if kind.kind == "f":
-        return np.array([[0.5, -1, 0], [2.25, 3.140625, -2]], kind)
-    limits = np.iinfo(np.int32 if name == "INT64" else kind)  # OpenVINO's CPU computes INT64 with 32 bits
-    return np.array([[limits.min, limits.max, 0], [1, limits.max - 1, limits.min + 1]], kind)
-
-
-@pytest.mark.parametrize("datatype", NUMERIC)
-async def test_every_datatype_comes_back_bit_for_bit(datatype: str, tmp_path: Path) -> None:
-    """A model that passes its input on gives back the very bits, in the output's datatype."""
-    servable = await load(ir.passthrough(datatype), tmp_path)
-    values = bits(datatype)
-    response = await servable.infer(raw_request({"x": values}, {"x": datatype}))
-    assert [(out.name, out.datatype.name, out.array.dtype) for out in tensors(response)] == [
-        ("y", datatype, BY_NAME[datatype].numpy)
-    ]
-    assert tensors(response)[0].array.tobytes() == values.tobytes()
-
-
-async def test_half_precision_arithmetic(tmp_path: Path) -> None:
-    """FP16 and BF16 inputs are numbers to the model."""
+async def test_fp16_and_bf16_are_numbers_to_the_model(tmp_path: Path) -> None:
     half = await load(ir.dummy((2,), datatype="FP16"), tmp_path, "half")
     response = await half.infer(raw_request({"b": np.array([0.5, -3], np.float16)}))
     assert tensors(response)[0].array.tolist() == [1.5, -2.0]
@@ -60,28 +38,22 @@ async def test_half_precision_arithmetic(tmp_path: Path) -> None:
     assert tensors(response)[0].array.tolist() == [0x4000, 0x4040]
 
 
-async def test_strings_pass_through(tmp_path: Path) -> None:
-    """Native strings of any bytes go in and come out, in every shape."""
+async def test_strings_of_any_bytes_pass_through(tmp_path: Path) -> None:
     servable = await load(ir.string_passthrough((-1, -1)), tmp_path)
     for elements in ([b"a", b"", b"\xff\x00z", "é".encode()], [b"", b"", b"", b""]):
         response = await servable.infer(contents_request("strings", "BYTES", (2, 2), elements))
         assert tensors(response)[0].array.tolist() == [elements[:2], elements[2:]]
     empty = await servable.infer(contents_request("strings", "BYTES", (0, 2), []))
     assert empty.outputs[0].shape == (0, 2)
-
-
-async def test_string_matrices(tmp_path: Path) -> None:
-    """A UINT8 matrix takes strings, and gives strings if its output is called ..._string."""
-    model = ir.passthrough("UINT8", (-1, -1), output_name="label_string")
-    servable = await load(model, tmp_path)
-    response = await servable.infer(contents_request("x", "BYTES", (2,), [b"one", b"three"]))
+    # A UINT8 matrix takes strings, and returns strings if the name of its output ends with _string.
+    matrix = await load(ir.passthrough("UINT8", (-1, -1), output_name="label_string"), tmp_path, "matrix")
+    response = await matrix.infer(contents_request("x", "BYTES", (2,), [b"one", b"three"]))
     assert tensors(response)[0].datatype.name == "BYTES"
     assert tensors(response)[0].array.tolist() == [b"one", b"three"]
-    assert servable.metadata.inputs[0].datatype.name == "UINT8"
+    assert matrix.metadata.inputs[0].datatype.name == "UINT8"
 
 
-async def test_all_outputs_are_returned_in_the_order_of_names(tmp_path: Path) -> None:
-    """All come, sorted, for the data plane to choose from; the id comes back."""
+async def test_all_outputs_are_returned_in_the_order_of_their_names(tmp_path: Path) -> None:
     servable = await load(ir.sum_of_two(), tmp_path)
     request = raw_request({"y": np.full((1, 10), 2, np.float32), "x": np.full((1, 10), 5, np.float32)})
     request.outputs = [RequestedOutput("sum"), RequestedOutput("nothing")]
@@ -91,8 +63,7 @@ async def test_all_outputs_are_returned_in_the_order_of_names(tmp_path: Path) ->
     assert (response.model_name, response.model_version, response.id) == ("model", "1", "seven")
 
 
-async def test_a_model_without_inputs_answers(tmp_path: Path) -> None:
-    """A table of constants is a model, too."""
+async def test_model_without_inputs_is_served(tmp_path: Path) -> None:
     constant = op.constant(np.arange(3, dtype=np.float32))
     constant.output(0).set_names({"table"})
     servable = await load(ov.Model([op.result(constant)], [], "table"), tmp_path)
@@ -100,8 +71,7 @@ async def test_a_model_without_inputs_answers(tmp_path: Path) -> None:
     assert [(out.name, out.array.tolist()) for out in tensors(response)] == [("table", [0.0, 1.0, 2.0])]
 
 
-async def test_an_input_that_is_an_output_keeps_its_name(tmp_path: Path) -> None:
-    """What a converter passes through is one tensor with two names: the parameter's is the input's."""
+async def test_input_that_is_an_output_keeps_its_name(tmp_path: Path) -> None:
     given = op.parameter([1, 2], np.float32, name="x")
     given.output(0).set_names({"x", "a"})
     relu = op.relu(given)
@@ -112,8 +82,7 @@ async def test_an_input_that_is_an_output_keeps_its_name(tmp_path: Path) -> None
     assert [(out.name, out.array.tolist()) for out in tensors(response)] == [("a", [[-1, 2]]), ("y", [[0, 2]])]
 
 
-async def test_scalars_and_empty_tensors(tmp_path: Path) -> None:
-    """Tensors without dimensions and without elements are served."""
+async def test_scalars_and_empty_tensors_are_served(tmp_path: Path) -> None:
     scalar = await load(ir.scalar(), tmp_path, "scalar")
     response = await scalar.infer(contents_request("b", "FP32", (), [2.5]))
     assert tensors(response)[0].shape == ()
@@ -123,26 +92,14 @@ async def test_scalars_and_empty_tensors(tmp_path: Path) -> None:
     assert tensors(response)[0].shape == (0, 10)
 
 
-async def test_metadata_is_the_models(tmp_path: Path) -> None:
-    """The servable tells its name, its platform and its tensors, open sizes as -1."""
-    servable: Servable = await load(ir.dummy((-1, 10)), tmp_path, "mine")
-    known = servable.metadata
-    assert (known.name, known.platform) == ("mine", "OpenVINO")
-    assert [(spec.name, spec.datatype.name, spec.reported_shape) for spec in known.inputs] == [("b", "FP32", [-1, 10])]
-    assert [spec.name for spec in known.outputs] == ["a"]
-    await servable.aclose()
-
-
-async def test_closed_servable_refuses(tmp_path: Path) -> None:
-    """Behind its end a servable gives no answers."""
+async def test_closed_servable_refuses_requests(tmp_path: Path) -> None:
     servable = await load(ir.dummy(), tmp_path)
     await servable.aclose()
     with pytest.raises(trio.ClosedResourceError):
         await servable.infer(raw_request({"b": np.zeros((1, 10), np.float32)}))
 
 
-async def test_aliases_of_mapping_config(tmp_path: Path) -> None:
-    """With a mapping_config.json, requests, answers and metadata use aliases only."""
+async def test_mapping_config_replaces_names(tmp_path: Path) -> None:
     base_path = ir.save(ir.dummy(), tmp_path, "model")
     mapping = {"inputs": {"b": "data"}, "outputs": {"a": "result"}}
     (base_path / "1" / "mapping_config.json").write_text(json.dumps(mapping), encoding="utf-8")
@@ -153,17 +110,7 @@ async def test_aliases_of_mapping_config(tmp_path: Path) -> None:
         await servable.infer(raw_request({"b": np.ones((1, 10), np.float32)}))
 
 
-async def test_images_through_a_layout_change(tmp_path: Path) -> None:
-    """A model of channels first, configured NHWC:NCHW, takes pixels channels last."""
-    model = ir.passthrough("FP32", (1, 3, 2, 2), input_name="image")
-    servable = await load(model, tmp_path, layouts={"image": LayoutSpec(tensor="NHWC", model="NCHW")})
-    pixels = np.arange(12, dtype=np.float32).reshape(1, 2, 2, 3)
-    response = await servable.infer(raw_request({"image": pixels}))
-    np.testing.assert_array_equal(tensors(response)[0].array, pixels.transpose(0, 3, 1, 2))
-
-
-async def test_missing_and_corrupt_models_do_not_load(tmp_path: Path) -> None:
-    """A version without a model, or with a broken one, is a ConfigError that names the place."""
+async def test_missing_and_corrupt_models_are_refused(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     spec = ModelSpec(name="model", base_path=tmp_path)
     with pytest.raises(ConfigError, match=str(tmp_path)):
@@ -173,8 +120,7 @@ async def test_missing_and_corrupt_models_do_not_load(tmp_path: Path) -> None:
         await load_model(spec, 1, tmp_path / "1")
 
 
-async def test_load_can_be_cancelled(tmp_path: Path) -> None:
-    """A load that nobody waits for any more is dropped; the next one works."""
+async def test_cancelled_load_can_be_repeated(tmp_path: Path) -> None:
     base_path = ir.save(ir.slow(256, 30), tmp_path, "model")
     spec = ModelSpec(name="model", base_path=base_path)
     with trio.move_on_after(0.001) as scope:
@@ -184,8 +130,7 @@ async def test_load_can_be_cancelled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"shapes": {"": AUTO}}, {"shapes": {"b": AUTO}}, {"batch": BatchSpec(auto=True)}])
-async def test_auto_follows_requests(settings: dict[str, Any], tmp_path: Path) -> None:
-    """A request of another batch makes the model load again for it, and metadata shows it."""
+async def test_automatic_shape_follows_requests(settings: dict[str, Any], tmp_path: Path) -> None:
     servable = await load(ir.dummy(), tmp_path, **settings)
     assert servable.metadata.inputs[0].shape == (Dim.fixed(1), Dim.fixed(10))
     for batch in (1, 4, 4, 2):
@@ -194,8 +139,7 @@ async def test_auto_follows_requests(settings: dict[str, Any], tmp_path: Path) -
         assert servable.metadata.inputs[0].shape[0] == Dim.fixed(batch)
 
 
-async def test_auto_batch_keeps_other_dimensions(tmp_path: Path) -> None:
-    """With an automatic batch the other dimensions are still checked, and so is the rank."""
+async def test_automatic_batch_keeps_other_dimensions(tmp_path: Path) -> None:
     servable = await load(ir.dummy(), tmp_path, batch=BatchSpec(auto=True))
     with pytest.raises(InvalidRequest, match="Invalid input shape"):
         await servable.infer(raw_request({"b": np.ones((2, 11), np.float32)}))
@@ -203,8 +147,7 @@ async def test_auto_batch_keeps_other_dimensions(tmp_path: Path) -> None:
         await servable.infer(raw_request({"b": np.ones((10,), np.float32)}))
 
 
-async def test_impossible_auto_shape_keeps_the_old_one(tmp_path: Path) -> None:
-    """Shapes that the model cannot take are a failed precondition, and what was served goes on."""
+async def test_impossible_automatic_shape_is_refused_and_the_old_one_is_kept(tmp_path: Path) -> None:
     servable = await load(ir.sum_of_two(), tmp_path, shapes={"": AUTO})
     ones = np.ones((1, 10), np.float32)
     with pytest.raises(FailedPrecondition, match="Model could not be reshaped with requested shape"):
@@ -214,8 +157,7 @@ async def test_impossible_auto_shape_keeps_the_old_one(tmp_path: Path) -> None:
     assert servable.metadata.inputs[0].shape == (Dim.fixed(1), Dim.fixed(10))
 
 
-async def test_concurrent_requests_of_different_shapes(tmp_path: Path) -> None:
-    """While the model follows one request, others wait, and every answer has its own shape."""
+async def test_concurrent_requests_of_different_shapes_are_answered(tmp_path: Path) -> None:
     servable = await load(ir.dummy(), tmp_path, shapes={"": AUTO})
     shapes: list[tuple[int, ...]] = []
 
@@ -230,7 +172,262 @@ async def test_concurrent_requests_of_different_shapes(tmp_path: Path) -> None:
     assert sorted(shapes) == sorted((number % 3 + 1, 10) for number in range(12))
 
 
-async def test_auto_is_not_for_scalars(tmp_path: Path) -> None:
-    """A model with a scalar input cannot follow requests."""
+async def test_automatic_batch_is_refused_for_scalars(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not for inputs without dimensions, such as 'b'"):
         await load(ir.scalar(), tmp_path, batch=BatchSpec(auto=True))
+
+
+Shapes = list[tuple[int, ...]]
+
+
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> Shapes:
+    """Return a list that gets the shape of the first input of each inference."""
+    recorded: Shapes = []
+    bind = Slot.bind
+
+    def record(slot: Slot, arrays: Any) -> None:
+        recorded.append(arrays[0].shape)
+        bind(slot, arrays)
+
+    monkeypatch.setattr(Slot, "bind", record)
+    return recorded
+
+
+async def _load(
+    model: ov.Model, path: Path, name: str = "model", hooks: Any = NULL_HOOKS, **buckets: Any
+) -> ModelServable:
+    return await load(model, path, name, hooks=hooks, shape_buckets=parse_shape_buckets(buckets))
+
+
+async def answers(servable: ModelServable, **arrays: Any) -> dict[str, Any]:
+    return {tensor.name: tensor.array for tensor in tensors(await servable.infer(raw_request(arrays)))}
+
+
+def numbers(*shape: int) -> Any:
+    return np.arange(1, np.prod(shape) + 1, dtype=np.float32).reshape(shape)
+
+
+async def test_requests_are_padded_to_the_next_bucket_and_outputs_are_cut_back(tmp_path: Path, shapes: Shapes) -> None:
+    hooks = RecordingHooks()
+    servable = await _load(ir.dummy((-1, 3)), tmp_path, hooks=hooks, batch={"sizes": [2, 4], "warm_up": False})
+    shapes.clear()
+    for rows in (0, 1, 2, 3, 4, 3):
+        b = numbers(rows, 3)
+        assert np.array_equal((await answers(servable, b=b))["a"], b + 1)
+    assert shapes == [(2, 3)] * 3 + [(4, 3)] * 3
+    assert hooks.fits[1:] == [("padded", 3, 3), ("exact", 6, 0), ("padded", 9, 3), ("exact", 12, 0), ("padded", 9, 3)]
+    await servable.aclose()
+
+
+async def test_requests_larger_than_the_largest_bucket_are_refused(tmp_path: Path) -> None:
+    servable = await _load(ir.dummy((-1, 3)), tmp_path, rows={"sizes": [2, 4], "inputs": {"b": 0}})
+    with pytest.raises(InvalidRequest, match=r"at most 4 in dimension 0, the largest of the buckets 2, 4 of 'rows'"):
+        await answers(servable, b=numbers(5, 3))
+    assert (await answers(servable, b=numbers(4, 3)))["a"].shape == (4, 3)
+
+
+async def test_larger_requests_run_unpadded_if_configured(tmp_path: Path, shapes: Shapes) -> None:
+    hooks = RecordingHooks()
+    columns = {"sizes": [4], "inputs": {"b": 1}}
+    batch = {"sizes": [2], "larger": "run"}
+    servable = await _load(ir.dynamic(), tmp_path, hooks=hooks, batch=batch, columns=columns)
+    shapes.clear()
+    b = numbers(5, 3)
+    assert np.array_equal((await answers(servable, b=b))["a"], b + 1)
+    assert (shapes, hooks.fits) == ([(5, 4)], [("larger", 15, 5)])
+
+
+def average() -> ov.Model:
+    """Make the average ``y`` of what is not 0 in ``mask`` in each row of ``x``, and with ``total`` the sum of both."""
+    x, mask = ir.parameter("x", [-1, -1]), ir.parameter("mask", [-1, -1], "INT64")
+    weights, axis = op.convert(mask, "f32"), op.constant(np.array([1], np.int64))
+    sums = op.reduce_sum(op.multiply(x, weights), axis, keep_dims=False)
+    mean = op.divide(sums, op.reduce_sum(weights, axis, keep_dims=False))
+    return ir.named_model({"y": mean, "total": op.add(x, weights)}, [x, mask])
+
+
+WORDS = {"sizes": [4, 8], "inputs": {"x": 1, "mask": 1}}
+
+
+async def test_inputs_are_padded_with_their_configured_values(tmp_path: Path) -> None:
+    servable = await _load(average(), tmp_path, batch=[2, 4], words={**WORDS, "pad": {"x": 1000}})
+    got = await answers(servable, x=numbers(3, 5), mask=np.ones((3, 5), np.int64))
+    assert got["y"].tolist() == [3, 8, 13]
+    assert np.array_equal(got["total"], numbers(3, 5) + 1)
+
+
+async def test_inputs_that_differ_in_a_dimension_are_refused(tmp_path: Path) -> None:
+    servable = await _load(average(), tmp_path, words=WORDS)
+    with pytest.raises(InvalidRequest, match=r"one size of 'words' \(shape_buckets\).*5 in dimension 1 of x") as caught:
+        await answers(servable, x=numbers(3, 5), mask=np.ones((3, 1), np.int64))
+    assert "1 in dimension 1 of mask" in str(caught.value)
+
+
+async def remarks(model: ov.Model, path: Path, **buckets: Any) -> list[Problem]:
+    found: list[Problem] = []
+    spec = ModelSpec(
+        name="m", base_path=ir.save(model, path, "m"), plugin_config=EXACT, shape_buckets=parse_shape_buckets(buckets)
+    )
+    await load_model(spec, 1, spec.base_path / "1", remark=found.append)
+    return found
+
+
+async def test_outputs_that_padding_changes_are_reported_by_the_load(tmp_path: Path) -> None:
+    x = ir.parameter("x", [-1, -1])
+    mean = op.reduce_mean(x, op.constant(np.array([1], np.int64)), keep_dims=False)
+    model = ir.named_model({"mean": mean, "same": op.relu(x)}, [x])
+    words = {"sizes": [4, 8], "inputs": {"x": 1}}
+    (warning,) = await remarks(model, tmp_path / "1", words=words, batch=[4])
+    assert (warning.severity, warning.path) == ("warning", "shape_buckets.words")
+    assert "the output 'mean' is another one where inputs are padded" in warning.message
+    assert not await remarks(model, tmp_path / "2", batch=[4])
+    assert not await remarks(average(), tmp_path / "3", batch=[4], words=WORDS)
+
+
+async def test_buckets_are_warmed_up_by_the_load(tmp_path: Path, shapes: Shapes) -> None:
+    words = {"sizes": [3, 9], "inputs": {"b": 1}}
+    await _load(ir.dynamic(), tmp_path, batch=[2, 4], words=words)
+    assert {(2, 3), (2, 9), (4, 3), (4, 9)} <= set(shapes)
+    shapes.clear()
+    await _load(ir.dynamic(), tmp_path, "m", batch={"sizes": [5, 7], "warm_up": False}, words=words)
+    assert {(5, 3), (5, 9)} <= set(shapes)
+    assert not {(7, 3), (7, 9)} & set(shapes)
+
+
+async def test_model_that_fails_on_padded_inputs_is_served_with_a_warning(tmp_path: Path) -> None:
+    shape, rows = ir.parameter("shape", [2], "INT64"), ir.parameter("rows", [-1])
+    shaped = op.reshape(rows, shape, special_zero=False)
+    model = ir.named_model({"y": shaped, "same": op.negative(rows)}, [rows, shape])
+    batch = {"sizes": [4], "inputs": {"rows": 0}, "outputs": {"same": 0}}
+    (warning,) = await remarks(model, tmp_path / "1", batch=batch)
+    assert (warning.severity, warning.path) == ("warning", "shape_buckets")
+    servable = await _load(model, tmp_path / "2", batch=batch)
+    got = await answers(servable, shape=np.array([2, 2]), rows=numbers(3))
+    assert (got["y"].tolist(), got["same"].tolist()) == ([[1, 2], [3, 0]], [-1, -2, -3])
+
+
+async def test_output_that_does_not_follow_as_configured_is_a_failure(tmp_path: Path) -> None:
+    x = ir.parameter("x", [-1])
+    model = ir.named_model({"sum": op.reduce_sum(x, op.constant(np.array([0], np.int64)), keep_dims=True)}, [x])
+    words = {"sizes": [4], "inputs": {"x": 0}, "outputs": {"sum": 0}}
+    servable = await _load(model, tmp_path, words=words)
+    assert (await answers(servable, x=numbers(4)))["sum"].tolist() == [10]
+    with pytest.raises(
+        ModelFailure, match=r"'sum' cannot be cut back.*expected 4 in dimension 0.*found the shape \[1\]"
+    ):
+        await answers(servable, x=numbers(3))
+
+
+async def test_size_limit_of_outputs_leaves_out_padding(tmp_path: Path) -> None:
+    servable = await _load(ir.dummy((-1,)), tmp_path, batch=[1000])
+    request = raw_request({"b": numbers(10)})
+    request.most_bytes = 40
+    assert tensors(await servable.infer(request))[0].array.shape == (10,)
+    request.most_bytes = 39
+    with pytest.raises(PayloadTooLarge, match="the outputs have 40 bytes, the limit is 39"):
+        await servable.infer(request)
+
+
+async def test_large_requests_are_padded_in_a_thread(tmp_path: Path) -> None:
+    servable = await _load(ir.dummy((-1,)), tmp_path, batch={"sizes": [2**20], "warm_up": False})
+    b = numbers(2**19 + 1)
+    assert np.array_equal((await answers(servable, b=b))["a"], b + 1)
+
+
+@pytest.mark.parametrize("datatype", ["BOOL", "INT8", "UINT16", "INT64", "FP16", "BF16", "FP64"])
+async def test_every_datatype_of_numbers_is_padded(tmp_path: Path, datatype: str) -> None:
+    servable = await _load(ir.passthrough(datatype, (-1, 2)), tmp_path, batch=[4])
+    dtype = {"BOOL": np.bool_, "BF16": np.uint16, "FP16": np.float16, "FP64": np.float64}.get(datatype)
+    x = np.array([[1, 0], [1, 1], [0, 1]], dtype or datatype.lower())
+    response = await servable.infer(raw_request({"x": x}, {"x": datatype}))
+    assert np.array_equal(tensors(response)[0].array, x)
+
+
+async def test_batch_is_joined_and_then_padded(tmp_path: Path, shapes: Shapes) -> None:
+    hooks, got = RecordingHooks(), {}
+    buckets = parse_shape_buckets({"batch": [4, 8]})
+    batching = BatchingSpec(max_batch_size=3, batch_timeout_ms=3_600_000)
+    async with trio.open_nursery() as tasks:
+        servable = await load_batched(ir.dummy((-1, 2)), tmp_path, tasks, batching, hooks=hooks, shape_buckets=buckets)
+        shapes.clear()
+
+        async def call(value: int) -> None:
+            response = await servable.infer(raw_request({"b": np.full((1, 2), value, np.float32)}))
+            got[value] = tensors(response)[0].array.tolist()
+
+        async with trio.open_nursery() as calls:
+            for value in (1, 2, 3):
+                calls.start_soon(call, value)
+        assert got == {value: [[value + 1, value + 1]] for value in (1, 2, 3)}
+        assert (shapes, hooks.batch_sizes, hooks.fits) == ([(4, 2)], [3], [("padded", 6, 2)])
+        with pytest.raises(InvalidRequest, match="at most 8 in dimension 0"):
+            await servable.infer(raw_request({"b": numbers(9, 2)}))
+        await servable.aclose()
+
+
+STEPS = {
+    "relu": op.relu,
+    "negative": op.negative,
+    "turned": lambda node: op.transpose(node, op.constant(np.array([1, 0, 2], np.int64))),
+    "mixed": lambda node: op.matmul(node, op.constant(np.eye(3, dtype=np.float32) * 2 + 1), False, False),
+    "shares": lambda node: op.softmax(node, 2),
+    "reshaped": lambda node: op.reshape(node, op.shape_of(node), special_zero=False),
+    "doubled": lambda node: op.concat([node, node], 2),
+    "pairs": lambda node: op.matmul(node, node, False, True),
+    "sums": lambda node: op.reduce_sum(node, op.constant(np.array([2], np.int64)), keep_dims=False),
+    "running": lambda node: op.cum_sum(node, op.constant(np.int64(1))),
+}
+"""Steps that keep rows apart and use no later positions."""
+BEFORE = ["relu", "negative", "mixed", "shares", "reshaped"]
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ov.Model:
+    """Return models of an input ``x`` [rows, positions, 3] with one to three outputs."""
+    x = ir.parameter("x", [-1, -1, 3])
+    outputs = {}
+    for index in range(draw(st.integers(1, 3))):
+        node = x
+        for step in draw(st.lists(st.sampled_from(BEFORE), max_size=3)):
+            node = STEPS[step](node)
+        outputs[f"y{index}"] = STEPS[draw(st.sampled_from(sorted(STEPS)))](node)
+    return ir.named_model(outputs, [x])
+
+
+SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=3, unique=True).map(sorted)
+
+
+@given(models(), SIZES, SIZES, st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_outputs_with_buckets_are_those_without(
+    tmp_path_factory: pytest.TempPathFactory,
+    shapes: Shapes,
+    model: ov.Model,
+    rows: list[int],
+    positions: list[int],
+    requests: list[tuple[int, int]],
+) -> None:
+    folder = tmp_path_factory.mktemp("models")
+    places = {"sizes": positions, "inputs": {"x": 1}}
+    buckets = parse_shape_buckets({"rows": {"sizes": rows, "inputs": {"x": 0}}, "positions": places})
+
+    async def compare() -> None:
+        plain, padded = await load(model, folder / "a"), await load(model, folder / "b", shape_buckets=buckets)
+        random = np.random.default_rng(1)
+        seen = set()
+        for size in requests:
+            x = random.normal(size=(*size, 3)).astype(np.float32)
+            shapes.clear()
+            if size[0] > rows[-1] or size[1] > positions[-1]:
+                with pytest.raises(InvalidRequest):
+                    await answers(padded, x=x)
+                continue
+            got = await answers(padded, x=x)
+            seen |= set(shapes)
+            for name, expected in (await answers(plain, x=x)).items():
+                assert np.allclose(got[name], expected, rtol=1e-4, atol=1e-4)
+                assert got[name].shape == expected.shape
+        assert seen <= {(row, position, 3) for row in rows for position in positions}
+
+    trio.run(compare)

@@ -1,5 +1,3 @@
-"""No answer is ever another one's: models that fail for some shapes and values, whatever ran before and beside."""
-
 from __future__ import annotations
 
 import tempfile
@@ -35,7 +33,7 @@ Arrays = list[np.ndarray[Any, Any]]
 
 
 class _Subject(NamedTuple):
-    """A model, what is asked of it by a size and a value, and the right answer, None if it must fail."""
+    """A model, its inputs by a size and a value, and the right outputs, None for a failure."""
 
     build: Callable[[], ov.Model]
     inputs: Callable[[int, float], Arrays]
@@ -52,21 +50,18 @@ def _product(arrays: Arrays) -> Arrays | None:
 
 
 def _in_two_parts() -> ov.Model:
-    """Output ``a`` is made before ``b`` fails, whose shape is fixed."""
     x = ir.parameter("x", [-1])
     square = op.reshape(op.exp(x), op.constant(np.array([2, 2], np.int64)), special_zero=False)
     return ir.named_model({"a": op.relu(op.add(x, op.constant(np.float32(1)))), "b": square}, [x], "parts")
 
 
 def _only_fixed() -> ov.Model:
-    """The output has one shape, and only four numbers fit it."""
     x = ir.parameter("x", [-1])
     square = op.reshape(op.add(x, x), op.constant(np.array([2, 2], np.int64)), special_zero=False)
     return ir.named_model({"y": square}, [x], "fixed")
 
 
 def _by_value() -> ov.Model:
-    """Whether the numbers fit the shape is in the values of another input."""
     x, shape = ir.parameter("x", [-1]), ir.parameter("y", [2], "INT64")
     return ir.named_model({"z": op.reshape(op.add(x, x), shape, special_zero=False)}, [x, shape], "by_value")
 
@@ -111,15 +106,15 @@ def _network(subject: str, config: str, *, is_away: bool = False) -> Network:
     return Network(replace(compiled, placement=Placement.away()) if is_away else compiled)
 
 
-async def _ask(network: Network, subject: _Subject, size: int, value: float) -> None:
+async def _infer(network: Network, subject: _Subject, size: int, value: float) -> None:
     arrays = subject.inputs(size, value)
     expected = subject.answer(arrays)
     if expected is None:
         with pytest.raises(ModelFailure):
             await network.infer(arrays)
         return
-    for got, right in zip(await network.infer(arrays), expected, strict=True):
-        np.testing.assert_allclose(got, right, rtol=1e-5)
+    for output, expected_output in zip(await network.infer(arrays), expected, strict=True):
+        np.testing.assert_allclose(output, expected_output, rtol=1e-5)
 
 
 _SIZES = st.sampled_from([2, 3, 4, 5])
@@ -132,36 +127,34 @@ _WAVES = st.lists(
 @pytest.mark.parametrize("subject", _SUBJECTS)
 @settings(max_examples=examples(12), deadline=None)
 @given(waves=_WAVES)
-def test_every_request_has_its_own_answer_or_its_own_failure(
+def test_each_of_many_requests_has_its_own_outputs_or_its_own_failure(
     subject: str, config: str, waves: list[tuple[list[int], bool, bool]]
 ) -> None:
-    """Requests that fit and that do not, at once and in turn, on the loop and away from it, some of them cancelled."""
-    asked, number = _SUBJECTS[subject], 0
+    case, number = _SUBJECTS[subject], 0
 
     async def main() -> None:
         nonlocal number
-        for sizes, inline, impatient in waves:
+        for sizes, inline, cancels in waves:
             network = _network(subject, config, is_away=not inline)
             with trio.fail_after(60):
                 async with trio.open_nursery() as nursery:
-                    if impatient:
-                        nursery.start_soon(_give_up, network, asked.inputs(4, 99))
+                    if cancels:
+                        nursery.start_soon(_cancelled, network, case.inputs(4, 99))
                     for size in sizes:
                         number += 1
-                        nursery.start_soon(_ask, network, asked, size, float(number % 7))
+                        nursery.start_soon(_infer, network, case, size, float(number % 7))
             assert network.pool.active == 0
 
     trio.run(main)
 
 
-async def _give_up(network: Network, arrays: Arrays) -> None:
+async def _cancelled(network: Network, arrays: Arrays) -> None:
     with trio.move_on_after(0), suppress(ModelFailure):
         await network.infer(arrays)
 
 
 @pytest.mark.parametrize("config", _CONFIGS)
-def test_threads_that_infer_have_their_own_answers_too(config: str) -> None:
-    """Outside of the event loop, after failures."""
+def test_blocking_inferences_have_their_own_outputs_after_failures(config: str) -> None:
     subject = _SUBJECTS["product"]
     network = BlockingNetwork(_compiled("product", config))
     for number, size in enumerate([3, 5, 3, 3, 4, 5, 3, 3]):

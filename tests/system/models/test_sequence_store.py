@@ -1,5 +1,3 @@
-"""Sequences over a restart of the server, by a signal or a kill. The tests stop their servers."""
-
 from __future__ import annotations
 
 import json
@@ -35,32 +33,29 @@ def _sum(response: httpx.Response) -> float:
     return float(response.json()["outputs"][0]["data"][0])
 
 
+def _options(tmp_path: Path, *options: str) -> list[str]:
+    base = ir.save(ir.accumulator(), tmp_path, "m")
+    kept = str(tmp_path / "kept")
+    return ["--model_name", "m", "--model_path", str(base), "--stateful", "--sequence_store", kept, *options]
+
+
 def _triton(address: str, value: float, **control: Any) -> Any:
     from tritonclient.grpc import InferenceServerClient, InferInput
 
     given = InferInput("x", [1, 2], "FP32")
     given.set_data_from_numpy(np.full((1, 2), value, np.float32))
-    client = InferenceServerClient(address)
-    try:
+    with InferenceServerClient(address) as client:
         result = client.infer("m", [given], **control)
-        return float(result.as_numpy("y")[0, 0]), result.as_numpy("sequence_id").tolist()
-    finally:
-        client.close()
+    return float(result.as_numpy("y")[0, 0]), result.as_numpy("sequence_id").tolist()
 
 
-def test_sequences_over_both_protocols_and_a_restart(tmp_path: Path) -> None:
-    """One sequence starts over REST, goes on over gRPC and in the next server, and is listed meanwhile."""
-    base = ir.save(ir.accumulator(), tmp_path, "m")
-    options = ["--model_name", "m", "--model_path", str(base), "--stateful", "--sequence_store", str(tmp_path / "kept")]
+def test_sequences_over_rest_and_grpc_survive_a_restart(tmp_path: Path) -> None:
+    options = _options(tmp_path)
     with serving(*options) as server:
         started = _rest(server.rest, 1, sequence_control_input=1)
         assert _sum(started) == 1
-        assert started.json()["outputs"][1] == {
-            "name": "sequence_id",
-            "datatype": "UINT64",
-            "shape": [1],
-            "data": [1],
-        }
+        identity = {"name": "sequence_id", "datatype": "UINT64", "shape": [1], "data": [1]}
+        assert started.json()["outputs"][1] == identity
         assert _triton(server.grpc, 2, sequence_id=1) == (3.0, [1])
         assert _triton(server.grpc, 9, sequence_id=40, sequence_start=True) == (9.0, [40])
         assert _triton(server.grpc, 1, sequence_id=40, sequence_end=True) == (10.0, [40])
@@ -86,18 +81,8 @@ def test_sequences_over_both_protocols_and_a_restart(tmp_path: Path) -> None:
         assert server.get("/v2/models/m/sequences").json() == {"sequences": []}
 
 
-def _stored(tmp_path: Path, *options: str) -> list[str]:
-    base = ir.save(ir.accumulator(), tmp_path, "m")
-    kept = str(tmp_path / "kept")
-    return ["--model_name", "m", "--model_path", str(base), "--stateful", "--sequence_store", kept, *options]
-
-
-def test_a_killed_server_keeps_stored_steps(tmp_path: Path) -> None:
-    """The store is written while steps come; the sum fits the number of stored steps, and the log has their age.
-
-    A second server with the same folder does not start, and names the first.
-    """
-    options = _stored(tmp_path, "--sequence_store_seconds", "1")
+def test_killed_server_keeps_stored_steps(tmp_path: Path) -> None:
+    options = _options(tmp_path, "--sequence_store_seconds", "1")
     with serving(*options) as server:
         second = run_ovms("serve", "--port", "0", "--rest_bind_address", "127.0.0.1", "--rest_port", "1", *options)
         told = " ".join((second.stdout + second.stderr).split())
@@ -129,9 +114,8 @@ def test_a_killed_server_keeps_stored_steps(tmp_path: Path) -> None:
     assert 0 < float(line.split("written_seconds_ago=")[1].split()[0]) < 60
 
 
-def test_sequences_that_cannot_be_saved_are_a_failure(tmp_path: Path) -> None:
-    """Without room for the file the server exits with 1, and the next server has the sequences of the earlier file."""
-    options = _stored(tmp_path, "--sequence_store_seconds", "0.2")
+def test_unsaved_sequences_are_a_failure_of_the_server(tmp_path: Path) -> None:
+    options = _options(tmp_path, "--sequence_store_seconds", "0.2")
     with serving(*options) as server:
         assert _sum(_rest(server.rest, 5, sequence_id=3, sequence_control_input=1)) == 5
         file = tmp_path / "kept" / "sequences.bin"

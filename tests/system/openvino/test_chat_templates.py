@@ -1,17 +1,21 @@
 # ruff: noqa: E501 -- templates are written as models have them
-"""Chat templates make the prompts that Hugging Face's tokenizers make, in bounds, and tell what is wrong with them."""
-
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from ovmstrio.core.errors import InvalidField
+from ovmstrio.core.generation import Conversation
+from ovmstrio.openvino.engine.template_process import Renderings, TemplateProcess
 from ovmstrio.openvino.engine.templates import ChatTemplate, TemplateFailure, read_template
 from tests.support.tiny_llm import CHAT_TEMPLATE, write_tiny_folder
 
@@ -19,7 +23,7 @@ _WEATHER: Final = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
 }
-_TALK: Final = (
+_MESSAGES: Final = (
     {"role": "system", "content": "Be <short> & 'kind'."},
     {"role": "user", "content": "Was kostet das? \u20ac"},
     {"role": "assistant", "content": "Nichts.\n"},
@@ -89,7 +93,7 @@ _QWEN: Final = """{%- if tools %}
     {%- endif %}
 {%- endif %}"""
 
-_CALLED: Final = (
+_CALL_MESSAGES: Final = (
     {"role": "user", "content": "Paris?"},
     {
         "role": "assistant",
@@ -113,102 +117,93 @@ json.dump(answers, sys.stdout)
 """
 
 
-def test_a_template_makes_what_the_librarys_own_makes(tmp_path: Path) -> None:
-    """Of templates that both read alike."""
+def test_prompts_are_those_of_openvino_genai(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "tiny")
-    asked: list[tuple[str, list[dict[str, Any]], bool, dict[str, Any]]] = [
-        (template, [dict(message) for message in _TALK], begins, options)
+    renderings: list[tuple[str, list[dict[str, Any]], bool, dict[str, Any]]] = [
+        (template, [dict(message) for message in _MESSAGES], begins, options)
         for template in (CHAT_TEMPLATE, _LLAMA, _ZEPHYR, _GEMMA, _QWEN)
         for begins in (True, False)
         for options in ({}, {"enable_thinking": False})
     ]
-    told = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-c", _COMPARE, str(folder)],
-        input=json.dumps(asked).encode(),
+        input=json.dumps(renderings).encode(),
         capture_output=True,
         check=True,
         timeout=120,
     )
     ours = [
         ChatTemplate(template, bos_token="<s>", eos_token="</s>").render(messages, (), begins, options)
-        for template, messages, begins, options in asked
+        for template, messages, begins, options in renderings
     ]
-    assert ours == json.loads(told.stdout)
+    assert ours == json.loads(printed.stdout)
     assert len(set(ours)) == 9
 
 
-def test_arguments_of_calls_are_objects_for_the_template() -> None:
-    """OpenAI's form has them as a text; content that is null is empty."""
-    made = ChatTemplate(_QWEN).render(_CALLED)
+def test_arguments_of_calls_are_objects_and_null_content_is_empty() -> None:
+    made = ChatTemplate(_QWEN).render(_CALL_MESSAGES)
     assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>' in made
     assert "None" not in made
     assert made.endswith("<tool_response>\nrain\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_tools_are_written_as_json_of_all_letters() -> None:
-    """In the order of their keys, and nothing escaped that HTML would."""
+def test_tools_are_json_with_unescaped_letters() -> None:
     tool = {"type": "function", "function": {"name": "f", "description": "<gr\u00f6\u00dfer> & 'kleiner'"}}
-    assert f"\n{json.dumps(tool, ensure_ascii=False)}\n</tools>" in ChatTemplate(_QWEN).render(_TALK, (tool,))
+    assert f"\n{json.dumps(tool, ensure_ascii=False)}\n</tools>" in ChatTemplate(_QWEN).render(_MESSAGES, (tool,))
 
 
-def test_a_template_that_knows_no_tools_gets_a_message_that_explains_them() -> None:
-    """Behind the system's own words, and results come as the user's."""
+def test_template_without_tools_gets_a_message_that_explains_them() -> None:
     template = ChatTemplate(CHAT_TEMPLATE)
-    made = template.render([{"role": "system", "content": "Be kind."}, *_CALLED], (_WEATHER,))
+    made = template.render([{"role": "system", "content": "Be kind."}, *_CALL_MESSAGES], (_WEATHER,))
     system, *_ = made.split("<|im_end|>")
     assert system.startswith("<|im_start|>system\nBe kind.\n\n")
     assert '{"name": "weather", "parameters"' in system
     assert '{"tool_calls": [{"name": "<name>"' in system
     assert '{"tool_calls": [{"name": "weather", "arguments": {"city": "Paris"}}]}' in made
     assert "<|im_start|>user\nResult of abcdefghi:\nrain<|im_end|>" in made
-    assert template.render(_TALK, (_WEATHER,)) != template.render(_TALK)
+    assert template.render(_MESSAGES, (_WEATHER,)) != template.render(_MESSAGES)
 
 
-def test_the_template_for_tools_is_taken_with_tools(tmp_path: Path) -> None:
-    """Of a list of named templates."""
+def test_template_for_tools_is_used_with_tools(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools | length }} tools"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    template = read_template(tmp_path)
-    assert template is not None
-    assert template.render(_TALK) == "plain"
-    assert template.render(_TALK, (_WEATHER,)) == "1 tools"
+    assert _rendered(tmp_path) == "plain"
+    assert _rendered(tmp_path, tools=(_WEATHER,)) == "1 tools"
 
 
-def test_a_template_and_its_tokens_are_read_from_the_models_folder(tmp_path: Path) -> None:
-    """The file of its own wins, and tokens may be objects."""
-    assert read_template(tmp_path) is None
-    given = read_template(tmp_path, "given")
-    assert given is not None
-    assert given.render(_TALK) == "given"
+def _rendered(folder: Path, *given: str, tools: Sequence[Any] = ()) -> str | None:
+    template = read_template(folder, *given)
+    return None if template is None else template.render(_MESSAGES, tools)
+
+
+def test_template_and_special_tokens_are_read_from_the_folder(tmp_path: Path) -> None:
+    assert _rendered(tmp_path) is None
+    assert _rendered(tmp_path, "given") == "given"
     settings = {"chat_template": "settings {{ bos_token }}", "bos_token": {"content": "<s>"}, "eos_token": None}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    found = read_template(tmp_path, "given")
-    assert found is not None
-    assert found.render(_TALK) == "settings <s>"
+    assert _rendered(tmp_path, "given") == "settings <s>"
     (tmp_path / "special_tokens_map.json").write_text('{"pad_token": "<p>"}')
     (tmp_path / "chat_template.jinja").write_text("file {{ bos_token }}{{ eos_token }}{{ pad_token }}")
-    found = read_template(tmp_path)
-    assert found is not None
-    assert found.render(_TALK) == "file <s><p>"
+    assert _rendered(tmp_path) == "file <s><p>"
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(TemplateFailure, match=r"tokenizer_config\.json"):
         read_template(tmp_path)
 
 
-def test_names_and_tags_of_chat_templates_are_known() -> None:
-    """The time, training's marks, loops that are left, undefined names."""
+def test_extensions_of_chat_templates_are_supported() -> None:
     source = (
         "{% generation %}{{ strftime_now('%d %b %Y') }}{% endgeneration %}"
         "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}[{{ m.role }}{{ m.nobody }}]{% endfor %}"
         "{{ tools is none }}{{ documents is none }}{{ {'b': 1, 'a': [true]} | tojson(indent=1) }}"
     )
     template = ChatTemplate(source + "{% if tools %}{% endif %}", now=lambda: datetime(2026, 7, 4, tzinfo=UTC))
-    assert template.render(_TALK) == '04 Jul 2026[system]TrueTrue{\n "b": 1,\n "a": [\n  true\n ]\n}'
+    assert template.render(_MESSAGES) == '04 Jul 2026[system]TrueTrue{\n "b": 1,\n "a": [\n  true\n ]\n}'
 
 
-def test_options_are_variables_that_cannot_be_messages() -> None:
-    """But the begin of the answer can be left out by them."""
-    made = ChatTemplate(CHAT_TEMPLATE).render(_TALK[1:2], (), True, {"messages": [], "add_generation_prompt": False})
+def test_options_cannot_replace_messages() -> None:
+    made = ChatTemplate(CHAT_TEMPLATE).render(
+        _MESSAGES[1:2], (), True, {"messages": [], "add_generation_prompt": False}
+    )
     assert made == "<|im_start|>user\nWas kostet das? \u20ac<|im_end|>\n"
 
 
@@ -225,10 +220,9 @@ def test_options_are_variables_that_cannot_be_messages() -> None:
         ("{% include 'x' %}", "no loader", 1),
     ],
 )
-def test_what_a_template_fails_of_is_told_with_its_line(source: str, text: str, line: int) -> None:
-    """Whether it is no template, or refuses the conversation."""
+def test_failures_of_a_template_have_its_line(source: str, text: str, line: int) -> None:
     with pytest.raises(TemplateFailure, match=text) as failed:
-        ChatTemplate(source).render(_TALK)
+        ChatTemplate(source).render(_MESSAGES)
     assert failed.value.line == line
 
 
@@ -267,23 +261,121 @@ def test_what_a_template_fails_of_is_told_with_its_line(source: str, text: str, 
         "{% if a %}" * 5000,
     ],
 )
-def test_a_template_that_would_not_end_or_fill_memory_is_ended(source: str) -> None:
-    """By what it does, however fast the machine is."""
+def test_template_that_would_not_end_or_fill_memory_is_stopped(source: str) -> None:
     with pytest.raises(TemplateFailure) as failed:
-        ChatTemplate(source).render(_TALK)
+        ChatTemplate(source).render(_MESSAGES)
     assert len(failed.value.text) < 300
 
 
 def test_bounds_grow_with_the_conversation() -> None:
-    """Thousands of messages and megabytes of text are nothing that a template is ended for."""
     messages = [{"role": role, "content": "x" * 2000} for role in ("user", "assistant")] * 2500
     for source in (CHAT_TEMPLATE, _LLAMA, _ZEPHYR, _GEMMA, _QWEN):
         assert len(ChatTemplate(source).render(messages)) > 10_000_000
     tools = [_WEATHER] * 1000
-    assert ChatTemplate(_QWEN).render(_TALK, tools).count('"weather"') == 1000
+    assert ChatTemplate(_QWEN).render(_MESSAGES, tools).count('"weather"') == 1000
 
 
-def test_a_rendering_leaves_nothing_for_the_next() -> None:
-    """Neither variables nor work that was counted."""
+def test_renderings_share_no_variables_and_no_counted_work() -> None:
     template = ChatTemplate("{% for i in range(15000) %}{% endfor %}{{ x }}{% set x = 1 %}")
-    assert [template.render(_TALK, (), True, {"x": 5}), template.render(_TALK)] == ["5", ""]
+    assert [template.render(_MESSAGES, (), True, {"x": 5}), template.render(_MESSAGES)] == ["5", ""]
+
+
+_HOSTILE: Final = Conversation(({"role": "user", "content": "hostile"},))
+_PLAIN: Final = Conversation(({"role": "user", "content": "plain"},))
+_SHARED: Final = (
+    "{%- set ns = namespace(a=[1, 2], b=[1, 2], t=(1, 2), u=(1, 2), d={'k': 1}, e={'k': 1}) -%}"
+    "{%- for i in range(60) -%}{%- set ns.a = [ns.a, ns.a] -%}{%- set ns.b = [ns.b, ns.b] -%}"
+    "{%- set ns.t = (ns.t, ns.t) -%}{%- set ns.u = (ns.u, ns.u) -%}"
+    "{%- set ns.d = {'x': ns.d, 'y': ns.d} -%}{%- set ns.e = {'x': ns.e, 'y': ns.e} -%}{%- endfor -%}"
+)
+
+
+# Each uses CPU time or memory in one call of C, which only the limit of the process ends.
+_HOSTILE_SOURCES: Final = [
+    *(
+        _SHARED + source
+        for source in (
+            "{{ ns.a == ns.b }}",
+            "{{ ns.a is in [ns.b] }}",
+            "{{ [ns.t, ns.u] | sort }}",
+            "{{ [{'k': ns.t}, {'k': ns.u}] | groupby('k') }}",
+            "{{ {ns.t: 1} }}",
+            "{{ ns.a | tojson }}",
+            "{{ '%s' % (ns.a,) }}",
+            "{{ [ns.b].count(ns.a) }}",
+        )
+    ),
+    "{% set n = range(90000) | list %}{% for i in range(15000) %}{% if -1 in n %}{% endif %}{% endfor %}",
+    "{{ '{:{}{}}'.format('a', '99999', '99999') | length }}",
+]
+"""Lists, tuples and dicts that have 2 ** 60 leaves, in 60 objects each; a is equal to b, t to u and d to e."""
+
+_LIMIT_SECONDS: Final = 0.3
+
+
+def _guarded(source: str) -> str:
+    """Make a template hostile for one conversation, and plain for others."""
+    return "{% if messages[0].content == 'hostile' %}" + source + "{% endif %}fine"
+
+
+@pytest.fixture
+def templates() -> Iterator[list[TemplateProcess]]:
+    made: list[TemplateProcess] = []
+    yield made
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("source", _HOSTILE_SOURCES)
+def test_template_that_uses_too_much_cpu_time_or_memory_is_refused_and_the_next_rendering_works(
+    source: str, templates: list[TemplateProcess]
+) -> None:
+    process = TemplateProcess({"source": _guarded(source)}, "the chat template x.jinja", _LIMIT_SECONDS)
+    templates.append(process)
+    with pytest.raises(InvalidField) as refused:
+        process.render(_HOSTILE)
+    assert refused.value.message.startswith("the chat template x.jinja ")
+    assert len(refused.value.message) < 5000
+    assert process.pid != os.getpid()
+    assert process.render(_PLAIN) == "fine"
+
+
+def test_killed_template_process_fails_its_rendering_and_is_replaced(templates: list[TemplateProcess]) -> None:
+    process = TemplateProcess({"source": _guarded(_SHARED + "{{ ns.a == ns.b }}")}, "the chat template")
+    templates.append(process)
+    assert process.render(_PLAIN) == "fine"
+    process.begin(_HOSTILE)
+    os.kill(process.pid, signal.SIGSEGV)
+    assert process.has_ended(30)
+    with pytest.raises(InvalidField, match="the chat template ended its process with status -11"):
+        process.take()
+    assert process.render(_PLAIN) == "fine"
+
+
+def test_renderings_are_done_in_order_and_can_be_withdrawn(templates: list[TemplateProcess]) -> None:
+    process = TemplateProcess({"source": _guarded(_SHARED + "{{ ns.a == ns.b }}")}, "the chat template", _LIMIT_SECONDS)
+    templates.append(process)
+    renderings = Renderings[str](process)
+    renderings.add("hostile", _HOSTILE, 0)
+    for name in ("first", "second", "third"):
+        renderings.add(name, _PLAIN, 30)
+    assert renderings.waiting == 4
+    renderings.withdraw("second")
+    renderings.withdraw("hostile")
+    assert renderings.waiting == 2
+    taken = []
+    while renderings.seconds_left is not None:
+        assert process.has_ended(30)
+        taken.append(renderings.take())
+    assert taken == [None, ("first", "fine"), ("third", "fine")]
+
+
+@pytest.mark.parametrize(("source", "reason"), [("{% if %}", "cannot be used"), ("{{ 1 // 0 }}", "ZeroDivisionError")])
+def test_invalid_template_is_the_error_of_each_request(
+    source: str, reason: str, templates: list[TemplateProcess]
+) -> None:
+    process = TemplateProcess({"source": source}, "the chat template x.jinja")
+    templates.append(process)
+    for _ in range(2):
+        with pytest.raises(InvalidField, match=rf"the chat template x\.jinja .*{reason}"):
+            process.render(_PLAIN)

@@ -1,8 +1,9 @@
-"""Places of services and of the server: first come, first served, bounded, and never a deadlock."""
-
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,15 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.core.errors import Overloaded
-from ovmstrio.core.limits import NO_LIMIT, Limit
+from ovmstrio.api.doors import HANDLERS_HTTP
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.arrivals import Arrival, Arrivals
+from ovmstrio.core.errors import Overloaded, TooManyRequests
+from ovmstrio.core.limits import NO_LIMIT, Limit, LocalLimit
 from ovmstrio.core.request import InferRequest
 from ovmstrio.dataplane.admission import Admission
+from ovmstrio.dataplane.plane import DataPlane
+from tests.support.stub_registry import StubServable, add_versions, registry_of
 from tests.support.waits import WAIT_SECONDS
 
 
@@ -28,8 +34,7 @@ async def _hold(admission: Admission, name: str, held: list[int], number: int, d
         await done.wait()
 
 
-async def test_calls_wait_in_their_order_and_those_beyond_are_refused() -> None:
-    """Two places and two who wait; the refusal has the numbers, and the queue moves one by one."""
+async def test_calls_wait_in_order_and_those_beyond_the_queue_are_refused() -> None:
     admission = _admission(m=Limit(2, 2))
     held: list[int] = []
     done = [trio.Event() for _ in range(4)]
@@ -54,8 +59,7 @@ async def test_calls_wait_in_their_order_and_those_beyond_are_refused() -> None:
     assert (admission.under_way("m"), admission.queued("m")) == (0, 0)
 
 
-async def test_who_leaves_the_queue_leaves_no_gap() -> None:
-    """A deadline or a client that goes, also in the moment of its turn, gives its place to the next."""
+async def test_cancelled_calls_leave_the_queue() -> None:
     admission = _admission(m=Limit(1, 5))
     held: list[int] = []
     done = trio.Event()
@@ -82,8 +86,7 @@ async def test_who_leaves_the_queue_leaves_no_gap() -> None:
     assert (admission.under_way("m"), admission.queued("m")) == (0, 0)
 
 
-async def test_the_guess_of_when_to_come_again_follows_what_calls_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four before it, at 3 s each, two at a time: 6 s and its own share."""
+async def test_retry_after_follows_the_duration_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     admission = _admission(m=Limit(2, 2))
     now = 100.0
     monkeypatch.setattr("ovmstrio.dataplane.admission.perf_counter", lambda: now)
@@ -100,42 +103,6 @@ async def test_the_guess_of_when_to_come_again_follows_what_calls_take(monkeypat
         nursery.cancel_scope.cancel()
 
 
-async def test_a_limit_of_the_server_is_for_all_services() -> None:
-    """Those that wait for a service hold nothing of the server's, so that other services are called meanwhile."""
-    admission = _admission(Limit(2, 1), slow=Limit(1, 5))
-    held: list[int] = []
-    done = trio.Event()
-    async with trio.open_nursery() as nursery:
-        for number in range(3):
-            nursery.start_soon(_hold, admission, "slow", held, number, done)
-            await trio.testing.wait_all_tasks_blocked()
-        assert held == [0]
-        with (
-            await admission.enter("other"),
-            pytest.raises(Overloaded, match=r"the server has 2 calls under way and 2 waiting, and may have 2 \(--"),
-        ):
-            await admission.enter("other")
-        done.set()
-    assert sorted(held) == [0, 1, 2]
-
-
-async def test_a_nested_call_overtakes_those_that_wait_for_the_server() -> None:
-    """A pipeline has the server's only place and calls a model; a direct call of that model waits for the server."""
-    admission = _admission(Limit(1, 5), model=Limit(1, 5))
-    held: list[int] = []
-    done = trio.Event()
-    with trio.fail_after(WAIT_SECONDS):
-        async with trio.open_nursery() as nursery:
-            with await admission.enter("pipeline"):
-                nursery.start_soon(_hold, admission, "model", held, 1, done)
-                await trio.testing.wait_all_tasks_blocked()
-                assert held == []
-                with await admission.enter("model", is_nested=True):
-                    held.append(0)
-            done.set()
-    assert held == [0, 1]
-
-
 @settings(deadline=None)
 @given(
     st.integers(0, 3),
@@ -145,8 +112,7 @@ async def test_a_nested_call_overtakes_those_that_wait_for_the_server() -> None:
         max_size=14,
     ),
 )
-def test_no_mix_of_calls_waits_for_ever(most: int, each: list[int], calls: list[tuple[int, list[int], float]]) -> None:
-    """Services call those behind them, some callers leave: limits hold, all end, and nothing is left."""
+def test_no_mix_of_calls_deadlocks(most: int, each: list[int], calls: list[tuple[int, list[int], float]]) -> None:
     limits = {str(number): Limit(value, 100) for number, value in enumerate(each)}
     admission = Admission(Limit(most, 100), lambda name: limits.get(name, NO_LIMIT))
     under_way = dict.fromkeys(limits, 0)
@@ -191,11 +157,10 @@ def test_no_mix_of_calls_waits_for_ever(most: int, each: list[int], calls: list[
     trio.run(take_all_places, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-async def test_nodes_take_places_of_what_they_call() -> None:
-    """Looking at what is leased takes none; each call does, and what it waited for is in its event."""
+async def test_calls_of_a_leased_servable_take_places() -> None:
     admission = _admission(m=Limit(1, 0))
 
-    class Servable:
+    class _Servable:
         metadata = "metadata"
 
         async def infer(self, request: InferRequest) -> Any:
@@ -204,18 +169,10 @@ async def test_nodes_take_places_of_what_they_call() -> None:
                 await admission.enter("m", is_nested=True)
             return request.model_name
 
-    class Lent:
-        servable: Any = Servable()
+    leased = SimpleNamespace(servable=_Servable())
 
-        def __enter__(self) -> Any:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    async def lease(name: str, version: str = "", /) -> Any:
-        del name, version
-        return Lent()
+    async def lease(_name: str, _version: str = "", /) -> Any:
+        return nullcontext(leased)
 
     around: Any = admission.around(lease)
     with await around("m") as lent:
@@ -223,4 +180,100 @@ async def test_nodes_take_places_of_what_they_call() -> None:
         assert await lent.servable.infer(InferRequest("m")) == "m"
         assert admission.under_way("m") == 0
     with await around("free") as lent:
-        assert isinstance(lent, Lent)
+        assert lent is leased
+
+
+async def test_limit_of_the_entry_applies_before_the_limit_of_the_service(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    limit = LocalLimit(1)
+
+    async def load(spec: ModelSpec, version: int, _: Path) -> Any:
+        servable: Any = StubServable(spec, version)
+        servable.concurrency_limit = limit
+        return servable
+
+    registry = registry_of(load, poll_seconds=0)
+    plane = DataPlane(registry)
+    await nursery.start(registry.run)
+    base = add_versions(tmp_path / "s", 1)
+    await registry.apply([ModelSpec(name="s", base_path=base, max_concurrency=2, max_queue=0)])
+    assert plane.has_limits()
+    with await plane.call("s", HANDLERS_HTTP, "POST"):
+        with pytest.raises(TooManyRequests):
+            await plane.call("s", HANDLERS_HTTP, "POST")
+        assert limit.in_flight == 1
+    limit.maximum = 3
+    with await plane.call("s", HANDLERS_HTTP, "POST"), await plane.call("s", HANDLERS_HTTP, "POST"):
+        with pytest.raises(Overloaded, match="and may have 2"):
+            await plane.call("s", HANDLERS_HTTP, "POST")
+        assert limit.in_flight == 2
+    assert limit.in_flight == 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["turn", "turn", "settle", "cancel"]), st.integers(0, 5)),
+        max_size=12,
+    )
+)
+def test_turns_of_a_connection_come_in_order_and_never_block(calls: list[tuple[str, str, int]]) -> None:
+    taken: dict[str, list[int]] = {}
+
+    async def serve(arrival: Arrival, name: str, deed: str, steps: int) -> None:
+        for _ in range(steps):
+            await trio.lowlevel.checkpoint()
+        arrival.call(name)
+        try:
+            if deed == "settle":
+                arrival.settle()
+            else:
+                with trio.move_on_after(0 if deed == "cancel" else math.inf):
+                    await arrival.take_turn()
+                    taken.setdefault(f"{name} first", []).append(arrival.number)
+                    for _ in range(steps):
+                        await trio.lowlevel.checkpoint()
+                    await arrival.take_turn()
+                    taken.setdefault(f"{name} again", []).append(arrival.number)
+                await trio.lowlevel.checkpoint()
+        finally:
+            arrival.settle()
+
+    async def run() -> None:
+        arrivals = Arrivals()
+        with trio.fail_after(WAIT_SECONDS):
+            async with trio.open_nursery() as nursery:
+                for number, (name, deed, steps) in enumerate(calls, 1):
+                    nursery.start_soon(serve, arrivals.note(number), name, deed, steps)
+        assert not arrivals.waiting
+
+    trio.run(run)
+    for named, numbers in taken.items():
+        assert numbers == sorted(numbers)
+        name = named.split()[0]
+        must = {number for number, (called, deed, _) in enumerate(calls, 1) if called == name and deed == "turn"}
+        assert must <= set(numbers)
+
+
+async def test_request_waits_only_for_earlier_ones_of_its_service() -> None:
+    arrivals = Arrivals()
+    slow, other, same = (arrivals.note(number) for number in (1, 2, 3))
+    other.call("b")
+    same.call("a")
+    done: list[str] = []
+
+    async def take(arrival: Arrival) -> None:
+        await arrival.take_turn()
+        done.append(arrival.name)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take, other)
+        nursery.start_soon(take, same)
+        await trio.testing.wait_all_tasks_blocked()
+        assert done == []
+        slow.call("a")
+        await trio.testing.wait_all_tasks_blocked()
+        assert done == ["b"]
+        slow.settle()
+        await trio.testing.wait_all_tasks_blocked()
+        assert done == ["b", "a"]

@@ -1,21 +1,24 @@
-"""Answers are written on the loop if that is quick, in a thread if it is not, and not at all if they are too large."""
-
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
-from ovmstrio.api.doors import KSERVE_GRPC, KSERVE_REST
+from ovmstrio.api.doors import HANDLERS_GRPC, KSERVE_GRPC, KSERVE_REST
+from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.datatypes import BY_NAME, BYTES
-from ovmstrio.core.errors import PayloadTooLarge
 from ovmstrio.core.events import Door
-from ovmstrio.core.request import InferResponse
-from ovmstrio.core.tensor import Array, RawTensor, Tensor
+from ovmstrio.core.pending_answers import PendingAnswers, PendingShare, current_share
+from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
+from ovmstrio.core.tensor import ANY_SIZE, Array, Dim, RawTensor, Tensor, TensorSpec
+from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.dataplane.rendering import Renderer
+from tests.support.stub_registry import StubServable, add_versions, registry_of
 from tests.support.waits import WAIT_SECONDS
 
 
@@ -28,53 +31,32 @@ def _thread(response: InferResponse) -> int:
     return threading.get_ident()
 
 
-@pytest.mark.parametrize(
-    ("elements", "door", "here"),
-    [
-        (1000, KSERVE_GRPC, True),
-        (500_000, KSERVE_GRPC, True),
-        (1_000_000, KSERVE_GRPC, False),
-        (1000, KSERVE_REST, True),
-        (500_000, KSERVE_REST, False),
-    ],
-)
-async def test_large_answers_are_written_in_a_thread(elements: int, door: Door, here: bool) -> None:
-    """Text takes longer than bytes."""
-    writer = await Renderer().render(_thread, _response(elements), door)
-    assert (writer == threading.get_ident()) is here
-
-
-@pytest.mark.parametrize(
-    ("array", "door", "here"),
-    [
-        (np.zeros((1000, 1000), np.float32), KSERVE_GRPC, True),
-        (np.zeros((1000, 1000), np.float32), KSERVE_REST, False),
-        (np.zeros((1000, 1000), np.float32).T, KSERVE_GRPC, False),
-        (np.full((400, 1000), b"12345678", object), KSERVE_GRPC, False),
-    ],
-)
-async def test_what_is_sent_from_where_it_lies_is_written_at_once(array: Array, door: Door, here: bool) -> None:
-    """Large outputs that nobody else has, and whose elements lie as they are sent."""
+def _private(array: Array) -> InferResponse:
     datatype = BYTES if array.dtype == object else BY_NAME["FP32"]
-    response = InferResponse("m", "1", [Tensor("out", datatype, array)], is_private=True)
+    return InferResponse("m", "1", [Tensor("out", datatype, array)], is_private=True)
+
+
+@pytest.mark.parametrize(
+    ("response", "door", "on_loop"),
+    [
+        (_response(1000), KSERVE_GRPC, True),
+        (_response(500_000), KSERVE_GRPC, True),
+        (_response(1_000_000), KSERVE_GRPC, False),
+        (_response(1000), KSERVE_REST, True),
+        (_response(500_000), KSERVE_REST, False),
+        # Large outputs that no one else has, whose elements lie as they are sent, are not copied.
+        (_private(np.zeros((1000, 1000), np.float32)), KSERVE_GRPC, True),
+        (_private(np.zeros((1000, 1000), np.float32)), KSERVE_REST, False),
+        (_private(np.zeros((1000, 1000), np.float32).T), KSERVE_GRPC, False),
+        (_private(np.full((400, 1000), b"12345678", object)), KSERVE_GRPC, False),
+    ],
+)
+async def test_large_answers_are_written_in_a_thread(response: InferResponse, door: Door, on_loop: bool) -> None:
     writer = await Renderer().render(_thread, response, door)
-    assert (writer == threading.get_ident()) is here
+    assert (writer == threading.get_ident()) is on_loop
 
 
-@pytest.mark.parametrize("door", [KSERVE_GRPC, KSERVE_REST])
-async def test_what_is_too_large_is_not_written(door: Door) -> None:
-    """The refusal has the numbers."""
-
-    def write(response: InferResponse) -> None:
-        raise AssertionError(response)
-
-    with pytest.raises(PayloadTooLarge, match=r"outputs have 4000 bytes, the limit is 3999 \(--max_message_size\)"):
-        await Renderer(3999).render(write, _response(1000), door)
-    assert await Renderer(4000).render(_thread, _response(1000), door)
-
-
-def test_the_size_of_outputs_is_that_of_their_bytes() -> None:
-    """Those of numbers, of elements behind their lengths, and of what user code gave as bytes."""
+def test_size_of_outputs_is_the_sum_of_their_bytes() -> None:
     words = np.array([[b"ab", b""], [b"cde", b"f"]], object)
     outputs: list[Tensor | RawTensor] = [
         Tensor("numbers", BY_NAME["INT16"], np.zeros((2, 3), np.int16)),
@@ -86,8 +68,7 @@ def test_the_size_of_outputs_is_that_of_their_bytes() -> None:
     assert InferResponse("m", "1", outputs).nbytes == 50
 
 
-async def test_few_answers_are_written_at_a_time_and_who_waits_can_leave() -> None:
-    """Threads that write take the interpreter's lock from the loop in turn."""
+async def test_two_answers_are_written_at_a_time_and_waiting_can_be_cancelled() -> None:
     renderer, gate = Renderer(), threading.Event()
 
     def write(response: InferResponse) -> None:
@@ -101,3 +82,123 @@ async def test_few_answers_are_written_at_a_time_and_who_waits_can_leave() -> No
             await renderer.render(write, _response(1_000_000), KSERVE_GRPC)
         assert scope.cancelled_caught
         gate.set()
+
+
+class _Computing(StubServable):
+    begun = 0
+    released: trio.Event
+
+    def __init__(self, spec: ModelSpec, version: int) -> None:
+        super().__init__(spec, version)
+        size = ANY_SIZE if spec.name == "dynamic" else Dim.fixed(250)
+        outputs = (TensorSpec("y", BY_NAME["FP32"], (size,)),)
+        self.metadata = ServableMetadata(spec.name, "Stub", (), outputs)
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        type(self).begun += 1
+        await self.released.wait()
+        return InferResponse(request.model_name, "1", [])
+
+
+@pytest.fixture
+async def plane(nursery: trio.Nursery, tmp_path: Path) -> DataPlane:
+    """Return a data plane of ``static``, whose answers have 1,000 bytes, and ``dynamic``, whose size is unknown."""
+    _Computing.begun, _Computing.released = 0, trio.Event()
+
+    async def load(spec: ModelSpec, version: int, directory: Path) -> StubServable:
+        return _Computing(spec, version)
+
+    registry = registry_of(load, poll_seconds=0)
+    await nursery.start(registry.run)
+    bases = [add_versions(tmp_path / name, 1) for name in ("static", "dynamic")]
+    await registry.apply([ModelSpec(name=base.name, base_path=base) for base in bases])
+    return DataPlane(registry)
+
+
+async def _call(plane: DataPlane, name: str, share: PendingShare | None) -> None:
+    current_share.set(share)
+    await plane.infer(InferRequest(name), KSERVE_GRPC, lambda _: (bytes(1_000), 1_000))
+
+
+async def test_calls_compute_while_their_answers_have_room(
+    autojump_clock: MockClock, nursery: trio.Nursery, plane: DataPlane
+) -> None:
+    pending = PendingAnswers(max_share_bytes=4_500)
+    share, other = pending.share(), pending.share()
+    for _ in range(300):
+        nursery.start_soon(_call, plane, "static", share)
+    await trio.testing.wait_all_tasks_blocked()
+    assert _Computing.begun == 4
+    nursery.start_soon(_call, plane, "static", other)
+    await trio.testing.wait_all_tasks_blocked()
+    assert _Computing.begun == 5
+    _Computing.released.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert _Computing.begun == 301
+    assert pending.budget.held == 0
+
+
+async def test_unread_bytes_keep_calls_from_computing(
+    autojump_clock: MockClock, nursery: trio.Nursery, plane: DataPlane
+) -> None:
+    share = PendingAnswers(max_share_bytes=4_500).share()
+    share.add(4_000)
+    with trio.move_on_after(5) as deadline:
+        await _call(plane, "static", share)
+    assert deadline.cancelled_caught
+    assert (_Computing.begun, share.bytes) == (0, 4_000)
+    nursery.start_soon(_call, plane, "static", share)
+    await trio.testing.wait_all_tasks_blocked()
+    share.give_back(1_000)
+    await trio.testing.wait_all_tasks_blocked()
+    assert _Computing.begun == 1
+
+
+async def test_sixteen_calls_of_unknown_size_compute_in_the_first_second(
+    autojump_clock: MockClock, nursery: trio.Nursery, plane: DataPlane
+) -> None:
+    share = PendingAnswers(max_share_bytes=16_000).share()
+    for _ in range(20):
+        nursery.start_soon(_call, plane, "dynamic", share)
+    await trio.testing.wait_all_tasks_blocked()
+    assert _Computing.begun == 16
+    await trio.sleep(1.1)
+    assert _Computing.begun == 20
+
+
+async def test_sizes_are_learned_from_answers(
+    autojump_clock: MockClock, nursery: trio.Nursery, plane: DataPlane
+) -> None:
+    share = PendingAnswers(max_share_bytes=3_500).share()
+    released, _Computing.released = trio.Event(), trio.Event()
+    _Computing.released.set()
+    await _call(plane, "dynamic", share)
+    _Computing.released = released
+    for _ in range(20):
+        nursery.start_soon(_call, plane, "dynamic", share)
+    await trio.sleep(5)
+    assert _Computing.begun == 1 + 3
+
+
+async def test_calls_without_tensors_and_streams_wait_for_room(
+    autojump_clock: MockClock, nursery: trio.Nursery, plane: DataPlane
+) -> None:
+    share = PendingAnswers(max_share_bytes=1_000).share()
+    current_share.set(share)
+    with await plane.call("static", HANDLERS_GRPC, "Get") as call:
+        call.event.sent = 900
+        assert share.bytes > 0
+    assert share.bytes == 0
+    with await plane.call("static", HANDLERS_GRPC, "Get"):
+        assert share.bytes == 900
+        with trio.move_on_after(5) as deadline:
+            await plane.call("static", HANDLERS_GRPC, "Get")
+        assert deadline.cancelled_caught
+        with await plane.call("static", HANDLERS_GRPC, "List", is_stream=True):
+            assert share.bytes == 900
+        share.add(500)
+        assert plane.model_metadata("static", "", KSERVE_GRPC).serving == "1"
+        assert plane.model_ready("static", "", KSERVE_GRPC)
+        with trio.move_on_after(5) as deadline:
+            await plane.call("static", HANDLERS_GRPC, "List", is_stream=True)
+        assert deadline.cancelled_caught

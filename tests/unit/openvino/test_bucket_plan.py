@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 from ovmstrio.config.mapping import NO_MAPPING
 from ovmstrio.config.shape_buckets import parse_shape_buckets
-from ovmstrio.config.specs import ModelSpec
+from ovmstrio.config.specs import BatchingSpec, ModelSpec
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.openvino.batch_ranges import take_batches
 from ovmstrio.openvino.bucket_plan import plan_buckets
 from tests.support import ir
 
@@ -19,7 +21,7 @@ AXIS_1 = op.constant(np.array([1], np.int64))
 
 
 def planned(model: ov.Model, **buckets: Any) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Plan buckets; gives the axes of outputs that follow each dimension."""
+    """Plan buckets, and return the axes of outputs that follow each dimension."""
     spec = ModelSpec(name="m", base_path=Path("m"), origin="config.json:3", shape_buckets=parse_shape_buckets(buckets))
     plan = plan_buckets(model, spec, NO_MAPPING, "model.xml")
     assert plan is not None
@@ -27,58 +29,26 @@ def planned(model: ov.Model, **buckets: Any) -> dict[str, tuple[tuple[int, int],
 
 
 def problems(model: ov.Model, **buckets: Any) -> list[tuple[str, str]]:
-    """Give the paths and texts of what is wrong."""
     with pytest.raises(ConfigError) as caught:
         planned(model, **buckets)
     return [(problem.path.removeprefix("shape_buckets."), str(problem)) for problem in caught.value.problems]
 
 
 def words(count: Any = -1, length: Any = -1) -> tuple[Any, Any, Any]:
-    """Make the inputs ``ids`` and ``mask`` [count, length], and their product."""
     ids, mask = ir.parameter("ids", [count, length]), ir.parameter("mask", [count, length])
     return ids, mask, op.multiply(ids, mask)
 
 
 def both(length: int, **extra: Any) -> dict[str, Any]:
-    """Give a dimension that both inputs have."""
     return {"sizes": [4, length], "inputs": {"ids": 1, "mask": 1}, **extra}
 
 
-def test_outputs_follow_the_dimensions_that_they_have() -> None:
-    """Rows, positions, both, or positions twice, however they get through the model."""
-    ids, mask, product = words()
-    flat = op.reshape(product, op.constant(np.array([-1], np.int64)), special_zero=False)
-    again = op.reshape(flat, op.shape_of(product), special_zero=False)
-    outputs = {
-        "again": again,
-        "first": op.reduce_sum(product, AXIS_1, keep_dims=False),
-        "pairs": op.matmul(op.unsqueeze(ids, op.constant(2)), op.unsqueeze(mask, op.constant(1)), False, False),
-        "turned": op.transpose(product, op.constant(np.array([1, 0], np.int64))),
-    }
-    model = ir.named_model(outputs, [ids, mask])
-    assert planned(model, batch=[2, 8], words=both(16)) == {
-        "batch": ((0, 0), (1, 0), (2, 0), (3, 1)),
-        "words": ((0, 1), (2, 1), (2, 2), (3, 0)),
-    }
-    assert [str(port.partial_shape) for port in model.inputs] == ["[?,?]", "[?,?]"]
-
-
-def test_other_open_dimensions_tell_nothing() -> None:
-    """They stay out of it, though the model's shapes are open all over."""
-    ids, mask, product = words()
-    model = ir.named_model({"y": product}, [ids, mask])
-    assert planned(model, batch=[1]) == {"batch": ((0, 0),)}
-    assert planned(model, words=both(16)) == {"words": ((0, 1),)}
-
-
 @pytest.mark.parametrize("sizes", [[1], [2], [1, 2], [31, 32], [2**30]])
-def test_few_and_large_buckets_are_enough_to_tell(sizes: list[int]) -> None:
-    """Sizes that are no buckets are looked at as well."""
+def test_any_sizes_of_buckets_are_enough_to_plan(sizes: list[int]) -> None:
     assert planned(ir.dynamic(), batch=sizes) == {"batch": ((0, 0),)}
 
 
-def test_what_cannot_be_cut_back_is_refused() -> None:
-    """All rows in a line, each second position, and sums over rows of two dimensions."""
+def test_outputs_that_cannot_be_cut_back_are_refused() -> None:
     ids, mask, product = words()
     outputs = {
         "flat": op.reshape(product, op.constant(np.array([-1], np.int64)), special_zero=False),
@@ -91,8 +61,7 @@ def test_what_cannot_be_cut_back_is_refused() -> None:
     assert "2 for 4, 8 for 16" in told[1][1]
 
 
-def test_what_nobody_can_tell_may_be_said() -> None:
-    """Where as many numbers come as the values of an input say, the user names what follows, or nothing."""
+def test_configuration_names_outputs_of_unknown_dimensions() -> None:
     count = ir.parameter("count", [], "INT64")
     numbers = op.range(op.constant(np.int64(0)), count, op.constant(np.int64(1)), "i64")
     rows = ir.parameter("rows", [-1, 2])
@@ -105,8 +74,7 @@ def test_what_nobody_can_tell_may_be_said() -> None:
     assert planned(model, batch={**batch, "outputs": {}}) == {"batch": ()}
 
 
-def test_an_input_that_has_to_follow_and_is_not_named_is_told() -> None:
-    """It would fit no padded request."""
+def test_missing_input_of_a_dimension_is_reported() -> None:
     ids, mask, product = words()
     ((path, text),) = problems(ir.named_model({"y": product}, [ids, mask]), words={"sizes": [16], "inputs": {"ids": 1}})
     assert path == "words.inputs"
@@ -132,14 +100,12 @@ def test_an_input_that_has_to_follow_and_is_not_named_is_told() -> None:
         (ir.accumulator(), [4], "", "would remember what was padded"),
     ],
 )
-def test_what_a_model_cannot_have_is_told(model: ov.Model, buckets: Any, path: str, told: str) -> None:
-    """By the setting that is wrong, with what is possible."""
+def test_invalid_buckets_are_refused(model: ov.Model, buckets: Any, path: str, told: str) -> None:
     texts = dict(problems(model, x=buckets))
     assert told in texts[path or "shape_buckets"]
 
 
-def test_a_bucket_that_the_model_cannot_take_is_told() -> None:
-    """A reshape inside knows which sizes are possible."""
+def test_bucket_that_the_model_cannot_take_is_refused() -> None:
     x = ir.parameter("x", [-1, 6])
     fours = op.reshape(x, op.constant(np.array([-1, 4, 6], np.int64)), special_zero=False)
     ((path, text),) = problems(
@@ -149,14 +115,91 @@ def test_a_bucket_that_the_model_cannot_take_is_told() -> None:
     assert "the model cannot take the size 6" in text
 
 
-def test_everything_wrong_is_told_at_once() -> None:
-    """Each dimension and input has a problem of its own."""
+def test_all_problems_are_reported_at_once() -> None:
     paths = [path for path, _ in problems(ir.dummy((1, 2)), a=[4], b={"sizes": [4], "inputs": {"b": 1, "c": 0}})]
     assert paths == ["a.inputs.b", "b.inputs"]
 
 
-def test_a_dimension_has_one_set_of_buckets() -> None:
-    """The batch dimension of all inputs is that of each."""
+def test_dimension_has_one_set_of_buckets() -> None:
     ((path, text),) = problems(ir.dynamic(), batch=[4], rows={"sizes": [8], "inputs": {"b": 0}})
     assert path == "rows"
     assert "dimension 0 of 'b' is in 'batch' already" in text
+
+
+def of_rows(build: Callable[[Any], Any], rows: int = 1) -> ov.Model:
+    x = op.parameter([rows, 10], np.float32)
+    x.output(0).set_names({"x"})
+    y = build(x)
+    y.output(0).set_names({"y"})
+    return ov.Model([op.result(y)], [x], "rows")
+
+
+def taken(model: ov.Model, largest: int = 16) -> list[str]:
+    """Make a model batchable, and return the shapes of its inputs and outputs."""
+    take_batches(model, BatchingSpec(max_batch_size=largest, batch_timeout_ms=1), NO_MAPPING, "model.xml")
+    return [str(port.get_partial_shape()) for port in (*model.inputs, *model.outputs)]
+
+
+def _rows_last() -> ov.Model:
+    model = ir.dummy((2, 3, 4, 5), layout="CHWN")
+    model.outputs[0].node.layout = ov.Layout("CHWN")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "largest", "shapes"),
+    [
+        (ir.dummy((1, 10)), 16, ["[1..16,10]"] * 2),
+        (ir.dummy((32, 10)), 16, ["[1..16,10]"] * 2),
+        (ir.dummy((-1, 10)), 16, ["[?,10]"] * 2),
+        (ir.dynamic(), 16, ["[?,?]"] * 2),
+        (ir.sum_of_two(), 16, ["[1..16,10]"] * 4),
+        (_rows_last(), 16, ["[2,3,4,1..16]"] * 2),
+        (ir.dummy((4, 10)), 1, ["[1,10]"] * 2),
+    ],
+)
+def test_batch_dimension_becomes_a_range_unless_it_is_open(model: ov.Model, largest: int, shapes: list[str]) -> None:
+    assert taken(model, largest) == shapes
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: op.reshape(x, np.array([-1, 10]), special_zero=False),
+        lambda x: op.reshape(op.reshape(x, np.array([0, 2, 5]), special_zero=True), np.array([-1, 10]), False),
+        lambda x: op.topk(x, op.constant(3), 1, "max", "value").output(0).node,
+    ],
+)
+def test_rows_are_followed_through_reshapes(build: Callable[[Any], Any]) -> None:
+    assert taken(of_rows(build))[1].startswith("[1..16,")
+
+
+@pytest.mark.parametrize(
+    ("model", "message", "found"),
+    [
+        (ir.scalar(), "input 'b' has no batch dimension", "FP32 []"),
+        (ir.dummy((3, 4, 5), layout="CHW"), "input 'b' has no batch dimension", "FP32 [3,4,5]"),
+        (of_rows(lambda x: op.reduce_mean(x, np.array([0, 1]))), "output 'y' has no batch dimension", "FP32 []"),
+        (of_rows(lambda x: op.reduce_mean(x, np.array([0]), keep_dims=True)), "output 'y' has not one row", "[1,10]"),
+        (of_rows(lambda x: op.concat([x, x], 0)), "output 'y' has not one row", "[[2~32],10]"),
+        (
+            of_rows(lambda x: op.transpose(op.non_zero(x), np.array([1, 0]))),
+            "output 'y' has not one row",
+            "[[0~160],2]",
+        ),
+        (of_rows(lambda x: op.reshape(x, np.array([10, 1]), special_zero=False)), "output 'y' has not one", "[10,1]"),
+        (of_rows(lambda x: op.concat([x, op.constant(np.zeros((32, 1), np.float32))], 1), 32), "of another size", ""),
+        (
+            of_rows(lambda x: op.reshape(x, np.array([-1, 5]), special_zero=False), -1),
+            "output 'y' has not one",
+            "[2~32]",
+        ),
+    ],
+)
+def test_models_that_cannot_be_batched_are_refused(model: ov.Model, message: str, found: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        taken(model)
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.path) == ("model.xml", "batching")
+    assert found in problem.found
+    assert "leave batching out" in problem.suggestion

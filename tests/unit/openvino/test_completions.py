@@ -1,127 +1,115 @@
-"""When the event loop hears of inferences that have ended on OpenVINO's threads."""
-
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 import trio
 import trio.testing
 
 from ovmstrio.openvino.completions import Completion, CompletionQueue
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from ovmstrio.openvino.lost_streams import LostStreams
 
 
-def _begun(queue: CompletionQueue, count: int) -> list[tuple[Completion, trio.Event]]:
+def _started(queue: CompletionQueue, count: int) -> list[tuple[Completion, trio.Event]]:
     completions = [Completion() for _ in range(count)]
     return [(each, each.expect(queue)) for each in completions]
 
 
 def _end(runs: Sequence[tuple[Completion, trio.Event]]) -> None:
-    """Have inferences end, each on a thread of its own, as OpenVINO's are none of Python's."""
     for completion, _ in runs:
         thread = threading.Thread(target=completion, args=(None,))
         thread.start()
         thread.join()
 
 
-async def _heard(runs: Sequence[tuple[Completion, trio.Event]]) -> list[bool]:
+async def _notified(runs: Sequence[tuple[Completion, trio.Event]]) -> list[bool]:
     await trio.testing.wait_all_tasks_blocked(0.01)
     return [done.is_set() for _, done in runs]
 
 
-async def test_every_end_is_heard_of_at_once_unless_some_may_wait() -> None:
-    """As where one call comes after the other."""
+async def test_each_end_is_notified_at_once_by_default() -> None:
     queue = CompletionQueue(1)
-    runs = _begun(queue, 4)
+    runs = _started(queue, 4)
     for number in range(4):
         _end(runs[number : number + 1])
-        assert await _heard(runs) == [place <= number for place in range(4)]
+        assert await _notified(runs) == [place <= number for place in range(4)]
     assert queue.running == 0
 
 
-async def test_ends_wait_for_each_other_while_the_device_has_more_than_it_can_run() -> None:
-    """They are heard of together as soon as it has not: it would idle until the loop brings more."""
+async def test_ends_are_notified_together_while_the_device_has_more_work() -> None:
     queue = CompletionQueue(2)
     queue.most_waiting = 10
-    runs = _begun(queue, 6)
+    runs = _started(queue, 6)
     _end(runs[:3])
-    assert await _heard(runs) == [False] * 6
+    assert await _notified(runs) == [False] * 6
     _end(runs[3:4])
-    assert await _heard(runs) == [True] * 4 + [False] * 2
+    assert await _notified(runs) == [True] * 4 + [False] * 2
     assert queue.running == 2
 
 
-async def test_an_inference_began_when_its_stream_was_done_with_the_one_before() -> None:
-    """Of two streams that is the end before the last, in whichever order tasks go on that hear of several at once."""
+async def test_inference_begins_when_its_stream_is_free() -> None:
     queue = CompletionQueue(2, streams=2)
-    runs = _begun(queue, 5)
+    runs = _started(queue, 5)
     _end(runs)
     ends = [completion.at for completion, _ in runs]
     assert ends == sorted(ends)
     assert [completion.free_at for completion, _ in runs] == [0.0, 0.0, *ends[:3]]
     queue.be_of(1, 1)
-    again = _begun(queue, 2)
+    again = _started(queue, 2)
     _end(again)
     assert [completion.free_at for completion, _ in again] == [0.0, again[0][0].at]
 
 
-async def test_no_more_ends_wait_than_may() -> None:
-    """Who has waited longest for an answer waits for so many others at the most."""
+async def test_waiting_ends_are_bounded() -> None:
     queue = CompletionQueue(1)
     queue.most_waiting = 2
-    runs = _begun(queue, 9)
+    runs = _started(queue, 9)
     _end(runs[:2])
-    assert await _heard(runs) == [False] * 9
+    assert await _notified(runs) == [False] * 9
     _end(runs[2:3])
-    assert await _heard(runs) == [True] * 3 + [False] * 6
+    assert await _notified(runs) == [True] * 3 + [False] * 6
 
 
-async def test_who_waits_for_a_run_that_ends_without_a_word_is_heard_of_with_it() -> None:
-    """OpenVINO says nothing of one that fails or is cancelled, and no further end might come."""
+async def test_missed_end_notifies_the_ends_that_wait() -> None:
     queue = CompletionQueue(1)
     queue.most_waiting = 10
-    runs = _begun(queue, 3)
+    runs = _started(queue, 3)
     _end(runs[:1])
-    assert await _heard(runs) == [False] * 3
+    assert await _notified(runs) == [False] * 3
     queue.miss()
-    assert await _heard(runs) == [True, False, False]
+    assert await _notified(runs) == [True, False, False]
     _end(runs[1:2])
-    assert await _heard(runs) == [True, True, False]
+    assert await _notified(runs) == [True, True, False]
     assert queue.running == 0
 
 
-async def test_a_run_that_nobody_expects_is_told_to_nobody() -> None:
-    """As those that mend a model after a failure: they must not count as ends of others."""
+async def test_unexpected_ends_are_not_counted() -> None:
     queue = CompletionQueue(1)
-    (run,) = _begun(queue, 1)
+    (run,) = _started(queue, 1)
     _end([run, run, run])
-    assert await _heard([run]) == [True]
+    assert await _notified([run]) == [True]
     assert queue.running == 0
 
 
-async def test_whatever_threads_do_every_end_is_heard_of() -> None:
-    """Threads end inferences at their own speed while the loop begins others; none is forgotten."""
+async def test_each_end_on_any_thread_is_notified() -> None:
     queue = CompletionQueue(4)
     queue.most_waiting = 3
     started: SimpleQueue[Completion | None] = SimpleQueue()
-    heard = 0
+    notified = 0
 
     def end() -> None:
         while (completion := started.get()) is not None:
             completion(None)
 
     async def infer() -> None:
-        nonlocal heard
+        nonlocal notified
         for _ in range(100):
             completion = Completion()
             done = completion.expect(queue)
             started.put(completion)
             await done.wait()
-            heard += 1
+            notified += 1
 
     device = [threading.Thread(target=end) for _ in range(4)]
     for thread in device:
@@ -136,4 +124,34 @@ async def test_whatever_threads_do_every_end_is_heard_of() -> None:
             started.put(None)
         for thread in device:
             thread.join()
-    assert (heard, queue.running) == (1200, 0)
+    assert (notified, queue.running) == (1200, 0)
+
+
+class _Streams:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.lost = LostStreams(lambda: self.now)
+
+    def lose_and_regain(self) -> float:
+        pause = self.lost.lose()
+        self.now += pause - 1
+        assert (self.lost.are_lost, self.lost.are_due) == (True, False)
+        self.now += 1
+        assert self.lost.are_due
+        self.lost.regain()
+        assert (self.lost.are_lost, self.lost.are_due) == (False, False)
+        return pause
+
+
+def test_pause_of_lost_streams_doubles_up_to_an_hour_and_is_reset_after_ten_minutes() -> None:
+    streams = _Streams()
+    pauses = [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]
+    assert [streams.lose_and_regain() for _ in range(9)] == pauses
+    streams.now += 601
+    assert [streams.lose_and_regain() for _ in range(2)] == [30, 60]
+    # Streams whose compilation failed stay lost.
+    streams = _Streams()
+    for pause in pauses:
+        assert streams.lost.lose() == pause
+        streams.now += pause
+        assert streams.lost.are_due

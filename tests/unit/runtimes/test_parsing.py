@@ -1,17 +1,22 @@
-"""A text of a model means the same however it is cut into pieces, and nothing of it is lost."""
-
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.core.generation import Conversation, Finish
+from ovmstrio.core.tracing import current_span
+from ovmstrio.observability.tracing.recent import RecentTraces
+from ovmstrio.observability.tracing.spans import RecordedSpan
+from ovmstrio.runtimes.generation.answers import Made
+from ovmstrio.runtimes.generation.generation_span import GenerationSpan
+from ovmstrio.runtimes.generation.output_reading import AnswerReading
 from ovmstrio.runtimes.generation.parsing import (
     REASONING_PARSERS,
     TOOL_PARSERS,
@@ -23,7 +28,6 @@ from ovmstrio.runtimes.generation.parsing import (
 from tests.support.examples import examples
 from tests.support.parser_samples import SAMPLES, TOOLS, Sample
 
-_BY_NAME = [pytest.param(sample, id=sample.name.replace(" ", "_")) for sample in SAMPLES]
 _PAIRS = sorted({(sample.tools, sample.reasoning) for sample in SAMPLES})
 
 
@@ -62,26 +66,15 @@ def _expect(sample: Sample, found: _Joined) -> None:
     )
 
 
-@pytest.mark.parametrize("sample", _BY_NAME)
-def test_a_text_is_taken_apart_as_its_format_says(sample: Sample) -> None:
-    """Content, reasoning and calls, each with an identifier of its own."""
-    found = _read(sample, [sample.written])
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+def test_sample_has_the_same_parts_in_any_pieces(sample: Sample) -> None:
+    text = sample.written
+    found = _read(sample, [text])
     _expect(sample, found)
     assert len(set(found.ids)) == len(found.ids)
     assert all(len(one) == 9 and one.isalnum() for one in found.ids)
-
-
-@pytest.mark.parametrize("sample", _BY_NAME)
-def test_two_pieces_mean_what_the_whole_means_wherever_they_are_cut(sample: Sample) -> None:
-    """At every place of every sample."""
-    for at in range(len(sample.written) + 1):
-        _expect(sample, _read(sample, [sample.written[:at], sample.written[at:]]))
-
-
-@pytest.mark.parametrize("sample", _BY_NAME)
-def test_single_letters_mean_what_the_whole_means(sample: Sample) -> None:
-    """As models come whose tokens are letters."""
-    _expect(sample, _read(sample, list(sample.written)))
+    for pieces in (list(text), *([text[:at], text[at:]] for at in range(len(text) + 1))):
+        _expect(sample, _read(sample, pieces))
 
 
 _FRAGMENTS = sorted(
@@ -93,10 +86,9 @@ _TEXTS = st.lists(st.sampled_from(_FRAGMENTS) | st.text(max_size=5), max_size=12
 
 @settings(max_examples=examples(120), deadline=None)
 @given(text=_TEXTS, cuts=st.lists(st.integers(0, 400), max_size=12), pair=st.sampled_from(_PAIRS), opened=st.booleans())
-def test_any_text_means_the_same_however_it_is_cut(
+def test_any_text_has_the_same_parts_in_any_pieces(
     text: str, cuts: list[int], pair: tuple[str, str], *, opened: bool
 ) -> None:
-    """Markers in any order, half of them, and what is between."""
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[start:end] for start, end in pairwise(places)]
     whole, parted = (
@@ -117,8 +109,7 @@ def _letters(text: str) -> str:
 
 @settings(max_examples=examples(120), deadline=None)
 @given(text=_TEXTS, pair=st.sampled_from(_PAIRS))
-def test_a_text_without_calls_and_thoughts_is_content_to_the_last_letter(text: str, pair: tuple[str, str]) -> None:
-    """But for marks that mean nothing, and blanks."""
+def test_text_without_calls_and_reasoning_is_content(text: str, pair: tuple[str, str]) -> None:
     found = _joined(make_parser(*pair, tools=TOOLS), [text])
     if not found.calls and not found.thought and "<|message|>" not in text and "</think>" not in text:
         assert _letters(_DROPPED.sub("", found.content)) == _letters(_DROPPED.sub("", text))
@@ -129,23 +120,24 @@ def test_a_text_without_calls_and_thoughts_is_content_to_the_last_letter(text: s
     parts=st.lists(st.sampled_from(_FRAGMENTS) | st.integers(100, 999).map("w{}".format), max_size=14),
     tools=st.sampled_from(_WHOLE),
 )
-def test_no_word_is_lost_of_calls_that_are_half_right(parts: list[str], tools: str) -> None:
-    """It is in the content, or in a call."""
+def test_invalid_calls_lose_no_word(parts: list[str], tools: str) -> None:
     found = _joined(make_parser(tools, "none", tools=TOOLS), [" ".join(parts)])
     told = " ".join([found.content, *(" ".join(call) for call in found.calls)])
     words = [part for part in parts if part[:1] == "w" and part[1:].isdecimal()]
     assert not [word for word in words if told.count(word) < words.count(word)]
 
 
-def test_text_streams_up_to_what_may_begin_a_call() -> None:
-    """What is certain is not held back."""
+def test_text_and_reasoning_stream_up_to_a_possible_marker() -> None:
     parser = make_parser("hermes3", "none")
     assert [delta.text for delta in parser.feed("a < b, see <tool_c")] == ["a < b, see"]
     assert [delta.text for delta in parser.feed("orn>")] == [" <tool_corn>"]
+    parser = make_parser("none", "qwen3")
+    assert parser.feed("<think>\n") == []
+    assert [delta.reasoning for delta in parser.feed("one two </th")] == ["one two"]
+    assert [delta.reasoning for delta in parser.feed("ree")] == [" </three"]
 
 
-def test_arguments_stream_as_they_come() -> None:
-    """From the name on, in JSON and in tags."""
+def test_arguments_stream_in_json_and_in_tags() -> None:
     parser = make_parser("hermes3", "none")
     assert parser.feed('<tool_call>{"name": "write"') == []
     (begun,) = parser.feed(', "arguments": {"text": "once')
@@ -156,63 +148,40 @@ def test_arguments_stream_as_they_come() -> None:
     assert [delta.calls[0].arguments for delta in tagged.feed(' "upon"')] == [' \\"upon\\"']
 
 
-def test_reasoning_streams() -> None:
-    """Up to what may be its end."""
-    parser = make_parser("none", "qwen3")
-    assert parser.feed("<think>\n") == []
-    assert [delta.reasoning for delta in parser.feed("one two </th")] == ["one two"]
-    assert [delta.reasoning for delta in parser.feed("ree")] == [" </three"]
-
-
+@pytest.mark.parametrize(
+    "unit", ['<tool_call>{"a', "functools[", "[TOOL_CALLS]x", '{"tool_calls":[', "<|tool_call_start|>[f(a='\"", "\n"]
+)
 @pytest.mark.parametrize("tools", [name for name in TOOL_PARSERS if name != "auto"])
-def test_a_long_text_of_beginnings_of_calls_is_content(tools: str) -> None:
-    """What is read twice is bounded."""
-    for unit in (
-        '<tool_call>{"a',
-        "functools[",
-        "[TOOL_CALLS]x",
-        '{"tool_calls":[',
-        "<|tool_call_start|>[f(a='\"",
-        "\n",
-    ):
-        text = unit * (200_000 // len(unit))
-        found = _joined(make_parser(tools, "none"), [text[at : at + 500] for at in range(0, len(text), 500)])
-        assert _letters(found.content) == _letters(text)
+def test_long_text_of_incomplete_calls_is_content(tools: str, unit: str) -> None:
+    text = unit * (200_000 // len(unit))
+    found = _joined(make_parser(tools, "none"), [text[at : at + 500] for at in range(0, len(text), 500)])
+    assert _letters(found.content) == _letters(text)
 
 
-def test_deeply_nested_arguments_are_content_where_they_must_be_read_whole() -> None:
-    """And no error."""
+def test_deeply_nested_arguments_are_content() -> None:
     text = f"<|tool_call_start|>[f(a={'[' * 5000}{']' * 5000})]<|tool_call_end|>"
     assert _joined(make_parser("lfm2", "none"), [text]).content == text
 
 
-def test_an_unknown_parser_is_told_with_those_that_there_are() -> None:
-    """And the one that was meant."""
-    with pytest.raises(ConfigError, match=r"hermes3, llama3.*found \"hermes\"\); did you mean 'hermes3'"):
-        make_parser("hermes", "none")
-    with pytest.raises(ConfigError, match=r"reasoning_parser.*qwen3, deepseek"):
-        make_parser("none", "mistral")
+@pytest.mark.parametrize(
+    ("tools", "reasoning", "message"),
+    [
+        ("hermes", "none", r"hermes3, llama3.*found \"hermes\"\); did you mean 'hermes3'"),
+        ("none", "mistral", r"reasoning_parser.*qwen3, deepseek"),
+        ("gptoss", "qwen3", "'gptoss' for both, found 'qwen3'"),
+    ],
+)
+def test_unknown_and_conflicting_parsers_are_refused(tools: str, reasoning: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_parser(tools, reasoning)
 
 
-def test_a_format_of_messages_cannot_be_read_for_calls_alone() -> None:
-    """Naming one of the two is naming both."""
-    with pytest.raises(ConfigError, match="'gptoss' for both, found 'qwen3'"):
-        make_parser("gptoss", "qwen3")
-    assert chosen_parsers("gptoss", "none") == ("gptoss", "gptoss")
-    assert chosen_parsers("auto", "onyx") == ("onyx", "onyx")
-
-
-@pytest.mark.parametrize("name", TOOL_PARSERS)
-@pytest.mark.parametrize("reasoning", ["none", "auto"])
-def test_every_name_makes_a_parser(name: str, reasoning: str) -> None:
-    """Plain text passes all of them."""
-    assert _joined(make_parser(name, reasoning), ["plain ", "text"]).content == "plain text"
-
-
-def test_every_reasoning_parser_is_one() -> None:
-    """Plain text passes all of them."""
-    for name in REASONING_PARSERS:
-        assert _joined(make_parser("auto", name), ["plain ", "text"]).content == "plain text"
+@pytest.mark.parametrize(
+    ("tools", "reasoning"),
+    [*product(TOOL_PARSERS, ["none", "auto"]), *(("auto", reasoning) for reasoning in REASONING_PARSERS)],
+)
+def test_plain_text_passes_every_parser(tools: str, reasoning: str) -> None:
+    assert _joined(make_parser(tools, reasoning), ["plain ", "text"]).content == "plain text"
 
 
 @pytest.mark.parametrize(
@@ -235,20 +204,101 @@ def test_every_reasoning_parser_is_one() -> None:
         ("<\uff5ctool▁calls▁begin\uff5c></think>", ("deepseek", "qwen3")),
     ],
 )
-def test_parsers_are_found_by_the_template(template: str, expected: tuple[str, str]) -> None:
-    """By the marks that it writes."""
+def test_parsers_are_chosen_by_the_template(template: str, expected: tuple[str, str]) -> None:
     assert chosen_parsers("auto", "auto", template) == expected
+    assert chosen_parsers("gptoss", "none") == ("gptoss", "gptoss")
+    assert chosen_parsers("auto", "onyx") == ("onyx", "onyx")
 
 
-def test_formats_of_special_tokens_ask_for_them() -> None:
-    """Others are decoded without."""
+def test_formats_of_special_tokens_keep_them() -> None:
     asking = {name for name in TOOL_PARSERS if make_parser(name, "auto").keeps_special_tokens}
     assert asking == {"llama3", "mistral", "devstral", "gptoss", "lfm2", "gemma4", "onyx", "deepseek"}
     assert make_parser("none", "lfm2").keeps_special_tokens
 
 
-def test_a_prompt_that_ends_with_the_marker_begins_within_reasoning() -> None:
-    """One that ends behind reasoning does not."""
+def test_prompt_that_ends_with_the_marker_begins_with_reasoning() -> None:
     assert opens_reasoning("qwen3", "<|im_start|>assistant\n<think>\n")
     assert not opens_reasoning("qwen3", "<think>\n\n</think>\n\n")
     assert not opens_reasoning("none", "<think>")
+
+
+_REASONING = ["<think>", "\n", "hm", ",", "", " so", "\n", "</think>", "\n\n"]
+_ANSWER = ["I", " look", ".", " <", " done"]
+
+
+def _counted(parts: list[str], joined: list[int], reasoning: str, *, opened: bool = False) -> tuple[int, int]:
+    reading = AnswerReading(Conversation(()), "none", reasoning)
+    reading.begin("<think>\n" if opened else "")
+    counted = tokens = place = 0
+    for number in [*joined, len(parts)]:
+        made = Made(0, parts=[(part, 1) for part in parts[place : place + number]])
+        made.tokens = len(made.parts)
+        place += number
+        if place >= len(parts):
+            made.finish = Finish.STOP
+        reading.feed(made)
+        while (piece := reading.next()) is not None:
+            counted += piece.reasoning_tokens
+            tokens += piece.tokens
+        if made.finish:
+            break
+    return counted, tokens
+
+
+@given(st.lists(st.integers(1, 4), max_size=12))
+def test_tokens_of_reasoning_include_its_markers_and_blanks(joined: list[int]) -> None:
+    parts = _REASONING + _ANSWER
+    assert _counted(parts, joined, "qwen3") == (len(_REASONING), len(parts))
+    assert _counted(_REASONING[:5], [], "qwen3") == (5, 5)
+    assert _counted(parts[1:], joined, "qwen3", opened=True) == (len(_REASONING) - 1, len(parts) - 1)
+
+
+@given(st.lists(st.integers(1, 4), max_size=12))
+def test_text_without_reasoning_has_no_tokens_of_reasoning(joined: list[int]) -> None:
+    assert _counted(_ANSWER, joined, "qwen3") == (0, len(_ANSWER))
+    assert _counted(["<thin", "g>", *_ANSWER], joined, "qwen3") == (0, len(_ANSWER) + 2)
+    assert _counted(_REASONING + _ANSWER, joined, "none") == (0, len(_REASONING + _ANSWER))
+
+
+@pytest.mark.parametrize("state", ["", "other=1,ovms=steps"])
+def test_generation_span_has_phases_and_steps_on_request(state: str) -> None:
+    recent = RecentTraces()
+    call = RecordedSpan("chat m", [recent], 0xAB, state=state, kind="server")
+    with call.as_current():
+        assert current_span.get() is call
+        text = GenerationSpan(call)
+        text.prompted(7, 3)
+        for tokens in (1, 2, 0):
+            text.came(0, tokens)
+        text.end(3, "stop")
+    call.end()
+
+    (trace,) = recent.traces()
+    names = {span.span_id: span.name for span in trace.spans}
+    assert [(span.name, names.get(span.parent_id, "")) for span in trace.spans] == [
+        ("queue", "generation"),
+        ("prefill", "generation"),
+        ("decode", "generation"),
+        ("generation", "chat m"),
+        ("chat m", ""),
+    ]
+    generation, root = trace.spans[3:]
+    figures = {
+        "gen_ai.usage.input_tokens": 7,
+        "gen_ai.usage.cache_read.input_tokens": 3,
+        "gen_ai.usage.output_tokens": 3,
+        "gen_ai.response.finish_reasons": "stop",
+    }
+    assert generation.attributes == root.attributes == figures
+    steps = [(name, attributes["ovmstrio.tokens"]) for name, _, attributes in generation.events]
+    assert steps == ([("step", 1), ("step", 2)] if state else [])
+
+
+def test_cancelled_generation_is_marked() -> None:
+    recent = RecentTraces()
+    call = RecordedSpan("chat m", [recent], 0xAB, kind="server")
+    GenerationSpan(call).end(0, None)
+    call.end()
+    (trace,) = recent.traces()
+    assert [span.name for span in trace.spans] == ["queue", "generation", "chat m"]
+    assert trace.spans[1].attributes["ovmstrio.cancelled"] is True

@@ -1,9 +1,11 @@
-"""Stateful models with real states: numbers step by step, order, parallelism, and what failures leave behind."""
-
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,86 +13,243 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from grpclib.const import Status
 
+from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec
+from ovmstrio.core import errors
 from ovmstrio.core.begun import telling_begin
-from ovmstrio.core.errors import ConfigError, ModelFailure, SequenceExists, SequenceMissing
-from ovmstrio.core.request import InferResponse
+from ovmstrio.core.errors import ConfigError, SequenceExists, SequenceMissing
+from ovmstrio.core.request import Contents, InferInput, InferRequest
 from ovmstrio.core.sequence_owners import ForwardedStep, SequenceElsewhere
 from ovmstrio.core.servable import SequenceServable
 from ovmstrio.core.tensor import Array, RawTensor, Tensor
-from ovmstrio.openvino.network import Network
-from ovmstrio.runtimes.models.sequences import SequenceManager
-from ovmstrio.runtimes.models.sequences.sequence_requests import Control
+from ovmstrio.registry import VersionState
+from ovmstrio.runtimes.models.load_model import load_model
+from ovmstrio.runtimes.models.sequences import Control, SequenceManagers
+from ovmstrio.runtimes.models.sequences.sequence_requests import read_control
 from ovmstrio.runtimes.models.stateful import StatefulServable
 from ovmstrio.server.workers.board import Board
 from ovmstrio.server.workers.sequence_directory import BoardDirectory
+from ovmstrio.wire.statuses import status_of
 from ovmstrio.work.placement import Placement
 from tests.support import ir
+from tests.support.answers import tensors
 from tests.support.servables import (
+    EXACT,
     load,
     load_managed,
     load_stateful,
-    network,
     raw_request,
     sequence_request,
     stateful_over,
 )
+from tests.support.stub_registry import registry_of, running
+
+START, END = 1, 2
+ONES = {"x": np.ones((1, 2), np.float32)}
+
+
+def _special(name: str, datatype: str, shape: tuple[int, ...], contents: Contents | None) -> InferRequest:
+    return InferRequest("model", inputs=[InferInput(name, datatype, shape, contents)])
+
+
+def _id(shape: tuple[int, ...], values: list[Any], datatype: str = "UINT64") -> InferRequest:
+    return _special("sequence_id", datatype, shape, Contents("uint64_contents", values))
+
+
+def _control(shape: tuple[int, ...], values: list[Any], datatype: str = "UINT32") -> InferRequest:
+    return _special("sequence_control_input", datatype, shape, Contents("uint_contents", values))
+
+
+def _parameters(**parameters: Any) -> InferRequest:
+    return InferRequest("model", parameters=parameters)
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (_id((1,), []), "Could not find sequence id in expected tensor proto field uint64_val"),
+        (_id((1,), [-1]), "Could not find sequence id in expected tensor proto field uint64_val"),
+        (_control((1,), [1], "UINT64"), "Could not find sequence control input in expected tensor proto field"),
+        (_control((1,), [2**32]), "Could not find sequence control input in expected tensor proto field uint32_val"),
+        (_control((), [1]), "Special input proto does not contain tensor shape information"),
+        (_id((0,), []), "Invalid input shape - Expected: (1); Actual: (0); input name: sequence_id"),
+        (
+            _parameters(sequence_id="x" * 257, sequence_start=True),
+            "the parameter sequence_id must be an integer of 0 to",
+        ),
+        (_parameters(sequence_id="", sequence_end=True), "Sequence ID has not been provided"),
+        (_parameters(sequence_id=-1), "the parameter sequence_id must be an integer of 0 to"),
+        (_parameters(sequence_id=2**64), "the parameter sequence_id must be an integer of 0 to"),
+        (_parameters(sequence_id=True), "the parameter sequence_id must be an integer of 0 to"),
+        (_parameters(sequence_id=1.5), "the parameter sequence_id must be an integer of 0 to"),
+        (_parameters(sequence_id=1, sequence_end=1), "the parameter sequence_end must be true or false"),
+        (
+            replace(_id((1,), [3]), parameters={"sequence_id": 4}),
+            "the input sequence_id is 3, and the parameter sequence_id 4",
+        ),
+    ],
+)
+def test_invalid_special_inputs_are_refused_with_the_text_of_ovms(request_: InferRequest, text: str) -> None:
+    with pytest.raises(errors.InvalidRequest) as error:
+        read_control(request_)
+    assert error.value.message.startswith(text)
+    assert status_of(error.value) == (Status.INVALID_ARGUMENT, 400)
+
+
+def test_id_is_checked_before_the_control_and_both_before_their_values() -> None:
+    request = _control((), [7])
+    request.inputs += _id((), [1]).inputs
+    with pytest.raises(errors.InvalidRequest, match=r"input name: sequence_id$"):
+        read_control(request)
+    with pytest.raises(errors.InvalidRequest, match=r"^Unexpected value of sequence control input"):
+        read_control(_control((1,), [7]))
+
+
+@pytest.mark.parametrize(
+    ("request_", "control"),
+    [
+        (_id((1,), [2**64 - 1]), Control(2**64 - 1)),
+        (_control((1,), [START]), Control(0, start=True)),
+        (sequence_request(ONES, number=5, control=0), Control(5)),
+        (sequence_request(ONES, number=5, control=START), Control(5, start=True)),
+        (sequence_request(ONES, number=2**64 - 1, control=END), Control(2**64 - 1, end=True)),
+        (_parameters(sequence_id=3, sequence_start=True), Control(3, start=True)),
+        (_parameters(sequence_id="18446744073709551615", sequence_end=True), Control(2**64 - 1, end=True)),
+        (_parameters(sequence_id="soon", sequence_start=True), Control("soon", start=True)),
+        (_parameters(sequence_id=3, sequence_start=True, sequence_end=True), Control(3, start=True, end=True)),
+        (_parameters(sequence_start=True), Control(0, start=True)),
+        (replace(_id((1,), [3]), parameters={"sequence_id": 3, "other": 1.5}), Control(3)),
+    ],
+)
+def test_special_inputs_and_parameters_are_read(request_: InferRequest, control: Control) -> None:
+    found, plain = read_control(request_)
+    assert found == control
+    assert [given.name for given in plain.inputs] == [g.name for g in request_.inputs if g.name == "x"]
+    assert list(plain.raw_inputs) == [ONES["x"].tobytes()] * len(plain.inputs)
+
+
+_MISSING = (errors.SequenceMissing, "Sequence with provided ID does not exist", Status.NOT_FOUND, 404)
+_EXISTS = (errors.SequenceExists, "Sequence with provided ID already exists", Status.ALREADY_EXISTS, 409)
+_ENDING = (
+    errors.SequenceEnding,
+    "Sequence last request is being processed and it's not available anymore",
+    Status.FAILED_PRECONDITION,
+    412,
+)
+_TOO_MANY = (
+    errors.TooManySequences,
+    "Max sequence number has been reached. Could not create new sequence.",
+    Status.UNAVAILABLE,
+    503,
+)
+
+
+@pytest.mark.parametrize(
+    ("number", "control", "maximum", "expected"),
+    [
+        pytest.param(8, None, 9, _MISSING, id="unknown"),
+        pytest.param(7, None, 9, _MISSING, id="ending"),
+        pytest.param(9, START, 9, _EXISTS, id="live"),
+        pytest.param(7, START, 9, _ENDING, id="start while ending"),
+        *(pytest.param(number, START, maximum, _TOO_MANY) for number, maximum in ((None, 2), (9, 2), (10, 2), (10, 0))),
+    ],
+)
+async def test_refused_sequences_have_messages_and_statuses_of_ovms(
+    number: int | None, control: int | None, maximum: int, expected: tuple[Any, ...], tmp_path: Path
+) -> None:
+    servable, manager = await load_managed(ir.accumulator(), tmp_path, max_sequence_number=2)
+    for live in (7, 9):
+        await servable.infer(sequence_request(ONES, number=live, control=START))
+    manager.capacity = maximum
+    async with manager.turn(Control(7, end=True)), manager.turn(Control(9)):
+        with pytest.raises(errors.ServerError) as caught:
+            await servable.infer(sequence_request(ONES, number=number, control=control))
+    assert (type(caught.value), caught.value.message, *status_of(caught.value)) == expected
+
+
+async def test_control_is_checked_before_shapes_and_shapes_before_the_sequence(tmp_path: Path) -> None:
+    servable = await load_stateful(ir.accumulator(), tmp_path)
+    wrong = {"x": np.ones((1, 3), np.float32)}
+    with pytest.raises(errors.InvalidRequest, match="Unexpected value"):
+        await servable.infer(sequence_request(wrong, number=9, control=5))
+    for control in (START, 0, END):
+        with pytest.raises(errors.InvalidRequest, match="Invalid input shape"):
+            await servable.infer(sequence_request(wrong, number=9, control=control))
+    assert servable.sequences() == []
+    await servable.infer(sequence_request(ONES, number=9, control=START))
+    with pytest.raises(errors.InvalidRequest, match="Invalid input shape"):
+        await servable.infer(sequence_request(wrong, number=9, control=END))
+    response = await servable.infer(sequence_request(ONES, number=9))
+    assert response.outputs[0].array.tolist() == [[2, 2]]  # type: ignore[union-attr]
+
+
+async def test_special_inputs_do_not_count_as_inputs(tmp_path: Path) -> None:
+    servable = await load_stateful(ir.accumulator(), tmp_path)
+    assert [spec.name for spec in servable.metadata.inputs] == ["x"]
+    assert [spec.name for spec in servable.metadata.outputs] == ["y"]
+    with pytest.raises(errors.InvalidRequest, match="Invalid number of inputs - Expected: 1; Actual: 0"):
+        await servable.infer(sequence_request({}, number=9, control=START))
+    twice = sequence_request(ONES, number=9, control=START)
+    twice.inputs.append(twice.inputs[0])
+    twice.raw_inputs.append(twice.raw_inputs[0])
+    with pytest.raises(errors.InvalidRequest, match="Invalid number of inputs - Expected: 1; Actual: 2"):
+        await servable.infer(twice)
+    short = sequence_request(ONES, number=9, control=START)
+    short.raw_inputs.pop()
+    with pytest.raises(errors.InvalidRequest, match="must hold one buffer an input"):
+        await servable.infer(short)
+
+
+@pytest.mark.parametrize("name", ["sequence_id", "sequence_control_input"])
+async def test_model_with_an_input_of_a_special_name_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match=f"the input '{name}' has a name that requests need"):
+        await load_stateful(ir.passthrough("FP32", input_name=name), tmp_path)
+
 
 START, END = 1, 2
 
 
-def array_of(response: InferResponse, name: str = "y") -> Array:
-    """Give an output's array."""
-    (found,) = (out for out in response.outputs if out.name == name)
-    assert isinstance(found, Tensor)
-    return found.array
+async def _output(servable: StatefulServable, x: Array, number: int | None = None, control: int | None = None) -> Array:
+    return tensors(await servable.infer(sequence_request({"x": x}, number=number, control=control)))[0].array
 
 
 async def step(
     servable: StatefulServable, value: float, *, number: int | None = None, control: int | None = None
 ) -> float:
-    """Send one request to an accumulator; gives the sum so far."""
-    request = sequence_request({"x": np.full((1, 2), value, np.float32)}, number=number, control=control)
-    return float(array_of(await servable.infer(request))[0, 0])
+    """Add to an accumulator, and return the sum."""
+    return float((await _output(servable, np.full((1, 2), value, np.float32), number, control))[0, 0])
 
 
-async def test_steps_are_not_made_again_by_others(tmp_path: Path) -> None:
-    """Nobody would know how often they count, so whoever might make them again is told."""
+async def test_steps_report_that_they_must_not_be_replayed(tmp_path: Path) -> None:
     servable = await load_stateful(ir.accumulator(), tmp_path)
-    told: list[str] = []
-    with telling_begin(lambda: told.append("begun")):
+    starts: list[str] = []
+    with telling_begin(lambda: starts.append("started")):
         await step(servable, 1, control=START)
-    assert told == ["begun"]
+    assert starts == ["started"]
 
 
-class _Another:
-    """Another process, which has all ids until it is asked."""
-
+class _OtherProcess:
     def __init__(self) -> None:
-        self.asked: list[tuple[int, int | str, bool]] = []
+        self.calls: list[tuple[int, int | str, bool]] = []
 
     def owner(self, model: str, identity: int | str) -> int | None:
-        """Have it once."""
-        del model, identity
-        return None if self.asked else 1
+        return None if self.calls else 1
 
     async def run_step(self, owner: int, step: ForwardedStep) -> list[Tensor | RawTensor]:
-        """Have it no more."""
-        self.asked.append((owner, step.id, step.start))
+        self.calls.append((owner, step.id, step.start))
         raise SequenceElsewhere
 
 
-async def test_a_sequence_that_another_process_has_no_more_begins_here(tmp_path: Path) -> None:
-    """Whoever was asked has ended; from then on nobody is asked, as it is here."""
-    another = _Another()
-    servable = await load_stateful(ir.accumulator(), tmp_path, owners=another)
+async def test_sequence_that_its_owner_has_lost_begins_here(tmp_path: Path) -> None:
+    other = _OtherProcess()
+    servable = await load_stateful(ir.accumulator(), tmp_path, owners=other)
     assert await step(servable, 1, number=7, control=START) == 1
     assert await step(servable, 2, number=7) == 3
-    assert another.asked == [(1, 7, True)]
+    assert other.calls == [(1, 7, True)]
 
 
-async def test_a_start_that_came_too_late_is_told_that_there_is_such_a_sequence(tmp_path: Path) -> None:
-    """Where it ended while the start was on its way from another process, and a third one was faster."""
+async def test_late_start_is_refused_while_another_process_has_the_sequence(tmp_path: Path) -> None:
     servable, manager = await load_managed(ir.accumulator(), tmp_path)
     board = Board.create(2)
     try:
@@ -107,318 +266,108 @@ async def test_a_start_that_came_too_late_is_told_that_there_is_such_a_sequence(
         board.close()
 
 
-async def test_lstm_as_with_explicit_state(tmp_path: Path) -> None:
-    """Three interleaved sequences give, bit for bit, what a model without memory gives that is handed its state."""
+@pytest.mark.parametrize("width", [2, 2 * 4096], ids=["small", "large"])
+async def test_sequences_in_turn_have_states_of_their_own(tmp_path: Path, width: int) -> None:
+    servable = await load_stateful(ir.accumulator(width), tmp_path)
+    for count in (1, 2, 3, 4):
+        for number in (1, 2, 3):
+            control = START if count == 1 else None
+            y = await _output(servable, np.full((1, width), 10**number, np.float32), number, control)
+            assert (y == 10**number * count).all()
+
+
+async def test_stateful_lstm_agrees_bit_for_bit_with_explicit_states(tmp_path: Path) -> None:
     stateful = await load_stateful(ir.lstm(), tmp_path)
     explicit = await load(ir.lstm(explicit=True), tmp_path, "explicit")
     random = np.random.default_rng(3)
-    states = {number: np.zeros((2, 1, 8), np.float32) for number in (1, 2, 3)}
-    for round_ in range(12):
-        for number in random.permutation([1, 2, 3]):
+    states = {number: {name: np.zeros((1, 8), np.float32) for name in ("hidden", "cell")} for number in (1, 2, 3)}
+    for turn in range(12):
+        for number in map(int, random.permutation([1, 2, 3])):
             x = random.normal(size=(1, 4)).astype(np.float32)
-            hidden, cell = states[number]
-            expected = await explicit.infer(raw_request({"x": x, "hidden": hidden, "cell": cell}))
-            states[number] = np.stack([array_of(expected, "next_hidden"), array_of(expected, "next_cell")])
-            control = START if round_ == 0 else None
-            response = await stateful.infer(sequence_request({"x": x}, number=int(number), control=control))
-            np.testing.assert_array_equal(array_of(response), array_of(expected))
+            response = await explicit.infer(raw_request({"x": x, **states[number]}))
+            expected = {output.name: output.array for output in tensors(response)}
+            states[number] = {name: expected[f"next_{name}"] for name in ("hidden", "cell")}
+            found = await _output(stateful, x, number, START if turn == 0 else None)
+            np.testing.assert_array_equal(found, expected["y"])
 
 
-@pytest.mark.parametrize("width", [2, 2 * 4096], ids=["small", "large"])
-async def test_sequences_that_share_a_request_do_not_share_a_state(tmp_path: Path, width: int) -> None:
-    """Steps of three sequences in turn each go on from where their own has ended, however large the state is."""
-    servable = await load_stateful(ir.accumulator(width), tmp_path)
-    sums: dict[int, list[float]] = {1: [], 2: [], 3: []}
-    for round_ in range(4):
-        for number, found in sums.items():
-            x = {"x": np.full((1, width), 10**number, np.float32)}
-            control = START if round_ == 0 else None
-            y = array_of(await servable.infer(sequence_request(x, number=number, control=control)))
-            assert (y == y[0, 0]).all()
-            found.append(float(y[0, 0]))
-    assert sums == {number: [10**number * count for count in (1, 2, 3, 4)] for number in sums}
-
-
-async def test_the_example_of_the_documentation(tmp_path: Path) -> None:
-    """Start without an id, go on with the one that came back, end with it; then it is gone."""
-    servable = await load_stateful(ir.accumulator(), tmp_path)
-    x = {"x": np.ones((1, 2), np.float32)}
-    response = await servable.infer(sequence_request(x, control=START))
-    assert [(out.name, out.datatype.name, out.shape) for out in response.outputs if isinstance(out, Tensor)] == [
-        ("y", "FP32", (1, 2)),
-        ("sequence_id", "UINT64", (1,)),
-    ]
-    number = int(array_of(response, "sequence_id")[0])
-    assert number == 1
-    assert array_of(await servable.infer(sequence_request(x, number=number))).tolist() == [[2, 2]]
-    last = await servable.infer(sequence_request(x, number=number, control=END))
-    assert (array_of(last).tolist(), array_of(last, "sequence_id").tolist()) == ([[3, 3]], [1])
-    with pytest.raises(SequenceMissing):
-        await servable.infer(sequence_request(x, number=number))
-    assert (response.model_name, response.model_version) == ("model", "1")
-
-
-async def test_a_sequence_of_one_request(tmp_path: Path) -> None:
-    """With Triton's parameters a request may start and end its sequence."""
-    servable = await load_stateful(ir.accumulator(), tmp_path)
-    request = raw_request({"x": np.ones((1, 2), np.float32)})
-    request.parameters = {"sequence_id": "7", "sequence_start": True, "sequence_end": True}
-    for _ in range(2):
-        response = await servable.infer(request)
-        assert (array_of(response).tolist(), array_of(response, "sequence_id").tolist()) == ([[1, 1]], [7])
-    assert servable.sequences() == []
-
-
-async def test_ids_are_handed_out_once(tmp_path: Path) -> None:
-    """Ids start at 1, pass over those that are taken, wrap around without 0, and do not come back at once."""
+async def test_generated_ids_wrap_around_and_skip_live_ones(tmp_path: Path) -> None:
     servable, manager = await load_managed(ir.accumulator(), tmp_path)
-
-    async def new_id() -> int:
-        request = sequence_request({"x": np.ones((1, 2), np.float32)}, control=START)
-        return int(array_of(await servable.infer(request), "sequence_id")[0])
-
-    await step(servable, 1, number=2, control=START)
-    assert [await new_id(), await new_id()] == [1, 3]
-    await step(servable, 1, number=3, control=END)
-    assert await new_id() == 4
+    for number in (1, 2**64 - 1):
+        await step(servable, 1, number=number, control=START)
     manager.next_id = 2**64 - 1
-    await step(servable, 1, number=2**64 - 1, control=START)
-    await step(servable, 1, number=1, control=END)
-    assert await new_id() == 1
+    response = await servable.infer(sequence_request({"x": np.ones((1, 2), np.float32)}, control=START))
+    assert tensors(response)[1].array.tolist() == [2]
 
 
-async def test_a_model_without_variables_has_sequences_all_the_same(tmp_path: Path) -> None:
-    """Bookkeeping does not need a state."""
+async def test_model_without_variables_has_sequences(tmp_path: Path) -> None:
     servable = await load_stateful(ir.dummy(), tmp_path)
     b = {"b": np.ones((1, 10), np.float32)}
     for control in (START, 0, END):
         response = await servable.infer(sequence_request(b, number=5, control=control))
-        assert array_of(response, "a").tolist() == [[2] * 10]
+        assert tensors(response)[0].array.tolist() == [[2] * 10]
     with pytest.raises(SequenceMissing):
         await servable.infer(sequence_request(b, number=5))
 
 
-async def test_low_latency_transformation(tmp_path: Path) -> None:
-    """A loop of one step keeps its sum between requests only if it is asked to."""
-    for asked, expected in ((True, [1, 3, 6]), (False, [1, 2, 3])):
-        model = ir.summing_loop()
-        servable = await load_stateful(model, tmp_path, f"loop_{asked}", low_latency_transformation=asked)
-        sums = []
-        for number, value in enumerate((1, 2, 3)):
-            x = {"x": np.full((1, 1, 2), value, np.float32)}
-            response = await servable.infer(sequence_request(x, number=9, control=int(number == 0)))
-            sums.append(array_of(response)[0, 0])
-        assert sums == expected
+@pytest.mark.parametrize(("is_transformed", "expected"), [(True, [1, 3, 6]), (False, [1, 2, 3])])
+async def test_low_latency_transformation_keeps_the_state_of_loops(
+    is_transformed: bool, expected: list[float], tmp_path: Path
+) -> None:
+    servable = await load_stateful(ir.summing_loop(), tmp_path, low_latency_transformation=is_transformed)
+    outputs = [await _output(servable, np.full((1, 1, 2), n, np.float32), 9, int(n == 1)) for n in (1, 2, 3)]
+    assert [output[0, 0] for output in outputs] == expected
 
 
-async def test_tiny_models_run_on_the_event_loop(tmp_path: Path) -> None:
-    """State does not send a short inference away: a free sequence is served without a checkpoint."""
+async def test_tiny_stateful_model_runs_without_a_checkpoint(tmp_path: Path) -> None:
     servable = await load_stateful(ir.accumulator(), tmp_path)
     await step(servable, 1, number=5, control=START)
     with trio.testing.assert_no_checkpoints():
         assert await step(servable, 1, number=5) == 2
 
 
-async def test_requests_of_one_sequence_run_in_the_order_of_their_arrival(tmp_path: Path) -> None:
-    """However many wait, none overtakes another, and no state is lost."""
-    servable, manager = await load_managed(ir.accumulator(), tmp_path)
-    await step(servable, 0, number=5, control=START)
-    sums: list[float] = []
-
-    async def send(value: int) -> None:
-        sums.append(await step(servable, value, number=5))
-
-    async with trio.open_nursery() as nursery, manager.turn(Control(5)):
-        for value in range(1, 21):
-            nursery.start_soon(send, value)
-            await trio.testing.wait_all_tasks_blocked()
-        assert sums == []
-    assert sums == [sum(range(1, value + 1)) for value in range(1, 21)]
-
-
-async def test_sequences_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    """While one sequence is busy and others queue behind it, every other one goes on."""
-    servable, manager = await load_managed(ir.accumulator(), tmp_path)
-    for number in (1, 2):
-        await step(servable, number, number=number, control=START)
-    async with trio.open_nursery() as nursery, manager.turn(Control(1)):
-        nursery.start_soon(step_into, servable, 1, [])
-        await trio.testing.wait_all_tasks_blocked()
-        assert await step(servable, 1, number=2) == 3
-        assert await step(servable, 7, number=3, control=START) == 7
-        assert await step(servable, 1, number=2, control=END) == 4
-
-
-async def step_into(servable: StatefulServable, number: int, sums: list[float]) -> None:
-    """Send one request of value 1, and note the sum."""
-    sums.append(await step(servable, 1, number=number))
-
-
-async def test_steps_before_the_end_run_before_it(tmp_path: Path) -> None:
-    """What came before the last request is served; what comes behind it is refused at once."""
-    servable, manager = await load_managed(ir.accumulator(), tmp_path)
-    await step(servable, 0, number=5, control=START)
-    sums: list[float] = []
-
-    async def end() -> None:
-        sums.append(await step(servable, 10, number=5, control=END))
-
-    async with trio.open_nursery() as nursery, manager.turn(Control(5)):
-        nursery.start_soon(step_into, servable, 5, sums)
-        await trio.testing.wait_all_tasks_blocked()
-        nursery.start_soon(end)
-        await trio.testing.wait_all_tasks_blocked()
-        with pytest.raises(SequenceMissing):
-            await step(servable, 1, number=5)
-    assert sums == [1, 11]
-    assert servable.sequences() == []
-
-
-async def test_slow_sequences_side_by_side(tmp_path: Path) -> None:
-    """Sequences share the infer requests of the pool, and each gets its own sums."""
-    servable = stateful_over(
-        ir.slow_accumulator(128, 40), tmp_path, lambda network: network, placement=Placement.away(), nireq=2
-    )
+async def test_parallel_sequences_share_infer_requests(tmp_path: Path) -> None:
+    model = ir.slow_accumulator(128, 40)
+    servable = stateful_over(model, tmp_path, lambda network: network, placement=Placement.away(), nireq=2)
 
     async def run(number: int) -> None:
         for count in range(1, 6):
-            x = {"x": np.full((128, 128), number, np.float32)}
-            response = await servable.infer(sequence_request(x, number=number, control=int(count == 1)))
-            assert (array_of(response) == number * count).all()
+            y = await _output(servable, np.full((128, 128), number, np.float32), number, int(count == 1))
+            assert (y == number * count).all()
 
     async with trio.open_nursery() as nursery:
         for number in range(1, 7):
             nursery.start_soon(run, number)
 
 
-async def _cancelled(servable: StatefulServable, value: float, number: int, control: int | None) -> None:
-    x = {"x": np.full((320, 320), value, np.float32)}
-    with trio.move_on_after(0.005) as scope:
-        await servable.infer(sequence_request(x, number=number, control=control))
-    assert scope.cancelled_caught
-
-
-async def test_cancelled_requests_leave_no_trace(tmp_path: Path) -> None:
-    """A cancelled start creates nothing, a cancelled step changes nothing, a cancelled end ends nothing."""
+async def test_cancelled_requests_change_no_sequence(tmp_path: Path) -> None:
     servable = await load_stateful(ir.slow_accumulator(320), tmp_path, nireq=1)
 
     async def total(value: float, control: int | None = None) -> float:
-        x = {"x": np.full((320, 320), value, np.float32)}
-        return float(array_of(await servable.infer(sequence_request(x, number=5, control=control)))[0, 0])
+        return float((await _output(servable, np.full((320, 320), value, np.float32), 5, control))[0, 0])
 
-    await _cancelled(servable, 1, 5, START)
+    async def cancelled(control: int | None) -> None:
+        with trio.move_on_after(0.005) as scope:
+            await total(100, control)
+        assert scope.cancelled_caught
+
+    await cancelled(START)
     assert servable.sequences() == []
     assert await total(2, START) == 2
-    await _cancelled(servable, 100, 5, None)
+    await cancelled(None)
     assert await total(1) == 3
-    await _cancelled(servable, 100, 5, END)
+    await cancelled(END)
     assert await total(1) == 4
     assert await total(1, END) == 5
     assert servable.sequences() == []
+    await servable.aclose()
+    with pytest.raises(trio.ClosedResourceError):
+        await total(1, START)
 
 
-class Failing:
-    """A network that fails while it is told to, in the place of a real one."""
-
-    def __init__(self, real: Network) -> None:
-        self.real = real
-        self.fails = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.real, name)
-
-    async def infer(self, *args: Any) -> Any:
-        """Infer, or fail behind an inference that has succeeded."""
-        outputs = await self.real.infer(*args)
-        if self.fails:
-            raise ModelFailure("told to")
-        return outputs
-
-
-async def test_failed_requests_leave_no_trace(tmp_path: Path) -> None:
-    """As cancelled ones: the sequence is as it was before, and who waited for a start that failed is refused."""
-    made: list[Failing] = []
-
-    def wrap(real: Network) -> Failing:
-        made.append(Failing(real))
-        return made[-1]
-
-    servable = stateful_over(ir.accumulator(), tmp_path, wrap)
-    (failing,) = made
-
-    async def fail(control: int | None) -> None:
-        failing.fails = True
-        with pytest.raises(ModelFailure):
-            await step(servable, 100, number=5, control=control)
-        failing.fails = False
-
-    await fail(START)
-    assert servable.sequences() == []
-    assert await step(servable, 1, number=5, control=START) == 1
-    await fail(None)
-    await fail(END)
-    assert await step(servable, 1, number=5) == 2
-    assert await step(servable, 1, number=5, control=END) == 3
-
-
-async def test_a_step_that_fails_does_not_take_back_the_end_behind_it(tmp_path: Path) -> None:
-    """While an end waits its turn the sequence takes no requests, whatever became of the one before."""
-    servable, manager = await load_managed(ir.accumulator(), tmp_path)
-    await step(servable, 1, number=5, control=START)
-    failing = manager.turn(Control(5))
-    sequence = await failing.__aenter__()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_end, servable)
-        await trio.testing.wait_all_tasks_blocked()
-        await failing.__aexit__(ModelFailure)
-        assert sequence.ending
-        with pytest.raises(SequenceMissing):
-            await step(servable, 1, number=5)
-    assert servable.sequences() == []
-
-
-async def test_who_waits_for_a_start_that_fails_is_refused(tmp_path: Path) -> None:
-    """The sequence never came to be, so that requests queued behind its start do not exist for it."""
-    servable, manager = await load_managed(ir.accumulator(), tmp_path)
-    refused: list[BaseException] = []
-
-    async def wait() -> None:
-        with pytest.raises(SequenceMissing) as error:
-            await step(servable, 1, number=5)
-        refused.append(error.value)
-
-    async with trio.open_nursery() as nursery:
-        with pytest.raises(ModelFailure):
-            await _failing_start(manager, nursery, wait)
-    assert len(refused) == 1
-
-
-async def _failing_start(
-    manager: SequenceManager, nursery: trio.Nursery, meanwhile: Callable[[], Awaitable[None]]
+async def test_listed_sequences_have_age_idle_time_and_requests(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
 ) -> None:
-    async with manager.turn(Control(5, start=True)):
-        nursery.start_soon(meanwhile)
-        await trio.testing.wait_all_tasks_blocked()
-        raise ModelFailure("the start")
-
-
-async def test_a_cancelled_wait_gives_up_the_place(tmp_path: Path) -> None:
-    """Who is cancelled in the queue is left out, and an end in the queue leaves the sequence alive."""
-    servable, manager = await load_managed(ir.accumulator(), tmp_path)
-    await step(servable, 1, number=5, control=START)
-    async with trio.open_nursery() as nursery, manager.turn(Control(5)):
-        nursery.start_soon(_end, servable)
-        await trio.testing.wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
-    assert await step(servable, 1, number=5) == 2
-
-
-async def _end(servable: StatefulServable) -> None:
-    await step(servable, 1, number=5, control=END)
-
-
-async def test_the_list_of_sequences(autojump_clock: trio.testing.MockClock, tmp_path: Path) -> None:
-    """Each live sequence is told with its age, how long it is idle, and how many of its requests succeeded."""
     servable = await load_stateful(ir.accumulator(), tmp_path)
     assert isinstance(servable, SequenceServable)
     await step(servable, 1, number=20, control=START)
@@ -426,25 +375,213 @@ async def test_the_list_of_sequences(autojump_clock: trio.testing.MockClock, tmp
     await step(servable, 1, number=3, control=START)
     await step(servable, 1, number=20)
     await trio.sleep(10)
-    told = servable.sequences()
-    assert [(each.id, each.requests) for each in told] == [(3, 1), (20, 2)]
-    assert [each.age_seconds for each in told] == pytest.approx([10, 40], abs=1)
-    assert [each.idle_seconds for each in told] == pytest.approx([10, 10], abs=1)
+    sequences = servable.sequences()
+    assert [(each.id, each.requests) for each in sequences] == [(3, 1), (20, 2)]
+    assert [each.age_seconds for each in sequences] == pytest.approx([10, 40], abs=1)
+    assert [each.idle_seconds for each in sequences] == pytest.approx([10, 10], abs=1)
 
 
-def test_variables_are_found_after_the_transformations(tmp_path: Path) -> None:
-    """What a network remembers is described by name, type and shape; without the option nothing is."""
-    found = network(ir.lstm(), tmp_path, stateful=True).variables
-    assert [(each.name, str(each)) for each in found] == [("cell", "FP32 [1,8]"), ("hidden", "FP32 [1,8]")]
-    assert network(ir.lstm(), tmp_path).variables == ()
-
-
-async def test_low_latency_transformation_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenVINO's refusal is a failure of the load that names the option."""
-
+async def test_failing_low_latency_transformation_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise RuntimeError("no")
 
     monkeypatch.setattr("ovmstrio.openvino.compile.Manager.run_passes", refuse)
     with pytest.raises(ConfigError, match=r"low_latency_transformation: the low latency transformation fails: no"):
         await load_stateful(ir.accumulator(), tmp_path, low_latency_transformation=True)
+
+
+class _Server:
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.width = 2
+        self.nireq = 1
+        self.managers = SequenceManagers()
+        self.registry = registry_of(partial(load_model, managers=self.managers), poll_seconds=0)
+
+    async def reload(self) -> Any:
+        """Load the files again, as any changed setting makes the server do."""
+        self.nireq += 1
+        return await self.apply(nireq=self.nireq)
+
+    async def apply(self, **settings: Any) -> Any:
+        spec = ModelSpec(name="m", base_path=self.base / "m", plugin_config=EXACT, **{"stateful": True, **settings})
+        return await self.registry.apply([spec])
+
+    async def remove(self, version: int) -> None:
+        shutil.rmtree(self.base / "m" / str(version))
+        await self.registry.rescan()
+
+    async def step(self, value: float, number: int = 5, control: int | None = None, version: str = "") -> float:
+        """Send a request to the accumulator, and return the sum."""
+        request = sequence_request({"x": np.full((1, self.width), value, np.float32)}, number=number, control=control)
+        request.model_version = version
+        with await self.registry.lease("m", version) as lease:
+            return float(tensors(await lease.servable.infer(request))[0].array[0, 0])
+
+    async def new_id(self) -> int:
+        """Start a sequence, and return its generated id."""
+        with await self.registry.lease("m") as lease:
+            x = np.ones((1, self.width), np.float32)
+            response = await lease.servable.infer(sequence_request({"x": x}, control=START))
+        return int(tensors(response)[-1].array[0])
+
+
+@asynccontextmanager
+async def serving(base: Path) -> AsyncIterator[_Server]:
+    server = _Server(base)
+    ir.save(ir.accumulator(), base, "m")
+    async with running(server.registry):
+        await server.apply()
+        yield server
+
+
+async def test_sequences_go_on_after_a_reload_with_the_new_settings(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        before = server.registry.peek("m")
+        await server.step(1, control=START)
+        await server.apply(nireq=3, max_sequence_number=1)
+        assert server.registry.peek("m") is not before
+        assert await server.step(1) == 2
+        ir.save(ir.accumulator(offset=100), tmp_path, "m")
+        await server.reload()
+        assert await server.step(1) == 103
+        assert await server.step(1, control=END) == 104
+        assert await server.step(1, control=START) == 101
+
+
+async def test_requests_in_flight_end_on_the_old_instance(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        old = server.registry.peek("m")
+        for number in (5, 6):
+            await server.step(1, number, control=START)
+        (manager,) = server.managers
+        sums: list[float] = []
+
+        async def send(value: float) -> None:
+            sums.append(await server.step(value))
+
+        async with trio.open_nursery() as nursery, manager.turn(Control(5)) as sequence:
+            nursery.start_soon(send, 10)
+            await trio.testing.wait_all_tasks_blocked()
+            ir.save(ir.accumulator(offset=100), tmp_path, "m")
+            await server.reload()
+            assert server.registry.peek("m") is not old
+            nursery.start_soon(send, 1000)
+            assert await server.step(1, 6) == 102
+            sequence.advance({"total": np.full((1, 2), 5, np.float32)})
+            assert sums == []
+        assert sums == [15, 1115]
+
+
+async def test_model_of_other_variables_drops_sequences(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        await server.step(1, control=START)
+        ir.save(ir.accumulator(3), tmp_path, "m")
+        await server.reload()
+        server.width = 3
+        with pytest.raises(SequenceMissing):
+            await server.step(1)
+
+
+async def test_failed_load_leaves_the_sequences(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        await server.step(1, control=START)
+        (tmp_path / "m" / "1" / "model.xml").write_text("<net")
+        assert (await server.reload()).failures
+        assert await server.step(1) == 2
+
+
+async def test_sequences_follow_the_default_version_and_return_with_it(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        for number in (5, 6, 7):
+            await server.step(1, number, control=START)
+        ir.save(ir.accumulator(offset=100), tmp_path, "m", version=2)
+        await server.registry.rescan()
+        assert server.registry.available_versions("m") == [2]
+        assert await server.step(1, 5) == 102
+        assert await server.step(1, 6) == 102
+        with pytest.raises(SequenceExists):
+            await server.step(1, 7, control=START)
+        await server.remove(2)
+        assert server.registry.available_versions("m") == [1]
+        assert [await server.step(1, number) for number in (5, 6, 7)] == [3, 3, 2]
+        assert len(list(server.managers)) == 1
+
+
+async def test_sequences_of_a_named_version_stay_with_it(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        ir.save(ir.accumulator(offset=100), tmp_path, "m", version=2)
+        await server.apply(version_policy=AllVersions())
+        assert await server.step(1, 5, START, "1") == 1
+        assert await server.step(2, 5, START, "2") == 102
+        with pytest.raises(SequenceExists):
+            await server.step(1, 5, START, "1")
+        assert await server.step(1, 5, None, "1") == 2
+        assert await server.step(1, 6, START, "1") == 1
+        with pytest.raises(SequenceMissing):
+            await server.step(1, 6)
+        with pytest.raises(SequenceMissing):
+            await server.step(1, 6, None, "2")
+
+
+async def test_retired_model_drops_its_sequences(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        await server.step(1, control=START)
+        await server.registry.apply([])
+        await trio.testing.wait_all_tasks_blocked()
+        assert list(server.managers) == []
+        await server.apply()
+        with pytest.raises(SequenceMissing):
+            await server.step(1)
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+async def test_served_model_cannot_become_stateful_or_stateless(stateful: bool, tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        await server.registry.apply([])
+        assert (await server.apply(stateful=stateful)).failures == ()
+        before = server.registry.peek("m")
+        (failure,) = (await server.apply(stateful=not stateful)).failures
+        assert "Model type cannot be changed after it is loaded" in failure.reason
+        assert server.registry.peek("m") is before
+        assert [status.state for status in server.registry.statuses()["m"]] == [VersionState.AVAILABLE]
+        assert (await server.apply(stateful=stateful, version_policy=LatestVersions(num_versions=2))).failures == ()
+        await server.registry.apply([])
+        assert (await server.apply(stateful=not stateful)).failures == ()
+
+
+async def test_generated_ids_are_unique_over_versions(tmp_path: Path) -> None:
+    # A late request of a sequence that ended must not reach another client's.
+    async with serving(tmp_path) as server:
+        assert [await server.new_id(), await server.new_id()] == [1, 2]
+        await server.step(1, 1, END)
+        ir.save(ir.accumulator(), tmp_path, "m", version=2)
+        await server.apply(version_policy=AllVersions())
+        assert await server.new_id() == 3
+        assert await server.step(1, 2) == 2
+        await server.remove(2)
+        await server.step(1, 3, END)
+        assert await server.new_id() == 4
+
+
+async def test_ids_of_the_old_default_version_are_taken_in_the_new_one(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        await server.step(1, 5, START)
+        ir.save(ir.accumulator(offset=100), tmp_path, "m", version=2)
+        await server.apply(version_policy=AllVersions())
+        with pytest.raises(SequenceExists):
+            await server.step(50, 5, START, "2")
+        assert await server.step(1, 5) == 102
+        assert await server.step(7, 5, START, "1") == 7
+        assert await server.step(1, 5) == 103
+
+
+async def test_sequences_do_not_move_to_a_version_that_is_not_loaded(tmp_path: Path) -> None:
+    managers = SequenceManagers()
+    servable = await load_stateful(ir.accumulator(), tmp_path, managers=managers, version=2)
+    (manager,) = managers
+    restored = managers.add("model", 1, manager.variables)
+    x = {"x": np.ones((1, 2), np.float32)}
+    await servable.infer(sequence_request(x, number=5, control=START))
+    await servable.aclose()
+    assert 5 not in restored

@@ -1,5 +1,3 @@
-"""Random interleavings of requests, cancellations, failures, scans and reloads, checked against a simple model."""
-
 from __future__ import annotations
 
 import math
@@ -39,8 +37,8 @@ NUMBERS = st.integers(1, 4)
 
 
 @dataclass(eq=False)
-class Sent:
-    """A request on its way, and what came of it."""
+class _Sent:
+    """A request and its result."""
 
     token: int
     number: int
@@ -55,34 +53,31 @@ class Sent:
 
     @property
     def starts(self) -> bool:
-        """Whether it begins its sequence."""
         return self.kind in {"start", "both"}
 
     @property
     def ends(self) -> bool:
-        """Whether it ends its sequence."""
         return self.kind in {"end", "both"}
 
 
 @dataclass
-class Expected:
-    """What a sequence must be like: its sum, the requests in their order, and the marks on it."""
+class _Expected:
+    """The expected state of a sequence: its sum, its requests in order, and its marks."""
 
     total: int = 0
     tokens: int = 0
-    waiting: list[Sent] = field(default_factory=list)
+    waiting: list[_Sent] = field(default_factory=list)
     idle: bool = False
 
     @property
     def ending(self) -> bool:
-        """Whether its last request has come."""
         return any(sent.ends for sent in self.waiting)
 
 
-class GatedNetwork:
-    """A network that begins an inference only when it is told to, and gives its outputs only when told again."""
+class _GatedNetwork:
+    """A network whose inferences begin and end when the test allows it."""
 
-    def __init__(self, real: Any, sent: dict[int, Sent]) -> None:
+    def __init__(self, real: Any, sent: dict[int, _Sent]) -> None:
         self._real = real
         self._sent = sent
 
@@ -90,28 +85,27 @@ class GatedNetwork:
         return getattr(self._real, name)
 
     async def infer(self, arrays: Any, change: Any, event: Any = None, most_bytes: float = math.inf) -> Any:
-        """Wait, then infer or fail."""
         sent = self._sent[int(arrays[0][0, 1])]
         sent.gate = trio.Event()
         await sent.gate.wait()
         outputs = await self._real.infer(arrays, change, event, most_bytes)
         await sent.inferred.wait()
         if sent.fails:
-            raise ModelFailure("told to")
+            raise ModelFailure("requested")
         return outputs
 
 
-class SequenceHistory(RuleBasedStateMachine):
-    """A stateful model on a loop of its own that stands still between the rules."""
+class _SequenceHistory(RuleBasedStateMachine):
+    """A stateful model on a separate event loop, which stands still between the rules."""
 
     def __init__(self) -> None:
         super().__init__()
         self.base = Path(tempfile.mkdtemp())
         self.loop = TrioThread()
         self.managers = SequenceManagers()
-        self.sent: dict[int, Sent] = {}
-        self.alive: dict[int, Expected] = {}
-        self.dropped: list[Expected] = []
+        self.sent: dict[int, _Sent] = {}
+        self.alive: dict[int, _Expected] = {}
+        self.dropped: list[_Expected] = []
         self.next_id = 1
         self.servable = self.loop.run(self._load, True)
 
@@ -119,21 +113,20 @@ class SequenceHistory(RuleBasedStateMachine):
         return stateful_over(
             ir.accumulator(),
             self.base,
-            partial(GatedNetwork, sent=self.sent),
+            partial(_GatedNetwork, sent=self.sent),
             managers=self.managers,
             max_sequence_number=CAPACITY,
             sequence_migration=migrates,
         )
 
     def teardown(self) -> None:
-        """End what is under way, and the loop."""
         for sent in self.sent.values():
             self.loop.call(sent.scope.cancel)
         self.loop.close()
         assert all(not sequence.is_busy for manager in self.managers for sequence in manager)
         shutil.rmtree(self.base)
 
-    async def _infer(self, sent: Sent, number: int) -> None:
+    async def _infer(self, sent: _Sent, number: int) -> None:
         request = raw_request({"x": np.array([[sent.value, sent.token]], np.float32)})
         request.parameters = {"sequence_id": number, "sequence_start": sent.starts, "sequence_end": sent.ends}
         with sent.scope:
@@ -150,20 +143,17 @@ class SequenceHistory(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, kind=KINDS, value=st.integers(1, 100))
     def send(self, number: int, kind: str, value: int) -> None:
-        """Send a request for a sequence; it is refused at once, or has its place in the queue."""
         self._send(number, number, kind, value)
 
     @precondition(lambda self: self.alive)
     @rule(index=st.integers(0, 2), kinds=st.lists(KINDS, min_size=2, max_size=4), value=st.integers(1, 100))
     def send_to_a_live_one(self, index: int, kinds: list[str], value: int) -> None:
-        """Send several requests for one sequence, of which all but the first wait if they are not refused."""
         number = sorted(self.alive)[index % len(self.alive)]
         for kind in kinds:
             self._send(number, number, kind, value)
 
     @rule(kind=st.sampled_from(["start", "both"]), value=st.integers(1, 100))
     def send_without_id(self, kind: str, value: int) -> None:
-        """Start a sequence and leave its id to the server."""
         number = self.next_id
         if len(self.alive) < CAPACITY:
             while number in self.alive:
@@ -172,15 +162,15 @@ class SequenceHistory(RuleBasedStateMachine):
         self._send(0, number, kind, value)
 
     def _send(self, told: int, number: int, kind: str, value: int) -> None:
-        sent = Sent(len(self.sent) + 1, number, kind, value)
+        sent = _Sent(len(self.sent) + 1, number, kind, value)
         refusal = self._refusal(sent)
         self.sent[sent.token] = sent
         self.loop.start(self._infer, sent, told)
         assert sent.result == refusal
         if refusal is None:
-            self.alive.setdefault(number, Expected()).waiting.append(sent)
+            self.alive.setdefault(number, _Expected()).waiting.append(sent)
 
-    def _refusal(self, sent: Sent) -> type[ServerError] | None:
+    def _refusal(self, sent: _Sent) -> type[ServerError] | None:
         expected = self.alive.get(sent.number)
         if not sent.starts:
             return SequenceMissing if expected is None or expected.ending else None
@@ -190,10 +180,10 @@ class SequenceHistory(RuleBasedStateMachine):
             return None
         return SequenceEnding if expected.ending else SequenceExists
 
-    def _all(self) -> list[Expected]:
+    def _all(self) -> list[_Expected]:
         return [*self.alive.values(), *self.dropped]
 
-    def _pick(self, index: int, *, running: bool) -> tuple[Sent, Expected]:
+    def _pick(self, index: int, *, running: bool) -> tuple[_Sent, _Expected]:
         waiting = [(each, (each.waiting[:1] if running else each.waiting)) for each in self._all()]
         flat = [(sent, each) for each, requests in waiting for sent in requests]
         return flat[index % len(flat)]
@@ -201,14 +191,13 @@ class SequenceHistory(RuleBasedStateMachine):
     def _busy(self) -> bool:
         return any(expected.waiting for expected in self._all())
 
-    def _end(self, number: int, expected: Expected) -> None:
+    def _end(self, number: int, expected: _Expected) -> None:
         if self.alive.get(number) is expected:
             del self.alive[number]
 
     @precondition(_busy)
     @rule(index=st.integers(0, 20))
     def begin(self, index: int) -> None:
-        """Let one of the running requests infer, which nobody may notice before it is done."""
         sent, _ = self._pick(index, running=True)
         assert sent.gate is not None
         self.loop.call(sent.gate.set)
@@ -217,7 +206,6 @@ class SequenceHistory(RuleBasedStateMachine):
     @precondition(_busy)
     @rule(index=st.integers(0, 20), fails=st.sampled_from([False, False, False, True]))
     def finish(self, index: int, fails: bool) -> None:
-        """Let one of the running requests succeed or fail."""
         sent, expected = self._pick(index, running=True)
         assert sent.gate is not None
         sent.fails = fails
@@ -239,14 +227,13 @@ class SequenceHistory(RuleBasedStateMachine):
     @precondition(_busy)
     @rule(index=st.integers(0, 20))
     def cancel(self, index: int) -> None:
-        """Cancel a request that runs or waits."""
         sent, expected = self._pick(index, running=False)
         self.loop.call(sent.scope.cancel)
         assert sent.over
         assert sent.result is None
         self._undo(sent, expected)
 
-    def _undo(self, sent: Sent, expected: Expected) -> None:
+    def _undo(self, sent: _Sent, expected: _Expected) -> None:
         expected.waiting.remove(sent)
         if sent.starts:
             self._end(sent.number, expected)
@@ -255,7 +242,6 @@ class SequenceHistory(RuleBasedStateMachine):
 
     @rule()
     def clean(self) -> None:
-        """Let the cleaner come by."""
         removed = {number for number, each in self.alive.items() if each.idle and not each.waiting}
         for number in removed:
             del self.alive[number]
@@ -265,7 +251,6 @@ class SequenceHistory(RuleBasedStateMachine):
 
     @rule(migrates=st.sampled_from([True, True, False]))
     def load_again(self, migrates: bool) -> None:
-        """Load the model again: sequences go on or are dropped, and requests in flight end on the old instance."""
         (before,) = self.managers
         self.servable = self.loop.run(self._load, migrates)
         (after,) = self.managers
@@ -277,15 +262,13 @@ class SequenceHistory(RuleBasedStateMachine):
 
     @invariant()
     def the_live_sequences_are_the_expected_ones(self) -> None:
-        """No sequence is lost, and none is left over."""
         assert {sequence.id for manager in self.managers for sequence in manager} == set(self.alive)
 
     @invariant()
     def the_first_of_each_queue_runs(self) -> None:
-        """Of each sequence one request runs, the one that came first; sequences do not hold each other up."""
         running = {sent.token for sent in self.sent.values() if sent.gate is not None and not sent.over}
         assert running == {each.waiting[0].token for each in self._all() if each.waiting}
 
 
-SequenceHistory.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
-TestSequenceHistory = SequenceHistory.TestCase
+_SequenceHistory.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
+TestSequenceHistory = _SequenceHistory.TestCase

@@ -1,19 +1,20 @@
-"""What passes the check of grammars is compiled by the engine, and what is refused says where it is wrong."""
-
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from ovmstrio.core.generation import CallDelta, Conversation, Grammar, GrammarKind
 from ovmstrio.runtimes.generation.grammars import GrammarRefused, check_grammar, impose_calls, on_one_line
+from ovmstrio.runtimes.generation.grammars.numerals import INTEGER, NUMBER, integers, numbers
 from ovmstrio.runtimes.generation.grammars.one_line import one_line_rules
 from ovmstrio.runtimes.generation.parsing import TOOL_PARSERS, make_parser
 from tests.support.examples import examples
@@ -23,7 +24,7 @@ from tests.support.tiny_llm import write_tiny_folder
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarEngine]:
-    """A real engine with a tiny model."""
+    """Run a real engine with a tiny model, whose texts are noise."""
     folder = write_tiny_folder(Path(tmp_path_factory.mktemp("tiny")) / "model")
     with grammar_engine(folder) as running:
         yield running
@@ -44,6 +45,11 @@ def _nested(depth: int) -> Any:
     return schema
 
 
+def _tagged(schema: Any) -> Any:
+    return {"begin": "<a>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</a>"}
+
+
+_PATTERN: Final = {"type": "regex", "pattern": "b+"}
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 9}
 _TREE: Final = {
     "$defs": {
@@ -122,35 +128,17 @@ _GOOD: Final[Sequence[Grammar]] = (
         )
     ),
     _tag({"type": "any_text"}),
-    _tag(
-        {"type": "sequence", "elements": [{"type": "const_string", "value": "a"}, {"type": "regex", "pattern": "b+"}]}
-    ),
-    _tag(
-        {"type": "or", "elements": [{"type": "json_schema", "json_schema": _TREE}, {"type": "regex", "pattern": "a"}]}
-    ),
+    _tag({"type": "sequence", "elements": [{"type": "const_string", "value": "a"}, _PATTERN]}),
+    _tag({"type": "or", "elements": [{"type": "json_schema", "json_schema": _TREE}, _PATTERN]}),
     _tag({"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"}),
     _tag({"type": "grammar", "grammar": 'root ::= "a"'}),
-    _tag(
-        {
-            "type": "triggered_tags",
-            "triggers": ["<a"],
-            "tags": [{"begin": "<a>", "content": {"type": "json_schema", "json_schema": _NUMBER}, "end": ""}],
-            "at_least_one": True,
-        }
-    ),
-    _tag(
-        {
-            "type": "tags_with_separator",
-            "separator": ",",
-            "tags": [{"begin": "<a>", "content": {"type": "json_schema", "json_schema": True}, "end": "</a>"}],
-        }
-    ),
+    _tag({"type": "triggered_tags", "triggers": ["<a"], "tags": [_tagged(_NUMBER)], "at_least_one": True}),
+    _tag({"type": "tags_with_separator", "separator": ",", "tags": [_tagged(True)]}),
 )
 
 
 @pytest.mark.parametrize("grammar", _GOOD, ids=lambda grammar: grammar.text[:40])
-def test_what_can_be_imposed_passes_and_is_compiled(engine: GrammarEngine, grammar: Grammar) -> None:
-    """By the real engine, and within a bound."""
+def test_valid_grammar_passes_and_is_compiled(engine: GrammarEngine, grammar: Grammar) -> None:
     check_grammar(grammar)
     assert engine.make(grammar)[0] == ""
 
@@ -164,22 +152,17 @@ _BAD: Final[Sequence[tuple[Grammar, str]]] = (
     (_schema([]), r"at \$: expected an object, got \[\]"),
     (_schema({"type": "str"}), r'at \$.type: expected one of string, .*null, got "str"'),
     (_schema({"type": ["string", "foo"]}), r'at \$.type: expected .*got "foo"'),
-    (_schema({"type": None}), "got null"),
     (_schema({"properties": {"a": {"items": {"type": "int"}}}}), r"at \$.properties.a.items.type"),
     (_schema({"$ref": "#/$defs/a"}), r"there is nothing at '#/\$defs/a'"),
     (_schema({"$ref": "#/"}), "names nothing"),
     (_schema({"$ref": "http://example.com/a"}), r"put the schema into \$defs"),
     (_schema({"$ref": 1}), "expected a text, got 1"),
     (_schema({"$ref": "#"}), "it needs itself"),
-    (
-        _schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}),
-        "it needs itself",
-    ),
+    (_schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}), "needs itself"),
     (_schema({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}), r"at \$: it needs itself"),
     (_schema({"type": "array", "items": {"$ref": "#"}, "minItems": 1}), "it needs itself"),
     (_schema({"anyOf": []}), r"at \$.anyOf: expected a list of schemas"),
     (_schema({"enum": []}), r"at \$.enum: expected a list of values"),
-    (_schema({"enum": 1}), "expected a list of values"),
     (_schema({"allOf": [{"type": "string"}, {"minLength": 1}]}), "write them as one"),
     (_schema({"properties": []}), r"at \$.properties: expected an object"),
     (_schema({"properties": {'a"': {}}}), "a letter that cannot be imposed in names"),
@@ -220,12 +203,11 @@ _BAD: Final[Sequence[tuple[Grammar, str]]] = (
             ("a|", "an alternative is empty"),
             ("(|a)", "an alternative is empty"),
             ("a||b", "an alternative is empty"),
+            ("{", "nothing that '{' repeats"),
             ("*a", "nothing that '\\*' repeats"),
-            ("(+)", "nothing that '\\+' repeats"),
             ("a**", "two repetitions"),
             ("a{3,1}", "wrong way round"),
             ("a{,3}", "expected .3}"),
-            ("{", "nothing that '{' repeats"),
             ("a{1000001}", "too many"),
             ("((a{50}){50}){50}", "20000 within each other"),
             ("(a", "a group is not closed"),
@@ -233,17 +215,13 @@ _BAD: Final[Sequence[tuple[Grammar, str]]] = (
             ("[a", "a class is not closed"),
             ("[]", "has to have letters"),
             ("[z-a]", "no order"),
-            ("[a-\\d]", "no order"),
             ("[\n]", "write the end of a line"),
             ("a\\", "nothing behind the last"),
             ("(a)\\1", "references back"),
-            ("\\k<a>", "cannot be imposed"),
-            ("\\p{L}", "cannot be imposed"),
             ("\\bword\\b", "cannot be imposed"),
             ("(?=a)", "looking ahead"),
             ("(?<!a)", "looking behind"),
             ("(?i)a", "flags cannot be imposed"),
-            ("(?P<n>a)", "flags cannot be imposed"),
             ("\\u12", "needs its digits"),
             ("\\u{110000}", "is no letter"),
             ("a^b", "can only stand at an end"),
@@ -255,11 +233,9 @@ _BAD: Final[Sequence[tuple[Grammar, str]]] = (
         (Grammar(GrammarKind.EBNF, grammar), text)
         for grammar, text in (
             ("", "no rule is called root"),
-            ('x ::= "a"', "no rule is called root"),
             ("root ::= a", "line 1: no rule is called 'a'"),
             ('root ::= "a"\nroot ::= "b"', "line 2: the rule 'root' is there twice"),
             ('root ::= "a', "expected .texts"),
-            ("root ::= 'a'", "expected .texts"),
             ('root = "a"', "expected"),
             ('root ::= "a" |', "an alternative is empty"),
             ('root ::= ("a"', "a group is not closed"),
@@ -267,11 +243,8 @@ _BAD: Final[Sequence[tuple[Grammar, str]]] = (
             ('root ::= "a"{3,2}', "wrong way round"),
             ('root ::= "a"{9999999}', "too many"),
             ("root ::= [z-a]", "the range z-a has no order"),
-            ("root ::= .", "expected"),
-            ('root ::= "\\q"', "expected"),
             ('root ::= TagDispatch(("a", b))\nb ::= "x"', "expected .texts"),
             ("root ::= root", "'root' needs itself"),
-            ('root ::= "a" root', "'root' needs itself"),
             ('root ::= "x"\na ::= b\nb ::= a', "needs itself"),
         )
     ),
@@ -282,16 +255,7 @@ _BAD: Final[Sequence[tuple[Grammar, str]]] = (
     (_tag({"type": "json_schema"}), "json_schema is missing"),
     (_tag({"type": "json_schema", "json_schema": {"type": "foo"}}), r"at \$.format.json_schema.type: expected one of"),
     (_tag({"type": "tag", "begin": "a", "content": {"type": "any_text"}, "end": ""}), "needs an end"),
-    (
-        _tag(
-            {
-                "type": "triggered_tags",
-                "triggers": ["b"],
-                "tags": [{"begin": "a", "content": {"type": "regex", "pattern": "a"}, "end": ""}],
-            }
-        ),
-        "it does with 0|got 0",
-    ),
+    (_tag({"type": "triggered_tags", "triggers": ["b"], "tags": [_tagged(True)]}), "it does with 0|got 0"),
     (
         _tag({"type": "or", "elements": [{"type": "regex", "pattern": "a"}, {"type": "any_text"}]}),
         "cannot stand beside",
@@ -302,8 +266,7 @@ _BAD: Final[Sequence[tuple[Grammar, str]]] = (
 
 
 @pytest.mark.parametrize(("grammar", "text"), _BAD, ids=lambda value: getattr(value, "text", "")[:40] or "said")
-def test_what_cannot_be_imposed_is_refused_with_its_place(grammar: Grammar, text: str) -> None:
-    """And the way out, where there is one."""
+def test_invalid_grammar_is_refused_with_its_place(grammar: Grammar, text: str) -> None:
     with pytest.raises(GrammarRefused, match=text) as refused:
         check_grammar(grammar)
     assert refused.value.field == "response_format"
@@ -362,65 +325,46 @@ def _grown(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 _SCHEMAS = st.recursive(_LEAVES, _grown, max_leaves=8)
 _PATTERNS = st.text("ab[]()^$|*+?{}12,\\dwSnu0.-\"'\n#é:<=!", max_size=10)
-_RULES = st.lists(
-    st.sampled_from(
-        [
-            "root ::= ",
-            "x ::= ",
-            '"a"',
-            "x",
-            "root",
-            "[a-z]",
-            "(",
-            ")",
-            " | ",
-            "*",
-            "+",
-            "?",
-            "{2}",
-            "{1,3}",
-            "\n",
-            '""',
-            " ",
-        ]
-    ),
-    max_size=14,
-).map(lambda parts: "root ::= " + "".join(parts))
-_ENGINE = settings(
-    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+_PARTS: Final = (
+    "root ::= ",
+    "x ::= ",
+    '"a"',
+    "x",
+    "root",
+    "[a-z]",
+    "(",
+    ")",
+    " | ",
+    "*",
+    "+",
+    "?",
+    "{2}",
+    "{1,3}",
+    "\n",
+    " ",
+)
+_RULES = st.lists(st.sampled_from(_PARTS), max_size=14).map(lambda parts: "root ::= " + "".join(parts))
+
+
+_GRAMMARS = st.one_of(
+    _SCHEMAS.map(_schema),
+    _PATTERNS.map(lambda pattern: Grammar(GrammarKind.REGEX, pattern)),
+    _RULES.map(lambda rules: Grammar(GrammarKind.EBNF, rules)),
 )
 
 
-def _compile_if_checked(engine: GrammarEngine, grammar: Grammar) -> None:
+@settings(max_examples=examples(450), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(grammar=_GRAMMARS)
+def test_any_grammar_that_passes_is_compiled(engine: GrammarEngine, grammar: Grammar) -> None:
+    # A grammar that cannot be compiled would stop the texts of all clients for a while.
     try:
         check_grammar(grammar)
     except GrammarRefused:
         return
     assert engine.make(grammar, tokens=2)[0] == "", grammar.text
-    if (line := on_one_line(grammar)) != grammar:
-        check_grammar(line)
-        assert engine.make(line, tokens=2)[0] == "", line.text
-
-
-@_ENGINE
-@given(schema=_SCHEMAS)
-def test_any_schema_that_passes_is_compiled(engine: GrammarEngine, schema: Any) -> None:
-    """One that does not would end everybody's texts for a while."""
-    _compile_if_checked(engine, _schema(schema))
-
-
-@_ENGINE
-@given(pattern=_PATTERNS)
-def test_any_pattern_that_passes_is_compiled(engine: GrammarEngine, pattern: str) -> None:
-    """As above."""
-    _compile_if_checked(engine, Grammar(GrammarKind.REGEX, pattern))
-
-
-@_ENGINE
-@given(rules=_RULES)
-def test_any_grammar_of_rules_that_passes_is_compiled(engine: GrammarEngine, rules: str) -> None:
-    """As above."""
-    _compile_if_checked(engine, Grammar(GrammarKind.EBNF, rules))
+    line = on_one_line(grammar)
+    check_grammar(line)
+    assert engine.make(line, tokens=2)[0] == "", line.text
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -428,8 +372,7 @@ def test_any_grammar_of_rules_that_passes_is_compiled(engine: GrammarEngine, rul
     text=st.text(max_size=30),
     kind=st.sampled_from([kind for kind in GrammarKind if kind is not GrammarKind.JSON_OBJECT]),
 )
-def test_any_text_is_a_grammar_or_refused(text: str, kind: GrammarKind) -> None:
-    """And no other error."""
+def test_any_text_passes_or_is_refused(text: str, kind: GrammarKind) -> None:
     with suppress(GrammarRefused):
         check_grammar(Grammar(kind, text))
 
@@ -457,10 +400,9 @@ def _called(name: str, text: str, tools: Sequence[Any] = _TOOLS) -> tuple[str, l
 
 
 @pytest.mark.parametrize("name", [name for name in TOOL_PARSERS if name != "auto"])
-def test_a_forced_call_is_made_and_read(engine: GrammarEngine, name: str) -> None:
-    """Of the function that was named, with arguments that fit, in the form that its parser reads."""
-    asked = Conversation((), _TOOLS, tool_choice="function", tool_name="measure")
-    imposed = impose_calls(asked, name)
+def test_forced_call_is_made_and_parsed(engine: GrammarEngine, name: str) -> None:
+    conversation = Conversation((), _TOOLS, tool_choice="function", tool_name="measure")
+    imposed = impose_calls(conversation, name)
     assert imposed is not None
     assert imposed.forced
     check_grammar(imposed.grammar)
@@ -479,25 +421,23 @@ def test_a_forced_call_is_made_and_read(engine: GrammarEngine, name: str) -> Non
     pytest.fail("no call ended")
 
 
-def test_one_of_all_functions_is_called_where_a_call_is_required(engine: GrammarEngine) -> None:
-    """Whichever the model likes."""
+def test_required_call_is_of_any_function(engine: GrammarEngine) -> None:
     imposed = impose_calls(Conversation((), _TOOLS, tool_choice="required"), "hermes3")
     assert imposed is not None
     made = {_called("hermes3", engine.make(imposed.grammar, tokens=80, seed=seed)[1])[1][0][0] for seed in range(20)}
     assert made <= {"measure", "rest"}
 
 
-def test_content_stays_free_where_calls_are_only_guided(engine: GrammarEngine) -> None:
-    """Of tools that are strict, or of all where the model is set so."""
-    asked = Conversation((), _TOOLS)
-    assert impose_calls(asked, "hermes3") is None
+def test_guided_calls_leave_content_free(engine: GrammarEngine) -> None:
+    conversation = Conversation((), _TOOLS)
+    assert impose_calls(conversation, "hermes3") is None
     assert impose_calls(Conversation((), ()), "hermes3", guided=True) is None
     assert impose_calls(Conversation((), _TOOLS, tool_choice="none"), "hermes3", guided=True) is None
-    imposed = impose_calls(asked, "hermes3", guided=True)
+    imposed = impose_calls(conversation, "hermes3", guided=True)
     assert imposed is not None
     assert not imposed.forced
     assert engine.make(imposed.grammar, tokens=20)[0] == ""
-    assert impose_calls(asked, "lfm2", guided=True) is None
+    assert impose_calls(conversation, "lfm2", guided=True) is None
     strict = {"type": "function", "function": {**_TOOLS[0]["function"], "strict": True}}  # type: ignore[dict-item]
     some = impose_calls(Conversation((), (strict, _TOOLS[1])), "hermes3")
     assert some is not None
@@ -506,21 +446,181 @@ def test_content_stays_free_where_calls_are_only_guided(engine: GrammarEngine) -
     assert other["content"]["grammar"] == one_line_rules({"type": "object", "additionalProperties": True})
 
 
-def test_a_tool_whose_schema_cannot_be_imposed_is_named() -> None:
-    """By its place among the tools."""
+def test_tool_of_an_invalid_schema_is_named() -> None:
     bad = {"type": "function", "function": {"name": "bad", "parameters": {"properties": {"a": {"type": "int"}}}}}
-    asked = Conversation((), (_TOOLS[0], bad), tool_choice="function", tool_name="bad")
+    conversation = Conversation((), (_TOOLS[0], bad), tool_choice="function", tool_name="bad")
     with pytest.raises(GrammarRefused, match=r"at \$.properties.a.type: expected one of") as refused:
-        impose_calls(asked, "generic")
+        impose_calls(conversation, "generic")
     assert refused.value.field == "tools[1].function.parameters"
 
 
 @pytest.mark.parametrize("schema", [None, {}, {"type": "object"}, {"$ref": "#/$defs/a", "$defs": {"a": _FLAGS}}])
-def test_arguments_of_a_function_that_says_little_are_any_object(engine: GrammarEngine, schema: Any) -> None:
-    """And never an empty one because nothing was said."""
+def test_arguments_of_a_function_without_a_schema_are_any_object(engine: GrammarEngine, schema: Any) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     imposed = impose_calls(Conversation((), (tool,), tool_choice="required"), "devstral")
     assert imposed is not None
     error, text = engine.make(imposed.grammar, tokens=30)
     assert error == ""
     assert text.startswith("[TOOL_CALLS]f[ARGS]{")
+
+
+SHORT: Final = Field(max_length=2)
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Part(_Closed):
+    word: Literal['"', "\\", "é", "/"]
+    more: _Part | None = None
+
+
+class _Thing(_Closed):
+    name: Annotated[str, Field(min_length=1, max_length=4)]
+    size: Annotated[int, Field(ge=-20, lt=137)]
+    share: Annotated[float, Field(ge=0, le=1)] = 0
+    price: Annotated[float, Field(gt=0)] | None = None
+    tags: Annotated[list[Literal["a", "b"]], SHORT] = []
+    pair: tuple[bool, None]
+    part: _Part
+
+
+class _Optional(_Closed):
+    a: bool = True
+    b: Annotated[int, Field(ge=0, le=3)] = 0
+    c: None = None
+
+
+SHAPES: Final[tuple[Any, ...]] = (
+    _Thing,
+    _Optional,
+    Annotated[list[_Optional], Field(min_length=1, max_length=3)],
+    Annotated[dict[str, bool], Field()],
+    Literal[1, "a", True] | None,
+    int | bool | None,
+    float,
+)
+
+
+ENDLESS: Final = (SHAPES[0], SHAPES[3])  # one contains itself, the other has any number of names
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_noise_on_one_line_fits_its_schema(engine: GrammarEngine, shape: Any) -> None:
+    adapter = TypeAdapter(shape)
+    grammar = on_one_line(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(adapter.json_schema())))
+    assert grammar.kind is GrammarKind.EBNF
+    check_grammar(grammar)
+    ended = 0
+    for seed in range(6):
+        error, text = engine.make(grammar, tokens=400, seed=seed)
+        assert error == ""
+        assert "\n" not in text
+        assert "  " not in re.sub(r'"(\\.|[^"\\])*"', "", text)
+        if shape in ENDLESS and not _is_whole(text):
+            continue
+        adapter.validate_json(text)
+        ended += 1
+    assert ended
+
+
+def test_json_object_is_on_one_line(engine: GrammarEngine) -> None:
+    grammar = on_one_line(Grammar(GrammarKind.JSON_OBJECT, ""))
+    check_grammar(grammar)
+    for seed in range(4):
+        error, text = engine.make(grammar, tokens=60, seed=seed)
+        assert error == ""
+        assert text.startswith("{")
+        assert not re.search(r"\s", re.sub(r'"(\\.|[^"\\])*("|$)|(?<=[:,]) ', "", text))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "format": "date"},
+        {"type": "string", "pattern": "a+"},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "a+"}}},
+        {"type": "number", "minimum": 0.5},
+        {"type": "object", "minProperties": 1, "additionalProperties": True},
+        {"type": "string", "maxLength": 100_000},
+        {"type": "object", "required": ["a"]},
+    ],
+)
+def test_unsupported_schema_is_left_to_the_library(schema: Any) -> None:
+    given = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    assert on_one_line(given) is given
+
+
+_WIDE: Final = {"minimum": -(2**53) + 1, "exclusiveMaximum": 2**63}
+
+
+def test_bounds_beyond_all_numbers_are_dropped(engine: GrammarEngine) -> None:
+    whole = {"type": "integer", **_WIDE}
+    line = on_one_line(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(whole)))
+    assert line == on_one_line(Grammar(GrammarKind.JSON_SCHEMA, '{"type": "integer"}'))
+
+    parts = {"a": whole, "b": {"type": "string", "format": "date"}, "c": {"const": {"minimum": -(2**60)}}}
+    schema = {"type": "object", "properties": parts, "required": [*parts]}
+    left = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    check_grammar(left)
+    given = on_one_line(left)
+    assert json.loads(given.text)["properties"] == {**parts, "a": {"type": "integer"}}
+    assert engine.make(given, tokens=4)[0] == ""
+
+
+def test_referenced_rules_are_written_once() -> None:
+    part = {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}, "b": {"$ref": "#/$defs/n"}}}
+    rules = one_line_rules({**part, "$defs": {"n": {"enum": ["once"]}}})
+    assert rules is not None
+    assert rules.count("once") == 1
+
+
+def _pattern(rule: str) -> re.Pattern[str]:
+    tokens = re.findall(r'"([^"]*)"|(\[[^]]*\](?:\{[^}]*\})?|[()|?*]|\{[^}]*\})', rule)
+    return re.compile("".join(sign or f"(?:{re.escape(text)})" for text, sign in tokens))
+
+
+BOUND = st.none() | st.integers(-1200, 1200) | st.integers(-11, 11)
+
+
+@given(BOUND, BOUND, st.integers(-1500, 1500))
+def test_pattern_of_integers_matches_numbers_within_bounds_only(a: int | None, b: int | None, value: int) -> None:
+    least, most = (a, b) if a is None or b is None else sorted((a, b))
+    written = _pattern(integers(least, most))
+    for each in {value, *(bound + step for bound in (a, b) if bound is not None for step in (-1, 0, 1))}:
+        fits = (least is None or each >= least) and (most is None or each <= most)
+        assert bool(written.fullmatch(str(each))) == fits, each
+
+
+@given(BOUND, BOUND, st.integers(-6000, 6000), st.booleans(), st.booleans())
+def test_pattern_of_numbers_matches_numbers_within_bounds_only(
+    a: int | None, b: int | None, quarters: int, above: bool, below: bool
+) -> None:
+    least, most = (a, b) if a is None or b is None else sorted((a, b))
+    if least == most and (above or below):
+        return
+    written = _pattern(numbers(least, most, above=above and least is not None, below=below and most is not None))
+    near = [bound + step / 4 for bound in (a, b, 0) if bound is not None for step in (-4, -1, 0, 1, 4)]
+    for each in [quarters / 4, *near]:
+        over = least is None or each > least or (each == least and not above)
+        under = most is None or each < most or (each == most and not below)
+        text = f"{each:g}"
+        found = written.fullmatch(text) or (each == 0 and written.fullmatch("-0"))
+        assert bool(found) == (over and under), text
+
+
+def test_patterns_of_numbers_are_bounded() -> None:
+    assert not _pattern(INTEGER).fullmatch("1" * 16)
+    assert _pattern(INTEGER).fullmatch("-" + "1" * 15)
+    assert _pattern(NUMBER).fullmatch("-0.5e-10")
+    assert not _pattern(NUMBER).fullmatch("0." + "1" * 16)
+    assert not _pattern(NUMBER).fullmatch("01")

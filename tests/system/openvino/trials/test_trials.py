@@ -1,10 +1,9 @@
-"""Models that crash OpenVINO, and a process that goes on."""
-
 from __future__ import annotations
 
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -12,35 +11,39 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from ovmstrio.config.specs import ShapeSpec
+from ovmstrio.config.mapping import read_mapping
+from ovmstrio.config.specs import BatchingSpec, LayoutSpec, ModelSpec, ShapeSpec
 from ovmstrio.core.errors import NotReady
+from ovmstrio.core.tensor import Dim
+from ovmstrio.openvino.compile import ModelFile
 from ovmstrio.openvino.trials import pool, trial_workers
+from ovmstrio.openvino.trials.model_trial import compile_plain, trial_of
 from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.work.processes import WorkerProcess
 from tests.support import ir
 from tests.support.servables import raw_request
 from tests.support.trials import load_saved, refusal_of, saved, trying, verdicts
+from tests.support.waits import WAIT_SECONDS
 
 TODAY = datetime.now(UTC).date().isoformat()
-NO_PROGRAM = "ovmstrio.no_program"
 
 
 def _let_no_process_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_workers, "WorkerProcess", lambda _: WorkerProcess(NO_PROGRAM))
+    monkeypatch.setattr(trial_workers, "WorkerProcess", lambda _: WorkerProcess("ovmstrio.no_program"))
+
+
+def _refuse(*_: object) -> None:
+    raise NotReady("no process")
 
 
 @pytest.mark.parametrize(
     ("model", "crashes", "layer"),
-    # Where memory is spoiled, it depends on what else is in it how that is found.
-    [
-        (ir.steps(bad=1), ["SIGFPE"], "counting (Range)"),
-        (ir.first_string(), ["SIGABRT", "SIGSEGV"], "cutting (Slice)"),
-    ],
+    # The signal of corrupted memory depends on the content of the memory.
+    [(ir.steps(bad=1), ["SIGFPE"], "counting (Range)"), (ir.first_string(), ["SIGABRT", "SIGSEGV"], "cutting (Slice)")],
 )
-async def test_a_model_that_crashes_is_refused_with_the_signal_and_the_layer(
+async def test_crashing_model_is_refused_with_the_signal_and_the_layer(
     tmp_path: Path, model: ov.Model, crashes: list[str], layer: str
 ) -> None:
-    """It runs in another process only, and others are loaded as if nothing were."""
     bad, good = saved(model, tmp_path, "bad"), saved(ir.dummy(), tmp_path, "good")
     async with trying(tmp_path / "trials"):
         problem = await refusal_of(bad)
@@ -55,13 +58,20 @@ async def test_a_model_that_crashes_is_refused_with_the_signal_and_the_layer(
     assert noted in verdicts(tmp_path / "trials")
 
 
-async def test_what_was_tried_is_known_to_later_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They start no process: what ran is loaded, what crashed is refused, with the way to have it tried again."""
+async def test_later_servers_know_the_verdicts_without_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bad, good = saved(ir.steps(bad=1), tmp_path, "bad"), saved(ir.dummy(), tmp_path, "good")
     async with trying(tmp_path / "trials", layer_seconds=0):
         await refusal_of(bad)
         await load_saved(good)
+    # A model that crashed is tried again once on request; one that ran is not.
+    async with trying(tmp_path / "trials", "again", layer_seconds=0):
+        assert "has shown on" not in (await refusal_of(bad)).message
+        assert "has shown on" in (await refusal_of(bad)).message
     _let_no_process_start(monkeypatch)
+    async with trying(tmp_path / "trials", "again", layer_seconds=0):
+        await load_saved(good)
     async with trying(tmp_path / "trials", layer_seconds=0):
         await load_saved(good)
         problem = await refusal_of(bad)
@@ -71,25 +81,11 @@ async def test_what_was_tried_is_known_to_later_servers(tmp_path: Path, monkeypa
         file.unlink()
         with pytest.raises(NotReady, match="models cannot be tried"):
             await load_saved(bad)
+    async with trying(tmp_path / "trials", "off"):
+        await load_saved(saved(ir.dummy((1, 3)), tmp_path, "new"))
 
 
-async def test_what_crashed_is_tried_again_once_when_that_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What ran is not."""
-    bad, good = saved(ir.steps(bad=1), tmp_path, "bad"), saved(ir.dummy(), tmp_path, "good")
-    async with trying(tmp_path / "trials", layer_seconds=0):
-        await refusal_of(bad)
-        await load_saved(good)
-    async with trying(tmp_path / "trials", "again", layer_seconds=0):
-        assert "has shown on" not in (await refusal_of(bad)).message
-        assert "has shown on" in (await refusal_of(bad)).message
-        _let_no_process_start(monkeypatch)
-        await load_saved(good)
-
-
-async def test_a_model_that_crashes_on_zeros_alone_is_served_with_a_warning(tmp_path: Path) -> None:
-    """Real inputs are none of that kind; the warning is given by later servers, too."""
+async def test_model_that_crashes_only_on_zeros_is_served_with_a_warning(tmp_path: Path) -> None:
     spec = saved(ir.steps(), tmp_path)
     for _ in range(2):
         with capture_logs() as logs:
@@ -102,14 +98,13 @@ async def test_a_model_that_crashes_on_zeros_alone_is_served_with_a_warning(tmp_
         assert [line["model"] for line in logs if line["event"] == "model crashes on zeros"] == ["model"]
 
 
-async def test_other_settings_and_other_files_are_tried_anew_and_copies_are_not(
+async def test_other_settings_and_files_are_tried_again_and_copies_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name or a place makes no difference."""
     async with trying(tmp_path / "trials"):
         first = saved(ir.dummy(), tmp_path, "first")
         await load_saved(first)
-        monkeypatch.setattr(trial_workers.TrialWorkers, "lend", _lend_nothing)
+        monkeypatch.setattr(trial_workers.TrialWorkers, "lend", _refuse)
         copy = Path(shutil.copytree(tmp_path / "first", tmp_path / "copy"))
         await load_saved(first.model_copy(update={"name": "copy", "base_path": copy, "nireq": 3}))
         for model, settings in ((ir.dummy(), {"target_device": "AUTO"}), (ir.dummy((2, 3)), {})):
@@ -117,16 +112,7 @@ async def test_other_settings_and_other_files_are_tried_anew_and_copies_are_not(
                 await load_saved(saved(model, tmp_path, "other", **settings))
 
 
-def _lend_nothing(*_: object) -> None:
-    raise NotReady("no process")
-
-
-async def _refuse(*_: object) -> None:
-    raise NotReady("tried")
-
-
-async def test_a_model_that_two_load_at_once_is_tried_once(tmp_path: Path) -> None:
-    """The second one waits for the verdict."""
+async def test_model_loaded_twice_at_once_is_tried_once(tmp_path: Path) -> None:
     spec = saved(ir.dummy(), tmp_path)
     with capture_logs() as logs:
         async with trying(tmp_path / "trials"), trio.open_nursery() as nursery:
@@ -136,7 +122,6 @@ async def test_a_model_that_two_load_at_once_is_tried_once(tmp_path: Path) -> No
 
 
 async def test_models_that_cannot_be_compiled_are_refused_as_without_a_trial(tmp_path: Path) -> None:
-    """With the same words, and nothing is remembered."""
     spec = saved(ir.dummy(), tmp_path, target_device="NONE")
     alone = await refusal_of(spec)
     async with trying(tmp_path / "trials"):
@@ -144,10 +129,9 @@ async def test_models_that_cannot_be_compiled_are_refused_as_without_a_trial(tmp
     assert verdicts(tmp_path / "trials") == []
 
 
-async def test_a_process_that_others_end_says_nothing_of_the_model(
+async def test_killed_trial_process_says_nothing_about_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is tried again with the next load."""
     monkeypatch.setattr(trial_workers, "signal_name", lambda _: "SIGKILL")
     async with trying(tmp_path / "trials"):
         with pytest.raises(NotReady, match=r"'model' could not be tried: the worker process was killed by SIGFPE"):
@@ -155,8 +139,7 @@ async def test_a_process_that_others_end_says_nothing_of_the_model(
     assert verdicts(tmp_path / "trials") == []
 
 
-async def test_a_folder_that_cannot_be_written_makes_trials_last_as_long_as_the_server(tmp_path: Path) -> None:
-    """It is told once."""
+async def test_verdicts_stay_in_memory_if_the_folder_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "trials").touch()
     spec = saved(ir.dummy(), tmp_path)
     with capture_logs() as logs:
@@ -168,15 +151,7 @@ async def test_a_folder_that_cannot_be_written_makes_trials_last_as_long_as_the_
     assert events.count("trying a model that was never seen to run here") == 1
 
 
-async def test_no_model_is_tried_where_that_is_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who knows the models may save the second that it takes."""
-    _let_no_process_start(monkeypatch)
-    async with trying(tmp_path / "trials", "off"):
-        await load_saved(saved(ir.dummy(), tmp_path))
-
-
-async def test_shapes_that_requests_bring_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request would wait for a process to start."""
+async def test_shapes_of_requests_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = saved(ir.dummy((1, 10)), tmp_path, shapes={"b": ShapeSpec(auto=True)})
     async with trying(tmp_path / "trials"):
         servable = await load_model(spec, 1, spec.base_path / "1")
@@ -186,3 +161,95 @@ async def test_shapes_that_requests_bring_are_not_tried(tmp_path: Path, monkeypa
         assert response.outputs[0].shape == (1, 7)
         assert len(verdicts(tmp_path / "trials")) == before == 1
         await servable.aclose()
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> list[WorkerProcess]:
+    started: list[WorkerProcess] = []
+
+    def start(*args: Any, **settings: Any) -> WorkerProcess:
+        started.append(WorkerProcess(*args, **settings))
+        return started[-1]
+
+    monkeypatch.setattr(trial_workers, "WorkerProcess", start)
+    return started
+
+
+async def test_one_process_tries_models_in_turn_and_is_replaced_when_it_ends(
+    tmp_path: Path, workers: list[WorkerProcess]
+) -> None:
+    async with trying(tmp_path / "trials"):
+        for size in (1, 2, 3):
+            await load_saved(saved(ir.dummy((1, size)), tmp_path, f"m{size}"))
+        assert len(workers) == 1
+        assert not workers[0].ended.is_set()
+        workers[0].kill()
+        await load_saved(saved(ir.dummy((1, 4)), tmp_path, "m4"))
+    assert len(verdicts(tmp_path / "trials")) == 4
+    assert len(workers) == 2
+    assert workers[1].ended.is_set()
+
+
+async def test_models_loaded_at_once_are_tried_by_one_process_per_core(
+    tmp_path: Path, workers: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    async with trying(tmp_path / "trials"), trio.open_nursery() as nursery:
+        for size in (1, 2, 3, 4):
+            nursery.start_soon(load_saved, saved(ir.dummy((1, size)), tmp_path, f"m{size}"))
+    assert len(verdicts(tmp_path / "trials")) == 4
+    assert len(workers) == 2
+
+
+async def test_model_is_tried_again_if_an_earlier_one_damaged_the_process(
+    tmp_path: Path, workers: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: str) -> WorkerProcess:
+        workers.append(WorkerProcess("tests.support.spoiled_program"))
+        return workers[-1]
+
+    monkeypatch.setattr(trial_workers, "WorkerProcess", start)
+    async with trying(tmp_path / "trials"):
+        for size in (1, 2):
+            await load_saved(saved(ir.dummy((1, size)), tmp_path, f"m{size}"))
+    assert [verdict["crash"] for verdict in verdicts(tmp_path / "trials")] == ["", ""]
+    assert len(workers) == 2
+
+
+async def test_cancelled_load_kills_the_process(tmp_path: Path, workers: list[WorkerProcess]) -> None:
+    spec = saved(ir.slow(1024, 200), tmp_path)
+    async with trying(tmp_path / "trials"):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(load_saved, spec)
+            with trio.fail_after(WAIT_SECONDS):
+                while not workers or not workers[0].is_busy:
+                    await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        with trio.fail_after(WAIT_SECONDS):
+            await workers[0].ended.wait()
+    assert verdicts(tmp_path / "trials") == []
+
+
+async def test_idle_process_is_ended(tmp_path: Path, workers: list[WorkerProcess]) -> None:
+    async with trying(tmp_path / "trials"):
+        await load_saved(saved(ir.dummy(), tmp_path))
+        with trio.fail_after(60):
+            await workers[0].ended.wait()
+
+
+def test_trial_compiles_with_the_settings_of_the_server(tmp_path: Path) -> None:
+    base_path = ir.save(ir.image_passthrough(), tmp_path, "image")
+    spec = ModelSpec(
+        name="image",
+        base_path=base_path,
+        shapes={"photo": ShapeSpec(dims=(Dim(1, 4), Dim.fixed(8), Dim.fixed(8), Dim.fixed(3)))},
+        layouts={"photo": LayoutSpec(tensor="NHWC")},
+        mean=(1.0, 2.0, 3.0),
+        scale=(2.0,),
+        batching=BatchingSpec(max_batch_size=4, batch_timeout_ms=1),
+    )
+    (base_path / "1/mapping_config.json").write_text('{"inputs": {"image": "photo"}}')
+    source = ModelFile(base_path / "1/model.xml", spec, read_mapping(base_path / "1"))
+    compiled = compile_plain(trial_of(source, base_path / "1").argument)
+    (photo,) = compiled.signature.inputs
+    assert (photo.name, [dim.reported for dim in photo.shape][1:]) == ("photo", [8, 8, 3])

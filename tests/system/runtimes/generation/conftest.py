@@ -1,5 +1,3 @@
-"""A language model on disk, written once, and services of it."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

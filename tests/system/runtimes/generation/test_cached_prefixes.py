@@ -1,26 +1,25 @@
-"""What is told of prompts that were found in the cache of prefixes is what the library did, which tells nobody."""
-
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import trio
+from prometheus_client import CollectorRegistry
 
 from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.core.generation import Prompt
+from ovmstrio.core.hooks import Collectors, Meters
 from ovmstrio.openvino.engine.cached_prefixes import CachedPrefixes
 from ovmstrio.runtimes.generation.load_text_model import load_text_model
 from ovmstrio.runtimes.generation.text_model import TextModel
 from ovmstrio.runtimes.kind import LoadContext, lease_nothing
-from tests.system.runtimes.generation.test_text_metrics import Registered
-from tests.system.runtimes.generation.test_text_model import greedy, made
+from tests.support.served_text_models import greedy, made
 
 _PROGRAM: Final = """
 import json, random, sys
@@ -66,31 +65,25 @@ print(json.dumps([compare(int(blocks)) for blocks in sys.argv[2:]]))
 
 @pytest.fixture(scope="module")
 def found_and_true(tiny_folder: Path) -> list[list[tuple[int, int]]]:
-    """Compare 90 prompts with the library, with room for all of them and with little room."""
     command = [sys.executable, "-c", _PROGRAM, str(tiny_folder), "4000", "40"]
     done = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
     pairs: list[list[tuple[int, int]]] = json.loads(done.stdout.splitlines()[-1])
     return pairs
 
 
-def test_what_is_found_is_what_the_library_does_not_compute(found_and_true: list[list[tuple[int, int]]]) -> None:
-    """Of 90 prompts that begin alike, or go on where others ended, to the token."""
+def test_cached_prefixes_are_those_that_openvino_does_not_compute(found_and_true: list[list[tuple[int, int]]]) -> None:
     pairs = found_and_true[0]
     assert [found for found, _ in pairs] == [true for _, true in pairs]
     assert sum(true > 0 for _, true in pairs) > 60
 
 
-def test_what_is_given_up_for_lack_of_room_is_told_with_few_mistakes(
-    found_and_true: list[list[tuple[int, int]]],
-) -> None:
-    """Nine of ten are right where no two texts of the usual length fit beside three others."""
+def test_evicted_prefixes_are_known_with_few_mistakes(found_and_true: list[list[tuple[int, int]]]) -> None:
     pairs = found_and_true[1]
     assert sum(found == true for found, true in pairs) > 81
     assert 6 < sum(true > 0 for _, true in pairs) < 84
 
 
-def test_a_text_that_goes_on_lends_its_full_blocks() -> None:
-    """And when it has ended, the one that is not full as well, to the first who asks."""
+def test_unfinished_text_lends_its_full_blocks() -> None:
     prefixes = CachedPrefixes(10, 4)
     prefixes.keep([1, 2, 3, 4, 5, 6], is_whole=False)
     assert prefixes.find([1, 2, 3, 4, 5, 6, 7]) == 4
@@ -102,14 +95,15 @@ def test_a_text_that_goes_on_lends_its_full_blocks() -> None:
 
 
 @asynccontextmanager
-async def _measured(folder: Path, **settings: Any) -> AsyncIterator[tuple[TextModel, Registered]]:
-    meters = Registered()
+async def _measured(folder: Path, **settings: Any) -> AsyncIterator[tuple[TextModel, _Registered]]:
+    meters = _Registered()
     spec = TextModelSpec(name="tiny", base_path=folder, path=folder, **{"cache_size": 0.002, **settings})
     with trio.fail_after(120):
         async with trio.open_nursery() as tasks:
             model = await load_text_model(spec, LoadContext(lease_nothing, tasks, meters=meters))
             yield model, meters
             await model.aclose()
+    assert list(meters.registry.collect()) == []
 
 
 async def _found(model: TextModel, prompt: Prompt) -> int:
@@ -119,8 +113,7 @@ async def _found(model: TextModel, prompt: Prompt) -> int:
         return generation.cached_tokens
 
 
-async def test_usage_tells_what_was_found_and_metrics_sum_it_up(tiny_folder: Path) -> None:
-    """A prompt of 100 tokens finds nothing at first, and all but its last token when it comes again."""
+async def test_usage_and_metrics_report_cached_tokens(tiny_folder: Path) -> None:
     prompt = tuple(range(20, 120))
     async with _measured(tiny_folder) as (model, meters):
         assert [await _found(model, prompt) for _ in range(3)] == [0, 99, 99]
@@ -130,8 +123,7 @@ async def test_usage_tells_what_was_found_and_metrics_sum_it_up(tiny_folder: Pat
         assert [await _found(model, prompt) for _ in range(2)] == [0, 0]
 
 
-async def test_texts_that_are_suspended_are_counted(tiny_folder: Path) -> None:
-    """Of four that fill the cache each, all come to their ends, and three wait for the first; alone nobody does."""
+async def test_preempted_texts_end_and_are_counted(tiny_folder: Path) -> None:
     async with _measured(tiny_folder, cache_size=0.0003, kv_overcommit=4.0) as (model, meters):
         most = model.limits.context_length
         assert most is not None
@@ -143,3 +135,73 @@ async def test_texts_that_are_suspended_are_counted(tiny_folder: Path) -> None:
                 nursery.start_soon(made, model, asked)
         assert meters.value("requests_finished_total", finish_reason="length") == 5
         assert meters.value("preemptions_total") >= 3
+
+
+class _Registered(Meters):
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+    @contextmanager
+    def collecting(self, collectors: Collectors, name: str) -> Iterator[None]:
+        assert name == ""
+        for collector in collectors:
+            self.registry.register(collector)
+        yield
+        for collector in collectors:
+            self.registry.unregister(collector)
+
+    def value(self, name: str, **labels: str) -> float:
+        value = self.registry.get_sample_value(f"ovmstrio_llm_{name}", {"model_name": "tiny", **labels})
+        assert value is not None, name
+        return value
+
+
+async def test_requests_tokens_and_times_are_counted(tiny_folder: Path) -> None:
+    async with _measured(tiny_folder) as (model, meters):
+        await made(model, greedy("hello", 20))
+        assert meters.value("requests_running") == 0
+        async with model.generate(greedy("hello", 1500)) as generation:
+            await anext(aiter(generation))
+        for reason in ("length", "cancelled"):
+            assert meters.value("requests_finished_total", finish_reason=reason) == 1
+        made_tokens = meters.value("generation_tokens_total")
+        assert made_tokens - meters.value("cancelled_tokens_total") == 20
+        assert meters.value("step_seconds_count") >= made_tokens
+        for name, value in (
+            ("prompt_tokens_total", 10),
+            ("time_to_first_token_seconds_count", 2),
+            ("queue_time_seconds_count", 2),
+            ("kv_cache_bytes", round(0.002 * 2**30)),
+            ("engine_restarts_total", 0),
+        ):
+            assert meters.value(name) == value
+
+
+@pytest.fixture(scope="module")
+def found(tiny_folder: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.support.batch_cases", str(tiny_folder)]
+    done = subprocess.run(command, check=True, timeout=300, capture_output=True, text=True)
+    results: dict[str, Any] = json.loads(done.stdout)
+    return results
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "that_begin_alike",
+        "behind_a_long_prompt",
+        "of_a_prompt_given_up",
+        "that_go_on_from_beams",
+        "that_begin_like_beams",
+    ],
+)
+def test_texts_of_a_batch_are_those_made_alone(found: dict[str, Any], case: str) -> None:
+    assert found[case] == 0
+
+
+def test_only_new_texts_of_a_common_prefix_wait_for_each_other(found: dict[str, Any]) -> None:
+    assert found["that_start_together"] == [4, 1, 4]
+
+
+def test_cancelled_text_reads_its_prompt_to_the_end(found: dict[str, Any]) -> None:
+    assert found["given_up"] == [1, 0, 0]

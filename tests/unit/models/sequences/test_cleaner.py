@@ -1,13 +1,9 @@
-"""The cleaner, to the minute."""
-
 from __future__ import annotations
 
-import pytest
 import trio
 import trio.testing
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.errors import ModelFailure
 from ovmstrio.runtimes.models.sequences import Control, SequenceManager, SequenceManagers
 from ovmstrio.runtimes.models.sequences.cleaner import clean_sequences, scan
 from tests.support.scheduling import scheduled
@@ -30,8 +26,7 @@ def _ids(manager: SequenceManager) -> list[int | str]:
     return sorted((sequence.id for sequence in manager), key=str)
 
 
-async def test_removed_at_the_second_scan_without_a_request(autojump_clock: trio.testing.MockClock) -> None:
-    """A sequence survives its first scan; one more without a request ends it, and a request in between saves it."""
+async def test_sequence_is_removed_at_its_second_scan_without_a_request(autojump_clock: trio.testing.MockClock) -> None:
     managers = SequenceManagers()
     manager = _manager(managers)
     async with trio.open_nursery() as nursery:
@@ -53,18 +48,7 @@ async def test_removed_at_the_second_scan_without_a_request(autojump_clock: trio
         nursery.cancel_scope.cancel()
 
 
-async def test_zero_minutes_turn_it_off(autojump_clock: trio.testing.MockClock) -> None:
-    """With a period of 0 there is nothing to run."""
-    managers = SequenceManagers()
-    manager = _manager(managers)
-    await _request(manager, 1, start=True)
-    await clean_sequences(managers, 0)
-    await trio.sleep(600 * MINUTE)
-    assert _ids(manager) == [1]
-
-
-async def test_models_may_opt_out() -> None:
-    """Without idle_sequence_cleanup the sequences of a model stay; those of others go."""
+async def test_models_can_opt_out() -> None:
     managers = SequenceManagers()
     kept, cleaned = _manager(managers, "kept", cleaned=False), _manager(managers, "cleaned")
     for manager in (kept, cleaned):
@@ -74,47 +58,7 @@ async def test_models_may_opt_out() -> None:
     assert (_ids(kept), _ids(cleaned)) == ([1, 2, 3], [])
 
 
-async def test_a_sequence_in_use_is_passed_over() -> None:
-    """What is running or waited for is neither removed nor marked."""
-    managers = SequenceManagers()
-    manager = _manager(managers)
-    await _request(manager, 1, start=True)
-    scan(managers)
-    async with manager.turn(Control(1)) as sequence:
-        assert [scan(managers) for _ in range(3)] == [0, 0, 0]
-        sequence.advance({})
-    async with manager.turn(Control(2, start=True)):
-        assert scan(managers) == 0
-    assert _ids(manager) == [1, 2]
-    assert scan(managers) == 1
-    assert _ids(manager) == [2]
-
-
-async def test_failed_requests_keep_nothing_alive() -> None:
-    """Only a request that succeeds counts as use."""
-    managers = SequenceManagers()
-    manager = _manager(managers)
-    await _request(manager, 1, start=True)
-    assert scan(managers) == 0
-    with pytest.raises(ModelFailure):
-        async with manager.turn(Control(1)):
-            raise ModelFailure("told to")
-    assert scan(managers) == 1
-
-
-async def test_a_scan_removes_ten_thousand_idle_sequences() -> None:
-    """A scan marks sequences that were in use; the next one removes them."""
-    managers = SequenceManagers()
-    manager = _manager(managers)
-    for number in range(1, 10_001):
-        await _request(manager, number, start=True)
-    assert scan(managers) == 0
-    assert scan(managers) == 10_000
-    assert _ids(manager) == []
-
-
-async def test_requests_run_while_many_sequences_are_removed(autojump_clock: trio.testing.MockClock) -> None:
-    """The cleaner lets others run between portions; what they use meanwhile stays, and nothing is marked twice."""
+async def test_requests_run_between_portions_of_a_scan(autojump_clock: trio.testing.MockClock) -> None:
     managers = SequenceManagers()
     manager = _manager(managers)
     for number in range(1, 5_001):
@@ -133,8 +77,7 @@ async def test_requests_run_while_many_sequences_are_removed(autojump_clock: tri
     assert _ids(manager) == [1]
 
 
-async def test_a_sequence_that_moves_during_a_scan_is_looked_at_once(autojump_clock: trio.testing.MockClock) -> None:
-    """What was marked in one version and goes to another while the scan is under way survives it."""
+async def test_sequence_that_moves_during_a_scan_survives_it(autojump_clock: trio.testing.MockClock) -> None:
     managers = SequenceManagers()
     spec = ModelSpec(name="model", base_path="/", stateful=True)
     old, new = (managers.open(spec, version, ()) for version in (1, 2))

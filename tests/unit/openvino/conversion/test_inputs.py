@@ -5,11 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
 from ovmstrio.openvino.conversion.calibration import MOST_SAMPLES, read_calibration
+from ovmstrio.openvino.paddle_program import fields, read_program
+from tests.support.paddle_files import write_field
 
 X = TensorSpec("x", BY_NAME["FP32"], (ANY_SIZE, Dim.fixed(3)))
 FIXED = TensorSpec("x", BY_NAME["FP32"], (Dim.fixed(2), Dim.fixed(3)))
@@ -32,8 +36,7 @@ def _problems(folder: Path, *inputs: TensorSpec) -> list[str]:
 
 
 @pytest.mark.parametrize("place", [".", "x"])
-def test_files_of_the_only_input_lie_in_the_folder_or_in_its_own(tmp_path: Path, place: str) -> None:
-    """Each is a sample, in the order of their names, of the input's type."""
+def test_files_of_a_single_input_are_in_the_folder_or_a_folder_of_its_name(tmp_path: Path, place: str) -> None:
     _write(tmp_path / place / "b.npy", _numbers(1).astype(np.float64) + 1)
     _write(tmp_path / place / "a.npy", _numbers(2))
     found = read_calibration(tmp_path, [X])
@@ -42,8 +45,7 @@ def test_files_of_the_only_input_lie_in_the_folder_or_in_its_own(tmp_path: Path,
     assert {array.dtype for array in arrays} == {np.dtype(np.float32)}
 
 
-def test_a_file_may_hold_several_batches_of_a_fixed_size(tmp_path: Path) -> None:
-    """They are cut; a rest is an error."""
+def test_files_are_split_into_batches_of_a_fixed_size(tmp_path: Path) -> None:
     _write(tmp_path / "a.npy", _numbers(6))
     found = read_calibration(tmp_path, [FIXED])
     assert [found.arrays(sample)[0][0, 0] for sample in found.samples] == [0, 6, 12]
@@ -51,8 +53,7 @@ def test_a_file_may_hold_several_batches_of_a_fixed_size(tmp_path: Path) -> None
     assert _problems(tmp_path, FIXED) == ["cal/b.npy: has the shape [5,3]; input 'x' is FP32 [2,3]"]
 
 
-def test_files_of_several_inputs_belong_together_by_their_names(tmp_path: Path) -> None:
-    """Arrays come in the order of the inputs."""
+def test_files_of_several_inputs_are_joined_by_their_names(tmp_path: Path) -> None:
     for number in range(2):
         _write(tmp_path / "x" / f"{number}.npy", _numbers(1) + number)
         _write(tmp_path / "ids" / f"{number}.npy", [[number]])
@@ -63,8 +64,7 @@ def test_files_of_several_inputs_belong_together_by_their_names(tmp_path: Path) 
     ]
 
 
-def test_every_file_that_does_not_fit_is_told_by_its_name(tmp_path: Path) -> None:
-    """Shapes, types, unreadable and pickled files, files without partners, folders of no input."""
+def test_each_file_that_does_not_fit_is_reported(tmp_path: Path) -> None:
     _write(tmp_path / "x" / "1.npy", _numbers(1)[0])
     _write(tmp_path / "x" / "2.npy", np.ones((1, 3), np.complex64))
     _write(tmp_path / "x" / "3.npy", _numbers(0))
@@ -87,21 +87,28 @@ def test_every_file_that_does_not_fit_is_told_by_its_name(tmp_path: Path) -> Non
     assert "cal: 4.npy is there without that of x" in shown
 
 
-def test_a_folder_without_samples_is_refused(tmp_path: Path) -> None:
-    """It tells where they would lie."""
+def test_folder_without_samples_is_refused(tmp_path: Path) -> None:
     assert _problems(tmp_path, X) == ["cal: no .npy files lie there"]
     assert _problems(tmp_path, X, IDS) == ["cal: no .npy files lie in cal/x, cal/ids"]
 
 
-def test_numbers_that_are_not_finite_are_told_when_they_are_read(tmp_path: Path) -> None:
-    """The ranges of int8 would be without end."""
-    _write(tmp_path / "a.npy", [[1, np.inf, np.nan]])
-    found = read_calibration(tmp_path, [X])
-    with pytest.raises(ConfigError, match=r"a\.npy: holds numbers that are not finite"):
-        found.arrays(found.samples[0])
-
-
-def test_of_many_samples_the_first_are_used(tmp_path: Path) -> None:
-    """As many as are enough."""
+def test_number_of_samples_is_bounded(tmp_path: Path) -> None:
     _write(tmp_path / "a.npy", _numbers(2 * MOST_SAMPLES + 2))
     assert len(read_calibration(tmp_path, [FIXED]).samples) == MOST_SAMPLES
+
+
+@given(st.integers(1, 1000), st.lists(st.binary(max_size=300)), st.lists(st.integers(0, 2**64 - 1)))
+def test_fields_are_read_as_written(number: int, contents: list[bytes], numbers: list[int]) -> None:
+    data = b"".join(write_field(number, content) for content in contents)
+    data += b"".join(write_field(number + 1, value) for value in numbers)
+    assert list(fields(data, number)) == contents
+    assert list(fields(data, number + 1)) == []
+
+
+@given(st.binary())
+def test_invalid_programs_raise_value_error(data: bytes) -> None:
+    try:
+        read_program(data)
+    except ValueError:
+        return
+    assert read_program(data).content == data
