@@ -44,12 +44,10 @@ class Answer:
 
     @property
     def status(self) -> str:
-        """What gRPC calls the outcome, as a number; empty where it was not told."""
         return self.headers.get("grpc-status", "")
 
     @property
     def message(self) -> bytes:
-        """The first message, without the five bytes before it."""
         return bytes(self.data[5 : 5 + int.from_bytes(self.data[1:5], "big")])
 
 
@@ -125,7 +123,6 @@ class BareConnection:
             self.send(frames.window_update(0, window - _DEFAULT_WINDOW))
 
     def close(self) -> None:
-        """Close without a word."""
         self.socket.close()
 
     def __enter__(self) -> Self:
@@ -148,7 +145,6 @@ class BareConnection:
     def begin(
         self, path: str, body: bytes | None, further: Sequence[tuple[str, str]] = (), *, end: bool = True
     ) -> tuple[int, bytes]:
-        """Make the bytes of a call, its stream's number with them; ``None`` is a body that comes later."""
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         self.answers[stream] = Answer()
         block = self._encoder.encode(call_headers(path, further))
@@ -157,14 +153,12 @@ class BareConnection:
 
     @staticmethod
     def data(stream: int, body: bytes, *, end: bool) -> bytes:
-        """Serialise a body as DATA frames."""
         parts = [body[at : at + MAX_FRAME_BYTES] for at in range(0, len(body), MAX_FRAME_BYTES)] or [b""]
         last = len(parts) - 1
         flags = [END_STREAM if end and number == last else 0 for number in range(len(parts))]
         return b"".join(frame(FrameType.DATA, flag, stream, part) for flag, part in zip(flags, parts, strict=True))
 
     def ask(self, path: str, message: bytes, further: Sequence[tuple[str, str]] = ()) -> Answer:
-        """Make one call and wait for its end."""
         stream, data = self.begin(path, framed(message), further)
         self.send(data)
         return self.wait(stream)
@@ -206,7 +200,6 @@ class BareConnection:
         return FRAME_HEADER_BYTES + int.from_bytes(self._unread[:3], "big")
 
     def take(self, got: Frame) -> None:
-        """Note what a frame says, and answer what has to be answered."""
         answer = self.answers.get(got.stream, Answer())
         match got.kind:
             case FrameType.HEADERS:

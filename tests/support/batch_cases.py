@@ -38,11 +38,9 @@ class Texts:
         self._made: dict[int, list[int]] = {}
 
     def words(self, count: int) -> list[int]:
-        """Give tokens that nobody else has."""
         return [self._dice.randrange(_FIRST_WORD, _WORDS) for _ in range(count)]
 
     def begin(self, prompt: list[int], tokens: int = _TOKENS, *, beams: int = 1) -> AskedTexts:
-        """Ask for a text."""
         request = replace(_REQUEST, sampling=replace(_REQUEST.sampling, best_of=beams))
         asked = AskedTexts(len(self._told), 0, request, prompt, tokens, 1)
         self._told[asked.id], self._made[asked.id] = [], []
@@ -50,27 +48,22 @@ class Texts:
         return asked
 
     def step(self, steps: int = 1) -> None:
-        """Make tokens."""
         for _ in range(steps):
             for new in self.batch.step().news:
                 self._told[new.asked.id] += new.logprobs
                 self._made[new.asked.id] += new.tokens
 
     def finish(self) -> None:
-        """Make all texts to their ends."""
         while self.batch.is_busy:
             self.step()
 
     def made(self, asked: AskedTexts) -> list[int]:
-        """Give the tokens of a text that have come."""
         return self._made[asked.id]
 
     def come(self, asked: AskedTexts) -> int:
-        """Tell how many tokens of a text have come."""
         return len(self._told[asked.id])
 
     def wrong(self, *texts: AskedTexts) -> int:
-        """Count the texts that are not what they are alone."""
         return sum(self._differs(self._told[asked.id], self._made_alone(asked)) for asked in texts)
 
     def _differs(self, found: list[float], alone: list[float]) -> bool:

@@ -42,12 +42,9 @@ class BothDoors:
     http: str
 
     def address(self, door: str) -> str:
-        """Tell where a door is."""
         return self.grpc if door == "grpc" else self.http
 
     async def request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Make one request over REST."""
-
         def work() -> httpx.Response:
             with httpx.Client(base_url=f"http://{self.http}", timeout=WAIT_SECONDS, trust_env=False) as client:
                 return client.request(method, path, **options)
@@ -55,7 +52,6 @@ class BothDoors:
         return await trio.to_thread.run_sync(work)
 
     async def with_triton(self, door: str, work: Callable[[Any, Any], ResultT]) -> ResultT:
-        """Run ``work`` in a thread with a client of tritonclient's, and the package that it is of."""
         module = triton_module(door)
 
         def connected() -> ResultT:

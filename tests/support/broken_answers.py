@@ -11,7 +11,6 @@ class BreakingHandler(QuietHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:  # noqa: N802 - the library's name
-        """Send the half of an answer."""
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.send_response(200)
         self.send_header("Content-Type", "audio/wav" if self.path.endswith("speech") else "text/event-stream")

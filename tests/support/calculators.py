@@ -63,7 +63,6 @@ class Gather:
     skip: int = 0
 
     def __call__(self, delivery: Delivery) -> Sequence[Emission]:
-        """Return the packets of one run."""
         found = []
         for index, group in enumerate(self.groups):
             part = [(port, value) for port, value in delivery.inputs if port in group]
@@ -84,7 +83,6 @@ class Repeat:
     limit: int
 
     def __call__(self, delivery: Delivery) -> Sequence[Emission]:
-        """Return the packets of one run."""
         given = dict(delivery.inputs)
         left = given.pop(LOOPBACK, None)
         if left is None:
@@ -118,16 +116,13 @@ class Recorder:
     most_running: int = 0
 
     async def open(self, context: NodeContext) -> Recorder:
-        """Give itself as the calculator."""
         self.opened += 1
         return self
 
     async def aclose(self) -> None:
-        """Count."""
         self.freed += 1
 
     async def process(self, context: NodeContext) -> None:
-        """Record the delivery, take the time of this run, and send what the rule says."""
         delivery = Delivery(context.timestamp, _in_order(context.inputs))
         turn = len(self.deliveries)
         self.deliveries.append(delivery)
@@ -144,7 +139,6 @@ class Recorder:
             self.running -= 1
 
     async def close(self, context: NodeContext) -> None:
-        """Count."""
         self.closed += 1
 
 

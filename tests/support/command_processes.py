@@ -33,15 +33,12 @@ class PipedCommand:
         self._reader = threading.Thread(target=process.stdout.read)
 
     def discard_stdout(self) -> None:
-        """Read the rest of standard output in a thread, so that the command is never blocked by a full pipe."""
         self._reader.start()
 
     def interrupt(self) -> None:
-        """Send SIGINT."""
         self.process.send_signal(signal.SIGINT)
 
     def end(self) -> tuple[int, str]:
-        """Wait for the end; return the exit code and the rest of standard error."""
         if self._reader.ident is None:
             self.discard_stdout()
         code = self.process.wait(BOUND_SECONDS)
@@ -71,7 +68,6 @@ class CommandOnTerminal:
         self.shown = ""
 
     def wait_for(self, text: str, times: int = 1) -> None:
-        """Read until a text has been shown that often since the start."""
         ends = time.monotonic() + BOUND_SECONDS
         while self.shown.count(text) < times:
             ready = select.select([self._terminal], [], [], max(0.0, ends - time.monotonic()))[0]
@@ -79,15 +75,12 @@ class CommandOnTerminal:
             self.shown += os.read(self._terminal, 65_536).decode(errors="replace")
 
     def type(self, text: str) -> None:
-        """Press keys."""
         os.write(self._terminal, text.encode())
 
     def interrupt(self) -> None:
-        """Send SIGINT."""
         self.process.send_signal(signal.SIGINT)
 
     def end(self) -> int:
-        """Read to the end of the output; return the exit code."""
         try:
             while read := os.read(self._terminal, 65_536):
                 self.shown += read.decode(errors="replace")

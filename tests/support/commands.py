@@ -32,7 +32,6 @@ class CommandResult:
 
     @property
     def output(self) -> str:
-        """Both outputs, standard output first."""
         return self.stdout + self.stderr
 
 

@@ -29,13 +29,11 @@ class EnvoyProcess:
         self._admin = f"http://127.0.0.1:{admin}"
 
     def well(self, cluster: str) -> int:
-        """Tell how many servers of a cluster requests may go to."""
         found = httpx.get(f"{self._admin}/clusters?format=json", timeout=WAIT_SECONDS).json()["cluster_statuses"]
         hosts = next(each.get("host_statuses", []) for each in found if each["name"] == cluster)
         return sum(host["health_status"] == {"eds_health_status": "HEALTHY"} for host in hosts)
 
     def wait_well(self, count: int, *clusters: str) -> None:
-        """Return once so many servers are well in these clusters."""
         until(lambda: self._answers() and all(self.well(cluster) == count for cluster in clusters))
 
     def _answers(self) -> bool:

@@ -31,7 +31,6 @@ class GrammarEngine:
     def make(
         self, grammar: Grammar, *, tokens: int = 4, seed: int | None = None, seconds: float = 120
     ) -> tuple[str, str]:
-        """Give the error and the text; an engine that takes longer is ended, and an AssertionError raised."""
         asked: dict[str, Any] = {"kind": _KINDS[grammar.kind], "text": grammar.text, "tokens": tokens, "seed": seed}
         assert self._process.stdin is not None
         assert self._process.stdout is not None

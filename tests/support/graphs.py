@@ -176,7 +176,6 @@ class Answers:
     replies: list[InferResponse] = field(default_factory=list)
 
     def take(self, reply: StreamReply) -> None:
-        """Note one reply."""
         if isinstance(reply, StreamProblem):
             self.problems.append(reply.message)
             return

@@ -89,8 +89,6 @@ class ServedProject:
         self.handler: Any = project.handler.instance if isinstance(project.handler, LoadedHandler) else None
 
     async def ask(self, work: Callable[[Any], _T]) -> _T:
-        """Run ``work`` with a stub of the first service, in a thread and on a connection of its own."""
-
         def connected() -> _T:
             with grpc.insecure_channel(self.address, _UNLIMITED) as channel:
                 return work(Stub(channel, self.project.proto.services[0]))
@@ -98,8 +96,6 @@ class ServedProject:
         return await trio.to_thread.run_sync(connected)
 
     async def failure(self, work: Callable[[Any], Any]) -> Any:
-        """Give the error that a call ends with; replies before it are read."""
-
         def failing(stub: Any) -> Any:
             try:
                 result = work(stub)

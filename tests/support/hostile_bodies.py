@@ -132,7 +132,6 @@ class Route:
 
     @property
     def paths(self) -> list[str]:
-        """The paths with names in them, of which the first is to be called."""
         names = {"<model>": self.model, "<version>": "1", "<region>": "r", "<path>": "payload"}
         return [re.sub("<.+?>", lambda match: names[match[0]], pattern) for pattern in self.patterns]
 

@@ -21,12 +21,10 @@ class Release:
         self.held = 0
 
     async def hold(self) -> None:
-        """Block a task until the release, and count the task."""
         self.held += 1
         await self.tasks.wait()
 
     def __call__(self) -> None:
-        """End the hooks."""
         self.threads.set()
         self.tasks.set()
 
@@ -94,7 +92,6 @@ class Hostile(Op):
     release: Release
 
     def do(self, hook: str, values: Any) -> Any:
-        """Do it, if this is the hook; None for nothing."""
         text = str(next(iter(values.values()), "")) if isinstance(values, dict) else ""
         if hook != self.where or self.name not in {"a", "op"}:
             return None
@@ -103,7 +100,6 @@ class Hostile(Op):
         return (DEEDS[text](),) if text in DEEDS else None
 
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Pass on what came first, and spoil it for others."""
         first = next(iter(input_dicts.values()))
         done = self.do("preprocess", first)
         mine = dict(first)
@@ -111,14 +107,12 @@ class Hostile(Op):
         return mine if done is None else done[0]
 
     def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Pass on what came, and spoil the feed."""
         done = self.do("process", feed_batch[0])
         mine = dict(feed_batch[0])
         feed_batch[0].clear()
         return mine if done is None else done[0]
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Pass on what came."""
         done = self.do("postprocess", fetch_data)
         return fetch_data if done is None else done[0]
 
@@ -133,17 +127,14 @@ class AsyncHostile(Hostile):
                 await self.release.hold()
 
     async def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Wait first."""
         await self._wait("preprocess", next(iter(input_dicts.values())))
         return super().preprocess(input_dicts, data_id, log_id)
 
     async def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Wait first."""
         await self._wait("process", feed_batch[0])
         return super().process(feed_batch, typical_logid)
 
     async def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Wait first."""
         await self._wait("postprocess", fetch_data)
         return super().postprocess(input_dicts, fetch_data, data_id, log_id)
 
@@ -154,7 +145,6 @@ class StubbornRequest(RequestOp):
     release: Release
 
     async def unpack_request_package(self, request: Any) -> Any:
-        """Ignore the cancellation."""
         if request.values == ["unpack"]:
             with trio.CancelScope(shield=True):
                 await self.release.hold()
@@ -167,7 +157,6 @@ class StubbornResponse(ResponseOp):
     release: Release
 
     async def pack_response_package(self, channeldata: Any) -> PipelineResponse:
-        """Ignore the cancellation."""
         if channeldata.parse().get("x") == "pack":
             with trio.CancelScope(shield=True):
                 await self.release.hold()

@@ -32,26 +32,22 @@ class TrioThread:
             await self._stop.wait()
 
     def run(self, call: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Run a coroutine to its end, then everything that it set in motion."""
         try:
             return trio.from_thread.run(call, *args, trio_token=self._token)
         finally:
             self._settle()
 
     def call(self, call: Callable[..., T], *args: Any) -> T:
-        """Call a plain function on the loop, then run everything that it set in motion."""
         try:
             return trio.from_thread.run_sync(call, *args, trio_token=self._token)
         finally:
             self._settle()
 
     def start(self, call: Callable[..., Awaitable[object]], *args: Any) -> None:
-        """Start a task and run it until it waits for something."""
         trio.from_thread.run_sync(self._nursery.start_soon, call, *args, trio_token=self._token)
         self._settle()
 
     def close(self) -> None:
-        """End the loop; the tasks that it runs must have ended."""
         trio.from_thread.run_sync(self._stop.set, trio_token=self._token)
         self._thread.join()
 

@@ -33,7 +33,6 @@ class ModelHost:
         self._token: Final = token
 
     def run(self, function: Callable[[], Awaitable[None]]) -> None:
-        """Run an asynchronous function on the model's event loop."""
         trio.from_thread.run(function, trio_token=self._token)
 
 

@@ -60,13 +60,11 @@ class Loads:
     folders: list[Path] = field(default_factory=list)
 
     def __call__(self, model_path: str) -> Model:
-        """Load a model."""
         self.folders.append(Path(model_path))
         return Model(Path(model_path))
 
     @property
     def versions(self) -> list[str]:
-        """The names and versions that were loaded, in order."""
         return ["/".join(folder.parts[-2:]) for folder in self.folders]
 
 
@@ -80,24 +78,20 @@ class CountingStorage:
         self._inner: ModelStorage = LocalStorage()
 
     def open(self, location: str) -> ModelStorage:
-        """Stand for :func:`open_storage`."""
         return self
 
     def list_files(self, location: str) -> list[StoredFile]:
-        """List, or fail."""
         if self.failure is not None:
             raise self.failure
         return self._inner.list_files(location)
 
     def fetch(self, file: StoredFile, target: Path, moved: Moved) -> None:
-        """Fetch, and note it."""
         if self.failure is not None:
             raise self.failure
         self.fetched.append(file.location)
         self._inner.fetch(file, target, moved)
 
     def close(self) -> None:
-        """Note it."""
         self.closed += 1
 
 

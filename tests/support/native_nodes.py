@@ -67,16 +67,13 @@ class Account:
         self._library = load_library(NodeIdentity("n", path)).symbols
 
     def count(self, what: str) -> int:
-        """Read a counter, such as ``made``."""
         number: int = self._library[f"fixture_{what}"]()
         return number
 
     def open(self) -> None:
-        """Let all calls go on that wait, and all that will."""
         self._library["fixture_open"]()
 
     def check(self) -> None:
-        """Fail unless each buffer was released once, and nothing else, and nothing after the node's end."""
         assert self.count("released") == self.count("made")
         assert self.count("unknown") == 0
         assert self.count("released_too_late") == 0

@@ -48,7 +48,6 @@ class EchoExecutor:
         self._as_tensors = as_tensors
 
     async def infer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
-        """Answer one request."""
         self.requests.append(request)
         self.deadlines.append(deadline)
         self.arrived.set()
@@ -69,11 +68,9 @@ class EchoExecutor:
         return pack(data, as_tensors=self._as_tensors)
 
     def obstacle(self) -> str:
-        """Tell the problem that was set."""
         return self.problem
 
     def close(self) -> None:
-        """Note that it is closed."""
         self.closed.set()
 
 

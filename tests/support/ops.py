@@ -22,7 +22,6 @@ class TextOp(Op):
     seconds: float = 0.0
 
     async def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Wait, and put the name around what came."""
         await trio.sleep(self.seconds)
         inner = ",".join(str(one["x"]) for one in input_dicts.values())
         return {"x": f"{self.name}({inner})"}
@@ -91,7 +90,6 @@ class Model:
     async def predict(
         self, feed: Mapping[str, Any], fetch: Sequence[str] | None = None, *, batch: bool = True
     ) -> dict[str, Any]:
-        """Wait, and add one."""
         self.calls.append(len(feed["x"]))
         await trio.sleep(self.seconds)
         if self.error is not None:
@@ -102,9 +100,7 @@ class Model:
         """Take everything."""
 
     def close(self) -> None:
-        """Note it."""
         self.is_closed = True
 
     async def make(self, op_settings: OpSettings, index: int) -> Model:
-        """Be the predictor of every worker."""
         return self

@@ -51,7 +51,6 @@ class OpPlan:
 
     @property
     def settings(self) -> OpSettings:
-        """The Op's settings."""
         return OpSettings(
             self.name, concurrency=self.concurrency, batch_size=self.batch_size, timeout=self.timeout,
             auto_batching_timeout=self.batch_timeout, retry=self.retry,
@@ -59,12 +58,10 @@ class OpPlan:
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether its batches wait until they are full."""
         return self.batch_size > 1 and self.batch_timeout <= 0
 
     @property
     def longest(self) -> float:
-        """How many seconds one sample keeps the Op busy at most."""
         attempts = 2 * self.retry * (LIMIT if self.timeout > 0 else self.seconds[1])
         return max(0, self.batch_timeout) / 1000 + self.seconds[0] + attempts + self.seconds[2]
 
@@ -94,7 +91,6 @@ class Plan:
 
     @property
     def settings(self) -> PipelineSettings:
-        """The pipeline's settings."""
         dag = DagSettings(
             channel_size=self.channel_size, channel_recv_frist_arrive=self.takes_first, retry=self.retry
         )  # fmt: skip
@@ -102,19 +98,16 @@ class Plan:
 
     @property
     def bound(self) -> float:
-        """When everything has ended, though nothing ever ran side by side."""
         work = len(self.requests) * self.retry * sum(op.longest for op in self.ops)
         return max(request.at + (request.deadline or 0) for request in self.requests) + work
 
     def late(self, op: OpPlan, number: int) -> int:
-        """Tell how many attempts of a request are late in an Op."""
         fault = self.requests[number].faults.get(op.name)
         if fault is None or fault.kind != "late" or not op.has_process or op.timeout <= 0:
             return 0
         return fault.times
 
     def hard(self, op: OpPlan, number: int) -> int:
-        """Tell the code with which a request ends in an Op; 0 if it does not."""
         fault = self.requests[number].faults.get(op.name)
         if fault is None or (fault.kind in {"process", "code"} and not op.has_process):
             return 0
@@ -144,30 +137,24 @@ class Watcher(OpHooks):
         """Take no note of it."""
 
     def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:
-        """Count it."""
         self.started[data_id] += 1
 
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:
-        """Check that time goes forward."""
         if span[0] > span[1]:
             self.wrongs.append(f"{stage} of {op} ended before it began")
 
     def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:
-        """Check the size."""
         size = next(one.batch_size for one in self.plan.ops if one.name == op)
         if len(data_ids) > size or sorted(set(data_ids)) != list(data_ids):
             self.wrongs.append(f"a batch of {op} has the samples {data_ids}")
 
     def worker_died(self, op: str, worker: int, reason: str) -> None:
-        """Take note of what never happens."""
         self.wrongs.append(reason)
 
     def timeline(self, data_id: int) -> str:
-        """Give none."""
         return ""
 
     def request_finished(self, data_id: int, log_id: int, code: int | None, span: Span, message: str = "") -> None:
-        """Count it."""
         self.finished[data_id] += 1
 
 

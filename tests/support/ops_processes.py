@@ -23,18 +23,15 @@ class Told(Op):
     """Does what the text of a request says."""
 
     def init_op(self) -> None:
-        """Count from nothing in each worker."""
         self.count = 0
 
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Die, wait forever, give what cannot be sent, or count."""
         (one,) = input_dicts.values()
         self.count += 1
         _do(one["x"])
         return {"x": one["x"]}
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Tell who did it, and how often it has done something."""
         if fetch_data["x"] == "object":
             return {"x": threading.Event()}
         if fetch_data["x"] == "junk":
@@ -70,7 +67,6 @@ class Stuck(Op):
     """Processes, or waits for longer than it may."""
 
     def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Wait if asked to."""
         if feed_batch[0]["x"] == "wait":
             threading.Event().wait(60)
         return {"x": str(os.getpid())}
@@ -80,14 +76,12 @@ class Arrays(Op):
     """Makes large arrays of large arrays."""
 
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Add one to an array, in place where it came."""
         (one,) = input_dicts.values()
         array = one["x"]
         array += 1
         return {"x": array, "small": np.arange(3, dtype=np.int16), "texts": ["a", "b"], "scalar": np.float32(2)}
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Give everything back but the number, which goes to the array."""
         fetch_data["x"] *= fetch_data.pop("scalar")
         return fetch_data
 
@@ -96,7 +90,6 @@ class Unprepared(Op):
     """Cannot be prepared."""
 
     def init_op(self) -> None:
-        """Fail."""
         raise OSError("no such dictionary")
 
 
@@ -104,7 +97,6 @@ class Dead(Op):
     """Ends its process while it is prepared."""
 
     def init_op(self) -> None:
-        """End."""
         os._exit(7)
 
 

@@ -55,7 +55,6 @@ class Collector:
     resource: dict[str, str] = field(default_factory=dict)
 
     def take(self, data: bytes, headers: Iterable[tuple[str, str]]) -> None:
-        """Read one export."""
         self.headers.update(headers)
         for resource in ExportTraceServiceRequest.FromString(data).resource_spans:
             named = {each.key: each.value.string_value for each in resource.resource.attributes}
@@ -64,17 +63,14 @@ class Collector:
                 self.spans += [_seen(span, named["service.name"]) for span in scope.spans]
 
     def named(self, name: str) -> Seen:
-        """Give the one span of a name."""
         found = [span for span in self.spans if span.name == name]
         assert len(found) == 1, (name, [span.name for span in self.spans])
         return found[0]
 
     def below(self, parent: Seen) -> list[Seen]:
-        """Give the spans that are parts of one."""
         return [span for span in self.spans if span.parent_id == parent.span_id]
 
     def environment(self, protocol: str = "http/protobuf", **more: str) -> Mapping[str, str]:
-        """Give the variables that have a server export to here, with little delay."""
         address = f"http://{self.grpc if protocol == 'grpc' else self.http}"
         return {
             "OTEL_EXPORTER_OTLP_ENDPOINT": address,

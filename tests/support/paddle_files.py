@@ -31,7 +31,6 @@ class Layer:
     columns: int = 1
 
     def of(self, rows: Array) -> Array:
-        """Compute what the layer gives for ``x`` of two dimensions."""
         product: Array = rows.astype(np.float32) @ self.weights
         return product if self.bias is None else product + self.bias
 

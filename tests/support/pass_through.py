@@ -37,7 +37,6 @@ class PassThrough:
         self.cancelled = trio.Event()
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer, fail or wait, as the request says."""
         self.requests.append(request)
         if "fail" in request.parameters:
             raise ModelFailure(str(request.parameters["fail"]))
@@ -55,7 +54,6 @@ class PassThrough:
         return InferResponse(request.model_name, str(self.version), outputs, id=request.id, is_private=True)
 
     async def aclose(self) -> None:
-        """Do nothing."""
         await trio.lowlevel.checkpoint()
 
 

@@ -60,27 +60,21 @@ class OvmsProcess:
         self.rest = f"http://127.0.0.1:{rest}"
 
     def get(self, path: str) -> httpx.Response:
-        """Ask the REST port."""
         return httpx.get(self.rest + path, timeout=WAIT_SECONDS)
 
     def answers(self, path: str = "/v2/health/live") -> bool:
-        """Tell whether the REST port answers a path with success."""
         try:
             return self.get(path).is_success
         except httpx.TransportError:
             return False
 
     def wait_ready(self) -> None:
-        """Return once the server calls itself ready; fail when it ends or takes too long."""
         self.wait_path("/v2/health/ready")
 
     def wait_live(self) -> None:
-        """Return once the server answers at all; fail when it ends or takes too long."""
         self.wait_path("/v2/health/live")
 
     def wait_path(self, path: str) -> None:
-        """Return once the REST port answers a path with success; fail when the server ends or takes too long."""
-
         def answers() -> bool:
             if self.process.poll() is not None:
                 raise AssertionError(f"the server ended with {self.process.returncode}:\n{self._printed()}")
@@ -89,7 +83,6 @@ class OvmsProcess:
         until(answers, seconds=START_TIMEOUT_SECONDS, why=lambda: f"no success from {path}")
 
     def descendants(self, part: str) -> list[psutil.Process]:
-        """Return the running processes that the server has started whose command contains a text."""
         found = []
         for each in psutil.Process(self.process.pid).children(recursive=True):
             # A process may end while it is looked at.
@@ -99,7 +92,6 @@ class OvmsProcess:
         return found
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Send a signal and wait for the end; returns the exit code and all that was printed."""
         self.process.send_signal(number)
         output = self._printed()
         return self.process.returncode, output
@@ -109,7 +101,6 @@ class OvmsProcess:
         return output if self._log is None else self.printed_so_far()
 
     def printed_so_far(self) -> str:
-        """Give what a server with a log has printed until now."""
         return "" if self._log is None else self._log.read_text(errors="replace")
 
 

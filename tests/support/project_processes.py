@@ -41,16 +41,13 @@ class ProjectProcess:
                 self._printed.notify_all()
 
     def ask(self, verb: str = "GET", path: str = "/", **options: Any) -> httpx.Response:
-        """Ask once, on a connection of its own."""
         return httpx.request(verb, f"http://{self.address}{path}", timeout=WAIT_SECONDS, trust_env=False, **options)
 
     def log(self) -> list[dict[str, Any]]:
-        """Give the lines of the log."""
         with self._printed:
             return [json.loads(line) for line in self.lines if line.startswith("{")]
 
     def wait_logged(self, wanted: Callable[[dict[str, Any]], bool], count: int = 1) -> dict[str, Any]:
-        """Return a line of the log once so many are wanted ones."""
         ends = time.monotonic() + START_TIMEOUT_SECONDS
         with self._printed:
             while True:
@@ -63,15 +60,12 @@ class ProjectProcess:
                 self._printed.wait(min(left, 0.2))
 
     def wait_serving(self) -> None:
-        """Return once the project can be called."""
         self.wait_logged(lambda line: line["message"] == "serving")
 
     def wait_file(self, *, exists: bool) -> None:
-        """Return once the readiness file is there, or is not."""
         until(lambda: self.readiness_file.exists() is exists, why=lambda: "".join(self.lines))
 
     def wait_end(self) -> int:
-        """Return the exit code."""
         left: list[str] = []
         try:
             code = self.process.wait(STOP_TIMEOUT_SECONDS)
@@ -86,7 +80,6 @@ class ProjectProcess:
         return code
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal, and wait for the end."""
         self.process.send_signal(number)
         return self.wait_end()
 

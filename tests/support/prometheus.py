@@ -34,7 +34,6 @@ class Prometheus:
         self._at = at
 
     def evaluate(self, query: str) -> list[dict[str, Any]]:
-        """Evaluate an expression at the time of the last scrape."""
         given = {"query": query, "time": str(self._at)}
         answer = httpx.get(f"{self._address}/api/v1/query", params=given, timeout=_PATIENCE_SECONDS, trust_env=False)
         document = answer.json()

@@ -35,21 +35,17 @@ class PythonNodeCall:
     emitted: list[tuple[Port, Any, int]] = field(default_factory=list)
 
     def emit(self, port: Port, value: Any, timestamp: int | None = None) -> None:
-        """Keep what the node sends."""
         self.emitted.append((port, value, self.timestamp if timestamp is None else timestamp))
 
     def emit_side(self, port: Port, value: Any) -> None:
-        """Refuse: Python nodes make no side packets."""
         raise AssertionError((port, value))
 
     @property
     def texts(self) -> list[tuple[int, str, str]]:
-        """The tensors as (timestamp, name, text)."""
         return [(time, each.name, bytes(each).decode()) for port, each, time in self.emitted if port != LOOP]
 
     @property
     def loopback(self) -> int | None:
-        """When the node wants to run again."""
         return next((time for port, value, time in self.emitted if port == LOOP and value is True), None)
 
 
@@ -88,13 +84,11 @@ class Nodes:
         self.loaded: list[NodeResources] = []
 
     def write(self, file: str, source: str) -> None:
-        """Write a file of a handler's folder."""
         path = self.folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dedent(source))
 
     async def load(self, node: NodeConfig | None = None, source: str | None = None) -> Node:
-        """Check the contract of a node and load it; ``source`` is the text of its handler."""
         node = node or make_node()
         if source is not None:
             self.write(node.node_options[0].handler_path, "from pyovms import Tensor\n" + dedent(source).lstrip("\n"))
@@ -115,7 +109,6 @@ class Node:
 
     @asynccontextmanager
     async def opened(self, deadline: float = float("inf"), **parameters: Any) -> AsyncIterator[Opened]:
-        """Open an instance, and close it at the end."""
         instance = InstanceContext("graph", parameters, "request-1", deadline)
         calculator = await self.resources.open(PythonNodeCall(self.config, instance))
         opened = Opened(self.config, instance, calculator)
@@ -126,7 +119,6 @@ class Node:
                 await opened.close()
 
     async def run_once(self, text: bytes = b"", timestamp: int = 0) -> list[tuple[int, str, str]]:
-        """Run the node for one text, as a unary call does, and give what it says."""
         async with self.opened() as opened:
             return (await opened.run(text, timestamp)).texts
 
@@ -141,34 +133,28 @@ class Opened:
         self._is_closed = False
 
     async def run(self, text: bytes = b"", timestamp: int = 0, **tensors: Any) -> PythonNodeCall:
-        """Run the node with a tensor ``in``, or with those given by tag."""
         values = {Port(tag, 0): Tensor(tag.lower(), value) for tag, value in sorted(tensors.items())}
         return await self.process(timestamp, values or {_IN: Tensor("in", text)})
 
     async def again(self, timestamp: int) -> PythonNodeCall:
-        """Run the node for its loopback."""
         return await self.process(timestamp, {LOOP: True})
 
     async def process(self, timestamp: int, values: Mapping[Port, Any]) -> PythonNodeCall:
-        """Run the node."""
         call = PythonNodeCall(self.config, self.instance, timestamp, values)
         await self.calculator.process(call)
         return call
 
     async def generate(self, text: bytes = b"", timestamp: int = 0) -> list[PythonNodeCall]:
-        """Run the node until it does not ask for another run."""
         calls = [await self.run(text, timestamp)]
         while calls[-1].loopback is not None:
             calls.append(await self.again(calls[-1].loopback))
         return calls
 
     async def go_on(self, call: PythonNodeCall) -> None:
-        """Run the node again as soon as it asks for it."""
         while call.loopback is not None:
             call = await self.again(call.loopback)
 
     async def close(self) -> None:
-        """Close the node, once."""
         if not self._is_closed:
             self._is_closed = True
             await self.calculator.close(PythonNodeCall(self.config, self.instance))

@@ -34,14 +34,12 @@ class RayCluster:
     answers: IO[str]
 
     def tell(self, *words: str) -> str:
-        """Have the cluster's process do something, and give its answer."""
         with killed_if_late(self.process, _START_SECONDS):
             self.commands.write(" ".join(words) + "\n")
             self.commands.flush()
             return self.answers.readline().strip()
 
     def deploy(self, config: Path, *options: str) -> subprocess.CompletedProcess[str]:
-        """Run the command that deploys a configuration."""
         command = [sys.executable, "-m", "ovms_cli", "deploy", "ray", str(config), "--address", self.address]
         command += ["--http_port", str(self.http), "--grpc_port", str(self.grpc), "--proxies", "HeadOnly", *options]
         environment = os.environ | _QUIET

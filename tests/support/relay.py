@@ -27,11 +27,9 @@ class Relay:
         self._start(self._accept)
 
     def hold(self) -> None:
-        """Pass nothing more; connections stay open."""
         self._flowing.clear()
 
     def cut(self) -> None:
-        """Close the port and all connections."""
         # A thread that accepts is not woken by the close of its socket.
         for each in (self._listener, *self._sockets):
             with suppress(OSError):

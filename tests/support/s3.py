@@ -43,16 +43,13 @@ class Bucket:
     client: Any
 
     def put(self, key: str, text: str = "") -> None:
-        """Write an object."""
         self.client.put_object(Bucket=self.name, Key=key, Body=text.encode())
 
     def remove(self, prefix: str) -> None:
-        """Remove all objects below a prefix."""
         for key in self.keys(prefix):
             self.client.delete_object(Bucket=self.name, Key=key)
 
     def keys(self, prefix: str = "") -> list[str]:
-        """List the keys below a prefix."""
         found = self.client.list_objects_v2(Bucket=self.name, Prefix=prefix)
         return [each["Key"] for each in found.get("Contents", ())]
 

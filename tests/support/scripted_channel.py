@@ -23,14 +23,11 @@ class ScriptedChannel:
         self.sent: dict[int, Any] = {}
 
     def receive(self) -> Message | None:
-        """Give the next message; None behind the last one."""
         return self._messages.popleft() if self._messages else None
 
     def has_message(self) -> bool:
-        """Tell whether there is another one."""
         return bool(self._messages)
 
     def send(self, value: Any) -> None:
-        """Note what a message, by its number, is answered with."""
         number, said = value
         self.sent[number] = said

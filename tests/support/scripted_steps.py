@@ -72,18 +72,15 @@ class ScriptedService(Generic[AskedT]):
 
     @property
     def metadata(self) -> ServableMetadata:
-        """Say that it has no tensors."""
         return ServableMetadata(self.name, "Scripted", (), ())
 
     def note(self, asked: AskedT) -> None:
-        """Note a request, or refuse it."""
         self.requests.append(asked)
         if self.refusal is not None:
             raise self.refusal
 
     @asynccontextmanager
     async def answering(self, running: StepsT) -> AsyncIterator[StepsT]:
-        """Have steps run in the block, and note whether it was left before their end."""
         try:
             yield running
         finally:
@@ -91,5 +88,4 @@ class ScriptedService(Generic[AskedT]):
                 self.left.set()
 
     async def aclose(self) -> None:
-        """Do nothing."""
         await trio.lowlevel.checkpoint()

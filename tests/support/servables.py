@@ -46,43 +46,34 @@ class RecordingHooks(ServableHooks):
         self.fits: list[tuple[str, int, int]] = []
 
     def inferred(self, waited: float, seconds: float) -> None:
-        """Remember both times."""
         self.inferences.append(seconds)
         self.waits.append(waited)
 
     def batch_size(self, size: int) -> None:
-        """Remember a size."""
         self.batch_sizes.append(size)
 
     def queue_time(self, seconds: float) -> None:
-        """Remember a time."""
         self.queue_times.append(seconds)
 
     def set_streams(self, count: int) -> None:
-        """Remember the number of streams."""
         self.streams = count
 
     def set_pool(self, size: int, active: int) -> None:
-        """Remember the state of the pool."""
         self.pools.append((size, active))
 
     def placed(self, *, inline: bool, moved: bool) -> None:
-        """Remember a place."""
         self.places.append((inline, moved))
 
     def bound(self, *, to_cores: bool, again: bool) -> None:
-        """Remember a choice."""
         self.bounds.append((to_cores, again))
 
     def bucketed(self, fit: str, given: int, added: int) -> None:
-        """Remember how inputs fitted."""
         self.fits.append((fit, given, added))
 
     def set_load_seconds(self, seconds: float) -> None:
         """Forget it."""
 
     def set_memory(self, part: str, size: int) -> None:
-        """Remember the bytes of a part."""
         self.memory[part] = size
 
 

@@ -34,11 +34,9 @@ class ServedInThread:
 
     @property
     def rest(self) -> str:
-        """URL of the HTTP port."""
         return f"http://{self.http}"
 
     def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Make a call over REST."""
         with httpx.Client(timeout=PATIENCE_SECONDS, trust_env=False) as client:
             return client.request(method, self.rest + path, **options)
 

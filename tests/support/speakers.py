@@ -25,7 +25,6 @@ class ScriptedSpeaker(ScriptedService["SpeechRequest"]):
 
     @asynccontextmanager
     async def speak(self, asked: SpeechRequest) -> AsyncIterator[Any]:
-        """Answer one request."""
         self.note(asked)
         async with self.answering(ScriptedSteps[SpeechPart](self.steps, self.waiting)) as running:
             yield running

@@ -37,17 +37,14 @@ class Tally:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, answered: int) -> None:
-        """Count answers."""
         with self.lock:
             self.answered += answered
 
     def lose(self, text: str) -> None:
-        """Note a request without an answer."""
         with self.lock:
             self.lost.append(text)
 
     def doubt(self, text: str) -> None:
-        """Note an answer that is not what it should be."""
         with self.lock:
             self.wrong.append(text)
 
@@ -90,12 +87,10 @@ class Workload:
         ]
 
     def start(self) -> None:
-        """Let them begin."""
         for thread in self._threads:
             thread.start()
 
     def join(self) -> None:
-        """Wait until all have ended, which they do once the server is gone."""
         self.over.set()
         for thread in self._threads:
             thread.join(WAIT_SECONDS * 2)

@@ -43,18 +43,15 @@ class ScriptedStream:
         self._into, self._queue = trio.open_memory_channel["InferRequest"](0)
 
     async def send(self, request: InferRequest) -> None:
-        """Take in one more request; a problem with it is among the replies before this returns."""
         self._told = trio.Event()
         await self._into.send(request)
         if "problem" in request.parameters:
             await self._told.wait()
 
     def end(self) -> None:
-        """Say that no request will follow."""
         self._into.close()
 
     async def run(self) -> None:
-        """Answer requests until there are no more, or one fails."""
         with self._send, self._queue:
             try:
                 async for request in self._queue:
@@ -107,11 +104,9 @@ class ScriptedServable:
         self.released = trio.Event()
 
     def release(self) -> None:
-        """Let the requests that are held be answered."""
         self.released.set()
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer as a stream answers its first request, with the first reply."""
         async with self.open_stream(request) as stream:
             stream.end()
             replies = [reply async for reply in stream.replies]
@@ -122,7 +117,6 @@ class ScriptedServable:
 
     @asynccontextmanager
     async def open_stream(self, first: InferRequest) -> AsyncIterator[ScriptedStream]:
-        """Open a stream; the parameter ``refuse`` makes that fail."""
         if "refuse" in first.parameters:
             raise FailedPrecondition(str(first.parameters["refuse"]))
         stream = ScriptedStream(self)

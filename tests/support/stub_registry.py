@@ -33,7 +33,6 @@ class StubServable:
         self.metadata = ServableMetadata(spec.name, "Stub", (), ())
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer after one checkpoint, during which the servable must stay open."""
         self.running += 1
         try:
             self._check(not self.closed, "called when closed")
@@ -44,7 +43,6 @@ class StubServable:
         return InferResponse(request.model_name, str(self.version), [])
 
     async def aclose(self) -> None:
-        """Close; only once, and only when nothing runs."""
         self.closed += 1
         self._check(self.closed == 1, "closed twice")
         self._check(not self.running, "closed under a call")
@@ -70,25 +68,20 @@ class StubLoader:
         self._gates: dict[tuple[str, int], trio.Event] = {}
 
     def hold(self, name: str, version: int) -> trio.Event:
-        """Make the loads of a version wait; setting the event lets them go on."""
         self.begun.pop((name, version), None)
         return self._gates.setdefault((name, version), trio.Event())
 
     def fail(self, name: str, version: int, error: Exception | None = None) -> None:
-        """Make the loads of a version fail until :meth:`mend`."""
         self.failing[name, version] = error or ModelFailure("the stub was told to fail")
 
     def mend(self, name: str, version: int) -> None:
-        """Let the loads of a version succeed again."""
         self.failing.pop((name, version), None)
 
     async def wait_attempts(self, count: int) -> None:
-        """Return once so many loads have begun, over all versions."""
         while sum(self.attempts.values()) < count:
             await self._attempted.wait()
 
     async def __call__(self, spec: ModelSpec, version: int, directory: Path) -> StubServable:
-        """Load one version."""
         key = (spec.name, version)
         self._begin(key)
         try:
@@ -116,12 +109,10 @@ class StubLoader:
 
     @property
     def misuse(self) -> list[str]:
-        """Every misuse of any servable that was loaded."""
         return [misuse for servable in self.opened for misuse in servable.misuse]
 
     @property
     def open_versions(self) -> list[tuple[str, int]]:
-        """The versions that are open now, as often as they are."""
         return sorted((servable.spec.name, servable.version) for servable in self.opened if not servable.closed)
 
 

@@ -292,7 +292,6 @@ class SystemServers:
         self._count = 0
 
     def serving(self, name: str) -> OvmsProcess:
-        """Return the server of a configuration once it is ready."""
         started = self._get(name)
         server: OvmsProcess = started.server
         server.wait_ready()
@@ -301,17 +300,14 @@ class SystemServers:
         return server
 
     def project(self, name: str) -> ProjectProcess:
-        """Return the server of a project once it is ready."""
         server: ProjectProcess = self._get(name).server
         until(lambda: server.ask(path="/v2/health/ready").status_code == httpx.codes.OK)
         return server
 
     def folder(self, name: str) -> Path:
-        """Return the folder of a server that is started."""
         return self._started[name].folder
 
     def close(self) -> None:
-        """Stop all servers."""
         for started in self._started.values():
             started.stack.close()
         self._started.clear()

@@ -38,11 +38,9 @@ class LetterEncoder:
 
     @property
     def metadata(self) -> ServableMetadata:
-        """Say that it has no tensors."""
         return ServableMetadata(self.name, "Letters", (), ())
 
     async def embed(self, inputs: Sequence[str | TokenIds]) -> Embeddings:
-        """Count letters, or take tokens for such."""
         await self._note(inputs)
         vectors = np.zeros((len(inputs), self.width), np.float32)
         for row, each in zip(vectors, inputs, strict=True):
@@ -50,7 +48,6 @@ class LetterEncoder:
         return Embeddings(vectors, sum(map(len, inputs)))
 
     async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
-        """Count common letters."""
         await self._note((query, documents))
         scores = [len(set(query) & set(each)) / len(set(query)) for each in documents]
         return scores, sum(len(query) + len(each) for each in documents)
@@ -63,12 +60,10 @@ class LetterEncoder:
         max_length: int | None = None,
         padding: Padding | None = None,
     ) -> list[TokenIds]:
-        """Give the numbers of letters."""
         await self._note((texts, add_special_tokens, max_length, padding))
         return [tuple(map(ord, text)) for text in texts]
 
     async def aclose(self) -> None:
-        """Do nothing."""
         await trio.lowlevel.checkpoint()
 
     async def _note(self, what: Any) -> None:

@@ -57,7 +57,6 @@ class ScriptedGenerator(ScriptedService["GenerationRequest"]):
 
     @asynccontextmanager
     async def generate(self, asked: GenerationRequest) -> AsyncIterator[Generation]:
-        """Answer one request."""
         self.note(asked)
         self.running += 1
         try:

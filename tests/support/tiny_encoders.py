@@ -52,7 +52,6 @@ class TinyEncoder:
         return words, positions, types, head
 
     def hidden(self, ids: Sequence[int], types: Sequence[int] = ()) -> Numbers:
-        """Give the vectors of one text's tokens, [tokens, 8]."""
         words, positions, kinds, _ = self._weights()
         mixed = words[list(ids)] + positions[: len(ids)] + kinds[list(types) or [0] * len(ids)]
         weights = np.exp(mixed @ mixed.T / math.sqrt(_HIDDEN))
@@ -60,11 +59,9 @@ class TinyEncoder:
         return seen
 
     def score(self, ids: Sequence[int], types: Sequence[int]) -> float:
-        """Give the score of a pair, from 0 to 1."""
         return float(1 / (1 + np.exp(-(self.hidden(ids, types)[0] @ self._weights()[3])[0])))
 
     def model(self, *, scores: bool = False, has_types: bool = True) -> ov.Model:
-        """Make the OpenVINO model, with vectors of tokens or with logits of texts."""
         words, positions, kinds, head = self._weights()
         names = ("input_ids", "attention_mask", "token_type_ids")[: 3 if has_types else 2]
         inputs = [op.parameter(ov.PartialShape([-1, -1]), np.int64, name=name) for name in names]

@@ -28,7 +28,6 @@ class ScriptedTranscriber(ScriptedService["TranscriptionRequest"]):
 
     @asynccontextmanager
     async def transcribe(self, asked: TranscriptionRequest) -> AsyncIterator[Any]:
-        """Answer one request."""
         self.note(asked)
         async with self.answering(_Scripted(self)) as running:
             yield running

@@ -43,21 +43,17 @@ class Gate:
         self.arrivals = 0
 
     def wait(self) -> None:
-        """Block the calling thread until the gate is open."""
         self.arrivals += 1
         self._open.wait(WAIT_SECONDS)
 
     def next_arrival(self) -> Callable[[], bool]:
-        """Return a condition that is true once another thread has reached the gate."""
         before = self.arrivals
         return lambda: self.arrivals > before
 
     def set(self) -> None:
-        """Open the gate."""
         self._open.set()
 
     def clear(self) -> None:
-        """Close the gate, and forget the threads that have reached it."""
         self._open.clear()
         self.arrivals = 0
 

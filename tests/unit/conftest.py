@@ -23,19 +23,15 @@ _compile_model: Final = ov.Core.compile_model
 
 
 class _Contract:
-    """Raises where a unit test does what only other tiers may do."""
-
     def __init__(self) -> None:
         self._applies = False
 
     def check(self, event: str, _: object) -> None:
-        """Check an audit event of Python, or the compilation of a model."""
         if self._applies and event in _FORBIDDEN:
             raise AssertionError(f"a unit test {_FORBIDDEN[event]}; it belongs to tests/service, or to tests/system")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Apply the contract to unit tests and their fixtures."""
         self._applies = item.path.is_relative_to(_FOLDER)
         try:
             return (yield)

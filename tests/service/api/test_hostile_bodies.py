@@ -53,7 +53,6 @@ class Attacked:
     pause: Any = None
 
     def post(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
-        """Post a body; returns the status and the body of the answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
         with closing(connection):
             connection.request("POST", path, body, headers)

@@ -61,14 +61,11 @@ OUTCOMES: Final = frozenset({"change refused", "change failed", "server changed"
 
 
 class ForgedListener(PlainListener):
-    """A listener that gives its connections another peer address."""
-
     def __init__(self, listener: trio.SocketListener, address: ClientAddress) -> None:
         super().__init__(listener)
         self.address = address
 
     async def accept(self) -> DirectStream:
-        """Accept a connection with the other address."""
         stream = await super().accept()
         stream.peer_address = self.address
         return stream
@@ -76,8 +73,6 @@ class ForgedListener(PlainListener):
 
 @dataclass
 class Served:
-    """The front ends of one data plane, and their ports."""
-
     rest: RestFrontEnd
     grpc: GrpcFrontEnd
     rest_port: int = 0
@@ -180,20 +175,16 @@ async def test_local_clients_are_granted_changes_and_the_console(tmp_path: Path,
 
 
 class Observer:
-    """Keeps the clients of requests as they are logged."""
-
     needs_every = True
 
     def __init__(self) -> None:
         self.clients: set[tuple[str, str]] = set()
 
     def samples(self, traceparent: str) -> bool | None:
-        """Sample nothing."""
         del traceparent
         return False
 
     def request_ended(self, request: WireRequest) -> None:
-        """Keep the client of a request."""
         self.clients.add((request.protocol, str(request.client)))
 
 

@@ -309,12 +309,9 @@ def _rest_server(*pieces: bytes, status: int = 200, is_complete: bool = True) ->
     asked: list[Any] = []
 
     class Handler(QuietHandler):
-        """One connection."""
-
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:  # noqa: N802 - the library's name
-            """Answer in chunks."""
             asked.append((self.path, orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))))
             self.send_response(status)
             self.send_header("Transfer-Encoding", "chunked")

@@ -29,8 +29,6 @@ COUNT = 40
 
 
 class _NearLink:
-    """A link to a replica in this process."""
-
     def __init__(self, streams: OpenStreams, guest: TrioGuest, server: GroupServer) -> None:
         self.streams = streams
         self.guest = guest

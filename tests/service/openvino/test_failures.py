@@ -33,8 +33,6 @@ Arrays = list[np.ndarray[Any, Any]]
 
 
 class _Subject(NamedTuple):
-    """A model, its inputs by a size and a value, and the right outputs, None for a failure."""
-
     build: Callable[[], ov.Model]
     inputs: Callable[[int, float], Arrays]
     answer: Callable[[Arrays], Arrays | None]

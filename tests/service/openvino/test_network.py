@@ -57,8 +57,6 @@ def short_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Clock:
-    """Time of the wall and of the processor as the network reads both; each inference takes some of it."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wall = self.processor = 100.0
         self._monkeypatch = monkeypatch

@@ -24,8 +24,6 @@ REFUSAL = "cannot connect to the database"
 
 
 class _Refusing(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Answers every call with UNAVAILABLE and a text that speaks of connecting."""
-
     def service(self, handler_call_details: Any) -> Any:
         return grpc.unary_unary_rpc_method_handler(
             lambda request, context: context.abort(grpc.StatusCode.UNAVAILABLE, REFUSAL)
@@ -33,8 +31,6 @@ class _Refusing(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 class _Page(QuietHandler):
-    """Answers everything with a page."""
-
     def do_GET(self) -> None:  # noqa: N802 - the library's name
         self.send_response(200)
         self.end_headers()
@@ -45,8 +41,6 @@ class _Page(QuietHandler):
 
 
 class _Nothing(_Page):
-    """Answers everything with nothing."""
-
     def do_GET(self) -> None:  # noqa: N802 - the library's name
         self.send_response(204)
         self.end_headers()

@@ -66,8 +66,6 @@ def far(folder: Path) -> Iterator[ServedInThread]:
 
 
 class _OtherService(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
-    """KServe's service by grpcio: returns its input, or an error if that is empty."""
-
     def __init__(self) -> None:
         self.seconds_left = 0.0
 

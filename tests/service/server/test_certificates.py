@@ -20,15 +20,12 @@ PATIENCE_SECONDS = 60
 
 
 class _Files:
-    """A certificate, and the authority that clients must be of."""
-
     def __init__(self, folder: Path) -> None:
         self.chain, self.key, self.ca = (folder / name for name in ("chain.pem", "key.pem", "ca.pem"))
         self.authority = trustme.CA()
         self.write(self.authority, self.authority)
 
     def write(self, authority: trustme.CA, clients: trustme.CA) -> bytes:
-        """Have a new certificate, and trust clients of an authority; gives the certificate."""
         made = authority.issue_cert("localhost")
         self.key.write_bytes(made.private_key_pem.bytes())
         self.chain.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
@@ -36,11 +33,9 @@ class _Files:
         return ssl.PEM_cert_to_DER_cert(made.cert_chain_pems[0].bytes().decode())
 
     def certificates(self) -> Certificates:
-        """Make what has them."""
         return Certificates(ServerSettings(tls_cert=self.chain, tls_key=self.key, client_ca=self.ca))
 
     def client(self, issuer: trustme.CA | None = None) -> ssl.SSLContext:
-        """Make a client with a certificate of an authority."""
         context = ssl.create_default_context()
         self.authority.configure_trust(context)
         (issuer or self.authority).issue_cert("client@localhost").configure_cert(context)

@@ -41,8 +41,6 @@ from tests.support.stub_registry import running
 
 
 class EchoSpec(ServableSpec):
-    """Says what a file holds."""
-
     kind: ClassVar[str] = "echo"
 
     calls: str = ""
@@ -60,7 +58,6 @@ class _Echo:
         self.metadata = ServableMetadata(spec.name, "Echo", (), ())
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer with the text in the place of a name."""
         return InferResponse(self.text, "1", [], request.id)
 
     async def aclose(self) -> None:
@@ -68,15 +65,12 @@ class _Echo:
 
 
 class EchoKind(Kind[EchoSpec]):
-    """Services that say what a file holds."""
-
     name = EchoSpec.kind
     spec = EchoSpec
     takes = frozenset({Takes.TENSORS})
     section = "echo_config_list"
 
     def read(self, file: ConfigFile) -> list[EchoSpec]:
-        """Read the entries."""
         specs = []
         for entry in file.items(self.section):
             members = check_members(entry, _Entry, file.findings)
@@ -88,20 +82,16 @@ class EchoKind(Kind[EchoSpec]):
         return specs
 
     def depends_on(self, spec: EchoSpec) -> list[Dependency]:
-        """Give the other echo that must be there."""
         return [Dependency(spec.calls, reloads=True)] if spec.calls else []
 
     def list_versions(self, spec: EchoSpec) -> Listing:
-        """Give the one version."""
         return Listing({ONLY_VERSION: spec.base_path}, mark=tree_mark(spec.base_path))
 
     def files_mark(self, spec: EchoSpec, directory: Path) -> str:
-        """Look at the file."""
         del spec
         return tree_mark(directory)
 
     async def load(self, spec: EchoSpec, version: int, directory: Path, context: LoadContext) -> _Echo:
-        """Read the file."""
         del version, directory
         if spec.calls:
             with await context.lease(spec.calls):

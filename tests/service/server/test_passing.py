@@ -27,25 +27,20 @@ async def _connected() -> tuple[trio.SocketStream, trio.SocketStream]:
 
 
 class _Passing:
-    """The two ends of the way that connections take."""
-
     def __init__(self, closed: Callable[[], None]) -> None:
         ours, theirs = (MessageChannel(end) for end in packet_pair())
         self.giver, self._taker = ours, theirs
         self.inbox = ConnectionInbox(closed, Journal(memoryview(bytearray(Journal.size()))))
 
     async def give(self, accepted: trio.SocketStream) -> None:
-        """Give a connection, and close it here."""
         await self.giver.send([0, ["REST", NO_SLOT]], accepted.socket.fileno())
         await accepted.aclose()
 
     async def run(self) -> None:
-        """Take connections until none will follow."""
         async with trio.open_nursery() as nursery:
             await WorkRequests(self._taker, nursery).handle_all(self.inbox.put)
 
     def close(self) -> None:
-        """Close both ends."""
         self.giver.close()
         self._taker.close()
 

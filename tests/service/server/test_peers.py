@@ -570,19 +570,15 @@ async def test_an_address_that_somebody_else_has_taken_is_not_asked(monkeypatch:
 
 
 class _LoadingRegistry:
-    """One whose names are not known before it has loaded."""
-
     has_loaded = False
 
     def lease_now(self, name: str, version: str) -> None:
         """Have none."""
 
     async def wait_loaded(self) -> None:
-        """Load."""
         self.has_loaded = True
 
     async def lease(self, name: str, version: str) -> Any:
-        """Lease something that has no sequences."""
         if not self.has_loaded:
             raise ServiceMissing(f"no {name} {version}")
         return _NoSequences()

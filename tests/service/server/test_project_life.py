@@ -35,14 +35,11 @@ class Handler:
 
 
 class _HeldFileSystem(LocalFileSystem):  # type: ignore[misc]
-    """Local files that nobody can list until they are let go."""
-
     protocol = "held"
     asked = threading.Event()
     go = threading.Event()
 
     def find(self, path: str, **options: Any) -> Any:
-        """Wait, then list."""
         self.asked.set()
         self.go.wait(PATIENCE_SECONDS)
         return super().find(path, **options)

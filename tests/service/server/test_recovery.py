@@ -76,13 +76,10 @@ def test_what_was_read_is_known(journal: Journal, pair: tuple[socket.socket, soc
 
 
 class _Dying:
-    """A socket whose process ends as soon as bytes have been read from it."""
-
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
     def recv_into(self, buffer: memoryview) -> int:
-        """Read, and end."""
         assert self._connection.recv_into(buffer) == 11
         raise KeyboardInterrupt
 
@@ -269,34 +266,26 @@ async def _admit(*_: object) -> None:
 
 
 class _LimitedRouter:
-    """Refuses what is posted to ``/limited`` before its body is read."""
-
     def __init__(self) -> None:
         self.heads: dict[bytes, RoutedRequest] = {}
 
     def find(self, _method: str, path: str) -> Route:
-        """Find what answers."""
         admit = _admit if path == "/limited" else None
         return Route(_echo, lambda _: HttpAnswer(500), path, is_hot=True, admit=admit)
 
     def routed(self, head: Head, query: str, route: Route, size: int) -> RoutedRequest:
-        """Ask for all of a request."""
         return RoutedRequest(head, query, route, size)
 
     def lets_in(self, route: Route) -> bool:
-        """Say that some have to be let in."""
         return route.admit is not None
 
     def admit_now(self, _route: Route, _headers: object) -> bool:
-        """Let nobody in without a look."""
         return False
 
     async def admit(self, _route: Route, _request: HttpRequest) -> HttpAnswer:
-        """Refuse."""
         return HttpAnswer(429, body=b"not now")
 
     async def answer(self, route: Route, request: HttpRequest) -> HttpAnswer:
-        """Answer."""
         return await route.view(request)
 
 

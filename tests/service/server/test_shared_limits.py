@@ -32,8 +32,6 @@ from tests.support.waits import WAIT_SECONDS
 
 
 class _Processes:
-    """What several processes have of one server's counts, here in one."""
-
     def __init__(self, rows: int = 2) -> None:
         self._stack = ExitStack()
         self.board = Board.create(rows)

@@ -120,8 +120,6 @@ async def test_errors_of_single_connections_do_not_end_a_listener(monkeypatch: p
 
 
 class _Full(trio.abc.Listener[trio.abc.Stream]):
-    """A listener without descriptors, and then with one connection."""
-
     def __init__(self, is_full: Callable[[], bool]) -> None:
         self._is_full = is_full
         self.tries = 0
@@ -223,15 +221,12 @@ _COUNTS = [300, pytest.param(5000, marks=pytest.mark.slow)]
 
 
 class _Turns(trio.abc.Instrument):
-    """Records how many connections end in each turn of the loop."""
-
     def __init__(self, count: Callable[[], int]) -> None:
         self._count = count
         self._last = count()
         self.most = 0
 
     def before_io_wait(self, timeout: float) -> None:
-        """Compare with the last turn."""
         del timeout
         now = self._count()
         self.most, self._last = max(self.most, self._last - now), now

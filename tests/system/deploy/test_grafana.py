@@ -71,7 +71,6 @@ class _Client:
         return answer.text
 
     def work(self) -> None:
-        """Call a service of every kind, and fail at it, too."""
         row = np.ones((1, 10), np.float32)
         answers = [
             *(self.infer(name, "b", row) for name in ("model", "batched", "dag")),

@@ -59,7 +59,6 @@ class _Builder:
         return done.stdout.strip()
 
     def base(self, name: str, archive: Path) -> None:
-        """Make an image of a tree of files."""
         container = self("from", "scratch")
         self("add", "--quiet", container, str(archive), "/")
         self("commit", "--quiet", container, f"localhost/{name}")

@@ -86,7 +86,6 @@ class _Endpoints:
         self.is_over = threading.Event()
 
     def call_on(self, *, keeps: bool) -> None:
-        """Call until it is over, each call over a connection of its own, or many over one as long as it lasts."""
         while not self.is_over.is_set():
             base = random.choice(self.pods).server.rest
             with httpx.Client(base_url=base, timeout=WAIT_SECONDS) as client:

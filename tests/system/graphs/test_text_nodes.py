@@ -37,14 +37,11 @@ CHAT = "/v3/chat/completions"
 
 
 class Loader:
-    """Loads a scripted generator, once, and notes its settings and its end."""
-
     def __init__(self, **settings: Any) -> None:
         self.made = ScriptedGenerator(**settings)
         self.specs: list[TextModelSpec] = []
 
     async def __call__(self, spec: TextModelSpec) -> ScriptedGenerator:
-        """Load it."""
         self.specs.append(spec)
         await trio.lowlevel.checkpoint()
         return self.made

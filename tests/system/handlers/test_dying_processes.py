@@ -51,8 +51,6 @@ _CHUNKED = {"transfer-encoding": "chunked"}
 
 
 class _Client:
-    """A connection that stays."""
-
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=60)
@@ -60,7 +58,6 @@ class _Client:
         self.pid = int(self.ask("GET")[1]["pid"])
 
     def send(self, verb: str, payload: Any = None, **headers: str) -> None:
-        """Send a request."""
         body = b"" if payload is None else json.dumps(payload).encode()
         lines = [f"{verb} / HTTP/1.1", "host: here", "content-type: application/json"]
         if headers:
@@ -71,7 +68,6 @@ class _Client:
         self.socket.sendall("\r\n".join([*lines, "", ""]).encode() + body)
 
     def receive(self) -> tuple[int, Any]:
-        """Receive an answer; 0 if the connection has ended instead."""
         status = self.file.readline()
         if not status:
             return 0, None
@@ -82,16 +78,13 @@ class _Client:
         return int(status.split()[1]), json.loads(self.file.read(int(headers["content-length"])))
 
     def ask(self, verb: str, payload: Any = None) -> tuple[int, Any]:
-        """Send, and receive."""
         self.send(verb, payload)
         return self.receive()
 
     def rest(self) -> bytes:
-        """Receive everything up to the end."""
         return self.file.read()
 
     def close(self) -> None:
-        """Close the connection."""
         self.file.close()
         self.socket.close()
 

@@ -65,8 +65,6 @@ service Talk {{ rpc Say (Text) returns (Text); }}
 
 @dataclass
 class Served:
-    """A project that is served, and told to end by its test."""
-
     running: Running
     end: trio.Event
     gently: list[bool] = field(default_factory=list)
@@ -74,7 +72,6 @@ class Served:
 
     @property
     def handler(self) -> Any:
-        """The object of the user's class."""
         (name,) = self.running.plane.registry.names_of("handler")
         service = self.running.plane.registry.peek(name)
         assert isinstance(service, HandlerServable)
@@ -84,7 +81,6 @@ class Served:
     async def ask(
         self, verb: str = "GET", path: str = "/", *, tls: ssl.SSLContext | None = None, **options: Any
     ) -> Any:
-        """Ask once, on a connection of its own."""
         address = f"http{'' if tls is None else 's'}://{self.running.rest[0]}"
         verify: Any = True if tls is None else tls
         async with httpx.AsyncClient(
@@ -93,8 +89,6 @@ class Served:
             return await client.request(verb, path, **options)
 
     async def say(self, package: str, value: str, credentials: grpc.ChannelCredentials | None = None) -> str:
-        """Call the service of the project."""
-
         def call() -> str:
             address, options = self.running.grpc[0], [("grpc.use_local_subchannel_pool", 1)]
             channel = (

@@ -59,8 +59,6 @@ def model(tmp_path: Path) -> Path:
 
 
 class _Load:
-    """Calls a model until it is stopped, and keeps what the model added, and errors."""
-
     def __init__(self, server: OvmsProcess) -> None:
         self.seen: list[float] = []
         self.failures: list[Exception] = []

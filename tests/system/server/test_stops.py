@@ -95,15 +95,12 @@ CALLS = (
 
 
 class _Server:
-    """A server of all kinds, forked from a process that has imported everything."""
-
     def __init__(self, process: BaseProcess, target: StopTarget, log: Path) -> None:
         self.process = process
         self.target = target
         self.log = log
 
     def wait_ready(self) -> None:
-        """Return once the server is ready."""
         authority = self.target.authority
         url = f"{'https' if authority else 'http'}://127.0.0.1:{self.target.rest}/v2/health/ready"
         verify = ssl.create_default_context(cadata=authority.decode()) if authority else False
@@ -117,7 +114,6 @@ class _Server:
         until(is_ready, why=self.log.read_text)
 
     def stop(self, number: signal.Signals) -> None:
-        """Stop the server; the exit code must be that of a drain."""
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
         self.process.join(WAIT_SECONDS)
@@ -126,14 +122,11 @@ class _Server:
 
 @dataclass(frozen=True)
 class _Tls:
-    """Options for a server certificate, and the certificate of its authority (PEM); empty for a server without TLS."""
-
     options: tuple[str, ...] = ()
     authority: bytes = b""
 
     @classmethod
     def made_in(cls, folder: Path) -> _Tls:
-        """Create a certificate in a folder."""
         authority = trustme.CA()
         file = folder / "server.pem"
         authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(file)
@@ -163,15 +156,12 @@ def _serving(config: Path, tls: _Tls, log: Path) -> Iterator[_Server]:
 
 
 class _Verdict:
-    """Answers and faults of many stops."""
-
     def __init__(self) -> None:
         self.answered = 0
         self.faults: list[str] = []
         self._lock = threading.Lock()
 
     def add(self, work: Workload, what: str) -> None:
-        """Add one stop."""
         tally = work.tally
         with self._lock:
             self.answered += tally.answered
@@ -179,7 +169,6 @@ class _Verdict:
             self.faults += [f"{what}: wrong: {text}" for text in tally.wrong]
 
     def check(self, stops: int) -> None:
-        """Raise an error with all faults."""
         assert not self.faults, "\n".join(self.faults)
         assert self.answered > stops * 5
 

@@ -39,8 +39,6 @@ os.execv(sys.executable, [sys.executable, "-m", "ovms_cli", *sys.argv[2:]])
 
 
 class Systemd:
-    """The part of systemd for one service: listening sockets, and the socket for notifications."""
-
     def __init__(self, folder: Path) -> None:
         self.listening = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
         self.grpc, self.rest = (f"127.0.0.1:{each.getsockname()[1]}" for each in self.listening)
@@ -50,24 +48,20 @@ class Systemd:
         self._notify.settimeout(60)
 
     def wait_for(self, line: str) -> list[str]:
-        """Wait for a line of a notification, and return all lines up to its notification."""
         lines: list[str] = []
         while line not in lines:
             lines += self.hear()
         return lines
 
     def hear(self) -> list[str]:
-        """Wait for one notification, and return its lines."""
         return self._notify.recv(65_536).decode().split("\n")
 
     def close(self) -> None:
-        """Close everything."""
         for each in (*self.listening, self._notify):
             each.close()
 
     @contextmanager
     def start(self, *options: str, watchdog: str = "") -> Iterator[subprocess.Popen[bytes]]:
-        """Start the server, and end it after the block."""
         descriptors = [each.fileno() for each in self.listening]
         arguments = [",".join(map(str, descriptors)), "serve", "--trial_load", "off", *options]
         process = subprocess.Popen(

@@ -59,7 +59,6 @@ class OtherMachine:
     far: str
 
     def attack(self, port: int, path: str) -> str:
-        """Reset many connections around requests for a path; return the answer to the last request, which is read."""
         command = ["ip", "netns", "exec", self.name, sys.executable, "-c", ATTACK, self.near, str(port), path]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 

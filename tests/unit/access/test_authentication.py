@@ -35,8 +35,6 @@ class _Clock:
 
 
 class _Verifier:
-    """Takes tokens whose first part is good, and counts."""
-
     def __init__(self) -> None:
         self.verified = 0
 
@@ -150,8 +148,6 @@ HEADERS = (("authorization", "Bearer shop"),)
 
 
 class _CountingAuthentication(Authentication):
-    """Counts its identifications."""
-
     count = 0
 
     async def identify(self, *shown: object) -> Caller:
@@ -341,8 +337,6 @@ def test_a_key_set_with_other_than_public_keys_is_refused(document: Any) -> None
 
 
 class _Issuer:
-    """An issuer with given keys that records its requests."""
-
     def __init__(self) -> None:
         self.keys: Any = _public(KEY)
         self.name: Any = ISSUER

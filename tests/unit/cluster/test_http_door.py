@@ -32,8 +32,6 @@ def is_hot(request: pytest.FixtureRequest) -> bool:
 
 
 class _Stream:
-    """Gives pieces, and then an error or its end."""
-
     def __init__(self, pieces: int, error: Exception | None = None) -> None:
         self._left = pieces
         self._error = error
@@ -56,8 +54,6 @@ class _Stream:
 
 
 class _Slot:
-    """A place among those that a service has."""
-
     def __init__(self) -> None:
         self.is_held = True
 

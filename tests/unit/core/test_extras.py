@@ -21,8 +21,6 @@ BY_NAME_ALONE = re.compile(r"""pip install [^\n`]*['" ]ovmstrio(\[|[ '"`\n=]|$)"
 
 
 class _Installed(Distribution):
-    """The package as pip notes it, installed from some place."""
-
     def __init__(self, origin: dict[str, Any] | None) -> None:
         self._files = {
             "direct_url.json": None if origin is None else json.dumps(origin),

@@ -17,8 +17,6 @@ LONG = "x" * 20_000_000
 
 
 class _CountingError(Exception):
-    """Makes its text itself, and counts how often."""
-
     def __init__(self) -> None:
         super().__init__()
         self.times = 0
@@ -29,8 +27,6 @@ class _CountingError(Exception):
 
 
 class _FailingError(Exception):
-    """Cannot tell what is wrong."""
-
     def __str__(self) -> str:
         raise ValueError("nor why")
 

@@ -13,8 +13,6 @@ from cortex_internal.lib.log import configure_logger, logger
 
 
 class Unprintable:
-    """Cannot be written at all."""
-
     def __str__(self) -> str:
         raise ValueError("no text")
 

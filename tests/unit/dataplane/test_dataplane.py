@@ -44,8 +44,6 @@ class _Recorder(CallObserver):
 
 
 class _Servable(StubServable):
-    """Answers, refuses or waits for ever, as the id of the request says."""
-
     async def infer(self, request: InferRequest) -> InferResponse:
         if request.id == "refuse":
             raise InvalidRequest("no")

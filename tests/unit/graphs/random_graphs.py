@@ -200,8 +200,6 @@ def _feeds(draw: st.DrawFn, inputs: Sequence[str]) -> tuple[Feed, ...]:
 
 
 class _Builder:
-    """Adds nodes that read what is there already."""
-
     def __init__(self, draw: st.DrawFn, inputs: Sequence[str], handlers: Sequence[str], *, with_bounds: bool) -> None:
         self.draw = draw
         self.inputs = list(inputs)
@@ -212,7 +210,6 @@ class _Builder:
         self._with_bounds = with_bounds
 
     def add_gather(self, name: str) -> None:
-        """Add a node that sends digests of what it is given."""
         handler_name = self.draw(st.sampled_from(self._choices()))
         sources = self._sources(handler_name)
         ports = [in_port(number) for number in range(len(sources))]
@@ -225,7 +222,6 @@ class _Builder:
         self._add(ModelNode(name, draft.inputs, outputs, rule, handler, propagates_bounds=bounds))
 
     def add_repeat(self, name: str) -> None:
-        """Add a node that feeds itself."""
         sources = self._sources("SyncSet")
         ports = [in_port(number) for number in range(len(sources))]
         inputs = (*zip(ports, sources, strict=True), (LOOPBACK, f"{name}_loop"))

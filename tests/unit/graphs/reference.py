@@ -27,8 +27,6 @@ class TimestampMismatch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """An input policy and its options."""
-
     name: str = "Default"
     sets: tuple[tuple[Port, ...], ...] = ()
     trigger: int = 2
@@ -39,8 +37,6 @@ class Handler:
 
 @dataclass(frozen=True, slots=True)
 class ModelNode:
-    """One node: which stream is read on which input and made on which output, in the order of tags."""
-
     name: str
     inputs: tuple[tuple[Port, str], ...]
     outputs: tuple[tuple[Port, str], ...]
@@ -52,8 +48,6 @@ class ModelNode:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One packet that a graph is given."""
-
     stream: str
     timestamp: int
     value: int
@@ -61,8 +55,6 @@ class Feed:
 
 @dataclass
 class _Queue:
-    """One input of a node."""
-
     packets: list[tuple[int, int]] = field(default_factory=list)
     bound: int = _ALWAYS
 
@@ -72,7 +64,6 @@ class _Queue:
 
     @property
     def earliest(self) -> int:
-        """The first packet's timestamp, or else the earliest at which one may come."""
         return self.packets[0][0] if self.packets else self.bound
 
     def take(self, timestamp: int) -> int | None:
@@ -89,8 +80,6 @@ class _Close(Exception):
 
 
 class _State:
-    """What a node has at one moment."""
-
     def __init__(self, node: ModelNode) -> None:
         self.node = node
         self.queues = {port: _Queue() for port, _ in node.inputs}
@@ -114,7 +103,6 @@ class _State:
         return choose[self.node.handler.name]()
 
     def _ready_at(self, ports: Sequence[Port]) -> int | None:
-        """The timestamp at which these inputs are settled: no packet at it or before it can still come."""
         queues = [self.queues[port] for port in ports]
         first = min((queue.packets[0][0] for queue in queues if queue.packets), default=None)
         bound = min((queue.bound for queue in queues if not queue.packets), default=_NEVER)
@@ -128,7 +116,6 @@ class _State:
         return Delivery(timestamp, tuple((port, value) for port, value in found if value is not None))
 
     def _among(self, sets: Sequence[Sequence[Port]]) -> Delivery | None:
-        """Take the earliest of the sets that are ready; of equals the first."""
         if all(self._ended(ports) for ports in sets):
             raise _Close
         best: tuple[int, Sequence[Port]] | None = None
@@ -229,12 +216,10 @@ class ModelRun:
         self.outputs: dict[str, list[tuple[int, int]]] = {name: [] for name in outputs}
 
     def step(self, feed: Feed) -> None:
-        """Give one packet, and let everything run that can."""
         self._send(feed.stream, feed.timestamp, feed.value)
         self._settle()
 
     def finish(self) -> None:
-        """End all inputs; a node that then waits for its own packets, or for nothing, is ended as well."""
         for stream in self._inputs:
             self._send_bound(stream, _NEVER)
         self._settle()

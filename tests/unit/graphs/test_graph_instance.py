@@ -42,13 +42,11 @@ class Trial:
         self._waiting = 0
 
     def put(self, output: int, packet: Packet) -> bool:
-        """Record a packet."""
         self.packets.append((self.case.outputs[output], packet))
         self._waiting += 1
         return self._waiting < self.room
 
     async def wait_room(self) -> None:
-        """Make room when the reader reads, or after a while."""
         for _ in range(3):
             await trio.lowlevel.checkpoint()
         if self.reader is not None:
@@ -56,32 +54,27 @@ class Trial:
         self._waiting = 0
 
     async def feed(self, *packets: Feed) -> None:
-        """Push packets, by default all of the case, as fast as they are taken."""
         for packet in packets or self.case.feed:
             await self.instance.push(packet.stream, packet.value, packet.timestamp)
             self.instance.dispatch()
 
     async def feed_and_finish(self) -> None:
-        """Push all packets, and end the inputs."""
         await self.feed()
         self.instance.close_inputs()
         self.instance.dispatch()
 
     def run_model(self) -> None:
-        """Run the model to its end."""
         for packet in self.case.feed:
             self.model.step(packet)
         self.model.finish()
 
     def outputs(self) -> dict[str, list[tuple[int, int]]]:
-        """Return the packets of each output as the model has them."""
         found: dict[str, list[tuple[int, int]]] = {name: [] for name in self.case.outputs}
         for name, packet in self.packets:
             found[name].append((packet.timestamp, packet.value))
         return found
 
     def check(self, *, at_rest: bool = False) -> None:
-        """Compare outputs and deliveries with those of the model."""
         assert self.instance.failure is None
         assert self.outputs() == self.model.outputs
         for node in self.case.nodes:
@@ -90,7 +83,6 @@ class Trial:
             assert found == expected, node.name
 
     def check_closed(self) -> None:
-        """Check that every node was opened and closed once, and had no more runs in flight than it may."""
         for name, recorder in self.recorders.items():
             assert (recorder.opened, recorder.closed, recorder.running) == (1, 1, 0), name
             assert recorder.most_running <= self.case.in_flight.get(name, 1), name

@@ -31,14 +31,12 @@ class PolicyDriver:
         )
 
     def check(self, scenario: str) -> None:
-        """Deliver the events of a scenario, and compare the runs after each step."""
         for step in scenario.split("|"):
             events, _, runs = step.partition(">")
             self.feed(events)
             assert self.runs() == [run.strip() for run in runs.split(",") if run], step
 
     def feed(self, events: str) -> None:
-        """Deliver events one by one."""
         for event in EVENT.finditer(events):
             stream, timestamp, bound = self.streams[event["tag"]], event["timestamp"], event["bound"]
             if timestamp:
@@ -50,7 +48,6 @@ class PolicyDriver:
             self._policy.arrived()
 
     def runs(self) -> list[str]:
-        """Take all runs that are possible now."""
         runs: list[str] = []
         while (step := self._policy.next()) is not None:
             if step is CLOSE:

@@ -23,17 +23,13 @@ TENSORFLOW = "type: tensorflow\npath: handler.py\nmodels:\n  path: ./models\n"
 
 
 class Client:
-    """A client of models, which keeps how they are loaded."""
-
     def __init__(self) -> None:
         self.load: Callable[[str], Any] = repr
 
     def set_load_method(self, load: Callable[[str], Any]) -> None:
-        """Keep it."""
         self.load = load
 
     def get_model(self) -> Any:
-        """Load the only model."""
         return self.load("/models/1")
 
 

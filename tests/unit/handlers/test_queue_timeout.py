@@ -29,14 +29,11 @@ async def refused(call: Callable[[], Awaitable[object]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls of a handler with one thread, and what was answered."""
-
     handler: LoadedHandler
     nursery: trio.Nursery
     results: list[int] = field(default_factory=list)
 
     async def ask(self, payload: int) -> None:
-        """Make a call, and keep what is answered."""
         self.results.append(await self.handler.call("handle_post", payload=payload))
 
 

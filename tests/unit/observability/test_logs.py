@@ -205,8 +205,6 @@ LONG = "x" * 20_000_000
 
 
 class _SlowSink:
-    """An end that takes lines when it is let."""
-
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.threads: set[int] = set()

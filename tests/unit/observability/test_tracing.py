@@ -195,8 +195,6 @@ HEAD = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/b"), (b"co
 
 
 class _UserSpans:
-    """What code of users sees."""
-
     def __init__(self) -> None:
         self.entered: list[Span] = []
 
@@ -209,8 +207,6 @@ class _UserSpans:
 
 
 class _UnreadableHeaders(tuple[tuple[str, str], ...]):
-    """Headers that raise when they are read."""
-
     __slots__ = ()
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
@@ -261,8 +257,6 @@ def test_the_recorded_share_follows_the_ratio() -> None:
 
 
 class _SpanList:
-    """Keeps what has ended."""
-
     def __init__(self) -> None:
         self.spans: list[RecordedSpan] = []
 

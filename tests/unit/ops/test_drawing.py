@@ -10,10 +10,7 @@ from ovmstrio.runtimes.ops.op import Op, RequestOp, ResponseOp
 
 
 class _Join(Op):
-    """An Op of two inputs."""
-
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Take what there is."""
         return input_dicts, False, None, ""
 
 

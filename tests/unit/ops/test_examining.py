@@ -56,8 +56,6 @@ async def test_settings_that_say_nothing(tmp_path: Path, config: str, expected: 
 
 
 class _Wrong(Op):
-    """A hook that cannot be called."""
-
     def postprocess(self, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:  # type: ignore[override]
         """Take too much."""
 

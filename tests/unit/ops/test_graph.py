@@ -10,10 +10,7 @@ from ovmstrio.runtimes.ops.graph import OpGraph, build
 
 
 class Joining(Op):
-    """Joins whatever it gets."""
-
     def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Merge all inputs."""
         return {key: value for one in input_dicts.values() for key, value in one.items()}
 
 

@@ -41,10 +41,7 @@ def test_what_is_not_given_is_left_to_the_settings() -> None:
 
 
 class Shaped(Op):
-    """Has shapes."""
-
     def set_dynamic_shape_info(self) -> None:
-        """Set them."""
         self.dynamic_shape_info = {"min_input_shape": {"x": [1, 3]}}
 
 
@@ -96,8 +93,6 @@ def test_inputs_may_be_set_later() -> None:
 
 
 class Code(ProductErrCode):
-    """A product's codes."""
-
     ONE = 60
     TUPLE = (61,)
 
@@ -123,13 +118,10 @@ def test_exceptions_have_their_code_and_hide_their_message_unless_told() -> None
 
 
 class Numbered(Op):
-    """Has a hook that needs more than there is, and one that needs less."""
-
     def preprocess(self) -> Any:  # type: ignore[override] # the mistake that is tested
         """Take nothing."""
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, log_id: int, *, mode: str = "a") -> Any:  # type: ignore[override] # as above
-        """Take one number."""
         return log_id, mode
 
 
@@ -147,20 +139,14 @@ def test_hooks_are_looked_at_once() -> None:
 
 
 class Delegating(Op):
-    """Runs a model by what the base class has."""
-
     def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Feed the model a changed feed."""
         return super().process([{"x": feed_batch[0]["x"]}], typical_logid)
 
 
 class Asking(Op):
-    """Runs a model in the middle of a hook of its own."""
-
     async def postprocess(
         self, input_dicts: Mapping[str, Any], fetch_data: Any, data_id: int = 0, log_id: int = 0
     ) -> Any:
-        """Ask for a model that is not there."""
         return await self.infer(fetch_data)
 
 

@@ -18,8 +18,6 @@ from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineR
 
 
 class _Pipeline:
-    """Notes what comes, and gives an answer."""
-
     def __init__(self, answer: PipelineResponse | None = None) -> None:
         self.answer = answer or PipelineResponse()
         self.requests: list[PipelineRequest] = []

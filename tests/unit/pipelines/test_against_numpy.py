@@ -25,8 +25,6 @@ WIDTH = 2
 
 @dataclass(frozen=True)
 class _Item:
-    """Something that a node can take: ``level`` names the demultiplexers around it, outermost first."""
-
     source: str
     level: tuple[str, ...]
     whole: Array
@@ -34,8 +32,6 @@ class _Item:
 
 @dataclass
 class Case:
-    """A pipeline with a request and its answer."""
-
     inputs: dict[str, Array] = field(default_factory=dict)
     nodes: list[PipelineNode] = field(default_factory=list)
     outputs: dict[str, str] = field(default_factory=dict)
@@ -43,7 +39,6 @@ class Case:
     demultiply_count: int | None = None
 
     def spec(self, library: Path) -> PipelineSpec:
-        """Give the pipeline's configuration."""
         return make_pipeline(
             self.nodes,
             self.outputs,

@@ -60,16 +60,12 @@ def _tasks() -> int:
 
 
 class Nodes:
-    """Nodes that count how many of their calls are under way."""
-
     def __init__(self) -> None:
         self.alive = 0
         self.most = 0
         self.calls = 0
 
     def gives(self, make: Any, steps: int = 0) -> NodeCall:
-        """Make a node that gives ``y``, what ``make`` makes of its inputs, after so many steps."""
-
         async def call(inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
             self.calls += 1
             self.alive += 1

@@ -354,8 +354,6 @@ async def test_an_edit_that_only_moves_a_pipeline_in_its_file_loads_nothing(
 
 
 class _CheckingLoader(StubLoader):
-    """Loads a pipeline only if the versions that it calls can be leased, as real pipelines are loaded."""
-
     registry: Registry
 
     async def __call__(self, spec: ServableSpec, version: int, directory: Path) -> StubServable:

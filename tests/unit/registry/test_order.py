@@ -41,8 +41,6 @@ def _pipeline(root: Path, name: str, *called: str) -> PipelineSpec:
 
 
 class _SlowLoader(StubLoader):
-    """Takes a second per load, and looks up what pipelines call as real loads do."""
-
     registry: Registry
 
     async def __call__(self, spec: ServableSpec, version: int, directory: Path) -> StubServable:
@@ -198,8 +196,6 @@ async def test_a_reloaded_graph_reloads_its_direct_and_indirect_callers(
 
 
 class _ClosingLoader(StubLoader):
-    """Records the order in which servables are closed."""
-
     def __init__(self) -> None:
         super().__init__()
         self.closed: list[str] = []

@@ -214,8 +214,6 @@ def _parse(content: bytes, path: Path) -> ServerSpec:
 
 
 class _Site:
-    """A folder with a configuration file and models, and a registry that loads them."""
-
     def __init__(self, folder: Path, *, poll_seconds: float = 0) -> None:
         self.folder = folder
         self.config = folder / "config.json"

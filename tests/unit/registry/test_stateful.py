@@ -26,8 +26,6 @@ POLICIES = st.sampled_from([LatestVersions(), LatestVersions(num_versions=2), Al
 
 
 class _RegistryHistory(RuleBasedStateMachine):
-    """A registry on a trio loop of its own that advances one step with each rule."""
-
     def __init__(self) -> None:
         super().__init__()
         self.base = Path(tempfile.mkdtemp())
@@ -50,7 +48,6 @@ class _RegistryHistory(RuleBasedStateMachine):
             pass
 
     def teardown(self) -> None:
-        """Release every lease and end the registry; every servable has been closed once."""
         while self.leases:
             self.loop.call(self._release, self.leases.pop())
         self.loop.call(self.end.cancel)

@@ -27,8 +27,6 @@ def _message(exchange: Exchange) -> bytes:
 
 
 class _Pair:
-    """A client and a server that exchange bytes in memory."""
-
     def __init__(self) -> None:
         self.client = ClientCore()
         self.server = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))

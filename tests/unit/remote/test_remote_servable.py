@@ -35,8 +35,6 @@ async def _answer(request: InferRequest, seconds: float) -> InferResponse:
 
 
 class _FakeEndpoint:
-    """An address that answers by its script, and records calls."""
-
     def __init__(self, address: str, script: Script = _answer) -> None:
         self.address = address
         self.script = script
@@ -262,8 +260,6 @@ def test_addresses_of_sequences_follow_from_their_ids() -> None:
 
 
 class _Calls:
-    """Calls of which each takes its own time, and answers or fails."""
-
     def __init__(self, *calls: tuple[float, str | ServerError]) -> None:
         self._calls = iter(calls)
         self.begun = 0
@@ -324,8 +320,6 @@ async def test_a_failure_waits_for_the_other_call_unless_it_is_final(autojump_cl
 
 
 class _Restarted(_FakeEndpoint):
-    """An address that is ready once ``is_well`` is set."""
-
     is_well = False
 
     async def describe(self) -> RemoteDescription:
@@ -386,8 +380,6 @@ def test_a_breaker_without_a_limit_never_opens() -> None:
 
 
 class _BreakerModel(RuleBasedStateMachine):
-    """Calls that begin and end in any order, compared with a simple model of a breaker."""
-
     def __init__(self) -> None:
         super().__init__()
         self.breaker = Breaker(3, 10)
@@ -431,7 +423,6 @@ class _BreakerModel(RuleBasedStateMachine):
 
     @invariant()
     def is_open_for_as_long_as_configured(self) -> None:
-        """Calls are refused for ten seconds after the failure that opened the circuit, and at no other time."""
         if self.ongoing:
             return
         expected = self.closed_until_failure or self.now >= self.opened + 10

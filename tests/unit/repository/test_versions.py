@@ -250,8 +250,6 @@ def test_the_content_of_the_graph_file_is_in_the_mark(tmp_path: Path) -> None:
 
 
 class _Looks:
-    """Looks that take a second each, and see everything or not as a test says."""
-
     def __init__(self) -> None:
         self.begun: list[float] = []
         self.is_complete = True

@@ -15,24 +15,18 @@ from ovmstrio.server.collector import spare_the_collector
 
 
 class _Loading:
-    """A registry that has loaded when the test says so."""
-
     def __init__(self) -> None:
         self.loaded = trio.Event()
 
     @property
     def has_loaded(self) -> bool:
-        """Tell whether it has."""
         return self.loaded.is_set()
 
     async def wait_loaded(self) -> None:
-        """Wait for it."""
         await self.loaded.wait()
 
 
 class _Circle:
-    """Is let go by the collector alone."""
-
     def __init__(self) -> None:
         self.itself = self
 

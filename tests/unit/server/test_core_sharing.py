@@ -12,8 +12,6 @@ from ovmstrio.work.cores import CoreShare
 
 
 class _User:
-    """Something that computes, and notes when it was asked to choose."""
-
     def __init__(self, cores: CoreShare, *, is_pinned: bool | None, obeys: bool = True, weight_bytes: int = 0) -> None:
         self.is_pinned = is_pinned
         self.weight_bytes = weight_bytes

@@ -27,8 +27,6 @@ def figures() -> KeptFigures:
 
 
 class _Others:
-    """The other processes, of which some answer; one ends while they are asked."""
-
     def __init__(self, figures: KeptFigures, answers: dict[int, bytes]) -> None:
         self._figures = figures
         self._answers = answers

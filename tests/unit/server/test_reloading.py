@@ -16,8 +16,6 @@ SECONDS = 60
 
 
 class _Process:
-    """A process whose part of a reload needs that another one has begun, and which may fail in it."""
-
     def __init__(self, *, fails: bool = False) -> None:
         self.needs: list[_Process] = []
         self.begun = trio.Event()
@@ -43,8 +41,6 @@ class _Process:
 
 
 class _Others:
-    """The other processes, here one."""
-
     def __init__(self, other: _Process) -> None:
         self._other = other
 

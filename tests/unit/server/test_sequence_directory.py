@@ -32,8 +32,6 @@ VERSIONS = (1, 2)
 
 
 class _Processes:
-    """What each of several processes has of one server's sequences, here in one."""
-
     def __init__(self, rows: int = 2, most: int = 500) -> None:
         self._stack = ExitStack()
         self.board = Board.create(rows)
@@ -60,7 +58,6 @@ class _Processes:
         return self.managers[row].open(spec, version, ())
 
     def die(self, row: int, *, keeps_sequences: bool = False) -> None:
-        """Have a process end without a word, and another one begin."""
         self.board.clear(row, keeps_sequences=keeps_sequences)
         self.directories[row] = self._join(row)
         self.managers[row] = self._begin(row)
@@ -85,8 +82,6 @@ def _start(manager: SequenceManager, identity: int | str = 0) -> Sequence:
 
 
 class _SlotMachine(RuleBasedStateMachine):
-    """Slots against a dictionary; few of them, so that keys are in each other's way."""
-
     def __init__(self) -> None:
         super().__init__()
         self.rows: dict[int, int] = {}
@@ -127,8 +122,6 @@ TestSlots = _SlotMachine.TestCase
 
 
 class _ServerMachine(RuleBasedStateMachine):
-    """Processes of a server against what their clients are to see of them."""
-
     def __init__(self) -> None:
         super().__init__()
         self.processes = _Processes(ROWS, MOST)

@@ -267,8 +267,6 @@ async def test_a_broken_connection_can_be_finished_and_closed_repeatedly(sockets
 
 
 class _InTwoPieces(trio.abc.Stream):
-    """Returns two pieces, with a checkpoint after each was taken from the wire, as sockets do."""
-
     def __init__(self, first: bytes, second: bytes) -> None:
         self.pieces = [first, second]
 

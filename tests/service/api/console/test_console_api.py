@@ -65,14 +65,11 @@ async def server(tmp_path: Path, past: RecentPast) -> AsyncIterator[Serving]:
 
 
 class _Events:
-    """Server-sent events of a connection, each in one chunk."""
-
     def __init__(self, stream: trio.abc.Stream) -> None:
         self._stream = stream
         self._received = b""
 
     async def until(self, pattern: bytes) -> re.Match[bytes]:
-        """Read until a pattern matches, and drop what was received up to its end."""
         with trio.fail_after(WAIT_SECONDS):
             while (found := re.search(pattern, self._received, re.DOTALL)) is None:
                 data = await self._stream.receive_some()
@@ -82,7 +79,6 @@ class _Events:
         return found
 
     async def next(self, name: str) -> Any:
-        """Return the data of the next event with a name."""
         return json.loads((await self.until(rb"event: %b\ndata: (.*?)\n\n" % name.encode()))[1])
 
 

@@ -32,8 +32,6 @@ STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 @dataclass
 class Serving:
-    """A front end that serves, with its registry and data plane."""
-
     front_end: GrpcFrontEnd
     plane: DataPlane
     registry: Registry
@@ -42,32 +40,25 @@ class Serving:
 
     @property
     def metrics(self) -> str:
-        """All metrics as text."""
         return (self.plane.render_metrics() or b"").decode()
 
     @property
     def servable(self) -> Any:
-        """The default version of the first service."""
         return self.registry.peek(self.specs[0].name)
 
     async def apply(self, **changes: Any) -> None:
-        """Apply the specs with changed fields."""
         await self.registry.apply([spec.model_copy(update=changes) for spec in self.specs])
 
     async def wait(self, event: trio.Event) -> None:
-        """Wait for an event that must happen."""
         with trio.fail_after(WAIT_SECONDS):
             await event.wait()
 
 
 class KeptCalls(CallObserver):
-    """Keeps the events of calls that have ended."""
-
     def __init__(self) -> None:
         self.events: list[CallEvent] = []
 
     def call_finished(self, event: CallEvent) -> None:
-        """Keep the event."""
         self.events.append(event)
 
 
@@ -112,8 +103,6 @@ def payload(*, model: str = GRAPH, data: bytes = b"", name: str = "x", **paramet
 
 @dataclass
 class Caller:
-    """One stream of grpcio, for use in a thread."""
-
     channel: Any
     timeout: float = WAIT_SECONDS
     _requests: SimpleQueue[bytes | None] = field(default_factory=SimpleQueue)
@@ -125,20 +114,16 @@ class Caller:
         self.call = method(requests, timeout=self.timeout)
 
     def send(self, *requests: bytes) -> None:
-        """Send requests."""
         for request in requests:
             self._requests.put(request)
 
     def end(self) -> None:
-        """Half-close the stream."""
         self._requests.put(None)
 
     def next(self) -> Any:
-        """Wait for the next message."""
         return next(self.call)
 
     def finish(self) -> tuple[list[Any], str, str]:
-        """Read to the end, and return the messages, the status and its text."""
         messages = []
         try:
             messages.extend(self.call)

@@ -247,8 +247,6 @@ async def check(serving: Serving, service: str) -> int:
 
 
 class _Watch:
-    """One ``Watch`` call of grpcio's client, which is read in a thread."""
-
     def __init__(self, address: str, service: str) -> None:
         self._channel = grpc.insecure_channel(address)
         request = health_pb2.HealthCheckRequest(service=service)

@@ -285,8 +285,6 @@ Request = message_class("inference.ModelInferRequest")
 
 
 class Gated(PassThrough):
-    """Answers a request with the parameter ``gate`` when the gate of that name is open."""
-
     def __init__(self, spec: ModelSpec, version: int) -> None:
         super().__init__(spec, version)
         self.gates: dict[Any, trio.Event] = defaultdict(trio.Event)
@@ -297,7 +295,6 @@ class Gated(PassThrough):
         self.most_under_way = 0
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Wait for the gate of the request, if it names one."""
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         self.arrived[request.id].set()

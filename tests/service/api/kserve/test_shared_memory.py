@@ -56,37 +56,30 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]
 
 @dataclass
 class Triton:
-    """A client of tritonclient over one of its transports."""
-
     client: Any
     module: Any
     door: str
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """Options for answers as JSON, which the HTTP client gives anyway."""
         return {"as_json": True} if self.door == "grpc" else {}
 
     def inputs(self, name: str) -> list[Any]:
-        """Return two inputs that are one after the other in a region."""
         tensors = [self.module.InferInput(tensor, list(SHAPE), "FP32") for tensor in ("x", "y")]
         for number, tensor in enumerate(tensors):
             tensor.set_shared_memory(name, SIZE, offset=number * SIZE)
         return tensors
 
     def output(self, output: str, name: str, size: int = SIZE, offset: int = 0) -> Any:
-        """Return a requested output in a region."""
         wanted = self.module.InferRequestedOutput(output)
         wanted.set_shared_memory(name, size, offset=offset)
         return wanted
 
     def register(self, **regions: str) -> None:
-        """Register objects of two arrays by name and key."""
         for name, key in regions.items():
             self.client.register_system_shared_memory(name, key, 2 * SIZE)
 
     def refusal(self, *arguments: Any, **options: Any) -> str:
-        """Return the text of the error of an inference."""
         return refusal(lambda: self.client.infer(*arguments, **options))
 
 

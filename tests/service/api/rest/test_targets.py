@@ -177,10 +177,7 @@ async def test_an_early_refusal_ends_the_connection(
 
 
 class _Routed(PassThrough):
-    """A service with paths of its own."""
-
     async def answer_http(self, request: HttpRequest) -> HttpAnswer | None:
-        """Answer with the mount, method and path of the request."""
         if request.path == "/bad":
             raise InvalidRequest("malformed")
         if request.path == "/none":

@@ -399,7 +399,6 @@ class _Server:
         self.registry = registry_of(partial(load_model, managers=self.managers), poll_seconds=0)
 
     async def reload(self) -> Any:
-        """Load the files again, as any changed setting makes the server do."""
         self.nireq += 1
         return await self.apply(nireq=self.nireq)
 
@@ -412,14 +411,12 @@ class _Server:
         await self.registry.rescan()
 
     async def step(self, value: float, number: int = 5, control: int | None = None, version: str = "") -> float:
-        """Send a request to the accumulator, and return the sum."""
         request = sequence_request({"x": np.full((1, self.width), value, np.float32)}, number=number, control=control)
         request.model_version = version
         with await self.registry.lease("m", version) as lease:
             return float(tensors(await lease.servable.infer(request))[0].array[0, 0])
 
     async def new_id(self) -> int:
-        """Start a sequence, and return its generated id."""
         with await self.registry.lease("m") as lease:
             x = np.ones((1, self.width), np.float32)
             response = await lease.servable.infer(sequence_request({"x": x}, control=START))

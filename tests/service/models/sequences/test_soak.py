@@ -45,8 +45,6 @@ class _YieldingNetwork:
 
 
 class _Soak:
-    """The clients of one model, and their counters. :mod:`test_stateful` checks overlapping requests."""
-
     def __init__(self, servable: StatefulServable, managers: SequenceManagers) -> None:
         self._servable = servable
         self._managers = managers

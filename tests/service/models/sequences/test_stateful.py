@@ -38,8 +38,6 @@ NUMBERS = st.integers(1, 4)
 
 @dataclass(eq=False)
 class _Sent:
-    """A request and its result."""
-
     token: int
     number: int
     kind: str
@@ -62,8 +60,6 @@ class _Sent:
 
 @dataclass
 class _Expected:
-    """The expected state of a sequence: its sum, its requests in order, and its marks."""
-
     total: int = 0
     tokens: int = 0
     waiting: list[_Sent] = field(default_factory=list)
@@ -75,8 +71,6 @@ class _Expected:
 
 
 class _GatedNetwork:
-    """A network whose inferences begin and end when the test allows it."""
-
     def __init__(self, real: Any, sent: dict[int, _Sent]) -> None:
         self._real = real
         self._sent = sent
@@ -96,8 +90,6 @@ class _GatedNetwork:
 
 
 class _SequenceHistory(RuleBasedStateMachine):
-    """A stateful model on a separate event loop, which stands still between the rules."""
-
     def __init__(self) -> None:
         super().__init__()
         self.base = Path(tempfile.mkdtemp())

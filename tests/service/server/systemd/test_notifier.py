@@ -17,8 +17,6 @@ from tests.support.waits import WAIT_SECONDS
 
 
 class Manager:
-    """A service manager's end."""
-
     def __init__(self, address: str) -> None:
         self.address = address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -26,7 +24,6 @@ class Manager:
         self._socket.setblocking(False)
 
     def heard(self) -> list[str]:
-        """Give what was told since, a text a datagram."""
         told = []
         while True:
             try:
@@ -35,7 +32,6 @@ class Manager:
                 return told
 
     def close(self) -> None:
-        """Be gone."""
         self._socket.close()
 
 

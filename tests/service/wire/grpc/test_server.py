@@ -225,8 +225,6 @@ async def test_a_scope_that_was_not_kept_is_lent_again_without_its_deadline() ->
 
 
 class _Service:
-    """Echoes after ``cancel`` has cancelled its call; ``wait`` is never answered."""
-
     def __mapping__(self) -> dict[str, Handler]:
         return {"/test.Lent/Ask": Handler(self._ask, Cardinality.UNARY_UNARY, bytes, bytes)}
 
@@ -257,8 +255,6 @@ async def test_cancellation_and_deadline_of_a_call_do_not_affect_others_of_the_s
 
 
 class Keys:
-    """A certificate authority, and certificates with keys of a server and a client, as PEM files."""
-
     def __init__(self, folder: Path) -> None:
         authority = trustme.CA()
         self.ca, self.server, self.client = (folder / name for name in ("ca.pem", "server.pem", "client.pem"))

@@ -58,8 +58,6 @@ def collected() -> Iterator[None]:
 
 
 class _Relay:
-    """Passes connections on to a server, or keeps them once it ``hangs``."""
-
     def __init__(self, endpoint: str) -> None:
         parts = urlsplit(endpoint)
         assert parts.hostname is not None
@@ -69,7 +67,6 @@ class _Relay:
         self._address = (parts.hostname, parts.port)
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        """Serve one connection."""
         async with stream, await trio.open_tcp_stream(*self._address) as server, trio.open_nursery() as nursery:
             nursery.start_soon(self._pass, stream, server, nursery.cancel_scope)
             nursery.start_soon(self._pass, server, stream, nursery.cancel_scope)
@@ -168,8 +165,6 @@ def _silent_server() -> Iterator[str]:
 
 
 class _StuckStorage(CountingStorage):
-    """A storage whose fetches of one model wait until they are let go."""
-
     def __init__(self, stuck: str) -> None:
         super().__init__()
         self.let_go = threading.Event()
@@ -177,7 +172,6 @@ class _StuckStorage(CountingStorage):
         self.stuck = stuck
 
     def fetch(self, file: StoredFile, target: Path, moved: object) -> None:
-        """Fetch, sooner or later."""
         if self.stuck in file.location:
             self.begun += 1
             assert self.let_go.wait(WAIT_SECONDS)
@@ -224,8 +218,6 @@ async def test_a_change_in_place_keeps_nobody_waiting_but_the_first(tmp_path: Pa
 
 
 class _StuckMaker(CopyMaker):
-    """Makes copies when it is let, and notes which it removes."""
-
     def __init__(self, root: Path) -> None:
         super().__init__(root, [])
         self.let_go = threading.Event()
@@ -233,13 +225,11 @@ class _StuckMaker(CopyMaker):
         self.removed: list[Copy] = []
 
     def make(self, key: ModelKey, version: VersionFiles, moved: object = None) -> Copy:
-        """Wait, and give a copy of nothing."""
         self.begun += 1
         assert self.let_go.wait(WAIT_SECONDS)
         return Copy(key, "", Path())
 
     def remove(self, copy: Copy) -> None:
-        """Note it."""
         self.removed.append(copy)
 
 

@@ -26,8 +26,6 @@ _ABSENT = ("was not found", "wasn't found", "all of them were removed", "does no
 
 
 class _Load:
-    """Clients that call all the time, each with its own names."""
-
     def __init__(self, library: ModelLibrary) -> None:
         self.library = library
         self.calls = Counter[str]()
@@ -40,7 +38,6 @@ class _Load:
             assert (model.folder / "model.txt").read_text() == model.text
 
     async def run(self, seed: int) -> None:
-        """Call until cancelled; only the models that come and go may be missing."""
         choice = random.Random(seed)
         while True:
             name = choice.choice([*_STABLE, "guest"])

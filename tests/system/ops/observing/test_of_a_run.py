@@ -20,10 +20,7 @@ from tests.support.ops import asking, settings, text_graph
 
 
 class Telling(Op):
-    """Logs in each hook, one of which runs in a thread and one on the loop; refuses ``bad``."""
-
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Log, and pass on what came."""
         (only,) = input_dicts.values()
         logging.getLogger().info("%s got %s", self.name, only["x"])
         if only["x"] == "bad":
@@ -31,16 +28,12 @@ class Telling(Op):
         return only
 
     async def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Log, and pass on what came."""
         structlog.get_logger("of.a.user").info("done", op=self.name)
         return fetch_data
 
 
 class Plain(Telling):
-    """The same with hooks that all run in threads, as those of a worker process do."""
-
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Pass on what came."""
         return fetch_data
 
 

@@ -229,8 +229,6 @@ HOUR = wave_file(3600.0, 8000)  # has more windows than a test could wait for
 
 @dataclass
 class _Heard:
-    """The transcript of a recording."""
-
     parts: list[TranscriptPart] = field(default_factory=list)
     language: str = ""
     seconds: float = 0.0

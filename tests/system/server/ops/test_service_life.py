@@ -211,8 +211,6 @@ async def test_the_file_system_may_refuse(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 class _Waiting(Op):
-    """Waits on the loop, as a request whose text is ``gate`` says."""
-
     gates: ClassVar[dict[str, trio.Event]] = {}
     arrived: ClassVar[dict[str, trio.Event]] = {}
 
@@ -269,15 +267,12 @@ async def test_a_client_that_leaves_makes_room() -> None:
 
 
 class _Lingering(OpPipelineKind):
-    """A pipeline that takes its time to end."""
-
     def __init__(self) -> None:
         super().__init__()
         self.executor = EchoExecutor()
         self.ending, self.go = trio.Event(), trio.Event()
 
     async def load(self, spec: OpPipelineSpec, version: int, directory: Path, context: LoadContext) -> OpService:
-        """Host it."""
         del version, directory
         return await host(context.tasks, self._opened(spec, context), kind=self.name, name=spec.name)
 

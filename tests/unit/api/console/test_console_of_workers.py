@@ -28,8 +28,6 @@ from tests.unit.api.rest.servers import load_version_1, stack
 
 
 class _Peers:
-    """The other workers, all in this process; one that is stuck never answers."""
-
     def __init__(self, row: int, every: dict[int, _Peers]) -> None:
         self.row = row
         self.every = every
@@ -55,8 +53,6 @@ class _Peers:
 
 
 class _Worker:
-    """A worker process with ``echo``."""
-
     def __init__(self, plane: DataPlane, peers: _Peers) -> None:
         self.plane = plane
         self.past = RecentPast()
@@ -69,12 +65,10 @@ class _Worker:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The figures of ``echo`` in the last frame."""
         figures: dict[str, Any] = self.frames.everything[1]["echo"]
         return figures
 
     def count(self, number: int, seconds: float = 0.001, *, failed: int = 0) -> None:
-        """Count calls with a duration, of which some failed."""
         for each in range(number):
             code = "ERROR" if each < failed else "OK"
             call = {"name": "echo", "version": "1", "method": "ModelInfer", "queue_seconds": 0.0, "code": code}
@@ -82,11 +76,9 @@ class _Worker:
             self.plane.call_statistics.call_finished(cast("CallEvent", event))
 
     def log(self, at: float, text: str) -> None:
-        """Log a line at a time."""
         self.past.log.handle(logging.makeLogRecord({"levelno": logging.INFO, "msg": text, "created": at}))
 
     async def lines(self, since: int = 0) -> list[dict[str, Any]]:
-        """Return the log as a viewer of this worker sees it."""
         await self.gathering.look_back(LINES)
         return [*self.gathering.past.lines.since(since)]
 

@@ -29,32 +29,25 @@ BODY = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[0.5,-1]}
 
 @dataclass
 class HttpAnswer:
-    """An answer as received."""
-
     status: int
     headers: dict[str, str]
     body: bytes
 
     @property
     def json(self) -> Any:
-        """The body as JSON."""
         return json.loads(self.body)
 
 
 class Peer:
-    """The client's end of a connection, driven byte by byte."""
-
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream = stream
         self._buffer = b""
 
     async def send(self, data: bytes) -> None:
-        """Send bytes."""
         with trio.fail_after(WAIT_SECONDS):
             await self.stream.send_all(data)
 
     async def answer(self, *, has_body: bool = True) -> HttpAnswer:
-        """Read the next answer; informational ones (1xx) are skipped."""
         answer = await self._next_answer(has_body=has_body)
         while answer.status < 200:
             answer = await self._next_answer(has_body=has_body)
@@ -75,12 +68,10 @@ class Peer:
         return HttpAnswer(int(status.split()[1]), headers, body)
 
     async def ask(self, data: bytes) -> HttpAnswer:
-        """Send a request, and return its answer."""
         await self.send(data)
         return await self.answer()
 
     async def until(self, text: bytes) -> bytes:
-        """Read until a text is received, and return what was received since the last answer or text."""
         with trio.fail_after(WAIT_SECONDS):
             while text not in self._buffer:
                 await self._more()
@@ -88,7 +79,6 @@ class Peer:
         return received
 
     async def rest(self) -> bytes:
-        """Read until the server closes or resets the connection."""
         with trio.fail_after(WAIT_SECONDS), contextlib.suppress(trio.BrokenResourceError):
             while data := await self.stream.receive_some():
                 self._buffer += data
@@ -103,8 +93,6 @@ class Peer:
 
 @dataclass
 class Serving:
-    """A running front end with its plane and registry."""
-
     front_end: RestFrontEnd
     plane: DataPlane
     registry: Registry
@@ -113,21 +101,17 @@ class Serving:
 
     @property
     def servable(self) -> PassThrough:
-        """The default version of ``echo``."""
         servable = self.registry.peek("echo")
         assert isinstance(servable, PassThrough)
         return servable
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Peer]:
-        """Open a connection; it is closed when the block ends."""
         host, _, port = self.address.rpartition(":")
         async with await trio.open_tcp_stream(host, int(port)) as stream:
             yield Peer(stream)
 
     async def with_http(self, work: Callable[[httpx.Client], ResultT]) -> ResultT:
-        """Run ``work`` in a thread with an HTTP client."""
-
         def connected() -> ResultT:
             with httpx.Client(base_url=f"http://{self.address}", timeout=WAIT_SECONDS, trust_env=False) as client:
                 return work(client)
@@ -135,20 +119,16 @@ class Serving:
         return await trio.to_thread.run_sync(connected)
 
     async def get(self, path: str, **options: Any) -> httpx.Response:
-        """Send a GET request."""
         return await self.with_http(lambda client: client.get(path, **options))
 
     async def post(self, path: str, **options: Any) -> httpx.Response:
-        """Send a POST request."""
         return await self.with_http(lambda client: client.post(path, **options))
 
     async def wait_blocked(self) -> None:
-        """Wait until a call blocks in the model."""
         with trio.fail_after(WAIT_SECONDS):
             await self.servable.blocked.wait()
 
     async def wait_closed(self) -> None:
-        """Wait until the server has no open connections."""
         with trio.fail_after(WAIT_SECONDS):
             while self.front_end.open_connections:
                 await trio.testing.wait_all_tasks_blocked(0.005)

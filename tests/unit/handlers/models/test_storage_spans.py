@@ -25,7 +25,6 @@ class _Sink:
     spans: list[RecordedSpan] = field(default_factory=list)
 
     def span_ended(self, span: RecordedSpan) -> None:
-        """Keep a span."""
         self.spans.append(span)
 
 

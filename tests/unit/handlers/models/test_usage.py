@@ -38,8 +38,6 @@ def test_without_limits_nothing_goes() -> None:
 
 
 class _Model(RuleBasedStateMachine):
-    """Compares the policy with lists in which the most recently used come last."""
-
     def __init__(self) -> None:
         super().__init__()
         self.in_memory, self.on_disk = RecentlyUsed[str](_MEMORY), RecentlyUsed[str](_DISK)
@@ -54,7 +52,6 @@ class _Model(RuleBasedStateMachine):
 
     @rule(key=_KEYS)
     def load(self, key: str) -> None:
-        """Load a version."""
         self.leases.append(key)
         for place, kept in ((self.disk, self.on_disk), (self.memory, self.in_memory)):
             self._use(place, key)
@@ -64,7 +61,6 @@ class _Model(RuleBasedStateMachine):
 
     @rule(key=_KEYS)
     def use(self, key: str) -> None:
-        """Use what may be there."""
         for place, kept in ((self.disk, self.on_disk), (self.memory, self.in_memory)):
             kept.touch(key)
             if key in place:
@@ -72,23 +68,19 @@ class _Model(RuleBasedStateMachine):
 
     @rule(key=_KEYS)
     def lease(self, key: str) -> None:
-        """Begin to use it for longer."""
         self.leases.append(key)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def give_back(self, data: Any) -> None:
-        """Give a lease back."""
         self.release(data.draw(st.sampled_from(self.leases)))
         self.tidy()
 
     def release(self, key: str) -> None:
-        """Give one lease back."""
         self.leases.remove(key)
 
     @rule(key=_KEYS)
     def forget(self, key: str) -> None:
-        """Let it vanish from the storage."""
         self.in_memory.drop(key)
         self.on_disk.drop(key)
         self.memory = [each for each in self.memory if each != key]
@@ -96,7 +88,6 @@ class _Model(RuleBasedStateMachine):
 
     @rule()
     def tidy(self) -> None:
-        """Have the policy choose, and choose the slow way."""
         free = [key for key in self.memory if key not in self.leases]
         expected = free[: max(0, len(self.memory) - _MEMORY)]
         assert self.in_memory.evict(self.leases.__contains__) == expected
@@ -111,7 +102,6 @@ class _Model(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        """Both know the same."""
         assert list(self.in_memory) == self.memory
         assert list(self.on_disk) == self.disk
 

@@ -13,8 +13,6 @@ from ovmstrio.runtimes.ops.config.pipeline_file import read_pipeline_config
 
 @dataclass
 class _Arguments:
-    """An Op's constructor arguments, none given."""
-
     name: str = "a"
     server_endpoints: list[str] | None = None
     fetch_list: list[str] | None = None

@@ -21,13 +21,10 @@ from tests.support.waits import WAIT_SECONDS
 
 
 class Rows(Op):
-    """Processes rows ``1,2;3,4``; ``seconds`` is what a batch takes, and ``fed`` what was fed."""
-
     seconds = 0.0
     fed: list[list[Any]] = []  # noqa: RUF012 - shared by the copies of the workers
 
     async def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Make an array, or for ``list 1`` a list of feeds, for ``text a`` texts; ``skip`` skips."""
         kind, _, rest = input_dicts["@DAGExecutor"]["x"].partition(" ")
         if kind == "text":
             return {"x": rest.split(",")}
@@ -37,7 +34,6 @@ class Rows(Op):
         return {"x": np.asarray(rows)}, kind == "skip", None, ""
 
     async def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Double the rows, and count their columns with offsets; 13 is bad, 99 takes long."""
         (feed,) = feed_batch
         self.fed.append(feed["x"] if isinstance(feed["x"], list) else feed["x"].tolist())
         await trio.sleep(self.seconds)
@@ -53,21 +49,17 @@ class Rows(Op):
         return {"y": feed["x"] * 2, "flat": feed["x"].reshape(-1), "flat.lod": offsets}
 
     async def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Print everything."""
         if isinstance(fetch_data, list):
             return {"x": str([one["y"].tolist() for one in fetch_data])}
         return {"x": str([value if isinstance(value, list) else value.tolist() for value in fetch_data.values()])}
 
 
 class Batches(Several):
-    """Notes batches."""
-
     def __init__(self) -> None:
         super().__init__()
         self.ids: list[list[int]] = []
 
     def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:
-        """Note one."""
         self.ids.append(list(data_ids))
 
 
@@ -232,21 +224,16 @@ async def test_who_leaves_takes_its_sample_along(autojump_clock: trio.testing.Mo
 
 
 class StuckApart(Op):
-    """Runs in threads, where one sample of a batch never ends."""
-
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Give each text a kind of its own."""
         text = input_dicts["@DAGExecutor"]["x"]
         return {text: np.zeros((1, 1))}
 
     def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Wait for longer than anybody has time."""
         if "stuck" in feed_batch[0]:
             trio.from_thread.run(trio.sleep, 4.0)
         return dict(feed_batch[0])
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Tell the kind."""
         return {"x": " ".join(fetch_data)}
 
 

@@ -52,10 +52,7 @@ async def test_outputs_flow_along_every_edge(
 
 
 class Keys(Op):
-    """Gives the names of its inputs."""
-
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """List them."""
         return {"x": " ".join(input_dicts)}
 
 
@@ -66,17 +63,13 @@ async def test_inputs_are_named_after_the_ops_they_come_from() -> None:
 
 
 class Changing(Op):
-    """Changes what it gets, and passes it on."""
-
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Append the name to a list that came."""
         values = [value for one in input_dicts.values() for value in one.get("list", [])]
         for one in input_dicts.values():
             one.setdefault("list", []).append(self.name)
         return {"list": [*values, self.name]}
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Give the list; as a text at the end."""
         return {"x": " ".join(fetch_data["list"])} if self.name == "d" else fetch_data
 
 
@@ -96,10 +89,7 @@ async def test_a_slow_branch_holds_only_its_own_request(autojump_clock: trio.tes
 
 
 class Failing(TextOp):
-    """Fails if its name is in the text that it gets."""
-
     async def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Fail after some time, or pass the text on."""
         await trio.sleep(self.seconds)
         text = next(iter(input_dicts.values()))["x"]
         if self.name in text:
@@ -179,15 +169,11 @@ async def test_a_thousand_requests_get_their_own_answers(autojump_clock: trio.te
 
 
 class Counting(Op):
-    """Counts to three by running again."""
-
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Add one."""
         (one,) = input_dicts.values()
         return {"x": one["x"] + "+"}
 
     def check_jumping(self, postprocessed_batch: Any) -> bool:
-        """Jump until there are three."""
         (data,) = postprocessed_batch.values()
         return len(data.parse()["x"]) < 8
 
@@ -199,10 +185,7 @@ async def test_a_jump_runs_a_loop_of_ops_again() -> None:
 
 
 class Restless(Counting):
-    """Jumps forever."""
-
     def check_jumping(self, postprocessed_batch: Any) -> bool:
-        """Jump."""
         return True
 
 
@@ -336,12 +319,9 @@ async def test_a_pipeline_that_closes_answers_everyone(autojump_clock: trio.test
 
 
 class Prepared(Op):
-    """Notes how its workers are prepared."""
-
     made: list[Any] = []  # noqa: RUF012 - shared by the copies of the workers
 
     def init_op(self) -> None:
-        """Make something of one's own."""
         self.mine = object()
         self.made.append((self.concurrency_idx, self.mine))
 
@@ -356,18 +336,12 @@ async def test_each_worker_has_a_copy_of_the_op() -> None:
 
 
 class Unprepared(Op):
-    """Cannot be prepared."""
-
     def init_op(self) -> None:
-        """Fail."""
         raise OSError("no such dictionary")
 
 
 class AsyncUnprepared(Op):
-    """Cannot be prepared on the loop."""
-
     async def init_op(self) -> None:
-        """Fail."""
         raise OSError("no such dictionary")
 
 
@@ -395,13 +369,10 @@ async def test_a_hook_that_takes_what_nobody_gives_ends_the_start() -> None:
 
 
 class Stuck(Op):
-    """Waits in a thread for as long as a test wants."""
-
     release = Gate()
     entered = threading.Semaphore(0)
 
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Wait if asked to."""
         (one,) = input_dicts.values()
         if one["x"] == "wait":
             self.entered.release()
@@ -425,17 +396,13 @@ async def test_a_thread_that_does_not_end_costs_only_its_own_request(
 
 
 class StuckProcess(Op):
-    """Waits in ``process``, in a thread, for as long as a test wants; counts its copies."""
-
     release = Gate()
     made: list[int] = []  # noqa: RUF012 - shared by the copies of the workers
 
     def init_op(self) -> None:
-        """Count."""
         self.made.append(1)
 
     def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Wait if asked to."""
         (feed,) = feed_batch
         if feed["x"] == "wait":
             self.release.wait()
@@ -475,16 +442,12 @@ async def test_many_threads_that_do_not_end_cost_the_copy_of_the_op(
 
 
 class Mixing(Op):
-    """Keeps state of a sample between its hooks."""
-
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Keep the text."""
         (one,) = input_dicts.values()
         self.text = one["x"]
         return {"other": "x"}
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Give the text that was kept."""
         return {"x": self.text}
 
 

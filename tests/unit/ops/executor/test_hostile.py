@@ -157,21 +157,16 @@ async def test_a_pipeline_that_closes_waits_for_no_hook(release: Release, monkey
 
 
 class Twice(Op):
-    """Makes a large array, or tells how often it has run."""
-
     def init_op(self) -> None:
-        """Count from nothing."""
         self.runs: list[int] = []
 
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Pass the first input on."""
         self.runs.append(data_id)
         if self.name in {"c", "d"}:
             assert self.runs.count(data_id) == 1
         return dict(next(iter(input_dicts.values())))
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Give the array's first number at the end."""
         return {"x": str(fetch_data["x"][0])} if self.name == "e" else fetch_data
 
 

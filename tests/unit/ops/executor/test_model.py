@@ -68,14 +68,11 @@ def plans(draw: st.DrawFn) -> Plan:
 
 @dataclass
 class Life:
-    """A plan, lived through; ``ends`` has what each request ended with, and how long it took."""
-
     plan: Plan
     ends: list[list[tuple[str, int, str, float, float]]] = field(default_factory=list)
     begin: float = 0.0
 
     async def live(self, watcher: Watcher) -> None:
-        """Ask everything, and close the pipeline when it is to be closed."""
         self.ends = [[] for _ in self.plan.requests]
         self.begin = trio.current_time()
         async with trio.open_nursery() as nursery:
@@ -116,7 +113,6 @@ class Life:
         self.ends[number].append((how, *outcome, now - begin, now - self.begin))
 
     def check(self) -> None:
-        """Compare what came with what may come."""
         for number, ends in enumerate(self.ends):
             ((how, code, text, took, at),) = ends
             plan = self.plan.requests[number]

@@ -14,12 +14,9 @@ from tests.support.waits import Gate
 
 
 class Waiting(RequestOp):
-    """Waits in a thread until a test lets it go on."""
-
     release = Gate()
 
     def unpack_request_package(self, request: PipelineRequest) -> Any:
-        """Wait if asked to."""
         if request.values[0] == "wait":
             self.release.wait()
         return {"x": request.values[0]}
@@ -44,10 +41,7 @@ async def test_hooks_of_the_ends_that_never_end_cost_only_their_own_requests(
 
 
 class Late(ResponseOp):
-    """Packs for longer than anybody waits."""
-
     async def pack_response_package(self, channeldata: Any) -> Any:
-        """Sleep."""
         await trio.sleep(1000)
 
 
@@ -74,8 +68,6 @@ async def test_a_request_may_ask_for_its_timeline() -> None:
 
 
 class Foreign:
-    """An answer with the fields of the message."""
-
     err_no, err_msg, tensors = 0, "", ()
     key, value = ("a",), ("1",)
 

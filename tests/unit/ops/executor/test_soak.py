@@ -29,10 +29,7 @@ MOST_GROWTH_BYTES: Final = 16e6
 
 
 class Adding(Op):
-    """Adds its inputs, in batches; what begins with 1 fails in ``b``, and what begins with 2 is late in ``c``."""
-
     async def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Add the arrays, on the loop."""
         await trio.lowlevel.checkpoint()
         arrays = [one["x"] for one in input_dicts.values()]
         if self.name == "b" and arrays[0].flat[0] == 1:
@@ -40,26 +37,21 @@ class Adding(Op):
         return {"x": np.sum(arrays, axis=0)}
 
     async def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Give everything, or wait."""
         if self.name == "c" and (feed_batch[0]["x"][:, 0] == 2).any():
             await trio.sleep(10)
         return dict(feed_batch[0])
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Give the array; of the last Op, its first number; in a thread."""
         return {"x": str(fetch_data["x"].flat[0])} if self.name == "d" else fetch_data
 
 
 class Soak:
-    """Clients that ask until there were enough requests."""
-
     def __init__(self, executor: Executor) -> None:
         self.ends: Counter[int | str] = Counter()
         self.resident: list[int] = []
         self._executor = executor
 
     async def client(self, seed: int) -> None:
-        """Ask one thing after the other, and leave every tenth."""
         chance = random.Random(seed)
         while self.ends.total() < REQUESTS:
             kind = chance.choices((1, 2, 3), (5, 1, 94))[0]

@@ -41,81 +41,57 @@ async def asked(
 
 
 class Short(Op):
-    """Takes no numbers and gives plain values."""
-
     def preprocess(self, input_dicts: Any) -> Any:  # type: ignore[override] # the older signature
-        """Give a dict."""
         return {"x": input_dicts["@DAGExecutor"]["x"] + "1"}
 
     def process(self, feed_batch: Any) -> Any:  # type: ignore[override] # the older signature
-        """Give a dict."""
         return {"x": feed_batch[0]["x"] + "2"}
 
     def postprocess(self, input_dicts: Any, fetch_dict: Any) -> Any:  # type: ignore[override] # the older signature
-        """Give a dict."""
         return {"x": fetch_dict["x"] + "3"}
 
 
 class Full(Op):
-    """Takes all numbers and gives tuples."""
-
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Give all four values."""
         return {"x": f"{input_dicts['@DAGExecutor']['x']}1:{log_id}"}, False, None, ""
 
     def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Give all three values."""
         return {"x": feed_batch[0]["x"] + "2"}, 0, ""
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Give all three values."""
         return {"x": f"{fetch_data['x']}3:{log_id}"}, None, ""
 
 
 class Keywords(Op):
-    """Takes numbers by name."""
-
     def preprocess(self, input_dicts: Any, **kwargs: Any) -> Any:  # type: ignore[override] # what services write
-        """Give what came by name."""
         return {"x": f"{sorted(kwargs)} {kwargs['log_id']}"}
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, *, log_id: int) -> Any:  # type: ignore[override] # as above
-        """Give the number, too."""
         return {"x": f"{fetch_data['x']} {log_id}"}
 
 
 class OneNumber(Op):
-    """Takes one of the numbers, by its name."""
-
     def preprocess(self, input_dicts: Any, logid: int) -> Any:  # type: ignore[override] # what services write
-        """Give it."""
         return {"x": f"{logid}"}
 
     def postprocess(self, *everything: Any) -> Any:
-        """Give how many values came, and the last one."""
         return {"x": f"{everything[1]['x']} {len(everything)} {everything[-1]}"}
 
 
 class Async(Op):
-    """Has all hooks on the loop."""
-
     async def init_op(self) -> None:
-        """Wait."""
         await trio.lowlevel.checkpoint()
         self.prefix = "p"
 
     async def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Wait."""
         await trio.lowlevel.checkpoint()
         return {"x": self.prefix + input_dicts["@DAGExecutor"]["x"] + "1"}
 
     async def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Wait."""
         await trio.lowlevel.checkpoint()
         return {"x": feed_batch[0]["x"] + "2"}
 
     async def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Wait."""
         await trio.lowlevel.checkpoint()
         return {"x": fetch_data["x"] + "3"}
 
@@ -141,10 +117,7 @@ async def test_hooks_may_have_any_of_their_signatures(op: type[Op], expected: st
 
 
 class Feeding(Op):
-    """Feeds numbers to a model, and gives the answer as text."""
-
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Feed a list of feeds for ``a;b``, nothing to the model for ``skip``, an empty list for nothing."""
         text = input_dicts["@DAGExecutor"]["x"]
         if text.startswith("skip"):
             return {"x": np.asarray([[-1.0]])}, True, None, ""
@@ -152,7 +125,6 @@ class Feeding(Op):
         return (feeds[0] if len(feeds) == 1 else feeds), False, None, ""
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Print it."""
         parts = fetch_data if isinstance(fetch_data, list) else [fetch_data]
         return {"x": ";".join(f"{min(one)}={one[min(one)].item():g}" for one in parts)}
 
@@ -178,10 +150,7 @@ async def test_an_op_without_a_model_leaves_process_out() -> None:
 
 
 class Attributes(Op):
-    """Tells what services read."""
-
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Print them."""
         has = type(self.client).__name__
         return {"x": f"{self.concurrency_idx} {self.with_serving} {has} {self._fetch_names} {self._log('said')}"}
 
@@ -200,8 +169,6 @@ async def test_copies_have_the_attributes_that_services_read() -> None:
 
 
 class Sorry(ProductErrCode):
-    """A product's codes."""
-
     SORRY = 100001
     TUPLE = (100002,)
 
@@ -211,10 +178,7 @@ class Stop(BaseException):
 
 
 class Wrong(Op):
-    """Goes wrong in the hook and the way that the text says."""
-
     def wrong(self, hook: str, text: str) -> Any:
-        """Raise, or give the return that is wrong."""
         where, _, how = text.partition(" ")
         if where != hook:
             return None
@@ -242,35 +206,27 @@ class Wrong(Op):
         return (returns[how],)
 
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Go wrong, or not."""
         (one,) = input_dicts.values()
         wrong = self.wrong("preprocess", one["x"])
         return wrong[0] if wrong else dict(one)
 
     def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Go wrong, or not."""
         wrong = self.wrong("process", feed_batch[0]["x"])
         return wrong[0] if wrong else feed_batch[0]
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Go wrong, or not."""
         wrong = self.wrong("postprocess", fetch_data["x"])
         return wrong[0] if wrong else fetch_data
 
 
 class AsyncWrong(Wrong):
-    """Goes wrong on the loop."""
-
     async def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Go wrong, or not."""
         return Wrong.preprocess(self, input_dicts)
 
     async def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Go wrong, or not."""
         return Wrong.process(self, feed_batch)
 
     async def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Go wrong, or not."""
         return Wrong.postprocess(self, input_dicts, fetch_data)
 
 
@@ -361,12 +317,9 @@ async def test_later_ops_do_not_run_after_an_error() -> None:
 
 
 class Slow(Op):
-    """Is late as often as the text says, on the loop; ``attempts`` counts."""
-
     attempts = 0
 
     async def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Sleep, or not."""
         Slow.attempts += 1
         if Slow.attempts <= int(feed_batch[0]["x"]):
             await trio.sleep(100)
@@ -397,10 +350,7 @@ async def test_process_is_attempted_as_often_as_it_may_be(
 
 
 class Uncopyable(TextOp):
-    """Never in time."""
-
     async def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Sleep."""
         await trio.sleep(100)
 
 
@@ -419,10 +369,7 @@ async def test_an_input_that_cannot_be_copied_for_another_attempt_is_an_error() 
 
 
 class Picky(Model):
-    """Refuses every feed."""
-
     def check(self, feed: Mapping[str, Any]) -> None:
-        """Refuse it."""
         raise FeedMismatch("expected the feed x, y, got x")
 
 
@@ -459,14 +406,10 @@ async def test_a_request_op_may_refuse_with_a_code_of_the_product(code: Any, num
 
 
 class Checking(RequestOp):
-    """Checks the method, and reads lines of numbers."""
-
     def init_op(self) -> None:
-        """Prepare."""
         self.separator = ","
 
     def unpack_request_package(self, request: PipelineRequest) -> Any:
-        """Read them, or refuse."""
         if request.method != "predict":
             return {}, request.log_id, Sorry.SORRY, f"no method {request.method}"
         if not request.value:
@@ -476,10 +419,7 @@ class Checking(RequestOp):
 
 
 class Printing(ResponseOp):
-    """Answers with a number as text."""
-
     def pack_response_package(self, channeldata: Any) -> Any:
-        """Print it."""
         response = PipelineResponse()
         response.err_no = channeldata.error_code
         if response.err_no:
@@ -504,23 +444,16 @@ async def test_ends_may_be_overridden() -> None:
 
 
 class AsyncEnds(RequestOp):
-    """Reads on the loop."""
-
     async def init_op(self) -> None:
-        """Prepare on the loop."""
         self.ready = "ready"
 
     async def unpack_request_package(self, request: PipelineRequest) -> Any:
-        """Wait, and give a plain dict."""
         await trio.lowlevel.checkpoint()
         return {"x": self.ready}
 
 
 class Broken(ResponseOp):
-    """Cannot answer."""
-
     async def pack_response_package(self, channeldata: Any) -> Any:
-        """Give what is no answer."""
         return "text"
 
 
@@ -542,12 +475,9 @@ async def test_fewer_values_than_keys_are_8000() -> None:
 
 
 class Giving(Op):
-    """Gives what its class says."""
-
     given: Any = None
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Give it."""
         return self.given
 
 

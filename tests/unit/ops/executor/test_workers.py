@@ -26,22 +26,18 @@ from tests.support.waits import Gate
 
 
 class Blocking(Op):
-    """Waits in a thread until a test lets it go on; can be made once, unless a test lets it be made again."""
-
     release = Gate()
     may_start = threading.Event()
     made: list[int] = []  # noqa: RUF012 - shared by the copies of the workers
     started = trio.Event()
 
     async def init_op(self) -> None:
-        """Fail from the second time on, unless that is allowed."""
         self.made.append(1)
         if len(self.made) > 1 and not self.may_start.is_set():
             raise RuntimeError("no more")
         self.started.set()
 
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Wait if asked to."""
         (one,) = input_dicts.values()
         if one["x"] == "wait":
             self.release.wait()
@@ -106,17 +102,13 @@ async def test_hooks_that_never_end_make_an_op_fail_at_last(
 
 
 class Slow:
-    """A worker that takes long to recover from each batch."""
-
     index = 0
     is_spoiled = True
 
     async def run(self, samples: Sequence[Sample]) -> list[Result]:
-        """Give nothing."""
         return [Result({}) for _ in samples]
 
     async def recover(self) -> None:
-        """Take long."""
         await trio.sleep(100)
 
 
@@ -145,24 +137,17 @@ async def test_who_waits_for_a_worker_that_takes_long_to_recover_is_told(
 
 
 class Odd(np.ndarray[Any, Any]):
-    """An array that cannot even be looked at."""
-
     @property
     def size(self) -> Any:
-        """Fail."""
         raise LookupError("odd")
 
     @property
     def nbytes(self) -> Any:
-        """Fail."""
         raise LookupError("odd")
 
 
 class GivingOdd(TextOp):
-    """Gives it where its name is asked for."""
-
     async def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Give it, or the text."""
         return {"x": np.zeros(1).view(Odd)} if self.name in fetch_data["x"].split("(x")[0] else fetch_data
 
 
@@ -178,14 +163,10 @@ async def test_values_that_break_what_they_touch_are_errors(edges: list[str], co
 
 
 class Offsets(Op):
-    """Gives offsets as a list."""
-
     def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Give as many as there are rows."""
         return {"y": feed_batch[0]["x"], "y.lod": list(range(len(feed_batch[0]["x"]) + 1))}
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Give the sum."""
         return {"x": str(fetch_data["y"].sum())}
 
 
@@ -215,8 +196,6 @@ async def test_a_model_that_fails_is_an_error(error: Exception) -> None:
 
 
 class Seen(Several):
-    """Notes what a pipeline reports."""
-
     def __init__(self) -> None:
         super().__init__()
         self.stages: list[tuple[str, Stage, tuple[int, ...]]] = []
@@ -225,16 +204,13 @@ class Seen(Several):
         self.ends: list[tuple[int, int, int | None]] = []
 
     def opened(self, ops: Sequence[str], channels: Callable[[], Sequence[ChannelState]]) -> None:
-        """Keep the channels."""
         self.channels = channels
 
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:
-        """Note one."""
         self.stages.append((op, stage, tuple(data_ids)))
         self.spans.append(span)
 
     def request_finished(self, data_id: int, log_id: int, code: int | None, span: Span, message: str = "") -> None:
-        """Note one."""
         self.ends.append((data_id, log_id, code))
 
 
@@ -277,10 +253,7 @@ async def test_channels_tell_what_waits_in_them(autojump_clock: trio.testing.Moc
 
 
 class Keeping(Op):
-    """Keeps something of a sample."""
-
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Keep the input."""
         (self.given,) = input_dicts.values()
         other = self
         other.unseen = 1  # type: ignore[attr-defined] # under another name

@@ -31,10 +31,7 @@ _STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
 
 
 class Telling(Op):
-    """Logs in each hook, one of which runs in a thread and one on the loop; refuses ``bad``."""
-
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Log, and pass on what came."""
         (only,) = input_dicts.values()
         logging.getLogger().info("%s got %s", self.name, only["x"])
         if only["x"] == "bad":
@@ -42,7 +39,6 @@ class Telling(Op):
         return only
 
     async def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Log, and pass on what came."""
         structlog.get_logger("of.a.user").info("done", op=self.name)
         return fetch_data
 

@@ -16,13 +16,10 @@ _CHANNELS = (
 
 
 class _Clock:
-    """A clock that is set by hand."""
-
     def __init__(self) -> None:
         self.now = 100.0
 
     def __call__(self) -> float:
-        """Give the time."""
         return self.now
 
 

@@ -52,8 +52,6 @@ CONTEXT = 2000
 
 
 class _CountingTokenizer:
-    """Makes a token of each ``step`` characters, and counts the characters that it is given."""
-
     def __init__(self, step: int) -> None:
         self.step = step
         self.characters = 0
@@ -62,7 +60,6 @@ class _CountingTokenizer:
         return {b"a" * 100: 0}
 
     def encode(self, texts: str | list[str], **options: Any) -> Any:
-        """Return the tokens, padded to those of the longest text."""
         del options
         rows = [np.arange(-(-len(text) // self.step)) for text in ([texts] if isinstance(texts, str) else texts)]
         self.characters += sum(map(len, [texts] if isinstance(texts, str) else texts))
@@ -309,8 +306,6 @@ _POISON: Final = GenerationRequest("", grammar=Grammar(GrammarKind.REGEX, "("))
 
 
 class _Handle:
-    """A text whose tokens are their positions: 10, 11, 12 ... after a prompt of 10 tokens."""
-
     def __init__(self, prompt: list[int], config: Any) -> None:
         self.breaks = _BREAKS in prompt or config.structured_output_config is not None
         self.left = _STEPS_OF_LONG if len(prompt) >= _LONG else 1
@@ -448,8 +443,6 @@ MOCK_SECONDS = 600
 
 
 class _Owner:
-    """The owner of the engine as another process sees it; see ``EngineSharing``."""
-
     row, rows = 1, 2
 
     def __init__(self) -> None:

@@ -29,16 +29,12 @@ _remembered: Final[ContextVar[str]] = ContextVar("remembered", default="nothing"
 
 
 class BytesCodec(CodecBase):
-    """Messages are bytes; those that begin with ``undecodable`` cannot be read."""
-
     __content_subtype__ = "proto"
 
     def encode(self, message: bytes, message_type: Any) -> bytes:
-        """Pass through."""
         return message
 
     def decode(self, data: bytes, message_type: Any) -> bytes:
-        """Pass through, or refuse."""
         if data.startswith(b"undecodable"):
             raise ValueError("these bytes are no message")
         return data
@@ -67,17 +63,14 @@ class Echo(TrioService, ServiceBase):
         self.tasks: list[trio.lowlevel.Task] = []
 
     def note(self) -> None:
-        """Wake those who wait for a change."""
         self.changed.set()
         self.changed = trio.Event()
 
     async def wait_cancelled(self, count: int = 1) -> None:
-        """Wait until handlers have seen so many cancellations."""
         while len(self.cancelled_at) < count:
             await self.changed.wait()
 
     async def wait_started(self, count: int = 1) -> None:
-        """Wait until so many calls have begun."""
         while len(self.started) < count:
             await self.changed.wait()
 
@@ -156,8 +149,6 @@ class Echo(TrioService, ServiceBase):
         await stream.send_trailing_metadata(metadata={f"{key}": value for key, value in values.items()})
 
     def __mapping__(self) -> Mapping[str, Handler]:
-        """Return the handlers by path, like generated code."""
-
         async def split(stream: Call) -> None:
             await self._call_rpc_handler_server_stream(self._split, stream, await stream.recv_message())
 

@@ -22,8 +22,6 @@ __all__ = ["Peer", "connected", "memory_server", "received_until_closed"]
 
 
 class _MemoryListener(trio.abc.Listener[trio.abc.Stream]):
-    """Accepts the connections that ``connect`` makes."""
-
     def __init__(self, make_pair: Callable[[], tuple[Any, Any]]) -> None:
         self._make_pair = make_pair
         self._send, self._receive = trio.open_memory_channel[trio.abc.Stream](100)
@@ -42,8 +40,6 @@ class _MemoryListener(trio.abc.Listener[trio.abc.Stream]):
 
 
 class Peer:
-    """One client connection; every event it has seen stays in ``events``."""
-
     def __init__(self, stream: Any) -> None:
         self.stream = stream
         self.h2: Any = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
@@ -52,20 +48,17 @@ class Peer:
         self._unread = b""
 
     async def start(self) -> Peer:
-        """Send the preface and read the server's SETTINGS."""
         self.h2.initiate_connection()
         await self.flush()
         await self.wait_for(h2.events.RemoteSettingsChanged)
         return self
 
     async def flush(self) -> None:
-        """Send what h2 has prepared."""
         data = self.h2.data_to_send()
         if data:
             await self.stream.send_all(data)
 
     def queue(self, path: str, body: bytes | None, *extra: tuple[str, str], end: bool = True) -> int:
-        """Add a call of one message, or of none yet for ``None``, to the bytes that the next flush sends."""
         stream_id = int(self.h2.get_next_available_stream_id())
         self.h2.send_headers(stream_id, request_headers(path, *extra), end_stream=body is None and end)
         if body is not None:
@@ -73,13 +66,11 @@ class Peer:
         return stream_id
 
     async def request(self, method: str, body: bytes | None = b"", *extra: tuple[str, str], end: bool = True) -> int:
-        """Start a call of a method of ``Echo``; ``body`` is one message, ``None`` for none yet."""
         stream_id = self.queue(f"/test.Echo/{method}", body, *extra, end=end)
         await self.flush()
         return stream_id
 
     async def read(self) -> bool:
-        """Read once; return whether the connection is still open."""
         data = await self.stream.receive_some()
         if not data:
             self.closed = True
@@ -96,7 +87,6 @@ class Peer:
         return True
 
     async def wait_for(self, kind: type, stream_id: int | None = None) -> Any:
-        """Read until an event of a kind has come, and return the first one."""
         while True:
             for event in self.events:
                 if isinstance(event, kind) and stream_id in (None, getattr(event, "stream_id", None)):
@@ -105,19 +95,16 @@ class Peer:
                 raise AssertionError(f"the connection ended without {kind.__name__}: {self.events}")
 
     async def wait_closed(self) -> None:
-        """Read until the server has closed the connection."""
         while await self.read():
             pass
 
     async def trailers(self, stream_id: int) -> dict[str, str]:
-        """Wait for the end of a call and return its trailers, or its headers if it has no others."""
         await self.wait_for(h2.events.StreamEnded, stream_id)
         kinds = (h2.events.ResponseReceived, h2.events.TrailersReceived)
         last = [each for each in self.events if isinstance(each, kinds) and each.stream_id == stream_id][-1]
         return {str(name): str(value) for name, value in last.headers}
 
     def body(self, stream_id: int) -> bytes:
-        """Return the DATA that has come for a call."""
         parts = [e.data for e in self.events if isinstance(e, h2.events.DataReceived) and e.stream_id == stream_id]
         return b"".join(parts)
 

@@ -80,8 +80,6 @@ class _Read(bytearray):
 
 
 class _Received(trio.abc.ReceiveStream):
-    """Keeps a weak reference to each read."""
-
     def __init__(self, stream: trio.abc.ReceiveStream) -> None:
         self._stream = stream
         self.reads: list[weakref.ref[_Read]] = []

@@ -213,13 +213,10 @@ LINES_A_FRAME = 100
 
 
 class Lines:
-    """Counts lines of Python that run, which is the same on every machine."""
-
     def __init__(self) -> None:
         self.count = 0
 
     def __call__(self, _frame: PythonFrame, event: str, _value: Any) -> Lines:
-        """Count one, as a trace function."""
         self.count += event == "line"
         return self
 
@@ -358,13 +355,10 @@ def unary_calls(count: int, body: bytes) -> bytes:
 
 
 class Turns(trio.abc.Instrument):
-    """Counts how often tasks run, and the most lines that one of those turns took."""
-
     def __init__(self) -> None:
         self.count = 0
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Count a turn."""
         del task
         self.count += 1
 

@@ -148,8 +148,6 @@ def test_a_large_message_is_inflated_without_a_copy() -> None:
 
 
 class _Holding:
-    """Receives messages and keeps them until ``released``."""
-
     def __init__(self) -> None:
         self.held = 0
         self.released = trio.Event()
@@ -242,8 +240,6 @@ def _part(number: int, size: int) -> bytes | memoryview:
 
 
 class _Parts:
-    """Answers with two messages of the same parts."""
-
     def __init__(self, parts: list[bytes | memoryview]) -> None:
         self.parts = parts
 

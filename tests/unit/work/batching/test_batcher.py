@@ -17,15 +17,12 @@ Options = BatchOptions
 
 
 class Runner:
-    """Runs batches of numbers: each result is the number doubled; remembers when each batch ran."""
-
     def __init__(self, seconds: float = 0.0) -> None:
         self.batches: list[tuple[float, list[int]]] = []
         self.seconds = seconds
         self.cancelled = 0
 
     async def __call__(self, items: Sequence[int]) -> Sequence[int | Exception]:
-        """Answer a batch; a negative number is an error of its own, 13 one of the whole batch."""
         self.batches.append((trio.current_time(), list(items)))
         try:
             await trio.sleep(self.seconds)
@@ -38,7 +35,6 @@ class Runner:
 
     @property
     def items(self) -> list[list[int]]:
-        """What ran together."""
         return [batch for _, batch in self.batches]
 
 

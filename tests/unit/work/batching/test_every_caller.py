@@ -22,8 +22,6 @@ Kind = Literal["good", "bad", "poison"]
 
 @dataclass(frozen=True)
 class Caller:
-    """One caller: when it comes, with what, and when it goes away or does not want its result any more."""
-
     number: int
     comes: float
     key: int
@@ -35,8 +33,6 @@ class Caller:
 
 @dataclass
 class World:
-    """A batcher's surroundings: what ran, and what each caller saw."""
-
     callers: list[Caller]
     options: BatchOptions
     run_seconds: float
@@ -47,7 +43,6 @@ class World:
     outcomes: dict[int, object] = field(default_factory=dict)
 
     async def run(self, items: Sequence[Caller]) -> Sequence[int | Exception]:
-        """Run one batch; a poisoned item fails all of it, a bad one itself."""
         self.batches.append(list(items))
         self.running += 1
         self.most_running = max(self.most_running, self.running)
@@ -60,7 +55,6 @@ class World:
         return [ValueError(item.number) if item.kind == "bad" else 7 * item.number for item in items]
 
     async def call(self, batcher: Batcher[Caller, int], caller: Caller) -> None:
-        """Be one caller, and note what came of it."""
         await trio.sleep_until(caller.comes)
         with trio.move_on_at(caller.leaves) as scope:
             try:
@@ -75,7 +69,6 @@ class World:
             self.outcomes[caller.number] = "left"
 
     async def live(self, concurrency: int) -> None:
-        """Let every caller come and go, and check that nothing is left."""
         opened = open_batcher(self.run, self.options, concurrency=concurrency, retry_singly=self.retry_singly)
         async with opened as batcher:
             async with trio.open_nursery() as nursery:
@@ -85,7 +78,6 @@ class World:
             assert self.most_running <= concurrency
 
     def check(self) -> None:
-        """Hold what each caller saw against what it may have seen."""
         assert len(self.outcomes) == len(self.callers)
         for caller in self.callers:
             self._check_outcome(caller, self.outcomes[caller.number])

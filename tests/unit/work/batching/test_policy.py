@@ -146,8 +146,6 @@ def test_clearing_gives_everything_back_in_the_order_of_arrival() -> None:
 
 @dataclass
 class _Waiting:
-    """What the model knows of an item."""
-
     number: int
     key: int
     size: int
@@ -155,8 +153,6 @@ class _Waiting:
 
 
 class _AgainstTheRules(RuleBasedStateMachine):
-    """Holds the policy against its rules, computed from a plain list of what waits."""
-
     @initialize(
         max_size=st.integers(1, 6), timeout=st.sampled_from([0.0, 1.0, 2.5, math.inf]), waiting=st.integers(1, 12)
     )
@@ -189,7 +185,6 @@ class _AgainstTheRules(RuleBasedStateMachine):
         self.now += seconds
 
     def _fronts(self) -> list[list[_Waiting]]:
-        """Cut the front of each group as a batch, in the order of the first items; those that may leave now."""
         fronts = []
         for key in dict.fromkeys(item.key for item in self.waiting):
             group = [item for item in self.waiting if item.key == key]

@@ -38,16 +38,12 @@ class Own(Overloaded):
 
 
 class Odd(Exception):
-    """One that cannot be made of its arguments."""
-
     def __init__(self, one: int, two: object) -> None:
         super().__init__(f"{one} and more")
         self.two = two
 
 
 class Mute(Exception):
-    """One that cannot even tell its text."""
-
     def __str__(self) -> str:
         raise ValueError("no text")
 

@@ -23,8 +23,6 @@ FILES_OF_REGION = 4
 
 
 class Ends:
-    """Two ends without a socket; descriptors are passed as a kernel would."""
-
     def __init__(self) -> None:
         self.is_full = False
         self.one = MessagePackets(self._to_other)
@@ -41,7 +39,6 @@ class Ends:
         return not self.is_full
 
     def send(self, value: Any, *, back: bool = False) -> Any:
-        """Send a value from one end, and give what the other reads."""
         sender, receiver = (self.other, self.one) if back else (self.one, self.other)
         message = sender.prepare(value)
         packet = message.write()
@@ -53,7 +50,6 @@ class Ends:
         return received.value
 
     def close(self) -> None:
-        """Close both."""
         self.one.close()
         self.other.close()
 

@@ -13,15 +13,12 @@ from tests.unit.work.threads.test_worker_threads import busy_threads, pool
 
 
 class _Storage:
-    """What calls wait for, and what they note."""
-
     def __init__(self) -> None:
         self.answers = threading.Event()
         self.notes: list[str] = []
         self.waiting = 0
 
     def call(self, name: str) -> str:
-        """Wait, and then go on as code of users."""
         self.waiting += 1
         with lent_place():
             assert self.answers.wait(WAIT_SECONDS)

@@ -170,8 +170,6 @@ async def test_a_request_has_at_most_16384_members(field: str) -> None:
 
 
 class _NamedPipeline:
-    """Answers with the name of its entry, and with the error number that a request contains."""
-
     def __init__(self, entry: str, name: str) -> None:
         self.metadata = ServableMetadata(entry, "test", (), ())
         self.name = name

@@ -36,36 +36,29 @@ SIGNATURE = 'Invalid signature name - metadata_field: expected "signature_def" a
 
 
 class Server:
-    """Models behind a gRPC front end, called through the API of TensorFlow Serving."""
-
     def __init__(self, serving: Serving, repository: Path) -> None:
         self.serving = serving
         self.repository = repository
 
     async def load(self, name: str, model: Any) -> None:
-        """Serve one more model."""
         base = ir.save(model, self.repository, name)
         spec = ModelSpec(name=name, base_path=base, plugin_config={"INFERENCE_PRECISION_HINT": "f32"})
         self.serving.specs.append(spec)
         assert not (await self.serving.registry.apply(self.serving.specs)).failures
 
     async def predict(self, model: str, **inputs: Any) -> Any:
-        """Call ``Predict`` of the default version."""
         return await self.call(predict_request(model, inputs))
 
     async def call(self, message: Any, service: str = PREDICTION, **options: Any) -> Any:
-        """Call the method whose request a message is."""
         name = message.DESCRIPTOR.full_name.removesuffix("Request")
         path = f"{service}/{name.rpartition('.')[2]}"
         return await call(self.serving.address, path, message, f"{name}Response", **options)
 
     async def status(self, **spec: Any) -> Any:
-        """Call ``GetModelStatus``."""
         message = message_class("tensorflow.serving.GetModelStatusRequest")(model_spec=model_spec(**spec))
         return await self.call(message, MODEL)
 
     async def metadata(self, fields: tuple[str, ...] = ("signature_def",), **spec: Any) -> Any:
-        """Call ``GetModelMetadata``."""
         make = message_class("tensorflow.serving.GetModelMetadataRequest")
         return await self.call(make(model_spec=model_spec(**spec) if spec else None, metadata_field=fields))
 

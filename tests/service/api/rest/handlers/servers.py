@@ -26,8 +26,6 @@ from tests.unit.api.rest.servers import Peer
 
 @dataclass
 class ServedHandler:
-    """A front end that serves a handler; ``ask`` uses its fast lane or the application."""
-
     front_end: RestFrontEnd
     handler: LoadedHandler
     limit: LocalLimit
@@ -37,29 +35,24 @@ class ServedHandler:
 
     @property
     def instance(self) -> Any:
-        """The object of the user's class."""
         return self.handler.instance
 
     @property
     def lane_headers(self) -> dict[str, str]:
-        """Headers that select the lane."""
         return {} if self.is_fast else {"TE": "trailers"}
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Peer]:
-        """Open a connection; it is closed when the block ends."""
         host, _, port = self.address.rpartition(":")
         async with await trio.open_tcp_stream(host, int(port)) as stream:
             yield Peer(stream)
 
     async def ask(self, verb: str = "POST", path: str = "/", **options: Any) -> httpx.Response:
-        """Send a request on a connection of its own."""
         headers = self.lane_headers | options.pop("headers", {})
         async with httpx.AsyncClient(timeout=WAIT_SECONDS, trust_env=False) as client:
             return await client.request(verb, f"http://{self.address}{path}", headers=headers, **options)
 
     async def wait_in_flight(self, count: int) -> None:
-        """Wait until ``count`` requests are in flight."""
         await until_async(lambda: self.limit.in_flight == count)
 
 

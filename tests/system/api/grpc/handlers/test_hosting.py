@@ -81,8 +81,6 @@ class Handler:
 
 @dataclass
 class Hosting(CallObserver):
-    """A server with changing configuration, and its observed calls."""
-
     registry: Registry
     plane: DataPlane
     metrics: Metrics
@@ -91,11 +89,9 @@ class Hosting(CallObserver):
     may_load: trio.Event | None = None
 
     def call_finished(self, event: CallEvent) -> None:
-        """Keep the event."""
         self.events.append(event)
 
     async def listed(self) -> list[str]:
-        """List the services of users by reflection."""
         own = ("grpc.", "inference.", "tensorflow.")
 
         def work(channel: Any) -> list[str]:
@@ -105,8 +101,6 @@ class Hosting(CallObserver):
         return await with_channel(self.address, work)
 
     async def health(self, service: str) -> Any:
-        """Return the health of a service, or the status of a failed check."""
-
         def work(channel: Any) -> Any:
             request = health_pb2.HealthCheckRequest(service=service)
             try:
@@ -117,18 +111,15 @@ class Hosting(CallObserver):
         return await with_channel(self.address, work)
 
     async def say(self, package: str, text: str = "hello", method: str = "Say") -> str:
-        """Call a method with a text, and return the text of the reply."""
         reply = await self.ask(f"/{package}.Talk/{method}", StringValue(value=text))
         return str(reply.value)
 
     async def failure(self, package: str, text: str = "hello", method: str = "Say") -> Any:
-        """Return the status of a call that must fail."""
         with pytest.raises(grpc.RpcError) as caught:
             await self.say(package, text, method)
         return caught.value.code()
 
     async def ask(self, path: str, request: Any) -> Any:
-        """Make a unary call."""
         coding = {
             "request_serializer": type(request).SerializeToString,
             "response_deserializer": type(request).FromString,
@@ -141,8 +132,6 @@ class Hosting(CallObserver):
 
 
 class OpenTalk:
-    """A stream of texts to a handler, which answers each."""
-
     def __init__(self, channel: Any, package: str) -> None:
         self._requests: SimpleQueue[StringValue | None] = SimpleQueue()
         coding = {
@@ -153,12 +142,10 @@ class OpenTalk:
         self._replies = method(iter(self._requests.get, None), timeout=WAIT_SECONDS)
 
     async def say(self, text: str) -> str:
-        """Send a text, and return the reply."""
         self._requests.put(StringValue(value=text))
         return str((await trio.to_thread.run_sync(next, self._replies)).value)
 
     async def end(self) -> None:
-        """Half-close the stream, and wait for its end."""
         self._requests.put(None)
         assert await trio.to_thread.run_sync(list, self._replies) == []
 

@@ -40,8 +40,6 @@ def parts(response: PipelineResponse) -> list[str]:
 
 
 class Deaths(Several):
-    """Notes which workers ended, and lets tests wait for it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.reasons: list[str] = []
@@ -49,12 +47,10 @@ class Deaths(Several):
         self.batches: Counter[int] = Counter()
 
     def worker_died(self, op: str, worker: int, reason: str) -> None:
-        """Note it."""
         self.reasons.append(reason)
         self.died.set()
 
     def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:
-        """Count it."""
         self.batches[len(data_ids)] += 1
 
 

@@ -14,8 +14,6 @@ from ovmstrio.wire.grpc.stream import Call
 
 
 class _Call:
-    """A call whose client sends the numbers up to a limit, and then ends or fails."""
-
     def __init__(self, limit: int, failure: GRPCError | None = None) -> None:
         self.sent = 0
         self._limit = limit

@@ -73,8 +73,6 @@ class Handler:
 
 @dataclass(frozen=True)
 class Client:
-    """A client with its request, and the times of the request and of the cancellation."""
-
     number: int
     sent_at: float
     kind: Kind
@@ -82,15 +80,12 @@ class Client:
 
     @property
     def body(self) -> bytes:
-        """The body of the request."""
         text = json.dumps({"number": self.number, "kind": self.kind})
         return (text[:-1] if self.kind == "malformed" else text).encode()
 
 
 @dataclass
 class World:
-    """A project, its clients and the answers they got."""
-
     clients: list[Client]
     keys: dict[str, Any]
     outcomes: dict[int, HttpAnswer | None] = field(default_factory=dict)
@@ -98,7 +93,6 @@ class World:
     instance: Any = None
 
     async def live(self, folder: Path) -> None:
-        """Run all clients, and check that no request is left in flight."""
         project = make_project(folder, CODE, **self.keys)
         limit = LocalLimit(project.max_concurrency)
         with capture_logs():
@@ -135,7 +129,6 @@ class World:
         self.outcomes[client.number] = answer
 
     def check(self) -> None:
-        """Compare the answer of each client with its kind."""
         batching = self.keys["server_side_batching"]
         assert sorted(self.outcomes) == [client.number for client in self.clients]
         assert all(1 <= len(batch) <= batching["max_batch_size"] for batch in self.instance.batches)
