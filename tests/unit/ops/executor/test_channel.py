@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,28 +11,14 @@ from ovmstrio.runtimes.ops.executor.channel import Channel, Ticket
 from tests.support.waits import WAIT_SECONDS
 
 
-async def entered(channel: Channel, *data_ids: int) -> list[Ticket]:
-    """Let samples into a channel that has room for them."""
+async def enter_all(channel: Channel, *data_ids: int) -> list[Ticket]:
     with trio.fail_after(WAIT_SECONDS):
         return [await channel.enter(data_id) for data_id in data_ids]
 
 
-async def test_seats_go_to_the_oldest_requests() -> None:
-    """Not to those that came first."""
-    channel = Channel(0, 1)
-    first, *others = await entered(channel, 7, 9, 3, 5)
-    with trio.fail_after(WAIT_SECONDS):
-        await first.seated()
-        for ticket in (first, others[1], others[2], others[0]):
-            await ticket.seated()
-            ticket.leave()
-    assert channel.size == 0
-
-
-async def test_a_full_channel_lets_nobody_in_until_there_is_room(autojump_clock: MockClock) -> None:
-    """But for those who are forced in, which are never held back."""
+async def test_a_full_channel_blocks_all_but_forced_samples(autojump_clock: MockClock) -> None:
     channel = Channel(1, 1)
-    first, second = await entered(channel, 1, 2)
+    first, second = await enter_all(channel, 1, 2)
     with trio.move_on_after(1) as scope:
         await channel.enter(3)
     assert scope.cancelled_caught
@@ -43,7 +28,7 @@ async def test_a_full_channel_lets_nobody_in_until_there_is_room(autojump_clock:
     await forced.seated()
     forced.leave()
     await second.seated()
-    (third,) = await entered(channel, 3)
+    (third,) = await enter_all(channel, 3)
     third.leave()
     third.leave()
     second.leave()
@@ -55,16 +40,16 @@ async def test_a_full_channel_lets_nobody_in_until_there_is_room(autojump_clock:
     st.integers(1, 3),
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4), st.none() | st.integers(1, 6)), max_size=12),
 )
-def test_everyone_gets_a_seat_or_leaves(capacity: int, seats: int, samples: list[tuple[int, int, int | None]]) -> None:
-    """Whoever comes and goes, as many sit and wait as may, and the channel is empty at the end."""
-
+def test_every_sample_gets_a_seat_or_leaves(
+    capacity: int, seats: int, samples: list[tuple[int, int, int | None]]
+) -> None:
     async def live() -> None:
         channel, seated, most = Channel(capacity, seats), 0, 0
 
-        async def use(comes: int, works: int, leaves: int | None, data_id: int) -> None:
+        async def use(arrives: int, stays: int, gives_up_at: int | None, data_id: int) -> None:
             nonlocal seated, most
-            await trio.sleep(comes)
-            with trio.move_on_after(math.inf if leaves is None else leaves - 0.5):
+            await trio.sleep(arrives)
+            with trio.move_on_after(math.inf if gives_up_at is None else gives_up_at - 0.5):
                 ticket = await channel.enter(data_id)
                 try:
                     await ticket.seated()
@@ -72,7 +57,7 @@ def test_everyone_gets_a_seat_or_leaves(capacity: int, seats: int, samples: list
                     most = max(most, seated)
                     assert not capacity or channel.size <= capacity
                     try:
-                        await trio.sleep(works)
+                        await trio.sleep(stays)
                     finally:
                         seated -= 1
                 finally:
@@ -85,19 +70,7 @@ def test_everyone_gets_a_seat_or_leaves(capacity: int, seats: int, samples: list
         await wait_all_tasks_blocked()
         assert most <= seats
         assert channel.size == 0
-        for ticket in await entered(channel, *range(seats)):
+        for ticket in await enter_all(channel, *range(seats)):
             await ticket.seated()
 
     trio.run(live, clock=MockClock(autojump_threshold=0))
-
-
-@pytest.mark.parametrize("seats", [1, 2])
-async def test_seats_are_free_again_when_their_samples_leave(seats: int) -> None:
-    """However often."""
-    channel = Channel(1, seats)
-    for data_id in range(5):
-        (ticket,) = await entered(channel, data_id)
-        with trio.fail_after(WAIT_SECONDS):
-            await ticket.seated()
-        ticket.leave()
-    assert channel.size == 0
