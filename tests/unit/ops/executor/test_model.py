@@ -1,5 +1,3 @@
-"""Random pipelines, requests and mishaps, against one evaluation after the other."""
-
 from __future__ import annotations
 
 import math
@@ -57,17 +55,17 @@ def plans(draw: st.DrawFn) -> Plan:
     requests = st.builds(
         RequestPlan, SECONDS, st.integers(1, 3), TIMES, TIMES, st.dictionaries(names, FAULTS, max_size=2)
     )
-    asked = draw(st.lists(requests, min_size=1, max_size=8))
+    drawn = draw(st.lists(requests, min_size=1, max_size=8))
     if any(op.waits_for_others for op in ops):
-        asked = [replace(one, deadline=0.6 if one.deadline is None else one.deadline) for one in asked]
+        drawn = [replace(one, deadline=0.6 if one.deadline is None else one.deadline) for one in drawn]
     return Plan(
-        ops, asked, draw(st.integers(1, 8)), draw(st.sampled_from([0, 1, 2])), draw(st.booleans()),
+        ops, drawn, draw(st.integers(1, 8)), draw(st.sampled_from([0, 1, 2])), draw(st.booleans()),
         draw(st.integers(1, 2)), draw(st.none() | st.sampled_from([0.0, 0.05, 0.2])),
     )  # fmt: skip
 
 
 @dataclass
-class Life:
+class _PlanRun:
     """A plan, lived through; ``ends`` has what each request ended with, and how long it took."""
 
     plan: Plan
@@ -150,9 +148,8 @@ def check_empty(executor: Executor, plan: Plan) -> None:
 @settings(max_examples=examples(150))
 @given(plans())
 def test_every_request_ends_once_as_predicted(plan: Plan) -> None:
-    """Whatever the graph, the settings and the mishaps, each request gets what it alone would get, in time."""
     watcher = Watcher(plan)
-    life = Life(plan)
+    life = _PlanRun(plan)
 
     async def bounded() -> None:
         with trio.fail_after(plan.bound + 1):

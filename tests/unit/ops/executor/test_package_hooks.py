@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
@@ -226,7 +225,7 @@ async def test_an_answer_that_is_never_packed_is_6000(
     autojump_clock: trio.testing.MockClock, seconds: float, took: float
 ) -> None:
     class Late(ResponseOp):
-        async def pack_response_package(self, channeldata: Mapping[str, Any]) -> Any:
+        async def pack_response_package(self, channeldata: Any) -> Any:
             await trio.sleep(1000)
 
     async with open_executor(build(Late(input_ops=Op(name="op", input_ops=RequestOp()))), settings()) as executor:

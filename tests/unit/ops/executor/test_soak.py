@@ -28,11 +28,10 @@ NUMBERS: Final = 8192
 MOST_GROWTH_BYTES: Final = 16e6
 
 
-class Adding(Op):
-    """Adds its inputs, in batches; what begins with 1 fails in ``b``, and what begins with 2 is late in ``c``."""
+class _Adding(Op):
+    """Adds its inputs in batches; an input that begins with 1 fails in ``b``, one with 2 is late in ``c``."""
 
     async def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Add the arrays, on the loop."""
         await trio.lowlevel.checkpoint()
         arrays = [one["x"] for one in input_dicts.values()]
         if self.name == "b" and arrays[0].flat[0] == 1:
@@ -40,26 +39,22 @@ class Adding(Op):
         return {"x": np.sum(arrays, axis=0)}
 
     async def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Give everything, or wait."""
         if self.name == "c" and (feed_batch[0]["x"][:, 0] == 2).any():
             await trio.sleep(10)
         return dict(feed_batch[0])
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Give the array; of the last Op, its first number; in a thread."""
         return {"x": str(fetch_data["x"].flat[0])} if self.name == "d" else fetch_data
 
 
-class Soak:
-    """Clients that ask until there were enough requests."""
-
+class _Soak:
     def __init__(self, executor: Executor) -> None:
         self.ends: Counter[int | str] = Counter()
         self.resident: list[int] = []
         self._executor = executor
 
     async def client(self, seed: int) -> None:
-        """Ask one thing after the other, and leave every tenth."""
+        """Send requests until there were enough, and leave every tenth."""
         chance = random.Random(seed)
         while self.ends.total() < REQUESTS:
             kind = chance.choices((1, 2, 3), (5, 1, 94))[0]
@@ -74,17 +69,9 @@ class Soak:
                 self.resident.append(psutil.Process().memory_info().rss)
 
 
-def live(kind: type) -> int:
-    """Count the objects of a kind."""
+def count_objects(kind: type) -> int:
     gc.collect()
     return sum(isinstance(each, kind) for each in gc.get_objects())
-
-
-async def all_released() -> None:
-    """Wait until no sample and no place is left: threads of requests that were left end later than the requests."""
-    with trio.fail_after(60):
-        while (live(Sample), live(Ticket)) != (0, 0):  # noqa: ASYNC110 - the end of such a thread sets no event
-            await trio.sleep(0.01)
 
 
 def _drop(*_: object) -> Any:
@@ -93,8 +80,7 @@ def _drop(*_: object) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("takes_first", [False, True])
-async def test_soak(takes_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory reaches a plateau, every request ends as it should, and no sample and no place is left over."""
+async def test_memory_reaches_a_plateau(takes_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("processing", "stages"):
         monkeypatch.setattr(
             f"ovmstrio.runtimes.ops.executor.{module}.log", structlog.wrap_logger(None, processors=[_drop])
@@ -103,13 +89,16 @@ async def test_soak(takes_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = settings(
         worker_num=24, channel_size=4, channel_recv_frist_arrive=takes_first, ops=dict.fromkeys("abcd", one)
     )
-    async with open_executor(text_graph("a<@", "b<a", "c<a", "d<b c", make=Adding), pipeline) as executor:
-        soak = Soak(executor)
+    async with open_executor(text_graph("a<@", "b<a", "c<a", "d<b c", make=_Adding), pipeline) as executor:
+        soak = _Soak(executor)
         async with trio.open_nursery() as nursery:
             for seed in range(CLIENTS):
                 nursery.start_soon(soak.client, seed)
         assert executor.in_flight == 0
-        await all_released()
+        with trio.fail_after(60):
+            # Threads of requests whose callers left end later than the requests, without any event.
+            while (count_objects(Sample), count_objects(Ticket)) != (0, 0):  # noqa: ASYNC110
+                await trio.sleep(0.01)
     assert soak.ends.total() >= REQUESTS
     quarter = len(soak.resident) // 4
     assert max(soak.resident[-quarter:]) - max(soak.resident[quarter : 2 * quarter]) < MOST_GROWTH_BYTES

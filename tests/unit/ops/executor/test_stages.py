@@ -147,7 +147,7 @@ async def test_workers_set_the_attributes_that_hooks_read(model: Model | None, e
         text = f"{op.concurrency_idx} {op.with_serving} {client} {op._fetch_names} {op._log('said')}"  # noqa: SLF001 - services read both
         return {"x": text}, True, None, ""
 
-    values = {} if model is None else {"fetch_list": ("y",)}
+    values: dict[str, Any] = {} if model is None else {"fetch_list": ("y",)}
     assert (await infer_once(op_class(preprocess=attributes), model=model, **values)).values == [expected]
 
 
