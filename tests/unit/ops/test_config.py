@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ovmstrio.config.sections import rules_of
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.ops import Op
 from ovmstrio.runtimes.ops.config.op_settings import (
     DagSettings,
     LocalServiceConf,
@@ -18,8 +20,8 @@ from ovmstrio.runtimes.ops.config.op_settings import (
     PipelineSettings,
     TracerSettings,
 )
-from ovmstrio.runtimes.ops.config.overrides import conf_dict
-from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config, read_pipeline_config
+from ovmstrio.runtimes.ops.config.overrides import conf_dict, settings_of
+from ovmstrio.runtimes.ops.config.pipeline_file import TOP_RULES, examine_pipeline_config, read_pipeline_config
 
 _UCI = """\
 worker_num: 4
@@ -41,14 +43,20 @@ op:
 """
 
 
-def _refused(settings: dict[str, Any]) -> str:
+_GUIDE = Path(__file__).parents[3] / "docs" / "ops.md"
+_SETTINGS = (PipelineSettings, DagSettings, TracerSettings, OpSettings, LocalServiceConf, LoggingSettings)
+
+
+def _refused(**settings: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        read_pipeline_config(yml_dict={"http_port": 9999, **settings})
+        read_pipeline_config(yml_dict=settings)
     return str(caught.value)
 
 
+# Keys and values
+
+
 def test_defaults() -> None:
-    """A dictionary with nothing but a port gives every default."""
     read = read_pipeline_config(yml_dict={"http_port": 9999, "op": {"any": {}}})
     assert read == PipelineSettings(None, 9999, 1, False, False, DagSettings(), {"any": OpSettings("any")})
     assert read.logging == LoggingSettings(logging.INFO, None, None, None, enabled=True)
@@ -75,8 +83,7 @@ def test_defaults() -> None:
     assert (op.timeout_seconds, op.batch_timeout_seconds, op.has_model) == (None, None, False)
 
 
-def test_file(tmp_path: Path) -> None:
-    """A file's blocks are read, and the file is remembered."""
+def test_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.yml"
     path.write_text(_UCI)
     read = read_pipeline_config(path)
@@ -88,15 +95,13 @@ def test_file(tmp_path: Path) -> None:
     assert local.device_ids == ("0", "2")
 
 
-def test_empty_blocks_are_as_none_at_all() -> None:
-    """An Op, a block or a key without a value has its defaults."""
+def test_empty_blocks_and_keys_have_their_defaults() -> None:
     blocks = {"dag": None, "op": {"uci": None, "b": {"local_service_conf": None, "fetch_list": None}}}
     read = read_pipeline_config(yml_dict={"rpc_port": 9998, "logging": None, **blocks})
     assert read.ops == {"uci": OpSettings("uci"), "b": OpSettings("b")}
 
 
-def test_all_problems_with_places(tmp_path: Path) -> None:
-    """Every problem of a file is told at once: file, line, key, what was expected and what was found."""
+def test_all_problems_of_a_file_are_reported_with_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "config.yml"
     path.write_text(
         "rpc_port: 80\nhttp_port: '9999'\nworker_num: 0\nworker_num: 1\ndag:\n  is_thread_op: 1\n  retry: 0\nop:\n"
@@ -153,16 +158,14 @@ def test_all_problems_with_places(tmp_path: Path) -> None:
         ({"logging": {"rate_limit": 0}}, "logging.rate_limit", "0"),
     ],
 )
-def test_each_rule_names_key_and_value(block: dict[str, Any], key: str, value: str) -> None:
-    """A value of a wrong type or out of bounds is refused with its key and itself."""
-    message = _refused(block)
+def test_a_wrong_value_is_named_with_its_key(block: dict[str, Any], key: str, value: str) -> None:
+    message = _refused(http_port=9999, **block)
     assert message.startswith(f"yml_dict: {key}: the value cannot be used (expected ")
     assert f", found {value})" in message
     assert len(message.splitlines()) == 1
 
 
 def test_unknown_keys_are_warnings() -> None:
-    """A misspelt key stops nothing, but is told with the key that was meant."""
     settings = {"http_prot": 1, "rpc_port": 9998, "op": {"a": {"concurency": 2}}}
     examined = examine_pipeline_config(yml_dict=settings)
     assert [str(problem) for problem in examined.problems] == [
@@ -173,8 +176,7 @@ def test_unknown_keys_are_warnings() -> None:
     assert not examined.errors
 
 
-def test_keys_without_effect() -> None:
-    """Keys that belong to another engine are taken, and named with the reason."""
+def test_keys_without_effect_are_named() -> None:
     local = {"use_mkldnn": True, "workdir": "w", "thread_num": 3}
     settings = {"rpc_port": 9998, "grpc_gateway_port": 5, "op": {"a": {"local_service_conf": local}}}
     examined = examine_pipeline_config(yml_dict=settings)
@@ -185,30 +187,36 @@ def test_keys_without_effect() -> None:
 
 
 @pytest.mark.parametrize("spelling", ["channel_recv_frist_arrive", "channel_recv_first_arrive"])
-def test_both_spellings(spelling: str) -> None:
-    """The key that is misspelt since ever can be written rightly too."""
+def test_channel_recv_first_arrive_has_two_spellings(spelling: str) -> None:
     assert read_pipeline_config(yml_dict={"rpc_port": 9998, "dag": {spelling: True}}).dag.channel_recv_frist_arrive
 
 
-def test_ports() -> None:
-    """One port is enough, 0 is any free one; none at all, or one for both, is refused."""
-    assert read_pipeline_config(yml_dict={"rpc_port": 0}).rpc_port == 0
-    with pytest.raises(ConfigError, match="rpc_port and http_port are both missing"):
-        read_pipeline_config(yml_dict={})
-    assert "port 9999 is that of rpc_port already" in _refused({"rpc_port": 9999})
-    metrics = {"enable_prometheus": True, "prometheus_port": 9999}
-    assert read_pipeline_config(yml_dict={"http_port": 9999, "dag": metrics}).dag.prometheus_port == 9999
-    with pytest.raises(ConfigError, match=r"dag.prometheus_port: port 9999 is that of rpc_port already"):
-        read_pipeline_config(yml_dict={"rpc_port": 9999, "dag": metrics})
-    assert read_pipeline_config(yml_dict={"rpc_port": 0, "http_port": 0}).http_port == 0
+_METRICS = {"enable_prometheus": True, "prometheus_port": 9999}
 
 
-def test_exactly_one_source() -> None:
-    """A file and a dictionary together, or neither, is refused."""
-    sources: list[tuple[str | None, dict[str, Any] | None]] = [(None, None), ("config.yml", {})]
-    for yml_file, yml_dict in sources:
-        with pytest.raises(ConfigError, match="give either yml_file or yml_dict"):
-            read_pipeline_config(yml_file, yml_dict)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "rpc_port and http_port are both missing"),
+        ({"rpc_port": 9999, "http_port": 9999}, "port 9999 is that of rpc_port already"),
+        ({"rpc_port": 9999, "dag": _METRICS}, "dag.prometheus_port: port 9999 is that of rpc_port already"),
+    ],
+    ids=["none", "one for both", "metrics on another"],
+)
+def test_ports_that_cannot_be_used(settings: dict[str, Any], message: str) -> None:
+    assert message in _refused(**settings)
+
+
+def test_port_0_is_any_and_metrics_may_share_the_http_port() -> None:
+    both = read_pipeline_config(yml_dict={"rpc_port": 0, "http_port": 0})
+    assert (both.rpc_port, both.http_port) == (0, 0)
+    assert read_pipeline_config(yml_dict={"http_port": 9999, "dag": _METRICS}).dag.prometheus_port == 9999
+
+
+@pytest.mark.parametrize(("yml_file", "yml_dict"), [(None, None), ("config.yml", {})])
+def test_either_a_file_or_a_dictionary_is_read(yml_file: str | None, yml_dict: dict[str, Any] | None) -> None:
+    with pytest.raises(ConfigError, match="give either yml_file or yml_dict"):
+        read_pipeline_config(yml_file, yml_dict)
 
 
 @pytest.mark.parametrize(
@@ -219,15 +227,16 @@ def test_exactly_one_source() -> None:
         (b"\xff", "not UTF-8"),
         (b"a: !!python/tuple []", "tag"),
     ],
+    ids=["syntax", "list", "encoding", "tag"],
 )
-def test_files_that_are_no_configuration(
-    content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is no YAML, or no mapping, is refused with the file's name; what is not there, with where it would be."""
+def test_files_that_are_no_configuration(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "F"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         read_pipeline_config(path)
+
+
+def test_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"missing\.yml: cannot be read: No such file"):
         read_pipeline_config(tmp_path / "missing.yml")
     monkeypatch.chdir(tmp_path)
@@ -235,8 +244,7 @@ def test_files_that_are_no_configuration(
         read_pipeline_config("missing.yml")
 
 
-def test_overrides(tmp_path: Path) -> None:
-    """Options change a value, merge a mapping, make blocks that are not there, and keep the rest."""
+def test_overrides_change_values_and_keep_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "config.yml"
     path.write_text(_UCI)
     options = ["op.uci.concurrency=5", "op.uci.local_service_conf={thread_num: 7}", "dag.retry=2", "op.new.timeout=10"]
@@ -250,26 +258,27 @@ def test_overrides(tmp_path: Path) -> None:
     assert plain["worker_num"] == 4
 
 
-def test_wrong_overrides() -> None:
-    """An option that is none, or has a wrong value, is told as such."""
-    with pytest.raises(ConfigError, match=r"worker_num: the option cannot be used \(expected key.key=value"):
-        read_pipeline_config(yml_dict={"rpc_port": 0}, overrides=["worker_num"])
-    with pytest.raises(ConfigError, match=r"worker_num: the value cannot be used .* found \"x\""):
-        read_pipeline_config(yml_dict={"rpc_port": 0}, overrides=["worker_num=x"])
-    with pytest.raises(ConfigError, match="the option's value is not YAML"):
-        read_pipeline_config(yml_dict={"rpc_port": 0}, overrides=["worker_num=["])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("worker_num", r"worker_num: the option cannot be used \(expected key.key=value"),
+        ("worker_num=x", r"worker_num: the value cannot be used .* found \"x\""),
+        ("worker_num=[", "the option's value is not YAML"),
+    ],
+)
+def test_wrong_overrides(option: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_pipeline_config(yml_dict={"rpc_port": 0}, overrides=[option])
 
 
-def test_logging() -> None:
-    """The block ``logging`` sets level, sizes and limits."""
+def test_the_logging_block_is_read() -> None:
     block = {"level": "debug", "max_bytes": 1000, "backups": 0, "rate_limit": 5, "enabled": False}
     read = read_pipeline_config(yml_dict={"rpc_port": 0, "logging": block, "http_status": True})
     assert read.logging == LoggingSettings(logging.DEBUG, 1000, 0, 5, enabled=False)
     assert read.http_status
 
 
-def test_places_of_later_problems(tmp_path: Path) -> None:
-    """What is found after reading has the line of its key, or of the block that the key would be in."""
+def test_later_problems_have_the_line_of_their_key_or_block(tmp_path: Path) -> None:
     path = tmp_path / "config.yml"
     path.write_text(_UCI)
     examined = examine_pipeline_config(path)
@@ -292,10 +301,104 @@ _KEYS = st.sampled_from(
 
 @given(st.dictionaries(_KEYS, st.recursive(_SCALARS, lambda inner: st.dictionaries(_KEYS, inner, max_size=4))))
 def test_any_dictionary_is_read_or_refused(settings: dict[str, Any]) -> None:
-    """Whatever the dictionary holds, the answer is settings or a list of problems."""
     try:
         read = read_pipeline_config(yml_dict=settings)
     except ConfigError:
         return
     assert read.worker_num >= 1
     assert all(op.retry >= 1 for op in read.ops.values())
+
+
+@pytest.mark.parametrize("settings", _SETTINGS)
+def test_every_setting_is_a_key(settings: type) -> None:
+    not_keys = {"name", "source", "folder", "dag", "tracer", "ops", "local_service_conf", "logging"}
+    assert {field.name for field in fields(settings)} - not_keys == set(rules_of(settings))
+
+
+def test_every_key_is_in_the_guide() -> None:
+    text = _GUIDE.read_text()
+    keys = {*TOP_RULES}.union(*(rules_of(settings) for settings in _SETTINGS))
+    assert not {key for key in keys if f"`{key}`" not in text and f".{key}`" not in text}
+
+
+# Arguments of Ops
+
+
+def _resolve(of_file: dict[str, Any] | None, **arguments: Any) -> OpSettings:
+    settings = read_pipeline_config(yml_dict={"rpc_port": 0, "op": {"a": of_file}})
+    return settings_of(Op(name="a", **arguments), settings)
+
+
+@pytest.mark.parametrize(
+    ("key", "argument", "of_file", "default"),
+    [
+        ("concurrency", 3, 2, 1),
+        ("timeout", 300, 200, -1),
+        ("retry", 3, 2, 1),
+        ("batch_size", 3, 2, 1),
+        ("auto_batching_timeout", 300, 200, -1),
+        ("client_type", "kserve", "grpc", None),
+        ("client_config", "c", "f", None),
+    ],
+)
+def test_an_argument_precedes_the_file_and_the_file_the_default(
+    key: str, argument: Any, of_file: Any, default: Any
+) -> None:
+    assert getattr(_resolve({key: of_file}, **{key: argument}), key) == argument
+    assert getattr(_resolve({key: of_file}), key) == of_file
+    assert getattr(_resolve(None), key) == default
+
+
+def test_arguments_of_0_and_minus_1_are_values_except_for_retry() -> None:
+    assert _resolve({"timeout": 200}, timeout=0).timeout_seconds is None
+    assert _resolve({"auto_batching_timeout": 5}, auto_batching_timeout=-1).batch_timeout_seconds is None
+    assert _resolve({"retry": 4}, retry=0).retry == 4
+
+
+_LOCAL = {"model_config": "m", "fetch_list": ["inner"], "client_type": "local_predictor"}
+
+
+@pytest.mark.parametrize(
+    ("of_file", "argument", "expected"),
+    [
+        ({"local_service_conf": _LOCAL, "fetch_list": ["outer"]}, ["mine"], ("mine",)),
+        ({"local_service_conf": _LOCAL, "fetch_list": ["outer"]}, None, ("inner",)),
+        ({"local_service_conf": {"model_config": "m"}, "fetch_list": ["outer"]}, None, ("outer",)),
+        ({"local_service_conf": {"model_config": "m"}}, None, None),
+    ],
+    ids=["argument", "local_service_conf", "key of the Op", "none"],
+)
+def test_precedence_of_fetch_lists(of_file: dict[str, Any], argument: Any, expected: Any) -> None:
+    resolved = _resolve(of_file, fetch_list=argument)
+    assert resolved.fetch_list == resolved.local_service_conf.fetch_list == expected
+
+
+def test_endpoints_disable_the_local_block() -> None:
+    of_file = {"local_service_conf": _LOCAL, "fetch_list": ["outer"], "client_type": "kserve"}
+    resolved = _resolve(of_file, server_endpoints=["h:1"])
+    assert (resolved.fetch_list, resolved.client_type, resolved.server_endpoints) == (("outer",), "kserve", ("h:1",))
+    assert _resolve(of_file).client_type == "local_predictor"
+
+
+def test_wrong_arguments_are_all_reported() -> None:
+    with pytest.raises(ConfigError) as caught:
+        _resolve(None, concurrency=0, batch_size="4", retry=-1, server_endpoints="host:1")
+    assert str(caught.value).splitlines() == [
+        "argument concurrency of Op a cannot be used (expected a whole number of 1 or more, found 0)",
+        (
+            'argument batch_size of Op a cannot be used (expected a whole number of 1 or more, found "4"); '
+            "remove the quotes"
+        ),
+        "argument retry of Op a cannot be used (expected a whole number of 1 or more, found -1)",
+        (
+            'argument server_endpoints of Op a cannot be used (expected a list of texts, found "host:1"); '
+            'write a list: ["host:1"]'
+        ),
+    ]
+    assert _resolve(None, server_endpoints=("h:1", "h:2")).server_endpoints == ("h:1", "h:2")
+
+
+def test_a_mapping_changes_only_what_the_constructor_was_not_given() -> None:
+    op = Op("op", concurrency=9, fetch_list=["a"])
+    op.init_from_dict({"concurrency": 1, "timeout": 5, "retry": 2, "server_endpoints": ["here"], "fetch_list": ["b"]})
+    assert (op.concurrency, op.timeout, op.retry, op.server_endpoints, op.fetch_list) == (9, 5, 2, ["here"], ["a"])
