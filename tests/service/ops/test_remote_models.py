@@ -1,10 +1,8 @@
-"""Models and pipelines of other servers."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +35,21 @@ NOBODY = "127.0.0.1:1"
 
 
 async def remote(*endpoints: str, **settings: Any) -> Predictor:
-    """Make the predictor of an Op whose model is elsewhere."""
-    return await PredictorMaker(is_thread_op=True)(
-        OpSettings(**{"name": "dummy", "client_type": "kserve", "server_endpoints": endpoints} | settings), 0
-    )
+    values = {"name": "dummy", "client_type": "kserve", "server_endpoints": endpoints} | settings
+    return await PredictorMaker(is_thread_op=True)(OpSettings(**values), 0)
+
+
+@asynccontextmanager
+async def remote_pipeline(
+    answer: Callable[..., Any], *, packs: bool = False, **settings: Any
+) -> AsyncIterator[Predictor]:
+    """Serve a pipeline, a function from request and context to response, and yield its predictor."""
+    with served(answer) as endpoint:
+        predictor = await remote(endpoint, client_type="pipeline_grpc", **settings)
+        assert isinstance(predictor, PipelinePredictor)
+        predictor.packs_tensors = packs
+        yield predictor
+        predictor.close()
 
 
 @pytest.fixture
@@ -59,18 +68,16 @@ async def address(tmp_path: Path) -> AsyncIterator[str]:
 
 @pytest.fixture
 def described(tmp_path: Path) -> str:
-    """Describe that model with aliases."""
     write_prototxt(tmp_path, {"b": "feed"}, {"a": "sum"}, shape=10)
     return str(tmp_path)
 
 
 @contextmanager
-def served(answer: Callable[..., Any], *, takes_context: bool = False) -> Iterator[str]:
-    """Serve a pipeline: a function from request to response."""
+def served(answer: Callable[..., Any]) -> Iterator[str]:
     with ThreadPoolExecutor(2) as threads:
         server = grpc.server(threads)
         handler = grpc.unary_unary_rpc_method_handler(
-            lambda request, context: answer(request, context) if takes_context else answer(request),
+            answer,
             request_deserializer=message_class(f"{PACKAGE}.Request").FromString,
             response_serializer=message_class(f"{PACKAGE}.Response").SerializeToString,
         )
@@ -84,50 +91,40 @@ def served(answer: Callable[..., Any], *, takes_context: bool = False) -> Iterat
             server.stop(None).wait()
 
 
-def echo(request: Any) -> Any:
-    """Answer what was asked."""
+def echo(request: Any, context: Any = None) -> Any:
     return message_class(f"{PACKAGE}.Response")(key=request.key, value=request.value, tensors=request.tensors)
 
 
 @pytest.mark.parametrize("kind", ["kserve", "grpc"])
-async def test_kserve_with_a_description(address: str, described: str, kind: str) -> None:
-    """Aliases and types are those of the description, whatever the server calls them."""
+async def test_a_described_model_has_its_aliases(address: str, described: str, kind: str) -> None:
     predictor = await remote(address, client_type=kind, client_config=described)
-
     assert (list(predictor.feed_names), list(predictor.fetch_names)) == (["feed"], ["sum"])
     predictor.check({"feed": ROW})
     answer = await predictor.predict({"feed": ROW, "feed.lod": np.array([0, 1])})
     single = await predictor.predict({"feed": ROW[0]}, ["sum"], batch=False)
     predictor.close()
-
     assert list(answer) == list(single) == ["sum"]
     np.testing.assert_array_equal(answer["sum"], ROW + 1)
     np.testing.assert_array_equal(single["sum"], ROW + 1)
 
 
-async def test_kserve_without_a_description(address: str) -> None:
-    """Names and types are those of the server; everything is fetched."""
-    predictor = await remote(address, name="op", model_name="dummy")
-
-    answer = await predictor.predict({"b": ROW.astype(np.float32)})
+@pytest.mark.parametrize(
+    ("name", "feed", "output"),
+    [
+        ("dummy", {"b": ROW.astype(np.float32)}, (ROW + 1).tolist()),
+        ("strings", {"strings": ["one", "zwölf"]}, [b"one", "zwölf".encode()]),
+    ],
+)
+async def test_a_model_without_a_description_has_the_names_of_its_server(
+    address: str, name: str, feed: dict[str, Any], output: list[Any]
+) -> None:
+    predictor = await remote(address, name="op", model_name=name)
+    (fetched,) = (await predictor.predict(feed)).values()
     predictor.close()
-
-    assert list(answer) == ["a"]
-    np.testing.assert_array_equal(answer["a"], ROW + 1)
+    assert fetched.tolist() == output
 
 
-async def test_kserve_takes_texts(address: str) -> None:
-    """Lists of texts travel as strings."""
-    predictor = await remote(address, name="strings")
-
-    answer = await predictor.predict({"strings": ["one", "zwölf"]})
-    predictor.close()
-
-    assert [text.decode() for text in next(iter(answer.values()))] == ["one", "zwölf"]
-
-
-async def test_kserve_refuses_before_it_sends(described: str) -> None:
-    """With a description, names and kinds are checked here."""
+async def test_wrong_feeds_of_a_described_model_are_not_sent(described: str) -> None:
     predictor = await remote(NOBODY, client_config=described)
     for feed, error in (({"b": ROW}, FeedMismatch), ({"feed": 3}, FeedTypeError)):
         with pytest.raises(error):
@@ -139,20 +136,15 @@ async def test_kserve_refuses_before_it_sends(described: str) -> None:
     predictor.close()
 
 
-async def test_kserve_tells_what_the_server_said(address: str) -> None:
-    """Errors of the server come as the classes that it raised."""
-    predictor = await remote(address)
-    with pytest.raises(InvalidRequest):
+@pytest.mark.parametrize(("model", "error"), [("dummy", InvalidRequest), ("missing", NotFound)])
+async def test_errors_of_the_server_keep_their_class(address: str, model: str, error: type[Exception]) -> None:
+    predictor = await remote(address, model_name=model)
+    with pytest.raises(error):
         await predictor.predict({"b": ROW})
     predictor.close()
-    missing = await remote(address, model_name="missing")
-    with pytest.raises(NotFound):
-        await missing.predict({"b": ROW})
-    missing.close()
 
 
-async def test_an_endpoint_that_is_gone_is_passed_over(address: str) -> None:
-    """As long as one endpoint answers, every call succeeds; with none, all are named."""
+async def test_calls_go_to_the_endpoints_that_answer(address: str) -> None:
     predictor = await remote(NOBODY, address)
     for _ in range(3):
         assert list(await predictor.predict({"b": ROW.astype(np.float32)})) == ["a"]
@@ -164,14 +156,10 @@ async def test_an_endpoint_that_is_gone_is_passed_over(address: str) -> None:
     alone.close()
 
 
-async def test_pipeline_of_texts() -> None:
-    """Arrays are sent as numpy prints them, texts as they are; each value comes back as a list of one."""
-    with served(echo) as pipeline:
-        predictor = await remote(pipeline, client_type="pipeline_grpc")
+async def test_a_pipeline_of_texts() -> None:
+    async with remote_pipeline(echo) as predictor:
         answer = await predictor.predict({"x": np.arange(2000), "name": "a", "list": [1, 2]})
         some = await predictor.predict({"x": np.ones(1, np.float32), "y": "b"}, ["x"])
-        predictor.close()
-
     (printed,) = answer.pop("x")
     assert printed.startswith("array([   0,    1,")
     assert printed.count(",") == 1999
@@ -179,9 +167,30 @@ async def test_pipeline_of_texts() -> None:
     assert some == {"x": ["array([1.], dtype=float32)"]}
 
 
-async def test_a_call_is_a_part_of_the_ops_span_and_the_other_server_is_told_of_it() -> None:
-    """Of one that is not recorded, too: then the other need not record it either."""
-    heard: list[str] = []
+async def test_a_pipeline_of_tensors() -> None:
+    async with remote_pipeline(echo, packs=True) as predictor:
+        answer = await predictor.predict({"x": ROW, "n": np.array([3], np.int64), "name": "a"})
+        with pytest.raises(FeedTypeError, match="complex128"):
+            await predictor.predict({"x": np.array([1j])})
+    np.testing.assert_array_equal(answer["x"], ROW)
+    assert (answer["n"].dtype, answer["n"].tolist(), answer["name"]) == (np.int64, [3], "a")
+
+
+async def test_an_error_of_a_pipeline_is_raised() -> None:
+    failed = message_class(f"{PACKAGE}.Response")(err_no=5000, err_msg="no feed")
+    async with remote_pipeline(lambda *_: failed) as predictor:
+        with pytest.raises(ModelFailure, match="error 5000: no feed"):
+            await predictor.predict({"x": "1"})
+
+
+async def test_an_output_that_a_pipeline_does_not_return_is_an_error() -> None:
+    async with remote_pipeline(echo, fetch_list=("y",)) as predictor:
+        with pytest.raises(FeedMismatch, match=r"unknown \['y'\]\. The model gives \['x'\]"):
+            await predictor.predict({"x": "1"})
+
+
+async def test_a_call_has_a_span_and_propagates_its_trace() -> None:
+    received: list[str] = []
     ended: list[RecordedSpan] = []
 
     class Sink:
@@ -189,10 +198,10 @@ async def test_a_call_is_a_part_of_the_ops_span_and_the_other_server_is_told_of_
             ended.append(span)
 
     def note(request: Any, context: Any) -> Any:
-        heard.append(dict(context.invocation_metadata())["traceparent"])
+        received.append(dict(context.invocation_metadata())["traceparent"])
         return echo(request)
 
-    with served(note, takes_context=True) as pipeline:
+    with served(note) as pipeline:
         predictor = await remote(pipeline, client_type="pipeline_grpc")
         op = RecordedSpan("op", [Sink()], 7)
         with op.as_current():
@@ -203,58 +212,23 @@ async def test_a_call_is_a_part_of_the_ops_span_and_the_other_server_is_told_of_
     (span,) = ended
     assert (span.name, span.kind, span.parent) == (f"call {PACKAGE}.PipelineService/inference", "client", op.number)
     assert (span.attributes["rpc.system.name"], span.attributes["server.address"]) == ("grpc", pipeline)
-    assert heard[0] == f"00-{7:032x}-{span.span_id}-01"
-    assert (heard[1][:35], heard[1][-2:]) == (f"00-{8:032x}", "00")
+    assert received[0] == f"00-{7:032x}-{span.span_id}-01"
+    assert (received[1][:35], received[1][-2:]) == (f"00-{8:032x}", "00")
 
 
-async def test_pipeline_of_our_own() -> None:
-    """A pipeline that we serve gives texts to one that asks with texts, and tensors to one that asks with tensors."""
-    for packs in (False, True):
-        async with serving_pipeline(EchoExecutor(as_tensors=packs)) as served_here:
-            predictor = await remote(served_here.grpc[0], client_type="pipeline_grpc", fetch_list=("x",))
-            assert isinstance(predictor, PipelinePredictor)
-            predictor.packs_tensors = packs
-            answer = await predictor.predict({"x": ROW, "y": ROW + 1})
-            predictor.close()
-        assert list(answer) == ["x"]
-        if packs:
-            np.testing.assert_array_equal(answer["x"], ROW)
-        else:
-            assert answer == {"x": [repr(ROW)]}
-
-
-async def test_pipeline_of_tensors() -> None:
-    """With tensors, arrays come back as arrays and texts as texts."""
-    with served(echo) as pipeline:
-        predictor = await remote(pipeline, client_type="pipeline_grpc")
+@pytest.mark.parametrize(("packs", "expected"), [(False, [repr(ROW)]), (True, ROW.tolist())], ids=["texts", "tensors"])
+async def test_a_pipeline_of_this_server(packs: bool, expected: list[Any]) -> None:
+    async with serving_pipeline(EchoExecutor(as_tensors=packs)) as served_here:
+        predictor = await remote(served_here.grpc[0], client_type="pipeline_grpc", fetch_list=("x",))
         assert isinstance(predictor, PipelinePredictor)
-        predictor.packs_tensors = True
-        answer = await predictor.predict({"x": ROW, "n": np.array([3], np.int64), "name": "a"})
-        with pytest.raises(FeedTypeError, match="complex128"):
-            await predictor.predict({"x": np.array([1j])})
+        predictor.packs_tensors = packs
+        answer = await predictor.predict({"x": ROW, "y": ROW + 1})
         predictor.close()
-
-    np.testing.assert_array_equal(answer["x"], ROW)
-    assert (answer["n"].dtype, answer["n"].tolist(), answer["name"]) == (np.int64, [3], "a")
-
-
-async def test_pipeline_errors() -> None:
-    """An error of the other pipeline, and what it does not give, are told."""
-    failed = message_class(f"{PACKAGE}.Response")(err_no=5000, err_msg="no feed")
-    with served(lambda _: failed) as pipeline:
-        predictor = await remote(pipeline, client_type="pipeline_grpc")
-        with pytest.raises(ModelFailure, match="error 5000: no feed"):
-            await predictor.predict({"x": "1"})
-        predictor.close()
-    with served(echo) as pipeline:
-        predictor = await remote(pipeline, client_type="pipeline_grpc", fetch_list=("y",))
-        with pytest.raises(FeedMismatch, match=r"unknown \['y'\]\. The model gives \['x'\]"):
-            await predictor.predict({"x": "1"})
-        predictor.close()
+    assert list(answer) == ["x"]
+    assert np.asarray(answer["x"]).tolist() == expected
 
 
-async def test_calls_end_in_time_and_when_cancelled() -> None:
-    """A server that does not answer is given up after the Op's timeout, and at once when nobody wants the answer."""
+async def test_calls_end_at_their_timeout_and_when_cancelled() -> None:
     listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
     with listener.socket:
         silent = f"127.0.0.1:{listener.socket.getsockname()[1]}"
@@ -276,15 +250,11 @@ async def test_calls_end_in_time_and_when_cancelled() -> None:
         ({"client_type": None}, "client_type: .*expected kserve"),
         ({"use_encryption_model": True}, "encrypted models are not supported.*decrypt the model"),
         ({"client_config": "/nowhere"}, "no such file or folder .*found /nowhere"),
+        ({"fetch_list": ("other",)}, r"op\.dummy\.fetch_list: .*unknown \['other'\]"),
     ],
 )
-async def test_refuses_at_the_start(settings: dict[str, Any], message: str) -> None:
-    """What only Paddle's own clients can do ends the start, with the way out."""
+async def test_settings_that_cannot_be_served_end_the_start(
+    described: str, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        await remote(NOBODY, **settings)
-
-
-async def test_unknown_fetch_is_refused_at_the_start(described: str) -> None:
-    """With a description, a wrong fetch list ends the start."""
-    with pytest.raises(ConfigError, match=r"op\.dummy\.fetch_list: .*unknown \['other'\]"):
-        await remote(NOBODY, client_config=described, fetch_list=("other",))
+        await remote(NOBODY, **{"client_config": described} | settings)
