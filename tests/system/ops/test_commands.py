@@ -67,7 +67,7 @@ ocr_service.run_service()
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a script into a folder, which is the working folder of the servers."""
+    """Write a script into the working folder of the servers."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "web_service.py").write_text(SCRIPT)
     return tmp_path
@@ -91,8 +91,7 @@ def _values(response: Any) -> str:
     return str(response.value[list(response.key).index("y")])
 
 
-def test_every_way_in(project: Path) -> None:
-    """JSON and the client of Paddle Serving give the same values; then ``serve stop`` ends the server."""
+def test_http_and_the_original_client_are_served_until_serve_stop(project: Path) -> None:
     _write_config(project)
     with serving("config.yml", "--service", "web_service.py") as server:
         assert _post(server, "1,2")["value"][0] == "[3.0, 5.0]"
@@ -128,7 +127,6 @@ def _check_client(server: OvmsProcess) -> None:
 
 
 def test_a_script_runs_unchanged(project: Path) -> None:
-    """``ovms run`` takes ports and Ops from what the script names, with Ops in processes, and Ctrl-C ends it."""
     rpc, http = _write_config(project, "dag:", "  is_thread_op: false")
     with running("run", "--bind_address", "127.0.0.1", "web_service.py", grpc=rpc, rest=http) as server:
         answer = _post(server, "1,2")
@@ -141,7 +139,6 @@ def test_a_script_runs_unchanged(project: Path) -> None:
 
 
 def test_a_script_runs_by_python_itself(project: Path) -> None:
-    """With the folder of our packages on its path, a script needs no command."""
     rpc, http = _write_config(project)
     compat = Path(sys.modules["paddle_serving_server"].__path__[0]).parent
     path = os.pathsep.join([str(compat), *filter(None, sys.path)])
@@ -161,22 +158,21 @@ def test_a_script_runs_by_python_itself(project: Path) -> None:
 
 @pytest.mark.parametrize("is_thread_op", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_hook_that_never_returns_does_not_keep_the_server(project: Path, *, is_thread_op: bool) -> None:
-    """After ``--drain_seconds`` the server exits with 1, whatever user code does."""
     _write_config(project, "dag:", f"  is_thread_op: {is_thread_op}")
     gate = project / "gate"
     os.mkfifo(gate)
     with serving("config.yml", "--service", "web_service.py", "--drain_seconds", "0.2") as server:
-        asking = threading.Thread(target=_ask_in_vain, args=(server, gate))
-        asking.start()
+        caller = threading.Thread(target=_expect_cut, args=(server, gate))
+        caller.start()
         with gate.open("w"):  # the Op reads until it is closed
             code, output = server.stop()
-        asking.join(WAIT_SECONDS)
+        caller.join(WAIT_SECONDS)
         assert code == 1, output
         assert "requests cut" in output
-        assert not asking.is_alive()
+        assert not caller.is_alive()
 
 
-def _ask_in_vain(server: OvmsProcess, gate: Path) -> None:
+def _expect_cut(server: OvmsProcess, gate: Path) -> None:
     try:
         assert _post(server, "1", gate=str(gate))["err_no"] == 3001
     except httpx.TransportError:
@@ -192,7 +188,6 @@ def _read_pipe(pipe: Path) -> str:
 
 @pytest.mark.parametrize("is_thread_op", [True, False])
 def test_a_start_that_takes_long_can_be_ended(project: Path, *, is_thread_op: bool) -> None:
-    """SIGTERM while an Op prepares itself ends the server and its workers, without waiting for the Op."""
     rpc, http = _write_config(project, "dag:", f"  is_thread_op: {is_thread_op}")
     gate = project / "gate"
     os.mkfifo(gate)
@@ -207,7 +202,6 @@ def test_a_start_that_takes_long_can_be_ended(project: Path, *, is_thread_op: bo
 
 
 def test_an_op_that_cannot_be_prepared_ends_the_command(project: Path) -> None:
-    """The command prints the error and the names of hook and Op, and exits with 1."""
     (project / "config.yml").write_text("rpc_port: 0\n")
     (project / "web_service.py").write_text(SCRIPT.replace("2.0", "no_such_name"))
     done = run_ovms("serve", "config.yml", "--service", "web_service.py")
@@ -217,7 +211,6 @@ def test_an_op_that_cannot_be_prepared_ends_the_command(project: Path) -> None:
 
 
 def test_the_original_package_is_not_shadowed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the original package is installed, too, the script is not run, and the error names both remedies."""
     _write_config(project)
     original = project / "site" / "paddle_serving_server"
     original.mkdir(parents=True)

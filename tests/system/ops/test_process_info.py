@@ -15,7 +15,6 @@ from ovmstrio.runtimes.ops.process_info import FILE_NAME, home, list_processes, 
 
 @pytest.fixture
 def other() -> Iterator[subprocess.Popen[bytes]]:
-    """Give a process that waits for its end."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     yield process
     process.kill()
@@ -23,7 +22,6 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_server_is_in_the_file_while_it_runs(tmp_path: Path) -> None:
-    """The entry has what readers of the file know, and is gone afterwards."""
     with record_process([9998, 18082], tmp_path) as file:
         (entry,) = json.loads(file.read_text())
         assert (entry["pid"], entry["port"], entry["model"]) == (os.getpid(), [9998, 18082], "pipline")
@@ -33,7 +31,6 @@ def test_a_server_is_in_the_file_while_it_runs(tmp_path: Path) -> None:
 
 
 def test_servers_share_the_file(tmp_path: Path) -> None:
-    """Entries of others stay; those of dead processes and of the same port go."""
     dead = {"pid": 2**22, "port": [1], "model": "pipline", "start_time": 1.0}
     (tmp_path / FILE_NAME).write_text(json.dumps([dead, "rubbish", {"pid": "x"}]))
     with record_process([1001], tmp_path), record_process([1002], tmp_path):
@@ -42,8 +39,7 @@ def test_servers_share_the_file(tmp_path: Path) -> None:
             assert [each.port for each in list_processes(tmp_path)] == [[1002], [1001]]
 
 
-def test_only_the_process_that_is_meant_is_signalled(tmp_path: Path, other: subprocess.Popen[bytes]) -> None:
-    """A signal goes to the process of the port, and never to one that began at another time than the file says."""
+def test_a_process_with_another_start_time_is_not_signalled(tmp_path: Path, other: subprocess.Popen[bytes]) -> None:
     with record_process([1001], tmp_path) as file:
         (entry,) = json.loads(file.read_text())
     stat = {"pid": other.pid, "model": "pipline"}
@@ -57,16 +53,14 @@ def test_only_the_process_that_is_meant_is_signalled(tmp_path: Path, other: subp
     assert signal_processes(signal.SIGINT, 1004, tmp_path) == ([], [])
 
 
-def test_a_file_that_says_nothing(tmp_path: Path) -> None:
-    """A missing file, an empty one and one that is not JSON name no process."""
-    assert list_processes(tmp_path) == []
-    for text in ("", "rubbish", "{}"):
+@pytest.mark.parametrize("text", [None, "", "rubbish", "{}"], ids=["missing", "empty", "no JSON", "no list"])
+def test_a_file_without_entries_names_no_process(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
         (tmp_path / FILE_NAME).write_text(text)
-        assert list_processes(tmp_path) == []
+    assert list_processes(tmp_path) == []
 
 
-def test_where_the_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``$SERVING_HOME`` names its folder, otherwise it is the current one."""
+def test_serving_home_names_the_folder_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SERVING_HOME", raising=False)
     assert home() == tmp_path
