@@ -32,10 +32,14 @@ fetch_var { name: "scores.tmp_0" alias_name: "scores" is_lod_tensor: true fetch_
 """
 
 
+def _variables(text: str) -> tuple[Variable, ...]:
+    pairs = (pair.split(":") for pair in text.split())
+    return tuple(Variable(name, alias, lod=False, kind=1, shape=(3,)) for name, alias in pairs)
+
+
 def _config(feeds: str, fetches: str) -> ModelConfig:
     """Return a description whose variables are given as ``name:alias name:alias``."""
-    pairs = ([pair.split(":") for pair in text.split()] for text in (feeds, fetches))
-    return ModelConfig(*(tuple(Variable(*pair, lod=False, kind=1, shape=(3,)) for pair in each) for each in pairs))
+    return ModelConfig(_variables(feeds), _variables(fetches))
 
 
 def test_a_description_is_read(tmp_path: Path) -> None:
