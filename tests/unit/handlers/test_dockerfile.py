@@ -18,13 +18,12 @@ def _made(folder: Path, text: str = PYTHON, **files: str) -> str:
 
 
 def _install(dockerfile: str) -> list[str]:
-    """Give the commands of the step that installs what the project wants."""
+    """Return the commands of the step that installs the requirements of the project."""
     step = re.search(r"^RUN set -e; \\\n((?:.*\\\n)*.*)", dockerfile, re.MULTILINE)
     return [] if step is None else [line.removesuffix("; \\").strip() for line in step[1].split("\n")]
 
 
-def test_a_bare_project_installs_the_server_alone(tmp_path: Path) -> None:
-    """Nothing is copied that is not there."""
+def test_a_project_without_requirements_installs_the_server_alone(tmp_path: Path) -> None:
     text = _made(tmp_path)
     lines = text.splitlines()
     assert lines[0] == "FROM ubuntu:22.04"
@@ -39,8 +38,7 @@ def test_a_bare_project_installs_the_server_alone(tmp_path: Path) -> None:
     assert _install(text) == []
 
 
-def test_the_shell_script_comes_before_conda_and_pip(tmp_path: Path) -> None:
-    """With the environment of the project around them, and the server's own needs at the end."""
+def test_the_shell_script_runs_before_conda_and_pip(tmp_path: Path) -> None:
     files = {"requirements__txt": "numpy\n", "dependencies__sh": "true\n", "__env": "A=2\n"}
     files["conda-packages__txt"] = "conda-forge::rdkit\n"
     text = _made(tmp_path, f"{PYTHON}env: {{A: 1, not-a-name: 2}}\n", **files)
@@ -56,24 +54,29 @@ def test_the_shell_script_comes_before_conda_and_pip(tmp_path: Path) -> None:
     ]
 
 
-def test_code_that_changes_installs_nothing_again(tmp_path: Path) -> None:
-    """Only what installs is copied before, unless it may need more of the project."""
-    apart = _made(tmp_path, requirements__txt="numpy\n")
-    assert re.findall(r"^(?:COPY .*|RUN set)", apart, re.MULTILINE) == [
-        'COPY ["iris/requirements.txt", "/src/project/requirements.txt"]',
-        "RUN set",
-        'COPY ["iris/", "/src/project/"]',
-    ]
-    for files in ({"requirements__txt": "numpy\n.\n"}, {"dependencies__sh": "cp pip.conf /etc/pip.conf\n"}):
-        whole = _made(tmp_path, **files)
-        assert re.findall(r"^(?:COPY .*|RUN set)", whole, re.MULTILINE) == [
-            'COPY ["iris/", "/src/project/"]',
-            "RUN set",
-        ]
+@pytest.mark.parametrize(
+    ("files", "steps"),
+    [
+        (
+            {"requirements__txt": "numpy\n"},
+            [
+                'COPY ["iris/requirements.txt", "/src/project/requirements.txt"]',
+                "RUN set",
+                'COPY ["iris/", "/src/project/"]',
+            ],
+        ),
+        ({"requirements__txt": "numpy\n.\n"}, ['COPY ["iris/", "/src/project/"]', "RUN set"]),
+        ({"dependencies__sh": "cp pip.conf /etc/\n"}, ['COPY ["iris/", "/src/project/"]', "RUN set"]),
+    ],
+    ids=["packages", "the project itself", "shell"],
+)
+def test_changed_code_repeats_the_install_step_only_if_it_is_needed(
+    tmp_path: Path, files: dict[str, str], steps: list[str]
+) -> None:
+    assert re.findall(r"^(?:COPY .*|RUN set)", _made(tmp_path, **files), re.MULTILINE) == steps
 
 
-def test_files_may_have_names_of_their_own(tmp_path: Path) -> None:
-    """Blanks in them are no matter."""
+def test_requirements_may_have_another_name(tmp_path: Path) -> None:
     text = _made(tmp_path, f"{PYTHON}dependencies: {{pip: my deps.txt}}\n", **{"my deps__txt": "numpy\n"})
     assert 'COPY ["iris/my deps.txt", "/src/project/my deps.txt"]' in text
     assert "pip install --no-cache-dir -r $'my deps.txt'" in _install(text)
@@ -90,13 +93,11 @@ def test_files_may_have_names_of_their_own(tmp_path: Path) -> None:
         ("gpu_version: {cuda: 10.2, cudnn: 7}", "FROM nvidia/cuda:10.2-cudnn7-runtime-ubuntu18.04"),
     ],
 )
-def test_a_gpu_is_a_cuda_image(tmp_path: Path, keys: str, expected: str) -> None:
-    """Of the newest system that there is one with."""
+def test_a_gpu_selects_a_cuda_image(tmp_path: Path, keys: str, expected: str) -> None:
     assert _made(tmp_path, f"{PYTHON}gpu: true\n{keys}\n").startswith(f"{expected}\n")
 
 
-def test_a_tensorflow_project_needs_no_second_image(tmp_path: Path) -> None:
-    """A GPU is one of OpenVINO's; TensorFlow itself is installed where a version is asked for that can be had."""
+def test_a_tensorflow_project_has_openvinos_gpu_and_a_tensorflow_that_exists(tmp_path: Path) -> None:
     text = _made(tmp_path, f"{_TENSORFLOW}gpu: true\ntfs_version: 2.16.1\n")
     assert text.startswith("FROM ubuntu:22.04\n")
     assert "git intel-opencl-icd" in text
@@ -104,16 +105,23 @@ def test_a_tensorflow_project_needs_no_second_image(tmp_path: Path) -> None:
     assert _install(_made(tmp_path, f"{_TENSORFLOW}tfs_version: 2.3.0\n")) == []
 
 
-def test_what_reads_a_bucket_is_installed(tmp_path: Path) -> None:
-    """Where a model lies in one."""
-    assert "'ovmstrio[handlers,s3]==1.2.3'" in _made(tmp_path, _TENSORFLOW)
-    paths = "multi_model_reloading: {paths: [{name: a, path: gs://b/a}, {name: b, path: S3://b/a}]}\n"
-    assert "'ovmstrio[handlers,s3]==1.2.3'" in _made(tmp_path, PYTHON + paths)
-    assert "s3" not in _made(tmp_path, f"{PYTHON}multi_model_reloading: {{dir: gs://b/a}}\n")
+@pytest.mark.parametrize(
+    ("text", "extras"),
+    [
+        (_TENSORFLOW, "handlers,s3"),
+        (
+            f"{PYTHON}multi_model_reloading: {{paths: [{{name: a, path: gs://b/a}}, {{name: b, path: S3://b/a}}]}}\n",
+            "handlers,s3",
+        ),
+        (f"{PYTHON}multi_model_reloading: {{dir: gs://b/a}}\n", "handlers"),
+    ],
+    ids=["models", "paths", "no S3"],
+)
+def test_the_client_of_s3_is_installed_for_models_in_s3(tmp_path: Path, text: str, extras: str) -> None:
+    assert f"'ovmstrio[{extras}]==1.2.3'" in _made(tmp_path, text)
 
 
-def test_python_port_and_sources_are_followed(tmp_path: Path) -> None:
-    """The server's sources come from a build context of that name."""
+def test_python_port_and_sources_of_the_server(tmp_path: Path) -> None:
     text = _made(tmp_path, f"{PYTHON}py_version: 3.12.4\nserve_port: 9\nuse_local_cortex_libs: true\n")
     assert "python=3.12.4 pip" in text
     assert "EXPOSE 9\n" in text
