@@ -1,15 +1,15 @@
-"""Forms: fields and files."""
-
 from __future__ import annotations
 
 import io
+import json
+import math
 import re
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlencode
 
 import pytest
@@ -22,7 +22,110 @@ from ovmstrio.core.http import HttpRequest
 from ovmstrio.runtimes.handlers import http as handlers_http
 from ovmstrio.runtimes.handlers.http import forms
 from ovmstrio.runtimes.handlers.http.forms import parse_payload
-from ovmstrio.runtimes.handlers.http.values import FormData, UploadFile
+from ovmstrio.runtimes.handlers.http.values import FormData, QueryParams, RequestHeaders, UploadFile
+
+# Payloads of other types than forms
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "payload"),
+    [
+        ("application/json", b'{"a": [1, null]}', {"a": [1, None]}),
+        ("Application/JSON; charset=utf-8", b'"\xc3\xa9"', "é"),
+        ("application/json", b"123456789012345678901234567890", 123456789012345678901234567890),
+        ("application/json", b"[Infinity]", [math.inf]),
+        ("text/plain", "héllo".encode(), "héllo"),
+        ("text/plain", b"", ""),
+        ("text/plain; charset=latin-1", b"\xe9", "é"),
+        ('text/plain; charset="UTF-16-LE";', "é".encode("utf-16-le"), "é"),
+        ("text/plain; charset=ascii; charset=latin-1;", b"\xe9", "é"),
+        ("application/octet-stream", b"\x00\xff", b"\x00\xff"),
+        ("application/vnd.x+json", b"{}", b"{}"),
+        ("text/html", b"<p>", b"<p>"),
+        ("", b"x", b"x"),
+        (None, b"", b""),
+    ],
+)
+def test_each_content_type_has_its_payload(content_type: str | None, body: bytes, payload: Any) -> None:
+    assert parse_payload(content_type, body) == payload
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "message", "is_json"),
+    [
+        ("application/json", b"", "Expecting value", True),
+        ("application/json", b'{"a": }', r"Expecting value: line 1 column 7 \(char 6\)", True),
+        ("application/json", b'"\xff"', "utf-8", True),
+        ("application/json", b"[" * 100_000, "", True),
+        ("text/plain; charset=utf-8", b"\xff", "not in utf-8", False),
+        ("text/plain; charset=no-such", b"\xff", "not in no-such", False),
+        ("text/plain; charset=hex", b"\xff", "not in hex", False),
+        ("text/plain; charset=undefined", b"\xff", "not in undefined", False),
+        # The time that charsets of names take grows with the square of their length.
+        ("text/plain; charset=punycode", b"9a9a", "not in punycode", False),
+        ("text/plain; charset=idna", b"a.b", "not in idna", False),
+        ("text/plain; charset=utf-7", b"+2AA-", "not in utf-7", False),
+    ],
+)
+def test_malformed_payloads(content_type: str, body: bytes, message: str, is_json: bool) -> None:
+    with pytest.raises(MalformedPayload, match=message) as caught:
+        parse_payload(content_type, body)
+    assert caught.value.is_json is is_json
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    )
+)
+def test_every_json_value_is_read(value: Any) -> None:
+    assert parse_payload("application/json", json.dumps(value).encode()) == value
+
+
+@given(
+    st.sampled_from(["application/json", "text/plain; charset=utf-7", "multipart/form-data; boundary=b"]), st.binary()
+)
+def test_any_body_is_parsed_or_malformed(content_type: str, body: bytes) -> None:
+    with suppress(MalformedPayload):
+        parse_payload(content_type, body)
+
+
+# Headers and query parameters
+
+
+def test_headers_have_no_case_and_their_first_value() -> None:
+    headers = RequestHeaders([("X-Key", "1"), ("accept", "a"), ("x-key", "2")])
+    assert (headers["X-KEY"], headers.get("Accept"), headers.get("other", "-")) == ("1", "a", "-")
+    assert headers.getlist("X-key") == ["1", "2"]
+    assert "ACCEPT" in headers
+    assert cast("str", 7) not in headers
+    assert dict(headers) == {"x-key": "1", "accept": "a"}
+    assert len(headers) == 2
+    assert headers.raw == [(b"x-key", b"1"), (b"accept", b"a"), (b"x-key", b"2")]
+    assert "x-key" in repr(headers)
+
+
+def test_query_parameters_have_their_last_value() -> None:
+    params = QueryParams("a=1&b=&a=%C3%BC+x&c")
+    assert (params["a"], params.get("b"), params.get("z")) == ("ü x", "", None)
+    assert params.getlist("a") == ["1", "ü x"]
+    assert dict(params) == {"a": "ü x", "b": "", "c": ""}
+    assert str(params) == "a=1&b=&a=%C3%BC+x&c="
+    assert len(params) == 3
+
+
+async def test_only_wanted_arguments_are_made() -> None:
+    request = HttpRequest("POST", "/", "v=2", (("content-type", "application/json"),), b"{")
+    assert await forms.http_arguments(frozenset(), request) == {}
+    made = await forms.http_arguments(frozenset({"query_params", "headers"}), request)
+    assert made["query_params"]["v"] == "2"
+    assert made["headers"]["content-type"] == "application/json"
+    assert sorted(made) == ["headers", "query_params"]
+
+
+# Forms
+
 
 TYPE = "multipart/form-data; boundary=Edge7"
 
@@ -39,18 +142,15 @@ def own_parse(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, bytes], Any]:
 
 
 def part(name: str, content: bytes, rest: str = "") -> bytes:
-    """Write one part of a form."""
     head = f'--Edge7\r\nContent-Disposition: form-data; name="{name}"{rest}\r\n\r\n'
     return head.encode() + content + b"\r\n"
 
 
 def form(*parts: bytes) -> bytes:
-    """Write a form."""
     return b"".join(parts) + b"--Edge7--\r\n"
 
 
 async def test_files_and_fields_of_a_form(own_parse: Callable[[str, bytes], Any]) -> None:
-    """Files have their name, content and type, for plain handlers and for async ones; fields are text."""
     image = part("image", b"\x89PNG\r\n\x00", '; filename="c\u00e4t.png"\r\nContent-Type: image/png')
     payload = own_parse(TYPE, form(part("label", "hübsch".encode()), image))
     assert isinstance(payload, FormData)
@@ -68,7 +168,6 @@ async def test_files_and_fields_of_a_form(own_parse: Callable[[str, bytes], Any]
 
 
 async def test_the_content_of_an_upload_can_be_changed(own_parse: Callable[[str, bytes], Any]) -> None:
-    """As with Starlette's; a file without a type has none."""
     upload = own_parse(TYPE, form(part("f", b"abc", '; filename="f"')))["f"]
     await upload.write(b"x")
     await upload.seek(0)
@@ -76,8 +175,7 @@ async def test_the_content_of_an_upload_can_be_changed(own_parse: Callable[[str,
     assert upload.content_type is None
 
 
-def test_keys_may_repeat_in_both_kinds_of_forms(own_parse: Callable[[str, bytes], Any]) -> None:
-    """The last value counts, and all are there in their order."""
+def test_fields_may_repeat_in_both_kinds_of_forms(own_parse: Callable[[str, bytes], Any]) -> None:
     several = own_parse(TYPE, form(part("a", b"1"), part("b", b"2"), part("a", b"3")))
     assert (several["a"], several.getlist("a"), several.get("c")) == ("3", ["1", "3"], None)
     coded = own_parse("application/x-www-form-urlencoded; charset=utf-8", b"a=1&b=&a=%C3%BC+x")
@@ -101,23 +199,20 @@ def test_keys_may_repeat_in_both_kinds_of_forms(own_parse: Callable[[str, bytes]
         (TYPE, b"--Edge7\r\n" + b"a:b\r\n" * 9000, "headers of a part have more than 8192 bytes"),
     ],
 )
-def test_a_broken_form_is_the_callers_fault(content_type: str, body: bytes, reason: str) -> None:
-    """And says what is wrong with it."""
+def test_malformed_forms(content_type: str, body: bytes, reason: str) -> None:
     with pytest.raises(MalformedPayload, match=reason) as caught:
         parse_payload(content_type, body)
     assert not caught.value.is_json
 
 
 def test_a_part_may_have_many_headers_and_a_long_content() -> None:
-    """As long as they are no more than anybody writes."""
     content = b"\xe9" * 100_000
     payload = parse_payload(TYPE, form(part("f", content, '; filename="f"\r\n' + "x-a: b\r\n" * 900 + "x-b: c")))
     assert payload["f"].file.read() == content
 
 
 @given(st.lists(st.tuples(st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1), st.binary())))
-def test_every_file_comes_through(files: list[tuple[str, bytes]]) -> None:
-    """Whatever its bytes are, in the order of the form."""
+def test_every_file_is_read(files: list[tuple[str, bytes]]) -> None:
     body = form(*(part(name, content, '; filename="f"') for name, content in files if b"--Edge7" not in content))
     expected = [pair for pair in files if b"--Edge7" not in pair[1]]
     found: Any = parse_payload(TYPE, body)
@@ -131,8 +226,7 @@ def test_every_file_comes_through(files: list[tuple[str, bytes]]) -> None:
         )
     )
 )
-def test_no_form_does_more_than_fail(pieces: list[bytes]) -> None:
-    """Whatever is put where, it is parsed or it is malformed."""
+def test_any_form_is_parsed_or_malformed(pieces: list[bytes]) -> None:
     with suppress(MalformedPayload):
         parse_payload(TYPE, b"--Edge7\r\n" + b"".join(pieces))
 
@@ -146,17 +240,13 @@ _CONTENTS = (
 
 
 @given(st.lists(_CONTENTS, min_size=1, max_size=3), st.integers(1, 64), st.sampled_from([b"", b" ", b"\t" * 9]))
-def test_a_form_is_the_same_however_it_is_cut_to_be_looked_through(
-    contents: list[bytes], size: int, blanks: bytes
-) -> None:
-    """In the midst of boundaries and of what looks like them, behind which there may be blanks."""
+def test_parts_do_not_depend_on_the_size_of_pieces(contents: list[bytes], size: int, blanks: bytes) -> None:
     parts = [part("f", content, '; filename="f"').replace(b"--Edge7", b"--Edge7" + blanks, 1) for content in contents]
     found = multipart.form_parts(TYPE, form(*parts), piece_bytes=size)
     assert [each.content for each in found] == contents
 
 
 async def test_forms_are_starlettes_where_it_is_installed() -> None:
-    """So that handlers may ask for its classes."""
     datastructures = pytest.importorskip("starlette.datastructures")
     payload = parse_payload(TYPE, form(part("f", b"abc", '; filename="f.txt"\r\nContent-Type: text/plain')))
     assert isinstance(payload, datastructures.FormData)
@@ -168,8 +258,7 @@ async def test_forms_are_starlettes_where_it_is_installed() -> None:
 
 
 @pytest.mark.parametrize("kind", [TYPE, "application/x-www-form-urlencoded"])
-async def test_a_large_form_is_read_beside_the_event_loop(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small one is read at once; neither its size nor its fields change what is found in it."""
+async def test_a_large_form_is_read_in_a_thread(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
 
     def recorded(content_type: str | None, body: bytes) -> Any:
@@ -189,15 +278,15 @@ async def test_a_large_form_is_read_beside_the_event_loop(kind: str, monkeypatch
     assert small == threading.get_ident() != large
 
 
-async def test_a_form_of_more_parts_than_may_be_is_refused() -> None:
-    """Each part takes microseconds, however small it is."""
-    request = HttpRequest("POST", "/", headers=(("content-type", TYPE),), body=form(*[part("a", b"")] * 4097))
-    with pytest.raises(MalformedPayload, match="more than 4096 parts"):
-        await forms.http_arguments(frozenset({"payload"}), request)
-
-
-async def test_a_large_form_that_is_none_is_refused_like_a_small_one() -> None:
-    """The thread's error is the caller's."""
-    request = HttpRequest("POST", "/", headers=(("content-type", "multipart/form-data"),), body=b"x" * 2**20)
-    with pytest.raises(MalformedPayload, match="boundary"):
+@pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        (TYPE, form(*[part("a", b"")] * 4097), "more than 4096 parts"),
+        ("multipart/form-data", b"x" * 2**20, "boundary"),
+    ],
+    ids=["too many parts", "large and malformed"],
+)
+async def test_large_forms_that_are_refused(kind: str, body: bytes, message: str) -> None:
+    request = HttpRequest("POST", "/", headers=(("content-type", kind),), body=body)
+    with pytest.raises(MalformedPayload, match=message):
         await forms.http_arguments(frozenset({"payload"}), request)

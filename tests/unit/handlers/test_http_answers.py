@@ -1,20 +1,24 @@
-"""What handlers return, as answers."""
-
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from textwrap import indent
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from structlog.testing import capture_logs
 
-from ovmstrio.core.errors import UserCodeError
+from ovmstrio.api.handlers.http.held_stream import HeldStream
+from ovmstrio.core.callers import Caller, Scopes
+from ovmstrio.core.errors import MalformedPayload, NotReady, Unauthenticated, UserCodeError
 from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.long_requests import LongRequest
 from ovmstrio.handlers import HTTPError, JSONResponse, Response, StreamingResponse
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.http.results import to_answer
+from ovmstrio.runtimes.handlers.http.values import error_answer, wants_json
 from tests.support.handlers import opened
 from tests.support.waits import until_async
 
@@ -25,18 +29,15 @@ LINES = (("content-type", "application/x-ndjson"),)
 
 
 def handler_of(body: str, prefix: str = "") -> str:
-    """Write a handler with one method."""
     head = "import math, numpy\nfrom ovmstrio.handlers import *\nclass Handler:\n    closed = False\n"
     return f"{head}    {prefix}def handle_get(self):\n{indent(body, ' ' * 8)}\n"
 
 
 async def answer(handler: LoadedHandler) -> HttpAnswer:
-    """Call the method and make the answer."""
     return await to_answer(await handler.call("handle_get"), handler, "handle_get")
 
 
-async def whole(made: HttpAnswer) -> bytes:
-    """Read the body of an answer."""
+async def read_body(made: HttpAnswer) -> bytes:
     stream = made.stream
     if stream is None:
         return made.content
@@ -62,55 +63,46 @@ async def whole(made: HttpAnswer) -> bytes:
         ("numpy.arange(2)", JSON, b"[0, 1]"),
     ],
 )
-async def test_each_kind_of_result_has_its_answer(
+async def test_each_type_of_result_has_its_answer(
     tmp_path: Path, result: str, headers: tuple[tuple[str, str], ...], body: bytes
 ) -> None:
-    """Bytes, text, and JSON for everything else, arrays included."""
     async with opened(tmp_path, handler_of(f"return {result}")) as handler:
         assert await answer(handler) == HttpAnswer(200, headers, body)
 
 
 @pytest.mark.parametrize(
-    ("result", "reason"),
+    ("body", "reason"),
     [
-        ("object()", "TypeError: an object of type 'object' cannot be written as JSON"),
-        ("{(1, 2): 3}", "TypeError: keys must be"),
-        ("self.endless()", "ValueError: Circular reference"),
-        ("'\\ud800'", "UnicodeEncodeError"),
+        ("return object()", "TypeError: an object of type 'object' cannot be written as JSON"),
+        ("return {(1, 2): 3}", "TypeError: keys must be"),
+        ("endless = []\nendless.append(endless)\nreturn endless", "ValueError: Circular reference"),
+        ("return '\\ud800'", "UnicodeEncodeError"),
     ],
 )
-async def test_what_cannot_be_sent_is_the_handlers_fault(tmp_path: Path, result: str, reason: str) -> None:
-    """The log says why, the client is not told."""
-    code = (
-        handler_of(f"return {result}")
-        + "    def endless(self):\n        a = []\n        a.append(a)\n        return a\n"
-    )
-    async with opened(tmp_path, code) as handler:
+async def test_results_that_cannot_be_sent_are_errors_of_the_handler(tmp_path: Path, body: str, reason: str) -> None:
+    async with opened(tmp_path, handler_of(body)) as handler:
         with capture_logs() as logs, pytest.raises(UserCodeError) as caught:
             await answer(handler)
     assert caught.value.message == "internal server error"
     assert caught.value.detail.startswith(reason)
-    assert [entry["error"] == caught.value.detail for entry in logs] == [True]
+    assert [entry["error"] for entry in logs] == [caught.value.detail]
 
 
-async def test_a_callback_comes_with_its_result(tmp_path: Path) -> None:
-    """Whatever the result is; several are in the order in which they were wrapped."""
+async def test_callbacks_are_returned_in_the_order_of_their_wrapping(tmp_path: Path) -> None:
     async with opened(tmp_path, handler_of("return (JSONResponse({}, 201), len), max")) as handler:
-        made: Any = await answer(handler)
+        made = await answer(handler)
     assert (made.status, made.body, made.after) == (201, b"{}", (len, max))
 
 
-async def test_a_response_is_sent_as_it_is(tmp_path: Path) -> None:
-    """With its status, its headers and its background task."""
+async def test_a_response_keeps_its_status_headers_and_background(tmp_path: Path) -> None:
     body = "return Response('<p>', 404, {'X-Key': 'v'}, 'text/html', background=len)"
     async with opened(tmp_path, handler_of(body)) as handler:
-        made: Any = await answer(handler)
+        made = await answer(handler)
     assert (made.status, made.body, made.after) == (404, b"<p>", (len,))
     assert made.headers == (("x-key", "v"), ("content-type", "text/html; charset=utf-8"))
 
 
-def test_responses_make_their_bodies() -> None:
-    """Of text, bytes or JSON; nothing else."""
+def test_bodies_and_headers_of_responses() -> None:
     assert Response().body == b""
     assert Response(b"x").headers == {}
     assert Response(b"x", headers={"Content-Length": "7"}).header_pairs() == ()
@@ -136,16 +128,14 @@ def test_responses_make_their_bodies() -> None:
 async def test_a_generator_is_a_stream(
     tmp_path: Path, prefix: str, values: str, headers: tuple[tuple[str, str], ...], body: bytes
 ) -> None:
-    """Whose content type is that of its first value."""
     async with opened(tmp_path, handler_of(values, prefix)) as handler:
         made = await answer(handler)
         assert (made.status, made.headers) == (200, headers)
-        assert await whole(made) == body
+        assert await read_body(made) == body
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])
-async def test_a_generator_that_fails_at_once_is_an_error(tmp_path: Path, prefix: str) -> None:
-    """With a status, as nothing has been sent; later it ends the stream."""
+async def test_a_generator_that_fails_at_once_has_a_status(tmp_path: Path, prefix: str) -> None:
     async with opened(tmp_path, handler_of("raise HTTPError(404, 'gone')\nyield", prefix)) as handler:
         with pytest.raises(HTTPError, match="404: gone"):
             await answer(handler)
@@ -158,8 +148,7 @@ async def test_a_generator_that_fails_at_once_is_an_error(tmp_path: Path, prefix
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])
-async def test_a_stream_that_nobody_reads_on_is_closed(tmp_path: Path, prefix: str) -> None:
-    """When its answer is."""
+async def test_a_stream_is_closed_with_its_answer(tmp_path: Path, prefix: str) -> None:
     body = "try:\n    while True: yield 'x'\nfinally:\n    self.closed = True"
     async with opened(tmp_path, handler_of(body, prefix)) as handler:
         made: Any = await answer(handler)
@@ -168,8 +157,7 @@ async def test_a_stream_that_nobody_reads_on_is_closed(tmp_path: Path, prefix: s
         await until_async(lambda: handler.instance.closed)
 
 
-async def test_who_leaves_before_the_first_value_closes_the_generator(tmp_path: Path) -> None:
-    """As later."""
+async def test_a_generator_is_closed_if_its_caller_leaves_before_the_first_value(tmp_path: Path) -> None:
     body = "import trio\ntry:\n    await trio.sleep(60)\n    yield 1\nfinally:\n    self.closed = True"
     async with opened(tmp_path, handler_of(body, "async ")) as handler:
         with trio.move_on_after(0.01):
@@ -179,7 +167,6 @@ async def test_who_leaves_before_the_first_value_closes_the_generator(tmp_path: 
 
 @pytest.mark.parametrize("content", ["['a', 'b']", "iter(['a', b'b'])", "self.values()", "self.later()"])
 async def test_a_streaming_response_has_any_iterable(tmp_path: Path, content: str) -> None:
-    """And its own content type."""
     code = handler_of(f"return StreamingResponse({content}, 206, {{'x-a': '1'}}, 'text/event-stream')")
     code += "    def values(self):\n        yield 'a'\n        yield 'b'\n"
     code += "    async def later(self):\n        yield 'a'\n        yield 'b'\n"
@@ -189,11 +176,10 @@ async def test_a_streaming_response_has_any_iterable(tmp_path: Path, content: st
             206,
             (("x-a", "1"), ("content-type", "text/event-stream; charset=utf-8")),
         )
-        assert await whole(made) == b"ab"
+        assert await read_body(made) == b"ab"
 
 
-async def test_starlettes_responses_are_sent_as_they_are(tmp_path: Path) -> None:
-    """Status, headers, cookies and background."""
+async def test_responses_of_starlette(tmp_path: Path) -> None:
     pytest.importorskip("starlette.responses")
     body = """\
 from starlette.background import BackgroundTask
@@ -211,19 +197,17 @@ return made
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])
-async def test_starlettes_streams_are_streams(tmp_path: Path, prefix: str) -> None:
-    """Of text in its charset, or of bytes."""
+async def test_streams_of_starlette(tmp_path: Path, prefix: str) -> None:
     pytest.importorskip("starlette.responses")
     code = handler_of("from starlette.responses import StreamingResponse\nreturn StreamingResponse(self.values(), 202)")
     code += f"    {prefix}def values(self):\n        yield 'h\\u00e9'\n        yield b'!'\n"
     async with opened(tmp_path, code) as handler:
         made = await answer(handler)
         assert made.status == 202
-        assert await whole(made) == "hé!".encode()
+        assert await read_body(made) == "hé!".encode()
 
 
-async def test_starlettes_files_are_sent(tmp_path: Path) -> None:
-    """With their length and type; a file that is not there is the handler's fault."""
+async def test_files_of_starlette(tmp_path: Path) -> None:
     pytest.importorskip("starlette.responses")
     (tmp_path / "large.csv").write_bytes(b"x" * 200_000)
     code = handler_of(
@@ -234,8 +218,89 @@ async def test_starlettes_files_are_sent(tmp_path: Path) -> None:
         headers = dict(made.headers)
         assert headers["content-length"] == "200000"
         assert headers["content-type"].startswith("text/csv")
-        assert await whole(made) == b"x" * 200_000
+        assert await read_body(made) == b"x" * 200_000
         handler.instance.name = "/missing.csv"
         with pytest.raises(UserCodeError) as caught:
             await answer(handler)
         assert "FileNotFoundError" in caught.value.detail
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("error", "options", "status", "headers", "body"),
+    [
+        (MalformedPayload("no value", is_json=True), {}, 500, JSON, b'{"error": "no value"}'),
+        (MalformedPayload("no boundary"), {}, 500, TEXT, b"no boundary"),
+        (HTTPError(418, "tea", {"X-Pot": "1"}), {}, 418, (*TEXT, ("x-pot", "1")), b"tea"),
+        (HTTPError(422, "{}", {"Content-Type": "application/json"}), {}, 422, JSON, b"{}"),
+        (HTTPError(404), {}, 404, TEXT, b"Not Found"),
+        (HTTPError(404, "no leaf"), {"as_json": True}, 404, TEXT, b"no leaf"),
+        (HTTPError(799), {}, 799, TEXT, b""),
+        (UserCodeError("internal", detail="why"), {}, 500, TEXT, b"internal"),
+        (UserCodeError("internal", detail="why"), {"shows_details": True}, 500, TEXT, b"internal: why"),
+        (NotReady("later"), {}, 500, TEXT, b"later"),
+        (NotReady("later"), {"as_json": True}, 500, JSON, b'{"error": "later"}'),
+    ],
+)
+def test_answers_of_errors(
+    error: Exception, options: dict[str, bool], status: int, headers: tuple[tuple[str, str], ...], body: bytes
+) -> None:
+    made = error_answer(error, 500, **options)
+    assert (made.status, made.headers, made.body) == (status, headers, body)
+
+
+def test_a_status_without_content_has_no_body() -> None:
+    assert error_answer(HTTPError(204, "x"), 500).body == b""
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("application/json", True),
+        ("application/json;q=0.9, */*;q=0.1", True),
+        ("application/json, text/plain, */*", False),
+        ("*/*", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_clients_that_want_json(accept: str | None, expected: bool) -> None:
+    assert wants_json(accept) is expected
+
+
+# Streams that are kept for a request
+
+
+async def _pieces(*pieces: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+    await trio.sleep_forever()
+
+
+async def test_a_stream_ends_with_the_permission_of_its_caller() -> None:
+    request = LongRequest(Caller("shop", "key", Scopes()), (), None)
+    ended: list[str] = []
+    stream = HeldStream(_pieces(b"a", b"b"), known=(request, lambda: ended.append("known")))  # type: ignore[arg-type]
+    received: list[bytes] = []
+
+    async def read_all() -> None:
+        while True:
+            received.append(await anext(stream))
+
+    async def read() -> None:
+        with pytest.raises(trio.BrokenResourceError, match="the key is not known"):
+            await read_all()
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            request.end(Unauthenticated("the key is not known"))
+        with pytest.raises(trio.BrokenResourceError):
+            await anext(stream)
+        await stream.aclose()
+        await stream.aclose()
+    assert received == [b"a", b"b"]
+    assert ended == ["known"]
