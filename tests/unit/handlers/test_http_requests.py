@@ -56,7 +56,7 @@ def test_each_content_type_has_its_payload(content_type: str | None, body: bytes
         ("application/json", b"", "Expecting value", True),
         ("application/json", b'{"a": }', r"Expecting value: line 1 column 7 \(char 6\)", True),
         ("application/json", b'"\xff"', "utf-8", True),
-        ("application/json", b"[" * 100_000, "", True),
+        ("application/json", b"[" * 100_000, "recursion|nest", True),
         ("text/plain; charset=utf-8", b"\xff", "not in utf-8", False),
         ("text/plain; charset=no-such", b"\xff", "not in no-such", False),
         ("text/plain; charset=hex", b"\xff", "not in hex", False),
