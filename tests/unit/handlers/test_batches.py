@@ -1,5 +1,3 @@
-"""Requests that are gathered to one call of ``handle_post``."""
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
@@ -32,12 +30,11 @@ BATCHED = """
 
 
 def batching(size: int, seconds: float = 0.5) -> str:
-    """Write the section of the project."""
     return f"server_side_batching: {{max_batch_size: {size}, batch_interval_seconds: {seconds}}}\n"
 
 
 async def outcome(call: Callable[[], Awaitable[Any]]) -> Any:
-    """Give what a call returns or raises."""
+    """Return what a call returns or raises."""
     try:
         return await call()
     except (UserCodeError, HTTPError) as error:
@@ -45,7 +42,7 @@ async def outcome(call: Callable[[], Awaitable[Any]]) -> Any:
 
 
 async def post_all(handler: LoadedHandler, *payloads: Any) -> list[Any]:
-    """Post several payloads at once, and give their outcomes in the same order."""
+    """Post several payloads at once, and return their outcomes in the same order."""
     outcomes: list[Any] = [None] * len(payloads)
 
     async def post(index: int, payload: Any) -> None:
@@ -62,7 +59,6 @@ async def post_all(handler: LoadedHandler, *payloads: Any) -> list[Any]:
 async def test_requests_share_calls_and_get_their_own_results(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Five with a size of three are a full batch at once, and the rest when the interval has passed."""
     async with opened(tmp_path, BATCHED, batching(3)) as handler:
         began = trio.current_time()
         assert await post_all(handler, *"abcde") == [f"{each} q{n}" for n, each in enumerate("abcde")]
@@ -70,29 +66,22 @@ async def test_requests_share_calls_and_get_their_own_results(
         assert handler.instance.batches == [["a", "b", "c"], ["d", "e"]]
 
 
-async def test_other_verbs_are_not_gathered(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    """They get single arguments, at once."""
+async def test_other_verbs_are_not_batched(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     async with opened(tmp_path, BATCHED, batching(3)) as handler:
         assert await handler.call("handle_get", query_params="x") == "x"
         assert [handler.methods[name].is_batched for name in ("handle_post", "handle_get")] == [True, False]
 
 
-async def test_who_leaves_before_the_batch_begins_is_not_in_it(
+async def test_a_request_whose_caller_leaves_is_removed_from_its_batch(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """And takes no place in it."""
-    async with opened(tmp_path, BATCHED, batching(3)) as handler, trio.open_nursery() as nursery:
-        scope = trio.CancelScope()
-        nursery.start_soon(_post_in, scope, handler)
-        await trio.testing.wait_all_tasks_blocked()
-        scope.cancel()
+    async with opened(tmp_path, BATCHED, batching(3)) as handler:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(handler.call, "handle_post", payload="a", query_params=""))
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
         assert await post_all(handler, "b", "c") == ["b q0", "c q1"]
         assert handler.instance.batches == [["b", "c"]]
-
-
-async def _post_in(scope: trio.CancelScope, handler: LoadedHandler) -> None:
-    with scope:
-        await handler.call("handle_post", payload="a", query_params="")
 
 
 @pytest.mark.parametrize(
@@ -105,8 +94,7 @@ async def _post_in(scope: trio.CancelScope, handler: LoadedHandler) -> None:
         ("1 / 0", "ZeroDivisionError: division by zero (handler.py:4)"),
     ],
 )
-async def test_a_batch_that_fails_fails_for_all_of_it(tmp_path: Path, made: str, problem: str) -> None:
-    """Nobody waits for ever, and the log has the reason once."""
+async def test_a_failed_batch_fails_for_each_of_its_requests(tmp_path: Path, made: str, problem: str) -> None:
     code = f"""
         class Handler:
             def handle_post(self, payload):
@@ -121,9 +109,16 @@ async def test_a_batch_that_fails_fails_for_all_of_it(tmp_path: Path, made: str,
     assert len(logs) == 1
 
 
-@pytest.mark.parametrize("retry", [True, False])
-async def test_requests_of_a_failed_batch_may_be_tried_one_by_one(tmp_path: Path, retry: bool) -> None:
-    """If the project says so: then only those fail that are at fault, also if there were too few results."""
+@pytest.mark.parametrize(
+    ("retry", "results", "batches"),
+    [
+        ("true", [5, None, 10] * 2, [[2, 0, 1], [2], [0], [1], [2, 5, 1], [2], [5], [1]]),
+        ("false", [None] * 6, [[2, 0, 1], [2, 5, 1]]),
+    ],
+)
+async def test_requests_of_a_failed_batch_may_be_retried_one_by_one(
+    tmp_path: Path, retry: str, results: list[int | None], batches: list[list[int]]
+) -> None:
     code = """
         class Handler:
             def __init__(self):
@@ -134,21 +129,13 @@ async def test_requests_of_a_failed_batch_may_be_tried_one_by_one(tmp_path: Path
                     return [10 // each for each in payload]
                 return [10 // each for each in payload if each != 5]
         """
-    text = batching(3).replace("}", f", retry_singly: {str(retry).lower()}}}")
-    async with opened(tmp_path, code, text) as handler:
+    async with opened(tmp_path, code, batching(3).replace("}", f", retry_singly: {retry}}}")) as handler:
         outcomes = [*await post_all(handler, 2, 0, 1), *await post_all(handler, 2, 5, 1)]
-    failed = [isinstance(each, UserCodeError) for each in outcomes]
-    if retry:
-        assert failed == [False, True, False] * 2
-        assert [outcomes[n] for n in (0, 2, 3, 5)] == [5, 10, 5, 10]
-        assert handler.instance.batches == [[2, 0, 1], [2], [0], [1], [2, 5, 1], [2], [5], [1]]
-    else:
-        assert all(failed)
-        assert handler.instance.batches == [[2, 0, 1], [2, 5, 1]]
+    assert [None if isinstance(each, UserCodeError) else each for each in outcomes] == results
+    assert handler.instance.batches == batches
 
 
-async def test_the_log_of_a_failed_batch_tells_of_its_requests(tmp_path: Path) -> None:
-    """All of them, and none of another batch."""
+async def test_the_log_of_a_failed_batch_has_the_ids_of_its_requests(tmp_path: Path) -> None:
     code = """
         class Handler:
             def handle_post(self, payload):
@@ -169,8 +156,7 @@ async def test_the_log_of_a_failed_batch_tells_of_its_requests(tmp_path: Path) -
     assert [line["request_id"] for line in logs] == ["a, b", "c, d"]
 
 
-async def test_an_exception_among_the_results_is_for_its_request_alone(tmp_path: Path) -> None:
-    """Its text is sent, as it was put there to be seen; one with a status keeps it."""
+async def test_an_exception_among_the_results_fails_its_request(tmp_path: Path) -> None:
     code = """
         from ovmstrio.handlers import HTTPError
         class Handler:
@@ -186,7 +172,6 @@ async def test_an_exception_among_the_results_is_for_its_request_alone(tmp_path:
 
 
 async def test_every_client_of_many_gets_its_own_result(tmp_path: Path) -> None:
-    """None is lost and none comes twice, in threads, with several batches at once."""
     code = """
         import threading
         class Handler:
@@ -213,10 +198,9 @@ async def test_every_client_of_many_gets_its_own_result(tmp_path: Path) -> None:
     assert sorted(seen) == sorted(number * 100 + turn for number in range(128) for turn in range(8))
 
 
-async def test_what_waits_when_the_handler_ends_is_still_run(
+async def test_a_waiting_batch_runs_when_the_handler_ends(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """At once, without waiting for more."""
     outcomes: list[Any] = []
 
     async def post() -> None:
@@ -230,25 +214,22 @@ async def test_what_waits_when_the_handler_ends_is_still_run(
     assert trio.current_time() - began < 60
 
 
-async def test_a_batch_that_does_not_end_keeps_no_handler_open(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
-    """Its requests are told so."""
+async def test_a_handler_ends_though_its_batch_does_not(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     code = """
         import trio
         class Handler:
             async def handle_post(self, payload):
                 await trio.sleep(3600)
         """
-    outcomes: list[Any] = []
+    ended: list[float] = []
 
     async def post() -> None:
         with pytest.raises(NotReady):
             await handler.call("handle_post", payload=1)
-        outcomes.append(trio.current_time() - began)
+        ended.append(trio.current_time() - began)
 
     began = trio.current_time()
     async with trio.open_nursery() as nursery, opened(tmp_path, code, batching(1)) as handler:
         nursery.start_soon(post)
         await trio.testing.wait_all_tasks_blocked()
-    assert outcomes[0] < 60
+    assert ended[0] < 60
