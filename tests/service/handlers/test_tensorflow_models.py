@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,9 @@ from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.tensor import ANY_SIZE, Dim, Tensor, TensorSpec
 from ovmstrio.runtimes.handlers.config.project_spec import (
     DEFAULT_MODEL,
-    ModelEntry,
-    ModelsSpec,
     ProjectBatching,
-    ProjectSpec,
 )
 from ovmstrio.runtimes.handlers.models import running
-from ovmstrio.runtimes.handlers.models.library import LibraryOptions
-from ovmstrio.runtimes.handlers.models.opening import ProjectModels, open_models
 from ovmstrio.runtimes.handlers.models.predictions import flat_list, read_inputs
 from tests.support.model_projects import models_in
 from tests.support.saved_models import (
@@ -33,46 +26,24 @@ from tests.support.saved_models import (
     TOTAL,
     attribute,
     node,
+    open_tensorflow_models,
+    predict,
+    single_model,
     write_classifier,
     write_saved_model,
 )
 
 
-def _project(root: Path, models: ModelsSpec | None, **more: Any) -> ProjectSpec:
-    file = root / "nucleus.yaml"
-    handler = root / "handler.py"
-    return ProjectSpec(
-        name="p", directory=root, file=file, type="tensorflow", python_path=root, handler_path=handler, models=models
-    ).model_copy(update=more)
-
-
-def _single(path: Path, key: str | None = None) -> ModelsSpec:
-    entry = ModelEntry(name=DEFAULT_MODEL, path=str(path), signature_key=key)
-    return ModelsSpec(section="models", kind="path", entries=(entry,), signature_key=key)
-
-
-@asynccontextmanager
-async def _open(tmp_path: Path, models: ModelsSpec | None, **more: Any) -> AsyncIterator[ProjectModels]:
-    options = LibraryOptions(root=tmp_path / "down")
-    async with open_models(_project(tmp_path, models, **more), options=options) as opened:
-        yield opened
-
-
-async def _predict(opened: ProjectModels, *args: Any) -> dict[str, Any]:
-    client: Any = opened.clients["tensorflow_client"]
-    return await trio.to_thread.run_sync(client.predict, *args)
-
-
 async def test_outputs_are_flat_lists(tmp_path: Path) -> None:
-    """Integers of 64 bits are strings, floats are the shortest numbers, and shapes are gone."""
     write_classifier(tmp_path / "up", 0.1)
-    async with _open(tmp_path, _single(tmp_path / "up")) as opened:
-        given: Mapping[str, Any] = {"features": [[1, 0, 0], [0, 2.0, 0]]}
-        assert await _predict(opened, given) == {"class_ids": ["1", "1"], "scores": [0.0, 0.1, 0.4, 0.6]}
+    async with open_tensorflow_models(tmp_path, single_model(tmp_path / "up")) as opened:
+        features = {"features": [[1, 0, 0], [0, 2.0, 0]]}
+        # Integers of 64 bits are strings.
+        assert await predict(opened, features) == {"class_ids": ["1", "1"], "scores": [0.0, 0.1, 0.4, 0.6]}
         client: Any = opened.clients["tensorflow_client"]
-        assert await client.apredict(given) == await _predict(opened, given, None, "1")
+        assert await client.apredict(features) == await predict(opened, features, None, "1")
         with pytest.raises(RuntimeError, match=r"await client\.apredict"):
-            client.predict(given)
+            client.predict(features)
 
 
 @pytest.mark.parametrize(
@@ -86,12 +57,11 @@ async def test_outputs_are_flat_lists(tmp_path: Path) -> None:
         (None, "must be a dict"),
     ],
 )
-async def test_inputs_that_do_not_fit_are_told(tmp_path: Path, given: Any, message: str) -> None:
-    """The message names the input, the model, and what was expected."""
+async def test_wrong_inputs_are_refused(tmp_path: Path, given: Any, message: str) -> None:
     write_classifier(tmp_path / "up")
-    async with _open(tmp_path, _single(tmp_path / "up")) as opened:
+    async with open_tensorflow_models(tmp_path, single_model(tmp_path / "up")) as opened:
         with pytest.raises(UserRuntimeException, match=message):
-            await _predict(opened, given)
+            await predict(opened, given)
 
 
 @pytest.mark.parametrize(
@@ -113,42 +83,39 @@ async def test_inputs_that_do_not_fit_are_told(tmp_path: Path, given: Any, messa
         ),
     ],
 )
-async def test_the_signature_is_the_one_configured_or_the_only_one_or_predict(
+async def test_choice_of_the_signature(
     tmp_path: Path, signatures: Any, key: str | None, outputs: dict[str, Any]
 ) -> None:
-    """In this order."""
     write_classifier(tmp_path / "up", **signatures)
-    async with _open(tmp_path, _single(tmp_path / "up", key)) as opened:
-        assert await _predict(opened, {"features": [[1, 0, 0]]}) == outputs
+    async with open_tensorflow_models(tmp_path, single_model(tmp_path / "up", key)) as opened:
+        assert await predict(opened, {"features": [[1, 0, 0]]}) == outputs
 
 
 @pytest.mark.parametrize("key", [None, "c"])
 async def test_several_signatures_need_a_choice(tmp_path: Path, key: str | None) -> None:
-    """The error lists them."""
     write_classifier(tmp_path / "up", a=CLASSIFY, b=DOUBLE)
-    async with _open(tmp_path, _single(tmp_path / "up", key)) as opened:
+    async with open_tensorflow_models(tmp_path, single_model(tmp_path / "up", key)) as opened:
         with pytest.raises(UserRuntimeException, match="one of: a, b"):
-            await _predict(opened, {"features": [[1, 0, 0]]})
+            await predict(opened, {"features": [[1, 0, 0]]})
         assert "one of: a, b" in opened.info()["model_metadata"][f"{DEFAULT_MODEL}-1"]["problem"]
 
 
-async def test_versions_are_chosen_by_number(tmp_path: Path) -> None:
-    """The highest one is the default; folders that hold no SavedModel are no versions."""
+async def test_versions_of_a_model(tmp_path: Path) -> None:
     for version in (9, 10):
         write_classifier(tmp_path / "up" / "m" / str(version), version)
     (tmp_path / "up" / "other").mkdir()
     (tmp_path / "up" / "other" / "model.txt").touch()
-    async with _open(tmp_path, models_in(tmp_path / "up")) as opened:
+    async with open_tensorflow_models(tmp_path, models_in(tmp_path / "up")) as opened:
         scores = [
-            (await _predict(opened, {"features": [[1, 0, 0]]}, "m", version))["scores"][1]
+            (await predict(opened, {"features": [[1, 0, 0]]}, "m", version))["scores"][1]
             for version in ("latest", None, 9, "10")
         ]
         assert scores == [10.0, 10.0, 9.0, 10.0]
         for version in (1, 11):
             with pytest.raises(UserRuntimeException, match=f"m of version {version} wasn't found"):
-                await _predict(opened, {}, "m", version)
+                await predict(opened, {}, "m", version)
         with pytest.raises(UserRuntimeException, match="'other' was not found"):
-            await _predict(opened, {}, "other")
+            await predict(opened, {}, "other")
         info = opened.info()["model_metadata"]
         assert list(info) == ["m-10", "m-9"]
         assert info["m-9"]["signature_key"] == "serving_default"
@@ -162,20 +129,18 @@ async def test_versions_are_chosen_by_number(tmp_path: Path) -> None:
         assert await trio.Path(info["m-9"]["disk_path"], "saved_model.pb").is_file()
 
 
-async def test_cached_models_are_loaded_when_they_are_asked_for(tmp_path: Path) -> None:
-    """The limits hold, and ``/info`` has the form that cached models have."""
+async def test_cached_models_are_loaded_at_their_first_use(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_classifier(tmp_path / "up" / name / "3")
-    async with _open(tmp_path, models_in(tmp_path / "up", 1, 1)) as opened:
+    async with open_tensorflow_models(tmp_path, models_in(tmp_path / "up", 1, 1)) as opened:
         for name in "abab":
-            assert (await _predict(opened, {"features": [[1, 0, 0]]}, name))["scores"] == [0.0, 1.0]
+            assert (await predict(opened, {"features": [[1, 0, 0]]}, name))["scores"] == [0.0, 1.0]
             assert opened.library is not None
             assert opened.library.shelf.counts() == (1, 1)
         assert opened.info()["model_metadata"]["a"]["versions"] == ["3"]
 
 
-async def test_callers_share_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two callers' inputs are joined along the first dimension, and each gets what is its own."""
+async def test_requests_are_run_in_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_classifier(tmp_path / "up")
     sizes: list[int] = []
     run_model = running.run_model
@@ -187,10 +152,10 @@ async def test_callers_share_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(running, "run_model", counting)
     got: dict[int, Any] = {}
     batching = ProjectBatching(max_batch_size=3, interval_seconds=30)
-    async with _open(tmp_path, _single(tmp_path / "up"), batching=batching) as opened:
+    async with open_tensorflow_models(tmp_path, single_model(tmp_path / "up"), batching=batching) as opened:
 
         async def ask(rows: int) -> None:
-            got[rows] = await _predict(opened, {"features": [[rows, 0, 0]] * rows})
+            got[rows] = await predict(opened, {"features": [[rows, 0, 0]] * rows})
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask, 1)
@@ -200,58 +165,49 @@ async def test_callers_share_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert got[2] == {"class_ids": ["1", "1"], "scores": [0.0, 2.0, 0.0, 2.0]}
 
 
-async def test_an_output_without_batches_cannot_be_joined(tmp_path: Path) -> None:
-    """The error is the one that TensorFlow Serving's users know."""
-    write_classifier(tmp_path / "up", total=TOTAL)
+def _placeholder(kind: Any, *shape: int) -> bytes:
+    return node("x", "Placeholder", dtype=kind, shape=attribute(shape=list(shape)))
+
+
+async def test_tensors_without_a_batch_cannot_be_joined(tmp_path: Path) -> None:
     batching = ProjectBatching(max_batch_size=4, interval_seconds=0.001)
-    async with _open(tmp_path, _single(tmp_path / "up"), batching=batching) as opened:
+    write_classifier(tmp_path / "output", total=TOTAL)
+    async with open_tensorflow_models(tmp_path, single_model(tmp_path / "output"), batching) as opened:
         with pytest.raises(UserRuntimeException, match="Batched output tensor has 0 dimensions"):
-            await _predict(opened, {"features": [[1, 0, 0]]})
-
-
-async def test_an_input_without_batches_cannot_be_joined(tmp_path: Path) -> None:
-    """The same of a scalar input."""
+            await predict(opened, {"features": [[1, 0, 0]]})
     f = attribute(kind=FLOAT)
-    nodes = [node("x", "Placeholder", dtype=f, shape=attribute(shape=[])), node("y", "AddV2", ["x", "x"], T=f)]
     sides: tuple[Any, Any] = ({"a": ("x:0", FLOAT, [])}, {"b": ("y:0", FLOAT, [])})
-    write_saved_model(tmp_path / "up", nodes, {"serving_default": sides})
-    batching = ProjectBatching(max_batch_size=4, interval_seconds=0.001)
-    async with _open(tmp_path, _single(tmp_path / "up"), batching=batching) as opened:
+    nodes = [_placeholder(f), node("y", "AddV2", ["x", "x"], T=f)]
+    write_saved_model(tmp_path / "input", nodes, {"serving_default": sides})
+    async with open_tensorflow_models(tmp_path, single_model(tmp_path / "input"), batching) as opened:
         with pytest.raises(UserRuntimeException, match="must have at least one dimension"):
-            await _predict(opened, {"a": 1.5})
-    async with _open(tmp_path, _single(tmp_path / "up")) as opened:
-        assert await _predict(opened, {"a": 1.5}) == {"b": [3.0]}
+            await predict(opened, {"a": 1.5})
+    async with open_tensorflow_models(tmp_path, single_model(tmp_path / "input")) as opened:
+        assert await predict(opened, {"a": 1.5}) == {"b": [3.0]}
 
 
-async def test_strings_go_in_and_come_out(tmp_path: Path) -> None:
-    """Texts and bytes are taken, and outputs are base64."""
+async def test_texts_and_bytes_are_answered_as_base64(tmp_path: Path) -> None:
     kind = attribute(kind=STRING)
-    nodes = [node("x", "Placeholder", dtype=kind, shape=attribute(shape=[-1])), node("y", "Identity", ["x"], T=kind)]
     sides: tuple[Any, Any] = ({"text": ("x:0", STRING, [-1])}, {"same": ("y:0", STRING, [-1])})
+    nodes = [_placeholder(kind, -1), node("y", "Identity", ["x"], T=kind)]
     write_saved_model(tmp_path / "up", nodes, {"serving_default": sides})
-    async with _open(tmp_path, _single(tmp_path / "up")) as opened:
-        answer = await _predict(opened, {"text": ["ä", b"\xff"]})
+    async with open_tensorflow_models(tmp_path, single_model(tmp_path / "up")) as opened:
+        answer = await predict(opened, {"text": ["ä", b"\xff"]})
         assert [base64.b64decode(value) for value in answer["same"]] == ["ä".encode(), b"\xff"]
 
 
 async def test_outputs_have_the_names_of_the_signature(tmp_path: Path) -> None:
-    """Two names of one tensor are both there, and so is an output that is an input passed on."""
     f = attribute(kind=FLOAT)
-    nodes = [
-        node("x", "Placeholder", dtype=f, shape=attribute(shape=[-1])),
-        node("y", "AddV2", ["x", "x"], T=f),
-        node("z", "Identity", ["x"], T=f),
-    ]
+    nodes = [_placeholder(f, -1), node("y", "AddV2", ["x", "x"], T=f), node("z", "Identity", ["x"], T=f)]
     outputs = {"a": ("y:0", FLOAT, [-1]), "b": ("y:0", FLOAT, [-1]), "same": ("z:0", FLOAT, [-1])}
     sides: tuple[Any, Any] = ({"value": ("x:0", FLOAT, [-1])}, outputs)
     write_saved_model(tmp_path / "up", nodes, {"serving_default": sides})
-    async with _open(tmp_path, _single(tmp_path / "up")) as opened:
-        assert await _predict(opened, {"value": [1.0]}) == {"a": [2.0], "b": [2.0], "same": [1.0]}
+    async with open_tensorflow_models(tmp_path, single_model(tmp_path / "up")) as opened:
+        assert await predict(opened, {"value": [1.0]}) == {"a": [2.0], "b": [2.0], "same": [1.0]}
 
 
-async def test_a_project_without_models_has_nothing_to_tell(tmp_path: Path) -> None:
-    """There is no client, and the description is empty."""
-    async with _open(tmp_path, None) as opened:
+async def test_a_project_without_models(tmp_path: Path) -> None:
+    async with open_tensorflow_models(tmp_path, None) as opened:
         assert (opened.clients, opened.info(), opened.is_stale) == ({}, {}, False)
 
 
@@ -271,8 +227,7 @@ async def test_a_project_without_models_has_nothing_to_tell(tmp_path: Path) -> N
         ("FP32", [], []),
     ],
 )
-def test_each_type_has_its_form(name: str, values: Any, flat: list[Any]) -> None:
-    """The form is the one that the JSON of a protobuf message has."""
+def test_values_have_the_form_of_protobufs_json(name: str, values: Any, flat: list[Any]) -> None:
     datatype = BY_NAME[name]
     assert flat_list(Tensor("x", datatype, np.array(values, datatype.numpy))) == flat
 
@@ -285,25 +240,20 @@ def test_each_type_has_its_form(name: str, values: Any, flat: list[Any]) -> None
         ("FP32", [1, 2], np.array([1, 2], np.float32)),
         ("FP32", np.array([1.5, 2]), np.array([1.5, 2], np.float32)),
         ("BYTES", ["ä", b"\0"], np.array(["ä".encode(), b"\0"], object)),
-        ("UINT8", [1, 256], None),
-        ("INT32", [1.5], None),
-        ("INT64", [2**64], None),
-        ("BYTES", [1], None),
     ],
 )
-def test_values_become_arrays_of_the_inputs_type(name: str, value: Any, array: Any) -> None:
-    """What would lose its meaning on the way is refused."""
-    inputs = [TensorSpec("x", BY_NAME[name], (ANY_SIZE,))]
-    if array is None:
-        with pytest.raises(UserRuntimeException, match="input 'x' of m does not fit"):
-            read_inputs({"x": value}, inputs, "m")
-    else:
-        made = read_inputs({"x": value}, inputs, "m")["x"]
-        assert made.dtype == array.dtype
-        assert made.tolist() == array.tolist()
+def test_values_are_cast_to_the_type_of_their_input(name: str, value: Any, array: Any) -> None:
+    made = read_inputs({"x": value}, [TensorSpec("x", BY_NAME[name], (ANY_SIZE,))], "m")["x"]
+    assert made.dtype == array.dtype
+    assert made.tolist() == array.tolist()
 
 
-def test_inputs_that_do_not_matter_may_be_given() -> None:
-    """A signature may have inputs that its outputs do not depend on."""
+@pytest.mark.parametrize(("name", "value"), [("UINT8", [1, 256]), ("INT32", [1.5]), ("INT64", [2**64]), ("BYTES", [1])])
+def test_values_that_would_change_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(UserRuntimeException, match="input 'x' of m does not fit"):
+        read_inputs({"x": value}, [TensorSpec("x", BY_NAME[name], (ANY_SIZE,))], "m")
+
+
+def test_unused_inputs_of_a_signature_may_be_given() -> None:
     inputs = [TensorSpec("x", BY_NAME["FP32"], (Dim.fixed(1),))]
     assert list(read_inputs({"x": [1], "y": 2}, inputs, "m", {"x", "y"})) == ["x"]
