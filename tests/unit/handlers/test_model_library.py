@@ -18,14 +18,16 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from cortex_internal.lib.exceptions import UserRuntimeException
-from ovmstrio.core.errors import StorageFailure, UserCodeError
+from ovmstrio.core.errors import Overloaded, StorageFailure, UserCodeError
 from ovmstrio.runtimes.handlers.building import Supplies
 from ovmstrio.runtimes.handlers.config.project_spec import DEFAULT_MODEL
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
+from ovmstrio.runtimes.handlers.models.fetching import MAX_WAITING, StorageThreads
 from ovmstrio.runtimes.handlers.models.leases import lease_models
 from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibrary
 from ovmstrio.runtimes.handlers.models.opening import ProjectModels, open_models
-from ovmstrio.runtimes.handlers.models.tree import VersionFiles
+from ovmstrio.runtimes.handlers.models.sources import Copy, CopyMaker
+from ovmstrio.runtimes.handlers.models.tree import ModelKey, StoredFile, VersionFiles
 from ovmstrio.runtimes.handlers.project import open_handler
 from tests.support.examples import examples
 from tests.support.model_projects import (
@@ -42,7 +44,7 @@ from tests.support.model_projects import (
     write_model,
 )
 from tests.support.projects import make_project
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import WAIT_SECONDS, until_async
 
 
 async def test_the_only_model_needs_no_name(tmp_path: Path, mock_clock: MockClock) -> None:
@@ -242,14 +244,6 @@ async def test_the_files_of_a_call_stay_until_it_ends(tmp_path: Path, mock_clock
             await next_look(library, mock_clock)
             assert (model.folder / "model.txt").read_text() == "a"
         await wait_gone(model.folder.parent, "1")
-
-
-async def test_async_handlers_wait_for_a_model_on_the_loop(tmp_path: Path) -> None:
-    write_model(tmp_path, "a", "up", "m")
-    async with library_over(models_in(tmp_path / "up"), tmp_path / "down", Loads()) as library:
-        assert (await library.client.aget_model("m")).text == "a"
-        with pytest.raises(UserRuntimeException, match="wasn't found"):
-            await library.client.aget_model("m", 7)
 
 
 async def test_a_handler_needs_a_load_method(tmp_path: Path) -> None:
@@ -560,3 +554,160 @@ async def test_a_project_sets_the_folder_interval_and_number_of_versions(
             mock_clock.jump(0.2)
         assert opened.library.client.get_model().text == "two"
     assert list((tmp_path / "copies").iterdir()) == []
+
+
+# Storages that are slow
+
+
+class _StuckStorage(CountingStorage):
+    """Blocks the fetches of one location until the test releases them."""
+
+    def __init__(self, stuck: str) -> None:
+        super().__init__()
+        self.release = threading.Event()
+        self.begun = 0
+        self.stuck = stuck
+
+    def fetch(self, file: StoredFile, target: Path, moved: object) -> None:
+        if self.stuck in file.location:
+            self.begun += 1
+            assert self.release.wait(WAIT_SECONDS)
+        super().fetch(file, target, lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "stuck", "served"),
+    [(("a", "2"), "/2/", ("latest", 1)), (("a", "1"), "/1/", ("latest",))],
+    ids=["new version", "changed version"],
+)
+async def test_the_old_model_serves_while_the_new_one_is_fetched(
+    tmp_path: Path, mock_clock: MockClock, changed: tuple[str, str], stuck: str, served: tuple[str | int, ...]
+) -> None:
+    write_model(tmp_path, "old", "up", "a", "1")
+    storage = _StuckStorage("nothing")
+    async with library_over(models_in(tmp_path / "up", 2, 2), tmp_path / "down", Loads(), storage) as library:
+        assert library.client.get_model("a").text == "old"
+        write_model(tmp_path, "newer", "up", *changed)
+        storage.stuck = stuck
+        await next_look(library, mock_clock)
+        received: list[str] = []
+
+        async def get() -> None:
+            received.append((await library.client.aget_model("a")).text)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(get)
+            await until_async(lambda: storage.begun == 1)
+            assert [library.client.get_model("a", version).text for version in served] == ["old"] * len(served)
+            storage.release.set()
+        assert received == ["newer"]
+        assert library.client.get_model("a").text == "newer"
+
+
+class _StuckMaker(CopyMaker):
+    """Blocks until the test releases it, and records the copies that are removed."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, [])
+        self.release = threading.Event()
+        self.begun = 0
+        self.removed: list[Copy] = []
+
+    def make(self, key: ModelKey, version: VersionFiles, moved: object = None) -> Copy:
+        self.begun += 1
+        assert self.release.wait(WAIT_SECONDS)
+        return Copy(key, "", Path())
+
+    def remove(self, copy: Copy) -> None:
+        self.removed.append(copy)
+
+
+@asynccontextmanager
+async def _threads(maker: CopyMaker, count: int, seconds: float) -> AsyncIterator[StorageThreads]:
+    threads = StorageThreads(maker, count, seconds)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(threads.run)
+        yield threads
+        nursery.cancel_scope.cancel()
+
+
+async def test_callers_wait_a_limited_time_for_a_stuck_storage(tmp_path: Path) -> None:
+    maker, version = _StuckMaker(tmp_path), VersionFiles(())
+    async with _threads(maker, 1, 0.1) as threads:
+        with pytest.raises(StorageFailure, match=r"a:1: nothing came from its storage for 0.1 s"):
+            await trio.to_thread.run_sync(threads.fetch, ModelKey("a", "1"), version)
+        with pytest.raises(StorageFailure, match=r"b:1: the storage threads stood still for 0.1 s"):
+            await trio.to_thread.run_sync(threads.fetch, ModelKey("b", "1"), version)
+        maker.release.set()
+        await until_async(lambda: [copy.key.name for copy in maker.removed] == ["a"])
+        copy = await trio.to_thread.run_sync(threads.fetch, ModelKey("c", "1"), version)
+        assert copy.key.name == "c"
+        assert maker.begun == 2
+
+
+async def test_the_number_of_waiting_callers_is_limited(tmp_path: Path) -> None:
+    maker, version = _StuckMaker(tmp_path), VersionFiles(())
+    failures, refusals = list[str](), list[str]()
+    limiter = trio.CapacityLimiter(MAX_WAITING + 1)
+    threads: StorageThreads
+
+    def fetch(number: int) -> None:
+        try:
+            threads.fetch(ModelKey("m", str(number)), version)
+        except StorageFailure as error:
+            failures.append(str(error))
+        except Overloaded as error:
+            refusals.append(str(error))
+
+    async def fetch_in_thread(number: int) -> None:
+        await trio.to_thread.run_sync(fetch, number, limiter=limiter)
+
+    async with trio.open_nursery() as nursery:
+        async with _threads(maker, 2, 30) as threads:
+            for number in range(MAX_WAITING + 1):
+                nursery.start_soon(fetch_in_thread, number)
+            await until_async(lambda: len(refusals) == 1)
+            assert f"cannot be fetched now: {MAX_WAITING} calls wait" in refusals[0]
+        maker.release.set()
+    assert failures == ["the models are about to be closed"] * MAX_WAITING
+    with pytest.raises(StorageFailure, match="about to be closed"):
+        threads.fetch(ModelKey("n", "1"), version)
+
+
+async def test_a_call_that_waits_for_a_storage_lends_its_thread(tmp_path: Path) -> None:
+    code = """
+from pathlib import Path
+class Handler:
+    def __init__(self, model_client):
+        self.client = model_client
+    def load_model(self, model_path):
+        return Path(model_path, "model.txt").read_text()
+    def handle_post(self, payload):
+        return self.client.get_model(payload)
+"""
+    for name in "ab":
+        write_model(tmp_path, name, "up", name)
+    storage = _StuckStorage("/b/")
+    section = {"dir": "up", "cache_size": 2, "disk_cache_size": 2}
+    project = make_project(tmp_path, code, threads_per_process=1, multi_model_reloading=section)
+    options = LibraryOptions(root=tmp_path / "down", open_storage=storage.open)
+    results: list[str] = []
+
+    async def call(name: str) -> None:
+        results.append(await handler.call("handle_post", payload=name))
+
+    async with (
+        open_models(project, options=options) as opened,
+        open_handler(project, Supplies(opened.clients)) as handler,
+        trio.open_nursery() as nursery,
+    ):
+        with trio.fail_after(WAIT_SECONDS):
+            # All but one of these calls wait for the first one to load their model.
+            for _ in range(3):
+                nursery.start_soon(call, "b")
+            await until_async(lambda: storage.begun == 1)
+            await call("a")
+            assert results == ["a"]
+            storage.release.set()
+            await until_async(lambda: results == ["a", "b", "b", "b"])
+    assert storage.fetched == [str(tmp_path / "up" / name / "model.txt") for name in "ab"]
