@@ -1,5 +1,3 @@
-"""Handlers of a configuration file, called over gRPC and HTTP: names, readiness, and keys that handlers do not see."""
-
 from __future__ import annotations
 
 import json
@@ -54,7 +52,6 @@ def _configure(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
-    """Serve handlers to callers with a key."""
     folder = tmp_path_factory.mktemp("keyed")
     keys = folder / "keys.json"
     write_key_file(keys, [entry_of("shop", "infer:*")])
@@ -71,7 +68,6 @@ def _say(server: ServedInThread, *metadata: tuple[str, str]) -> list[str]:
 
 
 def test_handlers_are_called_by_their_service_or_name(tmp_path: Path) -> None:
-    """A handler of a gRPC service is at the gRPC port, another one over HTTP at its name; readiness lists both."""
     with serving_in_thread(config_path=_configure(tmp_path)) as server:
         assert _say(server) == [str(os.getpid())]
         assert server.ask("GET", "/v2/models/talk").json()["platform"] == "handler"
@@ -88,10 +84,9 @@ def test_handlers_are_called_by_their_service_or_name(tmp_path: Path) -> None:
     ids=["bearer", "own authorization"],
 )
 @pytest.mark.parametrize("transport", ["grpc", "http"])
-def test_handlers_see_all_metadata_but_the_key(
+def test_handlers_receive_all_metadata_but_the_key(
     keyed: ServedInThread, transport: str, headers: dict[str, str], seen: list[str]
 ) -> None:
-    """The server takes the key away; an ``authorization`` of the handler's own stays."""
     if transport == "grpc":
         found = _say(keyed, *headers.items())[1:]
     else:
@@ -101,7 +96,6 @@ def test_handlers_see_all_metadata_but_the_key(
 
 
 def test_calls_without_a_key_are_refused(keyed: ServedInThread) -> None:
-    """Over both transports."""
     with pytest.raises(grpc.RpcError) as caught:
         _say(keyed)
     error: Any = caught.value

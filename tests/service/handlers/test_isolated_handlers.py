@@ -1,5 +1,3 @@
-"""Readiness of a server whose handler runs in a process of its own."""
-
 from __future__ import annotations
 
 import json
@@ -19,8 +17,7 @@ from tests.support.system_servers import PID_HANDLER
 from tests.support.waits import WAIT_SECONDS
 
 
-async def test_readiness_changes_with_the_process_of_a_handler(tmp_path: Path) -> None:
-    """Waiters for a change of readiness wake when the process ends, and when another one has started."""
+async def test_readiness_follows_the_process_of_a_handler(tmp_path: Path) -> None:
     write_project(tmp_path / "alone", PID_HANDLER)
     config, path = tmp_path / "config.json", tmp_path / "rest"
     entry = {"name": "alone", "path": "alone", "python_isolation": "process"}

@@ -1,13 +1,7 @@
-"""Limits of concurrency across processes."""
-
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
-
-import pytest
 
 from ovmstrio.server.workers.board import Board
 
@@ -33,16 +27,8 @@ print(most, taken)
 """
 
 
-@pytest.fixture
-def board() -> Iterator[Board]:
-    """A board of three processes."""
-    made = Board.create(3)
-    yield made
-    made.close()
-
-
-def test_the_limit_holds_while_processes_race(board: Board) -> None:
-    """However they count at the same time."""
+def test_a_shared_limit_holds_while_processes_race() -> None:
+    board = Board.create(3)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", CHILD, str(board.descriptor), str(row)],
@@ -58,12 +44,12 @@ def test_the_limit_holds_while_processes_race(board: Board) -> None:
             assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
-        told = [process.communicate(timeout=60)[0].split() for process in processes]
+        reported = [process.communicate(timeout=60)[0].split() for process in processes]
     finally:
         for process in processes:
-            with suppress(ProcessLookupError):
-                process.kill()
+            process.kill()
             process.wait()
-    assert all(int(most) <= 2 for most, _ in told)
-    assert sum(int(taken) for _, taken in told) > 0
+    assert all(int(most) <= 2 for most, _ in reported)
+    assert sum(int(taken) for _, taken in reported) > 0
     assert board.total_in_flight() == 0
+    board.close()

@@ -1,5 +1,3 @@
-"""Tests of compiling and importing a user's protobuf file."""
-
 from __future__ import annotations
 
 import sys
@@ -14,8 +12,7 @@ from ovmstrio.runtimes.handlers.grpc.services import open_proto
 from tests.support.protos import FOUR_KINDS, PRIMES, written
 
 
-async def test_the_services_and_their_message_classes_are_given(tmp_path: Path) -> None:
-    """Each method is described with the classes of the generated module and with which sides stream."""
+async def test_services_have_their_message_classes(tmp_path: Path) -> None:
     source = written(tmp_path, "kinds.proto", FOUR_KINDS.format(package="given"))
     async with open_proto(source, tmp_path) as proto:
         (service,) = proto.services
@@ -31,8 +28,7 @@ async def test_the_services_and_their_message_classes_are_given(tmp_path: Path) 
         assert proto.module.Sample.FromString(proto.module.Sample(text="x").SerializeToString()).text == "x"
 
 
-async def test_the_project_is_left_as_it_is(tmp_path: Path) -> None:
-    """Generated code lies in a temporary folder that is gone afterwards, as are its modules."""
+async def test_generated_code_is_removed(tmp_path: Path) -> None:
     source = written(tmp_path, "primes.proto", PRIMES)
     before = set(sys.modules)
     async with open_proto(source, tmp_path) as proto:
@@ -44,8 +40,7 @@ async def test_the_project_is_left_as_it_is(tmp_path: Path) -> None:
     assert not [name for name in set(sys.modules) - before if "primes" in name]
 
 
-async def test_a_stem_with_dashes_gets_underscores(tmp_path: Path) -> None:
-    """The handler can import the modules by their usual names, which have underscores for dashes."""
+async def test_dashes_of_a_file_name_become_underscores(tmp_path: Path) -> None:
     source = written(tmp_path, "prime-numbers.proto", PRIMES)
     async with open_proto(source, tmp_path) as proto:
         assert set(proto.modules) == {"prime_numbers_pb2", "prime_numbers_pb2_grpc"}
@@ -54,7 +49,6 @@ async def test_a_stem_with_dashes_gets_underscores(tmp_path: Path) -> None:
 
 
 async def test_files_of_the_project_can_be_imported(tmp_path: Path) -> None:
-    """A file below a folder may import others by their path in the project, and has its short name too."""
     written(
         tmp_path, "protos/common.proto", 'syntax = "proto3"; package nested.common; message Box { int32 size = 1; }'
     )
@@ -79,7 +73,6 @@ async def test_files_of_the_project_can_be_imported(tmp_path: Path) -> None:
 
 
 async def test_two_projects_may_have_files_and_messages_of_one_name(tmp_path: Path) -> None:
-    """Messages that have another's name but not its fields do not disturb it."""
     text = """
         syntax = "proto3";
         package twice;
@@ -98,52 +91,46 @@ async def test_two_projects_may_have_files_and_messages_of_one_name(tmp_path: Pa
         assert one.modules["echo_pb2_grpc"] is not two.modules["echo_pb2_grpc"]
 
 
-async def test_errors_are_the_compilers_own(tmp_path: Path) -> None:
-    """All that the compiler has to say is told, with its lines."""
-    text = 'syntax = "proto3";\nmessage A { strin a = 1; }\nmessage B { int b = 1; }\n'
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        (
+            'syntax = "proto3";\nmessage A { strin a = 1; }\nmessage B { int b = 1; }\n',
+            [(2, '"strin" is not defined.'), (3, '"int" is not defined.')],
+        ),
+        ('syntax = "proto3"; package empty; message A {}', [(None, "declares no service")]),
+    ],
+    ids=["errors of the compiler", "no service"],
+)
+async def test_problems_of_a_file_are_reported(
+    tmp_path: Path, text: str, problems: list[tuple[int | None, str]]
+) -> None:
     source = written(tmp_path, "bad.proto", text)
     with pytest.raises(ConfigError) as caught:
         async with open_proto(source, tmp_path):
             pass
-    assert [(problem.file, problem.line, problem.message) for problem in caught.value.problems] == [
-        (str(source), 2, '"strin" is not defined.'),
-        (str(source), 3, '"int" is not defined.'),
-    ]
+    assert [(problem.line, problem.message) for problem in caught.value.problems] == problems
+    assert {problem.file for problem in caught.value.problems} == {str(source)}
 
 
-async def test_a_missing_import_is_told(tmp_path: Path) -> None:
-    """The message names the file that could not be found."""
+async def test_missing_files_are_named(tmp_path: Path) -> None:
     source = written(tmp_path, "lonely.proto", 'syntax = "proto3";\nimport "friend.proto";\n')
     with pytest.raises(ConfigError, match=r"friend\.proto"):
         async with open_proto(source, tmp_path):
             pass
-
-
-async def test_a_file_that_does_not_exist_is_told(tmp_path: Path) -> None:
-    """The message names the file and the key that points to it."""
     with pytest.raises(ConfigError, match=r"none\.proto: protobuf_path: the protobuf file does not exist"):
         async with open_proto(tmp_path / "none.proto", tmp_path):
             pass
 
 
-async def test_without_a_compiler_the_way_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message says which extra to install."""
+async def test_a_missing_compiler_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"pip install .*\[handlers\]"):
         async with open_proto(written(tmp_path, "primes.proto", PRIMES), tmp_path):
             pass
 
 
-async def test_a_file_without_a_service_is_refused(tmp_path: Path) -> None:
-    """There would be nothing to serve."""
-    source = written(tmp_path, "empty.proto", 'syntax = "proto3"; package empty; message A {}')
-    with pytest.raises(ConfigError, match="declares no service"):
-        async with open_proto(source, tmp_path):
-            pass
-
-
 async def test_methods_of_one_name_in_two_services_are_refused(tmp_path: Path) -> None:
-    """Each clash is named, because a handler has one method of a name."""
     text = """
         syntax = "proto3";
         package clash;
@@ -155,15 +142,13 @@ async def test_methods_of_one_name_in_two_services_are_refused(tmp_path: Path) -
         async with open_proto(written(tmp_path, "clash.proto", text), tmp_path):
             pass
     assert [problem.message for problem in caught.value.problems] == [
-        "clash.One and clash.Two both have a method A, but a Handler can have only one",
-        "clash.One and clash.Two both have a method B, but a Handler can have only one",
+        f"clash.One and clash.Two both have a method {name}, but a Handler can have only one" for name in "AB"
     ]
 
 
-async def test_modules_of_the_working_directory_do_not_disturb_the_compiler(
+async def test_modules_of_the_working_directory_are_not_imported_by_the_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A project's own ``types.py`` or ``grpc_tools.py`` is none of the compiler's."""
     for name in ("types.py", "grpc_tools.py"):
         written(tmp_path, name, "raise RuntimeError")
     monkeypatch.chdir(tmp_path)
@@ -172,7 +157,6 @@ async def test_modules_of_the_working_directory_do_not_disturb_the_compiler(
 
 
 async def test_warnings_of_the_compiler_are_logged(tmp_path: Path) -> None:
-    """They do not keep a file from being used."""
     written(tmp_path, "unused.proto", 'syntax = "proto3"; package unused;')
     text = 'syntax = "proto3";\nimport "unused.proto";\nservice S { rpc A (M) returns (M); }\nmessage M {}\n'
     source = written(tmp_path, "warned.proto", text)

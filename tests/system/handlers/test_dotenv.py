@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -8,15 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ovmstrio.runtimes.handlers.config.dockerfile import make_dockerfile
 from ovmstrio.runtimes.handlers.config.dotenv import parse_dotenv
+from ovmstrio.runtimes.handlers.config.project_file import read_project
 from tests.support.examples import examples
+from tests.support.project_files import write
 
 _OUTSIDE = {"PATH": os.environ["PATH"], "HOME": "/home/me", "EMPTY": ""}
 _words = st.text(st.sampled_from("ab 1=#:/.,-_éß@%+~'\"\\$\t"), max_size=8)
 
 
 def _by_bash(text: str, folder: Path) -> dict[str, str]:
-    """Read a text as a shell does that exports all it is told."""
+    """Return the variables that bash exports for a text."""
     (folder / ".env").write_text(text)
     command = ["bash", "-c", "set -a; source ./.env; env -0"]
     done = subprocess.run(command, cwd=folder, env=_OUTSIDE, capture_output=True, check=True)
@@ -56,7 +60,6 @@ def _read(text: str) -> dict[str, str]:
     ids=repr,
 )
 def test_assignments_are_read_as_bash_does(text: str, tmp_path: Path) -> None:
-    """Quotes, comments, escapes, expansions, lines that go on."""
     assert _read(text) == _by_bash(text, tmp_path)
 
 
@@ -65,7 +68,6 @@ def test_assignments_are_read_as_bash_does(text: str, tmp_path: Path) -> None:
 def test_any_values_in_single_quotes_are_read_as_bash_does(
     tmp_path_factory: pytest.TempPathFactory, words: list[str]
 ) -> None:
-    """What is in the other quotes is escaped."""
     lines = [f"V{i}='{word.replace(chr(39), chr(39) + chr(92) + chr(39) + chr(39))}'" for i, word in enumerate(words)]
     escaped = [word.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") for word in words]
     text = "\n".join([*lines, *(f'W{i}="{word}"' for i, word in enumerate(escaped))])
@@ -73,14 +75,12 @@ def test_any_values_in_single_quotes_are_read_as_bash_does(
 
 
 @given(st.text(st.sampled_from("AB=ab '\"\\$#\n{}()`;:-"), max_size=30))
-def test_no_text_breaks_the_reader(text: str) -> None:
-    """It gives variables or problems with lines of the text, and comes to an end."""
+def test_any_text_is_variables_or_problems(text: str) -> None:
     _, problems = parse_dotenv(text, _OUTSIDE, ".env")
     assert all(problem.line is not None and 1 <= problem.line <= text.count("\n") + 1 for problem in problems)
 
 
-def test_windows_lines_are_lines() -> None:
-    """The carriage return is no part of a value."""
+def test_carriage_returns_are_not_part_of_values() -> None:
     assert _read("A=1\r\nB=2\r\n") == {"A": "1", "B": "2"}
 
 
@@ -100,16 +100,28 @@ def test_windows_lines_are_lines() -> None:
         ('A="open', 'the quote " is not closed'),
     ],
 )
-def test_what_only_a_shell_can_do_is_told(line: str, message: str) -> None:
-    """With the line; what comes before it is read."""
+def test_unsupported_syntax_of_shells_is_reported(line: str, message: str) -> None:
     variables, problems = parse_dotenv(f"X=1\n{line}\n", _OUTSIDE, "some/.env")
     assert variables == {"X": "1"}
     assert (problems[0].file, problems[0].line, problems[0].message) == ("some/.env", 2, message)
     assert problems[0].found == f'"{line}"'.replace('"A="', '"A=\\"').replace('`"', '`\\"')
 
 
-def test_reading_goes_on_after_a_problem() -> None:
-    """So that all are told at once."""
+def test_every_problem_is_reported() -> None:
     variables, problems = parse_dotenv("A=$(a)\nB=2\nwhat\nC=3\n", {}, ".env")
     assert variables == {"B": "2", "C": "3"}
     assert [problem.line for problem in problems] == [1, 3]
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12))
+def test_any_value_of_env_reaches_the_build_of_an_image(tmp_path_factory: pytest.TempPathFactory, value: str) -> None:
+    folder = tmp_path_factory.mktemp("project")
+    project, _ = read_project(write(folder / "iris", requirements__txt=""))
+    text = make_dockerfile(project.model_copy(update={"env": {"A": value}}), folder, "1")
+    (export,) = re.findall(r"^RUN set -e; \\\n +(.*); \\$", text, re.MULTILINE)
+    assert "<" not in export
+    done = subprocess.run(
+        ["bash", "-c", f'{export}; printf %s "$A"'], env={"LC_ALL": "C.UTF-8"}, capture_output=True, check=True
+    )
+    assert done.stdout.decode() == value
