@@ -65,7 +65,6 @@ def _say(address: str) -> str:
     ("processes", "isolation", "count"), [(1, "none", 1), (2, "none", 2), (1, "process", 1)], ids=["1", "2", "isolated"]
 )
 def test_each_connection_belongs_to_one_process(tmp_path: Path, processes: int, isolation: str, count: int) -> None:
-    """All processes serve all kinds of calls, and the server drains. Each configuration has a server of its own."""
     file = _project(tmp_path / "project", processes=processes, threads_per_process=2)
     options = ("--grpc_bind_address", "127.0.0.1", "--python_isolation", isolation)
     with serving_project(file, options=options) as server:
@@ -84,10 +83,6 @@ def test_each_connection_belongs_to_one_process(tmp_path: Path, processes: int, 
 
 
 def test_primes_are_streamed(tmp_path: Path) -> None:
-    """A stream lasts as long as its client; a number that is too small has the status that the handler chose.
-
-    The sample has a server of its own: messages of client and server cannot be in one process.
-    """
     project = shutil.copytree(
         Path(ovmstrio_samples.__file__).parent / "handler_primes", tmp_path / "samples" / "primes"
     )
