@@ -26,7 +26,7 @@ from ovmstrio.runtimes.handlers.models.storage import open_storage
 from ovmstrio.runtimes.handlers.models.tree import StoredFile
 from ovmstrio.runtimes.handlers.models.watching import WatchOptions
 from ovmstrio.runtimes.handlers.project import open_handler
-from tests.support.model_projects import Loads, library_over, models_in, next_look, one_model, paths_below
+from tests.support.model_projects import Loads, library_over, models_in, next_look, paths_below
 from tests.support.ports import free_ports
 from tests.support.projects import make_project
 from tests.support.s3 import Bucket, s3_server
@@ -120,21 +120,6 @@ async def test_changes_of_a_bucket_are_served(bucket: Bucket, tmp_path: Path, mo
         assert [get("a").text, get("a", 10).text] == ["eleven", "changed"]
         assert library.client.metadata["a"]["versions"] == ["11", "10"]
         assert list(library.client.metadata) == ["a"]
-
-
-async def test_models_of_a_bucket_are_cached(bucket: Bucket, tmp_path: Path) -> None:
-    for name in "abc":
-        bucket.put(f"up/{name}/model.txt", name)
-    async with library_over(models_in("s3://models/up/", 1, 2), tmp_path, Loads()) as library:
-        for name in "abcab":
-            assert (await library.client.aget_model(name)).text == name
-            assert library.shelf.counts()[0] == 1
-
-
-async def test_a_bucket_may_have_one_model(bucket: Bucket, tmp_path: Path) -> None:
-    bucket.put("up/3/model.txt", "three")
-    async with library_over(one_model("s3://models/up/"), tmp_path, Loads()) as library:
-        assert (await library.client.aget_model()).text == "three"
 
 
 @pytest.mark.slow

@@ -66,24 +66,6 @@ async def test_requests_share_calls_and_get_their_own_results(
         assert handler.instance.batches == [["a", "b", "c"], ["d", "e"]]
 
 
-async def test_other_verbs_are_not_batched(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    async with opened(tmp_path, BATCHED, batching(3)) as handler:
-        assert await handler.call("handle_get", query_params="x") == "x"
-        assert [handler.methods[name].is_batched for name in ("handle_post", "handle_get")] == [True, False]
-
-
-async def test_a_request_whose_caller_leaves_is_removed_from_its_batch(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
-    async with opened(tmp_path, BATCHED, batching(3)) as handler:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(handler.call, "handle_post", payload="a", query_params=""))
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
-        assert await post_all(handler, "b", "c") == ["b q0", "c q1"]
-        assert handler.instance.batches == [["b", "c"]]
-
-
 @pytest.mark.parametrize(
     ("made", "problem"),
     [
@@ -154,48 +136,6 @@ async def test_the_log_of_a_failed_batch_has_the_ids_of_its_requests(tmp_path: P
                         nursery.start_soon(post, request_id)
                         await trio.testing.wait_all_tasks_blocked()
     assert [line["request_id"] for line in logs] == ["a, b", "c, d"]
-
-
-async def test_an_exception_among_the_results_fails_its_request(tmp_path: Path) -> None:
-    code = """
-        from ovmstrio.handlers import HTTPError
-        class Handler:
-            def handle_post(self, payload):
-                return [ValueError("bad leaf"), payload[1], HTTPError(404, "no such leaf"), (payload[3], print)]
-        """
-    async with opened(tmp_path, code, batching(4)) as handler:
-        outcomes = await post_all(handler, 1, 2, 3, 4)
-    assert (outcomes[0].status_code, outcomes[0].detail) == (500, "bad leaf")
-    assert outcomes[1] == 2
-    assert (outcomes[2].status_code, outcomes[2].detail) == (404, "no such leaf")
-    assert outcomes[3] == (4, print)
-
-
-async def test_every_client_of_many_gets_its_own_result(tmp_path: Path) -> None:
-    code = """
-        import threading
-        class Handler:
-            def __init__(self):
-                self.seen = []
-                self.lock = threading.Lock()
-            def handle_post(self, payload):
-                with self.lock:
-                    self.seen.extend(payload)
-                return [each * 2 for each in payload]
-        """
-    text = batching(16, 0.01) + "threads_per_process: 4\n"
-    async with opened(tmp_path, code, text) as handler:
-
-        async def client(number: int) -> None:
-            for turn in range(8):
-                payload = number * 100 + turn
-                assert await handler.call("handle_post", payload=payload) == payload * 2
-
-        async with trio.open_nursery() as nursery:
-            for number in range(128):
-                nursery.start_soon(client, number)
-    seen = handler.instance.seen
-    assert sorted(seen) == sorted(number * 100 + turn for number in range(128) for turn in range(8))
 
 
 async def test_a_waiting_batch_runs_when_the_handler_ends(

@@ -62,18 +62,6 @@ async def test_calls_run_in_order_in_as_many_threads_as_configured(tmp_path: Pat
     assert handler.instance.begun[2:] == [2, 3, 4]
 
 
-async def test_a_waiting_call_whose_caller_leaves_is_not_made(tmp_path: Path) -> None:
-    async with opened(tmp_path, HELD) as handler, trio.open_nursery() as nursery:
-        nursery.start_soon(partial(handler.call, "handle_post", payload=0))
-        await until_async(lambda: handler.instance.begun == [0])
-        with trio.move_on_after(0.01) as scope:
-            await handler.call("handle_post", payload=1)
-        assert scope.cancelled_caught
-        release(handler.instance, 0, 2)
-        assert await handler.call("handle_post", payload=2) == 2
-    assert handler.instance.begun == [0, 2]
-
-
 async def test_a_running_call_whose_caller_leaves_keeps_its_thread(tmp_path: Path) -> None:
     async with opened(tmp_path, HELD) as handler, trio.open_nursery() as nursery:
         scope = trio.CancelScope()
@@ -222,40 +210,26 @@ async def test_a_handler_ends_after_its_callbacks_and_takes_no_more(tmp_path: Pa
     assert done == [1]
 
 
-async def test_functions_run_in_the_handlers_threads(tmp_path: Path) -> None:
+async def test_plain_code_runs_in_the_threads_of_the_handler(tmp_path: Path) -> None:
     code = """
         import threading
         class Handler:
             def handle_get(self):
                 return threading.get_ident()
+            def handle_put(self):
+                yield threading.get_ident()
+            async def handle_patch(self):
+                yield threading.get_ident()
         """
     async with opened(tmp_path, code) as handler:
-        assert await handler.run_in_thread(threading.get_ident) == await handler.call("handle_get")
+        thread = await handler.run_in_thread(threading.get_ident)
+        assert await handler.call("handle_get") == thread
+        assert [value async for value in await handler.iterate("handle_put", int)] == [thread]
+        assert [value async for value in await handler.iterate("handle_patch", int)] == [threading.get_ident()]
         with pytest.raises(ZeroDivisionError):
             await handler.run_in_thread(lambda: 1 / 0)
         with pytest.raises(KeyError):
             await handler.call("handle_post")
-
-
-@PREFIXES
-async def test_models_are_leased_to_the_end_of_a_call(tmp_path: Path, prefix: str) -> None:
-    code = f"""
-        from ovmstrio.runtimes.handlers.models.leases import current_call
-        class Handler:
-            def __init__(self):
-                self.calls = []
-            {prefix}def handle_get(self):
-                self.calls.append(current_call())
-                return self.calls[-1].hold("model", self.release)
-            def release(self, held):
-                self.calls.append(held)
-        """
-    async with opened(tmp_path, code) as handler:
-        assert await handler.call("handle_get")
-        first, released = handler.instance.calls
-        assert (released, "model" in first) == ("model", False)
-        await handler.call("handle_get")
-        assert handler.instance.calls[2] is not first
 
 
 # Calls that wait too long
@@ -498,22 +472,6 @@ async def test_any_iterable_is_a_stream(tmp_path: Path) -> None:
         with pytest.raises(UserCodeError) as caught:
             await handler.iterate("handle_put", int)
         assert "found a int" in caught.value.detail
-
-
-async def test_plain_generators_run_in_the_handlers_threads(tmp_path: Path) -> None:
-    code = """
-        import threading
-        class Handler:
-            def handle_get(self):
-                yield threading.get_ident()
-            async def handle_put(self):
-                yield threading.get_ident()
-        """
-    async with opened(tmp_path, code) as handler:
-        (plain,) = [value async for value in await handler.iterate("handle_get", int)]
-        (on_loop,) = [value async for value in await handler.iterate("handle_put", int)]
-        assert plain == await handler.run_in_thread(threading.get_ident)
-        assert on_loop == threading.get_ident()
 
 
 async def test_a_generator_whose_closing_fails_is_logged(tmp_path: Path) -> None:

@@ -115,15 +115,6 @@ def test_query_parameters_have_their_last_value() -> None:
     assert len(params) == 3
 
 
-async def test_only_wanted_arguments_are_made() -> None:
-    request = HttpRequest("POST", "/", "v=2", (("content-type", "application/json"),), b"{")
-    assert await forms.http_arguments(frozenset(), request) == {}
-    made = await forms.http_arguments(frozenset({"query_params", "headers"}), request)
-    assert made["query_params"]["v"] == "2"
-    assert made["headers"]["content-type"] == "application/json"
-    assert sorted(made) == ["headers", "query_params"]
-
-
 # Forms
 
 

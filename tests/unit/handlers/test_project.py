@@ -111,21 +111,6 @@ async def test_the_constructor_receives_arguments_by_name(tmp_path: Path) -> Non
     assert spec.config == {"more": {"x": 1}}
 
 
-async def test_models_can_be_loaded_while_the_constructor_runs(tmp_path: Path) -> None:
-    code = """
-        class Handler:
-            def __init__(self, model_client):
-                self.prefix = "loaded "
-                self.model = model_client.get_model()
-            def load_model(self, model_path):
-                return self.prefix + model_path
-            def handle_get(self):
-                return self.model
-        """
-    async with opened(tmp_path, code, MODELS, supplies=Supplies({"model_client": _Client()})) as handler:
-        assert await handler.call("handle_get") == "loaded /models/1"
-
-
 @pytest.mark.parametrize(
     ("code", "result"),
     [

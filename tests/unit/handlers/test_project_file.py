@@ -33,39 +33,6 @@ _MODELS = "models: {dir: s3://b/a}"
 # Keys
 
 
-def test_every_default_is_filled_in(tmp_path: Path) -> None:
-    folder = tmp_path / "iris"
-    assert good(folder) == ProjectSpec(
-        name="iris",
-        directory=folder,
-        file=folder / "nucleus.yaml",
-        type="python",
-        serve_port=8080,
-        env={},
-        dotenv={},
-        config={},
-        python_path=folder,
-        handler_path=folder / "handler.py",
-        protobuf_path=None,
-        models=None,
-        processes=1,
-        threads_per_process=1,
-        max_concurrency=0,
-        batching=None,
-        tfs_container_dns=None,
-        log_level="info",
-        image=ImageSpec(
-            keys=(),
-            py_version="3.6.9",
-            tfs_version="2.3.0",
-            gpu=False,
-            gpu_version=None,
-            dependencies=Dependencies(pip="requirements.txt", conda="conda-packages.txt", shell="dependencies.sh"),
-            use_local_cortex_libs=False,
-        ),
-    )
-
-
 def test_every_key_is_read(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     spec = good(

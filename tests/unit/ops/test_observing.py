@@ -133,16 +133,6 @@ async def test_metrics_count_from_zero_and_are_not_reset() -> None:
     } <= set(first)
 
 
-async def test_the_hooks_keep_requested_timelines(directory: Path) -> None:
-    async with open_observing(PipelineSettings()) as observing:
-        observing.hooks.opened(["uci"], lambda: _CHANNELS)
-        observing.hooks.request_started(4, 0, profile=True)
-        observing.hooks.stage("uci", 2, "midp", [4], (1.0, 1.5))
-        assert "midp#[uci|2]_0:" in observing.hooks.timeline(4)
-        assert observing.hooks.timeline(5) == ""
-        observing.hooks.request_finished(4, 0, 0, (1.0, 2.0))
-
-
 # The tracer
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
@@ -58,17 +57,6 @@ def test_wrong_tensors_are_refused(tensor: PipelineTensor, text: str) -> None:
         to_array(tensor)
 
 
-def test_pickles_are_not_read() -> None:
-    class Bomb:
-        def __reduce__(self) -> Any:
-            return (pytest.fail, ("the payload was executed",))
-
-    file = io.BytesIO()
-    np.save(file, np.array([Bomb()], object), allow_pickle=True)
-    with pytest.raises(ValueError, match="allow_pickle"):
-        to_array(PipelineTensor("x", 13, byte_data=file.getvalue()))
-
-
 def test_types_that_no_tensor_can_hold_are_refused() -> None:
     with pytest.raises(ValueError, match="no tensor can hold x, whose type is complex64"):
         from_array("x", np.zeros(1, np.complex64))
@@ -79,16 +67,13 @@ def test_types_that_no_tensor_can_hold_are_refused() -> None:
 TENSOR = PipelineTensor("x", 1, [1, 2], [0, 1], float_data=[0.5, 1.5])
 
 
-def test_every_field_of_a_request_is_read() -> None:
+def test_every_field_of_a_message_is_read_and_written() -> None:
     message = REQUEST(key=["a"], value=["1"], name="n", method="m", logid=2**40, clientip="ip")
     message.tensors.add(name="x", elem_type=1, shape=[1, 2], lod=[0, 1], float_data=[0.5, 1.5])
     assert from_message(message) == PipelineRequest(["a"], ["1"], [TENSOR], "n", "m", 2**40, "ip")
-
-
-def test_every_field_of_an_answer_is_written() -> None:
-    message = to_message(PipelineResponse(5, "why", ["a"], ["1"], [TENSOR]))
-    assert (message.err_no, message.err_msg, list(message.key), list(message.value)) == (5, "why", ["a"], ["1"])
-    assert [tensor_from_message(one) for one in message.tensors] == [TENSOR]
+    answer = to_message(PipelineResponse(5, "why", ["a"], ["1"], [TENSOR]))
+    assert (answer.err_no, answer.err_msg, list(answer.key), list(answer.value)) == (5, "why", ["a"], ["1"])
+    assert [tensor_from_message(one) for one in answer.tensors] == [TENSOR]
 
 
 @pytest.mark.parametrize(

@@ -211,33 +211,11 @@ async def test_worker_num_requests_run_at_once_and_max_queue_wait(autojump_clock
     assert ends == [(0, 3002, True), *[(1, 0, False)] * 2, *[(2, 0, False)] * 2, (3, 0, False)]
 
 
-async def test_a_request_that_waits_for_its_turn_has_its_deadline(autojump_clock: MockClock) -> None:
-    async with (
-        open_executor(timed_graph("a<@", a=1e6), settings(worker_num=1)) as executor,
-        trio.open_nursery() as nursery,
-    ):
-        nursery.start_soon(executor.infer, asking(), trio.current_time() + 5)
-        await wait_all_tasks_blocked()
-        begin = trio.current_time()
-        assert (await executor.infer(asking(), begin + 3)).err_no == 6000
-        assert trio.current_time() - begin == pytest.approx(3.0)
-
-
 async def test_the_pipeline_limits_the_time_of_every_request(autojump_clock: MockClock) -> None:
     async with open_executor(timed_graph("a<@", a=1e6), settings(request_timeout=2000)) as executor:
         begin = trio.current_time()
         assert (await executor.infer(asking())).err_no == 6000
         assert trio.current_time() - begin == pytest.approx(2.0)
-
-
-async def test_a_caller_that_leaves_frees_its_place(autojump_clock: MockClock) -> None:
-    async with open_executor(timed_graph("a<@", a=10.0), settings(worker_num=1)) as executor:
-        begin = trio.current_time()
-        with trio.move_on_after(1) as scope:
-            await executor.infer(asking())
-        assert scope.cancelled_caught
-        assert answer_of(await executor.infer(asking("next"))) == "a(next)"
-        assert trio.current_time() - begin == pytest.approx(11.0)
 
 
 @pytest.mark.parametrize(
