@@ -32,6 +32,7 @@ from tests.support.saved_models import (
     write_classifier,
     write_saved_model,
 )
+from tests.support.tasks import gather
 
 
 async def test_outputs_are_flat_lists(tmp_path: Path) -> None:
@@ -150,19 +151,13 @@ async def test_requests_are_run_in_one_batch(tmp_path: Path, monkeypatch: pytest
         return await run_model(model, arrays)
 
     monkeypatch.setattr(running, "run_model", counting)
-    got: dict[int, Any] = {}
     batching = ProjectBatching(max_batch_size=3, interval_seconds=30)
-    async with open_tensorflow_models(tmp_path, single_model(tmp_path / "up"), batching=batching) as opened:
-
-        async def ask(rows: int) -> None:
-            got[rows] = await predict(opened, {"features": [[rows, 0, 0]] * rows})
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask, 1)
-            nursery.start_soon(ask, 2)
-        assert sizes == [3]
-        assert got[1] == {"class_ids": ["1"], "scores": [0.0, 1.0]}
-        assert got[2] == {"class_ids": ["1", "1"], "scores": [0.0, 2.0, 0.0, 2.0]}
+    async with open_tensorflow_models(tmp_path, single_model(tmp_path / "up"), batching) as opened:
+        inputs = [{"features": [[rows, 0, 0]] * rows} for rows in (1, 2)]
+        one, two = await gather(lambda each: predict(opened, each), inputs)
+    assert sizes == [3]
+    assert one == {"class_ids": ["1"], "scores": [0.0, 1.0]}
+    assert two == {"class_ids": ["1", "1"], "scores": [0.0, 2.0, 0.0, 2.0]}
 
 
 def _placeholder(kind: Any, *shape: int) -> bytes:

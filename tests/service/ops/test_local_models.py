@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import trio
 from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import ConfigError, FailedPrecondition
@@ -15,6 +14,7 @@ from ovmstrio.runtimes.ops.predictor.local_predict import LocalPredictor
 from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
 from ovmstrio.runtimes.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
 from tests.support.paddle_files import layers, write_described, write_model, write_prototxt
+from tests.support.tasks import gather
 
 X = np.array([[1, 2, 3], [0.5, 0, -1]])
 
@@ -97,15 +97,10 @@ async def test_wrong_feeds_are_refused(tmp_path: Path) -> None:
 async def test_concurrent_inferences_get_their_own_answers(tmp_path: Path) -> None:
     (layer,) = layers()
     predictor = await make(write_described(tmp_path, layer))
-
-    async def infer(number: int) -> None:
-        rows = np.full((number % 7 + 1, 3), number)
-        answer = await predictor.predict({"feed": rows})
-        np.testing.assert_allclose(answer["first"], layer.of(rows), rtol=1e-5)
-
-    async with trio.open_nursery() as nursery:
-        for number in range(100):
-            nursery.start_soon(infer, number)
+    rows = [np.full((number % 7 + 1, 3), number) for number in range(100)]
+    answers = await gather(lambda each: predictor.predict({"feed": each}), rows)
+    for each, answer in zip(rows, answers, strict=True):
+        np.testing.assert_allclose(answer["first"], layer.of(each), rtol=1e-5)
 
 
 async def test_workers_of_one_op_share_a_model(tmp_path: Path) -> None:

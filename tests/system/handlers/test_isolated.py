@@ -26,6 +26,7 @@ from ovmstrio.runtimes.handlers.isolated.isolated_handler import (
 from ovmstrio.work.isolation.isolated_code import Isolation
 from tests.support.model_projects import write_model
 from tests.support.projects import make_project
+from tests.support.tasks import gather
 from tests.support.waits import until_async
 
 _CODE = """
@@ -288,23 +289,18 @@ class Handler:
             os._exit(1)
         return [HTTPError(422, "no") if each == "no" else [each, len(payload), os.getpid()] for each in payload]
 """
-    batching = {"max_batch_size": 3, "batch_interval_seconds": 10}
-    outcomes: dict[Any, Any] = {}
 
-    async def call(payload: Any) -> None:
+    async def call(payload: Any) -> Any:
         try:
-            outcomes[payload] = json.loads((await _call(handler, payload)).content)
+            return json.loads((await _call(handler, payload)).content)[:2]
         except (ServerError, HTTPError) as error:
-            outcomes[payload] = error
+            return str(error)
 
+    batching = {"max_batch_size": 3, "batch_interval_seconds": 10}
     async with _isolated(tmp_path, code, server_side_batching=batching, threads_per_process=2) as handler:
-        for batch in ((1, "no", 2), ("die", 3, 4), (5, 6, 7)):
-            async with trio.open_nursery() as nursery:
-                for payload in batch:
-                    nursery.start_soon(call, payload)
-    assert [outcomes[each][:2] for each in (1, 2, 7)] == [[1, 3], [2, 3], [7, 3]]
-    assert outcomes["no"].status_code == 422
-    assert {str(outcomes[each]) for each in ("die", 3, 4)} == {"the process that ran this call ended with status 1"}
+        assert await gather(call, [1, "no", 2]) == [[1, 3], "422: no", [2, 3]]
+        assert await gather(call, ["die", 3, 4]) == ["the process that ran this call ended with status 1"] * 3
+        assert await gather(call, [5, 6, 7]) == [[5, 3], [6, 3], [7, 3]]
 
 
 async def test_models_are_opened_in_the_process(tmp_path: Path) -> None:
@@ -347,18 +343,19 @@ async def test_a_handler_that_cannot_be_created_is_an_error(tmp_path: Path) -> N
 
 async def test_several_processes_share_the_calls(tmp_path: Path) -> None:
     begun, wait = tmp_path / "begun", tmp_path / "wait"
-    pids: list[int] = []
 
-    async def call(number: int) -> None:
+    async def call(number: int) -> int:
         answer = await _call(handler, {"begun": f"{begun}{number}", "wait": str(wait)})
-        pids.append(json.loads(answer.content)["pid"])
+        return int(json.loads(answer.content)["pid"])
 
-    async with _isolated(tmp_path, isolation=Isolation(processes=2)) as handler, trio.open_nursery() as nursery:
-        for number in range(2):
-            nursery.start_soon(call, number)
+    async def release() -> None:
         await until_async(lambda: len(list(tmp_path.glob("*begun*"))) == 2)
         wait.touch()
-    assert len({*pids}) == 2
+
+    async with _isolated(tmp_path, isolation=Isolation(processes=2)) as handler, trio.open_nursery() as nursery:
+        nursery.start_soon(release)
+        first, second = await gather(call, range(2))
+    assert first != second
 
 
 async def test_a_handler_has_the_packages_of_its_own_environment(tmp_path: Path) -> None:

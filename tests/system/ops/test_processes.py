@@ -5,6 +5,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,13 @@ import pytest
 import trio
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.ops import CustomExceptionCode, PipelineRequest, PipelineResponse
+from ovmstrio.ops import CustomExceptionCode, PipelineRequest
 from ovmstrio.runtimes.ops.executor import Executor, PipelineSource, open_executor
 from ovmstrio.runtimes.ops.observing.hooks import NULL, OpHooks
 from ovmstrio.runtimes.ops.tensors import from_array, to_array
 from tests.support.ops import asking, infer_until_deadline
 from tests.support.ops_processes import loaded
+from tests.support.tasks import gather
 from tests.support.waits import WAIT_SECONDS
 
 
@@ -59,14 +61,7 @@ def is_alive(pid: str) -> bool:
 
 async def test_workers_are_processes_that_end_with_the_pipeline() -> None:
     async with opened("Told", concurrency=2) as executor:
-        answers: list[list[str]] = []
-
-        async def ask() -> None:
-            answers.append(await infer(executor))
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(8):
-                nursery.start_soon(ask)
+        answers = await gather(partial(infer, executor), ["x"] * 8)
         pids = {pid for _, pid, _ in answers}
     assert {number for number, _, _ in answers} <= {"0", "1"}
     assert str(os.getpid()) not in pids
@@ -124,18 +119,12 @@ async def test_a_hook_that_raises_system_exit_ends_no_process() -> None:
 
 async def test_an_output_that_cannot_be_sent_fails_alone() -> None:
     hooks = _Recorder()
-    async with opened("Told", batch_size=2, hooks=hooks) as executor, trio.open_nursery() as nursery:
-        answers: dict[str, PipelineResponse] = {}
-
-        async def ask(text: str) -> None:
-            answers[text] = await executor.infer(asking(text))
-
-        nursery.start_soon(ask, "object")
-        nursery.start_soon(ask, "fine")
+    async with opened("Told", batch_size=2, hooks=hooks) as executor:
+        wrong, fine = await gather(executor.infer, [asking("object"), asking("fine")])
     assert hooks.batches == {2: 1}
-    assert answers["object"].err_no == 7000
-    assert "not threading.Event" in answers["object"].err_msg
-    assert answers["fine"].values[0].startswith("0 ")
+    assert wrong.err_no == 7000
+    assert "not threading.Event" in wrong.err_msg
+    assert fine.values[0].startswith("0 ")
 
 
 async def test_a_process_with_a_stuck_hook_is_replaced(

@@ -4,9 +4,9 @@ import gc
 import shutil
 import threading
 import weakref
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +44,7 @@ from tests.support.model_projects import (
     write_model,
 )
 from tests.support.projects import make_project
+from tests.support.tasks import gather
 from tests.support.waits import WAIT_SECONDS, until_async
 
 
@@ -210,19 +211,12 @@ async def test_a_failing_storage_does_not_delay_others(
 
 async def test_concurrent_first_calls_load_once(tmp_path: Path) -> None:
     write_model(tmp_path, "a", "up", "m")
-    loads, got = Loads(), list[Model]()
+    loads, limiter = Loads(), trio.CapacityLimiter(100)
     async with library_over(models_in(tmp_path / "up"), tmp_path / "down", loads) as library:
-
-        async def ask() -> None:
-            got.append(await trio.to_thread.run_sync(library.client.get_model, "m", limiter=limiter))
-
-        limiter = trio.CapacityLimiter(100)
-        async with trio.open_nursery() as nursery:
-            for _ in range(100):
-                nursery.start_soon(ask)
-        assert len(got) == 100
-        assert len(set(map(id, got))) == len(loads.folders) == 1
-        assert await library.client.aget_model("m") is got[0]
+        get = partial(trio.to_thread.run_sync, library.client.get_model, limiter=limiter)
+        models = await gather(get, ["m"] * 100)
+        assert len({id(model) for model in models}) == len(loads.folders) == 1
+        assert await library.client.aget_model("m") is models[0]
 
 
 async def test_the_files_of_a_call_stay_until_it_ends(tmp_path: Path, mock_clock: MockClock) -> None:
@@ -411,31 +405,24 @@ def test_threads_that_share_a_cache_have_complete_models(
     tmp_path_factory: pytest.TempPathFactory, calls: list[list[str]]
 ) -> None:
     tmp_path = tmp_path_factory.mktemp("cache")
-    up, answers = _models(tmp_path, *"abcd"), Counter[str]()
+    up = _models(tmp_path, *"abcd")
 
     async def main() -> None:
         async with library_over(models_in(up, 1, 2), tmp_path / "down", Loads()) as library:
-            limiter = trio.CapacityLimiter(4)
 
-            def call(names: list[str]) -> None:
+            def call(names: list[str]) -> list[str]:
                 with lease_models():
                     models = [library.client.get_model(name) for name in names]
-                    for name, model in zip(names, models, strict=True):
-                        assert (model.folder / "model.txt").read_text() == model.text == name
+                    assert [(model.folder / "model.txt").read_text() for model in models] == names
+                    return [model.text for model in models]
 
-            async def call_in_thread(names: list[str]) -> None:
-                await trio.to_thread.run_sync(call, names, limiter=limiter)
-                answers.update(names)
-
-            async with trio.open_nursery() as nursery:
-                for names in calls:
-                    nursery.start_soon(call_in_thread, names)
+            limiter = trio.CapacityLimiter(4)
+            assert await gather(partial(trio.to_thread.run_sync, call, limiter=limiter), calls) == calls
             memory, disk = library.shelf.counts()
             assert memory == 1
             assert disk <= 2
 
     trio.run(main)
-    assert answers == Counter(name for names in calls for name in names)
 
 
 # Models in handlers

@@ -30,6 +30,7 @@ from tests.support.ops import (
     text_graph,
     with_model,
 )
+from tests.support.tasks import gather
 from tests.support.waits import Gate
 
 CLOSED = (3001, "dag closed.")
@@ -44,19 +45,6 @@ async def infer_once(graph: OpGraph, **dag: Any) -> Any:
     """Open a pipeline for one request."""
     async with open_executor(graph, settings(**dag)) as executor:
         return answer_of(await executor.infer(asking()))
-
-
-async def infer_all(executor: Executor, *texts: str) -> list[Any]:
-    """Send requests at once, and return their answers in the order of the requests."""
-    answers: dict[int, Any] = {}
-
-    async def infer(number: int, text: str) -> None:
-        answers[number] = answer_of(await executor.infer(asking(text)))
-
-    async with trio.open_nursery() as nursery:
-        for number, text in enumerate(texts):
-            nursery.start_soon(infer, number, text)
-    return [answers[number] for number in range(len(texts))]
 
 
 def timed_graph(*edges: str, make: type[TextOp] = TextOp, **seconds: float) -> OpGraph:
@@ -136,8 +124,8 @@ async def test_the_first_failure_is_answered_at_once(autojump_clock: MockClock) 
 async def test_with_first_arrivals_the_faster_branch_answers(autojump_clock: MockClock) -> None:
     pipeline = settings(channel_recv_frist_arrive=True, ops=dict.fromkeys("abc", OpSettings(concurrency=20)))
     async with open_executor(timed_graph("a<@", "b<@", "c<a b", a=5.0, b=1.0), pipeline) as executor:
-        texts = [str(number) for number in range(20)]
-        assert await infer_all(executor, *texts) == [f"c(b({text}))" for text in texts]
+        responses = await gather(executor.infer, [asking(str(number)) for number in range(20)])
+    assert [response.values for response in responses] == [[f"c(b({number}))"] for number in range(20)]
 
 
 @pytest.mark.parametrize(("slow", "code"), [(5.0, 0), (1.0, 10000)], ids=["after the join", "before the join"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from tests.support.hostile_ops import (
     StubbornResponse,
 )
 from tests.support.ops import asking, infer_until_deadline, op_class, settings, text_graph
+from tests.support.tasks import gather
 from tests.support.waits import WAIT_SECONDS
 
 HOOKS = ["preprocess", "process", "postprocess"]
@@ -45,15 +47,7 @@ async def infer(executor: Executor, text: str, seconds: float = WAIT_SECONDS) ->
 
 
 async def infer_all(executor: Executor, *texts: str) -> dict[str, PipelineResponse]:
-    answers: dict[str, PipelineResponse] = {}
-
-    async def one(text: str) -> None:
-        answers[text] = await infer(executor, text)
-
-    async with trio.open_nursery() as nursery:
-        for text in texts:
-            nursery.start_soon(one, text)
-    return answers
+    return dict(zip(texts, await gather(partial(infer, executor), texts), strict=True))
 
 
 def hostile(shape: str, where: str, make: type[Op] = Hostile) -> OpGraph:
