@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from ovmstrio.server.workers.board import Board
 from tests.support.project_processes import ProjectProcess, serving_project
 from tests.support.projects import write_project
 from tests.support.waits import until
@@ -219,3 +222,56 @@ def test_the_parent_closes_its_copies_of_connections(project: ProjectProcess) ->
         client = _Client(project.address)
         client.close()
     until(lambda: len(list(parent.iterdir())) <= before + 3)
+
+
+# A limit that processes share
+
+
+CHILD = """
+import sys
+from ovmstrio.core.errors import TooManyRequests
+from ovmstrio.server.workers.board import Board, SharedLimit
+
+board = Board(int(sys.argv[1]), 3)
+limit = SharedLimit(board, int(sys.argv[2]), 2)
+sys.stdin.readline()
+most = taken = 0
+for _ in range(20_000):
+    try:
+        limit.take()
+    except TooManyRequests:
+        continue
+    taken += 1
+    with board.locked():
+        most = max(most, board.total_in_flight())
+    limit.give_back()
+print(most, taken)
+"""
+
+
+def test_a_shared_limit_holds_while_processes_race() -> None:
+    board = Board.create(3)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(board.descriptor), str(row)],
+            pass_fds=[board.descriptor],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for row in range(3)
+    ]
+    try:
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        reported = [process.communicate(timeout=60)[0].split() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert all(int(most) <= 2 for most, _ in reported)
+    assert sum(int(taken) for _, taken in reported) > 0
+    assert board.total_in_flight() == 0
+    board.close()
