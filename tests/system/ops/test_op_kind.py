@@ -17,12 +17,17 @@ from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.servable import Servable
 from ovmstrio.ops import WebService
 from ovmstrio.runtimes.kind import LoadContext, Takes
+from ovmstrio.runtimes.ops.config.op_settings import LocalServiceConf, OpSettings
 from ovmstrio.runtimes.ops.config.overrides import CONFIG_VARIABLE
 from ovmstrio.runtimes.ops.op_kind import OpPipelineKind
 from ovmstrio.runtimes.ops.op_service import OpService
+from ovmstrio.runtimes.ops.predictor.local_predict import LocalPredictor
+from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
 from ovmstrio.runtimes.ops.prepared_service import PreparedService
 from ovmstrio.runtimes.ops.values import PipelineRequest
 from ovmstrio.runtimes.ops.web_service import set_service_runner
+from tests.support.paddle_files import layers, write_described
+from tests.support.trials import trying, verdicts
 
 SCRIPT = """
 import logging
@@ -87,7 +92,6 @@ async def loading(kind: OpPipelineKind | None = None) -> AsyncIterator[Any]:
 
 
 async def infer(service: OpService, text: str = "?", name: str = "") -> dict[str, str]:
-
     response = await service.answer(PipelineRequest(keys=["x"], values=[text], name=name), trio.current_time() + 20)
     assert response.err_no == 0, response.err_msg
     return dict(zip(response.keys, response.values, strict=True))
@@ -209,3 +213,17 @@ async def test_worker_processes_run_the_script_again(tmp_path: Path) -> None:
         assert (await infer(service))["found"] == "words?-words"
         await service.aclose()
     assert "looking in words" in (tmp_path / "PipelineServingLogs" / "pipeline.log").read_text()
+
+
+# Models of Ops
+
+
+async def test_models_of_ops_and_of_scripts_are_tried_once_before_their_load(tmp_path: Path) -> None:
+    folder = write_described(tmp_path / "model", *layers())
+    settings = OpSettings("op", concurrency=2, local_service_conf=LocalServiceConf(str(folder)))
+    async with trying(tmp_path / "trials"):
+        await PredictorMaker(is_thread_op=True)(settings, 0)
+        assert len(verdicts(tmp_path / "trials")) == 1
+        predictor = LocalPredictor()
+        await trio.to_thread.run_sync(predictor.load_model_config, str(folder), False, 0, False, 3)
+        assert len(verdicts(tmp_path / "trials")) == 2

@@ -333,17 +333,6 @@ def board() -> Iterator[Board]:
         os.fstat(made.descriptor)
 
 
-def test_a_limit_refuses_requests_above_it() -> None:
-    limit = LocalLimit(2)
-    limit.take()
-    limit.take()
-    with pytest.raises(TooManyRequests, match="2 requests are in flight"):
-        limit.take()
-    limit.give_back()
-    limit.take()
-    assert limit.in_flight == 2
-
-
 def test_without_a_limit_requests_are_counted(board: Board) -> None:
     for limit in (LocalLimit(0), SharedLimit(board, 0, 0)):
         for _ in range(1000):

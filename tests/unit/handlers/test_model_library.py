@@ -417,7 +417,7 @@ def test_threads_that_share_a_cache_have_complete_models(
                     return [model.text for model in models]
 
             limiter = trio.CapacityLimiter(4)
-            assert await gather(partial(trio.to_thread.run_sync, call, limiter=limiter), calls) == calls
+            assert await gather(lambda names: trio.to_thread.run_sync(call, names, limiter=limiter), calls) == calls
             memory, disk = library.shelf.counts()
             assert memory == 1
             assert disk <= 2

@@ -448,29 +448,6 @@ async def test_settings_without_effect(tmp_path: Path, config: str, expected: st
     assert "\n".join(await _problems(tmp_path, f"op:\n{config}")) == expected
 
 
-class _Wrong(Op):
-    def postprocess(self, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:  # type: ignore[override] # the mistake
-        pass
-
-
-async def test_ops_that_cannot_run_are_reported(tmp_path: Path) -> None:
-    (hook,) = await _problems(tmp_path, "", text_graph("a<@", make=_Wrong))
-    assert hook.startswith(f"{__file__}:{_Wrong.postprocess.__code__.co_firstlineno}: ")
-    assert hook.endswith(
-        "postprocess of Op a cannot be called (expected postprocess(self, input_dicts, fetch_data, data_id, log_id), "
-        "whose numbers may be left out, found postprocess(self, a, b, c, d, e))"
-    )
-
-    def make(**arguments: Any) -> Op:
-        return Op(**arguments, concurrency=0)
-
-    texts = await _problems(tmp_path, "", text_graph("a<@", "b<a", make=make))
-    assert [text.partition(" cannot")[0] for text in texts] == [
-        "argument concurrency of Op a",
-        "argument concurrency of Op b",
-    ]
-
-
 async def test_loops_with_first_arrivals_are_refused(tmp_path: Path) -> None:
     graph = text_graph("a<@", "b<a", "c<a b", "d<c", jumps={"c": "a"})
     (text,) = await _problems(tmp_path, "dag:\n  channel_recv_frist_arrive: true\n", graph)
