@@ -37,16 +37,21 @@ assert os.getcwd() == {str(tmp_path)!r} and os.path.exists("nucleus.yaml")
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"),
+    ("code", "line", "reason"),
     [
-        (f"x = 1\nimport not_there_at_all\n{GOOD}", "not_there_at_all"),
-        ("class Handler:\n    def handle_post(self, payloat): ...\n", "payloat"),
+        (f"x = 1\nimport not_there_at_all\n{GOOD}", 2, "not_there_at_all"),
+        ("class Handler:\n    def handle_post(self, payloat): ...\n", 2, "payloat"),
+        (
+            f"{GOOD}    def __init__(self, config):\n        raise SystemExit(3)\n",
+            4,
+            "the constructor of the handler failed: SystemExit: 3",
+        ),
     ],
-    ids=["import", "method"],
+    ids=["import", "method", "constructor"],
 )
-async def test_a_problem_of_the_code_has_its_line(tmp_path: Path, code: str, reason: str) -> None:
+async def test_a_problem_of_the_code_has_its_line(tmp_path: Path, code: str, line: int, reason: str) -> None:
     (problem,) = await _try(tmp_path, code)
-    assert (problem.file, problem.line) == (str(tmp_path / "handler.py"), 2)
+    assert (problem.file, problem.line) == (str(tmp_path / "handler.py"), line)
     assert reason in problem.message
 
 
@@ -62,16 +67,6 @@ async def test_a_problem_of_the_code_has_its_line(tmp_path: Path, code: str, rea
 async def test_the_end_of_the_process_is_the_problem(tmp_path: Path, code: str, end: str) -> None:
     problems = await _try(tmp_path, code)
     assert problems == (Problem(f"the handler {end} while it was being loaded", file=str(tmp_path / "handler.py")),)
-
-
-@pytest.mark.parametrize(
-    ("raised", "message"),
-    [("SystemExit(3)", "SystemExit: 3"), ("RuntimeError('no licence')", "RuntimeError: no licence")],
-)
-async def test_an_exception_of_the_constructor_has_its_line(tmp_path: Path, raised: str, message: str) -> None:
-    (problem,) = await _try(tmp_path, f"{GOOD}    def __init__(self, config):\n        raise {raised}\n")
-    assert (problem.file, problem.line) == (str(tmp_path / "handler.py"), 4)
-    assert problem.message == f"the constructor of the handler failed: {message}"
 
 
 async def test_threads_of_a_handler_do_not_keep_the_process(tmp_path: Path) -> None:

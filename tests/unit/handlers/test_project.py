@@ -112,42 +112,36 @@ async def test_the_constructor_receives_arguments_by_name(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("code", "result"),
+    "code",
     [
-        (
-            """
-            class Other:
-                def handle_get(self):
-                    return "other"
-            class Handler:
-                def __new__(cls):
-                    return Other()
-                def handle_get(self):
-                    return "own"
-            """,
-            "other",
-        ),
-        (
-            """
-            class Single(type):
-                def __call__(cls, *args, **kwargs):
-                    made = super().__call__(*args, **kwargs)
-                    made.note = "called"
-                    return made
-            class Handler(metaclass=Single):
-                def __init__(self, config):
-                    self.config = config
-                def handle_get(self):
-                    return self.note
-            """,
-            "called",
-        ),
+        """
+        class Other:
+            def handle_get(self):
+                return "made"
+        class Handler:
+            def __new__(cls):
+                return Other()
+            def handle_get(self):
+                return "own"
+        """,
+        """
+        class Single(type):
+            def __call__(cls, *args, **kwargs):
+                made = super().__call__(*args, **kwargs)
+                made.note = "made"
+                return made
+        class Handler(metaclass=Single):
+            def __init__(self, config):
+                self.config = config
+            def handle_get(self):
+                return self.note
+        """,
     ],
     ids=["__new__", "metaclass"],
 )
-async def test_a_class_may_create_its_objects_itself(tmp_path: Path, code: str, result: str) -> None:
+async def test_a_class_may_create_its_objects_itself(tmp_path: Path, code: str) -> None:
     async with opened(tmp_path, code) as handler:
-        assert await handler.call("handle_get") == result
+        assert await handler.call("handle_get") == "made"
 
 
 async def test_the_constructor_runs_in_the_thread_of_the_methods(tmp_path: Path) -> None:
