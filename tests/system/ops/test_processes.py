@@ -60,7 +60,7 @@ def is_alive(pid: str) -> bool:
 
 
 async def test_workers_are_processes_that_end_with_the_pipeline() -> None:
-    async with opened("Told", concurrency=2) as executor:
+    async with opened("Acting", concurrency=2) as executor:
         answers = await gather(partial(infer, executor), ["x"] * 8)
         pids = {pid for _, pid, _ in answers}
     assert {number for number, _, _ in answers} <= {"0", "1"}
@@ -75,7 +75,7 @@ async def test_workers_are_processes_that_end_with_the_pipeline() -> None:
 )
 async def test_a_worker_that_dies_costs_only_its_own_request(deed: str, why: str) -> None:
     hooks = _Recorder()
-    async with opened("Told", hooks=hooks) as executor:
+    async with opened("Acting", hooks=hooks) as executor:
         before = await infer(executor)
         response = await executor.infer(asking(deed))
         assert response.err_no == CustomExceptionCode.UNKNOW.value
@@ -89,7 +89,7 @@ async def test_a_worker_that_dies_costs_only_its_own_request(deed: str, why: str
 
 async def test_an_idle_worker_that_dies_is_replaced() -> None:
     hooks = _Recorder()
-    async with opened("Told", hooks=hooks) as executor:
+    async with opened("Acting", hooks=hooks) as executor:
         before = await infer(executor)
         os.kill(int(before[1]), signal.SIGKILL)
         await hooks.died.wait()
@@ -100,7 +100,7 @@ async def test_an_idle_worker_that_dies_is_replaced() -> None:
 async def test_a_dead_worker_is_noticed_while_its_child_holds_the_socket(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     try:
-        async with opened("Told") as executor:
+        async with opened("Acting") as executor:
             before = await infer(executor)
             response = await executor.infer(asking(f"orphan:{file}"))
             assert response.err_no == CustomExceptionCode.UNKNOW.value
@@ -111,7 +111,7 @@ async def test_a_dead_worker_is_noticed_while_its_child_holds_the_socket(tmp_pat
 
 
 async def test_a_hook_that_raises_system_exit_ends_no_process() -> None:
-    async with opened("Told") as executor:
+    async with opened("Acting") as executor:
         before = await infer(executor)
         assert (await executor.infer(asking("leave"))).err_no == 10000
         assert (await infer(executor))[1] == before[1]
@@ -119,7 +119,7 @@ async def test_a_hook_that_raises_system_exit_ends_no_process() -> None:
 
 async def test_an_output_that_cannot_be_sent_fails_alone() -> None:
     hooks = _Recorder()
-    async with opened("Told", batch_size=2, hooks=hooks) as executor:
+    async with opened("Acting", batch_size=2, hooks=hooks) as executor:
         wrong, fine = await gather(executor.infer, [asking("object"), asking("fine")])
     assert hooks.batches == {2: 1}
     assert wrong.err_no == 7000
@@ -133,7 +133,7 @@ async def test_a_process_with_a_stuck_hook_is_replaced(
     monkeypatch.setattr("ovmstrio.runtimes.ops.executor.processes.process_worker.GRACE_SECONDS", 0.05)
     started = tmp_path / "started"
     mock_clock.rate = 1
-    async with opened("Told", seconds=2000) as executor:
+    async with opened("Acting", seconds=2000) as executor:
         before = await infer(executor)
         response = await infer_until_deadline(executor, started.exists, mock_clock, f"wait:{started}")
         assert response.err_no == 6000
@@ -177,10 +177,10 @@ async def test_large_arrays_are_sent_by_shared_memory() -> None:
 @pytest.mark.parametrize(
     ("name", "source", "message"),
     [
-        ("Unprepared", loaded("Unprepared")[1], "(?s)worker 0 of Op op cannot be started.*no such dictionary"),
-        ("Dead", loaded("Dead")[1], "(?s)worker 0 of Op op cannot be started.*its process ended with status 7"),
-        ("Told", None, "is_thread_op: true"),
-        ("Told", PipelineSource("builtins:str", "x"), "should return LoadedPipeline, got str"),
+        ("Failing", loaded("Failing")[1], "(?s)worker 0 of Op op cannot be started.*no such dictionary"),
+        ("Exiting", loaded("Exiting")[1], "(?s)worker 0 of Op op cannot be started.*its process ended with status 7"),
+        ("Acting", None, "is_thread_op: true"),
+        ("Acting", PipelineSource("builtins:str", "x"), "should return LoadedPipeline, got str"),
     ],
     ids=["init_op raises", "its process ends", "no source", "wrong source"],
 )
