@@ -144,7 +144,7 @@ def test_calls_after_the_one_that_kills_are_answered(
         if status == 503:
             assert ("send it again" in body["error"], large.file.read()) == (True, b"")
         else:
-            # Nobody had begun to read it.
+            # No process had begun to read it.
             assert (status, body["twice"]) == (200, "x" * 200_000)
         for client in (idle, watching, killer, pipelining):
             assert client.call("POST", {"text": "more "})[1]["twice"] == "more more "
@@ -153,9 +153,9 @@ def test_calls_after_the_one_that_kills_are_answered(
             lambda line: (line["message"], line.get("pid")) == ("a worker process has ended", pid)
         )
         assert line["cause"] == cause
-        # A connection whose requests nobody had read yet goes on without being counted.
+        # A connection with unread requests continues without being counted.
         assert line["requests_passed_on"] in {0, 1, 2}
-        # The large one may not have come as a whole, or not have been read.
+        # The large request may be incomplete or unread.
         assert line["requests_lost"] in {1, 2}
 
 

@@ -183,7 +183,7 @@ def _expect_cut(server: OvmsProcess, gate: Path) -> None:
 def _read_pipe(pipe: Path) -> str:
     """Read from a named pipe, to which no process may ever write."""
     with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)) as reader:
-        assert select.select([reader], [], [], WAIT_SECONDS)[0], f"nobody has written to {pipe}"
+        assert select.select([reader], [], [], WAIT_SECONDS)[0], f"no process has written to {pipe}"
         return reader.read()
 
 

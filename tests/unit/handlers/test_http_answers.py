@@ -130,8 +130,8 @@ async def test_a_generator_is_a_stream(
 
 @pytest.mark.parametrize("prefix", ["", "async "])
 async def test_a_generator_that_fails_at_once_has_a_status(tmp_path: Path, prefix: str) -> None:
-    async with opened(tmp_path, handler_of("raise HTTPError(404, 'gone')\nyield", prefix)) as handler:
-        with pytest.raises(HTTPError, match="404: gone"):
+    async with opened(tmp_path, handler_of("raise HTTPError(404, 'no leaf')\nyield", prefix)) as handler:
+        with pytest.raises(HTTPError, match="404: no leaf"):
             await answer(handler)
     async with opened(tmp_path, handler_of("yield 'a'\nyield object()", prefix)) as handler:
         made: Any = await answer(handler)

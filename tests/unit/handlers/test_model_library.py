@@ -93,14 +93,14 @@ async def test_changes_of_the_folder_are_served_after_the_next_look(tmp_path: Pa
     async with library_over(models_in(up), tmp_path / "down", loads) as library:
         get = library.client.get_model
         old = get("a")
-        gone = weakref.ref(get("b"))
+        removed = weakref.ref(get("b"))
         write_model(up, "a2", "a", "2")
         write_model(up, "c", "c")
         shutil.rmtree(up / "b")
         await next_look(library, mock_clock)
         assert [get("a").text, get("a", 1), get("c").text] == ["a2", old, "c"]
         gc.collect()
-        assert gone() is None
+        assert removed() is None
         with pytest.raises(UserRuntimeException, match="'b' was not found"):
             get("b")
         write_model(up, "xx", "a", "1")
@@ -177,14 +177,14 @@ async def test_the_first_look_is_repeated_until_it_works(tmp_path: Path, mock_cl
     storage.failure = StorageFailure("the storage is away")
     write_model(tmp_path, "a", "up", "m")
 
-    async def mend() -> None:
+    async def restore() -> None:
         for _ in range(3):
             await trio.testing.wait_all_tasks_blocked(0.05)
         storage.failure = None
         mock_clock.jump(1000)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(mend)
+        nursery.start_soon(restore)
         async with library_over(models_in(tmp_path / "up"), tmp_path / "down", Loads(), storage) as library:
             assert library.client.get_model("m").text == "a"
 
@@ -334,7 +334,7 @@ async def test_a_change_is_fetched_at_the_next_call(tmp_path: Path, mock_clock: 
     up, loads, storage = _models(tmp_path, "a", "b"), Loads(), CountingStorage()
     async with library_over(models_in(up, 2, 2), tmp_path / "down", loads, storage) as library:
         get = library.client.get_model
-        gone = get("b")
+        removed = get("b")
         assert get("a").text == "a"
         write_model(up, "aa", "a")
         shutil.rmtree(up / "b")
@@ -344,7 +344,7 @@ async def test_a_change_is_fetched_at_the_next_call(tmp_path: Path, mock_clock: 
         assert len(storage.fetched) == 3
         with pytest.raises(UserRuntimeException, match="'b' was not found"):
             get("b")
-        await wait_gone(gone.folder.parent, "1")
+        await wait_gone(removed.folder.parent, "1")
 
 
 async def test_a_cached_model_outlives_its_storage(tmp_path: Path, mock_clock: MockClock) -> None:

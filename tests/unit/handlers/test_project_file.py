@@ -25,7 +25,7 @@ from ovmstrio.runtimes.handlers.config.project_spec import (
     ProjectSpec,
 )
 from tests.support.examples import examples
-from tests.support.project_files import PYTHON, TENSORFLOW, good, told, write, wrong
+from tests.support.project_files import PYTHON, TENSORFLOW, good, problems_of, write, wrong
 
 _CACHED = "multi_model_reloading: {dir: s3://b/a, cache_size: 1, disk_cache_size: 1}"
 _BATCHING = "server_side_batching: {max_batch_size: 8, batch_interval_seconds: 1}"
@@ -136,7 +136,7 @@ def test_an_interval_may_be_any_number(tmp_path: Path, interval: str, expected: 
 @pytest.mark.parametrize("interval", ["0", "-1", ".inf", ".nan", "true", "soon", "[1]"])
 def test_an_interval_that_is_no_time_is_refused(tmp_path: Path, interval: str) -> None:
     batching = f"server_side_batching: {{max_batch_size: 1, batch_interval_seconds: {interval}}}\n"
-    assert told(tmp_path, PYTHON + batching) == [
+    assert problems_of(tmp_path, PYTHON + batching) == [
         (3, "server_side_batching.batch_interval_seconds", "the value cannot be used")
     ]
 
@@ -179,7 +179,7 @@ def test_an_interval_that_is_no_time_is_refused(tmp_path: Path, interval: str) -
     ],
 )
 def test_contradictions_are_refused(tmp_path: Path, kind: str, keys: str, problems: str) -> None:
-    found = told(tmp_path, f"type: {kind}\npath: handler.py\n{keys}\n", a__proto="")
+    found = problems_of(tmp_path, f"type: {kind}\npath: handler.py\n{keys}\n", a__proto="")
     assert "\n".join(f"{line} {path}: {message}" for line, path, message in found) == problems
 
 
@@ -460,7 +460,7 @@ def test_local_folders_are_relative_to_the_project_and_urls_are_kept(tmp_path: P
     ],
 )
 def test_wrong_models_are_refused(tmp_path: Path, section: str, problems: str) -> None:
-    found = told(tmp_path, f"{TENSORFLOW}models: {section}\n")
+    found = problems_of(tmp_path, f"{TENSORFLOW}models: {section}\n")
     assert "\n".join(f"{path}: {message}" for _, path, message in found) == problems
 
 
