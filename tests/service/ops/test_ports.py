@@ -35,3 +35,8 @@ def test_all_ports_in_use_are_reported() -> None:
         ("rpc_port", f"port {rpc} is in use"),
         ("http_port", f"port {http} is in use"),
     ]
+
+
+def test_one_port_is_needed() -> None:
+    with pytest.raises(ConfigError, match="rpc_port and http_port are both missing"):
+        choose_ports(None, None)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -446,6 +447,13 @@ async def _problems(tmp_path: Path, config: str, graph: OpGraph | None = None, *
 )
 async def test_settings_without_effect(tmp_path: Path, config: str, expected: str) -> None:
     assert "\n".join(await _problems(tmp_path, f"op:\n{config}")) == expected
+
+
+async def test_wrong_arguments_of_every_op_are_reported(tmp_path: Path) -> None:
+    problems = await _problems(tmp_path, "", text_graph("a<@", "b<a", make=partial(Op, concurrency=0)))
+    assert [text.partition(" cannot")[0] for text in problems] == [
+        f"argument concurrency of Op {name}" for name in "ab"
+    ]
 
 
 async def test_loops_with_first_arrivals_are_refused(tmp_path: Path) -> None:
