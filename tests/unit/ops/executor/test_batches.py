@@ -156,14 +156,6 @@ async def test_a_batch_waits_for_samples_in_earlier_ops(autojump_clock: trio.tes
         assert (await executor.infer(asking())).err_no == 0
 
 
-async def test_batches_have_at_most_batch_size_samples(autojump_clock: trio.testing.MockClock) -> None:
-    hooks = _Batches()
-    async with opened(3, 50, hooks=hooks) as executor:
-        await infer_all(executor, *[f"array {number}" for number in range(20, 28)])
-    assert hooks.ids == [[0, 1, 2], [3, 4, 5], [6, 7]]
-    assert [len(rows) for rows in _Rows.fed] == [3, 3, 2]
-
-
 async def test_each_sample_gets_its_own_rows(autojump_clock: trio.testing.MockClock) -> None:
     async with opened(2, 50) as executor:
         answers = await infer_all(executor, "array 1,2", "array 3,4;5,6;8,9")

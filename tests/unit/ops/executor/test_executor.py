@@ -58,20 +58,6 @@ def timed_graph(*edges: str, make: type[TextOp] = TextOp, **seconds: float) -> O
 # Flow
 
 
-@pytest.mark.parametrize(
-    ("edges", "expected"),
-    [
-        (["a<@", "b<a", "c<b"], "c(b(a(x)))"),
-        (["a<@", "b<a", "c<b", "d<@ a c"], "d(x,a(x),c(b(a(x))))"),
-        (["a<@", "b<a", "c<a", "d<a", "e<d b c"], "e(d(a(x)),b(a(x)),c(a(x)))"),
-        (["a<@", "b<@", "c<b", "d<a c"], "d(a(x),c(b(x)))"),
-    ],
-    ids=["chain", "inputs of every length", "fan-out", "two branches"],
-)
-async def test_outputs_flow_along_every_edge(edges: list[str], expected: str) -> None:
-    assert await infer_once(text_graph(*edges)) == expected
-
-
 async def test_inputs_are_named_after_their_ops() -> None:
     names = op_class(preprocess=lambda _, inputs: {"x": " ".join(inputs)})
     assert await infer_once(text_graph("a<@", "b<@", "c<a b @", make=names)) == "a b @DAGExecutor"

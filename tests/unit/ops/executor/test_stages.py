@@ -132,10 +132,6 @@ async def test_a_model_runs_once_for_each_feed(text: str, expected: str, calls: 
     assert model.is_closed
 
 
-async def test_an_op_without_a_model_passes_its_feed_to_postprocess() -> None:
-    assert (await infer_once(FEEDING, asking("1"))).values == ["x=1"]
-
-
 @pytest.mark.parametrize(
     ("model", "expected"),
     [(None, "0 False NoneType None op said"), (Model(), "0 True Model ('y',) op said")],
@@ -291,13 +287,14 @@ async def test_a_wrong_result_of_a_hook_is_an_error(how: str, code: int, part: s
 
 
 async def test_later_ops_do_not_run_after_an_error() -> None:
-    started = []
+    started: list[str] = []
 
     def refuse(op: Op, inputs: Any) -> Any:
         started.append(op.name)
         return {}, False, 51, "no"
 
-    async with open_executor(text_graph("a<@", "b<a", "c<b", make=op_class(preprocess=refuse)), settings()) as executor:
+    graph = text_graph("a<@", "b<a", "c<b", make=op_class(preprocess=refuse))
+    async with open_executor(graph, settings()) as executor:
         assert (await executor.infer(asking())).err_no == 51
     assert started == ["a"]
 
