@@ -19,6 +19,8 @@ from ovmstrio.ops import WebService
 from ovmstrio.runtimes.kind import LoadContext, Takes
 from ovmstrio.runtimes.ops.config.op_settings import LocalServiceConf, OpSettings
 from ovmstrio.runtimes.ops.config.overrides import CONFIG_VARIABLE
+from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config
+from ovmstrio.runtimes.ops.examining import examine_pipeline
 from ovmstrio.runtimes.ops.op_kind import OpPipelineKind
 from ovmstrio.runtimes.ops.op_service import OpService
 from ovmstrio.runtimes.ops.predictor.local_predict import LocalPredictor
@@ -26,6 +28,7 @@ from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
 from ovmstrio.runtimes.ops.prepared_service import PreparedService
 from ovmstrio.runtimes.ops.values import PipelineRequest
 from ovmstrio.runtimes.ops.web_service import set_service_runner
+from tests.support.ops import text_graph
 from tests.support.paddle_files import layers, write_described
 from tests.support.trials import trying, verdicts
 
@@ -227,3 +230,12 @@ async def test_models_of_ops_and_of_scripts_are_tried_once_before_their_load(tmp
         predictor = LocalPredictor()
         await trio.to_thread.run_sync(predictor.load_model_config, str(folder), False, 0, False, 3)
         assert len(verdicts(tmp_path / "trials")) == 2
+
+
+async def test_models_that_cannot_be_loaded_are_reported(tmp_path: Path) -> None:
+    file = tmp_path / "config.yml"
+    ops = "  a: {local_service_conf: {model_config: nowhere}}\n  b: {server_endpoints: ['h:1'], client_type: brpc}\n"
+    file.write_text(f"rpc_port: 0\nop:\n{ops}")
+    problems = await examine_pipeline(text_graph("a<@", "b<a"), examine_pipeline_config(file), load=True)
+    found = [(problem.line, problem.path) for problem in problems]
+    assert found == [(3, "op.a.local_service_conf.model_config"), (4, "op.b.client_type")]
