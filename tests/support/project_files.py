@@ -1,4 +1,4 @@
-"""Handler projects on disk as their files are written, and what is found wrong with them."""
+"""Handler projects on disk, and their problems."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def write(folder: Path, text: str = PYTHON, **files: str) -> Path:
 
 
 def good(folder: Path, text: str = PYTHON, **files: str) -> ProjectSpec:
-    """Read a project in which nothing is wrong, not even a little."""
+    """Read a project that has neither problems nor warnings."""
     spec, warnings = read_project(write(folder, text, **files))
     assert warnings == []
     return spec
 
 
 def wrong(folder: Path, text: str, **files: str) -> list[Problem]:
-    """Give everything that is found in a project that cannot be used."""
+    """Return every problem of a project that cannot be used."""
     with pytest.raises(ConfigError) as caught:
         read_project(write(folder, text, **files))
     return list(caught.value.problems)
 
 
-def told(folder: Path, text: str, **files: str) -> list[tuple[int | None, str, str]]:
-    """Give line, key and message of everything that is found in a project that cannot be used."""
+def problems_of(folder: Path, text: str, **files: str) -> list[tuple[int | None, str, str]]:
+    """Return line, key and message of every problem of a project that cannot be used."""
     return [(problem.line, problem.path, problem.message) for problem in wrong(folder, text, **files)]
