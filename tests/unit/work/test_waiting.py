@@ -1,16 +1,32 @@
-"""Limits of how long events are waited for, with and without the task that looks at them."""
-
 from __future__ import annotations
 
 import pytest
 import trio
 import trio.testing
 
+from ovmstrio.work.backoff import Backoff
 from ovmstrio.work.overdue import wait_within, watch_overdue
 
 
-async def test_an_event_ends_its_wait_at_once(autojump_clock: trio.testing.MockClock) -> None:
-    """No time passes, and a second wait is like the first."""
+def test_pauses_double_up_to_the_maximum_and_restart_after_a_success() -> None:
+    backoff = Backoff(0.25, 3.0)
+    assert [backoff.seconds_after() for _ in range(6)] == [0.25, 0.5, 1.0, 2.0, 3.0, 3.0]
+    backoff.reset()
+    assert [backoff.seconds_after() for _ in range(2)] == [0.25, 0.5]
+    assert {backoff.seconds_after() for _ in range(5000)} == {1.0, 2.0, 3.0}
+
+
+def test_factor_one_keeps_the_pause() -> None:
+    backoff = Backoff(10.0, 10.0, factor=1.0)
+    assert [backoff.seconds_after() for _ in range(3)] == [10.0] * 3
+
+
+def test_pause_is_the_first_after_a_long_life() -> None:
+    backoff = Backoff(1.0, 60.0, 5.0)
+    assert [backoff.seconds_after(lived) for lived in (0, 5, 5.1, 0, 3600, 0)] == [1.0, 2.0, 1.0, 2.0, 1.0, 2.0]
+
+
+async def test_event_ends_its_wait_at_once(autojump_clock: trio.testing.MockClock) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(watch_overdue)
         for _ in range(2):
@@ -24,8 +40,7 @@ async def test_an_event_ends_its_wait_at_once(autojump_clock: trio.testing.MockC
 
 
 @pytest.mark.parametrize("is_watched", [True, False])
-async def test_a_wait_ends_with_its_limit(autojump_clock: trio.testing.MockClock, is_watched: bool) -> None:
-    """Each with its own, whichever was begun first, and hardly later."""
+async def test_wait_ends_at_its_limit(autojump_clock: trio.testing.MockClock, is_watched: bool) -> None:
     ends: dict[float, float] = {}
 
     async def wait(seconds: float) -> None:
@@ -44,8 +59,7 @@ async def test_a_wait_ends_with_its_limit(autojump_clock: trio.testing.MockClock
     assert all(seconds <= taken <= seconds + 0.05 for seconds, taken in ends.items())
 
 
-async def test_nothing_is_looked_at_while_nothing_is_waited_for(autojump_clock: trio.testing.MockClock) -> None:
-    """The task sleeps without a deadline, so that an idle server stays idle."""
+async def test_watcher_sleeps_without_deadline_while_nothing_waits(autojump_clock: trio.testing.MockClock) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(watch_overdue)
         with trio.move_on_after(1):
@@ -55,8 +69,7 @@ async def test_nothing_is_looked_at_while_nothing_is_waited_for(autojump_clock: 
         nursery.cancel_scope.cancel()
 
 
-async def test_the_end_of_the_task_is_the_end_of_what_it_watched(autojump_clock: trio.testing.MockClock) -> None:
-    """What is waited for afterwards has its limit all the same, also behind an older task that ended first."""
+async def test_end_of_the_watcher_ends_its_waits(autojump_clock: trio.testing.MockClock) -> None:
     async with trio.open_nursery() as nursery:
         async with trio.open_nursery() as older:
             await older.start(watch_overdue)
