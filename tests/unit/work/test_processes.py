@@ -1,10 +1,9 @@
-"""Messages between processes."""
-
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import AsyncIterator
+import signal
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,10 @@ import trio.testing
 
 from ovmstrio.runtimes.pipelines.custom_nodes.native.abi import PRECISIONS
 from ovmstrio.work.messages.message_packets import MOST_INLINE, NO_MESSAGE
+from ovmstrio.work.messages.regions import Region
 from ovmstrio.work.processes.message_channel import MessageChannel
 from ovmstrio.work.processes.packet_socket import PacketSocket, packet_pair
+from ovmstrio.work.processes.program import describe_end, describe_exit
 
 
 def _descriptors() -> int:
@@ -25,7 +26,6 @@ def _descriptors() -> int:
 
 @pytest.fixture
 async def ends() -> AsyncIterator[tuple[MessageChannel, MessageChannel]]:
-    """Give the two ends; no descriptor is left of them."""
     before = _descriptors()
     one, other = (MessageChannel(end) for end in packet_pair())
     yield one, other
@@ -36,7 +36,6 @@ async def ends() -> AsyncIterator[tuple[MessageChannel, MessageChannel]]:
 
 @pytest.fixture
 async def raw_ends() -> AsyncIterator[tuple[PacketSocket, MessageChannel]]:
-    """Return a socket that sends any packet, and the channel that receives it."""
     before = _descriptors()
     raw, end = packet_pair()
     one, other = PacketSocket(raw), MessageChannel(end)
@@ -48,10 +47,9 @@ async def raw_ends() -> AsyncIterator[tuple[PacketSocket, MessageChannel]]:
 
 @pytest.mark.parametrize("count", [3, MOST_INLINE])
 @pytest.mark.parametrize("dtype", PRECISIONS)
-async def test_small_and_large_messages_arrive(
+async def test_small_and_large_arrays_arrive_aligned_with_their_types(
     ends: tuple[MessageChannel, MessageChannel], count: int, dtype: np.dtype[Any]
 ) -> None:
-    """As what they were, with arrays that are aligned and the receiver's own."""
     one, other = ends
     array = (np.arange(count) % 100).astype(dtype)
     await one.send({"x": array, "none": array[:0], "number": array[1:2].reshape(())})
@@ -65,8 +63,7 @@ async def test_small_and_large_messages_arrive(
 
 
 @pytest.mark.parametrize("size", [1, MOST_INLINE])
-async def test_a_descriptor_goes_along(ends: tuple[MessageChannel, MessageChannel], size: int) -> None:
-    """With small messages and with large ones; both have one then."""
+async def test_descriptor_arrives_with_its_message(ends: tuple[MessageChannel, MessageChannel], size: int) -> None:
     one, other = ends
     reader, writer = os.pipe()
     await one.send(bytes(size), writer)
@@ -81,8 +78,29 @@ async def test_a_descriptor_goes_along(ends: tuple[MessageChannel, MessageChanne
     os.close(reader)
 
 
-async def test_many_tasks_may_send(ends: tuple[MessageChannel, MessageChannel]) -> None:
-    """Although nobody receives yet, and more than there is room for."""
+async def test_finished_channel_delivers_what_was_sent_and_still_receives(
+    ends: tuple[MessageChannel, MessageChannel],
+) -> None:
+    one, other = ends
+    await one.send("last")
+    one.finish()
+    received = [await other.receive() for _ in range(3)]
+    assert [message and message.value for message in received] == ["last", None, None]
+    await other.send("answer")
+    answer = await one.receive()
+    assert answer is not None
+    assert answer.value == "answer"
+
+
+async def test_closed_channel_raises_on_send_and_receives_the_end(ends: tuple[MessageChannel, MessageChannel]) -> None:
+    for closed in reversed(ends):
+        closed.close()
+        with pytest.raises(trio.BrokenResourceError):
+            await ends[0].send("x")
+        assert await ends[0].receive() is None
+
+
+async def test_many_tasks_may_send_before_anything_is_received(ends: tuple[MessageChannel, MessageChannel]) -> None:
     one, other = ends
     async with trio.open_nursery() as nursery:
         for number in range(20):
@@ -92,8 +110,7 @@ async def test_many_tasks_may_send(ends: tuple[MessageChannel, MessageChannel]) 
     assert sorted(message.value[0] for message in received if message) == list(range(20))
 
 
-async def test_what_cannot_be_sent_is_not_sent(ends: tuple[MessageChannel, MessageChannel]) -> None:
-    """Nor is anything of it."""
+async def test_value_that_cannot_be_sent_sends_nothing(ends: tuple[MessageChannel, MessageChannel]) -> None:
     one, other = ends
     with pytest.raises(TypeError, match=r"not builtins\.object"):
         await one.send([bytes(MOST_INLINE), object()])
@@ -104,10 +121,9 @@ async def test_what_cannot_be_sent_is_not_sent(ends: tuple[MessageChannel, Messa
 @pytest.mark.parametrize(
     ("packet", "content"), [(b"junk", None), (b"i", None), (b"f", None), (b"f", b""), (b"f", b"\xff" * 100)]
 )
-async def test_what_is_no_message_is_refused(
+async def test_invalid_packet_is_refused_and_its_files_are_closed(
     raw_ends: tuple[PacketSocket, MessageChannel], packet: bytes, content: bytes | None
 ) -> None:
-    """And no file that came with it stays open."""
     one, other = raw_ends
     files = []
     if content is not None:
@@ -120,8 +136,9 @@ async def test_what_is_no_message_is_refused(
         await other.receive()
 
 
-async def test_more_descriptors_than_one_are_refused(raw_ends: tuple[PacketSocket, MessageChannel]) -> None:
-    """And closed."""
+async def test_two_descriptors_of_a_small_message_are_refused_and_closed(
+    raw_ends: tuple[PacketSocket, MessageChannel],
+) -> None:
     one, other = raw_ends
     text = b'["x",[]]'
     reader, writer = os.pipe()
@@ -132,8 +149,7 @@ async def test_more_descriptors_than_one_are_refused(raw_ends: tuple[PacketSocke
         await other.receive()
 
 
-async def test_memory_that_is_in_use_cannot_be_taken_away(raw_ends: tuple[PacketSocket, MessageChannel]) -> None:
-    """The sender may have kept the file open."""
+async def test_received_memory_cannot_shrink(raw_ends: tuple[PacketSocket, MessageChannel]) -> None:
     one, other = raw_ends
     end, raw = packet_pair()
     sender, observer = MessageChannel(end), PacketSocket(raw)
@@ -155,10 +171,9 @@ async def test_memory_that_is_in_use_cannot_be_taken_away(raw_ends: tuple[Packet
     assert message.value.sum() == MOST_INLINE
 
 
-async def test_what_has_no_room_now_goes_before_the_next_message(
+async def test_deferred_message_precedes_the_next_one(
     ends: tuple[MessageChannel, MessageChannel], autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Also where who sent the next one left before there was room."""
     one, other = ends
     count = 0
     while True:
@@ -172,15 +187,34 @@ async def test_what_has_no_room_now_goes_before_the_next_message(
         await one.send("never")
     assert scope.cancelled_caught
     received: list[Any] = []
-
-    async def receive() -> None:
-        while not received or received[-1] != "next":
-            message = await other.receive()
-            assert message is not None
-            received.append(message.value)
-
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(receive)
-            await one.send("next")
+            nursery.start_soon(one.send, "next")
+            while "next" not in received:
+                message = await other.receive()
+                assert message is not None
+                received.append(message.value)
     assert received == [*(["full", number] for number in range(count)), "late", "next"]
+
+
+def test_region_that_cannot_be_created_leaves_no_descriptor() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises((OSError, OverflowError)):
+        Region(1, 2**62)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize(
+    ("describe", "status", "words"),
+    [
+        (describe_end, 0, "ended with status 0"),
+        (describe_end, 3, "ended with status 3"),
+        (describe_end, -signal.SIGSEGV, "was killed by SIGSEGV"),
+        (describe_end, -99, "was killed by signal 99"),
+        (describe_exit, 3, "ended the process with exit code 3"),
+        (describe_exit, -signal.SIGSEGV, "crashed with SIGSEGV"),
+        (describe_exit, -40, "crashed with signal 40"),
+    ],
+)
+def test_end_of_a_process_is_described_in_words(describe: Callable[[int], str], status: int, words: str) -> None:
+    assert describe(status) == words
