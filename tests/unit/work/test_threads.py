@@ -1,5 +1,3 @@
-"""The pool of threads for user code."""
-
 from __future__ import annotations
 
 import contextvars
@@ -15,13 +13,13 @@ import pytest
 import trio
 import trio.testing
 
+from ovmstrio.work.threads.lending import lent_place
 from ovmstrio.work.threads.worker_threads import ThreadCall, WorkerThreads
 from tests.support.waits import WAIT_SECONDS, until_async
 
 
 @asynccontextmanager
-async def pool(**settings: Any) -> AsyncIterator[WorkerThreads]:
-    """Run a pool."""
+async def _pool(**settings: Any) -> AsyncIterator[WorkerThreads]:
     threads = WorkerThreads(**settings)
     async with trio.open_nursery() as nursery:
         await nursery.start(threads.run)
@@ -32,10 +30,9 @@ async def pool(**settings: Any) -> AsyncIterator[WorkerThreads]:
                 await threads.aclose()
 
 
-def busy_threads() -> int:
-    """Count the threads that are in a worker's loop."""
+def _busy_threads() -> int:
     count = 0
-    for frame in sys._current_frames().values():  # noqa: SLF001 - threads outlive the pool that counts them
+    for frame in sys._current_frames().values():  # noqa: SLF001 - threads outlive the _pool that counts them
         inner: Any = frame
         while inner is not None:
             count += inner.f_code is WorkerThreads._work.__code__  # noqa: SLF001 - as above
@@ -43,10 +40,9 @@ def busy_threads() -> int:
     return count
 
 
-async def test_a_call_gives_what_its_function_gives() -> None:
-    """In another thread, with its arguments and the caller's context."""
+async def test_call_returns_the_value_of_its_function_in_the_context_of_the_caller() -> None:
     variable = contextvars.ContextVar("variable", default="")
-    async with pool() as threads:
+    async with _pool() as threads:
         variable.set("caller's")
         given = await threads.call(lambda a, b: (a, b, variable.get(), threading.get_ident()), 1, "2")
         assert given[:3] == (1, "2", "caller's")
@@ -56,13 +52,11 @@ async def test_a_call_gives_what_its_function_gives() -> None:
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt])
-async def test_a_call_raises_what_its_function_raises(kind: type[BaseException]) -> None:
-    """The thread goes on with other calls."""
-
+async def test_call_raises_the_error_of_its_function(kind: type[BaseException]) -> None:
     def fail() -> None:
         raise kind("text")
 
-    async with pool(limit=1) as threads:
+    async with _pool(limit=1) as threads:
         raised: BaseException | None = None
         try:
             await threads.call(fail)
@@ -72,8 +66,7 @@ async def test_a_call_raises_what_its_function_raises(kind: type[BaseException])
         assert await threads.call(lambda: 1) == 1
 
 
-async def test_many_calls_share_the_threads_that_are_allowed() -> None:
-    """No more run at once, all come to their end, and each gets its own result."""
+async def test_limit_bounds_concurrent_calls() -> None:
     running, most = 0, 0
     lock = threading.Lock()
     results = []
@@ -91,7 +84,7 @@ async def test_many_calls_share_the_threads_that_are_allowed() -> None:
     async def one(number: int) -> None:
         results.append((number, await threads.call(work, number)))
 
-    async with pool(limit=3) as threads:
+    async with _pool(limit=3) as threads:
         async with trio.open_nursery() as nursery:
             for number in range(200):
                 nursery.start_soon(one, number)
@@ -100,13 +93,12 @@ async def test_many_calls_share_the_threads_that_are_allowed() -> None:
     assert sorted(results) == [(number, number) for number in range(200)]
 
 
-async def test_a_waiting_call_leaves_the_queue() -> None:
-    """One that is cancelled before its turn never runs."""
+async def test_cancelled_call_in_the_queue_never_runs() -> None:
     gate = threading.Event()
     ran: list[int] = []
-    async with pool(limit=1) as threads, trio.open_nursery() as nursery:
+    async with _pool(limit=1) as threads, trio.open_nursery() as nursery:
         nursery.start_soon(threads.call, gate.wait, WAIT_SECONDS)
-        await until_async(lambda: busy_threads() == 1)
+        await until_async(lambda: _busy_threads() == 1)
         with trio.move_on_after(0.01) as scope:
             await threads.call(ran.append, 1)
         assert scope.cancelled_caught
@@ -115,8 +107,7 @@ async def test_a_waiting_call_leaves_the_queue() -> None:
     assert ran == [2]
 
 
-async def test_a_running_call_is_told_and_waited_for() -> None:
-    """A function that heeds the caller's leaving has ended when the caller goes on."""
+async def test_cancelled_call_ends_before_its_caller_goes_on() -> None:
     stop, started, ended = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:
@@ -132,22 +123,21 @@ async def test_a_running_call_is_told_and_waited_for() -> None:
         assert ended.is_set()
 
     scopes: list[trio.CancelScope] = []
-    async with pool() as threads, trio.open_nursery() as nursery:
+    async with _pool() as threads, trio.open_nursery() as nursery:
         nursery.start_soon(caller)
         await until_async(started.is_set)
         scopes[0].cancel()
     assert threads.stuck == 0
 
 
-async def test_a_call_that_does_not_end_is_given_up() -> None:
-    """Its thread counts as stuck and another does its work; it is forgotten when it ends after all."""
+async def test_call_that_ignores_cancellation_is_stuck_until_it_ends() -> None:
     gate, started = threading.Event(), threading.Event()
 
     def work() -> None:
         started.set()
         gate.wait()
 
-    async with pool(limit=1, grace_seconds=0.02) as threads:
+    async with _pool(limit=1, grace_seconds=0.02) as threads:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(threads.call, work)
             await until_async(started.is_set)
@@ -157,67 +147,61 @@ async def test_a_call_that_does_not_end_is_given_up() -> None:
         gate.set()
         await until_async(lambda: threads.stuck == 0)
         assert await threads.call(lambda: "again") == "again"
-    await until_async(lambda: busy_threads() == 0)
+    await until_async(lambda: _busy_threads() == 0)
 
 
-async def give_up(threads: WorkerThreads, job: ThreadCall) -> None:
-    """Lose patience with a call that runs."""
+async def _give_up(threads: WorkerThreads, job: ThreadCall) -> None:
     await until_async(lambda: job.worker is not None)
     assert not await threads.finish(job)
 
 
-async def test_stuck_threads_are_not_replaced_for_ever() -> None:
-    """With twice the limit of threads calls wait, until one ends."""
+async def test_stuck_threads_are_replaced_up_to_twice_the_limit() -> None:
     gate = threading.Event()
-    async with pool(limit=2, grace_seconds=0) as threads:
+    async with _pool(limit=2, grace_seconds=0) as threads:
         for _ in range(2):
-            await give_up(threads, threads.start(gate.wait))
+            await _give_up(threads, threads.start(gate.wait))
         assert threads.stuck == 2
         jobs = [threads.start(gate.wait) for _ in range(3)]
         for job in jobs[:2]:
-            await give_up(threads, job)
+            await _give_up(threads, job)
         await trio.testing.wait_all_tasks_blocked()
         assert jobs[2].worker is None
         gate.set()
         assert await threads.finish(jobs[2], 5)
-    await until_async(lambda: busy_threads() == 0)
+    await until_async(lambda: _busy_threads() == 0)
 
 
-async def test_the_pool_ends_without_a_stuck_thread() -> None:
-    """Closing waits for the grace and not for what never ends."""
+async def test_close_does_not_wait_for_a_stuck_thread() -> None:
     gate = threading.Event()
-    async with pool(grace_seconds=0.02) as threads:
+    async with _pool(grace_seconds=0.02) as threads:
         job = threads.start(gate.wait)
         await until_async(lambda: job.worker is not None)
         with trio.fail_after(WAIT_SECONDS):
             await threads.aclose()
-    assert busy_threads() == 1
+    assert _busy_threads() == 1
     gate.set()
-    await until_async(lambda: busy_threads() == 0)
+    await until_async(lambda: _busy_threads() == 0)
 
 
-async def test_no_thread_is_left_after_the_end() -> None:
-    """Idle threads end with the pool, or after some seconds without work."""
-    async with pool(idle_seconds=0.02) as threads:
+async def test_idle_threads_end() -> None:
+    async with _pool(idle_seconds=0.02) as threads:
         async with trio.open_nursery() as nursery:
             for _ in range(8):
                 nursery.start_soon(threads.call, time.sleep, 0)
         await until_async(lambda: threads.threads == 0)
-        assert busy_threads() == 0
+        assert _busy_threads() == 0
         await threads.call(time.sleep, 0)
-    await until_async(lambda: busy_threads() == 0)
+    await until_async(lambda: _busy_threads() == 0)
 
 
-async def test_calls_come_while_threads_leave() -> None:
-    """A thread that goes for want of work does not leave a call behind."""
-    async with pool(limit=1, idle_seconds=0) as threads:
+async def test_idle_thread_that_ends_loses_no_call() -> None:
+    async with _pool(limit=1, idle_seconds=0) as threads:
         with trio.fail_after(WAIT_SECONDS):
             for number in range(300):
                 assert await threads.call(abs, number) == number
 
 
-async def test_the_pool_outlives_the_cancellation_of_its_owner() -> None:
-    """Those who clean up still have threads."""
+async def test_shielded_pool_outlives_the_cancellation_of_its_owner() -> None:
     cleaned = []
     async with trio.open_nursery() as nursery:
         threads = WorkerThreads()
@@ -229,22 +213,20 @@ async def test_the_pool_outlives_the_cancellation_of_its_owner() -> None:
     assert cleaned == ["cleaned"]
 
 
-async def test_a_pool_that_does_not_run_says_so() -> None:
-    """Before its start and after its end; closing it then does nothing."""
+async def test_call_of_a_pool_that_does_not_run_raises() -> None:
     threads = WorkerThreads()
     await threads.aclose()
     with pytest.raises(RuntimeError, match="not loaded yet, or was closed"):
         await threads.call(print)
     async with trio.open_nursery() as nursery:
         await nursery.start(threads.run)
-    async with pool() as other:
+    async with _pool() as other:
         pass
     with pytest.raises(RuntimeError, match="not loaded yet, or was closed"):
         await other.call(print)
 
 
-async def test_jobs_report_their_end_on_the_event_loop() -> None:
-    """Also when nobody waits for them."""
+async def test_on_done_is_called_on_the_event_loop() -> None:
     here = threading.get_ident()
     done = trio.Event()
     seen = []
@@ -253,17 +235,16 @@ async def test_jobs_report_their_end_on_the_event_loop() -> None:
         seen.append(threading.get_ident())
         done.set()
 
-    async with pool() as threads:
+    async with _pool() as threads:
         job = threads.start(lambda: 7, on_done=finished)
         await done.wait()
         assert (job.is_done, job.value, seen) == (True, 7, [here])
         assert await threads.finish(job)
 
 
-async def test_a_call_is_a_checkpoint() -> None:
-    """Who is cancelled already calls nothing."""
+async def test_cancelled_caller_calls_nothing() -> None:
     ran: list[int] = []
-    async with pool() as threads:
+    async with _pool() as threads:
         with trio.CancelScope() as scope:
             scope.cancel()
             await threads.call(ran.append, 1)
@@ -271,8 +252,7 @@ async def test_a_call_is_a_checkpoint() -> None:
     assert ran == []
 
 
-async def test_a_caller_may_leave_its_call_to_itself() -> None:
-    """Which goes on in its thread, while the caller goes on at once."""
+async def test_caller_may_abandon_its_call() -> None:
     begun, may_end = threading.Event(), threading.Event()
     ended: list[bool] = []
 
@@ -280,7 +260,7 @@ async def test_a_caller_may_leave_its_call_to_itself() -> None:
         begun.set()
         ended.append(may_end.wait(60))
 
-    async with pool(grace_seconds=60) as threads:
+    async with _pool(grace_seconds=60) as threads:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(threads.call, work, may_leave=True))
             await until_async(begun.is_set)
@@ -292,8 +272,7 @@ async def test_a_caller_may_leave_its_call_to_itself() -> None:
         assert threads.stuck == 0
 
 
-async def test_a_strict_pool_has_no_more_threads_than_it_may() -> None:
-    """What does not come back keeps its place; others wait for it."""
+async def test_strict_pool_does_not_replace_stuck_threads() -> None:
     begun, may_end = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -301,7 +280,7 @@ async def test_a_strict_pool_has_no_more_threads_than_it_may() -> None:
         may_end.wait(60)
 
     done: list[int] = []
-    async with pool(limit=1, grace_seconds=0.01, is_strict=True) as threads, trio.open_nursery() as nursery:
+    async with _pool(limit=1, grace_seconds=0.01, is_strict=True) as threads, trio.open_nursery() as nursery:
         async with trio.open_nursery() as leaving:
             leaving.start_soon(threads.call, wait)
             await until_async(begun.is_set)
@@ -314,17 +293,15 @@ async def test_a_strict_pool_has_no_more_threads_than_it_may() -> None:
     assert done == [1]
 
 
-async def test_threads_may_never_go_idle() -> None:
-    """So that calls always find the same ones."""
-    async with pool(limit=1, idle_seconds=None) as threads:
+async def test_threads_without_idle_time_are_kept() -> None:
+    async with _pool(limit=1, idle_seconds=None) as threads:
         one = await threads.call(threading.get_ident)
         await trio.sleep(0.05)
         assert await threads.call(threading.get_ident) == one
-        assert busy_threads() == 1
+        assert _busy_threads() == 1
 
 
-async def left_alone(threads: WorkerThreads, work: Callable[[], Any], **options: Any) -> None:
-    """Begin a call and leave it."""
+async def _abandon(threads: WorkerThreads, work: Callable[[], Any], **options: Any) -> None:
     began = threading.Event()
 
     def begin() -> Any:
@@ -337,8 +314,7 @@ async def left_alone(threads: WorkerThreads, work: Callable[[], Any], **options:
         nursery.cancel_scope.cancel()
 
 
-async def test_what_a_call_gives_whose_caller_has_left_is_discarded_once() -> None:
-    """In its thread; what a caller takes is not discarded, nor is there anything if the call fails."""
+async def test_value_of_an_abandoned_call_is_discarded_once() -> None:
     gate = threading.Event()
     discarded: list[Any] = []
 
@@ -350,10 +326,10 @@ async def test_what_a_call_gives_whose_caller_has_left_is_discarded_once() -> No
         raise ValueError
 
     here = threading.get_ident()
-    async with pool() as threads:
+    async with _pool() as threads:
         assert await threads.call(lambda: "taken", may_leave=True, discard=discard) == "taken"
-        await left_alone(threads, lambda: gate.wait(WAIT_SECONDS), discard=discard)
-        await left_alone(threads, fail, discard=discard)
+        await _abandon(threads, lambda: gate.wait(WAIT_SECONDS), discard=discard)
+        await _abandon(threads, fail, discard=discard)
         assert (threads.abandoned, discarded) == (2, [])
         gate.set()
         with trio.fail_after(WAIT_SECONDS):
@@ -361,8 +337,7 @@ async def test_what_a_call_gives_whose_caller_has_left_is_discarded_once() -> No
     assert (threads.abandoned, discarded) == (0, [(True, True)])
 
 
-async def test_what_is_made_while_the_caller_leaves_is_discarded_once() -> None:
-    """Whichever of the two comes first, however often it is tried."""
+async def test_value_is_taken_or_discarded_whenever_its_caller_leaves() -> None:
     kept: set[int] = set()
     made: list[int] = []
     discarded: list[int] = []
@@ -375,7 +350,7 @@ async def test_what_is_made_while_the_caller_leaves_is_discarded_once() -> None:
         with scope:
             kept.add(await threads.call(make, number, may_leave=True, discard=discarded.append))
 
-    async with pool(limit=2) as threads:
+    async with _pool(limit=2) as threads:
         for number in range(300):
             scope = trio.CancelScope()
             async with trio.open_nursery() as nursery:
@@ -390,17 +365,16 @@ async def test_what_is_made_while_the_caller_leaves_is_discarded_once() -> None:
     assert sorted([*discarded, *kept]) == sorted(made)
 
 
-async def test_calls_are_refused_while_too_many_go_on_without_callers() -> None:
-    """In the words of the pool's user, who is told of each that is left; those that wait for a place are not."""
+async def test_calls_are_refused_while_too_many_are_abandoned() -> None:
     gate = threading.Event()
     told: list[int] = []
 
     def refusal(abandoned: int) -> Exception | None:
         return TimeoutError(f"{abandoned} do not end") if abandoned >= 2 else None
 
-    async with pool(limit=2, is_strict=True, refusal=refusal, told_of_leaving=told.append) as threads:
+    async with _pool(limit=2, is_strict=True, refusal=refusal, told_of_leaving=told.append) as threads:
         for _ in range(2):
-            await left_alone(threads, gate.wait)
+            await _abandon(threads, gate.wait)
         assert (told, threads.abandoned, threads.is_busy) == ([1, 2], 2, True)
         with pytest.raises(TimeoutError, match="2 do not end"):
             await threads.call(print)
@@ -411,25 +385,136 @@ async def test_calls_are_refused_while_too_many_go_on_without_callers() -> None:
         assert await threads.call(lambda: 7) == 7
 
 
-async def test_a_pool_may_end_with_its_owner() -> None:
-    """It leaves a thread behind that is busy, which ends with what it does."""
+async def test_unshielded_pool_ends_with_its_owner() -> None:
     gate = threading.Event()
     async with trio.open_nursery() as nursery:
         threads = WorkerThreads(idle_seconds=None)
         await nursery.start(partial(threads.run, is_shielded=False))
         await threads.call(print)
-        await left_alone(threads, gate.wait)
+        await _abandon(threads, gate.wait)
         nursery.cancel_scope.cancel()
-    assert busy_threads() >= 1
+    assert _busy_threads() >= 1
     gate.set()
-    await until_async(lambda: busy_threads() == 0)
+    await until_async(lambda: _busy_threads() == 0)
 
 
-async def test_who_is_cancelled_while_a_pool_starts_need_not_close_it() -> None:
-    """It has not begun to outlive anybody."""
+async def test_cancelled_start_needs_no_close() -> None:
     with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             with trio.CancelScope() as scope:
                 scope.cancel()
                 await nursery.start(WorkerThreads().run)
             assert scope.cancelled_caught
+
+
+# Lent places
+
+
+class _Storage:
+    """Blocks calls, which lend their places meanwhile, and keeps their names as they go on."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.notes: list[str] = []
+        self.waiting = 0
+
+    def call(self, name: str) -> str:
+        self.waiting += 1
+        with lent_place():
+            assert self.answers.wait(WAIT_SECONDS)
+        self.notes.append(name)
+        return name
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+async def test_lent_place_is_returned_before_the_next_call_begins(*, is_strict: bool) -> None:
+    storage, gate, held = _Storage(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        gate.wait(WAIT_SECONDS)
+        storage.notes.append("held")
+
+    async with _pool(limit=1, is_strict=is_strict) as threads:
+        with trio.fail_after(WAIT_SECONDS):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(threads.call, storage.call, "waited")
+                await until_async(lambda: storage.waiting == 1)
+                assert await threads.call(lambda: "other") == "other"
+                nursery.start_soon(threads.call, hold)
+                await until_async(held.is_set)
+                nursery.start_soon(threads.call, storage.notes.append, "last")
+                storage.answers.set()
+                await until_async(lambda: threads._places.is_wanted)  # noqa: SLF001 - a blocked thread shows nowhere else
+                gate.set()
+            assert storage.notes == ["held", "waited", "last"]
+            await until_async(lambda: _busy_threads() == 1)
+
+
+async def test_idle_thread_returns_a_lent_place() -> None:
+    storage = _Storage()
+    async with _pool(limit=1, idle_seconds=None) as threads:
+        with trio.fail_after(WAIT_SECONDS):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(threads.call, storage.call, "waited")
+                await until_async(lambda: storage.waiting == 1)
+                await threads.call(lambda: None)
+                storage.answers.set()
+        assert storage.notes == ["waited"]
+        assert await threads.call(lambda: 1) == 1
+
+
+async def test_lent_places_do_not_raise_the_limit() -> None:
+    running, most, lock = 0, 0, threading.Lock()
+
+    def work() -> None:
+        nonlocal running, most
+        for _ in range(3):
+            with lock:
+                running += 1
+                most = max(most, running)
+            with lock:
+                running -= 1
+            with lent_place():
+                pass
+
+    async with _pool(limit=2, idle_seconds=0.001) as threads:
+        with trio.fail_after(WAIT_SECONDS):
+            async with trio.open_nursery() as nursery:
+                for _ in range(200):
+                    nursery.start_soon(threads.call, work)
+        assert most <= 2
+        await until_async(lambda: threads.threads == 0)
+
+
+async def test_close_does_not_wait_for_calls_that_lend_their_places() -> None:
+    storage = _Storage()
+    async with trio.open_nursery() as nursery:
+        async with _pool(limit=1, grace_seconds=0.05) as threads:
+            job = threads.start(storage.call, "waited")
+            await until_async(lambda: storage.waiting == 1)
+        assert not job.is_done
+        storage.answers.set()
+        with trio.fail_after(WAIT_SECONDS):
+            await until_async(lambda: storage.notes == ["waited"])
+        nursery.cancel_scope.cancel()
+
+
+async def test_stuck_call_needs_no_place_to_end() -> None:
+    storage = _Storage()
+    async with _pool(limit=1, grace_seconds=0.01) as threads:
+        job = threads.start(storage.call, "waited")
+        await until_async(lambda: storage.waiting == 1)
+        assert not await threads.finish(job)
+        assert threads.stuck == 1
+        storage.answers.set()
+        with trio.fail_after(WAIT_SECONDS):
+            await until_async(lambda: threads.stuck == 0)
+            assert await threads.call(lambda: 1) == 1
+
+
+def test_lending_does_nothing_outside_a_pool() -> None:
+    ran = []
+    with lent_place():
+        ran.append(threading.current_thread())
+    assert ran == [threading.current_thread()]
