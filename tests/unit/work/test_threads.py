@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ async def _pool(**settings: Any) -> AsyncIterator[WorkerThreads]:
 
 def _busy_threads() -> int:
     count = 0
-    for frame in sys._current_frames().values():  # noqa: SLF001 - threads outlive the _pool that counts them
+    for frame in sys._current_frames().values():  # noqa: SLF001 - threads outlive the pool that counts them
         inner: Any = frame
         while inner is not None:
             count += inner.f_code is WorkerThreads._work.__code__  # noqa: SLF001 - as above
@@ -66,29 +66,33 @@ async def test_call_raises_the_error_of_its_function(kind: type[BaseException]) 
         assert await threads.call(lambda: 1) == 1
 
 
-async def test_limit_bounds_concurrent_calls() -> None:
-    running, most = 0, 0
-    lock = threading.Lock()
+@pytest.mark.parametrize("between_turns", [nullcontext, lent_place])
+async def test_limit_bounds_concurrent_calls(between_turns: Callable[[], AbstractContextManager[object]]) -> None:
+    running, most, lock = 0, 0, threading.Lock()
     results = []
 
     def work(number: int) -> int:
         nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        time.sleep(0)
-        with lock:
-            running -= 1
+        for _ in range(3):
+            with lock:
+                running += 1
+                most = max(most, running)
+            time.sleep(0)
+            with lock:
+                running -= 1
+            with between_turns():
+                pass
         return number
 
     async def one(number: int) -> None:
         results.append((number, await threads.call(work, number)))
 
-    async with _pool(limit=3) as threads:
-        async with trio.open_nursery() as nursery:
-            for number in range(200):
-                nursery.start_soon(one, number)
-        assert threads.threads <= 3
+    async with _pool(limit=3, idle_seconds=0.001) as threads:
+        with trio.fail_after(WAIT_SECONDS):
+            async with trio.open_nursery() as nursery:
+                for number in range(200):
+                    nursery.start_soon(one, number)
+        await until_async(lambda: threads.threads == 0)
     assert most <= 3
     assert sorted(results) == [(number, number) for number in range(200)]
 
@@ -107,41 +111,30 @@ async def test_cancelled_call_in_the_queue_never_runs() -> None:
     assert ran == [2]
 
 
+async def _begin_and_cancel(threads: WorkerThreads, work: Callable[[], Any], **options: Any) -> None:
+    began = threading.Event()
+
+    def begin() -> Any:
+        began.set()
+        return work()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(threads.call, begin, **options))
+        await until_async(began.is_set)
+        nursery.cancel_scope.cancel()
+
+
 async def test_cancelled_call_ends_before_its_caller_goes_on() -> None:
-    stop, started, ended = threading.Event(), threading.Event(), threading.Event()
-
-    def work() -> None:
-        started.set()
-        stop.wait()
-        ended.set()
-
-    async def caller() -> None:
-        with trio.CancelScope() as scope:
-            scopes.append(scope)
-            await threads.call(work, on_cancel=stop.set)
-        assert scope.cancelled_caught
-        assert ended.is_set()
-
-    scopes: list[trio.CancelScope] = []
-    async with _pool() as threads, trio.open_nursery() as nursery:
-        nursery.start_soon(caller)
-        await until_async(started.is_set)
-        scopes[0].cancel()
-    assert threads.stuck == 0
+    stop, ended = threading.Event(), list[bool]()
+    async with _pool() as threads:
+        await _begin_and_cancel(threads, lambda: ended.append(stop.wait(WAIT_SECONDS)), on_cancel=stop.set)
+        assert (ended, threads.stuck) == ([True], 0)
 
 
 async def test_call_that_ignores_cancellation_is_stuck_until_it_ends() -> None:
-    gate, started = threading.Event(), threading.Event()
-
-    def work() -> None:
-        started.set()
-        gate.wait()
-
+    gate = threading.Event()
     async with _pool(limit=1, grace_seconds=0.02) as threads:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(threads.call, work)
-            await until_async(started.is_set)
-            nursery.cancel_scope.cancel()
+        await _begin_and_cancel(threads, gate.wait)
         assert threads.stuck == 1
         assert await threads.call(lambda: "other") == "other"
         gate.set()
@@ -252,44 +245,16 @@ async def test_cancelled_caller_calls_nothing() -> None:
     assert ran == []
 
 
-async def test_caller_may_abandon_its_call() -> None:
-    begun, may_end = threading.Event(), threading.Event()
-    ended: list[bool] = []
-
-    def work() -> None:
-        begun.set()
-        ended.append(may_end.wait(60))
-
-    async with _pool(grace_seconds=60) as threads:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(threads.call, work, may_leave=True))
-            await until_async(begun.is_set)
-            nursery.cancel_scope.cancel()
-        assert ended == []
-        may_end.set()
-        await until_async(lambda: ended == [True])
-        assert await threads.call(lambda: 7) == 7
-        assert threads.stuck == 0
-
-
 async def test_strict_pool_does_not_replace_stuck_threads() -> None:
-    begun, may_end = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        begun.set()
-        may_end.wait(60)
-
+    gate = threading.Event()
     done: list[int] = []
     async with _pool(limit=1, grace_seconds=0.01, is_strict=True) as threads, trio.open_nursery() as nursery:
-        async with trio.open_nursery() as leaving:
-            leaving.start_soon(threads.call, wait)
-            await until_async(begun.is_set)
-            leaving.cancel_scope.cancel()
+        await _begin_and_cancel(threads, gate.wait)
         nursery.start_soon(threads.call, done.append, 1)
         with trio.move_on_after(0.05):
             await until_async(lambda: done)
         assert (done, threads.stuck) == ([], 0)
-        may_end.set()
+        gate.set()
     assert done == [1]
 
 
@@ -299,19 +264,6 @@ async def test_threads_without_idle_time_are_kept() -> None:
         await trio.sleep(0.05)
         assert await threads.call(threading.get_ident) == one
         assert _busy_threads() == 1
-
-
-async def _abandon(threads: WorkerThreads, work: Callable[[], Any], **options: Any) -> None:
-    began = threading.Event()
-
-    def begin() -> Any:
-        began.set()
-        return work()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(threads.call, begin, may_leave=True, **options))
-        await until_async(began.is_set)
-        nursery.cancel_scope.cancel()
 
 
 async def test_value_of_an_abandoned_call_is_discarded_once() -> None:
@@ -328,9 +280,9 @@ async def test_value_of_an_abandoned_call_is_discarded_once() -> None:
     here = threading.get_ident()
     async with _pool() as threads:
         assert await threads.call(lambda: "taken", may_leave=True, discard=discard) == "taken"
-        await _abandon(threads, lambda: gate.wait(WAIT_SECONDS), discard=discard)
-        await _abandon(threads, fail, discard=discard)
-        assert (threads.abandoned, discarded) == (2, [])
+        await _begin_and_cancel(threads, lambda: gate.wait(WAIT_SECONDS), may_leave=True, discard=discard)
+        await _begin_and_cancel(threads, fail, may_leave=True, discard=discard)
+        assert (threads.abandoned, threads.stuck, discarded) == (2, 0, [])
         gate.set()
         with trio.fail_after(WAIT_SECONDS):
             await threads.idle()
@@ -367,15 +319,15 @@ async def test_value_is_taken_or_discarded_whenever_its_caller_leaves() -> None:
 
 async def test_calls_are_refused_while_too_many_are_abandoned() -> None:
     gate = threading.Event()
-    told: list[int] = []
+    counts: list[int] = []
 
     def refusal(abandoned: int) -> Exception | None:
         return TimeoutError(f"{abandoned} do not end") if abandoned >= 2 else None
 
-    async with _pool(limit=2, is_strict=True, refusal=refusal, told_of_leaving=told.append) as threads:
+    async with _pool(limit=2, is_strict=True, refusal=refusal, told_of_leaving=counts.append) as threads:
         for _ in range(2):
-            await _abandon(threads, gate.wait)
-        assert (told, threads.abandoned, threads.is_busy) == ([1, 2], 2, True)
+            await _begin_and_cancel(threads, gate.wait, may_leave=True)
+        assert (counts, threads.abandoned, threads.is_busy) == ([1, 2], 2, True)
         with pytest.raises(TimeoutError, match="2 do not end"):
             await threads.call(print)
         gate.set()
@@ -391,7 +343,7 @@ async def test_unshielded_pool_ends_with_its_owner() -> None:
         threads = WorkerThreads(idle_seconds=None)
         await nursery.start(partial(threads.run, is_shielded=False))
         await threads.call(print)
-        await _abandon(threads, gate.wait)
+        await _begin_and_cancel(threads, gate.wait, may_leave=True)
         nursery.cancel_scope.cancel()
     assert _busy_threads() >= 1
     gate.set()
@@ -462,29 +414,6 @@ async def test_idle_thread_returns_a_lent_place() -> None:
                 storage.answers.set()
         assert storage.notes == ["waited"]
         assert await threads.call(lambda: 1) == 1
-
-
-async def test_lent_places_do_not_raise_the_limit() -> None:
-    running, most, lock = 0, 0, threading.Lock()
-
-    def work() -> None:
-        nonlocal running, most
-        for _ in range(3):
-            with lock:
-                running += 1
-                most = max(most, running)
-            with lock:
-                running -= 1
-            with lent_place():
-                pass
-
-    async with _pool(limit=2, idle_seconds=0.001) as threads:
-        with trio.fail_after(WAIT_SECONDS):
-            async with trio.open_nursery() as nursery:
-                for _ in range(200):
-                    nursery.start_soon(threads.call, work)
-        assert most <= 2
-        await until_async(lambda: threads.threads == 0)
 
 
 async def test_close_does_not_wait_for_calls_that_lend_their_places() -> None:
