@@ -61,7 +61,7 @@ print(freed_memory.resident_bytes() - before)
 def _output_of(program: str) -> list[int]:
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    return [int(number) for number in ended.stdout.split()]
+    return [int(number) for number in ended.stdout.splitlines()[-1].split()]
 
 
 def test_tensors_reuse_pages_of_freed_tensors() -> None:

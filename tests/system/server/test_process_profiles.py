@@ -9,8 +9,8 @@ import trio
 
 from ovms_cli.profile_tables import profile_tables
 from ovms_cli.speedscope import speedscope_document
-from tests.service.server.test_traces import GRAPH_BODY, ask, serving
 from tests.support.all_kinds import write_all_kinds
+from tests.support.traced_servers import GRAPH_BODY, request, serving
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -95,7 +95,7 @@ async def test_code_of_users_in_processes_is_seen_where_it_runs(tmp_path: Path) 
     (tmp_path / "ops" / "config.yml").write_text("dag: {is_thread_op: false}\nlogging: {enabled: false}\n")
     with trio.fail_after(120):
         async with serving(config, python_isolation="process") as server:
-            post = partial(partial, ask, server, "POST")
+            post = partial(partial, request, server, "POST")
             calls = [
                 post("/v2/models/graph/infer", json=GRAPH_BODY),
                 post("/handler", json=[1]),

@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.service.server.test_traces import GRAPH_BODY, HANDLER, OPS, PARENT, SPAN, TRACE, UNSAMPLED, ask, traced
 from tests.support.all_kinds import write_all_kinds
+from tests.support.traced_servers import (
+    GRAPH_BODY,
+    PARENT,
+    SPAN,
+    TRACE,
+    TRACED_HANDLER,
+    TRACED_OPS,
+    UNSAMPLED,
+    request,
+    traced,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,9 +46,9 @@ async def test_spans_of_users_code_are_parts_of_the_node_that_runs_it(
     """In a thread of the server, and in a process of its own."""
     config = write_all_kinds(tmp_path, node=NODE)
     async with traced(monkeypatch, config, settings={"python_isolation": isolation}) as (collector, server):
-        answer = await ask(server, "POST", "/v2/models/graph/infer", json=GRAPH_BODY, headers=PARENT)
+        answer = await request(server, "POST", "/v2/models/graph/infer", json=GRAPH_BODY, headers=PARENT)
         assert answer.status_code == 200, answer.text
-        await ask(server, "POST", "/v2/models/graph/infer", json=GRAPH_BODY, headers=UNSAMPLED)
+        await request(server, "POST", "/v2/models/graph/infer", json=GRAPH_BODY, headers=UNSAMPLED)
     call = collector.named("POST /v2/models/graph/infer")
     (node,) = collector.below(call)
     above = node if isolation == "none" else collector.named("execute")
@@ -53,16 +63,18 @@ async def test_spans_of_handlers_and_of_ops_in_processes_are_parts_of_their_call
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Code there sees a span of its process as the current one, and what fails it is told of both spans."""
-    config = write_all_kinds(tmp_path, handler=HANDLER, ops=OPS)
+    config = write_all_kinds(tmp_path, handler=TRACED_HANDLER, ops=TRACED_OPS)
     (tmp_path / "ops" / "config.yml").write_text("dag: {is_thread_op: false}\nlogging: {enabled: false}\n")
     settings = {"python_isolation": "process"}
     async with traced(monkeypatch, config, settings=settings) as (collector, server):
         for headers in (PARENT, UNSAMPLED):
-            assert (await ask(server, "POST", "/handler", json=[1, 2], headers=headers)).json() == 3
-            asked = await ask(server, "POST", "/ops/prediction", json={"key": ["x"], "value": ["1"]}, headers=headers)
+            assert (await request(server, "POST", "/handler", json=[1, 2], headers=headers)).json() == 3
+            asked = await request(
+                server, "POST", "/ops/prediction", json={"key": ["x"], "value": ["1"]}, headers=headers
+            )
             assert asked.json()["err_no"] == 0, asked.text
         failing = {"traceparent": f"00-{TRACE[::-1]}-{SPAN}-01"}
-        bad = await ask(server, "POST", "/ops/prediction", json={"key": ["no"], "value": ["1"]}, headers=failing)
+        bad = await request(server, "POST", "/ops/prediction", json={"key": ["no"], "value": ["1"]}, headers=failing)
         assert bad.json()["err_no"] != 0
     spans = {span.span_id: span for span in collector.spans}
     of_handler = collector.named("of the handler")

@@ -1,34 +1,37 @@
-"""Certificates whose files change while a server listens."""
-
 from __future__ import annotations
 
+import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 import trio
 import trustme
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.server.certificates import Certificates
+from ovmstrio.server.life import serve
+from ovmstrio.server.running import Running
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.wire.listeners import open_listeners, socket_of
+from tests.support import ir
+from tests.support.ports import free_ports
+from tests.support.waits import WAIT_SECONDS
 
 PATIENCE_SECONDS = 60
 
 
 class _Files:
-    """A certificate, and the authority that clients must be of."""
-
     def __init__(self, folder: Path) -> None:
         self.chain, self.key, self.ca = (folder / name for name in ("chain.pem", "key.pem", "ca.pem"))
         self.authority = trustme.CA()
         self.write(self.authority, self.authority)
 
     def write(self, authority: trustme.CA, clients: trustme.CA) -> bytes:
-        """Have a new certificate, and trust clients of an authority; gives the certificate."""
         made = authority.issue_cert("localhost")
         self.key.write_bytes(made.private_key_pem.bytes())
         self.chain.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
@@ -36,11 +39,9 @@ class _Files:
         return ssl.PEM_cert_to_DER_cert(made.cert_chain_pems[0].bytes().decode())
 
     def certificates(self) -> Certificates:
-        """Make what has them."""
         return Certificates(ServerSettings(tls_cert=self.chain, tls_key=self.key, client_ca=self.ca))
 
     def client(self, issuer: trustme.CA | None = None) -> ssl.SSLContext:
-        """Make a client with a certificate of an authority."""
         context = ssl.create_default_context()
         self.authority.configure_trust(context)
         (issuer or self.authority).issue_cert("client@localhost").configure_cert(context)
@@ -81,7 +82,6 @@ async def _connected(port: int, context: ssl.SSLContext) -> AsyncIterator[trio.S
 
 
 async def _ask(stream: trio.SSLStream[trio.SocketStream]) -> bytes:
-    """Send a byte and get it; gives the certificate of the server."""
     await stream.send_all(b"x")
     answer = await stream.receive_some()
     if not answer:
@@ -92,8 +92,7 @@ async def _ask(stream: trio.SSLStream[trio.SocketStream]) -> bytes:
     return certificate
 
 
-async def test_new_connections_have_the_new_certificate_and_open_ones_go_on(tmp_path: Path) -> None:
-    """Whichever protocol; nothing is made again while the files are as they were."""
+async def test_new_certificate_applies_to_new_connections(tmp_path: Path) -> None:
     files = _Files(tmp_path)
     certificates = files.certificates()
     async with _listening(certificates) as port, _connected(port, files.client()) as old:
@@ -110,8 +109,7 @@ async def test_new_connections_have_the_new_certificate_and_open_ones_go_on(tmp_
             assert await _ask(new) == second != first
 
 
-async def test_an_authority_that_is_gone_from_its_file_is_not_trusted_any_more(tmp_path: Path) -> None:
-    """And the one that has taken its place is."""
+async def test_replaced_client_authority_is_not_trusted(tmp_path: Path) -> None:
     files, other = _Files(tmp_path), trustme.CA()
     certificates = files.certificates()
     async with _listening(certificates) as port:
@@ -125,8 +123,7 @@ async def test_an_authority_that_is_gone_from_its_file_is_not_trusted_any_more(t
 
 
 @pytest.mark.parametrize("name", ["chain.pem", "key.pem", "ca.pem"])
-async def test_files_that_cannot_be_used_leave_what_is_known(tmp_path: Path, name: str) -> None:
-    """Half a replacement, or none; what is then complete is taken over."""
+async def test_unusable_files_leave_the_current_certificate(tmp_path: Path, name: str) -> None:
     files = _Files(tmp_path)
     certificates = files.certificates()
     async with _listening(certificates) as port:
@@ -142,9 +139,54 @@ async def test_files_that_cannot_be_used_leave_what_is_known(tmp_path: Path, nam
             assert await _ask(stream) == second
 
 
-def test_a_server_does_not_start_with_files_that_cannot_be_used(tmp_path: Path) -> None:
-    """The options and files are named."""
+def test_unusable_key_file_is_refused_at_the_start(tmp_path: Path) -> None:
     files = _Files(tmp_path)
     files.key.write_text("no key")
     with pytest.raises(ConfigError, match=r"--tls_key .*key\.pem"):
         files.certificates().tls("h2")
+
+
+# Probes
+
+
+async def _until(probe: httpx.AsyncClient, status: int) -> httpx.Response:
+    with trio.fail_after(WAIT_SECONDS):
+        while (answer := await probe.get("/v2/health/ready")).status_code != status:  # noqa: ASYNC110 - of a client
+            await trio.sleep(0.02)
+    return answer
+
+
+async def test_probe_port_serves_health_only_and_needs_no_certificate(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    base = ir.save(ir.dummy(), tmp_path / "models", "dummy")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_config_list": [{"config": {"name": "dummy", "base_path": str(base)}}]}))
+    rest, probes = free_ports(2)
+    settings = ServerSettings(
+        config_path=config,
+        port=0,
+        rest_port=rest,
+        rest_bind_address="127.0.0.1",
+        probe_port=probes,
+        tls_cert=tmp_path / "server.pem",
+        tls_key=tmp_path / "server.pem",
+        client_ca=tmp_path / "ca.pem",
+        file_system_poll_wait_seconds=0.1,
+    )
+    async with trio.open_nursery() as nursery:
+        running: Running = await nursery.start(partial(serve, settings, handle_signals=False))
+        async with httpx.AsyncClient(base_url=f"http://{running.probes[0]}", timeout=WAIT_SECONDS) as probe:
+            assert (await _until(probe, 200)).json() == {"ready": True}
+            assert (await probe.get("/v2/health/live")).json() == {"live": True}
+            assert (await probe.head("/v2/health/live")).status_code == 200
+            for path in ("/metrics", "/v2", "/v2/models/dummy", "/v1/config", "/v2/models/dummy/ready", "/"):
+                assert "Invalid request URL" in (await probe.get(path)).json()["error"], path
+            refused = await probe.post("/v2/models/dummy/infer", json={})
+            assert "Invalid request URL" in refused.json()["error"]
+            with pytest.raises(httpx.TransportError):
+                await probe.get(f"http://127.0.0.1:{rest}/v2/health/live")
+            config.write_text(json.dumps({"model_config_list": [{"config": {"name": "x", "base_path": "nowhere"}}]}))
+            assert "Server is not ready" in (await _until(probe, 503)).json()["error"]
+        nursery.cancel_scope.cancel()
