@@ -137,10 +137,14 @@ async def test_errors_of_answers_are_raised_to_the_asking_peer() -> None:
 
 async def test_ask_all_leaves_out_peers_that_have_not_started_or_end_meanwhile() -> None:
     first, ending, other, _ = _peers(4)
-    blocking, answers = _Blocking(), list[Any]()
+    has_begun, answers = trio.Event(), list[Any]()
+
+    async def never(_: Any) -> Any:
+        has_begun.set()
+        await trio.sleep_forever()
 
     async def ask() -> None:
-        answers.extend(await first.ask_all(0, 1, 2))
+        answers.extend(await first.ask_all("question", 1, 2))
 
     async with (
         _running(first),
@@ -149,9 +153,9 @@ async def test_ask_all_leaves_out_peers_that_have_not_started_or_end_meanwhile()
         _running(ending, blocking.answer) as end,
     ):
         nursery.start_soon(ask)
-        await blocking.has_begun.wait()
+        await has_begun.wait()
         end()
-    assert answers == [[0, 1, 2]]
+    assert answers == [["question", 1, 2]]
 
 
 async def test_ask_all_raises_the_error_of_a_peer_once_the_others_have_answered() -> None:

@@ -1,5 +1,3 @@
-"""Limits of a server of several processes, counted in memory that they share."""
-
 from __future__ import annotations
 
 import os
@@ -56,7 +54,6 @@ class _Processes:
 
 @pytest.fixture
 def processes() -> Iterator[_Processes]:
-    """Two processes."""
     made = _Processes()
     yield made
     made.close()
@@ -70,8 +67,7 @@ def _allowances(processes: _Processes, **limits: float) -> list[SharedAllowance]
     return [SharedAllowance(ledger, entry) for ledger in processes.ledgers]
 
 
-def test_a_caller_has_its_requests_under_way_in_all_processes(processes: _Processes) -> None:
-    """One more is refused wherever it comes, and what one gives back another may have."""
+def test_concurrency_of_a_caller_is_counted_over_all_workers(processes: _Processes) -> None:
     one, other = _allowances(processes, concurrency=2)
     one.take()
     other.take()
@@ -84,10 +80,9 @@ def test_a_caller_has_its_requests_under_way_in_all_processes(processes: _Proces
         one.take()
 
 
-def test_a_caller_has_its_requests_a_second_from_all_processes(
+def test_request_rate_of_a_caller_is_counted_over_all_workers(
     processes: _Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Be they evenly spread or not; the next one may come when it may come to one process."""
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     one, other = _allowances(processes, requests_per_second=2)
@@ -101,10 +96,9 @@ def test_a_caller_has_its_requests_a_second_from_all_processes(
         one.take()
 
 
-def test_a_caller_has_its_tokens_a_minute_from_all_processes(
+def test_token_rate_of_a_caller_is_counted_over_all_workers(
     processes: _Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was used in one is missing in the other."""
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     one, other = _allowances(processes, tokens_per_minute=60)
@@ -115,8 +109,7 @@ def test_a_caller_has_its_tokens_a_minute_from_all_processes(
     other.check_tokens()
 
 
-def test_what_a_process_had_under_way_is_given_back_when_it_ends(processes: _Processes) -> None:
-    """And what a caller has used up stays used up."""
+def test_concurrency_of_an_ended_worker_is_released(processes: _Processes) -> None:
     one, other = _allowances(processes, concurrency=1, tokens_per_minute=60)
     one.take()
     one.spend_tokens(600)
@@ -128,8 +121,7 @@ def test_what_a_process_had_under_way_is_given_back_when_it_ends(processes: _Pro
         other.check_tokens()
 
 
-def test_callers_and_projects_have_limits_of_their_own(processes: _Processes) -> None:
-    """Names are kept apart, and a project refuses as one process does."""
+def test_limits_are_counted_by_name(processes: _Processes) -> None:
     one, other = (LedgerLimit(ledger, "p", 1) for ledger in processes.ledgers)
     LedgerLimit(processes.ledgers[0], "q", 1).take()
     one.take()
@@ -139,8 +131,7 @@ def test_callers_and_projects_have_limits_of_their_own(processes: _Processes) ->
     other.take()
 
 
-def test_more_limits_than_there_is_room_for_are_refused(processes: _Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are in use go on, and one that is not makes room, until it is used again."""
+def test_unused_limits_make_room_for_new_ones(processes: _Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_memory, "ACCOUNTS", 2)
     one, other = processes.ledgers
     (first, second), theirs = (one.account(name) for name in "ab"), other.account("a")
@@ -169,10 +160,9 @@ def test_more_limits_than_there_is_room_for_are_refused(processes: _Processes, m
         assert (second.under_way, other.account("b").elsewhere().under_way) == (3, 3)
 
 
-def test_limits_whose_buckets_were_used_of_late_keep_their_room(
+def test_recently_used_buckets_keep_their_room(
     processes: _Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a caller has used up is not forgotten for another one's sake."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(ledger_memory, "ACCOUNTS", 1)
@@ -187,10 +177,9 @@ def test_limits_whose_buckets_were_used_of_late_keep_their_room(
     other.check_tokens()
 
 
-async def test_callers_for_whom_there_is_no_room_leave_those_that_are_known(
+async def test_callers_beyond_the_capacity_keep_the_known_ones(
     processes: _Processes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The file is as one that cannot be used: a line in the log, and the server goes on."""
     monkeypatch.setattr(ledger_memory, "ACCOUNTS", 1)
     file = tmp_path / "keys.json"
     entry = CallerEntry("ann", EVERYTHING, sha256="0" * 64, concurrency=1)
@@ -216,8 +205,7 @@ async def _hold(admission: SharedAdmission, held: list[str], name: str, done: tr
         await done.wait()
 
 
-async def test_places_and_queues_are_those_of_all_processes(processes: _Processes) -> None:
-    """One place and one that waits: the third is refused with the numbers of the whole server, wherever it comes."""
+async def test_calls_and_queues_are_counted_over_all_workers(processes: _Processes) -> None:
     for server in (Limit(1, 1), NO_LIMIT):
         one, other = processes.admissions(server, m=NO_LIMIT if server.max_concurrency else Limit(1, 1))
         held: list[str] = []
@@ -241,8 +229,7 @@ async def test_places_and_queues_are_those_of_all_processes(processes: _Processe
             nursery.cancel_scope.cancel()
 
 
-async def test_a_call_that_came_first_goes_first_in_whichever_process_it_waits(processes: _Processes) -> None:
-    """A busy process does not keep its places to itself."""
+async def test_calls_are_admitted_in_order_of_arrival_over_all_workers(processes: _Processes) -> None:
     one, other = processes.admissions(m=Limit(1, 9))
     held: list[str] = []
     done = [trio.Event() for _ in range(3)]
@@ -265,8 +252,7 @@ async def test_a_call_that_came_first_goes_first_in_whichever_process_it_waits(p
         nursery.cancel_scope.cancel()
 
 
-async def test_places_of_a_process_that_has_ended_are_given_to_those_that_wait(processes: _Processes) -> None:
-    """Once somebody who has seen it has them look."""
+async def test_calls_of_an_ended_worker_are_released(processes: _Processes) -> None:
     one, other = processes.admissions(m=Limit(1, 1))
     held: list[str] = []
     done = trio.Event()
@@ -291,10 +277,9 @@ async def test_places_of_a_process_that_has_ended_are_given_to_those_that_wait(p
     st.integers(0, 2),
     st.integers(1, 2),
 )
-def test_every_call_has_its_turn_and_never_more_than_may(
+def test_every_call_is_admitted_within_the_limits(
     calls: list[tuple[int, str, bool]], server: int, most: int
 ) -> None:
-    """Calls of three processes, some of which leave their queue."""
     under_way = {"m": 0, "n": 0}
     answered: list[int] = []
 
