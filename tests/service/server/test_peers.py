@@ -150,7 +150,7 @@ async def test_ask_all_leaves_out_peers_that_have_not_started_or_end_meanwhile()
         _running(first),
         _running(other),
         trio.open_nursery() as nursery,
-        _running(ending, blocking.answer) as end,
+        _running(ending, never) as end,
     ):
         nursery.start_soon(ask)
         await has_begun.wait()
