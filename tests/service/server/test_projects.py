@@ -1,7 +1,7 @@
-"""The life of a server of one project, in one process."""
-
 from __future__ import annotations
 
+import errno
+import socket
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -16,9 +16,50 @@ import trio.testing
 from fsspec.implementations.local import LocalFileSystem
 
 from ovmstrio.server.life import serve_plan
-from ovmstrio.server.project_plan import plan_project
+from ovmstrio.server.listening import open_noted_listeners
+from ovmstrio.server.project_plan import own_port, plan_project
 from ovmstrio.server.running import Running
+from ovmstrio.wire.listeners import address_of
 from tests.support.projects import make_project
+
+
+async def test_addresses_of_the_command_line_replace_the_port_of_the_file(tmp_path: Path) -> None:
+    project = make_project(tmp_path, "", serve_port=1)
+    usual = plan_project(project, {})
+    assert own_port(project, usual.settings) == 1
+    assert usual.rest == ("0.0.0.0:1",)
+    plan = plan_project(project, {"port": 0, "rest_bind_address": f"127.0.0.1, unix:{tmp_path / 'socket'}"})
+    async with open_noted_listeners(plan.rest, None, plan.port_options) as listeners:
+        first, second = map(address_of, listeners)
+        assert first.startswith("127.0.0.1:")
+        assert not first.endswith(":0")
+        assert second == f"unix:{tmp_path / 'socket'}"
+
+
+async def test_port_in_use_is_named_with_the_option(tmp_path: Path) -> None:
+    project = make_project(tmp_path, "")
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        plan = plan_project(project, {"port": port, "rest_bind_address": "127.0.0.1"})
+        with pytest.raises(OSError, match="in use") as caught:
+            async with open_noted_listeners(plan.rest, None, plan.port_options):
+                raise AssertionError
+    assert caught.value.errno == errno.EADDRINUSE
+    address, hint = caught.value.__notes__
+    assert f"127.0.0.1:{port}" in address
+    assert "--port" in hint
+
+
+async def test_unknown_host_is_named(tmp_path: Path) -> None:
+    plan = plan_project(make_project(tmp_path, ""), {"port": 0, "rest_bind_address": "no-such-host.invalid"})
+    with pytest.raises(socket.gaierror) as caught:
+        async with open_noted_listeners(plan.rest, None, plan.port_options):
+            raise AssertionError
+    assert caught.value.__notes__ == ["cannot listen at no-such-host.invalid:0"]
+
+
+# Readiness
+
 
 PATIENCE_SECONDS = 60
 CODE = """
@@ -35,33 +76,30 @@ class Handler:
 
 
 class _HeldFileSystem(LocalFileSystem):  # type: ignore[misc]
-    """Local files that nobody can list until they are let go."""
+    """Local files whose listing waits for an event."""
 
     protocol = "held"
-    asked = threading.Event()
+    requested = threading.Event()
     go = threading.Event()
 
     def find(self, path: str, **options: Any) -> Any:
-        """Wait, then list."""
-        self.asked.set()
+        self.requested.set()
         self.go.wait(PATIENCE_SECONDS)
         return super().find(path, **options)
 
 
 @pytest.fixture
 def held() -> Iterator[type[_HeldFileSystem]]:
-    """Register the file system, anew for each test."""
-    _HeldFileSystem.asked.clear()
+    _HeldFileSystem.requested.clear()
     _HeldFileSystem.go.clear()
     fsspec.register_implementation("held", _HeldFileSystem, clobber=True)
     yield _HeldFileSystem
     _HeldFileSystem.go.set()
 
 
-async def test_a_project_is_ready_after_its_models_and_its_constructor(
+async def test_project_is_ready_once_its_models_and_constructor_are(
     tmp_path: Path, held: type[_HeldFileSystem]
 ) -> None:
-    """Which finds the models; until then there is neither a file nor an address."""
     version = tmp_path / "models" / "iris" / "3"
     version.mkdir(parents=True)
     (version / "model.pkl").touch()
@@ -78,7 +116,7 @@ async def test_a_project_is_ready_after_its_models_and_its_constructor(
     running = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(start)
-        assert await trio.to_thread.run_sync(held.asked.wait, PATIENCE_SECONDS)
+        assert await trio.to_thread.run_sync(held.requested.wait, PATIENCE_SECONDS)
         await trio.testing.wait_all_tasks_blocked(0.02)
         assert (file.exists(), started) == (False, [])
         held.go.set()
