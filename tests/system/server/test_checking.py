@@ -25,8 +25,7 @@ def _line(path: Path, text: str) -> int:
     return next(number for number, line in enumerate(path.read_text().splitlines(), 1) if text in line)
 
 
-async def test_everything_that_would_be_served_is_loaded(tmp_path: Path) -> None:
-    """Each version that its policy selects, and no other."""
+async def test_versions_of_the_policy_are_loaded(tmp_path: Path) -> None:
     for version in (1, 2, 3):
         ir.save(ir.dummy(), tmp_path, "a", version)
     ir.save(ir.sum_of_two(), tmp_path, "b")
@@ -39,8 +38,7 @@ async def test_everything_that_would_be_served_is_loaded(tmp_path: Path) -> None
     assert report.problems == ()
 
 
-async def test_models_with_batching_are_loaded_and_told_of(tmp_path: Path) -> None:
-    """One that can be batched loads; of one that cannot, the option in its settings is what is wrong."""
+async def test_model_that_cannot_be_batched_is_a_problem_of_its_option(tmp_path: Path) -> None:
     batching = {"max_batch_size": 4, "batch_timeout_ms": 1}
     ir.save(ir.dummy(), tmp_path, "good")
     ir.save(ir.scalar(), tmp_path, "scalar")
@@ -51,8 +49,7 @@ async def test_models_with_batching_are_loaded_and_told_of(tmp_path: Path) -> No
     assert "input 'b' has no batch dimension" in report.problems[0].message
 
 
-async def test_problems_of_all_files_are_told_at_once(tmp_path: Path) -> None:
-    """The configuration, a mapping, a model's file and a directory each have their own, and the rest loads."""
+async def test_problems_of_all_files_are_reported(tmp_path: Path) -> None:
     ir.save(ir.dummy(), tmp_path, "good")
     ir.save(ir.dummy(), tmp_path, "mapped")
     (tmp_path / "mapped/1/mapping_config.json").write_text('{"inputs": {"b": 1}}')
@@ -87,10 +84,9 @@ async def test_problems_of_all_files_are_told_at_once(tmp_path: Path) -> None:
         ("plugin_config", {"NUM_STREAM": "1"}, "Cannot compile model into target device", "NUM_STREAMS"),
     ],
 )
-async def test_a_setting_that_does_not_fit_the_model_is_found_in_the_configuration(
+async def test_setting_that_does_not_fit_the_model_is_located_in_the_configuration(
     tmp_path: Path, option: str, value: Any, message: str, suggestion: str
 ) -> None:
-    """What only shows when the model is loaded still has the line of the setting."""
     model = ir.sum_of_two() if value == "(1,10,3)" else ir.dummy()
     if value == "(1,10,3)":
         value = {"x": value}
@@ -103,8 +99,7 @@ async def test_a_setting_that_does_not_fit_the_model_is_found_in_the_configurati
     assert suggestion in problem.suggestion
 
 
-async def test_a_version_that_is_asked_for_and_missing_is_a_warning(tmp_path: Path) -> None:
-    """OVMS serves the others."""
+async def test_missing_version_is_a_warning(tmp_path: Path) -> None:
     ir.save(ir.dummy(), tmp_path, "m")
     policy = {"specific": {"versions": [1, 4]}}
     report = await check_config(_config(tmp_path, {"name": "m", "base_path": "m", "model_version_policy": policy}))
@@ -114,8 +109,7 @@ async def test_a_version_that_is_asked_for_and_missing_is_a_warning(tmp_path: Pa
     assert warning.found == "1"
 
 
-async def test_a_model_of_a_broken_file_is_looked_at_as_well(tmp_path: Path) -> None:
-    """One misspelt key does not hide what is wrong elsewhere, and a path that is not known is not looked for."""
+async def test_invalid_entries_are_checked_further(tmp_path: Path) -> None:
     settings = ({"name": "a", "base_path": "nowhere", "nirq": 1}, {"name": "b", "base_pth": "b"}, {"name": "c"})
     report = await check_config(_config(tmp_path, *settings))
     assert [problem.path for problem in report.problems] == [
@@ -127,7 +121,6 @@ async def test_a_model_of_a_broken_file_is_looked_at_as_well(tmp_path: Path) -> 
 
 
 async def test_models_that_share_a_directory_share_its_problems(tmp_path: Path) -> None:
-    """What is said of a directory is said once."""
     ir.save(ir.dummy(), tmp_path, "m")
     (tmp_path / "m/notes").mkdir()
     report = await check_config(_config(tmp_path, *({"name": name, "base_path": "m"} for name in "ab")))
@@ -137,8 +130,7 @@ async def test_models_that_share_a_directory_share_its_problems(tmp_path: Path) 
     assert len(report.loaded) == 2
 
 
-async def test_a_models_directory_is_checked_with_all_versions(tmp_path: Path) -> None:
-    """No configuration is needed, and a file of that name beside the versions is none."""
+async def test_directory_of_a_model_is_checked_with_all_versions(tmp_path: Path) -> None:
     base = ir.save(ir.dummy(), tmp_path, "m", 1)
     ir.save(ir.dummy(), tmp_path, "m", 7)
     (base / "config.json").write_text("{}")
@@ -147,8 +139,7 @@ async def test_a_models_directory_is_checked_with_all_versions(tmp_path: Path) -
     assert report.problems == ()
 
 
-async def test_a_directory_without_versions_stands_for_its_configuration(tmp_path: Path) -> None:
-    """That is what the user means; without either the user is told what was expected."""
+async def test_directory_of_a_configuration_is_checked(tmp_path: Path) -> None:
     ir.save(ir.dummy(), tmp_path, "m")
     (empty,) = (await check_config(tmp_path)).errors
     assert (empty.file, empty.message) == (str(tmp_path), "no version of a model and no graph found")
@@ -158,8 +149,7 @@ async def test_a_directory_without_versions_stands_for_its_configuration(tmp_pat
     assert (await check_config(tmp_path)).loaded == (LoadedVersion("m", 1),)
 
 
-async def test_a_file_that_cannot_be_used_is_the_report(tmp_path: Path) -> None:
-    """Nothing is raised for what is wrong with a file."""
+async def test_unusable_configuration_is_a_problem(tmp_path: Path) -> None:
     (gone,) = (await check_config(tmp_path / "config.json")).errors
     assert gone.message == "the configuration cannot be read: No such file or directory"
     (tmp_path / "config.json").write_text("{,}")
@@ -205,8 +195,7 @@ def _graph(folder: Path, text: str = GRAPH, handler: str = HANDLER) -> Path:
     return folder
 
 
-async def test_graphs_are_loaded_with_the_models_that_belong_to_them(tmp_path: Path) -> None:
-    """Those of either list and their subconfigs; what was loaded is finalized again."""
+async def test_graphs_are_loaded_with_the_models_of_their_subconfigs(tmp_path: Path) -> None:
     _graph(tmp_path / "g")
     _graph(tmp_path / "h")
     ir.save(ir.dummy(), tmp_path / "g", "inner")
@@ -219,8 +208,7 @@ async def test_graphs_are_loaded_with_the_models_that_belong_to_them(tmp_path: P
     assert (tmp_path / "g/finalized").exists()
 
 
-async def test_problems_of_graphs_are_told_with_those_of_models(tmp_path: Path) -> None:
-    """A missing file, a subconfig, the graph's own file, its code: each where it is to be mended."""
+async def test_problems_of_graphs_are_reported(tmp_path: Path) -> None:
     _graph(tmp_path / "unreadable", text='input_stream: "in\n')
     _graph(tmp_path / "subconfigured")
     (tmp_path / "subconfigured/subconfig.json").write_text("[")
@@ -239,8 +227,7 @@ async def test_problems_of_graphs_are_told_with_those_of_models(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("place", ["", "1"])
-async def test_a_graphs_directory_is_checked_alone(tmp_path: Path, place: str) -> None:
-    """With the models of its subconfig, and from its version directory as well."""
+async def test_directory_of_a_graph_is_checked(tmp_path: Path, place: str) -> None:
     folder = _graph(tmp_path / "g" / place)
     ir.save(ir.dummy(), folder, "inner")
     inner = {"model_config_list": [{"config": {"name": "inner", "base_path": "inner"}}]}
@@ -250,16 +237,14 @@ async def test_a_graphs_directory_is_checked_alone(tmp_path: Path, place: str) -
     assert report.loaded == (LoadedVersion("g", 1), LoadedVersion("inner", 1))
 
 
-async def test_a_configuration_beside_a_graph_speaks_for_it(tmp_path: Path) -> None:
-    """It may hold more, and call the graph otherwise."""
+async def test_configuration_in_the_directory_of_a_graph_is_checked(tmp_path: Path) -> None:
     _graph(tmp_path)
     _config(tmp_path, mediapipe_config_list=[{"name": "called", "base_path": "."}])
     report = await check_config(tmp_path)
     assert (report.loaded, report.problems) == ((LoadedVersion("called", 1),), ())
 
 
-async def test_problems_of_pipelines_are_told_with_those_of_models(tmp_path: Path) -> None:
-    """The models that they call are loaded once, and closed at the end."""
+async def test_problems_of_pipelines_are_reported(tmp_path: Path) -> None:
     ir.save(ir.dummy(), tmp_path, "m")
     source = {"node_name": "request", "data_item": "in"}
     given = [{"data_item": "a", "alias": "a"}]
@@ -283,7 +268,6 @@ async def test_problems_of_pipelines_are_told_with_those_of_models(tmp_path: Pat
 
 @pytest.mark.parametrize("names", [(), ("outer",)])
 async def test_pipelines_may_call_graphs_and_each_other(tmp_path: Path, names: tuple[str, ...]) -> None:
-    """Whatever the order of the file, and whatever version they name; all of it is closed at the end."""
     _graph(tmp_path / "g")
 
     def pipeline(name: str, called: str, item: str, given: str) -> dict[str, object]:
@@ -308,8 +292,7 @@ async def test_pipelines_may_call_graphs_and_each_other(tmp_path: Path, names: t
     assert (await check_pipelines(config, names, load=False)).problems == ()
 
 
-async def test_pipelines_that_call_each_other_cannot_be_loaded(tmp_path: Path) -> None:
-    """Whichever it is called by, each would call itself."""
+async def test_pipelines_that_call_each_other_in_a_cycle_are_refused(tmp_path: Path) -> None:
     node = {"name": "n", "type": "DL model", "inputs": [{"x": {"node_name": "request", "data_item": "x"}}]}
     node["outputs"] = [{"data_item": "y", "alias": "y"}]
     given = {"inputs": ["x"], "outputs": [{"y": {"node_name": "n", "data_item": "y"}}]}
@@ -322,8 +305,7 @@ async def test_pipelines_that_call_each_other_cannot_be_loaded(tmp_path: Path) -
     ]
 
 
-async def test_an_input_that_goes_nowhere_is_only_a_warning(tmp_path: Path) -> None:
-    """The pipeline is loaded, and clients have to send it."""
+async def test_unconnected_input_of_a_pipeline_is_a_warning(tmp_path: Path) -> None:
     ir.save(ir.dummy(), tmp_path, "m")
     node = {"name": "n", "type": "DL model", "model_name": "m", "outputs": [{"data_item": "a", "alias": "a"}]}
     node["inputs"] = [{"b": {"node_name": "request", "data_item": "x"}}]
@@ -340,8 +322,7 @@ async def test_an_input_that_goes_nowhere_is_only_a_warning(tmp_path: Path) -> N
     assert (await check_pipelines(config, load=False)).problems == report.problems
 
 
-async def test_a_model_that_crashes_openvino_is_an_error_of_its_own(tmp_path: Path) -> None:
-    """The check goes on, and tells the signal; one that only zeros crash is told of and loads."""
+async def test_model_that_crashes_openvino_is_a_problem(tmp_path: Path) -> None:
     for name, model in (("bad", ir.steps(bad=1)), ("good", ir.dummy()), ("odd", ir.steps())):
         ir.save(model, tmp_path, name)
     report = await check_config(

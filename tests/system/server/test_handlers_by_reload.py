@@ -1,5 +1,3 @@
-"""Handlers that come and go with the configuration of a server that runs."""
-
 from __future__ import annotations
 
 import json
@@ -53,8 +51,7 @@ async def _say(channel: Any, value: str) -> str:
     return await trio.to_thread.run_sync(call)
 
 
-async def test_a_service_of_grpc_that_a_reload_adds_is_served_without_restart(tmp_path: Path) -> None:
-    """Clients that were connected before can call it, those of other handlers notice nothing, and it may go again."""
+async def test_reload_adds_and_removes_grpc_services_of_handlers(tmp_path: Path) -> None:
     write_project(tmp_path / "echo", "class Handler:\n    def handle_post(self, payload): return payload\n")
     written(tmp_path / "talk", "talk.proto", PROTO)
     write_project(tmp_path / "talk", HANDLER, protobuf_path="talk.proto")

@@ -1,5 +1,3 @@
-"""The settings of the server hold for a project that is served alone, over HTTP and gRPC."""
-
 from __future__ import annotations
 
 import logging
@@ -64,7 +62,7 @@ service Talk {{ rpc Say (Text) returns (Text); }}
 
 
 @dataclass
-class Served:
+class _Served:
     """A project that is served, and told to end by its test."""
 
     running: Running
@@ -81,7 +79,7 @@ class Served:
         assert isinstance(service.handler, LoadedHandler)
         return service.handler.instance
 
-    async def ask(
+    async def request(
         self, verb: str = "GET", path: str = "/", *, tls: ssl.SSLContext | None = None, **options: Any
     ) -> Any:
         """Ask once, on a connection of its own."""
@@ -92,7 +90,7 @@ class Served:
         ) as client:
             return await client.request(verb, path, **options)
 
-    async def say(self, package: str, value: str, credentials: grpc.ChannelCredentials | None = None) -> str:
+    async def call_grpc(self, package: str, value: str, credentials: grpc.ChannelCredentials | None = None) -> str:
         """Call the service of the project."""
 
         def call() -> str:
@@ -114,10 +112,9 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(
+async def _serving(
     folder: Path, code: str = HTTP_HANDLER, *, package: str = "", **options: Any
-) -> AsyncIterator[Served]:
-    """Serve a project with options of the command line until the block ends."""
+) -> AsyncIterator[_Served]:
     keys = {}
     if package:
         written(folder, "talk.proto", PROTO.format(package=package))
@@ -133,41 +130,39 @@ async def serving(
         served.ended.set()
 
     async with trio.open_nursery() as nursery:
-        served = Served(await nursery.start(serve), end)
+        served = _Served(await nursery.start(serve), end)
         yield served
         nursery.cancel_scope.cancel()
 
 
-async def test_a_drain_waits_for_those_who_send_calls(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
-    """Not ready at once, it answers new connections until ``drain_delay`` is over, and ends gently."""
+async def test_drain_accepts_connections_during_the_drain_delay(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
     file = tmp_path / "ready"
-    async with serving(tmp_path / "project", drain_delay=5, readiness_file=file) as served:
+    async with _serving(tmp_path / "project", drain_delay=5, readiness_file=file) as served:
         assert file.exists()
-        assert (await served.ask(path="/v2/health/ready")).status_code == 200
+        assert (await served.request(path="/v2/health/ready")).status_code == 200
         served.end.set()
         await trio.testing.wait_all_tasks_blocked()
         assert not file.exists()
         mock_clock.jump(4.9)
-        assert (await served.ask(path="/v2/health/ready")).status_code == 503
-        assert (await served.ask()).text == "here"
+        assert (await served.request(path="/v2/health/ready")).status_code == 503
+        assert (await served.request()).text == "here"
         mock_clock.jump(0.2)
         # Connections that idle, and listeners, have some time of their own.
         mock_clock.rate = 20
         await served.ended.wait()
         assert served.gently == [True]
         with pytest.raises(httpx.ConnectError):
-            await served.ask()
+            await served.request()
 
 
-async def test_a_drain_lets_calls_end(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
-    """Those that end before ``drain_seconds`` are over are answered."""
-    async with serving(tmp_path / "project", drain_seconds=7) as served, trio.open_nursery() as nursery:
+async def test_drain_waits_for_calls(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
+    async with _serving(tmp_path / "project", drain_seconds=7) as served, trio.open_nursery() as nursery:
         answers: list[Any] = []
 
-        async def ask() -> None:
-            answers.append((await served.ask("PUT")).text)
+        async def request() -> None:
+            answers.append((await served.request("PUT")).text)
 
-        nursery.start_soon(ask)
+        nursery.start_soon(request)
         handler = served.handler
         assert await trio.to_thread.run_sync(handler.begun.wait, PATIENCE_SECONDS)
         served.end.set()
@@ -178,16 +173,15 @@ async def test_a_drain_lets_calls_end(tmp_path: Path, mock_clock: trio.testing.M
     assert (answers, served.gently) == (["done"], [True])
 
 
-async def test_a_drain_cuts_what_does_not_end(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
-    """After ``drain_seconds``; the log counts them, and the end was not gentle."""
+async def test_drain_cuts_calls_after_drain_seconds(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
     with capture_logs() as logs:
-        async with serving(tmp_path / "project", drain_seconds=7) as served, trio.open_nursery() as nursery:
+        async with _serving(tmp_path / "project", drain_seconds=7) as served, trio.open_nursery() as nursery:
 
-            async def ask() -> None:
+            async def request() -> None:
                 with pytest.raises(httpx.TransportError):
-                    await served.ask("PUT")
+                    await served.request("PUT")
 
-            nursery.start_soon(ask)
+            nursery.start_soon(request)
             handler = served.handler
             assert await trio.to_thread.run_sync(handler.begun.wait, PATIENCE_SECONDS)
             served.end.set()
@@ -201,13 +195,12 @@ async def test_a_drain_cuts_what_does_not_end(tmp_path: Path, mock_clock: trio.t
 
 
 @pytest.fixture
-def authority() -> trustme.CA:
-    """What certificates are signed by."""
+def _authority() -> trustme.CA:
     return trustme.CA()
 
 
-def _tls(folder: Path, authority: trustme.CA) -> dict[str, Path]:
-    certificate = authority.issue_cert("127.0.0.1")
+def _tls(folder: Path, _authority: trustme.CA) -> dict[str, Path]:
+    certificate = _authority.issue_cert("127.0.0.1")
     key, chain = folder / "key.pem", folder / "chain.pem"
     certificate.private_key_pem.write_to_path(key)
     chain.write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
@@ -215,117 +208,91 @@ def _tls(folder: Path, authority: trustme.CA) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("package", ["", "tls_alone"], ids=["http", "grpc"])
-async def test_tls_is_that_of_both_protocols(tmp_path: Path, authority: trustme.CA, package: str) -> None:
-    """Whichever the project is called over, and the other one beside it; nobody gets in without."""
+async def test_tls_applies_to_both_protocols(tmp_path: Path, _authority: trustme.CA, package: str) -> None:
     context = ssl.create_default_context()
-    authority.configure_trust(context)
+    _authority.configure_trust(context)
     code = GRPC_HANDLER if package else HTTP_HANDLER
-    options = _tls(tmp_path, authority)
-    async with serving(tmp_path / "project", code, package=package, rest_port=0, **options) as served:
-        assert (await served.ask(path="/v2/health/ready", tls=context)).status_code == 200
-        credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+    options = _tls(tmp_path, _authority)
+    async with _serving(tmp_path / "project", code, package=package, rest_port=0, **options) as served:
+        assert (await served.request(path="/v2/health/ready", tls=context)).status_code == 200
+        credentials = grpc.ssl_channel_credentials(_authority.cert_pem.bytes())
         if package:
-            assert await served.say(package, "hey", credentials) == "hey!"
+            assert await served.call_grpc(package, "hey", credentials) == "hey!"
         else:
-            assert (await served.ask(tls=context)).text == "here"
+            assert (await served.request(tls=context)).text == "here"
             with pytest.raises(grpc.RpcError) as unknown:
-                await served.say("tls_none", "hey", credentials)
+                await served.call_grpc("tls_none", "hey", credentials)
             assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
         with pytest.raises(httpx.TransportError):
-            await served.ask()
+            await served.request()
         with pytest.raises(grpc.RpcError) as refused:
-            await served.say(package or "tls_none", "hey")
+            await served.call_grpc(package or "tls_none", "hey")
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_metrics_count_the_calls_of_a_project(tmp_path: Path) -> None:
-    """At /metrics of its port, beside its own routes."""
-    async with serving(tmp_path / "project") as served:
-        name = next(iter(served.running.plane.registry.names_of("handler")))
-        for _ in range(3):
-            assert (await served.ask()).status_code == 200
-        text = (await served.ask(path="/metrics")).text
-    lines = [line for line in text.splitlines() if line.startswith("ovms_requests_success{")]
-    assert [line.rsplit(" ", 1)[1] for line in lines if f'name="{name}"' in line] == ["3.0"]
 
 
-async def test_metrics_of_a_project_over_grpc_have_their_port(tmp_path: Path) -> None:
-    """That of HTTP, if it has one."""
-    async with serving(tmp_path / "project", GRPC_HANDLER, package="counted", rest_port=0) as served:
-        assert await served.say("counted", "a") == "a!"
-        text = (await served.ask(path="/metrics")).text
-    lines = [line for line in text.splitlines() if line.startswith("ovms_requests_success{")]
-    assert [line.rsplit(" ", 1)[1] for line in lines if 'interface="gRPC"' in line] == ["1.0"]
 
 
-async def test_metrics_can_be_turned_off(tmp_path: Path) -> None:
-    """The path is the project's then, as any other."""
-    async with serving(tmp_path / "project", metrics_enable=False) as served:
-        assert (await served.ask(path="/metrics")).status_code == 404
 
 
-async def test_large_messages_are_refused_if_asked_for(tmp_path: Path) -> None:
-    """By both protocols, and none by default that the other servers would refuse."""
+async def test_max_message_size_applies_to_both_protocols(tmp_path: Path) -> None:
     large: dict[str, Any] = {"content": b'"' + b"x" * 4000 + b'"', "headers": {"content-type": "application/json"}}
-    async with serving(tmp_path / "http", max_message_size=2048) as served:
-        assert (await served.ask("POST", json="few")).json() == 3
-        assert (await served.ask("POST", **large)).status_code == 413
-    async with serving(tmp_path / "grpc", GRPC_HANDLER, package="small", max_message_size=2048) as served:
-        assert await served.say("small", "few") == "few!"
+    async with _serving(tmp_path / "http", max_message_size=2048) as served:
+        assert (await served.request("POST", json="few")).json() == 3
+        assert (await served.request("POST", **large)).status_code == 413
+    async with _serving(tmp_path / "grpc", GRPC_HANDLER, package="small", max_message_size=2048) as served:
+        assert await served.call_grpc("small", "few") == "few!"
         with pytest.raises(grpc.RpcError) as refused:
-            await served.say("small", "x" * 4000)
+            await served.call_grpc("small", "x" * 4000)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    async with serving(tmp_path / "default") as served:
+    async with _serving(tmp_path / "default") as served:
         size = 65 * 2**20
         large["content"] = b'"' + b"x" * size + b'"'
-        assert (await served.ask("POST", **large)).json() == size
+        assert (await served.request("POST", **large)).json() == size
 
 
-async def test_browsers_of_allowed_origins_may_call(tmp_path: Path) -> None:
-    """With the answers that they ask for first; others are told nothing, though a project lets all in by itself."""
-    async with serving(tmp_path / "project", allowed_origins="http://a, http://b") as served:
+async def test_allowed_origins_restrict_browsers(tmp_path: Path) -> None:
+    async with _serving(tmp_path / "project", allowed_origins="http://a, http://b") as served:
         asked = {"origin": "http://b", "access-control-request-method": "POST"}
-        preflight = await served.ask("OPTIONS", headers=asked)
+        preflight = await served.request("OPTIONS", headers=asked)
         assert preflight.headers["access-control-allow-origin"] == "http://b"
-        answer = await served.ask(headers={"origin": "http://a"})
+        answer = await served.request(headers={"origin": "http://a"})
         assert (answer.text, answer.headers["access-control-allow-origin"]) == ("here", "http://a")
-        assert "access-control-allow-origin" not in (await served.ask(headers={"origin": "http://c"})).headers
-    async with serving(tmp_path / "project") as served:
-        assert (await served.ask(headers={"origin": "http://c"})).headers["access-control-allow-origin"] == "*"
+        assert "access-control-allow-origin" not in (await served.request(headers={"origin": "http://c"})).headers
+    async with _serving(tmp_path / "project") as served:
+        assert (await served.request(headers={"origin": "http://c"})).headers["access-control-allow-origin"] == "*"
 
 
-async def test_each_call_of_a_project_is_a_line_of_the_request_log(
+async def test_calls_are_lines_of_the_request_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As those of models are, whichever protocol it came by, in a log for those who look for faults."""
     caplog.set_level(logging.DEBUG)
     with capture_logs() as logs:
-        async with serving(tmp_path / "http") as served:
-            await served.ask()
-        async with serving(tmp_path / "grpc", GRPC_HANDLER, package="logged") as served:
-            await served.say("logged", "a")
+        async with _serving(tmp_path / "http") as served:
+            await served.request()
+        async with _serving(tmp_path / "grpc", GRPC_HANDLER, package="logged") as served:
+            await served.call_grpc("logged", "a")
     seen = [(line["kind"], line["interface"], line["code"]) for line in logs if line["event"] == "request"]
     assert seen == [("handler", "REST", "OK"), ("handler", "gRPC", "OK")]
 
 
-async def test_files_of_a_project_are_looked_at_only_if_asked_for(
+async def test_files_of_a_project_are_not_watched_by_default(
     tmp_path: Path, mock_clock: trio.testing.MockClock
 ) -> None:
-    """Its folder is the working directory of its code, which may write there."""
-    async with serving(tmp_path / "project") as served:
+    async with _serving(tmp_path / "project") as served:
         before = served.handler
         written(tmp_path / "project", "handler.py", HTTP_HANDLER.replace("here", "there"))
         mock_clock.jump(60)
         await trio.testing.wait_all_tasks_blocked(0.02)
-        assert (await served.ask()).text == "here"
+        assert (await served.request()).text == "here"
         assert served.handler is before
 
 
 @pytest.mark.parametrize("debug", [False, True])
-async def test_callers_are_told_what_was_raised_only_if_asked_for(tmp_path: Path, debug: bool) -> None:
-    """By ``debug``."""
+async def test_debug_returns_errors_to_callers(tmp_path: Path, debug: bool) -> None:
     code = "class Handler:\n    def handle_get(self): raise ValueError('a secret')\n"
-    async with serving(tmp_path / "project", code, debug=debug) as served:
-        answer = await served.ask()
+    async with _serving(tmp_path / "project", code, debug=debug) as served:
+        answer = await served.request()
         assert answer.status_code == 500
         assert ("ValueError: a secret" in answer.text) is debug

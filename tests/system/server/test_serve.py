@@ -1,5 +1,3 @@
-"""``ovms serve`` under load: changes of models and configuration, signals, and starts that fail."""
-
 from __future__ import annotations
 
 import json
@@ -54,13 +52,10 @@ def _save(model: ov.Model, base: Path, version: int) -> Path:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model that adds one, as version 1."""
     return _save(_plus(1), tmp_path / "m", 1)
 
 
 class _Load:
-    """Calls a model until it is stopped, and keeps what the model added, and errors."""
-
     def __init__(self, server: OvmsProcess) -> None:
         self.seen: list[float] = []
         self.failures: list[Exception] = []
@@ -103,10 +98,6 @@ def _reload(server: OvmsProcess) -> httpx.Response:
 
 
 def test_no_call_fails_while_models_change(tmp_path: Path, model: Path) -> None:
-    """Versions come and go, settings change, and a file with a typing error is refused: every call is answered.
-
-    The test changes the configuration of its server, so the server is its own.
-    """
     config = _config(tmp_path, m=model)
     options = ("--config_path", str(config), "--file_system_poll_wait_seconds", "0")
     with serving(*options) as server, _under_load(server) as load:
@@ -133,10 +124,6 @@ def test_no_call_fails_while_models_change(tmp_path: Path, model: Path) -> None:
 
 @pytest.mark.slow
 def test_a_version_that_crashes_openvino_disturbs_no_other(tmp_path: Path, model: Path) -> None:
-    """At the start the server is not ready and has the reason; after a reload the old version serves on.
-
-    The test changes the models of its server, so the server is its own.
-    """
     bad = ir.save(ir.steps(bad=1), tmp_path, "bad")
     config = _config(tmp_path, m=model, bad=bad)
     options = ("--cache_dir", str(tmp_path / "cache"), "--trial_load", "auto", "--file_system_poll_wait_seconds", "0")
@@ -159,7 +146,6 @@ def test_a_version_that_crashes_openvino_disturbs_no_other(tmp_path: Path, model
 
 
 def test_a_second_signal_stops_at_once(model: Path) -> None:
-    """The server does not wait for a stream whose client sends nothing. The test stops its server."""
     options = ("--model_name", "m", "--model_path", str(model), "--drain_seconds", "600")
     with serving(*options) as server:
         with _idle_stream(server):
@@ -171,7 +157,6 @@ def test_a_second_signal_stops_at_once(model: Path) -> None:
 
 @contextmanager
 def _idle_stream(server: OvmsProcess) -> Iterator[None]:
-    """Hold a stream open that never ends by itself."""
     closing = threading.Event()
 
     def requests() -> Iterator[bytes]:
@@ -192,7 +177,6 @@ def _idle_stream(server: OvmsProcess) -> Iterator[None]:
 
 
 def test_a_port_in_use_is_named(model: Path) -> None:
-    """The exit code is 1, and the message has the option to change."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
         options = ("--model_name", "m", "--model_path", str(model), "--grpc_bind_address", "127.0.0.1")
@@ -204,7 +188,6 @@ def test_a_port_in_use_is_named(model: Path) -> None:
 
 
 def test_a_typing_error_in_the_configuration_is_located(tmp_path: Path, model: Path) -> None:
-    """The message has the file, the line and the key that was probably meant."""
     config = _config(tmp_path, m=model)
     config.write_text(config.read_text().replace("base_path", "base_pth"))
     done = run_ovms("serve", "--config_path", str(config))

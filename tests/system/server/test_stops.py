@@ -1,5 +1,3 @@
-"""Servers of all kinds stop while clients are busy with them, and no request is lost. The tests stop their servers."""
-
 from __future__ import annotations
 
 import json
@@ -40,7 +38,6 @@ CONTEXT.set_forkserver_preload(["tests.support.served_command"])
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_fork_server_left() -> Iterator[None]:
-    """End the process that forked the servers, which otherwise outlives the tests of this file."""
     yield
     stop = getattr(forkserver._forkserver, "_stop")  # noqa: B009, SLF001 - there is no public one, and no type of this
     stop()
@@ -59,7 +56,6 @@ class Handler:
 
 
 def _request(path: str, body: Any = None, *, is_chunked: bool = False) -> bytes:
-    """Return the bytes of a request; the framework reads a chunked one."""
     if body is None:
         return f"GET {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode()
     text = json.dumps(body).encode()
@@ -103,7 +99,6 @@ class _Server:
         self.log = log
 
     def wait_ready(self) -> None:
-        """Return once the server is ready."""
         authority = self.target.authority
         url = f"{'https' if authority else 'http'}://127.0.0.1:{self.target.rest}/v2/health/ready"
         verify = ssl.create_default_context(cadata=authority.decode()) if authority else False
@@ -117,7 +112,6 @@ class _Server:
         until(is_ready, why=self.log.read_text)
 
     def stop(self, number: signal.Signals) -> None:
-        """Stop the server; the exit code must be that of a drain."""
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
         self.process.join(WAIT_SECONDS)
@@ -133,7 +127,6 @@ class _Tls:
 
     @classmethod
     def made_in(cls, folder: Path) -> _Tls:
-        """Create a certificate in a folder."""
         authority = trustme.CA()
         file = folder / "server.pem"
         authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(file)
@@ -163,15 +156,12 @@ def _serving(config: Path, tls: _Tls, log: Path) -> Iterator[_Server]:
 
 
 class _Verdict:
-    """Answers and faults of many stops."""
-
     def __init__(self) -> None:
         self.answered = 0
         self.faults: list[str] = []
         self._lock = threading.Lock()
 
     def add(self, work: Workload, what: str) -> None:
-        """Add one stop."""
         tally = work.tally
         with self._lock:
             self.answered += tally.answered
@@ -179,7 +169,6 @@ class _Verdict:
             self.faults += [f"{what}: wrong: {text}" for text in tally.wrong]
 
     def check(self, stops: int) -> None:
-        """Raise an error with all faults."""
         assert not self.faults, "\n".join(self.faults)
         assert self.answered > stops * 5
 
@@ -235,7 +224,6 @@ def _stop_many(folder: Path, tls: _Tls, stops: int) -> None:
     ],
 )
 def test_a_stop_loses_no_request(tmp_path: Path, stops: int, *, is_encrypted: bool) -> None:
-    """Servers of all kinds stop under load: HTTP/1.1 on kept, new and pipelined connections, HTTP/2, and grpcio."""
     _stop_many(tmp_path, _Tls.made_in(tmp_path) if is_encrypted else _PLAIN, stops)
 
 
@@ -266,7 +254,6 @@ def _stop_project(folder: Path, tls: _Tls, processes: int, seed: int, verdict: _
 def test_a_stop_of_a_project_loses_no_request(
     tmp_path: Path, processes: int, stops: int, *, is_encrypted: bool
 ) -> None:
-    """Projects of one process, and of two that a parent gives connections to, stop under load."""
     tls = _Tls.made_in(tmp_path) if is_encrypted else _PLAIN
     verdict = _Verdict()
     for seed in range(stops):

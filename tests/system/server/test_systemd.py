@@ -1,5 +1,3 @@
-"""The command as systemd starts it: inherited sockets, and notifications. The tests stop their servers."""
-
 from __future__ import annotations
 
 import json
@@ -38,7 +36,7 @@ os.execv(sys.executable, [sys.executable, "-m", "ovms_cli", *sys.argv[2:]])
 """
 
 
-class Systemd:
+class _Systemd:
     """The part of systemd for one service: listening sockets, and the socket for notifications."""
 
     def __init__(self, folder: Path) -> None:
@@ -86,15 +84,13 @@ class Systemd:
 
 
 @pytest.fixture
-def systemd(tmp_path: Path) -> Iterator[Systemd]:
-    """Create a stand-in of systemd."""
-    found = Systemd(tmp_path)
+def systemd(tmp_path: Path) -> Iterator[_Systemd]:
+    found = _Systemd(tmp_path)
     yield found
     found.close()
 
 
-def test_a_server_uses_inherited_sockets_and_notifies(tmp_path: Path, systemd: Systemd) -> None:
-    """A connection that comes between two servers waits for the second one."""
+def test_a_server_uses_inherited_sockets_and_notifies(tmp_path: Path, systemd: _Systemd) -> None:
     ir.save(ir.dummy(), tmp_path, "dummy")
     config = tmp_path / "config.json"
     entry = {"config": {"name": "dummy", "base_path": str(tmp_path / "dummy")}}
@@ -118,8 +114,7 @@ def test_a_server_uses_inherited_sockets_and_notifies(tmp_path: Path, systemd: S
             assert waiting.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_the_parent_of_several_processes_notifies(tmp_path: Path, systemd: Systemd) -> None:
-    """The parent sends watchdog notifications, and drains on SIGTERM."""
+def test_the_parent_of_several_processes_notifies(tmp_path: Path, systemd: _Systemd) -> None:
     project = write_project(tmp_path, _HANDLER, processes=2)
     with systemd.start(str(project), watchdog="200000") as process:
         systemd.wait_for("READY=1")

@@ -1,5 +1,3 @@
-"""A client of another machine that resets its connections, or sends headers of proxies, changes nothing."""
-
 from __future__ import annotations
 
 import json
@@ -46,7 +44,7 @@ PATIENCE_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class OtherMachine:
+class _OtherMachine:
     """A network namespace with a link to this one.
 
     Attributes:
@@ -69,8 +67,7 @@ def _ip(*arguments: str) -> bool:
 
 
 @pytest.fixture
-def other_machine() -> Iterator[OtherMachine]:
-    """Make a network namespace for the time of a test."""
+def other_machine() -> Iterator[_OtherMachine]:
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
     number = os.getpid() % 16_000
@@ -91,11 +88,10 @@ def other_machine() -> Iterator[OtherMachine]:
         )
         if not all(made):
             pytest.skip("the system links no network namespaces")
-        yield OtherMachine(name, near, far)
+        yield _OtherMachine(name, near, far)
 
 
 def _wait_refused(server: OvmsProcess, client: str, at_least: int) -> list[str]:
-    """Wait until changes of a client have been refused; return the lines about changes."""
     ends = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < ends:
         lines = [line for line in server.printed_so_far().splitlines() if "change=" in line]
@@ -106,8 +102,7 @@ def _wait_refused(server: OvmsProcess, client: str, at_least: int) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_another_machine_changes_nothing(tmp_path: Path, other_machine: OtherMachine, workers: str) -> None:
-    """Whenever it resets the connection, the server knows its address; this machine may reload meanwhile."""
+def test_another_machine_changes_nothing(tmp_path: Path, other_machine: _OtherMachine, workers: str) -> None:
     base = ir.save(ir.dummy(), tmp_path / "models", "dummy")
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_config_list": [{"config": {"name": "dummy", "base_path": str(base)}}]}))

@@ -1,5 +1,3 @@
-"""What ``check`` says of a configuration is what a server comes to: random ones, broken in one random place."""
-
 from __future__ import annotations
 
 import json
@@ -52,7 +50,6 @@ def _pipeline(name: str, called: str, item: str, given: str) -> Document:
 
 
 def _site(root: Path) -> Document:
-    """Write everything that is configured, all of which works."""
     ir.save(ir.dummy(), root, "m", 1)
     ir.save(ir.dummy(), root, "m", 2)
     for name in ("g", "caller"):
@@ -127,7 +124,6 @@ BREAKS: dict[str, Callable[[Path, Document], None]] = {
 
 
 async def _served(config: Path) -> tuple[set[LoadedVersion], set[str]]:
-    """Load as a server does; gives the versions that can be called, and where errors point to."""
     spec = parse_config(KINDS.values(), await trio.Path(config).read_bytes(), config)
     async with running(Registry(KINDS, poll_seconds=0)) as registry:
         await registry.apply(spec.services)
@@ -143,7 +139,6 @@ async def _served(config: Path) -> tuple[set[LoadedVersion], set[str]]:
 @settings(max_examples=examples(15), deadline=None)
 @given(broken=st.sampled_from(sorted(BREAKS)), left_out=st.sets(st.sampled_from(["mediapipe", "pipeline", "handler"])))
 def test_check_and_serve_come_to_the_same_verdict(broken: str, left_out: set[str]) -> None:
-    """What loads, and every error with its place."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         document = _site(root)

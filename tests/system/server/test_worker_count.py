@@ -1,5 +1,3 @@
-"""Measurements that choose the number of workers."""
-
 from __future__ import annotations
 
 import json
@@ -19,10 +17,9 @@ from tests.support import ir
 PATIENCE_SECONDS = 120
 
 
-async def test_a_trivial_model_is_measured_to_be_the_loops_and_a_long_one_to_be_computing(
+async def test_measured_calls_of_trivial_models_need_more_workers_than_those_of_long_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a process of its own, which has ended afterwards; a model of strings is not called, nor a large one loaded."""
     monkeypatch.setattr("ovmstrio.server.workers.choosing.usable_cores", lambda: 2)
     models = {"trivial": ir.dummy(), "long": ir.slow(256, 60), "texts": ir.string_passthrough()}
     for name, model in models.items():
@@ -37,10 +34,9 @@ async def test_a_trivial_model_is_measured_to_be_the_loops_and_a_long_one_to_be_
     assert "computing is most" in (await choose_workers(plan, Measuring(max_model_bytes=1))).workers_reason
 
 
-async def test_measuring_that_takes_too_long_decides_for_one_process(
+async def test_failed_measurement_chooses_one_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And so does one that fails; either is told."""
     monkeypatch.setattr("ovmstrio.server.workers.choosing.usable_cores", lambda: 2)
     ir.save(ir.dummy(), tmp_path, "m")
     plan = await read_plan(ServerSettings(model_name="m", model_path=tmp_path / "m", workers=0))
@@ -54,13 +50,9 @@ async def test_measuring_that_takes_too_long_decides_for_one_process(
         assert reason in line["reason"]
 
 
-async def test_what_cannot_be_looked_at_is_told_by_who_loads_it(
+async def test_unreadable_models_and_configuration_choose_one_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A path that is none, a model that is none, and a configuration that is gone keep no server from starting.
-
-    What measures prints nothing of it, for the server's processes do.
-    """
     monkeypatch.setattr("ovmstrio.server.workers.choosing.usable_cores", lambda: 2)
     (tmp_path / "broken" / "1").mkdir(parents=True)
     (tmp_path / "broken" / "1" / "model.xml").write_text("<none/>")

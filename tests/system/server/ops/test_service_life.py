@@ -44,7 +44,6 @@ RESPONSE_NAME = RESPONSE.DESCRIPTOR.full_name
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start every server in a folder of its own, where its files are."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SERVING_HOME", raising=False)
 
@@ -60,30 +59,25 @@ class _Service(WebService):
         return _Doubling(name="double", input_ops=[read_op])
 
 
-def prepared(service: WebService | None = None, **config: Any) -> WebService:
-    """Give a service with these settings."""
+def _prepared(service: WebService | None = None, **config: Any) -> WebService:
     service = service or _Service(name="uci")
     service.prepare_pipeline_config(yml_dict=config)
     return service
 
 
-def plan_of(service: WebService, **options: Any) -> Plan:
-    """Plan to serve a service on the loopback interface."""
+def _plan_of(service: WebService, **options: Any) -> Plan:
     return plan_service(service, service_settings({"grpc_bind_address": "127.0.0.1", **options}))
 
 
-def serving(service: WebService, **options: Any) -> AbstractAsyncContextManager[ServedPlan]:
-    """Serve on the loopback interface until the block ends, which is gentle."""
-    return serving_plan(plan_of(service, **options), drains=True)
+def _serving(service: WebService, **options: Any) -> AbstractAsyncContextManager[ServedPlan]:
+    return serving_plan(_plan_of(service, **options), drains=True)
 
 
-async def ask(address: str, **fields: Any) -> Any:
-    """Make one call over gRPC."""
+async def _call(address: str, **fields: Any) -> Any:
     return await call(address, METHOD, REQUEST(key=["x"], value=["2"], **fields), RESPONSE_NAME)
 
 
-async def refusals(service: WebService, **options: Any) -> str:
-    """Give why a service is not served."""
+async def _refusal(service: WebService, **options: Any) -> str:
     with pytest.raises((ConfigError, ExceptionGroup)) as raised:
         await serve_plan(plan_service(service, service_settings(options)), handle_signals=False)
     (error,) = leaves(raised.value)
@@ -91,50 +85,46 @@ async def refusals(service: WebService, **options: Any) -> str:
     return str(error)
 
 
-async def test_grpc_alone() -> None:
-    """With ``rpc_port`` alone there is gRPC and no HTTP."""
-    async with serving(prepared(rpc_port=0)) as running:
-        answer = await ask(running.grpc[0], name="uci")
+async def test_rpc_port_alone_serves_grpc_only() -> None:
+    async with _serving(_prepared(rpc_port=0)) as running:
+        answer = await _call(running.grpc[0], name="uci")
         assert running.rest == []
     assert list(answer.value) == ["array([[4.]], dtype=float32)"]
 
 
-async def test_http_alone() -> None:
-    """With ``http_port`` alone gRPC has the next port that is free."""
+async def test_http_port_alone_serves_grpc_on_the_next_free_port() -> None:
     (port,) = free_ports(1)
-    async with serving(prepared(http_port=port)) as running, httpx.AsyncClient(trust_env=False) as client:
+    async with _serving(_prepared(http_port=port)) as running, httpx.AsyncClient(trust_env=False) as client:
         answer = await client.post(f"http://127.0.0.1:{port}/uci/prediction", json={"key": ["x"], "value": [2]})
         assert int(running.grpc[0].rpartition(":")[2]) > port
-        assert (await ask(running.grpc[0])).err_no == 0
+        assert (await _call(running.grpc[0])).err_no == 0
     assert answer.json()["value"] == ["array([[4.]], dtype=float32)"]
 
 
-async def test_ports_of_the_command_line_go_before_those_of_the_file() -> None:
-    """What the options say takes the place of what the configuration says, and the file tells the real ports."""
+async def test_ports_of_the_options_replace_those_of_the_file() -> None:
     rpc, http = free_ports(2)
-    async with serving(prepared(rpc_port=9998, http_port=18082), port=rpc, rest_port=http) as running:
+    async with _serving(_prepared(rpc_port=9998, http_port=18082), port=rpc, rest_port=http) as running:
         assert (running.grpc, running.rest) == ([f"127.0.0.1:{rpc}"], [f"127.0.0.1:{http}"])
         assert [entry.port for entry in list_processes()] == [[rpc, http]]
     assert list_processes() == []
 
 
-async def test_what_keeps_a_service_from_being_served(tmp_path: Path) -> None:
-    """Ports, configurations, Ops and preparation: each is told, and nothing is left in the way."""
-    assert "both missing" in await refusals(prepared(worker_num=1))
+async def test_service_is_not_served_with_invalid_settings(tmp_path: Path) -> None:
+    assert "both missing" in await _refusal(_prepared(worker_num=1))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"port {port} is in use" in await refusals(prepared(rpc_port=port))
+        assert f"port {port} is in use" in await _refusal(_prepared(rpc_port=port))
     nowhere = {"double": {"local_service_conf": {"model_config": "nowhere"}}}
     told = "op.double.local_service_conf.model_config: no such file or folder"
-    assert f"yml_dict: {told}" in await refusals(prepared(rpc_port=0, op=nowhere))
+    assert f"yml_dict: {told}" in await _refusal(_prepared(rpc_port=0, op=nowhere))
     file = tmp_path / "own.yml"
     file.write_text(f"rpc_port: 0\nop: {nowhere}\n")
     service = _Service(name="uci")
     service.prepare_pipeline_config(str(file))
-    assert f"{file}:2: {told}" in await refusals(service)
+    assert f"{file}:2: {told}" in await _refusal(service)
     service.prepare_pipeline_config(str(tmp_path / "nope.yml"))
-    assert "nope.yml" in await refusals(service)
-    assert "prepare_pipeline_config" in await refusals(_Service())
+    assert "nope.yml" in await _refusal(service)
+    assert "prepare_pipeline_config" in await _refusal(_Service())
 
     class Failing(_Doubling):
         def init_op(self) -> None:
@@ -144,16 +134,15 @@ async def test_what_keeps_a_service_from_being_served(tmp_path: Path) -> None:
         def get_pipeline_response(self, read_op: Op) -> Op:
             return Failing(name="bad", input_ops=[read_op])
 
-    assert "no dictionary" in await refusals(prepared(Service(), rpc_port=0))
+    assert "no dictionary" in await _refusal(_prepared(Service(), rpc_port=0))
 
 
-def test_a_service_that_cannot_start_ends_the_process(
+def test_script_of_a_service_that_cannot_start_exits_with_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reason is on standard error, and the exit code is 1."""
     monkeypatch.setattr("ovmstrio.server.run_service.configure_logs", lambda: None)
     with pytest.raises(SystemExit) as ended:
-        run_script_service(prepared(worker_num=1))
+        run_script_service(_prepared(worker_num=1))
     assert ended.value.code == 1
     assert capsys.readouterr().err.startswith("error: yml_dict: rpc_port and http_port are both missing")
 
@@ -175,38 +164,34 @@ class _Shouting(ResponseOp):
         return response
 
 
-async def test_first_and_last_ops_of_ones_own() -> None:
-    """A service may read requests and write answers itself, the latter as messages; what it raises is error 8000."""
-
+async def test_service_may_have_own_request_and_response_ops() -> None:
     class Service(WebService):
         def get_pipeline_response(self, read_op: Op) -> Op:
             return _Shouting(input_ops=[_Doubling(name="double", input_ops=[_OnlyPrediction()])])
 
-    async with serving(prepared(Service(name="uci"), rpc_port=0)) as running:
-        answer = await ask(running.grpc[0], method="prediction")
+    async with _serving(_prepared(Service(name="uci"), rpc_port=0)) as running:
+        answer = await _call(running.grpc[0], method="prediction")
         assert (list(answer.key), list(answer.value)) == (["Y"], ["array([[4.]], dtype=float32)"])
-        refused = await ask(running.grpc[0], method="other")
+        refused = await _call(running.grpc[0], method="other")
         assert (refused.err_no, refused.err_msg) == (8000, "rpc package error: request method error")
 
 
-async def test_a_nameless_service() -> None:
-    """A service without a name answers requests that name none, and KServe v2 knows it as ``pipeline``."""
+async def test_service_without_a_name() -> None:
     async with (
-        serving(prepared(_Service(name=""), rpc_port=0, http_port=0)) as running,
+        _serving(_prepared(_Service(name=""), rpc_port=0, http_port=0)) as running,
         httpx.AsyncClient(base_url=f"http://{running.rest[0]}", trust_env=False) as client,
     ):
-        assert (await ask(running.grpc[0])).err_no == 0
+        assert (await _call(running.grpc[0])).err_no == 0
         assert (await client.post("/uci/prediction", json={})).json()["err_no"] == 3002
         assert (await client.get("/v2/models/pipeline")).status_code == 200
         assert (await client.get("/trace")).json()["codes"] == {"0": 1}
 
 
-async def test_the_file_system_may_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A place for ``ProcessInfo.json`` that is none ends the start."""
+async def test_unusable_folder_of_process_info_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("SERVING_HOME", str(tmp_path / "file" / "folder"))
     with pytest.raises(ExceptionGroup) as raised:
-        await serve_plan(plan_of(prepared(rpc_port=0)), handle_signals=False)
+        await serve_plan(_plan_of(_prepared(rpc_port=0)), handle_signals=False)
     assert raised.value.subgroup(OSError) is not None
 
 
@@ -230,8 +215,7 @@ class _WaitingService(WebService):
         return _Waiting(name="wait", input_ops=[read_op])
 
 
-async def post(running: ServedPlan, x: str, answers: dict[str, Any] | None = None) -> Any:
-    """Make one call over HTTP, whose answer is kept by its text where there is room for it."""
+async def _post(running: ServedPlan, x: str, answers: dict[str, Any] | None = None) -> Any:
     async with httpx.AsyncClient(trust_env=False, timeout=WAIT_SECONDS) as client:
         answer = await client.post(f"http://{running.rest[0]}/uci/prediction", json={"key": ["x"], "value": [x]})
     if answers is not None:
@@ -239,14 +223,13 @@ async def post(running: ServedPlan, x: str, answers: dict[str, Any] | None = Non
     return answer.json()
 
 
-async def test_the_end_answers_everybody() -> None:
-    """A server that drains finishes what it works on, and answers what waits for its turn with 3001."""
+async def test_drain_finishes_running_requests_and_refuses_queued_ones() -> None:
     answers: dict[str, Any] = {}
-    service = prepared(_WaitingService(name="uci"), rpc_port=0, http_port=0, worker_num=1)
-    async with trio.open_nursery() as nursery, serving(service) as running:
-        nursery.start_soon(post, running, "gate", answers)
+    service = _prepared(_WaitingService(name="uci"), rpc_port=0, http_port=0, worker_num=1)
+    async with trio.open_nursery() as nursery, _serving(service) as running:
+        nursery.start_soon(_post, running, "gate", answers)
         await _Waiting.arrived["gate"].wait()
-        nursery.start_soon(post, running, "queued", answers)
+        nursery.start_soon(_post, running, "queued", answers)
         await trio.testing.wait_all_tasks_blocked(0.1)
         running.drain()
         await trio.testing.wait_all_tasks_blocked(0.1)
@@ -256,16 +239,15 @@ async def test_the_end_answers_everybody() -> None:
     assert answers["gate"]["value"] == ["gate"]
 
 
-async def test_a_client_that_leaves_makes_room() -> None:
-    """The only place in a pipeline is free again once the client of its request has gone."""
-    service = prepared(_WaitingService(name="uci"), rpc_port=0, http_port=0, worker_num=1)
-    async with serving(service) as running:
+async def test_disconnected_client_frees_its_place() -> None:
+    service = _prepared(_WaitingService(name="uci"), rpc_port=0, http_port=0, worker_num=1)
+    async with _serving(service) as running:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(post, running, "gate")
+            nursery.start_soon(_post, running, "gate")
             await _Waiting.arrived["gate"].wait()
             nursery.cancel_scope.cancel()
         with trio.fail_after(WAIT_SECONDS):
-            assert (await post(running, "next"))["value"] == ["next"]
+            assert (await _post(running, "next"))["value"] == ["next"]
 
 
 class _Lingering(OpPipelineKind):
@@ -277,7 +259,6 @@ class _Lingering(OpPipelineKind):
         self.ending, self.go = trio.Event(), trio.Event()
 
     async def load(self, spec: OpPipelineSpec, version: int, directory: Path, context: LoadContext) -> OpService:
-        """Host it."""
         del version, directory
         return await host(context.tasks, self._opened(spec, context), kind=self.name, name=spec.name)
 
@@ -292,8 +273,7 @@ class _Lingering(OpPipelineKind):
                 await self.go.wait()
 
 
-async def test_a_signal_while_workers_are_closed() -> None:
-    """A server that has been drained is not drained again, and a signal then does not change how it has ended."""
+async def test_signal_after_the_drain_changes_nothing() -> None:
     kind, until = _Lingering(), trio.Event()
     plan = replace(executor_plan(kind.executor), kinds={**KINDS, OpPipelineKind.name: kind})
     results: list[bool] = []
