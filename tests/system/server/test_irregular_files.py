@@ -18,20 +18,17 @@ from tests.support import ir
 from tests.support.ports import free_ports
 from tests.support.processes import environment, serving
 from tests.support.served_in_thread import serving_in_thread
+from tests.support.system_servers import write_config
 from tests.support.waits import WAIT_SECONDS, until
 
 
 def _run_ovms(*arguments: str) -> tuple[int, str]:
     ended = CliRunner().invoke(app, arguments)
-    # Lines are wrapped at the width of the terminal.
     return ended.exit_code, " ".join(ended.output.split())
 
 
 def _config(folder: Path) -> Path:
-    base = ir.save(ir.dummy(), folder / "repository", "m")
-    config = folder / "config.json"
-    config.write_text(json.dumps({"model_config_list": [{"config": {"name": "m", "base_path": str(base)}}]}))
-    return config
+    return write_config(folder, {"name": "m", "base_path": str(ir.save(ir.dummy(), folder / "repository", "m"))})
 
 
 def _make_fifo(path: Path) -> Path:
@@ -44,15 +41,10 @@ def _make_fifo(path: Path) -> Path:
 def test_server_refuses_a_fifo_as_option_file(tmp_path: Path, option: str) -> None:
     fifo = _make_fifo(tmp_path / "fifo")
     options = {"config_path": str(_config(tmp_path)), option: str(fifo)}
-    if option == "tls_cert":
-        options["tls_key"] = str(fifo)
-    if option == "jwks_file":
-        options["jwt_audience"] = "a"
+    more = {"tls_cert": {"tls_key": str(fifo)}, "jwks_file": {"jwt_audience": "a"}}.get(option, {})
     (port,) = free_ports(1)
-    arguments = [f"--{name}={value}" for name, value in options.items()]
-
+    arguments = [f"--{name}={value}" for name, value in (options | more).items()]
     code, output = _run_ovms("serve", "--rest_port", str(port), "--trial_load", "off", *arguments)
-
     assert code == 1, output
     assert str(fifo) in output
     assert "a FIFO" in output
@@ -61,9 +53,7 @@ def test_server_refuses_a_fifo_as_option_file(tmp_path: Path, option: str) -> No
 def test_configuration_larger_than_the_limit_is_refused(tmp_path: Path) -> None:
     config = _config(tmp_path)
     os.truncate(config, 10**12)
-
     code, output = _run_ovms("check", str(config))
-
     assert code == 1
     assert "expected at most 67108864 bytes, got 1000000000000" in output
 
@@ -99,9 +89,7 @@ def test_fifo_in_a_version_directory_is_a_load_error(tmp_path: Path, name: str) 
     for file in version.iterdir():
         file.rename(version / f"m{file.suffix}")
     _make_fifo(version / name)
-
     code, output = _run_ovms("check", str(base))
-
     assert code == 1
     assert str(version / name) in output
     assert "not a regular file expected a regular file found a FIFO" in output
@@ -109,10 +97,7 @@ def test_fifo_in_a_version_directory_is_a_load_error(tmp_path: Path, name: str) 
 
 def test_graph_file_that_is_a_fifo_is_a_load_error(tmp_path: Path) -> None:
     _make_fifo(tmp_path / "graph.pbtxt")
-    config = tmp_path / "config.json"
-    config.write_text(
-        json.dumps({"model_config_list": [], "mediapipe_config_list": [{"name": "g", "base_path": str(tmp_path)}]})
-    )
+    config = write_config(tmp_path, mediapipe_config_list=[{"name": "g", "base_path": str(tmp_path)}])
     with serving_in_thread(config_path=config) as server:
         assert not server.ask("GET", "/v2/models/g/ready").is_success
 
@@ -131,7 +116,7 @@ def test_log_file_may_be_a_fifo_that_is_read(tmp_path: Path) -> None:
     fifo = _make_fifo(tmp_path / "log")
     with (
         _reading(fifo) as lines,
-        serving(f"--config_path={write_config(tmp_path)}", f"--log_path={fifo}", "--log_format=json") as server,
+        serving(f"--config_path={_config(tmp_path)}", f"--log_path={fifo}", "--log_format=json") as server,
     ):
         assert server.stop()[0] == 0
     assert [json.loads(line)["event"] for line in lines].count("drained") == 1
@@ -144,7 +129,7 @@ def test_full_fifo_as_log_file_does_not_block_the_end_of_the_server(tmp_path: Pa
         with contextlib.suppress(BlockingIOError):
             while True:
                 os.write(reader, bytes(4096))
-        with serving(f"--config_path={write_config(tmp_path)}", f"--log_path={fifo}") as server:
+        with serving(f"--config_path={_config(tmp_path)}", f"--log_path={fifo}") as server:
             code, output = server.stop()
     finally:
         os.close(reader)
@@ -165,7 +150,7 @@ def test_log_file_may_be_a_stream_or_a_device(tmp_path: Path, path: str) -> None
 
 def test_log_file_replaced_by_a_fifo_does_not_block_the_end_of_the_server(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with serving(f"--config_path={write_config(tmp_path)}", f"--log_path={log}") as server:
+    with serving(f"--config_path={_config(tmp_path)}", f"--log_path={log}") as server:
         kept = log.rename(tmp_path / "kept")
         _make_fifo(log)
         code, _ = server.stop()
@@ -215,7 +200,9 @@ main()
     ("program", "where", "shown"),
     [(_STUCK, "thread", "_threads.py"), (_STUCK, "loop", "in show"), (_STUCK_AT_EXIT, "exit", "threading.py")],
 )
-def test_server_with_a_stuck_thread_ends_and_dumps_its_stacks(tmp_path: Path, program: str, where: str, shown: str) -> None:
+def test_server_with_a_stuck_thread_ends_and_dumps_its_stacks(
+    tmp_path: Path, program: str, where: str, shown: str
+) -> None:
     fifo = _make_fifo(tmp_path / "fifo")
     (port,) = free_ports(1)
     ended = subprocess.run(

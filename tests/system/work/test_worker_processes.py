@@ -1,20 +1,23 @@
-"""Worker processes and what they are asked."""
-
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from ovmstrio.work.backoff import Backoff
 from ovmstrio.work.messages.stack_requests import decode_samples
@@ -24,8 +27,7 @@ from tests.support.waits import WAIT_SECONDS, until_async
 
 
 @asynccontextmanager
-async def started(**options: Any) -> AsyncIterator[WorkerProcess]:
-    """Start a process and see that it has ended."""
+async def _started_worker(**options: Any) -> AsyncIterator[WorkerProcess]:
     process = WorkerProcess(PROGRAM, **options)
     with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
@@ -40,9 +42,8 @@ async def started(**options: Any) -> AsyncIterator[WorkerProcess]:
         os.kill(process.pid, 0)
 
 
-async def test_answers_come_in_any_order_and_go_to_whoever_asked() -> None:
-    """Small ones and large ones."""
-    async with started(calls_at_once=3) as process:
+async def test_answers_arrive_in_any_order() -> None:
+    async with _started_worker(calls_at_once=3) as process:
         answers: list[str] = []
 
         async def ask(seconds: float, text: str) -> None:
@@ -57,9 +58,8 @@ async def test_answers_come_in_any_order_and_go_to_whoever_asked() -> None:
     assert process.why == "ended with status 0"
 
 
-async def test_no_more_than_so_many_are_asked_at_once() -> None:
-    """The others wait until one is answered, be it for nobody."""
-    async with started() as process:
+async def test_calls_at_once_are_limited() -> None:
+    async with _started_worker() as process:
         assert process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)
         with trio.move_on_after(0):
@@ -72,9 +72,8 @@ async def test_no_more_than_so_many_are_asked_at_once() -> None:
         assert not process.is_busy
 
 
-async def test_a_process_can_be_told_without_an_answer() -> None:
-    """And get a descriptor with it."""
-    async with started() as process:
+async def test_message_with_a_descriptor_needs_no_answer() -> None:
+    async with _started_worker() as process:
         reader, writer = os.pipe()
         await process.tell(None, writer)
         os.close(writer)
@@ -83,9 +82,8 @@ async def test_a_process_can_be_told_without_an_answer() -> None:
         os.close(reader)
 
 
-async def test_what_cannot_be_sent_costs_nothing() -> None:
-    """But the request that holds it."""
-    async with started() as process:
+async def test_call_that_cannot_be_sent_raises_and_the_next_is_answered() -> None:
+    async with _started_worker() as process:
         with pytest.raises(TypeError, match=r"not builtins\.object"):
             await process.call(["echo", object()])
         assert await process.call(["echo", 1]) == 1
@@ -99,9 +97,8 @@ async def test_what_cannot_be_sent_costs_nothing() -> None:
         (["twice"], "sent what is no answer (KeyError("),
     ],
 )
-async def test_the_end_of_a_process_is_told_to_all_who_wait(deed: list[Any], why: str) -> None:
-    """In words; nobody can ask it any more."""
-    async with started(calls_at_once=2) as process:
+async def test_end_of_a_process_fails_all_calls(deed: list[Any], why: str) -> None:
+    async with _started_worker(calls_at_once=2) as process:
         ends: list[WorkerEnded] = []
 
         async def ask(request: list[Any]) -> None:
@@ -125,8 +122,8 @@ async def test_the_end_of_a_process_is_told_to_all_who_wait(deed: list[Any], why
             await process.tell(None)
 
 
-async def test_a_process_that_ends_before_it_has_answered_is_told() -> None:
-    """And whoever waits for its burial."""
+@pytest.mark.parametrize(("mode", "status"), [("leave", 0), ("exit", 3)])
+async def test_end_during_the_start_is_raised_once_the_end_was_handled(mode: str, status: int) -> None:
     buried = trio.Event()
 
     async def bury() -> None:
@@ -134,16 +131,18 @@ async def test_a_process_that_ends_before_it_has_answered_is_told() -> None:
 
     async with trio.open_nursery() as nursery:
         process = WorkerProcess(PROGRAM)
-        with pytest.raises(WorkerEnded, match="ended with status 0"):
-            await process.start(nursery, "leave", buried=bury)
-        assert process.status == 0
+        with pytest.raises(WorkerEnded, match=f"ended with status {status}"):
+            await process.start(nursery, mode, buried=bury)
+        assert process.status == status
     assert buried.is_set()
 
 
-async def test_a_process_whose_request_does_not_end_is_killed_after_a_grace() -> None:
-    """Once nobody waits for another one of its requests; that it is stuck is told at once."""
+async def test_process_with_an_abandoned_call_is_killed_after_the_grace_period() -> None:
     stuck = trio.Event()
-    async with started(calls_at_once=2, grace_seconds=0.05, stuck=stuck.set) as process, trio.open_nursery() as nursery:
+    async with (
+        _started_worker(calls_at_once=2, grace_seconds=0.05, stuck=stuck.set) as process,
+        trio.open_nursery() as nursery,
+    ):
         with trio.move_on_after(0.01):
             await process.call(["hang"])
         nursery.start_soon(process.call, ["hang"])
@@ -156,8 +155,7 @@ async def test_a_process_whose_request_does_not_end_is_killed_after_a_grace() ->
     assert process.why == "was killed because a call did not end within 0.05 s of its caller's leaving"
 
 
-async def test_a_process_ends_with_its_nursery() -> None:
-    """At once, whatever it does."""
+async def test_process_ends_with_its_nursery() -> None:
     process = WorkerProcess(PROGRAM, own_group=True)
     async with trio.open_nursery() as nursery:
         _, pid, group = await process.start(nursery, "work")
@@ -168,7 +166,6 @@ async def test_a_process_ends_with_its_nursery() -> None:
 
 @pytest.mark.parametrize("_", range(6))
 async def test_callers_may_be_cancelled_with_the_process(_: int) -> None:
-    """In whatever order they and the tasks of the process come to know of it."""
     with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             process = WorkerProcess(PROGRAM)
@@ -180,8 +177,7 @@ async def test_callers_may_be_cancelled_with_the_process(_: int) -> None:
     assert process.ended.is_set()
 
 
-async def test_a_kept_process_is_started_again_until_it_is_to_stop() -> None:
-    """What it is given goes to the one that is ready; a dismissed one ends by itself."""
+async def test_kept_process_is_restarted_until_it_stops() -> None:
     stopping, ends = trio.Event(), list[str]()
     make = partial(WorkerProcess, PROGRAM, own_group=True)
     reader, writer = os.pipe()
@@ -211,9 +207,7 @@ async def test_a_kept_process_is_started_again_until_it_is_to_stop() -> None:
     os.close(writer)
 
 
-async def test_what_notices_an_end_may_end_the_keeping() -> None:
-    """By what it raises."""
-
+async def test_error_of_the_end_callback_ends_the_restarts() -> None:
     def refuse(_: KeptProcess, process: WorkerProcess) -> None:
         raise LookupError(process.why)
 
@@ -227,9 +221,8 @@ async def test_what_notices_an_end_may_end_the_keeping() -> None:
     assert kept.process is None
 
 
-async def test_its_threads_are_sampled_beside_what_it_is_asked() -> None:
-    """It has no more than one request at a time, which this is none of."""
-    async with started() as process, trio.open_nursery() as nursery:
+async def test_threads_are_sampled_during_a_call() -> None:
+    async with _started_worker() as process, trio.open_nursery() as nursery:
         nursery.start_soon(process.call, ["hang"])
         await trio.testing.wait_all_tasks_blocked()
         sampled = {threads.name: threads for threads in await process.sample(0.2, 100)}
@@ -240,9 +233,8 @@ async def test_its_threads_are_sampled_beside_what_it_is_asked() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_samples_that_come_when_nobody_waits_for_them_do_no_harm() -> None:
-    """As of a process that was being started, or whose code let nothing else run, or once the profile was left."""
-    async with started() as process:
+async def test_samples_of_a_cancelled_profile_are_ignored() -> None:
+    async with _started_worker() as process:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(process.sample, 0.1, 100)
             await trio.testing.wait_all_tasks_blocked()
@@ -251,9 +243,8 @@ async def test_samples_that_come_when_nobody_waits_for_them_do_no_harm() -> None
         assert await process.sample(0.01, 100)
 
 
-async def test_each_gets_the_samples_that_it_has_asked_for() -> None:
-    """Though others are asked for meanwhile, and come before."""
-    async with started() as process:
+async def test_concurrent_profiles_get_their_own_samples() -> None:
+    async with _started_worker() as process:
         counts: dict[str, int] = {}
 
         async def sample(name: str, seconds: float, rate: float) -> None:
@@ -267,19 +258,8 @@ async def test_each_gets_the_samples_that_it_has_asked_for() -> None:
     assert counts["many"] >= 1
 
 
-async def test_the_status_that_a_program_ends_with_is_its_own() -> None:
-    """Rather than that of a failure, with a group of exceptions in the log."""
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            process = WorkerProcess(PROGRAM)
-            with pytest.raises(WorkerEnded):
-                await process.start(nursery, "exit")
-            assert process.status == 3
-
-
-async def test_samples_of_a_process_that_ends_are_not_waited_for() -> None:
-    """Nor are they asked for of one that has."""
-    async with started() as process:
+async def test_profile_of_a_process_that_ends_fails() -> None:
+    async with _started_worker() as process:
         failures: list[WorkerEnded] = []
 
         async def sample() -> None:
@@ -307,24 +287,21 @@ async def test_samples_of_a_process_that_ends_are_not_waited_for() -> None:
         {"frames": [["a", "b", float("inf")]], "threads": []},
     ],
 )
-def test_what_is_no_sample_is_refused(nonsense: Any) -> None:
-    """Code of users can send it in its process."""
+def test_invalid_samples_are_refused(nonsense: Any) -> None:
     with pytest.raises(ValueError, match="no samples"):
         decode_samples(nonsense)
 
 
-async def test_a_process_that_is_stopped_is_killed_and_its_calls_fail_with_the_reason() -> None:
-    """SIGKILL works on a stopped process."""
-    async with started(stopped_seconds=0.4) as process:
+async def test_stopped_process_is_killed_and_its_calls_fail() -> None:
+    async with _started_worker(stopped_seconds=0.4) as process:
         assert process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)
         with pytest.raises(WorkerEnded, match=r"was stopped \(SIGSTOP\) for 0.4 s and was killed"):
             await process.call(["echo", 1])
 
 
-async def test_a_process_that_is_continued_in_time_goes_on() -> None:
-    """Also where it is stopped again and again."""
-    async with started(stopped_seconds=2) as process:
+async def test_process_that_is_continued_in_time_is_not_killed() -> None:
+    async with _started_worker(stopped_seconds=2) as process:
         assert process.pid is not None
         for number in range(3):
             os.kill(process.pid, signal.SIGSTOP)
@@ -334,9 +311,8 @@ async def test_a_process_that_is_continued_in_time_goes_on() -> None:
             assert await process.call(["echo", number]) == number
 
 
-async def test_time_in_which_the_server_is_stopped_itself_does_not_count() -> None:
-    """As where a terminal stops the group of all processes, or a computer sleeps."""
-    async with started(stopped_seconds=0.8) as process:
+async def test_time_in_which_the_server_itself_is_stopped_does_not_count() -> None:
+    async with _started_worker(stopped_seconds=0.8) as process:
         assert process.pid is not None
         for number in range(4):
             os.kill(process.pid, signal.SIGSTOP)
@@ -344,3 +320,169 @@ async def test_time_in_which_the_server_is_stopped_itself_does_not_count() -> No
             await trio.sleep(0.3)
             os.kill(process.pid, signal.SIGCONT)
             assert await process.call(["echo", number]) == number
+
+
+# Output
+
+
+FILES = Path("/proc/self/fd")
+NAMES = {"servable": "graph", "node": "counter"}
+
+
+def _open_files() -> int:
+    return len(list(FILES.iterdir()))
+
+
+async def _log_of(*requests: list[Any]) -> list[Any]:
+    with capture_logs() as logged, trio.fail_after(WAIT_SECONDS):
+        async with trio.open_nursery() as nursery:
+            process = WorkerProcess(PROGRAM, names=NAMES)
+            await process.start(nursery, "work")
+            try:
+                for request in requests:
+                    await process.call(request)
+            except WorkerEnded:
+                await process.ended.wait()
+            await process.close(5)
+    return [(line["stream"], line["event"]) for line in logged if line["node"] == "counter"]
+
+
+async def test_lines_of_several_writes_are_logged() -> None:
+    said = await _log_of(["write", 1, "one\ntw"], ["write", 1, "o\n"], ["write", 1, "open"])
+    assert said == [("stdout", "one"), ("stdout", "two"), ("stdout", "open")]
+
+
+async def test_output_of_a_crashed_process_is_logged_before_its_end_is_reported() -> None:
+    assert await _log_of(["write", 2, "last words"], ["die", signal.SIGKILL]) == [("stderr", "last words")]
+
+
+async def test_long_output_is_cut_and_delays_no_answer_forever() -> None:
+    said = await _log_of(["write", 1, "x" * 50_000 + "\n"], ["write", 1, "y\n" * 10_000], ["echo", 1])
+    assert [len(said), said[0][1][:4], len(said[0][1]) < 4200] == [10_001, "xxxx", True]
+
+
+@pytest.mark.parametrize("names", [None, NAMES])
+async def test_no_pipe_is_left_open(names: dict[str, str] | None) -> None:
+    before = _open_files()
+    async with trio.open_nursery() as nursery:
+        process = WorkerProcess(PROGRAM, names=names)
+        await process.start(nursery, "work")
+        await process.close(5)
+    assert _open_files() == before
+
+
+# Lifelines
+
+
+_CODE = """
+import sys
+from ovmstrio.work.messages.lifeline import watch_lifeline
+sys.stdin.readline()
+watch_lifeline(int(sys.argv[1]))
+print("watches", flush=True)
+while True: pass
+"""
+
+
+def test_busy_process_ends_with_its_lifeline() -> None:
+    process, kept_open = _started()
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "watches\n"
+        assert process.poll() is None
+        os.close(kept_open)
+        assert process.wait(WAIT_SECONDS) == -signal.SIGIO
+
+
+def test_process_ends_if_its_lifeline_ended_while_it_started() -> None:
+    process, kept_open = _started()
+    os.close(kept_open)
+    assert process.communicate("go\n", timeout=WAIT_SECONDS)[0] == ""
+    assert process.returncode == -signal.SIGIO
+
+
+def _started() -> tuple[subprocess.Popen[str], int]:
+    lifeline, kept_open = os.pipe()
+    command = [sys.executable, "-c", _CODE, str(lifeline)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(lifeline,), text=True)
+    os.close(lifeline)
+    return process, kept_open
+
+
+# Async generators
+
+
+_PROGRAM = """
+import json, queue, sys, trio
+from ovmstrio.work.isolation.generator_hosts import AsyncGeneratorHost
+from ovmstrio.work.isolation.loop_thread import LoopThread
+
+loop, answers, told = LoopThread(), queue.Queue(), []
+alive = 0
+
+
+async def generator():
+    global alive
+    alive += 1
+    try:
+        yield b"first"
+        while True:
+            await trio.sleep_forever()
+            yield b"never"
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.lowlevel.checkpoint()
+        alive -= 1
+
+
+def host():
+    return AsyncGeneratorHost(
+        generator(), str, lambda *answer: answers.put(answer), None, loop=loop, ended=lambda: None
+    )
+
+
+def answer_of(number):
+    while True:
+        answered, value = answers.get(timeout=60)
+        if answered == number:
+            return value
+
+
+for steps in sys.argv[1].split(","):
+    made = host()
+    for step in steps.split():
+        match step:
+            case "taken":
+                made.pull(1)
+                answer_of(1)
+            case "pull":
+                made.pull(2)
+            case "answered":
+                told.append(answer_of(2))
+            case "leave":
+                made.leave(2)
+            case "close":
+                made.close(3)
+                told.append(answer_of(3))
+print(json.dumps([alive, [each for each in told if each]]))
+"""
+
+
+def _results(steps: list[str]) -> tuple[int, list[object]]:
+    ran = subprocess.run(
+        [sys.executable, "-c", dedent(_PROGRAM), ",".join(steps)], capture_output=True, check=True, timeout=60
+    )
+    alive, raised = json.loads(ran.stdout)
+    return alive, raised
+
+
+def test_close_waits_for_the_end_of_a_cancelled_step() -> None:
+    assert _results(["taken pull leave close", "taken pull close"] * 50) == (0, [])
+
+
+def test_generator_that_is_left_before_it_is_pulled_begins_no_step() -> None:
+    steps = ["leave pull answered close", "taken leave pull answered close"]
+    assert _results(steps) == (0, [[[], None], [[], None]])
