@@ -115,13 +115,13 @@ async def test_service_is_not_served_with_invalid_settings(tmp_path: Path) -> No
         port = taken.getsockname()[1]
         assert f"port {port} is in use" in await _refusal(_prepared(rpc_port=port))
     nowhere = {"double": {"local_service_conf": {"model_config": "nowhere"}}}
-    told = "op.double.local_service_conf.model_config: no such file or folder"
-    assert f"yml_dict: {told}" in await _refusal(_prepared(rpc_port=0, op=nowhere))
+    message = "op.double.local_service_conf.model_config: no such file or folder"
+    assert f"yml_dict: {message}" in await _refusal(_prepared(rpc_port=0, op=nowhere))
     file = tmp_path / "own.yml"
     file.write_text(f"rpc_port: 0\nop: {nowhere}\n")
     service = _Service(name="uci")
     service.prepare_pipeline_config(str(file))
-    assert f"{file}:2: {told}" in await _refusal(service)
+    assert f"{file}:2: {message}" in await _refusal(service)
     service.prepare_pipeline_config(str(tmp_path / "nope.yml"))
     assert "nope.yml" in await _refusal(service)
     assert "prepare_pipeline_config" in await _refusal(_Service())
@@ -196,31 +196,29 @@ async def test_unusable_folder_of_process_info_ends_the_start(tmp_path: Path, mo
 
 
 class _Waiting(Op):
-    """Waits on the loop, as a request whose text is ``gate`` says."""
+    """Waits at a gate if the text of the request is ``gate``."""
 
-    gates: ClassVar[dict[str, trio.Event]] = {}
-    arrived: ClassVar[dict[str, trio.Event]] = {}
+    gate: ClassVar[trio.Event]
+    arrived: ClassVar[trio.Event]
 
     async def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
         ((_, given),) = input_dicts.items()
-        if given["x"] in self.gates:
-            self.arrived[given["x"]].set()
-            await self.gates[given["x"]].wait()
+        if given["x"] == "gate":
+            self.arrived.set()
+            await self.gate.wait()
         return {"y": given["x"]}, False, None, ""
 
 
 class _WaitingService(WebService):
     def get_pipeline_response(self, read_op: Op) -> Op:
-        _Waiting.gates, _Waiting.arrived = {"gate": trio.Event()}, {"gate": trio.Event()}
+        _Waiting.gate, _Waiting.arrived = trio.Event(), trio.Event()
         return _Waiting(name="wait", input_ops=[read_op])
 
 
-async def _post(running: ServedPlan, x: str, answers: dict[str, Any] | None = None) -> Any:
+async def _post(running: ServedPlan, x: str, answers: dict[str, Any]) -> None:
     async with httpx.AsyncClient(trust_env=False, timeout=WAIT_SECONDS) as client:
         answer = await client.post(f"http://{running.rest[0]}/uci/prediction", json={"key": ["x"], "value": [x]})
-    if answers is not None:
-        answers[x] = answer.json()
-    return answer.json()
+    answers[x] = answer.json()
 
 
 async def test_drain_finishes_running_requests_and_refuses_queued_ones() -> None:
@@ -228,30 +226,31 @@ async def test_drain_finishes_running_requests_and_refuses_queued_ones() -> None
     service = _prepared(_WaitingService(name="uci"), rpc_port=0, http_port=0, worker_num=1)
     async with trio.open_nursery() as nursery, _serving(service) as running:
         nursery.start_soon(_post, running, "gate", answers)
-        await _Waiting.arrived["gate"].wait()
+        await _Waiting.arrived.wait()
         nursery.start_soon(_post, running, "queued", answers)
         await trio.testing.wait_all_tasks_blocked(0.1)
         running.drain()
         await trio.testing.wait_all_tasks_blocked(0.1)
         assert (answers["queued"]["err_no"], answers["queued"]["err_msg"]) == (3001, "dag closed.")
         assert "gate" not in answers
-        _Waiting.gates["gate"].set()
+        _Waiting.gate.set()
     assert answers["gate"]["value"] == ["gate"]
 
 
 async def test_disconnected_client_frees_its_place() -> None:
+    answers: dict[str, Any] = {}
     service = _prepared(_WaitingService(name="uci"), rpc_port=0, http_port=0, worker_num=1)
     async with _serving(service) as running:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_post, running, "gate")
-            await _Waiting.arrived["gate"].wait()
+            nursery.start_soon(_post, running, "gate", answers)
+            await _Waiting.arrived.wait()
             nursery.cancel_scope.cancel()
-        with trio.fail_after(WAIT_SECONDS):
-            assert (await _post(running, "next"))["value"] == ["next"]
+        await _post(running, "next", answers)
+    assert answers["next"]["value"] == ["next"]
 
 
 class _Lingering(OpPipelineKind):
-    """A pipeline that takes its time to end."""
+    """A pipeline that ends once its event is set."""
 
     def __init__(self) -> None:
         super().__init__()
