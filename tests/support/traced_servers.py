@@ -90,14 +90,13 @@ async def serving(config: Path, **settings: Any) -> AsyncIterator[ServedPlan]:
 async def traced(
     monkeypatch: pytest.MonkeyPatch,
     config: Path,
-    protocol: str = "http/protobuf",
     *,
     settings: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[tuple[Collector, ServedPlan]]:
     """Serve a configuration with a collector, which has all spans after the block."""
     async with collecting() as collector:
-        for name, value in collector.environment(protocol, **(environment or {})).items():
+        for name, value in collector.environment(**(environment or {})).items():
             monkeypatch.setenv(name, value)
         async with serving(config, **(settings or {})) as server:
             yield collector, server
