@@ -12,7 +12,7 @@ from tests.support.projects import write_project
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["HANDLER", "NAMES", "NODE", "OPS", "write_all_kinds"]
+__all__ = ["HANDLER", "NAMES", "NODE", "OPS", "pipeline_entry", "write_all_kinds"]
 
 NAMES: Final = ("model", "dag", "graph", "handler", "ops")
 
@@ -49,20 +49,21 @@ service.run_service()
 """
 
 
-def _dag() -> dict[str, Any]:
+def pipeline_entry(name: str, called: str, item: str = "b", output: str = "a", **options: Any) -> dict[str, Any]:
+    """Return the entry of a pipeline of one node ``node``, which calls a service.
+
+    The input and the output of the pipeline have the names of those of the service. ``options`` are of the node.
+    """
     node = {
         "name": "node",
         "type": "DL model",
-        "model_name": "model",
-        "inputs": [{"b": {"node_name": "request", "data_item": "b"}}],
-        "outputs": [{"data_item": "a", "alias": "a"}],
+        "model_name": called,
+        "inputs": [{item: {"node_name": "request", "data_item": item}}],
+        "outputs": [{"data_item": output, "alias": output}],
+        **options,
     }
-    return {
-        "name": "dag",
-        "inputs": ["b"],
-        "nodes": [node],
-        "outputs": [{"a": {"node_name": "node", "data_item": "a"}}],
-    }
+    outputs = [{output: {"node_name": "node", "data_item": output}}]
+    return {"name": name, "inputs": [item], "nodes": [node], "outputs": outputs}
 
 
 def write_all_kinds(folder: Path, *, node: str = NODE, handler: str = HANDLER, ops: str = OPS) -> Path:
@@ -83,7 +84,7 @@ def write_all_kinds(folder: Path, *, node: str = NODE, handler: str = HANDLER, o
     config = folder / "config.json"
     document = {
         "model_config_list": [{"config": {"name": "model", "base_path": str(repository)}}],
-        "pipeline_config_list": [_dag()],
+        "pipeline_config_list": [pipeline_entry("dag", "model")],
         "mediapipe_config_list": [{"name": "graph", "base_path": str(folder / "graph")}],
         "handler_config_list": [{"name": "handler", "path": str(folder / "handler")}],
         "op_pipeline_config_list": [{"name": "ops", "path": str(folder / "ops")}],

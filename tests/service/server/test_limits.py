@@ -11,6 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 from ovmstrio.api.doors import KSERVE_REST
 from ovmstrio.core.errors import Overloaded
 from tests.support import ir
+from tests.support.all_kinds import pipeline_entry
 from tests.support.servables import raw_request
 from tests.support.system_servers import write_config
 from tests.support.traced_servers import serving
@@ -18,17 +19,8 @@ from tests.support.traced_servers import serving
 
 async def test_limits_of_server_and_model_apply_to_calls_of_model_and_pipeline(tmp_path: Path) -> None:
     ir.save(ir.dummy(), tmp_path, "m")
-    node = {
-        "name": "n",
-        "model_name": "m",
-        "type": "DL model",
-        "inputs": [{"b": {"node_name": "request", "data_item": "b"}}],
-        "outputs": [{"data_item": "a", "alias": "a"}],
-    }
-    outputs = [{"a": {"node_name": "n", "data_item": "a"}}]
-    pipelines = [{"name": "p", "inputs": ["b"], "nodes": [node], "outputs": outputs}]
     model = {"name": "m", "base_path": "m", "max_concurrency": 1, "max_queue": 50}
-    config = write_config(tmp_path, model, pipeline_config_list=pipelines)
+    config = write_config(tmp_path, model, pipeline_config_list=[pipeline_entry("p", "m")])
     sums: list[float] = []
     async with serving(config, max_concurrency=1, max_queue=30) as server:
 

@@ -11,35 +11,20 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from tests.support import ir
+from tests.support.all_kinds import pipeline_entry
 from tests.support.both_doors import DOORS, triton_module
 from tests.support.onnx_files import onnx_external_file, onnx_loss_file
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
+from tests.support.system_servers import write_config
 
 X = np.arange(10, dtype=np.float32).reshape(1, 10)
 
 
 def _write_config(folder: Path) -> Path:
-    entries = []
-    for name in ("simple", "first", "callee"):
-        base = ir.save(ir.dummy(), folder / "repository", name)
-        entries.append({"config": {"name": name, "base_path": str(base)}})
+    names = ("simple", "first", "callee")
+    models = [{"name": name, "base_path": str(ir.save(ir.dummy(), folder / "repository", name))} for name in names]
     ir.save(ir.dummy(), folder / "repository", "simple", 2)
-    node = {
-        "name": "node",
-        "type": "DL model",
-        "model_name": "callee",
-        "inputs": [{"b": {"node_name": "request", "data_item": "b"}}],
-        "outputs": [{"data_item": "a", "alias": "a"}],
-    }
-    dag = {
-        "name": "dag",
-        "inputs": ["b"],
-        "nodes": [node],
-        "outputs": [{"a": {"node_name": "node", "data_item": "a"}}],
-    }
-    config = folder / "config.json"
-    config.write_text(json.dumps({"model_config_list": entries, "pipeline_config_list": [dag]}))
-    return config
+    return write_config(folder, *models, pipeline_config_list=[pipeline_entry("dag", "callee")])
 
 
 @pytest.fixture
@@ -80,14 +65,8 @@ def _refusal(work: Callable[[], Any]) -> str:
     return str(refused.value.message())
 
 
-def _model_files(offset: float, tmp_path: Path) -> dict[str, bytes]:
-    import openvino.opset13 as op
-
-    b = op.parameter([-1, 10], ov.Type.f32)
-    b.output(0).set_names({"b"})
-    a = op.add(b, op.constant(np.float32(offset)))
-    a.output(0).set_names({"a"})
-    ov.save_model(ov.Model([op.result(a)], [b]), tmp_path / "made.xml", compress_to_fp16=False)
+def _model_files(addend: int, tmp_path: Path) -> dict[str, bytes]:
+    ov.save_model(ir.dummy((-1, 10), addend=addend), tmp_path / "made.xml", compress_to_fp16=False)
     return {f"file:1/made{suffix}": (tmp_path / f"made{suffix}").read_bytes() for suffix in (".xml", ".bin")}
 
 

@@ -16,6 +16,7 @@ from ovmstrio.registry import Registry
 from ovmstrio.runtimes.table import KINDS
 from ovmstrio.server.checking import CheckReport, LoadedVersion, check_config, check_pipelines
 from tests.support import ir
+from tests.support.all_kinds import pipeline_entry
 from tests.support.called_graphs import session_text
 from tests.support.examples import examples
 from tests.support.graphs import graph_text, python_node
@@ -38,20 +39,6 @@ async def _check(root: Path, *models: str | dict[str, Any], **sections: Any) -> 
 
 def _places(report: CheckReport) -> list[tuple[str, str, str]]:
     return [(Path(problem.file).name, problem.path, problem.severity) for problem in report.problems]
-
-
-def _pipeline(name: str, called: str, item: str, output: str, **node_options: Any) -> dict[str, Any]:
-    """Return a pipeline that passes its input ``in`` to an input of a service, and returns an output as ``y``."""
-    node = {
-        "name": "n",
-        "type": "DL model",
-        "model_name": called,
-        "inputs": [{item: {"node_name": "request", "data_item": "in"}}],
-        "outputs": [{"data_item": output, "alias": "y"}],
-        **node_options,
-    }
-    outputs = [{"y": {"node_name": "n", "data_item": "y"}}]
-    return {"name": name, "inputs": ["in"], "nodes": [node], "outputs": outputs}
 
 
 def _line(path: Path, text: str) -> int:
@@ -276,7 +263,10 @@ async def test_problems_of_pipelines_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", [(), ("outer",)])
 async def test_pipelines_may_call_graphs_and_each_other(tmp_path: Path, names: tuple[str, ...]) -> None:
     _graph(tmp_path / "g")
-    pipelines = [_pipeline("outer", "inner", "in", "y", version=3), _pipeline("inner", "g", "in", "out", version=3)]
+    pipelines = [
+        pipeline_entry("outer", "inner", "in", "out", version=3),
+        pipeline_entry("inner", "g", "in", "out", version=3),
+    ]
     config = _config(tmp_path, mediapipe_config_list=[{"name": "g"}], pipeline_config_list=pipelines)
     report = await check_pipelines(config, names)
     assert report.problems == ()
@@ -287,7 +277,7 @@ async def test_pipelines_may_call_graphs_and_each_other(tmp_path: Path, names: t
 
 
 async def test_pipelines_that_call_each_other_in_a_cycle_are_refused(tmp_path: Path) -> None:
-    pipelines = [_pipeline("p", "q", "in", "y"), _pipeline("q", "p", "in", "y")]
+    pipelines = [pipeline_entry("p", "q"), pipeline_entry("q", "p")]
     report = await check_pipelines(_config(tmp_path, pipeline_config_list=pipelines))
     assert [problem.message for problem in report.problems] == [
         "PIPELINE_CALLS_ITSELF: it calls itself through others: p -> q -> p",
@@ -297,7 +287,7 @@ async def test_pipelines_that_call_each_other_in_a_cycle_are_refused(tmp_path: P
 
 async def test_unconnected_input_of_a_pipeline_is_a_warning(tmp_path: Path) -> None:
     ir.save(ir.dummy(), tmp_path, "m")
-    pipeline = {**_pipeline("p", "m", "b", "a"), "inputs": ["in", "z"]}
+    pipeline = {**pipeline_entry("p", "m"), "inputs": ["b", "z"]}
     config = _config(tmp_path, {"name": "m", "base_path": "m"}, pipeline_config_list=[pipeline])
     report = await check_config(config)
     assert [(problem.severity, problem.message) for problem in report.problems] == [
@@ -338,8 +328,8 @@ def _site(root: Path) -> Document:
     return {
         "model_config_list": [{"config": {"name": "m", "base_path": "m", "model_version_policy": {"all": {}}}}],
         "mediapipe_config_list": [{"name": "g"}, {"name": "caller"}],
-        "pipeline_config_list": [_pipeline("p", "m", "b", "a"), _pipeline("outer", "p", "in", "y"),
-                                 _pipeline("of_graph", "g", "in", "out")],
+        "pipeline_config_list": [pipeline_entry("p", "m"), pipeline_entry("outer", "p"),
+                                 pipeline_entry("of_graph", "g", "in", "out")],
         "handler_config_list": [{"name": "h", "path": "h"}],
     }  # fmt: skip
 
@@ -385,7 +375,7 @@ BREAKS: dict[str, Callable[[Path, Document], None]] = {
     "session": _write("caller/graph.pbtxt", graph_text(python_node("node.py")) + session_text("missing")),
     "circle": _write("g/graph.pbtxt", graph_text(python_node("node.py")) + session_text("of_graph")),
     "called": _set(*_NODE_OF_P, "model_name", value="missing"),
-    "item": _set(*_NODE_OF_P, "inputs", 0, value={"c": {"node_name": "request", "data_item": "in"}}),
+    "item": _set(*_NODE_OF_P, "inputs", 0, value={"c": {"node_name": "request", "data_item": "b"}}),
     "itself": _set(*_NODE_OF_P, "model_name", value="p"),
     "each other": _set(*_NODE_OF_P, "model_name", value="outer"),
     "taken name": _set("handler_config_list", 0, "name", value="m"),

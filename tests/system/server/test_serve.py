@@ -16,7 +16,6 @@ import grpc
 import httpx
 import numpy as np
 import openvino as ov
-import openvino.opset13 as op
 import pytest
 import tritonclient.grpc
 
@@ -34,14 +33,6 @@ def _config(folder: Path, **models: Path) -> Path:
     return write_config(folder, *({"name": name, "base_path": str(path)} for name, path in models.items()))
 
 
-def _plus(number: float) -> ov.Model:
-    b = op.parameter([1, 10], np.float32, name="b")
-    b.output(0).set_names({"b"})
-    a = op.add(b, np.float32(number))
-    a.output(0).set_names({"a"})
-    return ov.Model([op.result(a)], [b], "plus")
-
-
 def _save(model: ov.Model, base: Path, version: int) -> Path:
     """Write a version in a hidden folder, and rename the folder: the server never sees a part of the version."""
     hidden = base.parent / f".{base.name}-{version}"
@@ -54,7 +45,7 @@ def _save(model: ov.Model, base: Path, version: int) -> Path:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return _save(_plus(1), tmp_path / "m", 1)
+    return _save(ir.dummy(), tmp_path / "m", 1)
 
 
 class _Load:
@@ -104,7 +95,7 @@ def test_no_call_fails_while_models_change(tmp_path: Path, model: Path) -> None:
     options = ("--config_path", str(config), "--file_system_poll_wait_seconds", "0")
     with serving(*options) as server, _under_load(server) as load:
         for version in (2, 3, 4):
-            _save(_plus(version), model, version)
+            _save(ir.dummy(addend=version), model, version)
             assert _reload(server).status_code == 201
             until(lambda version=version: load.seen[-1] == version or load.failures)  # type: ignore[misc]  # the loop's own
             shutil.rmtree(model / str(version - 1))
