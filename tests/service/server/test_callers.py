@@ -29,6 +29,7 @@ from tests.support.callers import bearer, entry_of
 from tests.support.graphs import LOOPBACK, graph_text, python_node
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.served_plans import ServedPlan
+from tests.support.system_servers import write_config
 from tests.support.traced_servers import serving
 from tests.support.waits import WAIT_SECONDS, until
 
@@ -36,10 +37,7 @@ MODEL = "/v2/models/add"
 
 
 def _config(folder: Path) -> Path:
-    base = ir.save(ir.dummy(), folder / "models", "add")
-    config = folder / "config.json"
-    config.write_text(json.dumps({"model_config_list": [{"config": {"name": "add", "base_path": str(base)}}]}))
-    return config
+    return write_config(folder, {"name": "add", "base_path": str(ir.save(ir.dummy(), folder / "models", "add"))})
 
 
 def _rest_status(server: ServedInThread, folder: Path, client: str) -> int:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ from ovmstrio.server.settings import ServerSettings
 from ovmstrio.wire.listeners import open_listeners, socket_of
 from tests.support import ir
 from tests.support.ports import free_ports
+from tests.support.system_servers import write_config
 from tests.support.waits import WAIT_SECONDS
 
 PATIENCE_SECONDS = 60
@@ -161,8 +161,7 @@ async def test_probe_port_serves_health_only_and_needs_no_certificate(tmp_path: 
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
     base = ir.save(ir.dummy(), tmp_path / "models", "dummy")
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({"model_config_list": [{"config": {"name": "dummy", "base_path": str(base)}}]}))
+    config = write_config(tmp_path, {"name": "dummy", "base_path": str(base)})
     rest, probes = free_ports(2)
     settings = ServerSettings(
         config_path=config,
@@ -187,6 +186,6 @@ async def test_probe_port_serves_health_only_and_needs_no_certificate(tmp_path: 
             assert "Invalid request URL" in refused.json()["error"]
             with pytest.raises(httpx.TransportError):
                 await probe.get(f"http://127.0.0.1:{rest}/v2/health/live")
-            config.write_text(json.dumps({"model_config_list": [{"config": {"name": "x", "base_path": "nowhere"}}]}))
+            write_config(tmp_path, {"name": "x", "base_path": "nowhere"})
             assert "Server is not ready" in (await _until(probe, 503)).json()["error"]
         nursery.cancel_scope.cancel()

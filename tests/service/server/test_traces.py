@@ -26,6 +26,7 @@ from tests.support.all_kinds import write_all_kinds
 from tests.support.both_doors import triton_module
 from tests.support.otlp import Collector, collecting
 from tests.support.served_plans import ServedPlan
+from tests.support.system_servers import write_config
 from tests.support.traced_servers import (
     PARENT,
     SPAN,
@@ -178,9 +179,10 @@ async def test_batch_is_linked_to_its_calls(tmp_path: Path, monkeypatch: pytest.
     ir.save(ir.dummy((-1, 10)), tmp_path / "models", "model")
     batching = {"max_batch_size": 2, "batch_timeout_ms": 20_000, "eager": False}
     entry = {"name": "model", "base_path": str(tmp_path / "models" / "model"), "batching": batching}
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({"model_config_list": [{"config": entry}]}))
-    async with traced(monkeypatch, config) as (collector, server), trio.open_nursery() as nursery:
+    async with (
+        traced(monkeypatch, write_config(tmp_path, entry)) as (collector, server),
+        trio.open_nursery() as nursery,
+    ):
         for _ in range(2):
             nursery.start_soon(_post, server)
     calls = [span for span in collector.spans if span.kind == "server"]
@@ -199,9 +201,7 @@ async def test_trace_continues_in_a_remote_server(tracing: Tracing, tmp_path: Pa
     async with tracing() as (collector, there):
         address = (there.grpc if scheme == "grpc" else there.rest)[0]
         entry = {"name": "far", "remote": f"{scheme}://{address}", "remote_name": "model"}
-        config = tmp_path / "near.json"
-        config.write_text(json.dumps({"model_config_list": [{"config": entry}]}))
-        async with serving(config) as near:
+        async with serving(write_config(tmp_path, entry)) as near:
             answer = await _post(near, "/v2/models/far/infer", **PARENT)
             assert answer.status_code == 200, answer.text
     call = collector.named("POST /v2/models/far/infer")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ import tritonclient.grpc as triton
 from tests.support import ir
 from tests.support.processes import environment
 from tests.support.projects import write_project
+from tests.support.system_servers import write_config
 
 _HANDLER = """
 class Handler:
@@ -94,9 +94,7 @@ def systemd(tmp_path: Path) -> Iterator[_Systemd]:
 
 def test_a_server_uses_inherited_sockets_and_notifies(tmp_path: Path, systemd: _Systemd) -> None:
     ir.save(ir.dummy(), tmp_path, "dummy")
-    config = tmp_path / "config.json"
-    entry = {"config": {"name": "dummy", "base_path": str(tmp_path / "dummy")}}
-    config.write_text(json.dumps({"model_config_list": [entry]}))
+    config = write_config(tmp_path, {"name": "dummy", "base_path": "dummy"})
     with systemd.start("--config_path", str(config), watchdog="400000") as process:
         systemd.wait_for("READY=1")
         assert httpx.get(f"http://{systemd.rest}/v2/models/dummy/ready", timeout=30).is_success

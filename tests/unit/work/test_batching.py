@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -48,20 +49,23 @@ class _Runner:
         return [batch for _, batch in self.batches]
 
 
-async def _submit_all(batcher: Batcher[int, int], items: Sequence[int], **how: Any) -> dict[int, Any]:
-    got: dict[int, Any] = {}
+async def _submit_all(
+    batcher: Batcher[int, int], items: Sequence[int], got: dict[int, Any] | None = None, **how: Any
+) -> dict[int, Any]:
+    """Submit items in order, and return the result or the text of the error of each."""
+    outcomes: dict[int, Any] = {} if got is None else got
 
     async def call(item: int, *, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
         try:
-            got[item] = await batcher.submit(item, **how)
-        except Exception as error:  # noqa: BLE001 - it is what the caller got
-            got[item] = f"{type(error).__name__}: {error}"
+            outcomes[item] = await batcher.submit(item, **how)
+        except Exception as error:  # noqa: BLE001 - an outcome of the caller
+            outcomes[item] = f"{type(error).__name__}: {error}"
 
     async with trio.open_nursery() as nursery:
         for item in items:
             await nursery.start(call, item)
-    return got
+    return outcomes
 
 
 async def test_full_batch_runs_at_once_and_part_of_a_batch_after_the_timeout(autojump_clock: MockClock) -> None:
@@ -102,10 +106,7 @@ async def test_shared_error_has_the_same_traceback_length_for_each_caller(autoju
         try:
             await batcher.submit(13)
         except RuntimeError as error:
-            count, traceback = 0, error.__traceback__
-            while traceback is not None:
-                count, traceback = count + 1, traceback.tb_next
-            lengths.append(count)
+            lengths.append(len(traceback.extract_tb(error.__traceback__)))
 
     async with open_batcher(_Runner(), Options(4, 1.0)) as batcher, trio.open_nursery() as nursery:
         for _ in range(4):
@@ -209,31 +210,22 @@ async def test_deadline_may_pass_before_submit_in_the_queue_or_in_the_batch(auto
                 await batcher.submit(1, deadline=deadline)
         async with trio.open_nursery() as nursery:
             got: dict[int, Any] = {}
-
-            async def call(item: int, deadline: float) -> None:
-                got.update(await _submit_all(batcher, [item], deadline=deadline))
-
-            nursery.start_soon(call, 2, math.inf)
-            nursery.start_soon(call, 3, trio.current_time() + 1)
+            for item, deadline in ((2, math.inf), (3, trio.current_time() + 1)):
+                nursery.start_soon(partial(_submit_all, batcher, [item], got, deadline=deadline))
         assert got[2] == 4
         assert got[3].startswith("DeadlineExceeded: the deadline passed before")
-        alone = partial(batcher.submit, 4, deadline=trio.current_time() + 11)
         with pytest.raises(DeadlineExceeded):
-            await alone()
+            await batcher.submit(4, deadline=trio.current_time() + 11)
     assert run.cancelled == 1
 
 
 async def test_close_runs_waiting_items_without_delay(autojump_clock: MockClock) -> None:
     run = _Runner(seconds=1)
     got: dict[int, Any] = {}
-
-    async def call(batcher: Batcher[int, int]) -> None:
-        got.update(await _submit_all(batcher, [1, 2, 3]))
-
     async with trio.open_nursery() as nursery:
         begin = trio.current_time()
         async with open_batcher(run, Options(2, math.inf)) as batcher:
-            nursery.start_soon(call, batcher)
+            nursery.start_soon(_submit_all, batcher, [1, 2, 3], got)
             await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(trio.ClosedResourceError):
             await batcher.submit(4)
@@ -246,11 +238,7 @@ async def test_close_before_serve_fails_waiting_callers() -> None:
     made: Batcher[int, int] = Batcher(_Runner(), Options(1, 0.0))
     async with trio.open_nursery() as nursery:
         got: dict[int, Any] = {}
-
-        async def call() -> None:
-            got.update(await _submit_all(made, [1]))
-
-        nursery.start_soon(call)
+        nursery.start_soon(_submit_all, made, [1], got)
         await trio.testing.wait_all_tasks_blocked()
         await made.aclose()
     assert got[1].startswith("NotReady")
@@ -312,14 +300,10 @@ async def test_item_of_a_cancelled_caller_does_not_run_later() -> None:
 async def test_error_of_the_block_cancels_batches_and_fails_callers(autojump_clock: MockClock) -> None:
     run = _Runner(seconds=5)
     got: dict[int, Any] = {}
-
-    async def call(batcher: Batcher[int, int]) -> None:
-        got.update(await _submit_all(batcher, [1, 2]))
-
     async with trio.open_nursery() as nursery:
         with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - the block is what is tested
             async with open_batcher(run, Options(1, 0.0)) as batcher:
-                nursery.start_soon(call, batcher)
+                nursery.start_soon(_submit_all, batcher, [1, 2], got)
                 await trio.testing.wait_all_tasks_blocked()
                 raise ValueError("of the block")
         assert caught.group_contains(ValueError, match="of the block")
