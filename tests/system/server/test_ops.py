@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.ops import Op, RequestOp, ResponseOp, WebService
+from ovmstrio.ops import Op, WebService
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
@@ -110,10 +109,6 @@ async def test_ports_of_the_options_replace_those_of_the_file() -> None:
 
 
 async def test_service_is_not_served_with_invalid_settings(tmp_path: Path) -> None:
-    assert "both missing" in await _refusal(_prepared(worker_num=1))
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert f"port {port} is in use" in await _refusal(_prepared(rpc_port=port))
     nowhere = {"double": {"local_service_conf": {"model_config": "nowhere"}}}
     message = "op.double.local_service_conf.model_config: no such file or folder"
     assert f"yml_dict: {message}" in await _refusal(_prepared(rpc_port=0, op=nowhere))
@@ -126,16 +121,6 @@ async def test_service_is_not_served_with_invalid_settings(tmp_path: Path) -> No
     assert "nope.yml" in await _refusal(service)
     assert "prepare_pipeline_config" in await _refusal(_Service())
 
-    class Failing(_Doubling):
-        def init_op(self) -> None:
-            raise LookupError("no dictionary")
-
-    class Service(WebService):
-        def get_pipeline_response(self, read_op: Op) -> Op:
-            return Failing(name="bad", input_ops=[read_op])
-
-    assert "no dictionary" in await _refusal(_prepared(Service(), rpc_port=0))
-
 
 def test_script_of_a_service_that_cannot_start_exits_with_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -145,35 +130,6 @@ def test_script_of_a_service_that_cannot_start_exits_with_1(
         run_script_service(_prepared(worker_num=1))
     assert ended.value.code == 1
     assert capsys.readouterr().err.startswith("error: yml_dict: rpc_port and http_port are both missing")
-
-
-class _OnlyPrediction(RequestOp):
-    def unpack_request_package(self, request: Any) -> Any:
-        if request.method != "prediction":
-            raise ValueError("request method error")
-        return dict(zip(request.key, request.value, strict=True)), request.logid, None, ""
-
-
-class _Shouting(ResponseOp):
-    def pack_response_package(self, channeldata: Any) -> Any:
-        response = RESPONSE()
-        for name, value in channeldata.parse().items():
-            response.key.append(name.upper())
-            response.value.append(repr(value))
-        response.err_no, response.err_msg = channeldata.error_code, channeldata.error_info
-        return response
-
-
-async def test_service_may_have_own_request_and_response_ops() -> None:
-    class Service(WebService):
-        def get_pipeline_response(self, read_op: Op) -> Op:
-            return _Shouting(input_ops=[_Doubling(name="double", input_ops=[_OnlyPrediction()])])
-
-    async with _serving(_prepared(Service(name="uci"), rpc_port=0)) as running:
-        answer = await _call(running.grpc[0], method="prediction")
-        assert (list(answer.key), list(answer.value)) == (["Y"], ["array([[4.]], dtype=float32)"])
-        refused = await _call(running.grpc[0], method="other")
-        assert (refused.err_no, refused.err_msg) == (8000, "rpc package error: request method error")
 
 
 async def test_service_without_a_name() -> None:
