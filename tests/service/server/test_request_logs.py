@@ -6,16 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 import trio
 
 from ovmstrio.access.key_file import write_key_file
 from ovmstrio.core.errors import Unauthenticated
-from ovmstrio.core.events import CallEvent, Door, current_event
-from ovmstrio.core.tracing import current_span
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.observability.refused_changes import bounded_refusals, tell_refused
-from ovmstrio.observability.tracing.spans import QuietSpan
 from tests.support.all_kinds import write_all_kinds
 from tests.support.both_doors import triton_module
 from tests.support.callers import bearer, entry_of
@@ -110,22 +106,6 @@ async def test_log_lines_of_an_unsampled_call_have_its_trace_id(
     assert [line["event"] for line in lines] == ["request", "of the user", "request"]
     assert {line["trace_id"] for line in lines} == {TRACE}
     assert lines[0]["request_id"] == "r1"
-
-
-def test_log_lines_of_a_call_have_its_ids(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    configure_logs(fmt="json", path=path)
-    log = structlog.get_logger("ovmstrio.tested")
-    call, span = CallEvent("m", "1", "model", Door("KServe", "REST"), "ModelInfer", "r9"), QuietSpan(0xAB)
-    before = current_event.set(call), current_span.set(span)
-    log.info("within")
-    current_event.reset(before[0])
-    current_span.reset(before[1])
-    log.info("behind")
-
-    within, behind = (json.loads(line) for line in path.read_text().splitlines())
-    assert (within["request_id"], within["trace_id"], within["span_id"]) == ("r9", span.trace_id, span.span_id)
-    assert not {"request_id", "trace_id", "span_id"} & behind.keys()
 
 
 # Refused changes

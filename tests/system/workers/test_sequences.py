@@ -97,19 +97,6 @@ def test_steps_that_are_sent_ahead_keep_their_order(server: OvmsProcess) -> None
     assert sums == {identity: [float(each) for each in range(2, 32)] for identity in range(1, 7)}
 
 
-def test_an_id_that_has_ended_may_begin_in_any_worker(clients: list[httpx.Client]) -> None:
-    for first in clients:
-        for ender in clients:
-            for second in clients:
-                assert sum_of(step(first, 5, start=True))[0] == 1.0
-                assert sum_of(step(ender, 5, end=True))[0] == 2.0
-                assert [step(client, 5).status_code for client in clients] == [404, 404]
-                assert sum_of(step(second, 5, start=True))[0] == 1.0
-                assert [sum_of(step(client, 5))[0] for client in clients] == [2.0, 3.0]
-                assert sum_of(step(first, 5, end=True))[0] == 4.0
-    assert _ids(clients[0]) == []
-
-
 def test_of_two_starts_at_once_one_is_refused(clients: list[httpx.Client]) -> None:
     with ThreadPoolExecutor(2) as threads:
         for identity in range(1, 41):
