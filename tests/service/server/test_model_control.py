@@ -95,37 +95,45 @@ def test_settings_of_a_load_request_replace_the_configured_ones(client: Any) -> 
     configured = client.get_model_config("simple")
     rows = configured["max_batch_size"] if isinstance(configured, dict) else configured.config.max_batch_size
     assert rows == 16
-
     client.load_model("simple", config=json.dumps({"version_policy": {"specific": {"versions": [1]}}, "nireq": 2}))
     ready = {key for key, state in _states(client).items() if state == "READY"}
     assert ready == {("first", "1"), ("simple", "1")}
-
     client.load_model("simple")
     np.testing.assert_array_equal(_infer(client, "simple", "2"), X + 1)
 
 
 @pytest.mark.parametrize(
-    ("config", "expected"),
+    ("config", "files", "expected"),
     [
-        ('"parameters": {"config": {{"max_batch_size": "16"}}}', "failed to load"),
-        ("[]", "a JSON object"),
-        ('{"max_batch_size": -1}', "config.max_batch_size"),
-        ('{"max_batch_size": true}', "config.max_batch_size"),
-        ('{"nireqs": 2}', "unknown key 'nireqs'; did you mean 'nireq'?"),
-        (json.dumps({f"nireq{number}": 2 for number in range(1000)}), "unknown key 'nireq7'"),
-        ('{"nireq": "many"}', "nireq"),
-        ('{"version_policy": {"newest": {}}}', "unknown policy 'newest'"),
-        ('{"target_device": "NOWHERE"}', "failed to load"),
+        ('"parameters": {"config": {{"max_batch_size": "16"}}}', None, "failed to load"),
+        ("[]", None, "a JSON object"),
+        ('{"max_batch_size": -1}', None, "config.max_batch_size"),
+        ('{"max_batch_size": true}', None, "config.max_batch_size"),
+        ('{"nireqs": 2}', None, "unknown key 'nireqs'; did you mean 'nireq'?"),
+        (json.dumps({f"nireq{number}": 2 for number in range(1000)}), None, "unknown key 'nireq7'"),
+        ('{"nireq": "many"}', None, "nireq"),
+        ('{"version_policy": {"newest": {}}}', None, "unknown policy 'newest'"),
+        ('{"target_device": "NOWHERE"}', None, "failed to load"),
+        ("{}", ["file:" + "A" * 256], "failed to load"),
+        ("{}", ["file:../1/model.xml"], "failed to load"),
+        ("{}", ["file:/etc/model.xml"], "failed to load"),
+        ("{}", ["file:1/../../model.xml"], "failed to load"),
+        ("{}", ["file:1//model.xml"], "failed to load"),
+        ("{}", ["file:" + "a/" * 20 + "b"], "failed to load"),
+        ("{}", ["file:1/model.xml"], "failed to load"),
+        (None, ["file:1/model.xml"], "failed to load"),
     ],
 )
-def test_invalid_settings_of_a_load_request_change_nothing(client: Any, config: str, expected: str) -> None:
+def test_invalid_load_request_changes_nothing(
+    client: Any, tmp_path: Path, config: str | None, files: list[str] | None, expected: str
+) -> None:
     client.load_model("simple")
-
-    text = _refusal(lambda: client.load_model("simple", config=config))
-
-    assert text.startswith('failed to load "simple"')
+    contents = files and dict.fromkeys(files, b"no model")
+    text = _refusal(lambda: client.load_model("simple", config=config, files=contents))
     assert expected in text
+    assert files or text.startswith('failed to load "simple"')
     np.testing.assert_array_equal(_infer(client, "simple"), X + 1)
+    assert list((tmp_path / "scratch").glob("ovmstrio-loaded-*")) == []
 
 
 def test_settings_beyond_the_limit_are_refused_unread(client: Any) -> None:
@@ -143,38 +151,11 @@ def test_files_of_a_load_request_are_served_and_removed_with_their_model(client:
     client.load_model("added", config="{}", files=_model_files(7, tmp_path))
     np.testing.assert_array_equal(_infer(client, "added"), X + 7)
     assert len(list(scratch.glob("ovmstrio-loaded-*"))) == 2
-
     client.load_model("simple")
     client.unload_model("added")
-
     np.testing.assert_array_equal(_infer(client, "simple"), X + 1)
     assert list(scratch.glob("ovmstrio-loaded-*")) == []
     assert "added" not in {name for (name, _), state in _states(client).items() if state == "READY"}
-
-
-@pytest.mark.parametrize(
-    ("name", "config"),
-    [
-        ("file:" + "A" * 256, "{}"),
-        ("file:../1/model.xml", "{}"),
-        ("file:/etc/model.xml", "{}"),
-        ("file:1/../../model.xml", "{}"),
-        ("file:1//model.xml", "{}"),
-        ("file:" + "a/" * 20 + "b", "{}"),
-        ("file:1/model.xml", "{}"),
-        ("file:1/model.xml", None),
-    ],
-)
-def test_invalid_files_of_a_load_request_change_nothing(
-    client: Any, tmp_path: Path, name: str, config: str | None
-) -> None:
-    client.load_model("simple")
-
-    text = _refusal(lambda: client.load_model("simple", config=config, files={name: b"no model"}))
-
-    assert "failed to load" in text
-    np.testing.assert_array_equal(_infer(client, "simple"), X + 1)
-    assert list((tmp_path / "scratch").glob("ovmstrio-loaded-*")) == []
 
 
 @pytest.mark.parametrize(
@@ -187,11 +168,8 @@ def test_model_of_a_load_request_reads_no_file_of_the_server(
     monkeypatch.chdir(tmp_path)
     location = location.replace("/secret", f"{tmp_path}/secret") if location == "/secret" else location
     files = {"file:1/model.onnx": onnx_loss_file(weights=location)}
-
     text = _refusal(lambda: client.load_model("added", config="{}", files=files))
-
     assert 'external data of tensor "weights"' in text
-
     content = onnx_external_file(location="data/weights")
     weights = np.arange(4, dtype=np.float32).tobytes()
     client.load_model("added", config="{}", files={"file:1/model.onnx": content, "file:1/data/weights": weights})
@@ -221,9 +199,7 @@ def test_settings_of_a_load_request_name_no_path(
     place = tmp_path / "made"
     files = _model_files(5, tmp_path) if has_files else None
     config = json.dumps({"plugin_config": {name: value.format(place)}, "target_device": "HETERO:CPU"})
-
     text = _refusal(lambda: client.load_model("simple", config=config, files=files))
-
     assert "only the server's own configuration may set it" in text
     assert "CACHE_DIR" in text if "CACHE_DIR" in name + value else name.upper() in text.upper()
     assert not place.exists()
@@ -249,9 +225,7 @@ def test_load_request_loads_changed_files(client: Any, tmp_path: Path) -> None:
         (file,) = (tmp_path / "repository" / "simple" / "2").glob(f"*.{suffix}")
         file.write_bytes(content)
     np.testing.assert_array_equal(_infer(client, "simple"), X + 1)
-
     client.load_model("simple")
-
     np.testing.assert_array_equal(_infer(client, "simple"), X + 9)
 
 

@@ -102,24 +102,23 @@ async def test_call_that_cannot_be_sent_raises_and_the_next_is_answered() -> Non
 )
 async def test_end_of_a_process_fails_calls_and_profiles(deed: list[Any], why: str) -> None:
     async with _started_worker(calls_at_once=2) as process:
-        ends: list[WorkerEnded] = []
+        calls, profiles = list[WorkerEnded](), list[WorkerEnded]()
 
-        async def run(operation: Callable[[], Awaitable[Any]]) -> None:
+        async def run(ends: list[WorkerEnded], operation: Callable[[], Awaitable[Any]]) -> None:
             try:
                 await operation()
             except WorkerEnded as end:
                 ends.append(end)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(run, partial(process.call, ["hang"]))
-            nursery.start_soon(run, partial(process.sample, 60, 1))
+            nursery.start_soon(run, calls, partial(process.call, ["hang"]))
+            nursery.start_soon(run, profiles, partial(process.sample, 60, 1))
             await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(run, partial(process.call, deed))
+            nursery.start_soon(run, calls, partial(process.call, deed))
         await process.ended.wait()
         assert process.why.startswith(why)
-        assert {end.why for end in ends} == {process.why}
-        assert len(ends) >= 2
-        assert any(end.was_called for end in ends)
+        assert {end.why for end in calls} == {end.why for end in profiles} == {process.why}
+        assert all(end.was_called for end in calls)
         with pytest.raises(WorkerEnded) as caught:
             await process.call(["echo", 1])
         assert not caught.value.was_called

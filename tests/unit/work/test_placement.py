@@ -135,46 +135,52 @@ def test_abandoned_loads_do_not_block_loads_of_the_next_event_loop() -> None:
 # Load of the event loop
 
 
-def test_full_loop_halves_the_limit_of_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(loop_load, "perf_counter", lambda: now)
-    load = LoopLoad()
-    for waits, busy, limit in (
-        (0.0, 1.0, INLINE_THRESHOLD_SECONDS / 2),
-        (0.1, 0.5, INLINE_THRESHOLD_SECONDS),
-        (0.01, 0.95, INLINE_THRESHOLD_SECONDS / 2),
-    ):
-        load.before_io_wait(1)
-        now += waits
-        load.after_io_wait(1)
-        load.before_io_wait(0)
-        now += 0.2 - waits
-        load.before_io_wait(0)
-        load.after_io_wait(0)
-        assert load.busy == pytest.approx(busy)
-        assert (load.limit, load.limit_of_work) == (limit, limit)
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 5.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
-def test_full_loop_on_few_cores_keeps_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(loop_load, "perf_counter", lambda: now)
-    load = LoopLoad(cores_are_few=True)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    made = _Clock()
+    monkeypatch.setattr(loop_load, "perf_counter", made)
+    return made
+
+
+def _spend_turn(load: LoopLoad, clock: _Clock, *, waited: float) -> None:
+    """Let the loop wait for I/O for a part of 0.2 s, and work for the rest."""
+    load.before_io_wait(1)
+    clock.now += waited
+    load.after_io_wait(1)
     load.before_io_wait(0)
-    now += 0.2
+    clock.now += 0.2 - waited
     load.before_io_wait(0)
     load.after_io_wait(0)
+
+
+def test_full_loop_halves_the_limit_of_inferences(clock: _Clock) -> None:
+    load = LoopLoad()
+    for waited, busy, limit in ((0.0, 1.0, 0.5), (0.1, 0.5, 1.0), (0.01, 0.95, 0.5)):
+        _spend_turn(load, clock, waited=waited)
+        assert load.busy == pytest.approx(busy)
+        assert load.limit == load.limit_of_work == limit * INLINE_THRESHOLD_SECONDS
+
+
+def test_full_loop_on_few_cores_keeps_the_limit(clock: _Clock) -> None:
+    load = LoopLoad(cores_are_few=True)
+    _spend_turn(load, clock, waited=0)
     assert load.is_full
-    assert load.limit == INLINE_THRESHOLD_SECONDS
-    assert load.limit_of_work == FEW_CORES_THRESHOLD_SECONDS
+    assert (load.limit, load.limit_of_work) == (INLINE_THRESHOLD_SECONDS, FEW_CORES_THRESHOLD_SECONDS)
 
 
-def test_long_turn_is_late_and_then_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(loop_load, "perf_counter", lambda: now)
+def test_long_turn_is_late_and_then_overdue(clock: _Clock) -> None:
     load = LoopLoad()
     seen = []
     for passed in (0.0015, 0.001, 0.002):
-        now += passed
+        clock.now += passed
         seen.append((load.is_late, load.is_overdue))
     assert seen == [(False, False), (True, False), (True, True)]
     load.before_io_wait(0)
@@ -194,14 +200,6 @@ async def test_load_is_watched_once_per_event_loop(monkeypatch: pytest.MonkeyPat
 
 
 # Demand
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.now = 5.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def _look(demand: Demand, clock: _Clock, *, at_once: float, busy: float = 0.9, seconds: float = 5.0) -> int:
