@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ async def test_descriptor_that_is_no_listening_socket_is_refused() -> None:
 
 
 class _Manager:
-    """A service manager's end."""
+    """The socket of a service manager."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -100,16 +101,13 @@ class _Manager:
         self._socket.setblocking(False)
 
     def received(self) -> list[str]:
-        """Give what was told since, a text a datagram."""
         texts = []
-        while True:
-            try:
+        with suppress(BlockingIOError):
+            while True:
                 texts.append(self._socket.recv(65_536).decode())
-            except BlockingIOError:
-                return texts
+        return texts
 
     def close(self) -> None:
-        """Be gone."""
         self._socket.close()
 
 

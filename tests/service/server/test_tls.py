@@ -22,8 +22,6 @@ from tests.support.ports import free_ports
 from tests.support.system_servers import write_config
 from tests.support.waits import WAIT_SECONDS
 
-PATIENCE_SECONDS = 60
-
 
 class _Files:
     def __init__(self, folder: Path) -> None:
@@ -73,7 +71,7 @@ async def _listening(certificates: Certificates) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def _connected(port: int, context: ssl.SSLContext) -> AsyncIterator[trio.SSLStream[trio.SocketStream]]:
-    with trio.fail_after(PATIENCE_SECONDS):
+    with trio.fail_after(WAIT_SECONDS):
         stream = await trio.open_ssl_over_tcp_stream("localhost", port, ssl_context=context, https_compatible=True)
         try:
             yield stream
@@ -81,22 +79,26 @@ async def _connected(port: int, context: ssl.SSLContext) -> AsyncIterator[trio.S
             await trio.aclose_forcefully(stream)
 
 
-async def _ask(stream: trio.SSLStream[trio.SocketStream]) -> bytes:
+async def _certificate(stream: trio.SSLStream[trio.SocketStream]) -> bytes:
+    """Exchange a byte, and return the certificate of the server."""
     await stream.send_all(b"x")
-    answer = await stream.receive_some()
-    if not answer:
+    if await stream.receive_some() != b"x":
         raise trio.BrokenResourceError
-    assert answer == b"x"
     certificate = stream.getpeercert(binary_form=True)
     assert isinstance(certificate, bytes)
     return certificate
+
+
+async def _certificate_for_new_connection(port: int, context: ssl.SSLContext) -> bytes:
+    async with _connected(port, context) as stream:
+        return await _certificate(stream)
 
 
 async def test_new_certificate_applies_to_new_connections(tmp_path: Path) -> None:
     files = _Files(tmp_path)
     certificates = files.certificates()
     async with _listening(certificates) as port, _connected(port, files.client()) as old:
-        first = await _ask(old)
+        first = await _certificate(old)
         known = certificates.tls("http/1.1")
         assert known is not None
         context = known.context
@@ -104,9 +106,8 @@ async def test_new_certificate_applies_to_new_connections(tmp_path: Path) -> Non
         assert known.context is context
         second = files.write(files.authority, files.authority)
         await certificates.look()
-        assert await _ask(old) == first
-        async with _connected(port, files.client()) as new:
-            assert await _ask(new) == second != first
+        assert await _certificate(old) == first
+        assert await _certificate_for_new_connection(port, files.client()) == second != first
 
 
 async def test_replaced_client_authority_is_not_trusted(tmp_path: Path) -> None:
@@ -115,11 +116,9 @@ async def test_replaced_client_authority_is_not_trusted(tmp_path: Path) -> None:
     async with _listening(certificates) as port:
         files.write(files.authority, other)
         await certificates.look()
-        async with _connected(port, files.client(other)) as stream:
-            await _ask(stream)
+        await _certificate_for_new_connection(port, files.client(other))
         with pytest.raises(trio.BrokenResourceError):
-            async with _connected(port, files.client()) as stream:
-                await _ask(stream)
+            await _certificate_for_new_connection(port, files.client())
 
 
 @pytest.mark.parametrize("name", ["chain.pem", "key.pem", "ca.pem"])
@@ -129,14 +128,12 @@ async def test_unusable_files_leave_the_current_certificate(tmp_path: Path, name
     async with _listening(certificates) as port:
         (tmp_path / name).write_text("nothing of the kind")
         await certificates.look()
-        async with _connected(port, files.client()) as stream:
-            await _ask(stream)
+        await _certificate_for_new_connection(port, files.client())
         (tmp_path / name).unlink()
         await certificates.look()
         second = files.write(files.authority, files.authority)
         await certificates.look()
-        async with _connected(port, files.client()) as stream:
-            assert await _ask(stream) == second
+        assert await _certificate_for_new_connection(port, files.client()) == second
 
 
 def test_unusable_key_file_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import pytest
 import trio
-import trio.testing
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.registry import Registry
 from ovmstrio.server import memory_limit as module
@@ -80,44 +79,41 @@ class _Process:
         self.trimmed.set()
 
 
-async def test_idle_server_trims_memory_of_requests_once(mock_clock: trio.testing.MockClock) -> None:
+async def test_idle_server_trims_memory_of_requests_once(mock_clock: MockClock) -> None:
     process = _Process(100 * MIB)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(give_back_freed_memory, *process.parts())
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         process.size = 500 * MIB
         for _ in range(2):
             mock_clock.jump(2)
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
         assert await trio.to_thread.run_sync(process.trimmed.wait, WAIT_SECONDS)
         for _ in range(100):
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
             mock_clock.jump(2)
         assert process.trims == 1
         nursery.cancel_scope.cancel()
 
 
-async def test_memory_of_an_unloaded_model_is_trimmed(mock_clock: trio.testing.MockClock) -> None:
+async def test_memory_of_an_unloaded_model_is_trimmed(mock_clock: MockClock) -> None:
     process = _Process(500 * MIB)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(give_back_freed_memory, *process.parts())
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         for change in (False, True):
             if change:
                 process.change.send_nowait(None)
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
             assert not process.trims
             mock_clock.jump(2)
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
         assert await trio.to_thread.run_sync(process.trimmed.wait, WAIT_SECONDS)
         assert process.size == 100 * MIB
         nursery.cancel_scope.cancel()
 
 
 # Memory limits
-
-
-MIB = 2**20
 
 
 @pytest.mark.parametrize(
@@ -157,8 +153,7 @@ def test_pending_answers_share_a_quarter_of_the_memory_or_the_quota(monkeypatch:
     assert pending_answers(ServerSettings()).budget.limit == 200 * MIB
     assert pending_answers(ServerSettings(), processes=2).budget.limit == 100 * MIB
     assert pending_answers(ServerSettings(grpc_memory_quota=900 * MIB)).budget.limit == 900 * MIB
-    settings = ServerSettings(max_pending_response_bytes=MIB, stalled_client_seconds=7)
-    pending = pending_answers(settings)
+    pending = pending_answers(ServerSettings(max_pending_response_bytes=MIB, stalled_client_seconds=7))
     share = pending.share()
     share.add(MIB + 1)
     assert share.is_full

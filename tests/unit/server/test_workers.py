@@ -51,7 +51,7 @@ class _Process:
         await trio.lowlevel.checkpoint()
 
 
-class _Others:
+class _Other:
     def __init__(self, other: _Process) -> None:
         self._other = other
 
@@ -68,7 +68,7 @@ class _Notifier:
 
 
 def _reloading(here: _Process, other: _Process) -> Reloading:
-    return Reloading(cast("Any", here), cast("Any", None), cast("Any", _Notifier()), cast("Any", _Others(other)))
+    return Reloading(cast("Any", here), cast("Any", None), cast("Any", _Notifier()), cast("Any", _Other(other)))
 
 
 async def test_workers_reload_concurrently() -> None:
@@ -138,8 +138,8 @@ class _Plane:
         return _text(1)
 
 
-async def _calls(others: _Peers) -> list[bytes]:
-    text = await metrics_of_all(cast("DataPlane", _Plane(others)), (), trio.CapacityLimiter(1))
+async def _calls(peers: _Peers) -> list[bytes]:
+    text = await metrics_of_all(cast("DataPlane", _Plane(peers)), (), trio.CapacityLimiter(1))
     assert text is not None
     return [line for line in text.splitlines() if not line.startswith(b"#")]
 
@@ -147,10 +147,10 @@ async def _calls(others: _Peers) -> list[bytes]:
 async def test_figures_of_a_silent_worker_are_counted_before_its_end_is_known(figures: KeptFigures) -> None:
     figures.leave(1, _text(10), is_open=False)
     figures.leave(2, _text(100), is_open=False)
-    others = _Peers(figures, {2: _text(101)})
-    assert await _calls(others) == [b"calls 112.0", b"now 2.0"]
+    peers = _Peers(figures, {2: _text(101)})
+    assert await _calls(peers) == [b"calls 112.0", b"now 2.0"]
     figures.add_to_past(1)
-    assert await _calls(others) == [b"calls 112.0", b"now 2.0"]
+    assert await _calls(peers) == [b"calls 112.0", b"now 2.0"]
 
 
 async def test_counters_of_a_stuck_worker_keep_their_last_values(figures: KeptFigures) -> None:
@@ -164,9 +164,9 @@ async def test_counters_of_a_stuck_worker_keep_their_last_values(figures: KeptFi
 
 async def test_worker_that_ends_during_a_scrape_is_counted_once(figures: KeptFigures) -> None:
     figures.leave(2, _text(101), is_open=False)
-    others = _Peers(figures, {2: _text(101)})
-    others.ends = 2
-    assert await _calls(others) == [b"calls 102.0", b"now 1.0"]
+    peers = _Peers(figures, {2: _text(101)})
+    peers.ends = 2
+    assert await _calls(peers) == [b"calls 102.0", b"now 1.0"]
 
 
 def test_figures_of_ended_workers_are_unavailable_while_they_change(
