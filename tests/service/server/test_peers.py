@@ -85,7 +85,6 @@ class _Blocking:
 
 
 async def _settle() -> None:
-    """Let messages arrive at other peers."""
     await wait_all_tasks_blocked(0.05)
 
 

@@ -50,7 +50,7 @@ async def test_each_request_is_a_line_of_the_access_log(tmp_path: Path, capfd: p
     config = write_all_kinds(tmp_path, handler=FAILING)
     async with serving(config, access_log="json") as server:
         await request(server, "POST", "/v2/models/model/infer?key=secret", json=infer_body())
-        await request(server, "POST", "/v2/models/nobody/infer", json=infer_body())
+        await request(server, "POST", "/v2/models/missing/infer", json=infer_body())
         await request(server, "GET", "/v2/health/live")
         await request(server, "POST", "/handler", json=[1])
         await request(server, "POST", "/v2/models/graph/generate_stream", json=GRAPH_BODY)
@@ -58,7 +58,7 @@ async def test_each_request_is_a_line_of_the_access_log(tmp_path: Path, capfd: p
     lines = [json.loads(line) for line in capfd.readouterr().out.splitlines() if line.startswith("{")]
     assert [(line["protocol"], line["path"], line["status"], line.get("name")) for line in lines] == [
         ("HTTP", "/v2/models/model/infer", 200, "model"),
-        ("HTTP", "/v2/models/nobody/infer", 404, None),
+        ("HTTP", "/v2/models/missing/infer", 404, None),
         ("HTTP", "/v2/health/live", 200, None),
         ("HTTP", "/handler", 500, "handler"),
         ("HTTP", "/v2/models/graph/generate_stream", lines[4]["status"], lines[4].get("name")),

@@ -188,7 +188,7 @@ async def test_notifier_follows_readiness(manager: _Manager, autojump_clock: Moc
 
 
 async def test_notifier_without_manager_does_nothing(tmp_path: Path) -> None:
-    for notifier in (Notifier(), Notifier(str(tmp_path / "nobody"))):
+    for notifier in (Notifier(), Notifier(str(tmp_path / "missing"))):
         notifier.show(ready=True)
         notifier.stop()
     with trio.fail_after(WAIT_SECONDS):

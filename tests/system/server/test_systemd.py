@@ -1,5 +1,3 @@
-"""Tests that stop, kill or reconfigure their server start a server of their own."""
-
 from __future__ import annotations
 
 import signal
@@ -57,17 +55,14 @@ class _Systemd:
         return lines
 
     def hear(self) -> list[str]:
-        """Wait for one notification, and return its lines."""
         return self._notify.recv(65_536).decode().split("\n")
 
     def close(self) -> None:
-        """Close everything."""
         for each in (*self.listening, self._notify):
             each.close()
 
     @contextmanager
     def start(self, *options: str, watchdog: str = "") -> Iterator[subprocess.Popen[bytes]]:
-        """Start the server, and end it after the block."""
         descriptors = [each.fileno() for each in self.listening]
         arguments = [",".join(map(str, descriptors)), "serve", "--trial_load", "off", *options]
         process = subprocess.Popen(

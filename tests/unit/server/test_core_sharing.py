@@ -13,7 +13,7 @@ from ovmstrio.work.cores import CoreShare
 
 
 class _User:
-    """A model that takes a second to compile again, and keeps the times at which it was told to."""
+    """A model that takes a second to compile again, and keeps the times of its compilations."""
 
     def __init__(self, cores: CoreShare, *, is_pinned: bool | None, obeys: bool = True, weight_bytes: int = 0) -> None:
         self.is_pinned = is_pinned

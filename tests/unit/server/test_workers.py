@@ -47,7 +47,7 @@ class _Process:
         for each in self.needs:
             await each.begun.wait()
         self.made.append(what)
-        # Let the other worker go on first.
+        # The other worker goes on first.
         await trio.lowlevel.checkpoint()
 
 

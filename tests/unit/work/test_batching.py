@@ -25,8 +25,6 @@ Options = BatchOptions
 
 
 class _Runner:
-    """Runs batches of numbers: each result is the number doubled; remembers when each batch ran."""
-
     def __init__(self, seconds: float = 0.0) -> None:
         self.batches: list[tuple[float, list[int]]] = []
         self.seconds = seconds
@@ -45,7 +43,6 @@ class _Runner:
 
     @property
     def items(self) -> list[list[int]]:
-        """What ran together."""
         return [batch for _, batch in self.batches]
 
 
@@ -340,8 +337,6 @@ Kind = Literal["good", "bad", "poison"]
 
 @dataclass(frozen=True)
 class _Caller:
-    """One caller: when it arrives, with what, and when it goes away or does not want its result any more."""
-
     number: int
     arrives: float
     key: int
@@ -365,7 +360,6 @@ class _World:
     outcomes: dict[int, object] = field(default_factory=dict)
 
     async def run(self, items: Sequence[_Caller]) -> Sequence[int | Exception]:
-        """Run one batch; a poisoned item fails all of it, a bad one itself."""
         self.batches.append(list(items))
         self.running += 1
         self.most_running = max(self.most_running, self.running)
@@ -378,7 +372,6 @@ class _World:
         return [ValueError(item.number) if item.kind == "bad" else 7 * item.number for item in items]
 
     async def call(self, batcher: Batcher[_Caller, int], caller: _Caller) -> None:
-        """Be one caller, and note what came of it."""
         await trio.sleep_until(caller.arrives)
         with trio.move_on_at(caller.cancelled) as scope:
             try:
@@ -393,7 +386,6 @@ class _World:
             self.outcomes[caller.number] = "cancelled"
 
     async def run_all(self, concurrency: int) -> None:
-        """Let every caller come and go, and check that nothing is left."""
         opened = open_batcher(self.run, self.options, concurrency=concurrency, retry_singly=self.retry_singly)
         async with opened as batcher:
             async with trio.open_nursery() as nursery:
@@ -403,7 +395,6 @@ class _World:
             assert self.most_running <= concurrency
 
     def check(self) -> None:
-        """Hold what each caller saw against what it may have seen."""
         assert len(self.outcomes) == len(self.callers)
         for caller in self.callers:
             self._check_outcome(caller, self.outcomes[caller.number])
@@ -571,7 +562,6 @@ class _PolicyMachine(RuleBasedStateMachine):
         self.now += seconds
 
     def _fronts(self) -> list[list[_Waiting]]:
-        """Return the batch at the front of each group that may leave now, in the order of the first items."""
         fronts = []
         for key in dict.fromkeys(item.key for item in self.waiting):
             group = [item for item in self.waiting if item.key == key]

@@ -328,7 +328,6 @@ class _Ends:
         return not self.is_full
 
     def send(self, value: Any, *, back: bool = False) -> Any:
-        """Send a value from one end, and give what the other reads."""
         sender, receiver = (self.other, self.one) if back else (self.one, self.other)
         message = sender.prepare(value)
         packet = message.write()
@@ -340,7 +339,6 @@ class _Ends:
         return received.value
 
     def close(self) -> None:
-        """Close both."""
         self.one.close()
         self.other.close()
 

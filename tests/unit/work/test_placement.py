@@ -151,7 +151,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
 
 
 def _spend_turn(load: LoopLoad, clock: _Clock, *, waited: float) -> None:
-    """Let the loop wait for I/O for a part of 0.2 s, and work for the rest."""
+    """Record a turn of 0.2 s, in which the loop waited for I/O at first."""
     load.before_io_wait(1)
     clock.now += waited
     load.after_io_wait(1)

@@ -184,8 +184,8 @@ def test_package_is_unloaded_while_another_thread_imports(tmp_path: Path, monkey
             monkeypatch.setitem(sys.modules, f"{self}{len(sys.modules)}", ModuleType("imported"))
             return False
 
-    (tmp_path / "code.py").write_text("from . import beside\n")
-    (tmp_path / "beside.py").write_text("")
+    (tmp_path / "code.py").write_text("from . import helper\n")
+    (tmp_path / "helper.py").write_text("")
     package = HandlerPackage(tmp_path)
     made = package.load(tmp_path / "code.py").__name__
     monkeypatch.setitem(sys.modules, ImportingName("a_name_of_others"), ModuleType("others"))
@@ -219,5 +219,5 @@ def test_incompatible_exporter_packages_are_reported_once_and_calls_go_on(
             fail("reason")
     assert done == [0, 1, 2]
     assert len(tried) == 1
-    told = capsys.readouterr().err
-    assert told.count("Descriptors cannot be created directly") == 1
+    printed = capsys.readouterr().err
+    assert printed.count("Descriptors cannot be created directly") == 1
