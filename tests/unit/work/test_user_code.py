@@ -125,10 +125,13 @@ def test_log_handler_of_user_code_writes_to_the_stream_itself(monkeypatch: pytes
 def test_debugger_uses_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = _replaced(monkeypatch)
     debugger = pdb.Pdb(stdin=io.StringIO("p 40 + 2\ncontinue\n"), nosigint=True, readrc=False)
+    traced_by = sys.gettrace()
     with capture_logs() as logged, prints_logged(), running_code_of(NAMES):
         debugger.stdout, debugger.use_rawinput = sys.stdout, False
         debugger.set_trace()
         print("of the code")
+    # The debugger has ended the measurement of coverage.
+    sys.settrace(traced_by)
     assert "(Pdb) 42\n" in streams["stdout"].getvalue()
     assert logged == [_line("of the code")]
 
