@@ -278,6 +278,14 @@ async def test_restarted_worker_owns_the_sequences_of_its_store(two: _Processes,
     assert two.directories[1].count("m", 1) == 2
 
 
+async def test_generated_id_after_a_taken_one_is_not_repeated(two: _Processes) -> None:
+    first, second = two.load(0), two.load(1)
+    _start(first, 1)
+    generated = _start(first).id
+    first.remove(first.admit(Control(generated, end=True), by_default=False))
+    assert (generated, _start(second).id) == (2, 3)
+
+
 async def test_generated_ids_ascend_over_all_workers(two: _Processes) -> None:
     assert [_start(two.load(row)).id for row in (0, 1, 0, 1, 1)] == [1, 2, 3, 4, 5]
     _start(two.load(0), 6)
