@@ -65,8 +65,8 @@ def write_library(folder: Path, source: str = ARITHMETIC, name: str = "arithmeti
     return path
 
 
-def dag_entry(name: str, model: str, item: tuple[str, str], result: tuple[str, str]) -> dict[str, Any]:
-    """Return the entry of a pipeline that calls a model.
+def dag_entry(name: str, model: str, item: tuple[str, str], result: tuple[str, str], **options: Any) -> dict[str, Any]:
+    """Return the entry of a pipeline that calls a model; ``options`` are of its node.
 
     ``item`` and ``result`` are the names that the pipeline and the model have for the input and the output.
     """
@@ -76,9 +76,15 @@ def dag_entry(name: str, model: str, item: tuple[str, str], result: tuple[str, s
         "model_name": model,
         "inputs": [{item[1]: {"node_name": "request", "data_item": item[0]}}],
         "outputs": [{"data_item": result[1], "alias": result[1]}],
+        **options,
     }
     outputs = [{result[0]: {"node_name": "node", "data_item": result[1]}}]
     return {"name": name, "inputs": [item[0]], "nodes": [node], "outputs": outputs}
+
+
+def pipeline_entry(name: str, called: str, item: str = "b", output: str = "a", **options: Any) -> dict[str, Any]:
+    """Return the entry of a pipeline whose input and output have the names of those of the service that it calls."""
+    return dag_entry(name, called, (item, item), (output, output), **options)
 
 
 def make_node(
