@@ -68,7 +68,6 @@ class _Client:
         self.socket.sendall("\r\n".join(lines).encode() + body)
 
     def receive(self) -> tuple[int, Any]:
-        """Return status and body; the status is 0 if the connection has ended instead."""
         status = self.file.readline()
         if not status:
             return 0, None

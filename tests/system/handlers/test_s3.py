@@ -261,8 +261,6 @@ class _Clients:
         self._limiter = trio.CapacityLimiter(16)
 
     async def run(self, library: ModelLibrary, seed: int) -> None:
-        """Call until cancelled; only the guest may be missing."""
-
         def call() -> None:
             with lease_models():
                 model = library.client.get_model(name)

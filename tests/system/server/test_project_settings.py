@@ -75,7 +75,6 @@ class _Served:
 
     @property
     def handler(self) -> Any:
-        """The object of the user's class."""
         (name,) = self.running.plane.registry.names_of("handler")
         service = self.running.plane.registry.peek(name)
         assert isinstance(service, HandlerServable)
@@ -85,14 +84,12 @@ class _Served:
     async def request(
         self, method: str = "GET", path: str = "/", *, tls: ssl.SSLContext | None = None, **options: Any
     ) -> Any:
-        """Send a request on a new connection."""
         url = f"http{'' if tls is None else 's'}://{self.running.rest[0]}{path}"
         verify: Any = True if tls is None else tls
         async with httpx.AsyncClient(timeout=WAIT_SECONDS, trust_env=False, verify=verify) as client:
             return await client.request(method, url, **options)
 
     async def call_grpc(self, package: str, value: str, credentials: grpc.ChannelCredentials | None = None) -> str:
-        """Call the service of the project on a new connection."""
         address, options = self.running.grpc[0], [("grpc.use_local_subchannel_pool", 1)]
         secure = credentials and grpc.secure_channel(address, credentials, options)
         with secure or grpc.insecure_channel(address, options) as channel:

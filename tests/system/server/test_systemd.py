@@ -48,7 +48,6 @@ class _Systemd:
         self._notify.settimeout(60)
 
     def wait_for(self, line: str) -> list[str]:
-        """Wait for a line of a notification, and return all lines up to its notification."""
         lines: list[str] = []
         while line not in lines:
             lines += self.hear()

@@ -87,7 +87,6 @@ class _PlanRun:
     begin: float = 0.0
 
     async def live(self, watcher: Watcher) -> None:
-        """Ask everything, and close the pipeline when it is to be closed."""
         self.ends = [[] for _ in self.plan.requests]
         self.begin = trio.current_time()
         async with trio.open_nursery() as nursery:
@@ -128,7 +127,6 @@ class _PlanRun:
         self.ends[number].append((how, *outcome, now - begin, now - self.begin))
 
     def check(self) -> None:
-        """Compare what came with what may come."""
         for number, ends in enumerate(self.ends):
             ((how, code, text, took, at),) = ends
             plan = self.plan.requests[number]
@@ -280,7 +278,6 @@ class _Soak:
         self._executor = executor
 
     async def client(self, seed: int) -> None:
-        """Send requests until there were enough, and leave every tenth."""
         chance = random.Random(seed)
         while self.ends.total() < REQUESTS:
             kind = chance.choices((1, 2, 3), (5, 1, 94))[0]
