@@ -13,7 +13,7 @@ import numpy as np
 
 from ovmstrio.protocol.descriptors import message_class
 from tests.chaos.ledger import Said
-from tests.fuzz.grpc_doors import INFER, infer_request
+from tests.fuzz.grpc_calls import INFER, infer_request
 from tests.support.bare_http2 import BareConnection, ConnectionEnded, framed
 
 SECONDS: Final = 60.0
@@ -26,22 +26,14 @@ Told = tuple[Said, str]
 
 
 class Caller:
-    """One client.  Calls block, and are made from one thread at a time.
-
-    Attributes:
-        name: what it is called in the report.
-    """
-
     def __init__(self, name: str, port: int) -> None:
         self.name = name
         self.port = port
 
     def ask(self, number: int) -> Told:
-        """Make one call; says how it ended."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close what is open."""
         raise NotImplementedError
 
 
@@ -58,7 +50,6 @@ class HttpCaller(Caller):
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
 
     def ask(self, number: int) -> Told:
-        """Make one call; says how it ended."""
         path, document, is_right = self._make(number)
         if self._connection.sock is not None and _has_ended(self._connection.sock):
             self._connection.close()
@@ -85,7 +76,6 @@ class HttpCaller(Caller):
         return (Said.RIGHT, "") if is_right(text) else (Said.WRONG, text)
 
     def close(self) -> None:
-        """Close what is open."""
         self._connection.close()
 
 
@@ -107,7 +97,6 @@ class GrpcCaller(Caller):
         self._connection: BareConnection | None = None
 
     def ask(self, number: int) -> Told:
-        """Make one call; says how it ended."""
         message, is_right = self._make(number)
         try:
             connection = self._connected()
@@ -145,7 +134,6 @@ class GrpcCaller(Caller):
         return self._connection
 
     def close(self) -> None:
-        """Close what is open."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -167,7 +155,6 @@ class SequenceCaller(GrpcCaller):
         self._steps = 0
 
     def ask(self, number: int) -> Told:
-        """Make one step; says how it ended."""
         said, context = super().ask(number)
         if said is Said.RIGHT:
             self._steps += 1
@@ -238,7 +225,6 @@ def _ask_ops(number: int) -> tuple[str, Any, Callable[[str], bool]]:
 
 
 def callers_of_everything(grpc: int, rest: int, suffix: str = "") -> list[Caller]:
-    """Make a client for each kind and protocol of the server that has every kind."""
     return [
         GrpcCaller(f"model, gRPC{suffix}", grpc, _infer_row("model")),
         GrpcCaller(f"pipeline, gRPC{suffix}", grpc, _infer_row("dag")),
@@ -253,5 +239,4 @@ def callers_of_everything(grpc: int, rest: int, suffix: str = "") -> list[Caller
 
 
 def callers_of_project(rest: int, suffix: str = "") -> list[Caller]:
-    """Make clients of a project with several processes."""
     return [HttpCaller(f"project, HTTP {number}{suffix}", rest, _handle("/")) for number in range(3)]

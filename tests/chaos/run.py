@@ -39,8 +39,6 @@ LONG_PAUSE_SECONDS: Final = 0.2
 
 @dataclass(slots=True)
 class Report:
-    """What a run was, and what came of it."""
-
     seed: int
     seconds: float
     ledger: Ledger = field(default_factory=Ledger)
@@ -53,12 +51,10 @@ class Report:
         return "\n".join([head, *(f"not done: {why}" for why in self.skipped), *held, str(self.ledger)])
 
     def note(self, servers: dict[str, Server]) -> None:
-        """Note what the servers hold now."""
         for name, server in servers.items():
             self.resources.setdefault(name, []).append(server.resources())
 
     def judge(self) -> None:
-        """Compare what the servers held before and after."""
         for name, (before, *_, after) in self.resources.items():
             if after.descriptors > before.descriptors + MORE_DESCRIPTORS or after.processes > before.processes:
                 self.ledger.find(f"{name} keeps something: {before} before, {after} after")
@@ -67,25 +63,12 @@ class Report:
 
 
 class _Choice(NamedTuple):
-    """What is done, and with what; a disk or a clock that is None cannot be disturbed."""
-
     only: tuple[str, ...]
     disk: Path | None
     clock: Path | None
 
 
 async def chaos(folder: Path, seconds: float, seed: int, only: Sequence[str] = ()) -> Report:
-    """Run in an empty folder for so long, and some seconds more.
-
-    Args:
-        folder: where everything is kept.
-        seconds: how long servers are disturbed.
-        seed: decides what is done when.
-        only: the names of what is done; everything otherwise.
-
-    Ownership: of all that it starts, which has ended when this returns.
-    Cancellation: at any checkpoint; servers are killed.
-    """
     report = Report(seed, seconds)
     with ExitStack() as stack:
         why_not = stack.enter_context(small_disk(folder / "disk"))

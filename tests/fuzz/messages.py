@@ -8,8 +8,6 @@ from typing import Final
 
 
 class Transport(Enum):
-    """How a message gets to the server."""
-
     GRPC = "grpc"
     """A call: its body is what DATA frames carry, gRPC's five bytes and all."""
     RAW_HTTP2 = "raw-http2"
@@ -55,8 +53,6 @@ _VERSION_REFUSED: Final = 505
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something that must not have happened, and the numbers of the messages behind which it was seen."""
-
     numbers: range
     what: str
 
@@ -78,25 +74,21 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
 
     def add_http(self, status: int, body: bytes) -> None:
-        """Note an answer over HTTP."""
         self.kinds.append(f"HTTP {status}")
         is_explained = status == _VERSION_REFUSED or (status in _EXPLAINED and body)
         if status >= 500 and not is_explained:
             self.faults.append(f"HTTP {status} {body[:300]!r}")
 
     def add_grpc(self, status: str, message: str) -> None:
-        """Note the end of a call, ``status`` being gRPC's number."""
         self.kinds.append(f"gRPC {status}")
         if status in _GRPC_FAULTS and not message.startswith(_AS_GRPC_SAYS):
             self.faults.append(f"gRPC {_GRPC_FAULTS[status]} {message[:300]}")
 
     def add_reset(self, what: str, code: int) -> None:
-        """Note that a stream or a connection was ended with a code of HTTP/2."""
         self.kinds.append(f"{what} {code}")
         if code == _INTERNAL_ERROR:
             self.faults.append(f"{what} with INTERNAL_ERROR")
 
     def add_silence(self, what: str) -> None:
-        """Note that no answer came where one must."""
         self.kinds.append(what)
         self.faults.append(what)

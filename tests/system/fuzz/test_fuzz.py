@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.fuzz.campaign import Campaign, deliver, new_in_log
+from tests.fuzz.campaign import Campaign, deliver, new_in_log, write_fuzzed
 from tests.fuzz.cases import CASES
-from tests.fuzz.grpc_lane import GrpcLane
-from tests.fuzz.http_lane import HttpLane
-from tests.fuzz.served import write_fuzzed
+from tests.fuzz.grpc_calls import GrpcLane
+from tests.fuzz.http_requests import HttpLane
 from tests.support.processes import serving
 
 Ports = tuple[int, int]
