@@ -46,20 +46,6 @@ def test_a_built_node_can_be_checked() -> None:
 
 
 @needs_compiler
-def test_a_directory_of_c_and_c_plus_plus_is_built() -> None:
-    if shutil.which("c++") is None:
-        pytest.skip("needs a C++ compiler")
-    Path("node").mkdir()
-    shutil.copy(FIXTURE_SOURCE, "node/node.c")
-    Path("node/more.cpp").write_text(
-        '#include <vector>\nextern "C" int more() { return std::vector<int>(VALUE)[0]; }\n'
-    )
-    result = node("build", "node", "--output", "made.so", "--flag=-DVALUE=3")
-    assert result.exit_code == 0, result.stderr
-    assert node("check", "made.so").exit_code == 0
-
-
-@needs_compiler
 def test_an_undefined_function_fails_the_build() -> None:
     Path("node.c").write_text("int elsewhere(void);\nint here(void) { return elsewhere(); }\n")
     result = node("build", "node.c")

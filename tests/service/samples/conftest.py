@@ -41,8 +41,3 @@ def _ask_folder(repository: Path) -> Ask:
 @pytest.fixture
 def ask_folder() -> Callable[[Path], Ask]:
     return _ask_folder
-
-
-@pytest.fixture
-def ask(embedded: Path) -> Ask:
-    return _ask_folder(embedded.parent)
