@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from unittest.mock import patch
 
 import psutil
 
@@ -113,12 +114,8 @@ def _clock_of(difference: Path | None) -> Iterator[None]:
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
     }
-    os.environ.update(named)
-    try:
+    with patch.dict(os.environ, named):
         yield
-    finally:
-        for name in named:
-            del os.environ[name]
 
 
 @contextmanager

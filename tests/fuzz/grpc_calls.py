@@ -29,6 +29,13 @@ WATCH: Final = "/grpc.health.v1.Health/Watch"
 _HOT: Final = (INFER, INFER, STREAM, PREDICT, PADDLE)
 _ROW: Final = np.arange(10, dtype=np.float32).reshape(1, 10)
 _STREAMS: Final = (STREAM, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+_VALUES: Final = (
+    ("name", "model"),
+    ("list_services", ""),
+    ("file_containing_symbol", "inference.ModelInferRequest"),
+    ("service", "inference.GRPCInferenceService"),
+    ("model_spec", {"name": "model"}),
+)
 _METADATA: Final = (
     ("grpc-timeout", ("1n", "0S", "1S", "99999999H", "123456789S", "-1S", "S", "1.5S", "")),
     ("grpc-encoding", ("gzip", "identity", "deflate", "br", "")),
@@ -111,23 +118,10 @@ def _valid() -> dict[str, list[Any]]:
     requests[PADDLE] = [_named(PADDLE, key=["x"], value=["abc"], name="ops")]
     for method, given in requests.items():
         fields = {field.name for field in given[0].DESCRIPTOR.fields}
-        if method not in {INFER, STREAM, PREDICT, PADDLE} and "name" in fields:
-            given.append(_named(method, name="model"))
-        if "file_containing_symbol" in fields:
-            given += [
-                _named(method, list_services=""),
-                _named(method, file_containing_symbol="inference.ModelInferRequest"),
-            ]
-        if "service" in fields:
-            given.append(_named(method, service="inference.GRPCInferenceService"))
+        if method not in {INFER, STREAM, PREDICT, PADDLE}:
+            given += [_named(method, **{name: value}) for name, value in _VALUES if name in fields]
         if "metadata_field" in fields:
-            request = _named(method, metadata_field=["signature_def"])
-            request.model_spec.name = "model"
-            given.append(request)
-        if "model_spec" in fields and method != PREDICT:
-            request = _named(method)
-            request.model_spec.name = "model"
-            given.append(request)
+            given.append(_named(method, metadata_field=["signature_def"], model_spec={"name": "model"}))
     return requests
 
 

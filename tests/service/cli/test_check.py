@@ -128,14 +128,6 @@ def _write_project(folder: str, text: str = PYTHON, code: str = GOOD) -> None:
     (write(Path(folder), text) / "handler.py").write_text(code)
 
 
-def _check_handlers(*names: str) -> Any:
-    handlers = [{"name": name, "path": name} for name in names]
-    Path("config.json").write_text(json.dumps({"model_config_list": [], "handler_config_list": handlers}))
-    result = check("config.json", "--json")
-    assert result.exit_code == 1
-    return json.loads(result.stdout)
-
-
 @pytest.mark.parametrize("path", ["iris", "iris/nucleus.yaml"])
 def test_a_handler_project_is_checked_by_folder_or_file(path: str) -> None:
     _write_project("iris")
@@ -154,28 +146,17 @@ def test_errors_of_a_handler_are_reported_if_it_is_imported() -> None:
 def test_handlers_of_a_configuration_are_checked() -> None:
     _write_project("good")
     _write_project("bad", f"{PYTHON}processes: 2\n")
-    answer = _check_handlers("good", "bad", "missing")
+    handlers = [{"name": name, "path": name} for name in ("good", "bad", "missing")]
+    Path("config.json").write_text(json.dumps({"model_config_list": [], "handler_config_list": handlers}))
+    result = check("config.json", "--json")
+    answer = json.loads(result.stdout)
+    assert result.exit_code == 1
     assert answer["loaded"] == [{"model": "good", "version": 1}]
     problems = [(Path(each["file"]).name, each["path"], each["message"]) for each in answer["problems"]]
     assert problems == [
         ("nucleus.yaml", "processes", "a handler that is served beside others has no processes of its own"),
         ("config.json", "handler_config_list[2].path", "the project does not exist"),
     ]
-
-
-def test_two_grpc_services_with_one_name_are_reported() -> None:
-    code = "class Handler:\n    def Say(self, payload): return payload\n"
-    proto = 'syntax = "proto3";\npackage clash;\nmessage Text {}\nservice Talk { rpc Say (Text) returns (Text); }\n'
-    for name in ("one", "two"):
-        _write_project(name, f"{PYTHON}protobuf_path: talk.proto\n", code)
-        Path(name, "talk.proto").write_text(proto, "utf-8")
-    answer = _check_handlers("one", "two")
-    (loaded,) = answer["loaded"]
-    (problem,) = answer["problems"]
-    files = {name: str(Path(name, "talk.proto").resolve()) for name in ("one", "two")}
-    served = files.pop(loaded["model"])
-    assert [problem["file"]] == list(files.values())
-    assert problem["message"] == f"the service clash.Talk is already served by {served}"
 
 
 def _source(name: str, node: str, item: str) -> dict[str, Any]:
