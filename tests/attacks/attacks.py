@@ -30,7 +30,7 @@ from tests.support.hostile_bodies import HEADERS, ROUTES, SHAPES, bodies
 PATH: Final = f"/v2/models/{TRIVIAL}/infer"
 CONNECTIONS: Final = 50
 HELD_SECONDS: Final = 8.0
-BYTE_SECONDS: Final = 0.1
+STEP_SECONDS: Final = 0.1
 BOMB_BYTES: Final = 2**30
 BOMBS: Final = 4
 
@@ -39,17 +39,34 @@ def _connect(ports: Ports) -> socket.socket:
     return socket.create_connection(("127.0.0.1", ports.rest), timeout=30)
 
 
-def _alive(held: socket.socket, data: bytes) -> bool:
+def _received(connection: socket.socket, size: int) -> bytes | None:
+    """Return bytes that have arrived, none if the connection has ended, or None if it is open and silent."""
+    connection.setblocking(False)
     try:
-        held.sendall(data)
-        held.setblocking(False)
-        held.recv(4096, socket.MSG_PEEK)
+        return connection.recv(size)
     except BlockingIOError:
-        return True
+        return None
     except OSError:
-        return False
+        return b""
     finally:
-        held.settimeout(30)
+        connection.settimeout(30)
+
+
+def _hold(held: Sequence[socket.socket], keeps: Callable[[socket.socket], bool]) -> list[float]:
+    """Use each connection ten times a second, and return the seconds until each of those that the server ended."""
+    ended, started = list[float](), time.monotonic()
+    while held and (due := time.monotonic() + STEP_SECONDS) < started + HELD_SECONDS:
+        kept = [each for each in held if keeps(each)]
+        ended += [time.monotonic() - started] * (len(held) - len(kept))
+        held = kept
+        time.sleep(max(0.0, due - time.monotonic()))
+    return ended
+
+
+def _send_byte(connection: socket.socket) -> bool:
+    with contextlib.suppress(OSError):
+        connection.sendall(b" ")
+        return _received(connection, 4096) is None
     return False
 
 
@@ -57,16 +74,11 @@ def slow_bodies(ports: Ports) -> str:
     """Send bodies of a thousand bytes by ten a second, on fifty connections."""
     head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
     by_application = head.replace("/infer", "/generate")
-    ended, started = [], time.monotonic()
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(_connect(ports)) for _ in range(CONNECTIONS)]
         for number, each in enumerate(held):
             each.sendall((by_application if number % 2 else head).encode())
-        while held and (due := time.monotonic() + BYTE_SECONDS) < started + HELD_SECONDS:
-            living = [each for each in held if _alive(each, b" ")]
-            ended += [time.monotonic() - started] * (len(held) - len(living))
-            held = living
-            time.sleep(max(0.0, due - time.monotonic()))
+        ended = _hold(held, _send_byte)
     last = f", the last after {ended[-1]:.1f} s" if ended else ""
     return f"{len(ended)} of {CONNECTIONS} were ended within {HELD_SECONDS:.0f} s{last}"
 
@@ -226,10 +238,8 @@ def window_update_flood(ports: Ports) -> str:
 
 
 UNREAD_CALLS: Final = 300
-READERS: Final = 50
 CALLS_OF_READER: Final = 10
 SIP_BYTES: Final = 1_000
-SIP_SECONDS: Final = 0.1
 
 
 def _begin_all(connection: BareConnection, calls: int) -> None:
@@ -255,32 +265,16 @@ def unread_answers(ports: Ports) -> str:
 
 def slow_readers(ports: Ports) -> str:
     """Ask for 160 MB on each of fifty connections, and read 10 kB/s of it."""
-    cut = 0
+    settings = {Setting.INITIAL_WINDOW_SIZE: MAX_WINDOW}
     with contextlib.ExitStack() as stack:
-        settings = {Setting.INITIAL_WINDOW_SIZE: MAX_WINDOW}
         held = [
             stack.enter_context(BareConnection(ports.grpc, settings=settings, receive_buffer=4096))
-            for _ in range(READERS)
+            for _ in range(CONNECTIONS)
         ]
         for connection in held:
             _begin_all(connection, CALLS_OF_READER)
-        ends = time.monotonic() + HELD_SECONDS
-        while held and (due := time.monotonic() + SIP_SECONDS) < ends:
-            reading = [connection for connection in held if _sips(connection)]
-            cut += len(held) - len(reading)
-            held = reading
-            time.sleep(max(0.0, due - time.monotonic()))
-    return f"{cut} of {READERS} were cut off within {HELD_SECONDS:.0f} s"
-
-
-def _sips(connection: BareConnection) -> bool:
-    connection.socket.setblocking(False)
-    try:
-        return bool(connection.socket.recv(SIP_BYTES))
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+        ended = _hold([each.socket for each in held], lambda each: _received(each, SIP_BYTES) != b"")
+    return f"{len(ended)} of {CONNECTIONS} were ended within {HELD_SECONDS:.0f} s"
 
 
 @dataclass(frozen=True, slots=True)

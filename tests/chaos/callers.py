@@ -25,19 +25,7 @@ _OPS_CLOSED: Final = '"err_no":3001'
 Told = tuple[Said, str]
 
 
-class Caller:
-    def __init__(self, name: str, port: int) -> None:
-        self.name = name
-        self.port = port
-
-    def ask(self, number: int) -> Told:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-
-class HttpCaller(Caller):
+class HttpCaller:
     """A client over HTTP/1.1 that keeps its connection as long as the server wants.
 
     Args:
@@ -45,7 +33,7 @@ class HttpCaller(Caller):
     """
 
     def __init__(self, name: str, port: int, make: Callable[[int], tuple[str, Any, Callable[[str], bool]]]) -> None:
-        super().__init__(name, port)
+        self.name = name
         self._make = make
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
 
@@ -84,7 +72,7 @@ def _has_ended(connection: socket.socket) -> bool:
     return bool(readable)
 
 
-class GrpcCaller(Caller):
+class GrpcCaller:
     """A client over gRPC.
 
     Args:
@@ -92,7 +80,7 @@ class GrpcCaller(Caller):
     """
 
     def __init__(self, name: str, port: int, make: Callable[[int], tuple[bytes, Callable[[Any], bool]]]) -> None:
-        super().__init__(name, port)
+        self.name, self.port = name, port
         self._make = make
         self._connection: BareConnection | None = None
 
@@ -222,6 +210,9 @@ def _ask_ops(number: int) -> tuple[str, Any, Callable[[str], bool]]:
     wanted = [f"first {number}"]
     document = {"key": ["x"], "value": [str(number)]}
     return "/ops/prediction", document, lambda text: json.loads(text).get("value") == wanted
+
+
+Caller = HttpCaller | GrpcCaller
 
 
 def callers_of_everything(grpc: int, rest: int, suffix: str = "") -> list[Caller]:

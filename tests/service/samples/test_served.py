@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -133,20 +132,6 @@ def c_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def c_server(c_config: Path) -> Iterator[ServedInThread]:
     with serving_in_thread(config_path=c_config) as process:
         yield process
-
-
-def test_embedded_graphs_and_pipelines_are_configured_and_valid(embedded: Path) -> None:
-    config = json.loads(embedded.read_text())
-    assert [entry["name"] for entry in config["mediapipe_config_list"]] == _EMBEDDED_GRAPHS
-    for entry in config["mediapipe_config_list"]:
-        folder = embedded.parent / entry["base_path"]
-        assert (folder / "graph.pbtxt").is_file()
-        assert len(list(folder.glob("*.py"))) == 1
-    assert [pipeline["name"] for pipeline in config["pipeline_config_list"]] == ["ensemble"]
-    for library in config["custom_node_library_config_list"]:
-        assert (embedded.parent / library["base_path"]).is_file()
-    result = run_command("pipeline", "check", str(embedded))
-    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize("protocol", [tritonclient.grpc, tritonclient.http], ids=["grpc", "http"])

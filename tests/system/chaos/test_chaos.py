@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.__main__ import chaos
 from tests.chaos.ledger import Said
-from tests.chaos.run import chaos
 
 SECONDS = 60
 SEED = 7

@@ -270,10 +270,7 @@ def test_rows_are_sorted_by_any_column(by: str, expected: list[str]) -> None:
 
 
 def test_the_sorted_column_is_marked_on_a_narrow_terminal() -> None:
-    console = Console(width=40, height=20, color_system=None, force_terminal=True)
-    with console.capture() as captured:
-        console.print(draw(_figures("a", "b"), "x", "", 40, 20, by="memory"))
-    titles = next(line for line in captured.get().splitlines() if line.startswith("servable"))
+    titles = next(line for line in _drawn(40, 20, _figures("a", "b"), by="memory") if line.startswith("servable"))
     assert "memory\N{BLACK DOWN-POINTING SMALL TRIANGLE}" in titles
 
 
@@ -282,10 +279,10 @@ def _figures(*names: str) -> ServerFigures:
     return ServerFigures(True, 300 * 2**20, 1.25, {"gRPC": 3, "REST": 1}, each)
 
 
-def _drawn(width: int, height: int, shown: ServerFigures | None, trouble: str = "") -> list[str]:
+def _drawn(width: int, height: int, shown: ServerFigures | None, trouble: str = "", **order: str) -> list[str]:
     console = Console(width=width, height=height, color_system=None, force_terminal=True)
     with console.capture() as captured:
-        console.print(draw(shown, "127.0.0.1:8000", trouble, width, height))
+        console.print(draw(shown, "127.0.0.1:8000", trouble, width, height, **order))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
