@@ -26,12 +26,6 @@ Told = tuple[Said, str]
 
 
 class HttpCaller:
-    """A client over HTTP/1.1 that keeps its connection as long as the server wants.
-
-    Args:
-        make: gives for a number the path, the document to post, and the test of the answer's text.
-    """
-
     def __init__(self, name: str, port: int, make: Callable[[int], tuple[str, Any, Callable[[str], bool]]]) -> None:
         self.name = name
         self._make = make
@@ -73,12 +67,6 @@ def _has_ended(connection: socket.socket) -> bool:
 
 
 class GrpcCaller:
-    """A client over gRPC.
-
-    Args:
-        make: gives for a number the message, and the test of the answer's message.
-    """
-
     def __init__(self, name: str, port: int, make: Callable[[int], tuple[bytes, Callable[[Any], bool]]]) -> None:
         self.name, self.port = name, port
         self._make = make

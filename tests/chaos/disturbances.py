@@ -46,14 +46,6 @@ class Parts:
 
 
 class Disturbances:
-    """Does one thing after the other, at random.
-
-    Args:
-        parts: what it acts on.
-        ledger: is told what clients may be told.
-        random: decides.
-    """
-
     def __init__(self, parts: Parts, ledger: Ledger, random: Random) -> None:
         self._parts, self._ledger, self._random = parts, ledger, random
         self._changes = 0

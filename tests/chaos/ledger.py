@@ -63,8 +63,6 @@ class Call:
 
 @dataclass(slots=True)
 class Ledger:
-    """Counts calls, keeps those without a right answer, and judges them when all windows are closed."""
-
     counts: Counter[tuple[str, Said]] = field(default_factory=Counter)
     windows: list[Window] = field(default_factory=list)
     odd: list[Call] = field(default_factory=list)

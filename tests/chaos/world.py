@@ -43,14 +43,6 @@ class Resources:
 
 
 class Server:
-    """A server that is started again on the same ports after it was stopped.
-
-    Args:
-        arguments: of the command, without its ports.
-        log: what all its lives print.
-        clock: holds the difference to the right time, in the form of libfaketime; None where that is not there.
-    """
-
     def __init__(self, arguments: Sequence[str], ports: tuple[int, int], log: Path, clock: Path | None = None) -> None:
         self._arguments = arguments
         self.grpc, self.rest = ports

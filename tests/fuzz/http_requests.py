@@ -215,12 +215,6 @@ class _Answer(NamedTuple):
 
 
 class HttpReader:
-    """Reads answers from a socket.
-
-    Raises, from any method: EOFError where the connection ends before, TimeoutError where nothing comes for too long,
-    ValueError where something comes that is no answer.
-    """
-
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._unread = b""

@@ -8,27 +8,14 @@ from typing import Final
 
 
 class Transport(Enum):
-    GRPC = "grpc"
-    """A call: its body is what DATA frames carry, gRPC's five bytes and all."""
-    RAW_HTTP2 = "raw-http2"
-    """The body is all that is sent on a connection to gRPC's port."""
-    HTTP = "http"
-    """A request whose body has the length that it says: others may follow on its connection."""
-    RAW_HTTP = "raw-http"
-    """The body is all that is sent on a connection to REST's port."""
+    GRPC = "grpc"  # The body is the data of a call with gRPC's prefixes.
+    RAW_HTTP2 = "raw-http2"  # The body is everything that is sent on a connection to the gRPC port.
+    HTTP = "http"  # The body has the length that its header states. Other requests follow on the connection.
+    RAW_HTTP = "raw-http"  # The body is everything that is sent on a connection to the REST port.
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message.
-
-    Attributes:
-        number: makes the same message again.
-        door: the protocol that it is for.
-        path: of a call or a request, with its verb before it over HTTP.
-        headers: beside those that every call or request has.
-    """
-
     number: int
     door: str
     transport: Transport
@@ -38,9 +25,6 @@ class Message:
 
     def __str__(self) -> str:
         return f"{self.number} ({self.door}) {self.path} {list(self.headers)} {self.body[:300]!r}"
-
-
-# Outcomes
 
 
 _INTERNAL_ERROR: Final = 2
@@ -63,13 +47,6 @@ class Violation:
 
 @dataclass(slots=True)
 class Outcome:
-    """Everything that the server said to one message.
-
-    Attributes:
-        kinds: what was said, in few words, to be counted.
-        faults: what of it must not be.
-    """
-
     kinds: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 

@@ -211,6 +211,7 @@ def test_trace_takes_the_port_from_a_configuration(address: str, tmp_path: Path)
         ("rpc.yml", 64, "no http_port"),
         ("wrong.yml", 64, "wrong.yml:1: "),
         ("nothing.yml", 64, "no such file"),
+        ("box:port", 64, "is neither a file nor HOST:PORT"),
     ],
 )
 def test_a_failed_trace_has_an_exit_code(

@@ -28,7 +28,6 @@ from ovms_cli.tables import Output, print_table, show_data
 from ovms_cli.tensor_output import write_outputs
 from ovms_cli.top_figures import FAMILIES, Look, ServableFigures, ServerFigures, figures_between, quantile, read_look
 from ovms_cli.top_view import draw, in_order
-from ovms_cli.trace_figures import NoTarget, find_url
 from ovms_cli.trace_figures import draw as draw_ops
 from ovmstrio.api.doors import KSERVE_GRPC, KSERVE_REST
 from ovmstrio.client import ModelState
@@ -354,13 +353,6 @@ def test_a_very_narrow_terminal_has_a_block_for_each_op_and_channel() -> None:
         ["to", "det"],
     ]
     assert ["midp", "12"] in [line.split() for line in lines]
-
-
-def test_a_target_is_a_host_with_or_without_scheme() -> None:
-    assert find_url("box:8080") == "http://box:8080"
-    assert find_url("https://box/") == "https://box"
-    with pytest.raises(NoTarget):
-        find_url("box:port")
 
 
 REPORT: dict[str, Any] = {
