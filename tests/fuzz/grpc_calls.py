@@ -141,7 +141,7 @@ def _part(random: Random, method: str) -> bytes:
     data = changed_serialised(random, random.choice(_valid()[method]))
     match random.randrange(60):
         case 0:
-            return framed(gzip.compress(data), compressed=True)
+            return framed(gzip.compress(data, mtime=0), compressed=True)
         case 1:
             return framed(data, compressed=True)
         case 2:
