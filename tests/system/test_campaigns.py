@@ -1,16 +1,20 @@
-"""Messages that are nearly right are refused with the client's fault, and the server is as before."""
+"""Campaigns against servers: nearly valid messages, hostile clients, and disturbances while clients call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.fuzz.campaign import Campaign, deliver, new_in_log
+from tests.attacks.attacks import ATTACKS
+from tests.attacks.measuring import measure
+from tests.chaos.__main__ import chaos
+from tests.chaos.ledger import Said
+from tests.fuzz.campaign import Campaign, deliver, new_in_log, write_fuzzed
 from tests.fuzz.cases import CASES
-from tests.fuzz.grpc_lane import GrpcLane
-from tests.fuzz.http_lane import HttpLane
-from tests.fuzz.served import write_fuzzed
+from tests.fuzz.grpc_calls import GrpcLane
+from tests.fuzz.http_requests import HttpLane
 from tests.support.processes import serving
 
 Ports = tuple[int, int]
@@ -52,3 +56,24 @@ def test_nearly_right_messages_cause_no_fault_of_the_server(served: Served, numb
     assert {"rest kserve", "rest generate_stream", "rest tensorflow", "rest paddle", "handlers", "rest admin"} <= doors
     assert {"openai chat", "openai completions", "openai responses", "openai others"} <= doors
     assert {"raw http", "raw http2", "grpc GRPCInferenceService/ModelInfer", "grpc PredictionService/Predict"} <= doors
+
+
+GROWTH = 1.25
+KEPT = 0.05
+"""An allocator keeps some pages of the gigabytes that an attack makes a server allocate, which may be more than a
+quarter of the memory of a server that has just started."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_stops_no_other_client_and_leaves_no_memory(tmp_path: Path, name: str) -> None:
+    measured = measure(name, tmp_path, quiet_seconds=2.0)
+    assert measured.attacked.count > 0
+    assert measured.growth < GROWTH or measured.kept < KEPT, measured
+
+
+@pytest.mark.slow
+async def test_a_minute_of_all_disturbances(tmp_path: Path) -> None:
+    report = await chaos(tmp_path, 60, 7)
+    assert report.ledger.violations() == [], report
+    assert sum(count for (_, said), count in report.ledger.counts.items() if said is Said.RIGHT) > 1_000

@@ -1,9 +1,11 @@
-"""Calls of every gRPC service that the server has, and bytes that are not quite HTTP/2."""
+"""Calls of every gRPC service of the server, invalid HTTP/2, and the connections that send them."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
 from functools import cache
 from random import Random
 from typing import Any, Final
@@ -14,11 +16,10 @@ from hpack import Encoder
 from ovmstrio.protocol.descriptors import FILES, message_class
 from ovmstrio.protocol.pipeline_messages import METHOD as PADDLE
 from ovmstrio.wire.grpc import frames
-from ovmstrio.wire.grpc.frames import PREFACE
-from tests.fuzz.messages import Message, Transport
-from tests.fuzz.protobuf_messages import changed_serialised
-from tests.fuzz.values import NUMBERS, changed_bytes, text
-from tests.support.bare_http2 import BareConnection, call_headers, frame, framed
+from ovmstrio.wire.grpc.frames import PREFACE, ErrorCode
+from tests.fuzz.messages import Message, Outcome, Transport
+from tests.fuzz.mutations import NUMBERS, changed_bytes, changed_serialised, text
+from tests.support.bare_http2 import Answer, BareConnection, ConnectionEnded, call_headers, frame, framed
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 STREAM: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -28,6 +29,13 @@ WATCH: Final = "/grpc.health.v1.Health/Watch"
 _HOT: Final = (INFER, INFER, STREAM, PREDICT, PADDLE)
 _ROW: Final = np.arange(10, dtype=np.float32).reshape(1, 10)
 _STREAMS: Final = (STREAM, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+_VALUES: Final = (
+    ("name", "model"),
+    ("list_services", ""),
+    ("file_containing_symbol", "inference.ModelInferRequest"),
+    ("service", "inference.GRPCInferenceService"),
+    ("model_spec", {"name": "model"}),
+)
 _METADATA: Final = (
     ("grpc-timeout", ("1n", "0S", "1S", "99999999H", "123456789S", "-1S", "S", "1.5S", "")),
     ("grpc-encoding", ("gzip", "identity", "deflate", "br", "")),
@@ -110,23 +118,10 @@ def _valid() -> dict[str, list[Any]]:
     requests[PADDLE] = [_named(PADDLE, key=["x"], value=["abc"], name="ops")]
     for method, given in requests.items():
         fields = {field.name for field in given[0].DESCRIPTOR.fields}
-        if method not in {INFER, STREAM, PREDICT, PADDLE} and "name" in fields:
-            given.append(_named(method, name="model"))
-        if "file_containing_symbol" in fields:
-            given += [
-                _named(method, list_services=""),
-                _named(method, file_containing_symbol="inference.ModelInferRequest"),
-            ]
-        if "service" in fields:
-            given.append(_named(method, service="inference.GRPCInferenceService"))
+        if method not in {INFER, STREAM, PREDICT, PADDLE}:
+            given += [_named(method, **{name: value}) for name, value in _VALUES if name in fields]
         if "metadata_field" in fields:
-            request = _named(method, metadata_field=["signature_def"])
-            request.model_spec.name = "model"
-            given.append(request)
-        if "model_spec" in fields and method != PREDICT:
-            request = _named(method)
-            request.model_spec.name = "model"
-            given.append(request)
+            given.append(_named(method, metadata_field=["signature_def"], model_spec={"name": "model"}))
     return requests
 
 
@@ -146,7 +141,7 @@ def _part(random: Random, method: str) -> bytes:
     data = changed_serialised(random, random.choice(_valid()[method]))
     match random.randrange(60):
         case 0:
-            return framed(gzip.compress(data), compressed=True)
+            return framed(gzip.compress(data, mtime=0), compressed=True)
         case 1:
             return framed(data, compressed=True)
         case 2:
@@ -160,7 +155,6 @@ def _metadata(random: Random) -> tuple[tuple[str, str], ...]:
 
 
 def raw_http2_message(random: Random, number: int) -> Message:
-    """Make the bytes of a connection: a greeting and some calls, with frames between and bytes changed."""
     encoder = Encoder()
     parts = [PREFACE, frames.settings({}), *_frames(random, encoder)]
     data = b"".join(parts)
@@ -182,3 +176,113 @@ def _frames(random: Random, encoder: Encoder) -> Iterator[bytes]:
         yield frames.header_frames(stream, block, random.choice((10, 16_384)), end_stream=False)
         body = framed(changed_serialised(random, random.choice(_valid()[INFER])))
         yield BareConnection.data(stream, body, end=random.random() < 0.9)
+
+
+SECONDS: Final = 20.0
+
+
+class GrpcLane:
+    """A connection that is replaced when the server has closed it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._connection: BareConnection | None = None
+        self._streams: list[int] = []
+        self._is_over = False
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def begin(self, messages: Sequence[Message]) -> None:
+        if self._connection is None:
+            self._connection = BareConnection(self._port, timeout=SECONDS)
+            self._is_over = False
+        begun = [self._connection.begin(message.path, message.body, message.headers) for message in messages]
+        self._streams = [stream for stream, _ in begun]
+        with contextlib.suppress(ConnectionEnded):
+            self._connection.send(b"".join(data for _, data in begun))
+
+    def end(self, messages: Sequence[Message]) -> list[Outcome]:
+        outcomes = [self._outcome(*each) for each in zip(messages, self._streams, strict=True)]
+        if None in outcomes and len(messages) == 1:
+            outcomes = [self._ended()]
+        final = []
+        for message, outcome in zip(messages, outcomes, strict=True):
+            if outcome is None:
+                self.close()
+                self.begin([message])
+                (outcome,) = self.end([message])  # noqa: PLW2901 - what is sent again has another outcome
+            final.append(outcome)
+        return final
+
+    def _ended(self) -> Outcome:
+        outcome = Outcome()
+        connection = self._connection
+        if connection is not None and connection.goaway is not None:
+            outcome.add_reset("connection ended", int.from_bytes(connection.goaway.payload[4:8]))
+        else:
+            outcome.add_silence("no answer over gRPC")
+        self.close()
+        return outcome
+
+    def _outcome(self, message: Message, stream: int) -> Outcome | None:
+        connection = self._connection
+        if connection is None or self._is_over:
+            return None
+        answer = connection.answers[stream]
+        try:
+            while not answer.ended:
+                if message.path == WATCH and answer.data:
+                    # It would last as long as its client.
+                    connection.send(frames.rst_stream(stream, ErrorCode.CANCEL))
+                    answer.headers.setdefault("grpc-status", "0")
+                    break
+                connection.take(connection.read())
+        except (ConnectionEnded, TimeoutError):
+            self._is_over = True
+            return None
+        del connection.answers[stream]
+        outcome = Outcome()
+        _note(outcome, answer)
+        return outcome
+
+
+def _note(outcome: Outcome, answer: Answer) -> None:
+    if answer.reset is not None:
+        outcome.add_reset("reset", answer.reset)
+    elif answer.headers.get(":status", "200") != "200":
+        outcome.add_http(int(answer.headers[":status"]), bytes(answer.data))
+    else:
+        outcome.add_grpc(answer.status, answer.headers.get("grpc-message", ""))
+
+
+def tell_raw_http2(port: int, data: bytes) -> Outcome:
+    """Send bytes on a connection of their own, and read until the server has closed it."""
+    outcome = Outcome()
+    connection = BareConnection(port, timeout=SECONDS, greets=False)
+    connection.answers = _Answers()
+    with connection:
+        with contextlib.suppress(ConnectionEnded, OSError):
+            connection.send(data)
+            connection.socket.shutdown(socket.SHUT_WR)
+        try:
+            while True:
+                connection.take(connection.read())
+        except TimeoutError:
+            outcome.add_silence("a connection stays open over HTTP/2")
+        except (ConnectionEnded, OSError):
+            outcome.kinds.append("closed")
+    for answer in connection.answers.values():
+        if answer.ended:
+            _note(outcome, answer)
+    if connection.goaway is not None:
+        outcome.add_reset("connection ended", int.from_bytes(connection.goaway.payload[4:8]))
+    return outcome
+
+
+class _Answers(dict[int, Answer]):
+    def get(self, key: int, default: Answer | None = None) -> Answer:  # type: ignore[override]
+        del default
+        return self.setdefault(key, Answer())

@@ -1,24 +1,24 @@
-"""Requests of every path that the server has over HTTP, and bytes that are not quite HTTP/1.1."""
+"""Requests of every path of the server, invalid HTTP/1.1, and the connections that send them."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import socket
 import zlib
+from collections.abc import Sequence
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from tests.fuzz.json_documents import changed_json
-from tests.fuzz.messages import Message, Transport
-from tests.fuzz.values import NUMBERS, TEXTS, changed_bytes, text
+from tests.fuzz.messages import Message, Outcome, Transport
+from tests.fuzz.mutations import NUMBERS, TEXTS, changed_bytes, changed_json, text
 
 _JSON: Final = ("content-type", "application/json")
 _BINARY_LENGTH: Final = "inference-header-content-length"
 
 
 class _Door(NamedTuple):
-    """Requests of one protocol that are right: verbs and paths, and documents for their bodies."""
-
     name: str
     weight: int
     paths: tuple[str, ...]
@@ -120,7 +120,6 @@ _TROUBLES: Final = (
 
 
 def http_message(random: Random, number: int) -> Message:
-    """Make a request, nearly right, whose body has the length that it says."""
     (door,) = random.choices(_DOORS, [each.weight for each in _DOORS])
     verb, _, path = random.choice(door.paths).partition(" ")
     if random.random() < 0.08:
@@ -189,7 +188,6 @@ def http_bytes(message: Message) -> bytes:
 
 
 def raw_http_message(random: Random, number: int) -> Message:
-    """Make the bytes of a connection: some requests with lines between and bytes changed."""
     requests = [http_bytes(http_message(random, number)) for _ in range(random.choice((1, 1, 1, 2, 3)))]
     if random.random() < 0.5:
         at = random.randrange(len(requests))
@@ -203,3 +201,131 @@ def raw_http_message(random: Random, number: int) -> Message:
     if random.random() < 0.6:
         data = changed_bytes(random, data)
     return Message(number, "raw http", Transport.RAW_HTTP, data)
+
+
+SECONDS: Final = 20.0
+_BODILESS: Final = {204, 304}
+_HEAD_END: Final = b"\r\n\r\n"
+
+
+class _Answer(NamedTuple):
+    status: int
+    body: bytes
+    is_last: bool
+
+
+class HttpReader:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._unread = b""
+
+    def read(self, verb: str = "GET") -> _Answer:
+        while (answer := self._read_one(verb)).status < 200:
+            pass
+        return answer
+
+    def _read_one(self, verb: str) -> _Answer:
+        first, *lines = self._until(_HEAD_END).decode("latin-1").split("\r\n")
+        version, status = first.split(" ")[:2]
+        if not version.startswith("HTTP/1."):
+            raise ValueError(first)
+        fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        is_last = "close" in fields.get("connection", "").lower()
+        code = int(status)
+        if verb == "HEAD" or code in _BODILESS or code < 200:
+            return _Answer(code, b"", is_last)
+        if "chunked" in fields.get("transfer-encoding", ""):
+            return _Answer(code, self._chunks(), is_last)
+        return _Answer(code, self._exactly(int(fields["content-length"])), is_last)
+
+    def _chunks(self) -> bytes:
+        parts = []
+        while size := int(self._until(b"\r\n"), 16):
+            parts.append(self._exactly(size + 2)[:-2])
+        self._until(b"\r\n")
+        return b"".join(parts)
+
+    def _until(self, mark: bytes) -> bytes:
+        while mark not in self._unread:
+            self._more()
+        found, _, self._unread = self._unread.partition(mark)
+        return found
+
+    def _exactly(self, size: int) -> bytes:
+        while len(self._unread) < size:
+            self._more()
+        found, self._unread = self._unread[:size], self._unread[size:]
+        return found
+
+    def _more(self) -> None:
+        try:
+            data = self._connection.recv(65536)
+        except ConnectionResetError as error:
+            raise EOFError from error
+        if not data:
+            raise EOFError
+        self._unread += data
+
+
+class HttpLane:
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._connection: socket.socket | None = None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def begin(self, messages: Sequence[Message]) -> None:
+        if self._connection is None:
+            self._connection = socket.create_connection(("127.0.0.1", self._port), timeout=SECONDS)
+            self._reader = HttpReader(self._connection)
+        last = next((at for at, message in enumerate(messages) if ("connection", "close") in message.headers), None)
+        sent = messages if last is None else messages[: last + 1]
+        with contextlib.suppress(OSError):
+            self._connection.sendall(b"".join(map(http_bytes, sent)))
+
+    def end(self, messages: Sequence[Message]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        tried = 0
+        while len(outcomes) < len(messages):
+            message = messages[len(outcomes)]
+            try:
+                answer = self._reader.read(message.path.partition(" ")[0])
+            except (EOFError, ValueError, OSError) as error:
+                self.close()
+                tried += 1
+                if tried == 1:
+                    # Alone, for what follows an answer on a connection that the server closes may cost that answer.
+                    self.begin([message])
+                    continue
+                outcomes.append(Outcome())
+                outcomes[-1].add_silence(f"no answer over HTTP: {error!r}")
+            else:
+                outcomes.append(Outcome())
+                outcomes[-1].add_http(answer.status, answer.body)
+                if answer.is_last:
+                    self.close()
+            if tried or self._connection is None:
+                tried = 0
+                self.begin(messages[len(outcomes) :])
+        return outcomes
+
+
+def tell_raw_http(port: int, data: bytes) -> Outcome:
+    outcome = Outcome()
+    with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as connection:
+        with contextlib.suppress(OSError):
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+        reader = HttpReader(connection)
+        try:
+            while True:
+                answer = reader.read()
+                outcome.add_http(answer.status, answer.body)
+        except TimeoutError:
+            outcome.add_silence("a connection stays open over HTTP")
+        except (EOFError, ValueError, KeyError, OSError):
+            outcome.kinds.append("closed")
+    return outcome
