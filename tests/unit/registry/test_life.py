@@ -15,6 +15,7 @@ from ovmstrio.core.errors import NotReady
 from ovmstrio.registry import Readiness, Registry, VersionState
 from tests.support.stub_registry import StubLoader, add_versions, registry_of, running
 from tests.support.waits import WAIT_SECONDS
+from tests.unit.registry.conftest import Loading
 
 
 def _spec(base: Path, name: str = "m") -> ModelSpec:
@@ -29,34 +30,29 @@ async def _until(registry: Registry, name: str, versions: list[int]) -> None:
 # Readiness
 
 
-async def test_the_registry_is_ready_after_its_first_pass(
-    tmp_path: Path, loader: StubLoader, registry: Registry
+async def test_the_registry_is_ready_after_its_first_pass_and_stays_ready(
+    tmp_path: Path, loading: Loading, registry: Registry
 ) -> None:
-    gate = loader.hold("b", 1)
     reported: list[Readiness] = []
     registry.subscribe_readiness(reported.append)
     assert registry.readiness == Readiness(ready=False, reason="the configuration has not been applied yet")
-    specs = [_spec(add_versions(tmp_path / name, 1), name) for name in ("a", "b")]
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(registry.apply, specs)
-        await loader.begun["b", 1].wait()
+    specs = [_spec(add_versions(tmp_path / name, 1), name) for name in ("a", "b", "c")]
+    async with loading(*specs[:2], name="b"):
         await _until(registry, "a", [1])
         await trio.testing.wait_all_tasks_blocked()
         assert registry.readiness == Readiness(ready=False, reason="loading 1 of 2 models: b")
-        gate.set()
-        await registry.wait_loaded()
     assert registry.readiness == Readiness(ready=True)
+    async with loading(*specs, name="c"):
+        assert registry.readiness.ready
     assert reported == [Readiness(ready=True)]
 
 
 @pytest.mark.parametrize("ready_when_failed", [False, True])
 async def test_a_model_without_a_working_version_keeps_the_server_from_being_ready(
-    tmp_path: Path, ready_when_failed: bool
+    tmp_path: Path, loader: StubLoader, ready_when_failed: bool
 ) -> None:
-    loader = StubLoader()
     loader.fail("b", 1)
-    registry = registry_of(loader, poll_seconds=0, ready_when_failed=ready_when_failed)
-    async with running(registry):
+    async with running(registry_of(loader, poll_seconds=0, ready_when_failed=ready_when_failed)) as registry:
         good, bad = add_versions(tmp_path / "a", 1), add_versions(tmp_path / "b", 1)
         await registry.apply([_spec(good, "a"), _spec(bad, "b"), _spec(tmp_path / "c", "c")])
         assert registry.readiness.ready is ready_when_failed
@@ -75,18 +71,6 @@ async def test_an_empty_registry_is_ready_only_if_configured(ready_when_empty: b
         assert registry.readiness.reason == ("" if ready_when_empty else "no model is configured")
 
 
-async def test_an_added_model_leaves_the_server_ready(tmp_path: Path, loader: StubLoader, registry: Registry) -> None:
-    gate = loader.hold("b", 1)
-    specs = [_spec(add_versions(tmp_path / name, 1), name) for name in ("a", "b")]
-    await registry.apply(specs[:1])
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(registry.apply, specs)
-        await loader.begun["b", 1].wait()
-        assert registry.readiness.ready
-        gate.set()
-    assert registry.readiness.ready
-
-
 # Polling
 
 
@@ -100,48 +84,25 @@ async def test_polling_finds_new_and_removed_versions(tmp_path: Path, autojump_c
 
 
 async def test_a_serving_version_is_not_reloaded_for_changed_files(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, loader: StubLoader, registry: Registry
 ) -> None:
-    loader = StubLoader()
-    polls = 0
-
-    async def count() -> None:
-        nonlocal polls
-        polls += 1
-        if polls == 5:
-            enough.set()
-
-    enough = trio.Event()
-    async with running(registry_of(loader, poll_seconds=1)) as registry:
-        registry.on_poll(count)
-        await registry.apply([_spec(add_versions(tmp_path, 1))])
-        (tmp_path / "1" / "model.onnx").write_bytes(b"changed")
-        await enough.wait()
-        assert loader.attempts["m", 1] == 1
+    await registry.apply([_spec(add_versions(tmp_path, 1))])
+    (tmp_path / "1" / "model.onnx").write_bytes(b"changed")
+    assert not (await registry.rescan()).changed
+    assert loader.attempts["m", 1] == 1
 
 
-async def test_a_failed_version_is_retried_at_growing_intervals(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+async def test_a_failed_version_is_retried_at_growing_intervals_and_when_its_files_change(
+    tmp_path: Path, loader: StubLoader, autojump_clock: trio.testing.MockClock
 ) -> None:
-    loader = StubLoader()
     loader.fail("m", 1)
     times: list[float] = []
     async with running(registry_of(loader, poll_seconds=0.5)) as registry:
         registry.subscribe(lambda status: times.append(trio.current_time()) if status.error_code == "UNKNOWN" else None)
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         await loader.wait_attempts(9)
-    pauses = [later - earlier for earlier, later in pairwise(times)]
-    assert pauses[:7] == pytest.approx([1, 2, 4, 8, 16, 32, 60], abs=0.6)
-
-
-async def test_a_failed_version_is_retried_when_its_files_change(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
-    loader = StubLoader()
-    loader.fail("m", 1)
-    async with running(registry_of(loader, poll_seconds=1)) as registry:
-        await registry.apply([_spec(add_versions(tmp_path, 1))])
-        await loader.wait_attempts(7)
+        pauses = [later - earlier for earlier, later in pairwise(times)]
+        assert pauses[:7] == pytest.approx([1, 2, 4, 8, 16, 32, 60], abs=0.6)
         loader.mend("m", 1)
         began = trio.current_time()
         (tmp_path / "1" / "model.bin").touch()
@@ -168,10 +129,8 @@ async def test_polling_begins_after_the_first_pass(tmp_path: Path, autojump_cloc
 # The end
 
 
-async def test_shutdown_closes_serving_and_retiring_versions(tmp_path: Path) -> None:
-    loader = StubLoader()
-    registry = registry_of(loader, poll_seconds=0)
-    async with running(registry):
+async def test_shutdown_closes_serving_and_retiring_versions(tmp_path: Path, loader: StubLoader) -> None:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         specs = [_spec(add_versions(tmp_path / name, 1), name) for name in ("a", "b")]
         await registry.apply(specs)
         retiring = await registry.lease("a")
@@ -225,16 +184,15 @@ async def test_shutdown_cancels_loads_and_refuses_waiting_callers(tmp_path: Path
     assert loader.opened == []
 
 
-async def test_shutdown_waits_a_bounded_time_for_calls(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    loader = StubLoader()
-    registry = registry_of(loader, poll_seconds=0, shutdown_seconds=7)
-
+async def test_shutdown_waits_a_bounded_time_for_calls(
+    tmp_path: Path, loader: StubLoader, autojump_clock: trio.testing.MockClock
+) -> None:
     async def call(name: str, seconds: float) -> None:
         with await registry.lease(name):
             await trio.sleep(seconds)
 
     async with trio.open_nursery() as callers:
-        async with running(registry):
+        async with running(registry_of(loader, poll_seconds=0, shutdown_seconds=7)) as registry:
             await registry.apply([_spec(add_versions(tmp_path / name, 1), name) for name in ("slow", "quick")])
             callers.start_soon(call, "slow", 1000)
             callers.start_soon(call, "quick", 3)

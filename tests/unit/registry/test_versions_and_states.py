@@ -28,6 +28,7 @@ from ovmstrio.registry import Registry, VersionState, VersionStatus, version_loa
 from ovmstrio.repository.versions import choose_versions
 from ovmstrio.runtimes.kind import LoadContext
 from tests.support.stub_registry import StubLoader, add_versions, registry_of, running
+from tests.unit.registry.conftest import Loading
 
 LOADING, AVAILABLE, END = VersionState.LOADING, VersionState.AVAILABLE, VersionState.END
 
@@ -146,14 +147,7 @@ async def test_a_version_retired_twice_ends_with_its_last_instance(tmp_path: Pat
         assert _states(registry) == {1: (VersionState.UNLOADING, "OK")}
     await trio.testing.wait_all_tasks_blocked()
     assert _states(registry) == {1: (END, "OK")}
-
-
-async def test_a_base_path_without_versions_is_no_error(tmp_path: Path, registry: Registry) -> None:
-    assert not (await registry.apply([_spec(tmp_path)])).failures
-    assert registry.statuses() == {"m": []}
-    add_versions(tmp_path, 1)
-    await registry.rescan()
-    assert registry.available_versions("m") == [1]
+    assert not (await registry.apply([])).changed
 
 
 async def test_a_missing_base_path_fails_the_model_until_it_exists(tmp_path: Path, registry: Registry) -> None:
@@ -161,6 +155,8 @@ async def test_a_missing_base_path_fails_the_model_until_it_exists(tmp_path: Pat
     (failure,) = (await registry.apply([_spec(base)])).failures
     assert failure == VersionStatus("m", 0, LOADING, "UNKNOWN", failure.reason)
     assert "does not exist" in failure.reason
+    base.mkdir()
+    assert not (await registry.rescan()).failures
     assert registry.statuses() == {"m": []}
     add_versions(base, 1)
     assert not (await registry.rescan()).failures
@@ -176,39 +172,24 @@ async def test_a_base_path_that_vanishes_leaves_its_versions_serving(tmp_path: P
     assert registry.readiness.ready
 
 
-async def test_a_removed_model_stays_in_the_statuses(tmp_path: Path, registry: Registry) -> None:
-    await registry.apply([_spec(add_versions(tmp_path, 1))])
-    assert (await registry.apply([])).changed
-    await trio.testing.wait_all_tasks_blocked()
-    assert _states(registry) == {1: (END, "OK")}
-    assert not (await registry.apply([])).changed
-
-
 async def test_of_two_models_with_one_name_the_first_is_served(tmp_path: Path, registry: Registry) -> None:
     first, second = add_versions(tmp_path / "a", 1), add_versions(tmp_path / "b", 2)
     await registry.apply([_spec(first), _spec(second)])
     assert registry.available_versions("m") == [1]
 
 
-async def test_subscribers_receive_every_state_in_order(tmp_path: Path) -> None:
-    loader = StubLoader()
+async def test_subscribers_receive_every_state_in_order(tmp_path: Path, loader: StubLoader, registry: Registry) -> None:
     loader.fail("m", 1)
     reported: list[tuple[int, VersionState, str]] = []
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        registry.subscribe(lambda status: reported.append((status.version, status.state, status.error_code)))
-        await registry.apply([_spec(add_versions(tmp_path, 1))])
-        loader.mend("m", 1)
-        await registry.rescan()
-        await registry.apply([])
-        await trio.testing.wait_all_tasks_blocked()
-    assert reported == [
-        (1, LOADING, "OK"),
-        (1, LOADING, "UNKNOWN"),
-        (1, LOADING, "OK"),
-        (1, AVAILABLE, "OK"),
-        (1, VersionState.UNLOADING, "OK"),
-        (1, END, "OK"),
-    ]
+    registry.subscribe(lambda status: reported.append((status.version, status.state, status.error_code)))
+    await registry.apply([_spec(add_versions(tmp_path, 1))])
+    loader.mend("m", 1)
+    await registry.rescan()
+    await registry.apply([])
+    await trio.testing.wait_all_tasks_blocked()
+    failed = [(1, LOADING, "OK"), (1, LOADING, "UNKNOWN")]
+    loaded = [(1, LOADING, "OK"), (1, AVAILABLE, "OK")]
+    assert reported == [*failed, *loaded, (1, VersionState.UNLOADING, "OK"), (1, END, "OK")]
 
 
 # Lookup by the text of a request
@@ -232,22 +213,15 @@ async def _refusal(registry: Registry, name: str, version: str) -> ServerError:
     ("requested", "served"),
     [("", "10"), ("0", "10"), ("9", "9"), ("10", "10"), ("010", "10"), ("+9", "9"), ("-0", "10")],
 )
-async def test_a_version_is_named_by_number_and_the_default_is_the_highest(
+async def test_a_version_is_leased_by_number_at_once_and_the_default_is_the_highest(
     tmp_path: Path, requested: str, served: str, registry: Registry
 ) -> None:
     await registry.apply([_all_versions(tmp_path, 9, 10)])
-    with await registry.lease("m", requested) as lease:
+    with trio.testing.assert_no_checkpoints():
+        lease = await registry.lease("m", requested)
+    with lease:
         assert (lease.name, lease.version) == ("m", served)
         assert lease.servable is registry.peek("m", requested)
-
-
-async def test_an_available_version_is_leased_without_a_checkpoint(tmp_path: Path, registry: Registry) -> None:
-    await registry.apply([_all_versions(tmp_path, 1)])
-    with trio.testing.assert_no_checkpoints():
-        with await registry.lease("m"):
-            pass
-        with await registry.lease("m", "1"):
-            pass
 
 
 @pytest.mark.parametrize(
@@ -321,74 +295,53 @@ async def test_a_failed_version_is_refused_at_once_with_a_hint(
 
 
 @pytest.mark.parametrize("version", ["", "1"])
-async def test_a_lease_waits_for_a_load(tmp_path: Path, version: str, loader: StubLoader, registry: Registry) -> None:
-    gate = loader.hold("m", 1)
+async def test_a_lease_waits_for_a_load_ten_seconds_at_most(
+    tmp_path: Path, version: str, loading: Loading, registry: Registry, autojump_clock: trio.testing.MockClock
+) -> None:
     leased: list[str] = []
 
     async def call() -> None:
         with await registry.lease("m", version) as lease:
             leased.append(lease.version)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(registry.apply, [_all_versions(tmp_path, 1)])
-        await loader.begun["m", 1].wait()
+    async with loading(_all_versions(tmp_path, 1)) as nursery:
+        started = trio.current_time()
+        assert isinstance(await _refusal(registry, "m", "1"), VersionLoading)
+        assert trio.current_time() - started == pytest.approx(10)
         nursery.start_soon(call)
         await trio.testing.wait_all_tasks_blocked()
         assert leased == []
         with pytest.raises(VersionLoading, match=r"of model \"m\" is not loaded yet$"):
             registry.peek("m", version)
-        gate.set()
     assert leased == ["1"]
 
 
-async def test_a_lease_waits_ten_seconds_at_most(
-    tmp_path: Path, loader: StubLoader, registry: Registry, autojump_clock: trio.testing.MockClock
-) -> None:
-    gate = loader.hold("m", 1)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(registry.apply, [_all_versions(tmp_path, 1)])
-        await loader.begun["m", 1].wait()
-        started = trio.current_time()
-        assert isinstance(await _refusal(registry, "m", "1"), VersionLoading)
-        assert trio.current_time() - started == pytest.approx(10)
-        gate.set()
-
-
 async def test_a_waiting_lease_is_refused_when_the_load_fails(
-    tmp_path: Path, loader: StubLoader, registry: Registry
+    tmp_path: Path, loader: StubLoader, loading: Loading, registry: Registry
 ) -> None:
-    gate = loader.hold("m", 1)
     loader.fail("m", 1)
     refusals: list[ServerError] = []
 
     async def call(version: str) -> None:
         refusals.append(await _refusal(registry, "m", version))
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(registry.apply, [_all_versions(tmp_path, 1)])
-        await loader.begun["m", 1].wait()
+    async with loading(_all_versions(tmp_path, 1)) as nursery:
         nursery.start_soon(call, "1")
         nursery.start_soon(call, "")
         await trio.testing.wait_all_tasks_blocked()
-        gate.set()
     assert {type(refusal) for refusal in refusals} == {VersionLoading, VersionMissing}
 
 
-async def test_a_cancelled_wait_holds_no_lease(tmp_path: Path, loader: StubLoader, registry: Registry) -> None:
-    gate = loader.hold("m", 1)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(registry.apply, [_all_versions(tmp_path, 1)])
-        await loader.begun["m", 1].wait()
-        async with trio.open_nursery() as callers:
-            callers.start_soon(registry.lease, "m")
-            await trio.testing.wait_all_tasks_blocked()
-            callers.cancel_scope.cancel()
-        gate.set()
-        with await registry.lease("m"):
-            await registry.apply([])
-            assert registry.statuses()["m"][0].state is VersionState.UNLOADING
+async def test_a_cancelled_wait_holds_no_lease(tmp_path: Path, loading: Loading, registry: Registry) -> None:
+    async with loading(_all_versions(tmp_path, 1)), trio.open_nursery() as callers:
+        callers.start_soon(registry.lease, "m")
         await trio.testing.wait_all_tasks_blocked()
-        assert registry.statuses()["m"][0].state is VersionState.END
+        callers.cancel_scope.cancel()
+    with await registry.lease("m"):
+        await registry.apply([])
+        assert _states(registry) == {1: (VersionState.UNLOADING, "OK")}
+    await trio.testing.wait_all_tasks_blocked()
+    assert _states(registry) == {1: (END, "OK")}
 
 
 async def test_version_statuses_are_of_one_version_or_of_all(tmp_path: Path, registry: Registry) -> None:
