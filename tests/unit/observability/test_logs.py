@@ -132,7 +132,7 @@ OURS, THEIRS = structlog.get_logger("ours"), logging.getLogger("theirs")
 @pytest.mark.parametrize(
     "log",
     [
-        pytest.param(OURS.error, id="event"),
+        pytest.param(lambda text: OURS.error(text, model="m"), id="event"),
         pytest.param(lambda text: OURS.error("model loaded", model=text), id="value"),
         pytest.param(lambda text: OURS.error("model loaded", model=_Shown(text)), id="object"),
         pytest.param(lambda text: OURS.error("model loaded", models=[{"name": _Shown(text)}]), id="nested"),

@@ -167,13 +167,10 @@ async def test_a_slow_call_is_hedged_and_a_sequence_is_not(autojump_clock: MockC
     with pytest.raises(DeadlineExceeded):
         await remote.infer(_request(sequence_id=7, sequence_start=True))
     assert len(slow.calls) + len(quick.calls) == 2 + 4 + 1
-
-
-async def test_a_single_address_is_hedged_at_itself(autojump_clock: MockClock) -> None:
-    endpoint = _FakeEndpoint("a", _hang)
+    single = _FakeEndpoint("a", _hang)
     with pytest.raises(DeadlineExceeded):
-        await _remote_of(endpoint, hedge_after_ms=100, timeout_seconds=5).infer(_request())
-    assert len(endpoint.calls) == 2
+        await _remote_of(single, hedge_after_ms=100, timeout_seconds=5).infer(_request())
+    assert len(single.calls) == 2
 
 
 async def test_a_sequence_with_a_server_id_stays_at_its_address() -> None:
@@ -278,42 +275,35 @@ class _Calls:
         return outcome
 
 
-def _is_final(error: ServerError) -> bool:
-    return isinstance(error, InvalidRequest)
-
-
-async def _run(call: Callable[[], Awaitable[str]]) -> str:
-    return await hedged(call, 1, is_final=_is_final)
-
-
-async def test_a_call_that_ends_soon_is_made_once(autojump_clock: MockClock) -> None:
-    quick = _Calls((0.5, "a"))
-    assert await _run(quick) == "a"
-    assert quick.begun == 1
-    failing = _Calls((0.5, NotReady("gone")))
-    with pytest.raises(NotReady, match="gone"):
-        await _run(failing)
-    assert failing.begun == 1
-
-
-async def test_the_first_answer_cancels_the_other_call(autojump_clock: MockClock) -> None:
-    begun = trio.current_time()
-    calls = _Calls((100, "slow"), (1, "second"))
-    assert await _run(calls) == "second"
-    assert (trio.current_time() - begun, calls.begun, calls.cancelled) == (2, 2, 1)
-    calls = _Calls((1.5, "first"), (100, "slow"))
-    assert await _run(calls) == "first"
-    assert calls.cancelled == 1
-
-
-async def test_a_failure_waits_for_the_other_call_unless_it_is_final(autojump_clock: MockClock) -> None:
-    assert await _run(_Calls((5, "late"), (1, NotReady("second")))) == "late"
-    with pytest.raises(NotReady, match="first"):
-        await _run(_Calls((2, NotReady("first")), (5, NotReady("second"))))
-    calls = _Calls((100, "never"), (1, InvalidRequest("wrong")))
-    with pytest.raises(InvalidRequest, match="wrong"):
-        await _run(calls)
-    assert calls.cancelled == 1
+@pytest.mark.parametrize(
+    ("calls", "outcome", "seconds", "cancelled"),
+    [
+        pytest.param([(0.5, "a")], "a", 0.5, 0, id="an early answer"),
+        pytest.param([(0.5, NotReady("gone"))], NotReady("gone"), 0.5, 0, id="an early failure"),
+        pytest.param([(100, "slow"), (1, "second")], "second", 2, 1, id="the second answers first"),
+        pytest.param([(1.5, "first"), (100, "slow")], "first", 1.5, 1, id="the first answers first"),
+        pytest.param([(5, "late"), (1, NotReady("second"))], "late", 5, 0, id="a failure waits"),
+        pytest.param([(2, NotReady("first")), (5, NotReady("second"))], NotReady("first"), 6, 0, id="two failures"),
+        pytest.param(
+            [(100, "never"), (1, InvalidRequest("wrong"))], InvalidRequest("wrong"), 2, 1, id="a final failure"
+        ),
+    ],
+)
+async def test_the_first_answer_or_final_failure_cancels_the_other_call(
+    calls: list[tuple[float, str | ServerError]],
+    outcome: str | ServerError,
+    seconds: float,
+    cancelled: int,
+    autojump_clock: MockClock,
+) -> None:
+    made, begun = _Calls(*calls), trio.current_time()
+    found: str | ServerError
+    try:
+        found = await hedged(made, 1, is_final=lambda error: isinstance(error, InvalidRequest))
+    except ServerError as error:
+        found = error
+    assert (type(found), str(found)) == (type(outcome), str(outcome))
+    assert (trio.current_time() - begun, made.begun, made.cancelled) == (seconds, len(calls), cancelled)
 
 
 # Health
@@ -351,24 +341,6 @@ async def test_readiness_changes_with_the_health_of_an_address(autojump_clock: M
 
 
 # Circuit breaker
-
-
-def test_failures_in_a_row_open_the_circuit_and_a_success_closes_it() -> None:
-    breaker = Breaker(2, 10)
-    breaker.begin()
-    breaker.fail(0)
-    breaker.succeed()
-    breaker.fail(1)
-    assert breaker.allows(1)
-    breaker.fail(2)
-    assert not breaker.allows(11.9)
-    assert breaker.seconds_left(5) == 7
-    assert breaker.allows(12)
-    breaker.begin()
-    assert not breaker.allows(12)
-    breaker.succeed()
-    assert breaker.allows(12)
-    assert breaker.failures_in_row == 0
 
 
 def test_a_breaker_without_a_limit_never_opens() -> None:
@@ -423,10 +395,9 @@ class _BreakerModel(RuleBasedStateMachine):
 
     @invariant()
     def is_open_for_as_long_as_configured(self) -> None:
-        if self.ongoing:
-            return
-        expected = self.closed_until_failure or self.now >= self.opened + 10
-        assert self.breaker.allows(self.now) == expected
+        is_over = not self.ongoing and self.now >= self.opened + 10
+        assert self.breaker.allows(self.now) == (self.closed_until_failure or is_over)
+        assert self.breaker.failures_in_row == self.in_row
 
 
 TestBreaker = _BreakerModel.TestCase
