@@ -1,5 +1,3 @@
-"""Models of another server, called through this server by Triton's client."""
-
 from __future__ import annotations
 
 import json

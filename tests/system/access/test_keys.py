@@ -1,5 +1,3 @@
-"""A server whose callers have keys: keys come and go, and no log line, answer or metric has one."""
-
 from __future__ import annotations
 
 import json

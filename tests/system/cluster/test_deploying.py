@@ -1,5 +1,3 @@
-"""`ovms deploy ray`: refused arguments, and deployments that fail."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""A configuration on a Ray cluster of two nodes on this machine, by the real command and real clients."""
-
 from __future__ import annotations
 
 import gzip

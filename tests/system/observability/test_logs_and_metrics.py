@@ -1,5 +1,3 @@
-"""Metrics of service processes, and logs of servers."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Generated message classes compared with their sources."""
-
 from __future__ import annotations
 
 import subprocess

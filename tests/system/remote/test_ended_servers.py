@@ -1,5 +1,3 @@
-"""Models of other servers that are killed, drain, or have not started yet. All servers are the tests' own."""
-
 from __future__ import annotations
 
 import json

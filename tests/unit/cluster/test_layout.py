@@ -1,5 +1,3 @@
-"""Groups of services: placement, routing, autoscaling and drain times."""
-
 from __future__ import annotations
 
 import json
@@ -25,6 +23,7 @@ from ovmstrio.core.peers import UNKNOWN_PEER
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.runtimes.table import KINDS
+from tests.support.pipelines import dag_entry
 
 UNSET = object()
 
@@ -34,20 +33,8 @@ def _model(name: str, placement: Any = UNSET, **settings: Any) -> dict[str, Any]
     return {"config": {"name": name, "base_path": f"/models/{name}", **placed, **settings}}
 
 
-def _pipeline(name: str, *models: str, placement: Any = UNSET) -> dict[str, Any]:
-    nodes = [
-        {
-            "name": f"n{index}",
-            "model_name": model,
-            "type": "DL model",
-            "inputs": [{"x": {"node_name": "request", "data_item": "x"}}],
-            "outputs": [{"data_item": "y", "alias": "y"}],
-        }
-        for index, model in enumerate(models)
-    ]
-    placed = {} if placement is UNSET else {"placement": placement}
-    outputs = [{f"y{index}": {"node_name": f"n{index}", "data_item": "y"}} for index in range(len(models))]
-    return {"name": name, "inputs": ["x"], "nodes": nodes, "outputs": outputs, **placed}
+def _pipeline(name: str, model: str, placement: str | None = None) -> dict[str, Any]:
+    return dag_entry(name, model, ("x", "x"), ("y", "y")) | ({"placement": placement} if placement else {})
 
 
 def _layout(*models: dict[str, Any], pipelines: Any = ()) -> ClusterLayout:
@@ -80,7 +67,8 @@ def test_services_are_grouped_by_placement(models: Any, members: dict[str, list[
 
 
 def test_groups_are_ordered_by_calls_and_know_the_called_groups() -> None:
-    layout = _layout(_model("a", "far"), _model("b", "p"), pipelines=[_pipeline("p", "a", "b", placement="p")])
+    pipelines = [_pipeline("p", "a", "p"), _pipeline("q", "b", "p")]
+    layout = _layout(_model("a", "far"), _model("b", "p"), pipelines=pipelines)
     assert list(_members(layout)) == ["far", "p", "ingress"]
     (group,) = (group for group in layout.groups if group.name == "p")
     assert group.called == {"a": "far"}
@@ -101,7 +89,7 @@ def test_contradicting_placements_are_refused_with_their_line() -> None:
 
 
 def test_circular_calls_between_groups_are_refused() -> None:
-    pipelines = [_pipeline("p", "a", placement="one"), _pipeline("q", "b", placement="two")]
+    pipelines = [_pipeline("p", "a", "one"), _pipeline("q", "b", "two")]
     (refusal,) = _refusals(_model("a", "two"), _model("b", "one"), pipelines=pipelines)
     assert "groups call each other in a circle: one, two; put what calls each other into one group" in refusal
 

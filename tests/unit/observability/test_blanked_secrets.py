@@ -1,5 +1,3 @@
-"""Secrets in bodies, and the bodies of failed calls."""
-
 from __future__ import annotations
 
 import gzip

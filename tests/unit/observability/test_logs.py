@@ -1,5 +1,3 @@
-"""Logs: lines, levels, the access log, escaping, bounds and the writing thread."""
-
 from __future__ import annotations
 
 import io
@@ -441,10 +439,6 @@ def test_a_json_line_without_a_call_has_only_the_request() -> None:
 # Levels
 
 
-class _Cell:
-    log_level = 0
-
-
 @pytest.fixture
 def handler() -> logging.Handler:
     found = logging.Handler()
@@ -470,20 +464,6 @@ def test_loggers_with_a_floor_stay_at_it() -> None:
         level.set(now)
         assert logging.getLogger("a talkative one").level == talkative
         assert logging.getLogger("one of its own").level == own
-
-
-def test_a_changed_level_holds_for_all_processes() -> None:
-    cell, first, second, late = _Cell(), LogLevel(), LogLevel(), LogLevel()
-    for each in (first, second, late):
-        each.begin(logging.INFO, {})
-    with first.shared(cell), second.shared(cell):
-        assert second.value == logging.INFO
-        first.set(logging.DEBUG)
-        assert second.value == logging.DEBUG
-        with late.shared(cell):
-            assert late.value == logging.DEBUG
-    first.set(logging.ERROR)
-    assert second.value == logging.DEBUG
 
 
 GRAPH_LOGGER = "ovmstrio.runtimes.graphs.graph_instance"

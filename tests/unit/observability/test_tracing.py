@@ -1,5 +1,3 @@
-"""Trace contexts, sampling, spans of calls and of user code, and recent traces."""
-
 from __future__ import annotations
 
 import json

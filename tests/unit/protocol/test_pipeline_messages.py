@@ -1,6 +1,6 @@
-"""Requests of pipelines in both layouts of their fields."""
-
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,31 +22,21 @@ def _varint(value: int) -> bytes:
     return bytes([*parts, value])
 
 
-def test_the_older_layout_is_recognized_by_its_log_id() -> None:
-    data = b"".join(
-        (
-            _text(1, "x"),
-            _text(2, "1,2"),
-            _text(3, "uci"),
-            _text(4, "prediction"),
-            b"\x28" + _varint(10000),
-            _text(6, "::1"),
-        )
-    )
-    request = decode_request(data)
-    assert (list(request.key), list(request.value)) == (["x"], ["1,2"])
-    assert (request.name, request.method, request.logid, request.clientip) == ("uci", "prediction", 10000, "::1")
+OLDER = _text(1, "x") + _text(2, "1,2") + _text(3, "uci") + _text(4, "prediction")
+NAMED = {"key": ["x"], "value": ["1,2"], "name": "uci", "method": "prediction"}
 
 
-@pytest.mark.parametrize("tail", [_text(6, "10.0.0.1"), b"\x28\x07"])
-def test_either_mark_identifies_the_older_layout(tail: bytes) -> None:
-    request = decode_request(_text(3, "uci") + tail)
-    assert request.name == "uci"
-    assert not request.tensors
-
-
-def test_a_name_that_is_no_tensor_identifies_the_older_layout() -> None:
-    assert decode_request(_text(1, "x") + _text(2, "1") + _text(3, "uci") + _text(4, "prediction")).name == "uci"
+@pytest.mark.parametrize(
+    ("data", "fields"),
+    [
+        (OLDER, NAMED),
+        (OLDER + b"\x28" + _varint(10000) + _text(6, "::1"), {**NAMED, "logid": 10000, "clientip": "::1"}),
+        (_text(3, "uci") + _text(6, "10.0.0.1"), {"name": "uci", "clientip": "10.0.0.1"}),
+        (_text(3, "uci") + b"\x28\x07", {"name": "uci", "logid": 7}),
+    ],
+)
+def test_the_older_layout_is_recognized_by_its_fields_or_name(data: bytes, fields: dict[str, Any]) -> None:
+    assert decode_request(data) == REQUEST(**fields)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +57,7 @@ def test_the_name_is_found_without_decoding(data: bytes, name: bytes) -> None:
 
 
 def test_a_name_after_many_empty_fields_is_read() -> None:
-    """Every field counts; `python -m benchmarks calls` holds that Python does not read each."""
+
     request = decode_request(_text(1, "") * 100_000 + _text(4, "uci"))
     assert (len(request.key), request.name) == (100_000, "uci")
 

@@ -1,5 +1,3 @@
-"""Tensors and statuses of the KServe protocol."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""What handlers know of their call."""
-
 from __future__ import annotations
 
 import time

@@ -1,5 +1,3 @@
-"""What a tensor says of itself, and how others read it."""
-
 from __future__ import annotations
 
 import array

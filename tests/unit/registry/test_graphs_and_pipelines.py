@@ -1,5 +1,3 @@
-"""Graphs and pipelines in the registry: a single version, and reloads when files, libraries or models change."""
-
 from __future__ import annotations
 
 import json
@@ -256,29 +254,6 @@ async def test_a_failed_reload_leaves_the_old_graph_serving(
     await trio.testing.wait_all_tasks_blocked()
     assert isinstance(old, StubServable)
     assert old.closed == 1
-
-
-async def test_polling_loads_edited_and_repaired_graphs(
-    tmp_path: Path, loader: StubLoader, autojump_clock: trio.testing.MockClock
-) -> None:
-    async def until(condition: Callable[[], bool]) -> None:
-        while not condition():
-            await registry.wait_change()
-
-    async with running(registry_of(loader, poll_seconds=1)) as registry:
-        await registry.apply([_graph(tmp_path)])
-        first = registry.peek("s")
-        _edit_handler(tmp_path)
-        await until(lambda: registry.peek("s") is not first)
-        loader.fail("s", 1)
-        _edit_graph(tmp_path)
-        await until(lambda: _state(registry)[2] == "FAILED_PRECONDITION")
-        loader.mend("s", 1)
-        second, failed = registry.peek("s"), loader.attempts["s", 1]
-        _add_helper(tmp_path)
-        await until(lambda: registry.peek("s") is not second)
-        assert loader.attempts["s", 1] >= failed + 1
-        assert _state(registry) == (1, AVAILABLE, "OK")
 
 
 # Configuration files

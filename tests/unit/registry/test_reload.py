@@ -1,5 +1,3 @@
-"""Changes of models and of the configuration file, also while calls are in flight."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""HTTP/2 as a client speaks it, with hyper-h2 as the server, and bytes that no server should send."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

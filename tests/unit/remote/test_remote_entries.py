@@ -1,5 +1,3 @@
-"""Entries of a configuration that say where else a model is."""
-
 from __future__ import annotations
 
 import json

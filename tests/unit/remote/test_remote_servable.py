@@ -1,5 +1,3 @@
-"""Calls of another server: attempts, choice of address, circuit breaker, hedging and health."""
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
