@@ -58,7 +58,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def far(folder: Path) -> Iterator[ServedInThread]:
-    """Serve the models that other servers call."""
     with serving_in_thread(config_path=folder / "config.json") as server:
         yield server
 
@@ -108,7 +107,6 @@ def other() -> Iterator[tuple[_OtherService, str]]:
 def client(
     tmp_path_factory: pytest.TempPathFactory, folder: Path, far: ServedInThread, other: tuple[_OtherService, str]
 ) -> Iterator[Any]:
-    """Connect to a server whose models are those of the other servers, by either protocol."""
     near = tmp_path_factory.mktemp("near")
     (near / "graph").mkdir()
     (near / "graph" / "graph.pbtxt").write_text(inference_graph("grpc"))

@@ -19,7 +19,6 @@ from tests.support.waits import WAIT_SECONDS, until
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Write the model of the other server, which adds one."""
     return ir.save(ir.dummy(), tmp_path / "models", "dummy")
 
 

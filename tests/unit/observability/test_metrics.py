@@ -452,20 +452,20 @@ def test_counts_and_spreads_render_as_the_client_library_does(seen: list[tuple[s
 # Threads, batches and the event loop
 
 
-def _watching() -> Metrics:
+def watching() -> Metrics:
     metrics, load = Metrics(), current_loop_load()
     metrics.watch(current_census(), lambda: (tuple(load.turns), load.turn_seconds))
     return metrics
 
 
-def _figures(metrics: Metrics, name: str) -> dict[str, float]:
+def figures(metrics: Metrics, name: str) -> dict[str, float]:
     text = metrics.render().decode()
     found = re.findall(rf'(?m)^ovmstrio_(\w+){{name="{name}"}} (\S+)$', text)
     return {family: float(value) for family, value in found}
 
 
 async def test_threads_and_waiting_calls_of_a_service_are_counted_and_abandoned_threads_as_stuck() -> None:
-    metrics, begun, go = _watching(), threading.Event(), threading.Event()
+    metrics, begun, go = watching(), threading.Event(), threading.Event()
 
     def wait() -> None:
         begun.set()
@@ -477,19 +477,19 @@ async def test_threads_and_waiting_calls_of_a_service_are_counted_and_abandoned_
         await nursery.start(pool.run)
         try:
             job, *_ = [pool.start(wait) for _ in range(3)]
-            assert _figures(metrics, "mine") == {"worker_threads": 1, "stuck_threads": 0, "waiting_calls": 2}
+            assert figures(metrics, "mine") == {"worker_threads": 1, "stuck_threads": 0, "waiting_calls": 2}
             assert await trio.to_thread.run_sync(begun.wait, WAIT_SECONDS)
             assert not await pool.finish(job, 0)
-            assert _figures(metrics, "mine")["stuck_threads"] == 1
+            assert figures(metrics, "mine")["stuck_threads"] == 1
         finally:
             go.set()
             with trio.CancelScope(shield=True):
                 await pool.aclose()
-    assert _figures(metrics, "mine") == {}
+    assert figures(metrics, "mine") == {}
 
 
 async def test_requests_waiting_for_a_batch_are_counted() -> None:
-    metrics, go = _watching(), trio.Event()
+    metrics, go = watching(), trio.Event()
 
     async def run(items: Sequence[int]) -> Sequence[int]:
         await go.wait()
@@ -502,14 +502,14 @@ async def test_requests_waiting_for_a_batch_are_counted() -> None:
             for item in range(3):
                 nursery.start_soon(batcher.submit, item)
             await trio.testing.wait_all_tasks_blocked()
-            assert _figures(metrics, "mine") == {"batch_queued_requests": 2}
+            assert figures(metrics, "mine") == {"batch_queued_requests": 2}
             go.set()
             await batcher.aclose()
-    assert _figures(metrics, "mine") == {}
+    assert figures(metrics, "mine") == {}
 
 
 async def test_turns_of_the_event_loop_are_timed() -> None:
-    metrics = _watching()
+    metrics = watching()
     await trio.lowlevel.checkpoint()
     before = metrics.render(["ovmstrio_event_loop_delay_seconds"]).decode()
     threading.Event().wait(0.06)

@@ -184,22 +184,10 @@ async def test_a_name_changes_its_kind_and_changes_back(
 # Files of graphs
 
 
-def _edit_graph(root: Path) -> None:
-    (root / "graph.pbtxt").write_text('handler_path: "handler.py" # changed')
-
-
-def _edit_handler(root: Path) -> None:
-    (root / "handler.py").write_text("changed = True")
-
-
-def _add_helper(root: Path) -> None:
-    (root / "helper.py").write_text("")
-
-
-@pytest.mark.parametrize("edit", [_edit_graph, _edit_handler, _add_helper])
+@pytest.mark.parametrize("name", ["graph.pbtxt", "handler.py", "helper.py"])
 @pytest.mark.parametrize("operation", ["rescan", "apply"])
 async def test_changed_files_reload_a_graph(
-    tmp_path: Path, edit: Callable[[Path], None], operation: str, loader: StubLoader, registry: Registry
+    tmp_path: Path, name: str, operation: str, loader: StubLoader, registry: Registry
 ) -> None:
     await registry.apply([_graph(tmp_path)])
 
@@ -207,7 +195,7 @@ async def test_changed_files_reload_a_graph(
         return (await (registry.rescan() if operation == "rescan" else registry.apply([_graph(tmp_path)]))).changed
 
     assert await reload() is False
-    edit(tmp_path)
+    (tmp_path / name).write_text('handler_path: "handler.py" # changed')
     assert await reload() is True
     assert await reload() is False
     await trio.testing.wait_all_tasks_blocked()
@@ -229,7 +217,7 @@ async def test_a_file_that_changes_during_a_load_causes_one_more(
     tmp_path: Path, loader: StubLoader, loading: Loading, registry: Registry
 ) -> None:
     async with loading(_graph(tmp_path), name="s"):
-        _edit_handler(tmp_path)
+        (tmp_path / "handler.py").write_text("changed = True")
     assert loader.attempts["s", 1] == 1
     await registry.rescan()
     await registry.rescan()
@@ -242,7 +230,7 @@ async def test_a_failed_reload_leaves_the_old_graph_serving(
     await registry.apply([_graph(tmp_path)])
     old = registry.peek("s")
     loader.fail("s", 1)
-    _edit_handler(tmp_path)
+    (tmp_path / "handler.py").write_text("changed = True")
     result = await registry.rescan()
     assert [status.reason for status in result.failures] == ["the stub was told to fail"]
     assert _state(registry) == (1, AVAILABLE, "FAILED_PRECONDITION")
@@ -334,7 +322,7 @@ async def test_a_changed_library_reloads_its_pipelines(
         change()
         assert (await registry.rescan()).changed is True
         assert loader.attempts["s", 1] == attempt
-    _add_helper(tmp_path)
+    (tmp_path / "helper.py").touch()
     assert (await registry.rescan()).changed is (library == "l.py")
     assert loader.attempts["other", 1] == 1
 
