@@ -95,7 +95,6 @@ def _deploy(cluster: RayCluster, folder: Path, rolled: str) -> subprocess.Comple
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-
     root = tmp_path_factory.mktemp("ray")
     for name in ("spread", "old"):
         ir.save(ir.dummy(), root, name)
@@ -112,7 +111,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(folder: Path) -> Iterator[RayCluster]:
-
     with ray_cluster(2) as running:
         done = _deploy(running, folder, "old")
         assert done.returncode == 0, done.stderr
@@ -121,7 +119,6 @@ def cluster(folder: Path) -> Iterator[RayCluster]:
 
 @pytest.fixture
 def rest(cluster: RayCluster) -> Iterator[httpx.Client]:
-
     with httpx.Client(base_url=f"http://127.0.0.1:{cluster.http}", timeout=PATIENCE_SECONDS) as client:
         yield client
 

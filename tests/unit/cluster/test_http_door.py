@@ -24,7 +24,6 @@ LIMIT = 1024
 
 @pytest.fixture(params=[True, False], ids=["hot", "cold"])
 def is_hot(request: pytest.FixtureRequest) -> bool:
-
     is_hot: bool = request.param
     return is_hot
 

@@ -215,20 +215,22 @@ def _openai_request(target: str, document: object = None, headers: tuple[tuple[s
 
 
 @pytest.mark.parametrize(
-    ("target", "name"),
+    ("target", "document", "name"),
     [
-        ("/v2/models/m/infer", "m"),
-        ("/v1/models/m:predict", "m"),
-        ("/v1/models/m/versions/1:predict?x=1", "m"),
-        ("/v2/models/%6D", "m"),
-        ("/graph/some/path", "graph"),
-        ("/nothing", ""),
-        ("/v2/models/", ""),
-        ("/v2", ""),
+        ("/v2/models/m/infer", None, "m"),
+        ("/v1/models/m:predict", None, "m"),
+        ("/v1/models/m/versions/1:predict?x=1", None, "m"),
+        ("/v2/models/%6D", None, "m"),
+        ("/graph/some/path", None, "graph"),
+        ("/v3/graph/x", None, "graph"),
+        ("/nothing", None, ""),
+        ("/v2/models/", None, ""),
+        ("/v2", None, ""),
+        *(("/v3/chat/completions", document, "") for document in (None, [], {}, {"model": 3})),
     ],
 )
-def test_paths_name_the_service(target: str, name: str) -> None:
-    assert http_target(_openai_request(target), NAMES).name == name
+def test_paths_name_the_service(target: str, document: object, name: str) -> None:
+    assert http_target(_openai_request(target, document), NAMES).name == name
 
 
 @pytest.mark.parametrize(
@@ -236,15 +238,6 @@ def test_paths_name_the_service(target: str, name: str) -> None:
 )
 def test_bodies_of_openai_requests_name_the_service(target: str) -> None:
     assert http_target(_openai_request(target, {"model": "text"}), NAMES) == HttpTarget("text", may_stream=True)
-
-
-def test_a_path_of_a_graph_names_the_graph() -> None:
-    assert http_target(_openai_request("/v3/graph/x", headers=()), NAMES).name == "graph"
-
-
-@pytest.mark.parametrize("document", [None, [], {}, {"model": 3}])
-def test_a_body_without_a_model_has_no_target(document: object) -> None:
-    assert http_target(_openai_request("/v3/chat/completions", document), NAMES).name == ""
 
 
 @pytest.mark.parametrize(

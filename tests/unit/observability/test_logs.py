@@ -405,9 +405,7 @@ def test_a_json_line_describes_the_call_of_its_request() -> None:
     door = Door("KServe", "gRPC", infer="ModelInfer")
     request.event = CallEvent("m", "3", "model", door, "ModelInfer", "r7", caller="ann", code="ModelFailure")
     request.event.span = QuietSpan(0xAB)
-
     line: dict[str, Any] = json.loads(_access_line("json", request))
-
     assert line.pop("milliseconds") >= 0
     assert line.pop("time").endswith("+00:00")
     assert line == {
@@ -431,7 +429,6 @@ def test_a_json_line_describes_the_call_of_its_request() -> None:
 
 def test_a_json_line_without_a_call_has_only_the_request() -> None:
     line = json.loads(_access_line("json", _request_over("HTTP", "/nowhere", -1)))
-
     assert line["status"] is None
     assert "name" not in line
 
@@ -484,7 +481,6 @@ def level() -> Iterator[LogLevel]:
 
 def test_levels_are_read_and_written() -> None:
     levels = read_log_levels(" ovmstrio.graphs=DEBUG, httpx = error ,")
-
     assert levels == {"ovmstrio.graphs": logging.DEBUG, "httpx": logging.ERROR}
     assert written_log_levels(levels) == "ovmstrio.graphs=debug,httpx=error"
     assert read_log_levels("") == {}
@@ -524,11 +520,9 @@ def test_a_level_of_a_part_overrides_the_general_level(level: LogLevel) -> None:
     level.set_parts({"ovmstrio.graphs": logging.DEBUG})
     assert logging.getLogger(GRAPH_LOGGER).isEnabledFor(logging.DEBUG)
     assert not logging.getLogger(REMOTE_LOGGER).isEnabledFor(logging.DEBUG)
-
     level.set(logging.ERROR)
     assert logging.getLogger(GRAPH_LOGGER).isEnabledFor(logging.DEBUG)
     assert not logging.getLogger(REMOTE_LOGGER).isEnabledFor(logging.WARNING)
-
     level.set_parts({"ovmstrio.remote": logging.INFO})
     assert not logging.getLogger(GRAPH_LOGGER).isEnabledFor(logging.WARNING)
     assert logging.getLogger(REMOTE_LOGGER).isEnabledFor(logging.INFO)

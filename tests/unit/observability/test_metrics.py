@@ -121,34 +121,15 @@ def test_a_retired_version_leaves_the_gauges_and_keeps_its_counters() -> None:
     metrics.retired("m", "1")
     late.code = OK
     metrics.call_finished(late)
-
     counters = {"ovms_requests_success", "ovmstrio_requests_total", "ovmstrio_placement_moves_total"}
     assert {name for name, labels in _samples(metrics) if ("version", "1") in labels} == counters
     assert _value(metrics, "ovms_requests_success", CALL) == 2
     assert _value(metrics, "ovms_streams", name="m", version="2") == 4
     assert _value(metrics, "ovmstrio_memory_bytes", name="m", version="2", part="compiled") == 1000
-
     metrics.servable("m", "1").set_pool(8, 0)
     assert _value(metrics, "ovms_infer_req_active", MODEL) == 0
     assert _value(metrics, "ovms_current_requests", MODEL) == 0
     assert _value(metrics, "ovms_requests_success", CALL) == 2
-
-
-def test_retiring_a_version_reads_no_gauge_of_others() -> None:
-    metrics = Metrics(["ovms_current_requests", "ovms_streams"])
-    reads: list[None] = []
-
-    def read() -> int:
-        reads.append(None)
-        return 0
-
-    for name in ("m", "other"):
-        metrics.servable(name, "1").set_streams(2)
-        metrics.child("ovms_current_requests", name, "1").set_function(read)
-    metrics.retired("m", "1")
-    assert not reads
-    assert _value(metrics, "ovms_streams", MODEL) is None
-    assert _value(metrics, "ovms_streams", name="other", version="1") == 2
 
 
 def test_counters_of_ovms_have_no_suffix_in_either_format(metrics: Metrics) -> None:

@@ -57,7 +57,6 @@ def test_the_name_is_found_without_decoding(data: bytes, name: bytes) -> None:
 
 
 def test_a_name_after_many_empty_fields_is_read() -> None:
-
     request = decode_request(_text(1, "") * 100_000 + _text(4, "uci"))
     assert (len(request.key), request.name) == (100_000, "uci")
 

@@ -40,9 +40,3 @@ def test_a_deadline_is_a_time_and_remaining_seconds() -> None:
     assert soon.deadline == pytest.approx(time.time() + 60, abs=1)
     assert soon.remaining() == pytest.approx(60, abs=1)
     assert past.remaining() == 0
-
-
-def test_cancellation_is_read_at_each_call() -> None:
-    answers = iter([False, True])
-    context = Context({}, "", is_cancelled=lambda: next(answers))
-    assert [context.is_cancelled(), context.is_cancelled()] == [False, True]

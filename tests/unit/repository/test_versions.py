@@ -141,40 +141,33 @@ def test_equal_content_has_an_equal_mark() -> None:
     assert content_mark(b"{}") == content_mark(b"{}") != content_mark(b"{ }")
 
 
-@pytest.mark.parametrize("change", ["grow", "add", "remove", "nested"])
-def test_any_change_below_a_directory_changes_its_mark(tmp_path: Path, change: str) -> None:
-    file = tmp_path / "model.bin"
-    file.write_bytes(b"12")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: (root / "model.bin").write_bytes(b"123"),
+        lambda root: (root / "model.xml").touch(),
+        lambda root: (root / "model.bin").unlink(),
+        lambda root: _touch(root / "variables", "x"),
+    ],
+)
+def test_any_change_below_a_directory_changes_its_mark(tmp_path: Path, change: Callable[[Path], object]) -> None:
+    (tmp_path / "model.bin").write_bytes(b"12")
     before = tree_mark(tmp_path)
     assert tree_mark(tmp_path) == before
-    match change:
-        case "grow":
-            file.write_bytes(b"123")
-        case "add":
-            (tmp_path / "model.xml").touch()
-        case "remove":
-            file.unlink()
-        case _:
-            (tmp_path / "variables").mkdir()
-            (tmp_path / "variables" / "x").touch()
+    change(tmp_path)
     assert tree_mark(tmp_path) != before
 
 
-def test_a_missing_path_has_its_own_mark(tmp_path: Path) -> None:
-    missing = tree_mark(tmp_path / "model.onnx")
+def test_missing_paths_and_impossible_names_have_a_mark_of_their_own(tmp_path: Path) -> None:
+    (mark,) = {tree_mark(tmp_path / name) for name in ("model.onnx", "nowhere", "x" * 300, "a\0b")}
     (tmp_path / "model.onnx").touch()
-    assert tree_mark(tmp_path / "model.onnx") != missing
+    assert tree_mark(tmp_path / "model.onnx") != mark
 
 
 def test_circular_and_dangling_links_have_a_mark(tmp_path: Path) -> None:
     (tmp_path / "circle").symlink_to(tmp_path, target_is_directory=True)
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     assert tree_mark(tmp_path) == tree_mark(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
-def test_an_impossible_name_has_the_mark_of_a_missing_path(tmp_path: Path, name: str) -> None:
-    assert tree_mark(tmp_path / name) == tree_mark(tmp_path / "nowhere")
 
 
 # Files of graphs
