@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import threading
 from contextvars import copy_context
-from typing import Any
 
 import pytest
 import trio
@@ -219,13 +218,6 @@ def test_ids_encode_the_sampling_decision(ratio: float) -> None:
 # User code
 
 
-def _document(recent: RecentTraces) -> dict[str, Any]:
-    (kept,) = recent.traces()
-    (document,) = json.loads(json.dumps(kept.document()))["tree"]
-    found: dict[str, Any] = document
-    return found
-
-
 def test_attributes_events_and_links_of_user_code_are_bounded() -> None:
     recent = RecentTraces()
     span = _call(recent)
@@ -241,7 +233,8 @@ def test_attributes_events_and_links_of_user_code_are_bounded() -> None:
     finally:
         UserSpans().leave(before)
     span.end()
-    document = _document(recent)
+    (kept,) = recent.traces()
+    (document,) = json.loads(json.dumps(kept.document()))["tree"]
     assert document["attributes"]["size"].startswith("<object")
     came, raised = (event["attributes"] for event in document["events"])
     assert (came["bytes"], came["number"]) == ("b'x'", 3)

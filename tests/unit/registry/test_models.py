@@ -265,17 +265,6 @@ async def test_a_retired_version_is_refused_as_retired_and_the_default_as_missin
         registry.is_ready("m")
 
 
-async def test_a_failed_version_is_refused_at_once_with_a_hint(
-    tmp_path: Path, loader: StubLoader, registry: Registry
-) -> None:
-    loader.fail("m", 1)
-    await registry.apply([_all_versions(tmp_path, 1)])
-    refusal = await _refusal(registry, "m", "1")
-    assert isinstance(refusal, VersionLoading)
-    assert str(refusal) == 'version 1 of model "m" is not loaded yet: its last load failed'
-    assert type(await _refusal(registry, "m", "")) is VersionMissing
-
-
 @pytest.mark.parametrize("version", ["", "1"])
 async def test_a_lease_waits_for_a_load_ten_seconds_at_most(
     tmp_path: Path, version: str, loading: Loading, registry: Registry, autojump_clock: trio.testing.MockClock
@@ -298,7 +287,7 @@ async def test_a_lease_waits_for_a_load_ten_seconds_at_most(
     assert leased == ["1"]
 
 
-async def test_a_waiting_lease_is_refused_when_the_load_fails(
+async def test_a_failed_version_is_refused_with_a_hint_at_once_and_while_a_lease_waits(
     tmp_path: Path, loader: StubLoader, loading: Loading, registry: Registry
 ) -> None:
     loader.fail("m", 1)
@@ -312,6 +301,10 @@ async def test_a_waiting_lease_is_refused_when_the_load_fails(
         nursery.start_soon(call, "")
         await trio.testing.wait_all_tasks_blocked()
     assert {type(refusal) for refusal in refusals} == {VersionLoading, VersionMissing}
+    refusal = await _refusal(registry, "m", "1")
+    assert isinstance(refusal, VersionLoading)
+    assert str(refusal) == 'version 1 of model "m" is not loaded yet: its last load failed'
+    assert type(await _refusal(registry, "m", "")) is VersionMissing
 
 
 async def test_a_cancelled_wait_holds_no_lease(tmp_path: Path, loading: Loading, registry: Registry) -> None:

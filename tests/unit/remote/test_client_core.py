@@ -80,12 +80,6 @@ def test_a_response_is_the_same_for_all_frames_and_reads(message: bytes, cuts: l
     assert not pair.client.exchanges
 
 
-def test_windows_are_replenished_as_bytes_arrive() -> None:
-    pair = _Pair()
-    for _ in range(40):
-        pair.round_trip(bytes(2**20), range(2**18, 2**20, 2**18))
-
-
 def test_settings_and_window_updates_open_windows() -> None:
     pair = _Pair()
     exchange = pair.client.begin(_header_block(), MAX_MESSAGE_BYTES)
