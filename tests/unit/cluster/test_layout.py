@@ -165,19 +165,19 @@ def test_a_changed_placement_reloads_nothing() -> None:
 # Autoscaling
 
 
-def _context(ongoing: float, metrics: Any) -> Any:
+@pytest.mark.parametrize(
+    ("ongoing", "metrics", "replicas"),
+    [
+        (32.0, {WANTED: {"a": 0.5, "b": 0.25}}, 4.0),
+        (8.0, {WANTED: {"a": 2.5, "b": 0.5}}, 3.0),
+        (16.0, {}, 2.0),
+        (16.0, None, 2.0),
+    ],
+)
+def test_the_larger_of_ongoing_and_waiting_requests_counts(ongoing: float, metrics: Any, replicas: float) -> None:
     config = SimpleNamespace(target_ongoing_requests=8.0)
-    return SimpleNamespace(total_num_requests=ongoing, config=config, aggregated_metrics=metrics)
-
-
-def test_the_larger_of_ongoing_and_waiting_requests_counts() -> None:
-    assert wanted_replicas(_context(32.0, {WANTED: {"a": 0.5, "b": 0.25}})) == (4.0, {})
-    assert wanted_replicas(_context(8.0, {WANTED: {"a": 2.5, "b": 0.5}})) == (3.0, {})
-
-
-def test_replicas_without_reports_are_scaled_by_requests() -> None:
-    assert wanted_replicas(_context(16.0, {})) == (2.0, {})
-    assert wanted_replicas(_context(16.0, None)) == (2.0, {})
+    context: Any = SimpleNamespace(total_num_requests=ongoing, config=config, aggregated_metrics=metrics)
+    assert wanted_replicas(context) == (replicas, {})
 
 
 def test_waiting_requests_are_summed_over_services() -> None:
@@ -205,13 +205,13 @@ def test_callers_drain_longer_than_the_groups_that_they_call() -> None:
 
 
 NAMES = {"m", "text", "graph"}
+NO_MODELS: list[Any] = [None, [], {}, {"model": 3}]
 JSON = (("content-type", "application/json"),)
 
 
 def _openai_request(target: str, document: object = None, headers: tuple[tuple[str, str], ...] = JSON) -> HttpRequest:
-    return HttpRequest(
-        "POST", "", "", headers, b"" if document is None else orjson.dumps(document), UNKNOWN_PEER, target
-    )
+    body = b"" if document is None else orjson.dumps(document)
+    return HttpRequest("POST", "", "", headers, body, UNKNOWN_PEER, target)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def _openai_request(target: str, document: object = None, headers: tuple[tuple[s
         ("/nothing", None, ""),
         ("/v2/models/", None, ""),
         ("/v2", None, ""),
-        *(("/v3/chat/completions", document, "") for document in (None, [], {}, {"model": 3})),
+        *(("/v3/chat/completions", document, "") for document in NO_MODELS),
     ],
 )
 def test_paths_name_the_service(target: str, document: object, name: str) -> None:
@@ -276,9 +276,8 @@ def _message(sequence: int, control: int = 0) -> bytes:
 def _infer_request(target: str, sequence: int | str | None = None, **parameters: object) -> HttpRequest:
     given = parameters if sequence is None else {"sequence_id": sequence, **parameters}
     tensor = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1.0]}
-    return HttpRequest(
-        "POST", "", "", (), orjson.dumps({"inputs": [tensor], "parameters": given}), UNKNOWN_PEER, target
-    )
+    body = orjson.dumps({"inputs": [tensor], "parameters": given})
+    return HttpRequest("POST", "", "", (), body, UNKNOWN_PEER, target)
 
 
 def test_a_sequence_has_the_same_shard_over_grpc_and_http() -> None:
@@ -297,16 +296,15 @@ def test_requests_without_sequences_go_to_the_first_shard() -> None:
     assert http_shard(_infer_request("/v1/models/m:predict"), "m", 1) == "m"
 
 
-def test_a_sequence_without_an_id_is_refused() -> None:
+def test_sequences_without_an_id_or_over_other_interfaces_are_refused() -> None:
+    started = _infer_request("/v2/models/m/infer", sequence_start=True)
+    sequences = HttpRequest("GET", "", target="/v2/models/m/sequences")
     with pytest.raises(InvalidRequest, match=r"clients choose them \(sequence_id\)"):
         grpc_shard(INFER, _message(0, 1), "m", 2)
     with pytest.raises(InvalidRequest, match=r"clients choose them \(sequence_id\)"):
-        http_shard(_infer_request("/v2/models/m/infer", sequence_start=True), "m", 2)
-
-
-def test_other_interfaces_are_refused_for_sequences() -> None:
+        http_shard(started, "m", 2)
     with pytest.raises(NotSupported, match="by KServe's ModelInfer"):
         grpc_shard(PREDICT, b"", "m", 2)
-    for request in (_infer_request("/v1/models/m:predict"), HttpRequest("GET", "", target="/v2/models/m/sequences")):
+    for request in (_infer_request("/v1/models/m:predict"), sequences):
         with pytest.raises(NotSupported, match="by KServe's ModelInfer"):
             http_shard(request, "m", 2)

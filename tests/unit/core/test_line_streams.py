@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import trio
@@ -44,11 +45,8 @@ def test_threads_do_not_write_into_each_others_lines() -> None:
                 barrier.wait()
                 stream.write(piece)
 
-    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, "abcd"))
     assert sorted(lines) == ["aaa"] * 20 + ["bbb"] * 20 + ["ccc"] * 20 + ["ddd"] * 20
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
 import pytest
@@ -22,7 +22,6 @@ from ovmstrio.observability.tracing.sampling import TraceSampling
 from ovmstrio.observability.tracing.spans import MOST_EVENTS, RecordedSpan
 from ovmstrio.observability.tracing.trace_context import TraceParent, read_parent, written_parent
 from tests.support.peers import LOCAL
-from tests.support.waits import WAIT_SECONDS
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -114,16 +113,9 @@ def test_an_endless_trace_has_a_bounded_size() -> None:
 def test_spans_may_end_in_any_thread() -> None:
     recent = RecentTraces()
     call = _call(recent)
-
-    def work() -> None:
-        for _ in range(50):
-            call.add("part", 0.1)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_SECONDS)
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(200):
+            threads.submit(call.add, "part", 0.1)
     call.end()
     (trace,) = recent.traces()
     assert len(trace.spans) == 201

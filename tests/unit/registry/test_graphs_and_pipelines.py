@@ -55,9 +55,7 @@ def _state(registry: Registry) -> tuple[int, VersionState, str]:
 
 @pytest.fixture(params=["graph", "pipeline"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """The kind of the servable "s"."""
-    kind: str = request.param
-    return kind
+    return str(request.param)
 
 
 @pytest.fixture

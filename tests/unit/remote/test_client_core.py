@@ -51,7 +51,7 @@ class _Pair:
         self.answer(exchange.id, message, cuts)
         self.to_client(step)
         self.to_server()
-        assert exchange.message == message
+        assert exchange.message == bytearray(message)
         return exchange
 
     def answer(self, stream: int, message: bytes, cuts: Sequence[int] = ()) -> None:
@@ -75,7 +75,7 @@ def test_a_response_is_the_same_for_all_frames_and_reads(message: bytes, cuts: l
     pair.to_client(step)
     assert exchange.ended.is_set()
     assert exchange.is_whole
-    assert exchange.message == message
+    assert exchange.message == bytearray(message)
     assert exchange.headers["grpc-status"] == "0"
     assert not pair.client.exchanges
 
@@ -116,7 +116,7 @@ def test_goaway_ends_only_calls_that_were_not_begun() -> None:
     assert not first.ended.is_set()
     pair.answer(first.id, b"complete")
     pair.to_client()
-    assert first.message == b"complete"
+    assert first.message == bytearray(b"complete")
 
 
 @pytest.mark.parametrize(("code", "untouched"), [(7, True), (2, False), (8, False)])
