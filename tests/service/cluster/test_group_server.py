@@ -230,8 +230,6 @@ def _numbered(number: int) -> bytes:
 def _on_link(
     most: int = 8, **options: float
 ) -> Callable[[Callable[[_NearLink], Awaitable[None]]], Callable[..., None]]:
-    """Decorate a test that gets a link to a replica, and runs on an asyncio loop of its own."""
-
     def decorate(test: Callable[[_NearLink], Awaitable[None]]) -> Callable[..., None]:
         async def run(root: Path) -> None:
             async with _linked(root, most, **options) as link:

@@ -42,7 +42,6 @@ def _config(folder: Path, models: list[dict[str, Any]], **lists: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a quick model, a large one, one with sequences, and a graph that never answers."""
     root = tmp_path_factory.mktemp("far")
     models = {"dummy": ir.dummy(), "large": ir.dummy((1, 4 * 2**20)), "accumulator": ir.accumulator()}
     entries = [
@@ -93,7 +92,6 @@ class _OtherService(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has
 
 @pytest.fixture(scope="module")
 def other() -> Iterator[tuple[_OtherService, str]]:
-    """Serve KServe's service by grpcio; returns it with its address."""
     service = _OtherService()
     server = grpc.server(ThreadPoolExecutor(2), options=[("grpc.max_receive_message_length", -1)])
     server.add_generic_rpc_handlers((service,))

@@ -36,7 +36,6 @@ ENOUGH = 60
 SEQUENCES = range(1, 7)
 EVERYWHERE = {"num_cpus": 0.1, "replicas": 2, "resources": {"place": 1}}
 HEAD = {"num_cpus": 0.1, "resources": {"head": 1}}
-
 LIMIT = 1_000_000
 STREAMED = 30
 OUTPUT = {"near": ["out"], "far": ["out"], "spread": ["a"], "dag": ["y"], "kept": [], "none": []}

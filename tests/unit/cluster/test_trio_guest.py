@@ -39,10 +39,7 @@ async def _twice(value: int) -> int:
     return 2 * value
 
 
-Guest = Callable[[TrioGuest], Awaitable[None]]
-
-
-def _bridged(test: Guest) -> Callable[[], None]:
+def _bridged(test: Callable[[TrioGuest], Awaitable[None]]) -> Callable[[], None]:
     """Run a test on an asyncio loop with a guest that idles."""
 
     async def run() -> None:

@@ -35,7 +35,6 @@ class _Installed(Distribution):
 
 
 def _command(origin: dict[str, Any] | None, extra: Extra = Extra.LLM) -> list[str]:
-    """Return the arguments of pip."""
     words = shlex.split(way_to_install(extra, lambda _: _Installed(origin)))
     assert words[:4] == [sys.executable, "-m", "pip", "install"]
     return words[4:]

@@ -54,10 +54,6 @@ def _value(metrics: Metrics, family: str, labels: Mapping[str, str] | None = Non
     return _samples(metrics).get((family, frozenset({**(labels or {}), **more}.items())))
 
 
-def _names(metrics: Metrics) -> set[str]:
-    return {name for name, _ in _samples(metrics)}
-
-
 def _end(metrics: Metrics, event: CallEvent, code: str = OK) -> None:
     metrics.call_started(event)
     event.code = code
@@ -155,7 +151,7 @@ def test_a_list_of_families_replaces_the_default_families() -> None:
     metrics = Metrics(["ovms_infer_req_active"])
     metrics.servable("m", "1").set_pool(4, 3)
     _infer(metrics)
-    assert "ovms_requests_success" not in _names(metrics)
+    assert "ovms_requests_success" not in metrics.render().decode()
     assert _value(metrics, "ovms_infer_req_active", MODEL) == 3
 
 
@@ -170,7 +166,7 @@ def test_families_of_the_server_can_be_disabled() -> None:
     graph.moved(CallEvent("g", "1", "graph", KSERVE_GRPC, "ModelInfer"), Step.ACCEPTED)
     graph.finished("ModelInfer", 1.0, ok=True)
     _infer(metrics)
-    assert _names(metrics) == {"ovms_requests_success", "ovmstrio_ready"}
+    assert {name for name, _ in _samples(metrics)} == {"ovms_requests_success", "ovmstrio_ready"}
 
 
 def test_process_metrics_are_read_at_each_scrape(metrics: Metrics) -> None:

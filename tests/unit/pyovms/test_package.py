@@ -274,8 +274,7 @@ def test_bytes_survive_two_nodes(code: str, dims: list[int], transposed: bool) -
 
 
 def test_the_exporter_of_newer_pythons_has_the_same_buffer() -> None:
-    class Made(Exporter):
-        """Has nothing of its own."""
+    class Made(Exporter): ...
 
     source = np.arange(6, dtype=np.float16).reshape(2, 3)
     view = over_array(Made, source).__buffer__(0)

@@ -242,6 +242,21 @@ async def test_a_failed_reload_leaves_the_old_graph_serving(
     assert old.closed == 1
 
 
+async def test_polling_loads_edited_and_repaired_graphs(
+    tmp_path: Path, loader: StubLoader, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with running(registry_of(loader, poll_seconds=1)) as registry:
+        await registry.apply([_graph(tmp_path)])
+        for text, code in (("a = 1", "OK"), ("broken", "FAILED_PRECONDITION"), ("repaired = 1", "OK")):
+            loader.mend("s", 1)
+            if code != "OK":
+                loader.fail("s", 1)
+            before = registry.peek("s")
+            (tmp_path / "handler.py").write_text(text)
+            while (registry.peek("s") is before, _state(registry)) != (code != "OK", (1, AVAILABLE, code)):
+                await registry.wait_change()
+
+
 # Configuration files
 
 
@@ -299,7 +314,6 @@ class _CheckingLoader(StubLoader):
 
 @pytest.fixture
 async def checking() -> AsyncIterator[_CheckingLoader]:
-    """A loader that checks pipelines, whose registry runs."""
     loader = _CheckingLoader()
     loader.registry = registry_of(loader, poll_seconds=0)
     async with running(loader.registry):

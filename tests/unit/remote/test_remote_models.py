@@ -446,13 +446,8 @@ def test_an_invalid_address_is_refused_with_its_line(address: str) -> None:
 
 def test_all_problems_are_reported_together() -> None:
     spec = _remote(remote=["x", "grpc://a:1", "grpc://a:1"], breaker={"failures": -1, "open": 1}, tls={"ca": 3})
-    assert [problem.path.rpartition("config.")[2] for problem in spec.errors] == [
-        "remote",
-        "remote",
-        "breaker.failures",
-        "breaker.open",
-        "tls.ca",
-    ]
+    paths = [problem.path.rpartition("config.")[2] for problem in spec.errors]
+    assert paths == ["remote", "remote", "breaker.failures", "breaker.open", "tls.ca"]
 
 
 def test_keys_of_local_models_are_refused() -> None:
