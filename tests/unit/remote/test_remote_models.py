@@ -54,11 +54,9 @@ class _FakeEndpoint:
     async def ask_ready(self) -> str:
         return ""
 
-    def doubt(self) -> None:
-        """Ignore doubts."""
+    def doubt(self) -> None: ...
 
-    async def aclose(self) -> None:
-        """Hold nothing that could be closed."""
+    async def aclose(self) -> None: ...
 
 
 def _remote_of(*endpoints: _FakeEndpoint, **settings: Any) -> RemoteServable:
