@@ -1,5 +1,3 @@
-"""What clients make of answers that are no answers."""
-
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,3 @@
-"""Models of another server, called through this server by Triton's client."""
-
 from __future__ import annotations
 
 import json
@@ -44,7 +42,6 @@ def _config(folder: Path, models: list[dict[str, Any]], **lists: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a quick model, a large one, one with sequences, and a graph that never answers."""
     root = tmp_path_factory.mktemp("far")
     models = {"dummy": ir.dummy(), "large": ir.dummy((1, 4 * 2**20)), "accumulator": ir.accumulator()}
     entries = [
@@ -60,7 +57,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def far(folder: Path) -> Iterator[ServedInThread]:
-    """Serve the models that other servers call."""
     with serving_in_thread(config_path=folder / "config.json") as server:
         yield server
 
@@ -96,7 +92,6 @@ class _OtherService(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has
 
 @pytest.fixture(scope="module")
 def other() -> Iterator[tuple[_OtherService, str]]:
-    """Serve KServe's service by grpcio; returns it with its address."""
     service = _OtherService()
     server = grpc.server(ThreadPoolExecutor(2), options=[("grpc.max_receive_message_length", -1)])
     server.add_generic_rpc_handlers((service,))
@@ -110,7 +105,6 @@ def other() -> Iterator[tuple[_OtherService, str]]:
 def client(
     tmp_path_factory: pytest.TempPathFactory, folder: Path, far: ServedInThread, other: tuple[_OtherService, str]
 ) -> Iterator[Any]:
-    """Connect to a server whose models are those of the other servers, by either protocol."""
     near = tmp_path_factory.mktemp("near")
     (near / "graph").mkdir()
     (near / "graph" / "graph.pbtxt").write_text(inference_graph("grpc"))

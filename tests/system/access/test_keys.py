@@ -1,5 +1,3 @@
-"""A server whose callers have keys: keys come and go, and no log line, answer or metric has one."""
-
 from __future__ import annotations
 
 import json
@@ -27,11 +25,7 @@ def _status(server: OvmsProcess, key: str, path: str = MODEL) -> int:
 
 
 def test_keys_come_and_go_and_stay_secret(tmp_path: Path) -> None:
-    """New keys are valid and revoked keys are not, without a restart; an unusable file changes nothing.
-
-    At the most detailed log level no key is printed. The test changes the keys of its server, so the server is its
-    own.
-    """
+    """The test changes the keys of its server, so the server is its own."""
     keys = tmp_path / "keys.json"
     shop = _new_key(keys, "shop", "--scope", "infer:add")
     boss = _new_key(keys, "boss", "--scope", "admin", "--scope", "metrics")

@@ -1,5 +1,3 @@
-"""A configuration on a Ray cluster of two nodes on this machine, by the real command and real clients."""
-
 from __future__ import annotations
 
 import gzip
@@ -38,7 +36,6 @@ ENOUGH = 60
 SEQUENCES = range(1, 7)
 EVERYWHERE = {"num_cpus": 0.1, "replicas": 2, "resources": {"place": 1}}
 HEAD = {"num_cpus": 0.1, "resources": {"head": 1}}
-
 LIMIT = 1_000_000
 STREAMED = 30
 OUTPUT = {"near": ["out"], "far": ["out"], "spread": ["a"], "dag": ["y"], "kept": [], "none": []}
@@ -97,7 +94,6 @@ def _deploy(cluster: RayCluster, folder: Path, rolled: str) -> subprocess.Comple
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models that add one, and one that gives what it gets."""
     root = tmp_path_factory.mktemp("ray")
     for name in ("spread", "old"):
         ir.save(ir.dummy(), root, name)
@@ -114,7 +110,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(folder: Path) -> Iterator[RayCluster]:
-    """Two nodes, and what is deployed there."""
     with ray_cluster(2) as running:
         done = _deploy(running, folder, "old")
         assert done.returncode == 0, done.stderr
@@ -123,19 +118,14 @@ def cluster(folder: Path) -> Iterator[RayCluster]:
 
 @pytest.fixture
 def rest(cluster: RayCluster) -> Iterator[httpx.Client]:
-    """Ask Ray's proxy over HTTP."""
     with httpx.Client(base_url=f"http://127.0.0.1:{cluster.http}", timeout=PATIENCE_SECONDS) as client:
         yield client
 
 
 @pytest.fixture
 def grpc(cluster: RayCluster) -> Iterator[Any]:
-    """Ask Ray's proxy over gRPC, as a client that knows nothing of Ray."""
-    client = triton.InferenceServerClient(f"127.0.0.1:{cluster.grpc}")
-    try:
+    with triton.InferenceServerClient(f"127.0.0.1:{cluster.grpc}") as client:
         yield client
-    finally:
-        client.close()
 
 
 def _post(client: httpx.Client, name: str, tensor: str = "b", size: int = 10) -> httpx.Response:
@@ -317,18 +307,14 @@ def test_a_new_version_is_rolled_out_without_a_lost_request(
     cluster: RayCluster, folder: Path, rest: httpx.Client
 ) -> None:
     assert _first(_post(rest, "rolled")) == 2.0
-    assert [(_step(rest, sequence, 1), _step(rest, sequence)) for sequence in SEQUENCES] == [(1.0, 2.0)] * len(
-        SEQUENCES
-    )
+    assert [(_step(rest, sequence, 1), _step(rest, sequence)) for sequence in SEQUENCES] == [(1.0, 2.0)] * 6
     with _load(cluster, ("rolled", "b"), ("dag", "x")) as wait:
         wait(5)
         done = _deploy(cluster, folder, "new")
         assert done.returncode == 0, done.stderr
         assert list(wait(5)) == ["200"]
     assert _first(_post(rest, "rolled")) == 1.0
-    assert [(_step(rest, sequence), _step(rest, sequence, 2)) for sequence in SEQUENCES] == [(3.0, 4.0)] * len(
-        SEQUENCES
-    )
+    assert [(_step(rest, sequence), _step(rest, sequence, 2)) for sequence in SEQUENCES] == [(3.0, 4.0)] * 6
 
 
 def test_a_node_is_killed_under_load_without_a_lost_request(cluster: RayCluster) -> None:

@@ -1,10 +1,7 @@
-"""Metrics of service processes, and logs of servers."""
-
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,9 +10,7 @@ import httpx
 import trio
 import trio.testing
 
-from ovmstrio.core.census import current_census, owned_by
-from ovmstrio.observability.metrics import Metrics
-from ovmstrio.work.loop_load import current_loop_load
+from ovmstrio.core.census import owned_by
 from ovmstrio.work.processes import WorkerProcess
 from tests.support import ir
 from tests.support.obedient_program import PROGRAM
@@ -23,38 +18,27 @@ from tests.support.processes import serving
 from tests.support.system_servers import SystemServers
 from tests.support.waits import WAIT_SECONDS, until
 from tests.support.worker_clients import ROW
-
-
-def _watching() -> Metrics:
-    metrics, load = Metrics(), current_loop_load()
-    metrics.watch(current_census(), lambda: (tuple(load.turns), load.turn_seconds))
-    return metrics
-
-
-def _figures(metrics: Metrics, name: str) -> dict[str, float]:
-    text = metrics.render().decode()
-    found = re.findall(rf'(?m)^ovmstrio_(\w+){{name="{name}"}} (\S+)$', text)
-    return {family: float(value) for family, value in found}
+from tests.unit.observability.test_metrics import figures, watching
 
 
 async def test_processes_of_a_service_are_counted_with_their_memory_and_ends() -> None:
-    metrics = _watching()
+    metrics = watching()
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             for restarts, ends in enumerate((False, True)):
                 with owned_by("mine"):
                     process = WorkerProcess(PROGRAM)
                 await process.start(nursery, "work")
-                figures = _figures(metrics, "mine")
-                assert figures.pop("worker_memory_bytes") > 2**20
-                assert figures == {"worker_processes": 1, "worker_restarts_total": 0}
+                found = figures(metrics, "mine")
+                assert found.pop("worker_memory_bytes") > 2**20
+                assert found == {"worker_processes": 1, "worker_restarts_total": 0}
                 if ends:
                     assert process.pid is not None
                     os.kill(process.pid, signal.SIGKILL)
                     await process.ended.wait()
                 else:
                     await process.close(5)
-                assert _figures(metrics, "mine") == {"worker_restarts_total": restarts}
+                assert figures(metrics, "mine") == {"worker_restarts_total": restarts}
 
 
 # Printed lines
@@ -90,15 +74,10 @@ def test_printed_lines_are_log_records_with_the_name_of_the_service(servers: Sys
 
     def printed() -> set[tuple[str | None, ...]]:
         whole_lines = server.printed_so_far().rpartition("\n")[0].splitlines()
+        lines = [line for line in map(json.loads, whole_lines) if line["logger"] == "ovmstrio.printed"]
+        parts = [line.get("node") or line.get("op") or line.get("handler") for line in lines]
         return {
-            (
-                line["event"],
-                line.get("servable"),
-                line.get("node") or line.get("op") or line.get("handler"),
-                line["stream"],
-            )
-            for line in map(json.loads, whole_lines)
-            if line["logger"] == "ovmstrio.printed"
+            (line["event"], line.get("servable"), part, line["stream"]) for line, part in zip(lines, parts, strict=True)
         }
 
     until(lambda: len(printed()) >= len(EXPECTED), why=printed)
@@ -109,10 +88,7 @@ def test_printed_lines_are_log_records_with_the_name_of_the_service(servers: Sys
 
 
 def test_an_unread_log_stops_neither_calls_nor_the_drain(tmp_path: Path) -> None:
-    """A pipe holds 64 KiB; later lines are kept for a while, and then dropped.
-
-    The output of the server is a pipe that the test does not read, and the test stops the server: it is its own.
-    """
+    """The test reads no output of its server, which is more than a pipe holds, and stops it: the server is its own."""
     model = ("--model_name", "m", "--model_path", str(ir.save(ir.dummy(), tmp_path, "m")))
     with serving(*model, "--log_level", "DEBUG") as server:
         with httpx.Client(base_url=server.rest, timeout=WAIT_SECONDS) as client:

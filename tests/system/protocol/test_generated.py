@@ -1,5 +1,3 @@
-"""Generated message classes compared with their sources."""
-
 from __future__ import annotations
 
 import subprocess
@@ -15,7 +13,6 @@ def test_generated_files_match_their_sources(tmp_path: Path) -> None:
     pytest.importorskip("betterproto2_compiler")
     script = PROJECT / "protos" / "generate.py"
     subprocess.run([sys.executable, script, "--output", tmp_path / "fresh"], check=True, capture_output=True)
-
     assert _contents(tmp_path / "fresh") == _contents(PROJECT / "ovmstrio" / "protocol" / "generated")
 
 

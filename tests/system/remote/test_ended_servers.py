@@ -1,5 +1,3 @@
-"""Models of other servers that are killed, drain, or have not started yet. All servers are the tests' own."""
-
 from __future__ import annotations
 
 import json
@@ -21,7 +19,6 @@ from tests.support.waits import WAIT_SECONDS, until
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Write the model of the other server, which adds one."""
     return ir.save(ir.dummy(), tmp_path / "models", "dummy")
 
 

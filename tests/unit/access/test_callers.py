@@ -1,5 +1,3 @@
-"""Callers: scopes, the key file, and limits."""
-
 from __future__ import annotations
 
 import json
@@ -218,17 +216,6 @@ async def test_requests_per_second_are_limited_with_the_time_of_the_next(mock_cl
     with pytest.raises(CallerLimited):
         allowance.take()
     assert allowance.under_way == 5
-
-
-async def test_a_rate_below_one_per_second_admits_one_request(mock_clock: trio.testing.MockClock) -> None:
-    allowance = CallerAllowance("shop", requests_per_second=0.1)
-    allowance.take()
-    mock_clock.jump(9.9)
-    with pytest.raises(CallerLimited) as caught:
-        allowance.take()
-    assert caught.value.retry_after_seconds == pytest.approx(0.1)
-    mock_clock.jump(0.1)
-    allowance.take()
 
 
 async def test_concurrent_requests_count_until_they_end() -> None:

@@ -1,10 +1,8 @@
-"""The HTTP interface behind another server: streams, failures, cancelled readers and refusals."""
-
 from __future__ import annotations
 
 import gc
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 
 import orjson
@@ -26,7 +24,6 @@ LIMIT = 1024
 
 @pytest.fixture(params=[True, False], ids=["hot", "cold"])
 def is_hot(request: pytest.FixtureRequest) -> bool:
-    """Whether the rule of the path is a hot one."""
     is_hot: bool = request.param
     return is_hot
 
@@ -92,18 +89,28 @@ def _request(target: str) -> HttpRequest:
 
 async def _read_all(pieces: Any) -> bytes:
     found = b""
-    while True:
-        try:
+    with suppress(trio.EndOfChannel):
+        while True:
             found += await pieces.receive()
-        except trio.EndOfChannel:
-            return found
+    return found
 
 
-async def test_a_stream_arrives_in_pieces(is_hot: bool) -> None:
-    stream = _Stream(100)
-    async with _door(stream, is_hot=is_hot) as door:
+async def test_a_stream_arrives_in_pieces_and_holds_its_slot_until_its_end(is_hot: bool) -> None:
+    stream, slot = _Stream(100), _Slot()
+    async with _door(stream, is_hot=is_hot, slot=slot) as door:
         head = await door.answer(_request("/pour"))
+        assert slot.is_held
         assert (head.status, await _read_all(head.pieces)) == (200, b"piece " * 100)
+        await stream.closed.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not slot.is_held
+
+
+async def test_a_status_without_a_body_has_no_pieces() -> None:
+    stream = _Stream(3)
+    async with _door(stream, status=204) as door:
+        head = await door.answer(_request("/pour"))
+        assert (head.status, await _read_all(head.pieces)) == (204, b"")
         await stream.closed.wait()
 
 
@@ -129,24 +136,6 @@ async def test_a_stream_without_a_reader_is_closed(is_hot: bool) -> None:
         gc.collect()
         with trio.fail_after(WAIT_SECONDS):
             await stream.closed.wait()
-
-
-async def test_a_slot_is_held_until_the_stream_ends(is_hot: bool) -> None:
-    stream, slot = _Stream(100), _Slot()
-    async with _door(stream, is_hot=is_hot, slot=slot) as door:
-        head = await door.answer(_request("/pour"))
-        assert slot.is_held
-        await _read_all(head.pieces)
-        await trio.testing.wait_all_tasks_blocked()
-        assert not slot.is_held
-
-
-async def test_a_status_without_a_body_has_no_pieces() -> None:
-    stream = _Stream(3)
-    async with _door(stream, status=204) as door:
-        head = await door.answer(_request("/pour"))
-        assert (head.status, await _read_all(head.pieces)) == (204, b"")
-        await stream.closed.wait()
 
 
 async def test_refusals_have_the_format_of_their_path() -> None:

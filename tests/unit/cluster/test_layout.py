@@ -1,5 +1,3 @@
-"""Groups of services: placement, routing, autoscaling and drain times."""
-
 from __future__ import annotations
 
 import json
@@ -25,6 +23,7 @@ from ovmstrio.core.peers import UNKNOWN_PEER
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.runtimes.table import KINDS
+from tests.support.pipelines import dag_entry
 
 UNSET = object()
 
@@ -34,20 +33,8 @@ def _model(name: str, placement: Any = UNSET, **settings: Any) -> dict[str, Any]
     return {"config": {"name": name, "base_path": f"/models/{name}", **placed, **settings}}
 
 
-def _pipeline(name: str, *models: str, placement: Any = UNSET) -> dict[str, Any]:
-    nodes = [
-        {
-            "name": f"n{index}",
-            "model_name": model,
-            "type": "DL model",
-            "inputs": [{"x": {"node_name": "request", "data_item": "x"}}],
-            "outputs": [{"data_item": "y", "alias": "y"}],
-        }
-        for index, model in enumerate(models)
-    ]
-    placed = {} if placement is UNSET else {"placement": placement}
-    outputs = [{f"y{index}": {"node_name": f"n{index}", "data_item": "y"}} for index in range(len(models))]
-    return {"name": name, "inputs": ["x"], "nodes": nodes, "outputs": outputs, **placed}
+def _pipeline(name: str, model: str, placement: str | None = None) -> dict[str, Any]:
+    return dag_entry(name, model, ("x", "x"), ("y", "y")) | ({"placement": placement} if placement else {})
 
 
 def _layout(*models: dict[str, Any], pipelines: Any = ()) -> ClusterLayout:
@@ -80,7 +67,8 @@ def test_services_are_grouped_by_placement(models: Any, members: dict[str, list[
 
 
 def test_groups_are_ordered_by_calls_and_know_the_called_groups() -> None:
-    layout = _layout(_model("a", "far"), _model("b", "p"), pipelines=[_pipeline("p", "a", "b", placement="p")])
+    pipelines = [_pipeline("p", "a", "p"), _pipeline("q", "b", "p")]
+    layout = _layout(_model("a", "far"), _model("b", "p"), pipelines=pipelines)
     assert list(_members(layout)) == ["far", "p", "ingress"]
     (group,) = (group for group in layout.groups if group.name == "p")
     assert group.called == {"a": "far"}
@@ -101,7 +89,7 @@ def test_contradicting_placements_are_refused_with_their_line() -> None:
 
 
 def test_circular_calls_between_groups_are_refused() -> None:
-    pipelines = [_pipeline("p", "a", placement="one"), _pipeline("q", "b", placement="two")]
+    pipelines = [_pipeline("p", "a", "one"), _pipeline("q", "b", "two")]
     (refusal,) = _refusals(_model("a", "two"), _model("b", "one"), pipelines=pipelines)
     assert "groups call each other in a circle: one, two; put what calls each other into one group" in refusal
 
@@ -177,19 +165,19 @@ def test_a_changed_placement_reloads_nothing() -> None:
 # Autoscaling
 
 
-def _context(ongoing: float, metrics: Any) -> Any:
+@pytest.mark.parametrize(
+    ("ongoing", "metrics", "replicas"),
+    [
+        (32.0, {WANTED: {"a": 0.5, "b": 0.25}}, 4.0),
+        (8.0, {WANTED: {"a": 2.5, "b": 0.5}}, 3.0),
+        (16.0, {}, 2.0),
+        (16.0, None, 2.0),
+    ],
+)
+def test_the_larger_of_ongoing_and_waiting_requests_counts(ongoing: float, metrics: Any, replicas: float) -> None:
     config = SimpleNamespace(target_ongoing_requests=8.0)
-    return SimpleNamespace(total_num_requests=ongoing, config=config, aggregated_metrics=metrics)
-
-
-def test_the_larger_of_ongoing_and_waiting_requests_counts() -> None:
-    assert wanted_replicas(_context(32.0, {WANTED: {"a": 0.5, "b": 0.25}})) == (4.0, {})
-    assert wanted_replicas(_context(8.0, {WANTED: {"a": 2.5, "b": 0.5}})) == (3.0, {})
-
-
-def test_replicas_without_reports_are_scaled_by_requests() -> None:
-    assert wanted_replicas(_context(16.0, {})) == (2.0, {})
-    assert wanted_replicas(_context(16.0, None)) == (2.0, {})
+    context: Any = SimpleNamespace(total_num_requests=ongoing, config=config, aggregated_metrics=metrics)
+    assert wanted_replicas(context) == (replicas, {})
 
 
 def test_waiting_requests_are_summed_over_services() -> None:
@@ -217,30 +205,32 @@ def test_callers_drain_longer_than_the_groups_that_they_call() -> None:
 
 
 NAMES = {"m", "text", "graph"}
+NO_MODELS: list[Any] = [None, [], {}, {"model": 3}]
 JSON = (("content-type", "application/json"),)
 
 
 def _openai_request(target: str, document: object = None, headers: tuple[tuple[str, str], ...] = JSON) -> HttpRequest:
-    return HttpRequest(
-        "POST", "", "", headers, b"" if document is None else orjson.dumps(document), UNKNOWN_PEER, target
-    )
+    body = b"" if document is None else orjson.dumps(document)
+    return HttpRequest("POST", "", "", headers, body, UNKNOWN_PEER, target)
 
 
 @pytest.mark.parametrize(
-    ("target", "name"),
+    ("target", "document", "name"),
     [
-        ("/v2/models/m/infer", "m"),
-        ("/v1/models/m:predict", "m"),
-        ("/v1/models/m/versions/1:predict?x=1", "m"),
-        ("/v2/models/%6D", "m"),
-        ("/graph/some/path", "graph"),
-        ("/nothing", ""),
-        ("/v2/models/", ""),
-        ("/v2", ""),
+        ("/v2/models/m/infer", None, "m"),
+        ("/v1/models/m:predict", None, "m"),
+        ("/v1/models/m/versions/1:predict?x=1", None, "m"),
+        ("/v2/models/%6D", None, "m"),
+        ("/graph/some/path", None, "graph"),
+        ("/v3/graph/x", None, "graph"),
+        ("/nothing", None, ""),
+        ("/v2/models/", None, ""),
+        ("/v2", None, ""),
+        *(("/v3/chat/completions", document, "") for document in NO_MODELS),
     ],
 )
-def test_paths_name_the_service(target: str, name: str) -> None:
-    assert http_target(_openai_request(target), NAMES).name == name
+def test_paths_name_the_service(target: str, document: object, name: str) -> None:
+    assert http_target(_openai_request(target, document), NAMES).name == name
 
 
 @pytest.mark.parametrize(
@@ -248,15 +238,6 @@ def test_paths_name_the_service(target: str, name: str) -> None:
 )
 def test_bodies_of_openai_requests_name_the_service(target: str) -> None:
     assert http_target(_openai_request(target, {"model": "text"}), NAMES) == HttpTarget("text", may_stream=True)
-
-
-def test_a_path_of_a_graph_names_the_graph() -> None:
-    assert http_target(_openai_request("/v3/graph/x", headers=()), NAMES).name == "graph"
-
-
-@pytest.mark.parametrize("document", [None, [], {}, {"model": 3}])
-def test_a_body_without_a_model_has_no_target(document: object) -> None:
-    assert http_target(_openai_request("/v3/chat/completions", document), NAMES).name == ""
 
 
 @pytest.mark.parametrize(
@@ -295,9 +276,8 @@ def _message(sequence: int, control: int = 0) -> bytes:
 def _infer_request(target: str, sequence: int | str | None = None, **parameters: object) -> HttpRequest:
     given = parameters if sequence is None else {"sequence_id": sequence, **parameters}
     tensor = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1.0]}
-    return HttpRequest(
-        "POST", "", "", (), orjson.dumps({"inputs": [tensor], "parameters": given}), UNKNOWN_PEER, target
-    )
+    body = orjson.dumps({"inputs": [tensor], "parameters": given})
+    return HttpRequest("POST", "", "", (), body, UNKNOWN_PEER, target)
 
 
 def test_a_sequence_has_the_same_shard_over_grpc_and_http() -> None:
@@ -316,16 +296,15 @@ def test_requests_without_sequences_go_to_the_first_shard() -> None:
     assert http_shard(_infer_request("/v1/models/m:predict"), "m", 1) == "m"
 
 
-def test_a_sequence_without_an_id_is_refused() -> None:
+def test_sequences_without_an_id_or_over_other_interfaces_are_refused() -> None:
+    started = _infer_request("/v2/models/m/infer", sequence_start=True)
+    sequences = HttpRequest("GET", "", target="/v2/models/m/sequences")
     with pytest.raises(InvalidRequest, match=r"clients choose them \(sequence_id\)"):
         grpc_shard(INFER, _message(0, 1), "m", 2)
     with pytest.raises(InvalidRequest, match=r"clients choose them \(sequence_id\)"):
-        http_shard(_infer_request("/v2/models/m/infer", sequence_start=True), "m", 2)
-
-
-def test_other_interfaces_are_refused_for_sequences() -> None:
+        http_shard(started, "m", 2)
     with pytest.raises(NotSupported, match="by KServe's ModelInfer"):
         grpc_shard(PREDICT, b"", "m", 2)
-    for request in (_infer_request("/v1/models/m:predict"), HttpRequest("GET", "", target="/v2/models/m/sequences")):
+    for request in (_infer_request("/v1/models/m:predict"), sequences):
         with pytest.raises(NotSupported, match="by KServe's ModelInfer"):
             http_shard(request, "m", 2)

@@ -1,5 +1,3 @@
-"""Commands that install a missing extra from the origin of the package."""
-
 from __future__ import annotations
 
 import json
@@ -10,8 +8,6 @@ import tomllib
 from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from ovmstrio.core.extras import Extra, way_to_install
 
@@ -39,40 +35,27 @@ class _Installed(Distribution):
 
 
 def _command(origin: dict[str, Any] | None, extra: Extra = Extra.LLM) -> list[str]:
-    """Return the arguments of pip."""
     words = shlex.split(way_to_install(extra, lambda _: _Installed(origin)))
     assert words[:4] == [sys.executable, "-m", "pip", "install"]
     return words[4:]
 
 
-def test_an_extra_of_a_folder_is_installed_from_the_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "with a blank"
+PACKAGES = ["openvino-genai<2027,>=2026.1", "openvino-tokenizers<2027"]
+COMMIT = {"url": "https://host/o/ovmstrio.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
+
+
+def test_an_extra_is_installed_from_the_origin_of_the_package_while_the_origin_exists(tmp_path: Path) -> None:
+    folder, wheel = tmp_path / "with a blank", tmp_path / "ovmstrio-0.1.0-py3-none-any.whl"
     folder.mkdir()
-    address = folder.as_uri()
-    assert _command({"url": address, "dir_info": {}}) == [f"{folder}[llm]"]
-    assert _command({"url": address, "dir_info": {"editable": True}}) == ["-e", f"{folder}[llm]"]
-
-
-def test_an_extra_of_a_wheel_is_installed_from_the_wheel(tmp_path: Path) -> None:
-    wheel = tmp_path / "ovmstrio-0.1.0-py3-none-any.whl"
     wheel.touch()
+    assert _command({"url": folder.as_uri(), "dir_info": {}}) == [f"{folder}[llm]"]
+    assert _command({"url": folder.as_uri(), "dir_info": {"editable": True}}) == ["-e", f"{folder}[llm]"]
     assert _command({"url": wheel.as_uri(), "archive_info": {}}) == [f"{wheel}[llm]"]
+    assert _command(COMMIT) == ["ovmstrio[llm] @ git+https://host/o/ovmstrio.git@abc"]
     wheel.unlink()
-    assert _command({"url": wheel.as_uri(), "archive_info": {}}) == [
-        "openvino-genai<2027,>=2026.1",
-        "openvino-tokenizers<2027",
-    ]
-
-
-def test_an_extra_of_a_repository_is_installed_from_its_commit() -> None:
-    origin = {"url": "https://host/o/ovmstrio.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
-    assert _command(origin) == ["ovmstrio[llm] @ git+https://host/o/ovmstrio.git@abc"]
-
-
-@pytest.mark.parametrize("origin", [None, {}])
-def test_without_a_known_origin_the_packages_of_the_extra_are_named(origin: dict[str, Any] | None) -> None:
-    assert _command(origin) == ["openvino-genai<2027,>=2026.1", "openvino-tokenizers<2027"]
-    assert _command(origin, Extra.HANDLERS) == ["dill"]
+    for origin in ({"url": wheel.as_uri(), "archive_info": {}}, None, {}):
+        assert _command(origin) == PACKAGES
+    assert _command(None, Extra.HANDLERS) == ["dill"]
 
 
 def test_a_checkout_that_is_not_installed_is_the_origin() -> None:

@@ -1,5 +1,3 @@
-"""Refusals of the parts of one request, reported together."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

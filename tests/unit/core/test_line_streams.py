@@ -1,9 +1,8 @@
-"""Streams that turn written pieces into lines."""
-
 from __future__ import annotations
 
 import io
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import trio
@@ -46,11 +45,8 @@ def test_threads_do_not_write_into_each_others_lines() -> None:
                 barrier.wait()
                 stream.write(piece)
 
-    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, "abcd"))
     assert sorted(lines) == ["aaa"] * 20 + ["bbb"] * 20 + ["ccc"] * 20 + ["ddd"] * 20
 
 
@@ -69,31 +65,21 @@ async def test_tasks_do_not_write_into_each_others_lines() -> None:
 
 
 @pytest.mark.parametrize("pieces", [["x" * 10_000], ["x"] * 10_000], ids=["at once", "one by one"])
-def test_a_line_is_cut_at_four_kibibytes(pieces: list[str]) -> None:
+def test_long_lines_long_texts_and_states_of_a_progress_bar_are_cut(pieces: list[str]) -> None:
     stream, lines, _ = _stream()
-    for piece in pieces:
-        stream.write(piece)
-    stream.write("\nshort\n")
-    assert [line[:4097].count("x") for line in lines] == [4096, 0]
+    stream.writelines([*pieces, "\nshort\n", "line\n" * 5000])
+    assert [line[:4097].count("x") for line in lines[:2]] == [4096, 0]
     assert len(lines[0]) < 4200
     assert lines[1] == "short"
-
-
-def test_a_text_of_very_many_lines_is_cut() -> None:
-    stream, lines, _ = _stream()
-    stream.write("line\n" * 5000)
-    assert len(lines) == 1001
-    assert lines[-1] == "... (5000 lines)"
-
-
-def test_a_progress_bar_is_one_line_with_its_last_state() -> None:
-    stream, lines, _ = _stream()
+    assert lines[2:] == ["line"] * 1000 + ["... (5000 lines)"]
+    del lines[:]
     for percent in range(0, 101, 10):
         stream.write(f"\r{percent}%")
         stream.flush()
-    print(file=stream)
-    print("\r\n", file=stream)
+    print("\n\r\n", file=stream)
     assert lines == ["100%"]
+    with pytest.raises(TypeError, match="must be str, not bytes"):
+        stream.write(b"bytes")  # type: ignore[arg-type]
 
 
 def test_lines_without_a_consumer_go_to_the_original_stream() -> None:
@@ -103,9 +89,3 @@ def test_lines_without_a_consumer_go_to_the_original_stream() -> None:
     assert lines == []
     assert stream.getvalue() == "a"
     assert not stream.isatty()
-
-
-def test_bytes_are_refused() -> None:
-    stream, _, _ = _stream()
-    with pytest.raises(TypeError, match="must be str, not bytes"):
-        stream.write(b"bytes")  # type: ignore[arg-type]

@@ -1,5 +1,3 @@
-"""Addresses of clients: from sockets, from headers of proxies, and what is granted to them."""
-
 from __future__ import annotations
 
 import pickle

@@ -1,5 +1,3 @@
-"""Bytes that may be held at once, by one client and by all."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Texts that end at stop strings, however they come."""
-
 from __future__ import annotations
 
 from hypothesis import given

@@ -1,5 +1,3 @@
-"""Logs: lines, levels, the access log, escaping, bounds and the writing thread."""
-
 from __future__ import annotations
 
 import io
@@ -9,8 +7,8 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,28 +123,28 @@ def _raise(error: Exception) -> None:
     raise error
 
 
+OURS, THEIRS = structlog.get_logger("ours"), logging.getLogger("theirs")
+
+
 @pytest.mark.parametrize("text", HOSTILE)
-@pytest.mark.parametrize("place", ["event", "value", "object", "nested", "key", "logger", "standard", "argument"])
-def test_a_field_of_a_console_line_has_no_raw_control_characters(text: str, place: str, path: Path) -> None:
+@pytest.mark.parametrize(
+    "log",
+    [
+        pytest.param(lambda text: OURS.error(text, model="m"), id="event"),
+        pytest.param(lambda text: OURS.error("model loaded", model=text), id="value"),
+        pytest.param(lambda text: OURS.error("model loaded", model=_Shown(text)), id="object"),
+        pytest.param(lambda text: OURS.error("model loaded", models=[{"name": _Shown(text)}]), id="nested"),
+        pytest.param(lambda text: OURS.error("model loaded", **{text: 1}), id="key"),
+        pytest.param(lambda text: logging.getLogger(f"x{text}").error("loaded"), id="logger"),
+        pytest.param(THEIRS.error, id="standard"),
+        pytest.param(lambda text: THEIRS.error("loaded %s", text), id="argument"),
+    ],
+)
+def test_a_field_of_a_console_line_has_no_raw_control_characters(
+    text: str, log: Callable[[str], None], path: Path
+) -> None:
     configure_logs(path=path)
-    ours = structlog.get_logger("ours")
-    match place:
-        case "event":
-            ours.error(text)
-        case "value":
-            ours.error("model loaded", model=text)
-        case "object":
-            ours.error("model loaded", model=_Shown(text))
-        case "nested":
-            ours.error("model loaded", models=[{"name": _Shown(text)}])
-        case "key":
-            ours.error("model loaded", **{text: 1})
-        case "logger":
-            logging.getLogger(f"x{text}").error("loaded")
-        case "standard":
-            logging.getLogger("theirs").error(text)
-        case _:
-            logging.getLogger("theirs").error("loaded %s", text)
+    log(text)
     written = path.read_bytes().decode("utf-8", "surrogatepass")
     assert written.endswith("\n")
     assert CONTROLS.sub("", written[:-1]) == written[:-1]
@@ -230,14 +228,6 @@ def _logger_to(outlet: logging.Handler) -> logging.Logger:
     return made
 
 
-def test_without_a_server_the_logging_thread_writes() -> None:
-    sink = _SlowSink()
-    sink.is_open.set()
-    _logger_to(LogOutlet(sink, LogWriter())).info("read %d", 7)
-    assert sink.lines == ["read 7"]
-    assert sink.threads == {threading.get_ident()}
-
-
 async def test_a_thread_writes_all_lines_in_order_before_it_ends() -> None:
     sink, writer = _SlowSink(), LogWriter()
     log = _logger_to(LogOutlet(sink, writer))
@@ -249,8 +239,9 @@ async def test_a_thread_writes_all_lines_in_order_before_it_ends() -> None:
             raise LookupError
     assert sink.lines == [str(number) for number in range(1000)]
     assert threading.get_ident() not in sink.threads
-    log.info("later")
-    assert sink.lines[-1] == "later"
+    log.info("read %d", 7)
+    assert sink.lines[-1] == "read 7"
+    assert threading.get_ident() in sink.threads
 
 
 async def test_lines_beyond_the_buffer_are_dropped_and_counted() -> None:
@@ -300,17 +291,6 @@ def _stderr_pipe() -> Iterator[int]:
         patched.setattr(sys, "__stderr__", stream)
         yield reading
         os.close(reading)
-
-
-async def test_an_unread_pipe_blocks_neither_the_loop_nor_shutdown() -> None:
-    writer = LogWriter(flush_seconds=0.1)
-    log = _logger_to(LogOutlet(StandardSink("stderr"), writer))
-    with _stderr_pipe() as pipe, trio.fail_after(WAIT_SECONDS):
-        async with writer.in_thread():
-            for _ in range(1000):
-                log.info("y" * 1000)
-        log.info("afterwards")
-        assert len(os.read(pipe, 2**20)) >= 32 * 1024
 
 
 async def test_a_pipe_that_is_read_late_receives_every_line() -> None:
@@ -392,32 +372,32 @@ def _request_over(protocol: WireProtocol, target: str, status: int, **headers: s
     return request
 
 
-def test_a_combined_line_has_the_fields_of_web_servers_and_no_query() -> None:
-    request = _request_over(
-        "HTTP", f"/v2/models/m/infer?key={SECRET}", 200, user_agent="curl/8", referer=f"http://x/?{SECRET}"
-    )
+CALL = "/inference.GRPCInferenceService/ModelInfer"
 
-    line = _access_line("combined", request)
 
-    match = re.fullmatch(r'(\S+) - (\S+) \[(.+)\] "(.*?)" (\d+) (\d+) "(.*?)" "(.*?)"', line)
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (
+            _request_over("HTTP", f"/m?key={SECRET}", 200, user_agent="curl/8", referer=f"http://x/?{SECRET}"),
+            '"POST /m HTTP/1.1" 200 321 "http://x/" "curl/8"',
+        ),
+        (
+            _request_over("HTTP", '/a"b\nc', 404, user_agent='x" 200 "\r\né'),
+            r'"POST /a\x22b\x0ac HTTP/1.1" 404 321 "-" "x\x22 200 \x22\x0d\x0a\xe9"',
+        ),
+        *(
+            (_request_over("gRPC", CALL, status), f'"POST {CALL} HTTP/2.0" {shown} 321 "-" "-"')
+            for status, shown in ((0, 200), (5, 404), (8, 429), (13, 500), (-1, 499))
+        ),
+    ],
+)
+def test_a_combined_line_has_the_escaped_fields_of_web_servers_and_no_query(
+    request_: WireRequest, expected: str
+) -> None:
+    match = re.fullmatch(r"10\.0\.0\.7 - - \[[^]]+\] (.*)", _access_line("combined", request_))
     assert match is not None
-    assert match[1] == "10.0.0.7"
-    assert match[2] == "-"
-    assert match.groups()[3:] == ("POST /v2/models/m/infer HTTP/1.1", "200", "321", "http://x/", "curl/8")
-
-
-@pytest.mark.parametrize(("status", "shown"), [(0, "200"), (5, "404"), (8, "429"), (13, "500"), (-1, "499")])
-def test_a_combined_line_of_grpc_has_the_equivalent_http_status(status: int, shown: str) -> None:
-    line = _access_line("combined", _request_over("gRPC", "/inference.GRPCInferenceService/ModelInfer", status))
-
-    assert f'"POST /inference.GRPCInferenceService/ModelInfer HTTP/2.0" {shown} 321 "-" "-"' in line
-
-
-def test_client_text_is_escaped_in_its_field() -> None:
-    line = _access_line("combined", _request_over("HTTP", '/a"b\nc', 404, user_agent='x" 200 "\r\né'))
-
-    assert r'"POST /a\x22b\x0ac HTTP/1.1" 404' in line
-    assert line.endswith(r'"x\x22 200 \x22\x0d\x0a\xe9"')
+    assert match[1] == expected
 
 
 def test_a_json_line_describes_the_call_of_its_request() -> None:
@@ -425,9 +405,7 @@ def test_a_json_line_describes_the_call_of_its_request() -> None:
     door = Door("KServe", "gRPC", infer="ModelInfer")
     request.event = CallEvent("m", "3", "model", door, "ModelInfer", "r7", caller="ann", code="ModelFailure")
     request.event.span = QuietSpan(0xAB)
-
     line: dict[str, Any] = json.loads(_access_line("json", request))
-
     assert line.pop("milliseconds") >= 0
     assert line.pop("time").endswith("+00:00")
     assert line == {
@@ -451,16 +429,11 @@ def test_a_json_line_describes_the_call_of_its_request() -> None:
 
 def test_a_json_line_without_a_call_has_only_the_request() -> None:
     line = json.loads(_access_line("json", _request_over("HTTP", "/nowhere", -1)))
-
     assert line["status"] is None
     assert "name" not in line
 
 
 # Levels
-
-
-class _Cell:
-    log_level = 0
 
 
 @pytest.fixture
@@ -490,20 +463,6 @@ def test_loggers_with_a_floor_stay_at_it() -> None:
         assert logging.getLogger("one of its own").level == own
 
 
-def test_a_changed_level_holds_for_all_processes() -> None:
-    cell, first, second, late = _Cell(), LogLevel(), LogLevel(), LogLevel()
-    for each in (first, second, late):
-        each.begin(logging.INFO, {})
-    with first.shared(cell), second.shared(cell):
-        assert second.value == logging.INFO
-        first.set(logging.DEBUG)
-        assert second.value == logging.DEBUG
-        with late.shared(cell):
-            assert late.value == logging.DEBUG
-    first.set(logging.ERROR)
-    assert second.value == logging.DEBUG
-
-
 GRAPH_LOGGER = "ovmstrio.runtimes.graphs.graph_instance"
 REMOTE_LOGGER = "ovmstrio.runtimes.remote.health"
 
@@ -522,7 +481,6 @@ def level() -> Iterator[LogLevel]:
 
 def test_levels_are_read_and_written() -> None:
     levels = read_log_levels(" ovmstrio.graphs=DEBUG, httpx = error ,")
-
     assert levels == {"ovmstrio.graphs": logging.DEBUG, "httpx": logging.ERROR}
     assert written_log_levels(levels) == "ovmstrio.graphs=debug,httpx=error"
     assert read_log_levels("") == {}
@@ -562,11 +520,9 @@ def test_a_level_of_a_part_overrides_the_general_level(level: LogLevel) -> None:
     level.set_parts({"ovmstrio.graphs": logging.DEBUG})
     assert logging.getLogger(GRAPH_LOGGER).isEnabledFor(logging.DEBUG)
     assert not logging.getLogger(REMOTE_LOGGER).isEnabledFor(logging.DEBUG)
-
     level.set(logging.ERROR)
     assert logging.getLogger(GRAPH_LOGGER).isEnabledFor(logging.DEBUG)
     assert not logging.getLogger(REMOTE_LOGGER).isEnabledFor(logging.WARNING)
-
     level.set_parts({"ovmstrio.remote": logging.INFO})
     assert not logging.getLogger(GRAPH_LOGGER).isEnabledFor(logging.WARNING)
     assert logging.getLogger(REMOTE_LOGGER).isEnabledFor(logging.INFO)
@@ -575,24 +531,24 @@ def test_a_level_of_a_part_overrides_the_general_level(level: LogLevel) -> None:
 # Repeated faults
 
 
-async def _repeated_faults(nursery: trio.Nursery, *, most: int = 10) -> RepeatedFaults:
-    faults = RepeatedFaults(structlog.get_logger("wire"), window_seconds=60, most=most)
-    nursery.start_soon(faults.sum_up)
-    await trio.testing.wait_all_tasks_blocked()
-    return faults
+@asynccontextmanager
+async def _repeated_faults(most: int = 10) -> AsyncIterator[tuple[RepeatedFaults, list[Any]]]:
+    with capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            faults = RepeatedFaults(structlog.get_logger("wire"), window_seconds=60, most=most)
+            nursery.start_soon(faults.sum_up)
+            await trio.testing.wait_all_tasks_blocked()
+            yield faults, lines
+            nursery.cancel_scope.cancel()
 
 
 async def test_repetitions_of_a_fault_are_one_line_per_minute(autojump_clock: trio.testing.MockClock) -> None:
-    with capture_logs() as lines:
-        async with trio.open_nursery() as nursery:
-            faults = await _repeated_faults(nursery)
-            for port in range(1000):
-                faults.tell("connection fault", peer=f"10.0.0.1:{port}", kind="PROTOCOL_ERROR", fault=f"frame {port}")
-            await trio.sleep(59)
-            at_first = list(lines)
-            await trio.sleep(2)
-            nursery.cancel_scope.cancel()
-    (first,) = at_first
+    async with _repeated_faults() as (faults, lines):
+        for port in range(1000):
+            faults.tell("connection fault", peer=f"10.0.0.1:{port}", kind="PROTOCOL_ERROR", fault=f"frame {port}")
+        await trio.sleep(59)
+        (first,) = lines
+        await trio.sleep(2)
     assert (first["event"], first["peer"], first["fault"]) == ("connection fault", "10.0.0.1:0", "frame 0")
     (second,) = lines[1:]
     assert second["event"] == "fault repeated"
@@ -603,39 +559,30 @@ async def test_repetitions_of_a_fault_are_one_line_per_minute(autojump_clock: tr
 async def test_peers_and_kinds_are_separate_and_a_later_fault_is_logged_again(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    with capture_logs() as lines:
-        async with trio.open_nursery() as nursery:
-            faults = await _repeated_faults(nursery)
-            faults.tell("tls handshake failed", peer="[::1]:50")
-            faults.tell("tls handshake failed", peer="10.0.0.2:50")
-            faults.tell("connection fault", peer="[::1]:51", kind="a")
-            faults.tell("connection fault", peer="[::1]:52", kind="b")
-            await trio.sleep(61)
-            faults.tell("tls handshake failed", peer="[::1]:53")
-            nursery.cancel_scope.cancel()
+    async with _repeated_faults() as (faults, lines):
+        faults.tell("tls handshake failed", peer="[::1]:50")
+        faults.tell("tls handshake failed", peer="10.0.0.2:50")
+        faults.tell("connection fault", peer="[::1]:51", kind="a")
+        faults.tell("connection fault", peer="[::1]:52", kind="b")
+        await trio.sleep(61)
+        faults.tell("tls handshake failed", peer="[::1]:53")
     assert [line["peer"] for line in lines] == ["[::1]:50", "10.0.0.2:50", "[::1]:51", "[::1]:52", "[::1]:53"]
     assert all(line["log_level"] == "info" for line in lines)
 
 
 async def test_addresses_without_ports_are_separate_peers() -> None:
     hosts = ["10.0.0.1", "::1", "2001:db8::5", "2001:db8::6", "[2001:db8::7]"]
-    with capture_logs() as lines:
-        async with trio.open_nursery() as nursery:
-            faults = await _repeated_faults(nursery)
-            for host in (*hosts, *hosts):
-                faults.tell("change refused", peer=host)
-            nursery.cancel_scope.cancel()
+    async with _repeated_faults() as (faults, lines):
+        for host in (*hosts, *hosts):
+            faults.tell("change refused", peer=host)
     logged = [(line["event"], line["peer"]) for line in lines]
     assert logged == [(event, host) for event in ("change refused", "fault repeated") for host in hosts]
 
 
 async def test_peers_beyond_the_limit_are_counted_together() -> None:
-    with capture_logs() as lines:
-        async with trio.open_nursery() as nursery:
-            faults = await _repeated_faults(nursery, most=3)
-            for number in range(100):
-                faults.tell("tls handshake failed", peer=f"10.0.0.{number}:1")
-            nursery.cancel_scope.cancel()
+    async with _repeated_faults(most=3) as (faults, lines):
+        for number in range(100):
+            faults.tell("tls handshake failed", peer=f"10.0.0.{number}:1")
     assert [line["peer"] for line in lines[:4]] == ["10.0.0.0:1", "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"]
     (last,) = lines[4:]
     assert (last["peer"], last["times"]) == ("others", 96)

@@ -1,5 +1,3 @@
-"""Metrics as a scraper reads them: families, formats, sums over processes and figures of work."""
-
 from __future__ import annotations
 
 import re
@@ -14,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
-from prometheus_client.parser import text_string_to_metric_families
 
 from ovmstrio.api.doors import KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC
 from ovmstrio.core.census import current_census, owned_by
@@ -57,10 +54,6 @@ def _value(metrics: Metrics, family: str, labels: Mapping[str, str] | None = Non
     return _samples(metrics).get((family, frozenset({**(labels or {}), **more}.items())))
 
 
-def _names(metrics: Metrics) -> set[str]:
-    return {name for name, _ in _samples(metrics)}
-
-
 def _end(metrics: Metrics, event: CallEvent, code: str = OK) -> None:
     metrics.call_started(event)
     event.code = code
@@ -71,16 +64,11 @@ def _infer(metrics: Metrics, code: str = OK) -> None:
     _end(metrics, CallEvent("m", "1", "model", KSERVE_GRPC, "ModelInfer"), code)
 
 
-def test_a_loaded_version_shows_every_outcome_at_zero(metrics: Metrics) -> None:
-    metrics.servable("m", "1")
-    assert _value(metrics, "ovms_requests_success", CALL) == 0
-    assert _value(metrics, "ovms_requests_fail", CALL, interface="REST") == 0
-    assert _value(metrics, "ovms_requests_success", READY) == 0
-
-
-def test_each_api_has_its_own_methods(metrics: Metrics) -> None:
+def test_each_api_has_its_own_methods_which_a_loaded_version_shows_at_zero(metrics: Metrics) -> None:
     metrics.servable("m", "1")
     tensorflow = CALL | {"api": "TensorFlowServing"}
+    assert _value(metrics, "ovms_requests_fail", CALL, interface="REST") == 0
+    assert _value(metrics, "ovms_requests_success", READY) == 0
     assert _value(metrics, "ovms_requests_success", tensorflow, method="GetModelMetadata") == 0
     for method in ("Predict", "GetModelStatus"):
         _end(metrics, CallEvent("m", "1", "model", TENSORFLOW_GRPC, method))
@@ -124,34 +112,15 @@ def test_a_retired_version_leaves_the_gauges_and_keeps_its_counters() -> None:
     metrics.retired("m", "1")
     late.code = OK
     metrics.call_finished(late)
-
     counters = {"ovms_requests_success", "ovmstrio_requests_total", "ovmstrio_placement_moves_total"}
     assert {name for name, labels in _samples(metrics) if ("version", "1") in labels} == counters
     assert _value(metrics, "ovms_requests_success", CALL) == 2
     assert _value(metrics, "ovms_streams", name="m", version="2") == 4
     assert _value(metrics, "ovmstrio_memory_bytes", name="m", version="2", part="compiled") == 1000
-
     metrics.servable("m", "1").set_pool(8, 0)
     assert _value(metrics, "ovms_infer_req_active", MODEL) == 0
     assert _value(metrics, "ovms_current_requests", MODEL) == 0
     assert _value(metrics, "ovms_requests_success", CALL) == 2
-
-
-def test_retiring_a_version_reads_no_gauge_of_others() -> None:
-    metrics = Metrics(["ovms_current_requests", "ovms_streams"])
-    reads: list[None] = []
-
-    def read() -> int:
-        reads.append(None)
-        return 0
-
-    for name in ("m", "other"):
-        metrics.servable(name, "1").set_streams(2)
-        metrics.child("ovms_current_requests", name, "1").set_function(read)
-    metrics.retired("m", "1")
-    assert not reads
-    assert _value(metrics, "ovms_streams", MODEL) is None
-    assert _value(metrics, "ovms_streams", name="other", version="1") == 2
 
 
 def test_counters_of_ovms_have_no_suffix_in_either_format(metrics: Metrics) -> None:
@@ -182,7 +151,7 @@ def test_a_list_of_families_replaces_the_default_families() -> None:
     metrics = Metrics(["ovms_infer_req_active"])
     metrics.servable("m", "1").set_pool(4, 3)
     _infer(metrics)
-    assert "ovms_requests_success" not in _names(metrics)
+    assert "ovms_requests_success" not in metrics.render().decode()
     assert _value(metrics, "ovms_infer_req_active", MODEL) == 3
 
 
@@ -192,8 +161,12 @@ def test_families_of_the_server_can_be_disabled() -> None:
     bound.set_load_seconds(1.0)
     bound.placed(inline=True, moved=True)
     bound.batch_size(3)
+    graph = metrics.graph("g")
+    graph.started()
+    graph.moved(CallEvent("g", "1", "graph", KSERVE_GRPC, "ModelInfer"), Step.ACCEPTED)
+    graph.finished("ModelInfer", 1.0, ok=True)
     _infer(metrics)
-    assert _names(metrics) == {"ovms_requests_success", "ovmstrio_ready"}
+    assert {name for name, _ in _samples(metrics)} == {"ovms_requests_success", "ovmstrio_ready"}
 
 
 def test_process_metrics_are_read_at_each_scrape(metrics: Metrics) -> None:
@@ -289,15 +262,6 @@ def test_a_name_that_changes_its_kind_is_counted_as_the_new_kind(metrics: Metric
     assert _value(metrics, "ovms_requests_success", CALL) == 1
 
 
-def test_families_of_graphs_can_be_disabled() -> None:
-    metrics = Metrics(["ovms_streams"])
-    graph = metrics.graph("g")
-    graph.started()
-    graph.moved(CallEvent("g", "1", "graph", KSERVE_GRPC, "ModelInfer"), Step.ACCEPTED)
-    graph.finished("ModelInfer", 1.0, ok=True)
-    assert not [name for name in _names(metrics) if name.startswith("ovms_")]
-
-
 # OpenMetrics
 
 
@@ -383,79 +347,41 @@ def test_families_of_services_are_selected_by_name(metrics: Metrics) -> None:
 # Sums over processes
 
 
-FIRST = rb"""# HELP calls Calls.
-# TYPE calls counter
-calls{name="a}\" 1",code="OK"} 3.0
-# HELP ovmstrio_ready Ready.
-# TYPE ovmstrio_ready gauge
-ovmstrio_ready 1.0
-# HELP time_us Time.
-# TYPE time_us histogram
-time_us_bucket{le="10.0"} 1.0
-time_us_bucket{le="+Inf"} 2.0
-time_us_count 2.0
-time_us_sum 1e+06
-"""
-SECOND = rb"""# HELP calls Calls.
-# TYPE calls counter
-calls{name="a}\" 1",code="OK"} 4.0
-calls{name="b",code="OK"} 1.0
-# HELP ovmstrio_ready Ready.
-# TYPE ovmstrio_ready gauge
-ovmstrio_ready 0.0
-# HELP time_us Time.
-# TYPE time_us histogram
-time_us_bucket{le="10.0"} 5.0
-time_us_bucket{le="+Inf"} 5.0
-time_us_count 5.0
-time_us_sum 12.5
-# HELP further Further.
-# TYPE further gauge
-further 7.0
-"""
+def _page(name: str, kind: str, samples: list[str]) -> str:
+    return "".join(f"{line}\n" for line in (f"# HELP {name} Text.", f"# TYPE {name} {kind}", *samples))
 
 
-def test_samples_of_all_processes_are_added() -> None:
-    text = sum_metrics([FIRST, SECOND]).decode()
-    found = {
-        (sample.name, *sorted(sample.labels.values())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-    assert found == {
-        ("calls_total", "OK", 'a}" 1'): 7,
-        ("calls_total", "OK", "b"): 1,
-        ("ovmstrio_ready",): 0,
-        ("time_us_bucket", "10.0"): 6,
-        ("time_us_bucket", "+Inf"): 7,
-        ("time_us_count",): 7,
-        ("time_us_sum",): 1_000_012.5,
-        ("further",): 7,
-    }
-    assert text.count("# TYPE") == 4
+LABELLED = 'calls{name="a}\\" 1",code="OK"} '
+SEPARATORS = 'calls{name="a\u2028b\x85\r\x0cc"} '
+EXEMPLAR = 't_bucket{le="1.0"} %s # {trace_id="%s"} 0.5'
+BUCKETS = ['t_us_bucket{le="10.0"} ', 't_us_bucket{le="+Inf"} ', "t_us_count ", "t_us_sum "]
 
 
-def test_exemplars_stay() -> None:
-    line = b'# HELP t T.\n# TYPE t histogram\nt_bucket{le="1.0"} 1 # {trace_id="ab"} 0.5\n# EOF\n'
-    lines = sum_metrics([line, line]).decode().splitlines()
-    assert lines[2:] == ['t_bucket{le="1.0"} 2.0 # {trace_id="ab"} 0.5', "# EOF"]
-
-
-def test_creation_times_are_not_added() -> None:
-    text = b"""# HELP pd_calls_created Calls.
-# TYPE pd_calls_created gauge
-pd_calls_created %d.0
-# HELP orders_created Orders.
-# TYPE orders_created gauge
-orders_created %d.0
-"""
-    lines = sum_metrics([text % (9, 1), text % (8, 2)]).decode().split("\n")
-    assert {"pd_calls_created 8.0", "orders_created 3.0"} <= set(lines)
-
-
-def test_labels_can_have_line_separators() -> None:
-    text = '# HELP calls Calls.\n# TYPE calls counter\ncalls{name="a\u2028b\x85\r\x0cc"} 1.0\n'.encode()
-    assert sum_metrics([text, text]).decode() == text.decode().replace(" 1.0", " 2.0")
+@pytest.mark.parametrize(
+    ("name", "kind", "first", "second", "total"),
+    [
+        ("calls", "counter", [f"{LABELLED}3.0"], [f"{LABELLED}4.0"], [f"{LABELLED}7.0"]),
+        ("calls", "counter", [f"{SEPARATORS}1.0"], [f"{SEPARATORS}1.0"], [f"{SEPARATORS}2.0"]),
+        ("calls", "counter", ['calls{n="a"} 3.0'], ['calls{n="b"} 1.0'], ['calls{n="a"} 3.0', 'calls{n="b"} 1.0']),
+        ("ovmstrio_ready", "gauge", ["ovmstrio_ready 1.0"], ["ovmstrio_ready 0.0"], ["ovmstrio_ready 0.0"]),
+        (
+            "t_us",
+            "histogram",
+            [each + value for each, value in zip(BUCKETS, ("1.0", "2.0", "2.0", "1e+06"), strict=True)],
+            [each + value for each, value in zip(BUCKETS, ("5.0", "5.0", "5.0", "12.5"), strict=True)],
+            [each + value for each, value in zip(BUCKETS, ("6.0", "7.0", "7.0", "1000012.5"), strict=True)],
+        ),
+        ("t", "histogram", [EXEMPLAR % (1.0, "now")], [EXEMPLAR % (1.0, "then")], [EXEMPLAR % (2.0, "now")]),
+        ("pd_calls_created", "gauge", ["pd_calls_created 9.0"], ["pd_calls_created 8.0"], ["pd_calls_created 8.0"]),
+        ("orders_created", "gauge", ["orders_created 1.0"], ["orders_created 2.0"], ["orders_created 3.0"]),
+    ],
+)
+def test_samples_of_all_processes_are_added(
+    name: str, kind: str, first: list[str], second: list[str], total: list[str]
+) -> None:
+    further = _page("further", "gauge", ["further 7.0"])
+    summed = sum_metrics([_page(name, kind, first).encode(), (_page(name, kind, second) + further).encode()])
+    assert summed.decode() == _page(name, kind, total) + further
 
 
 def test_counters_of_an_ended_process_are_kept_and_gauges_are_not() -> None:
@@ -467,11 +393,6 @@ def test_counters_of_an_ended_process_are_kept_and_gauges_are_not() -> None:
     assert counted == text[text.index(b"# HELP b_total") :]
     assert restricted(counted, ["b"]) == counted[: counted.index(b"# HELP c")]
     assert sum_metrics([text, counted]).splitlines()[5] == b'b_total{x="1"} 4.0'
-
-
-def test_the_exemplar_of_the_first_process_is_kept() -> None:
-    text = b'# HELP b B.\n# TYPE b histogram\nb_bucket{le="+Inf"} 1.0 # {trace_id="%s"} 1.0\n'
-    assert b'b_bucket{le="+Inf"} 2.0 # {trace_id="now"} 1.0' in sum_metrics([text % b"now", text % b"then"])
 
 
 LABELS = ("name", "version")
@@ -503,40 +424,44 @@ def test_counts_and_spreads_render_as_the_client_library_does(seen: list[tuple[s
 # Threads, batches and the event loop
 
 
-def _watching() -> Metrics:
+def watching() -> Metrics:
     metrics, load = Metrics(), current_loop_load()
     metrics.watch(current_census(), lambda: (tuple(load.turns), load.turn_seconds))
     return metrics
 
 
-def _figures(metrics: Metrics, name: str) -> dict[str, float]:
+def figures(metrics: Metrics, name: str) -> dict[str, float]:
     text = metrics.render().decode()
     found = re.findall(rf'(?m)^ovmstrio_(\w+){{name="{name}"}} (\S+)$', text)
     return {family: float(value) for family, value in found}
 
 
-async def test_threads_and_waiting_calls_of_a_service_are_counted() -> None:
-    metrics, go = _watching(), threading.Event()
+async def test_threads_and_waiting_calls_of_a_service_are_counted_and_abandoned_threads_as_stuck() -> None:
+    metrics, begun, go = watching(), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        go.wait(WAIT_SECONDS)
+
     with owned_by("mine"):
         pool = WorkerThreads(limit=1)
     async with trio.open_nursery() as nursery:
         await nursery.start(pool.run)
         try:
-            jobs = [pool.start(go.wait, WAIT_SECONDS) for _ in range(3)]
-            figures = _figures(metrics, "mine")
-            assert figures == {"worker_threads": 1, "stuck_threads": 0, "waiting_calls": 2}
-            go.set()
-            for job in jobs:
-                assert await pool.finish(job, 30)
+            job, *_ = [pool.start(wait) for _ in range(3)]
+            assert figures(metrics, "mine") == {"worker_threads": 1, "stuck_threads": 0, "waiting_calls": 2}
+            assert await trio.to_thread.run_sync(begun.wait, WAIT_SECONDS)
+            assert not await pool.finish(job, 0)
+            assert figures(metrics, "mine")["stuck_threads"] == 1
         finally:
             go.set()
             with trio.CancelScope(shield=True):
                 await pool.aclose()
-    assert _figures(metrics, "mine") == {}
+    assert figures(metrics, "mine") == {}
 
 
 async def test_requests_waiting_for_a_batch_are_counted() -> None:
-    metrics, go = _watching(), trio.Event()
+    metrics, go = watching(), trio.Event()
 
     async def run(items: Sequence[int]) -> Sequence[int]:
         await go.wait()
@@ -549,36 +474,14 @@ async def test_requests_waiting_for_a_batch_are_counted() -> None:
             for item in range(3):
                 nursery.start_soon(batcher.submit, item)
             await trio.testing.wait_all_tasks_blocked()
-            assert _figures(metrics, "mine") == {"batch_queued_requests": 2}
+            assert figures(metrics, "mine") == {"batch_queued_requests": 2}
             go.set()
             await batcher.aclose()
-    assert _figures(metrics, "mine") == {}
-
-
-async def test_abandoned_threads_count_as_stuck() -> None:
-    metrics, begun, go = _watching(), threading.Event(), threading.Event()
-
-    def wait() -> None:
-        begun.set()
-        go.wait(WAIT_SECONDS)
-
-    with owned_by("mine"):
-        pool = WorkerThreads(limit=1)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(pool.run)
-        try:
-            job = pool.start(wait)
-            assert await trio.to_thread.run_sync(begun.wait, WAIT_SECONDS)
-            assert not await pool.finish(job, 0)
-            assert _figures(metrics, "mine")["stuck_threads"] == 1
-        finally:
-            go.set()
-            with trio.CancelScope(shield=True):
-                await pool.aclose()
+    assert figures(metrics, "mine") == {}
 
 
 async def test_turns_of_the_event_loop_are_timed() -> None:
-    metrics = _watching()
+    metrics = watching()
     await trio.lowlevel.checkpoint()
     before = metrics.render(["ovmstrio_event_loop_delay_seconds"]).decode()
     threading.Event().wait(0.06)
@@ -592,20 +495,8 @@ async def test_turns_of_the_event_loop_are_timed() -> None:
     assert longer(after) > longer(before)
 
 
-def test_growth_is_attributed_only_without_overlap() -> None:
-    sizes = iter([100, 130, 50, 200, 260, 1000, 900])
-    watch = GrowthWatch(lambda: next(sizes))
-    with watch.watching() as grown:
-        assert grown() == 30
-        with watch.watching() as other:
-            assert (grown(), other()) == (None, None)
-        assert grown() is None
-    with watch.watching() as grown:
-        assert grown() == 60
-    with watch.watching() as grown:
-        assert grown() == 0
-
-
-def test_an_unknown_size_is_no_growth_of_zero() -> None:
-    with GrowthWatch(lambda: 0).watching() as grown:
-        assert grown() is None
+@pytest.mark.parametrize(("sizes", "growth"), [((100, 130), 30), ((1000, 900), 0), ((0, 0), None)])
+def test_growth_is_the_difference_of_known_sizes(sizes: tuple[int, int], growth: int | None) -> None:
+    reads = iter(sizes)
+    with GrowthWatch(lambda: next(reads)).watching() as grown:
+        assert grown() == growth

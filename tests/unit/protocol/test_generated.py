@@ -1,5 +1,3 @@
-"""The generated messages are what their sources say, and what clients in the field send."""
-
 from __future__ import annotations
 
 from pathlib import Path

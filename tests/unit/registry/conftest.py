@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import pytest
+import trio
 
 from ovmstrio.registry import Registry
 from tests.support.stub_registry import StubLoader, registry_of, running
+
+Loading = Callable[..., AbstractAsyncContextManager[trio.Nursery]]
 
 
 @pytest.fixture
@@ -22,3 +27,19 @@ async def registry(loader: StubLoader) -> AsyncIterator[Registry]:
         yield registry
     assert loader.misuse == []
     assert [servable.closed for servable in loader.opened] == [1] * len(loader.opened)
+
+
+@pytest.fixture
+def loading(loader: StubLoader, registry: Registry) -> Loading:
+    """Apply services and hold the load of version 1 of one of them until the end of a block."""
+
+    @asynccontextmanager
+    async def hold(*specs: Any, name: str = "m") -> AsyncIterator[trio.Nursery]:
+        gate = loader.hold(name, 1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(registry.apply, specs)
+            await loader.begun[name, 1].wait()
+            yield nursery
+            gate.set()
+
+    return hold

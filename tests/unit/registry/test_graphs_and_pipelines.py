@@ -1,5 +1,3 @@
-"""Graphs and pipelines in the registry: a single version, and reloads when files, libraries or models change."""
-
 from __future__ import annotations
 
 import json
@@ -24,6 +22,7 @@ from ovmstrio.runtimes.table import KINDS
 from tests.support.called_graphs import graph_calling
 from tests.support.pipelines import dag_entry
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
+from tests.unit.registry.conftest import Loading
 
 LOADING, AVAILABLE, END = VersionState.LOADING, VersionState.AVAILABLE, VersionState.END
 
@@ -56,9 +55,7 @@ def _state(registry: Registry) -> tuple[int, VersionState, str]:
 
 @pytest.fixture(params=["graph", "pipeline"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """The kind of the servable "s"."""
-    kind: str = request.param
-    return kind
+    return str(request.param)
 
 
 @pytest.fixture
@@ -105,18 +102,13 @@ async def test_a_call_waits_for_a_load_within_the_bound(
 
 
 async def test_callers_load_after_what_they_call_and_are_known_meanwhile(
-    tmp_path: Path, loader: StubLoader, registry: Registry
+    tmp_path: Path, loader: StubLoader, loading: Loading, registry: Registry
 ) -> None:
-    gate = loader.hold("s", 1)
-    specs = [graph_calling(tmp_path, "s"), _pipeline(tmp_path, "m"), _model(tmp_path, 1)]
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(registry.apply, specs)
-        await loader.begun["s", 1].wait()
+    async with loading(graph_calling(tmp_path, "s"), _pipeline(tmp_path, "m"), _model(tmp_path, 1), name="s"):
         await trio.testing.wait_all_tasks_blocked()
         assert loader.attempts["g", 1] == 0
         assert [status.state for name in ("s", "g") for status in registry.statuses()[name]] == [LOADING, LOADING]
         assert registry.readiness.reason == "loading 2 of 3 models, pipelines and graphs: g, s"
-        gate.set()
     assert [servable.spec.name for servable in loader.opened] == ["m", "s", "g"]
 
 
@@ -190,22 +182,10 @@ async def test_a_name_changes_its_kind_and_changes_back(
 # Files of graphs
 
 
-def _edit_graph(root: Path) -> None:
-    (root / "graph.pbtxt").write_text('handler_path: "handler.py" # changed')
-
-
-def _edit_handler(root: Path) -> None:
-    (root / "handler.py").write_text("changed = True")
-
-
-def _add_helper(root: Path) -> None:
-    (root / "helper.py").write_text("")
-
-
-@pytest.mark.parametrize("edit", [_edit_graph, _edit_handler, _add_helper])
+@pytest.mark.parametrize("name", ["graph.pbtxt", "handler.py", "helper.py"])
 @pytest.mark.parametrize("operation", ["rescan", "apply"])
 async def test_changed_files_reload_a_graph(
-    tmp_path: Path, edit: Callable[[Path], None], operation: str, loader: StubLoader, registry: Registry
+    tmp_path: Path, name: str, operation: str, loader: StubLoader, registry: Registry
 ) -> None:
     await registry.apply([_graph(tmp_path)])
 
@@ -213,7 +193,7 @@ async def test_changed_files_reload_a_graph(
         return (await (registry.rescan() if operation == "rescan" else registry.apply([_graph(tmp_path)]))).changed
 
     assert await reload() is False
-    edit(tmp_path)
+    (tmp_path / name).write_text('handler_path: "handler.py" # changed')
     assert await reload() is True
     assert await reload() is False
     await trio.testing.wait_all_tasks_blocked()
@@ -232,14 +212,10 @@ async def test_changed_settings_reload_a_graph_and_another_line_does_not(
 
 
 async def test_a_file_that_changes_during_a_load_causes_one_more(
-    tmp_path: Path, loader: StubLoader, registry: Registry
+    tmp_path: Path, loader: StubLoader, loading: Loading, registry: Registry
 ) -> None:
-    gate = loader.hold("s", 1)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(registry.apply, [_graph(tmp_path)])
-        await loader.begun["s", 1].wait()
-        _edit_handler(tmp_path)
-        gate.set()
+    async with loading(_graph(tmp_path), name="s"):
+        (tmp_path / "handler.py").write_text("changed = True")
     assert loader.attempts["s", 1] == 1
     await registry.rescan()
     await registry.rescan()
@@ -252,7 +228,7 @@ async def test_a_failed_reload_leaves_the_old_graph_serving(
     await registry.apply([_graph(tmp_path)])
     old = registry.peek("s")
     loader.fail("s", 1)
-    _edit_handler(tmp_path)
+    (tmp_path / "handler.py").write_text("changed = True")
     result = await registry.rescan()
     assert [status.reason for status in result.failures] == ["the stub was told to fail"]
     assert _state(registry) == (1, AVAILABLE, "FAILED_PRECONDITION")
@@ -269,67 +245,36 @@ async def test_a_failed_reload_leaves_the_old_graph_serving(
 async def test_polling_loads_edited_and_repaired_graphs(
     tmp_path: Path, loader: StubLoader, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async def until(condition: Callable[[], bool]) -> None:
-        while not condition():
-            await registry.wait_change()
-
     async with running(registry_of(loader, poll_seconds=1)) as registry:
         await registry.apply([_graph(tmp_path)])
-        first = registry.peek("s")
-        _edit_handler(tmp_path)
-        await until(lambda: registry.peek("s") is not first)
-        loader.fail("s", 1)
-        _edit_graph(tmp_path)
-        await until(lambda: _state(registry)[2] == "FAILED_PRECONDITION")
-        loader.mend("s", 1)
-        second, failed = registry.peek("s"), loader.attempts["s", 1]
-        _add_helper(tmp_path)
-        await until(lambda: registry.peek("s") is not second)
-        assert loader.attempts["s", 1] >= failed + 1
-        assert _state(registry) == (1, AVAILABLE, "OK")
+        for text, code in (("a = 1", "OK"), ("broken", "FAILED_PRECONDITION"), ("repaired = 1", "OK")):
+            loader.mend("s", 1)
+            if code != "OK":
+                loader.fail("s", 1)
+            before = registry.peek("s")
+            (tmp_path / "handler.py").write_text(text)
+            while (registry.peek("s") is before, _state(registry)) != (code != "OK", (1, AVAILABLE, code)):
+                await registry.wait_change()
 
 
 # Configuration files
 
 
-def _write_config(path: Path, *models: str) -> None:
-    entries = [{"config": {"name": name, "base_path": str(add_versions(path.parent / name, 1))}} for name in models]
-    graphs = {"mediapipe_config_list": [{"name": "s", "base_path": "."}]} if path.name == "config.json" else {}
-    path.write_text(json.dumps({"model_config_list": entries, **graphs}))
-
-
-@pytest.fixture
-async def source(tmp_path: Path, registry: Registry) -> ConfigSource:
-    """A configuration of model "a" and graph "s", which has been applied."""
+async def test_a_changed_subconfig_is_a_changed_configuration(tmp_path: Path, registry: Registry) -> None:
     _graph(tmp_path)
-    _write_config(tmp_path / "config.json", "a")
-    source = ConfigSource(tmp_path / "config.json", registry, partial(parse_config, KINDS.values()))
+    config, subconfig = tmp_path / "config.json", tmp_path / "subconfig.json"
+    config.write_text(json.dumps({"model_config_list": [], "mediapipe_config_list": [{"name": "s", "base_path": "."}]}))
+    source = ConfigSource(config, registry, partial(parse_config, KINDS.values()))
     await source.reload(force=True)
-    return source
-
-
-async def test_a_changed_subconfig_is_a_changed_configuration(
-    tmp_path: Path, source: ConfigSource, registry: Registry
-) -> None:
-    subconfig = tmp_path / "subconfig.json"
     assert await source.reload() is False
-    _write_config(subconfig, "inner")
+    inner = {"name": "inner", "base_path": str(add_versions(tmp_path / "inner", 1))}
+    subconfig.write_text(json.dumps({"model_config_list": [{"config": inner}]}))
     assert await source.reload() is True
     assert registry.available_versions("inner") == [1]
     assert await source.reload() is False
     subconfig.unlink()
     assert await source.reload() is True
     assert registry.available_versions("inner") == []
-
-
-async def test_a_reload_reports_the_graph_that_fails(
-    tmp_path: Path, source: ConfigSource, loader: StubLoader, registry: Registry
-) -> None:
-    loader.fail("s", 1)
-    _edit_handler(tmp_path)
-    with pytest.raises(ModelFailure, match=r'^graph "s": the stub was told to fail$'):
-        await source.reload()
-    assert registry.is_ready("s")
 
 
 async def test_an_edit_that_only_moves_a_pipeline_in_its_file_loads_nothing(
@@ -355,18 +300,20 @@ async def test_an_edit_that_only_moves_a_pipeline_in_its_file_loads_nothing(
 
 class _CheckingLoader(StubLoader):
     registry: Registry
+    seconds = 0
 
     async def __call__(self, spec: ServableSpec, version: int, directory: Path) -> StubServable:
         if isinstance(spec, PipelineSpec):
             for node in spec.nodes:
                 with await self.registry.lease(node.model_name, str(node.version)):
                     pass
-        return await super().__call__(spec, version, directory)  # type: ignore[arg-type]
+        servable = await super().__call__(spec, version, directory)  # type: ignore[arg-type]
+        await trio.sleep(self.seconds)
+        return servable
 
 
 @pytest.fixture
 async def checking() -> AsyncIterator[_CheckingLoader]:
-    """A loader that checks pipelines, whose registry runs."""
     loader = _CheckingLoader()
     loader.registry = registry_of(loader, poll_seconds=0)
     async with running(loader.registry):
@@ -387,7 +334,7 @@ async def test_a_changed_library_reloads_its_pipelines(
         change()
         assert (await registry.rescan()).changed is True
         assert loader.attempts["s", 1] == attempt
-    _add_helper(tmp_path)
+    (tmp_path / "helper.py").touch()
     assert (await registry.rescan()).changed is (library == "l.py")
     assert loader.attempts["other", 1] == 1
 
@@ -464,3 +411,195 @@ async def test_a_model_retires_after_its_pipeline_has_been_reloaded_without_it(
     assert _state(registry) == (1, AVAILABLE, "OK")
     with pytest.raises(VersionRetired):
         registry.peek("m", "1")
+
+
+# Order of loading and closing, and circular and missing dependencies
+
+
+async def test_a_pipeline_that_calls_a_graph_loads_right_after_the_graph(
+    tmp_path: Path, checking: _CheckingLoader, autojump_clock: trio.testing.MockClock
+) -> None:
+    checking.seconds, registry = 1, checking.registry
+    started = trio.current_time()
+    specs = [_pipeline(tmp_path, "g", name="p"), graph_calling(tmp_path, "m"), _model(tmp_path, 1, name="m")]
+    result = await registry.apply(specs)
+    assert trio.current_time() - started <= 3 * 1.2
+    assert (result.failures, registry.readiness.ready) == ((), True)
+    assert [servable.spec.name for servable in checking.opened] == ["m", "g", "p"]
+
+
+async def test_a_missing_dependency_fails_its_callers_at_once(
+    tmp_path: Path, checking: _CheckingLoader, autojump_clock: trio.testing.MockClock
+) -> None:
+    checking.seconds, registry = 1, checking.registry
+    checking.fail("g", 1)
+    specs = [
+        _pipeline(tmp_path, "missing", name="p"),
+        _pipeline(tmp_path, "g", name="q"),
+        _model(tmp_path, 1, name="m"),
+    ]
+    started = trio.current_time()
+    result = await registry.apply([*specs, graph_calling(tmp_path, "m")])
+    assert trio.current_time() - started <= 3
+    assert [failure.name for failure in result.failures] == ["g", "p", "q"]
+    assert registry.is_ready("m")
+
+
+def _independent_services(root: Path) -> list[ServableSpec]:
+    pipelines, models = (
+        (_pipeline(root, name="p"), _pipeline(root, name="q")),
+        (_model(root, 1, name="m"), _model(root, 1, name="n")),
+    )
+    return [*pipelines, graph_calling(root, name="g"), graph_calling(root, name="h"), *models]
+
+
+def _versions_of_a_model(root: Path) -> list[ServableSpec]:
+    return [ModelSpec(name="m", base_path=add_versions(root / "m", *range(1, 7)), version_policy=AllVersions())]
+
+
+@pytest.mark.parametrize("make_specs", [_independent_services, _versions_of_a_model])
+async def test_independent_loads_run_concurrently_up_to_the_limit(
+    tmp_path: Path, make_specs: Callable[[Path], list[ServableSpec]], loader: StubLoader
+) -> None:
+    specs = make_specs(tmp_path)
+    gates = [loader.hold(spec.name, version) for spec in specs for version in range(1, 7)]
+    async with running(registry_of(loader, poll_seconds=0, concurrent_loads=3)) as registry:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(registry.apply, specs)
+            await loader.wait_attempts(3)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert loader.at_once == 3
+            for gate in gates:
+                gate.set()
+        assert (len(loader.opened), loader.most_at_once) == (6, 3)
+
+
+def _write_callers(root: Path, **called: str) -> Path:
+    """Write pipelines p, q, ... and graphs g, h, ..., each with the service that it calls."""
+    pipelines = [dag_entry(name, callee, ("x", "x"), ("y", "y")) for name, callee in called.items() if name != "g"]
+    graphs = [{"name": name, "base_path": ".", "graph_path": f"{name}.pbtxt"} for name in called if name == "g"]
+    for graph in graphs:
+        graph_calling(root, called[graph["name"]], name=graph["name"])
+    config = root / "config.json"
+    document = {"model_config_list": [], "mediapipe_config_list": graphs, "pipeline_config_list": pipelines}
+    config.write_text(json.dumps(document, indent=1))
+    return config
+
+
+def _circles_of(registry: Registry, name: str) -> list[Problem]:
+    return [problem for problem in registry.findings() if f": {name} -> " in problem.message]
+
+
+async def test_only_the_members_of_a_circle_of_pipelines_are_refused(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
+    config = _write_callers(tmp_path, a="b", b="c", c="b", d="m", e="d", f="e")
+    spec = parse_config(KINDS.values(), config.read_bytes(), config)
+    result = await registry.apply(spec.services)
+    assert [failure.name for failure in result.failures] == ["b", "c"]
+    assert [problem.message for problem in registry.findings()] == [
+        "PIPELINE_CALLS_ITSELF: it calls itself through others: b -> c -> b",
+        "PIPELINE_CALLS_ITSELF: it calls itself through others: c -> b -> c",
+    ]
+    (problem,) = _circles_of(registry, "b")
+    assert f"{problem.file}:{problem.line}" == spec.services[1].origin
+    assert (await registry.rescan()).changed is False
+    assert loader.attempts == {(name, 1): 1 for name in "adef"}
+
+
+async def test_a_circle_of_graph_and_pipeline_is_refused_until_the_graph_changes(
+    tmp_path: Path, registry: Registry
+) -> None:
+    config = _write_callers(tmp_path, p="g", g="p", q="m")
+    spec = parse_config(KINDS.values(), config.read_bytes(), config)
+    result = await registry.apply(spec.services)
+    assert [failure.name for failure in result.failures] == ["g", "p"]
+    (of_graph,), (of_pipeline,) = _circles_of(registry, "g"), _circles_of(registry, "p")
+    assert of_graph.message == "GRAPH_CALLS_ITSELF: it calls itself through others: g -> p -> g"
+    assert of_pipeline.message == "PIPELINE_CALLS_ITSELF: it calls itself through others: p -> g -> p"
+    origins = {service.origin for service in spec.services if service.name in "pg"}
+    assert {f"{problem.file}:{problem.line}" for problem in (of_graph, of_pipeline)} == origins
+    assert registry.is_ready("q")
+    graph_calling(tmp_path, "q")
+    assert (await registry.rescan()).failures == ()
+    assert registry.readiness.ready
+    assert registry.findings() == []
+
+
+async def test_a_pipeline_that_calls_itself_loads_once(tmp_path: Path, loader: StubLoader, registry: Registry) -> None:
+    await registry.apply([_pipeline(tmp_path, "self", name="self")])
+    assert (await registry.rescan()).changed is False
+    assert loader.attempts == {("self", 1): 1}
+
+
+async def test_a_session_of_an_unknown_servable_is_a_warning_with_its_line(tmp_path: Path, registry: Registry) -> None:
+    graph = graph_calling(tmp_path, "m", "modle")
+    assert (
+        await registry.apply([graph, _model(tmp_path, 1, name="m"), _model(tmp_path, 1, name="model")])
+    ).failures == ()
+    (problem,) = registry.findings()
+    session = "the session 'OpenVINOModelServerSessionCalculator_2'"
+    assert problem.message == f"{session} calls 'modle', and nothing of that name is configured"
+    assert (problem.file, problem.line, problem.severity) == (str(graph.graph_path), 12, "warning")
+    assert problem.suggestion == "did you mean 'model'?"
+    await registry.apply([graph, *(_model(tmp_path, 1, name=name) for name in ("m", "modle"))])
+    assert registry.findings() == []
+
+
+async def test_a_reloaded_graph_reloads_its_direct_and_indirect_callers(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
+    specs = [
+        _pipeline(tmp_path, "p", name="outer"),
+        _pipeline(tmp_path, "g", name="p"),
+        _pipeline(tmp_path, name="other"),
+    ]
+    await registry.apply([*specs, graph_calling(tmp_path)])
+    (tmp_path / "g.pbtxt").write_text("# something else")
+    assert (await registry.rescan()).changed
+    assert loader.attempts == {("g", 1): 2, ("p", 1): 2, ("outer", 1): 2, ("other", 1): 1}
+    assert not (await registry.rescan()).changed
+
+
+class _ClosingLoader(StubLoader):
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed: list[str] = []
+
+    async def __call__(self, spec: ModelSpec, version: int, directory: Path) -> StubServable:
+        servable = await super().__call__(spec, version, directory)
+        close = servable.aclose
+
+        async def aclose() -> None:
+            await close()
+            self.closed.append(spec.name)
+
+        servable.aclose = aclose  # type: ignore[method-assign]
+        return servable
+
+
+@pytest.mark.parametrize("end", ["retired", "shut down"])
+async def test_callers_close_before_what_they_call(tmp_path: Path, end: str) -> None:
+    loader = _ClosingLoader()
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
+        await registry.apply(
+            [_model(tmp_path, 1, name="m"), graph_calling(tmp_path, "m"), _pipeline(tmp_path, "g", "m", name="p")]
+        )
+        if end == "retired":
+            await registry.apply([])
+            await trio.testing.wait_all_tasks_blocked()
+            assert loader.closed == ["p", "g", "m"]
+    assert loader.closed == ["p", "g", "m"]
+    assert loader.misuse == []
+
+
+async def test_a_retired_model_stays_open_until_its_pipeline_is_closed(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
+    await registry.apply([_model(tmp_path, 1), _pipeline(tmp_path, "m"), _model(tmp_path, 1, name="n")])
+    with await registry.lease("s"):
+        await registry.apply([])
+        await trio.testing.wait_all_tasks_blocked()
+        assert loader.open_versions == [("m", 1), ("s", 1)]
+    await trio.testing.wait_all_tasks_blocked()
+    assert loader.open_versions == []

@@ -1,5 +1,3 @@
-"""Changes of models and of the configuration file, also while calls are in flight."""
-
 from __future__ import annotations
 
 import json
@@ -19,6 +17,7 @@ from ovmstrio.registry import ApplyResult, Registry, VersionState
 from ovmstrio.registry.source import ConfigSource, reload_versions
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
 from tests.support.waits import until_async
+from tests.unit.registry.conftest import Loading
 
 
 def _spec(base: Path, nireq: int = 0) -> ModelSpec:
@@ -32,26 +31,23 @@ def _served(registry: Registry) -> StubServable:
 
 
 async def test_old_settings_serve_until_the_new_ones_are_loaded(
-    tmp_path: Path, loader: StubLoader, registry: Registry
+    tmp_path: Path, loader: StubLoader, loading: Loading, registry: Registry
 ) -> None:
     base = add_versions(tmp_path, 1)
     await registry.apply([_spec(base)])
-    gate = loader.hold("m", 1)
     old = _served(registry)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(registry.apply, [_spec(base, nireq=2)])
-        await loader.begun["m", 1].wait()
+    async with loading(_spec(base, nireq=2)):
         assert _served(registry) is old
         assert registry.statuses()["m"][0].state is VersionState.AVAILABLE
         assert registry.readiness.ready
-        gate.set()
     assert _served(registry).spec.nireq == 2
     await trio.testing.wait_all_tasks_blocked()
     assert (old.closed, len(loader.open_versions)) == (1, 1)
 
 
-async def test_a_failed_change_is_reported_and_the_old_instance_serves(
-    tmp_path: Path, loader: StubLoader, registry: Registry
+@pytest.mark.parametrize("remedy", ["mend", "revert"])
+async def test_a_failed_change_is_reported_and_the_old_instance_serves_until_it_heals(
+    tmp_path: Path, remedy: str, loader: StubLoader, registry: Registry
 ) -> None:
     base = add_versions(tmp_path, 1, 2)
     await registry.apply([_spec(base)])
@@ -60,21 +56,12 @@ async def test_a_failed_change_is_reported_and_the_old_instance_serves(
     result = await registry.apply([_spec(base, nireq=2)])
     assert (result.changed, len(result.failures)) == (False, 1)
     (status,) = registry.statuses()["m"]
-    assert status.version == 2
-    assert (status.state, status.error_code) == (VersionState.AVAILABLE, "UNKNOWN")
+    assert (status.version, status.state, status.error_code) == (2, VersionState.AVAILABLE, "UNKNOWN")
     assert status.reason == "the stub was told to fail"
     assert _served(registry) is old
     assert registry.readiness.ready
-
-
-@pytest.mark.parametrize("remedy", ["mend", "revert"])
-async def test_a_failed_change_heals(tmp_path: Path, remedy: str, loader: StubLoader, registry: Registry) -> None:
-    base = add_versions(tmp_path, 1)
-    await registry.apply([_spec(base)])
-    loader.fail("m", 1)
-    await registry.apply([_spec(base, nireq=2)])
     if remedy == "mend":
-        loader.mend("m", 1)
+        loader.mend("m", 2)
         await registry.rescan()
     else:
         await registry.apply([_spec(base)])
@@ -104,54 +91,44 @@ async def test_settings_with_errors_are_reported_and_not_loaded(
     assert loader.attempts == {("m", 1): 1}
 
 
-async def test_concurrent_changes_run_in_their_order(tmp_path: Path) -> None:
-    loader = StubLoader()
+async def test_concurrent_changes_run_in_their_order(
+    tmp_path: Path, loader: StubLoader, loading: Loading, registry: Registry
+) -> None:
     base = add_versions(tmp_path, 1)
-    async with running(registry_of(loader, poll_seconds=0, concurrent_loads=8)) as registry:
-        gate = loader.hold("m", 1)
-        async with trio.open_nursery() as nursery:
-            for nireq in range(1, 5):
-                nursery.start_soon(registry.apply, [_spec(base, nireq)])
-                await trio.testing.wait_all_tasks_blocked()
-            gate.set()
-        assert [servable.spec.nireq for servable in loader.opened] == [1, 2, 3, 4]
-        assert loader.most_at_once == 1
-        await trio.testing.wait_all_tasks_blocked()
-        assert loader.open_versions == [("m", 1)]
-
-
-async def test_waiting_rescans_are_merged_into_one(tmp_path: Path) -> None:
-    loader = StubLoader()
-    loader.fail("m", 1)
-    gate = loader.hold("m", 1)
-    results: list[ApplyResult] = []
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-
-        async def rescan() -> None:
-            results.append(await registry.rescan())
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(registry.apply, [_spec(add_versions(tmp_path, 1))])
-            await loader.begun["m", 1].wait()
-            for _ in range(20):
-                nursery.start_soon(rescan)
+    async with loading(_spec(base, 1)) as nursery:
+        for nireq in range(2, 5):
+            nursery.start_soon(registry.apply, [_spec(base, nireq)])
             await trio.testing.wait_all_tasks_blocked()
-            gate.set()
+    assert [servable.spec.nireq for servable in loader.opened] == [1, 2, 3, 4]
+    assert loader.most_at_once == 1
+    await trio.testing.wait_all_tasks_blocked()
+    assert loader.open_versions == [("m", 1)]
+
+
+async def test_waiting_rescans_are_merged_into_one(
+    tmp_path: Path, loader: StubLoader, loading: Loading, registry: Registry
+) -> None:
+    loader.fail("m", 1)
+    results: list[ApplyResult] = []
+
+    async def rescan() -> None:
+        results.append(await registry.rescan())
+
+    async with loading(_spec(add_versions(tmp_path, 1))) as nursery:
+        for _ in range(20):
+            nursery.start_soon(rescan)
+        await trio.testing.wait_all_tasks_blocked()
     assert loader.attempts["m", 1] == 2
     assert [len(result.failures) for result in results] == [1] * 20
 
 
-async def test_a_change_continues_when_its_client_is_cancelled(tmp_path: Path) -> None:
-    loader = StubLoader()
-    gate = loader.hold("m", 1)
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        async with trio.open_nursery() as client:
-            client.start_soon(registry.apply, [_spec(add_versions(tmp_path, 1))])
-            await loader.begun["m", 1].wait()
-            client.cancel_scope.cancel()
-        gate.set()
-        with await registry.lease("m") as lease:
-            assert lease.version == "1"
+async def test_a_change_continues_when_its_client_is_cancelled(
+    tmp_path: Path, loader: StubLoader, loading: Loading, registry: Registry
+) -> None:
+    async with loading(_spec(add_versions(tmp_path, 1))) as client:
+        client.cancel_scope.cancel()
+    with await registry.lease("m") as lease:
+        assert lease.version == "1"
     assert loader.cancelled == []
 
 
@@ -165,38 +142,34 @@ def quick_thread_switches() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("quick_thread_switches")
-async def test_no_call_fails_through_fifty_swaps(tmp_path: Path) -> None:
-    loader = StubLoader()
+async def test_no_call_fails_through_fifty_swaps(tmp_path: Path, loader: StubLoader, registry: Registry) -> None:
     answered: dict[str, int] = {}
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        await registry.apply([_spec(add_versions(tmp_path, 1))])
+    await registry.apply([_spec(add_versions(tmp_path, 1))])
 
-        async def call_for_ever() -> None:
-            while True:
-                with await registry.lease("m") as lease:
-                    response = await lease.servable.infer(InferRequest("m"))
-                    assert response.model_version == lease.version
-                    answered[lease.version] = answered.get(lease.version, 0) + 1
-                # A loop that never waits would keep the interpreter from the thread that reads the folder.
-                await trio.sleep(0.005)
+    async def call_for_ever() -> None:
+        while True:
+            with await registry.lease("m") as lease:
+                response = await lease.servable.infer(InferRequest("m"))
+                assert response.model_version == lease.version
+                answered[lease.version] = answered.get(lease.version, 0) + 1
+            # A loop that never waits would keep the interpreter from the thread that reads the folder.
+            await trio.sleep(0.005)
 
-        async with trio.open_nursery() as clients:
-            for _ in range(8):
-                clients.start_soon(call_for_ever)
-            for swap in range(50):
-                if swap % 2:
-                    assert (await registry.apply([_spec(tmp_path, nireq=swap)])).changed
-                else:
-                    add_versions(tmp_path, 2 + swap)
-                    assert (await registry.rescan()).changed
-                    await until_async(lambda swap=swap: str(2 + swap) in answered)  # type: ignore[misc]
-            clients.cancel_scope.cancel()
-        await trio.testing.wait_all_tasks_blocked()
-        assert loader.open_versions == [("m", 50)]
+    async with trio.open_nursery() as clients:
+        for _ in range(8):
+            clients.start_soon(call_for_ever)
+        for swap in range(50):
+            if swap % 2:
+                assert (await registry.apply([_spec(tmp_path, nireq=swap)])).changed
+            else:
+                add_versions(tmp_path, 2 + swap)
+                assert (await registry.rescan()).changed
+                await until_async(lambda swap=swap: str(2 + swap) in answered)  # type: ignore[misc]
+        clients.cancel_scope.cancel()
+    await trio.testing.wait_all_tasks_blocked()
+    assert loader.open_versions == [("m", 50)]
     assert len(loader.opened) == 51
-    assert loader.misuse == []
     assert list(answered) == ["1", *(str(2 + swap) for swap in range(0, 50, 2))]
-    assert [servable.closed for servable in loader.opened] == [1] * 51
 
 
 # The configuration file
@@ -227,15 +200,8 @@ class _Site:
             add_versions(self.folder / name, 1)
         self.config.write_text(json.dumps(names))
 
-    async def start(self) -> None:
-        await self.source.reload(force=True)
-
     def served(self) -> list[str]:
         return [name for name in self.registry.statuses() if self.registry.available_versions(name)]
-
-    async def until_served(self, *names: str) -> None:
-        while self.served() != list(names):
-            await self.registry.wait_change()
 
 
 @pytest.fixture
@@ -244,7 +210,7 @@ async def site(tmp_path: Path) -> AsyncIterator[_Site]:
     site = _Site(tmp_path)
     site.write("a")
     async with running(site.registry):
-        await site.start()
+        await site.source.reload(force=True)
         yield site
 
 
@@ -258,14 +224,6 @@ async def test_a_reload_applies_a_changed_file_once_and_finds_new_versions(site:
     add_versions(site.folder / "a", 2)
     assert await site.source.reload() is True
     assert site.registry.available_versions("a") == [2]
-
-
-async def test_a_missing_file_is_reported_and_changes_nothing(site: _Site) -> None:
-    site.config.unlink()
-    with pytest.raises(ConfigError) as caught:
-        await site.source.reload()
-    assert caught.value.message == f"{site.config}: the file cannot be read: No such file or directory"
-    assert site.served() == ["a"]
 
 
 async def test_every_reload_reports_a_file_that_cannot_be_parsed(
@@ -339,13 +297,15 @@ async def test_concurrent_reloads_apply_the_file_once(site: _Site) -> None:
     assert site.loader.attempts == {("a", 1): 1, ("b", 1): 1}
 
 
-async def test_a_file_that_is_missing_again_is_stale_again(site: _Site) -> None:
+async def test_a_missing_file_is_reported_and_stale_each_time(site: _Site) -> None:
     for _ in range(2):
         content = site.config.read_bytes()
         site.config.unlink()
         assert await site.source.is_stale()
         with pytest.raises(ConfigError) as raised:
             await site.source.reload()
+        assert raised.value.message == f"{site.config}: the file cannot be read: No such file or directory"
+        assert site.served() == ["a"]
         site.source.note(raised.value)
         assert not await site.source.is_stale()
         site.config.write_bytes(content)
@@ -355,18 +315,13 @@ async def test_a_file_that_is_missing_again_is_stale_again(site: _Site) -> None:
 async def test_polling_logs_each_fault_of_the_file_once(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     site = _Site(tmp_path, poll_seconds=1)
     site.write("a")
-
-    async def ticks(count: int) -> None:
-        for _ in range(count):
-            await site.source.poll()
-
     async with running(site.registry):
-        await site.start()
+        await site.source.reload(force=True)
         with capture_logs() as logs:
-            site.config.write_text("[")
-            await ticks(5)
-            site.config.unlink()
-            await ticks(5)
+            for change in (lambda: site.config.write_text("["), site.config.unlink):
+                change()
+                for _ in range(5):
+                    await site.source.poll()
         reasons = [entry["reason"] for entry in logs if entry["event"] == "config reload failed"]
         assert reasons == [
             f"{site.config}: not valid json",
@@ -374,4 +329,5 @@ async def test_polling_logs_each_fault_of_the_file_once(tmp_path: Path, autojump
         ]
         assert site.served() == ["a"]
         site.write("b")
-        await site.until_served("b")
+        while site.served() != ["b"]:
+            await site.registry.wait_change()

@@ -1,5 +1,3 @@
-"""Random histories of a registry, compared with a simple model of it."""
-
 from __future__ import annotations
 
 import shutil
@@ -13,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec
+from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec, SpecificVersions
 from ovmstrio.core.errors import NotFound, VersionLoading
 from ovmstrio.registry import Lease, VersionState
 from tests.support.examples import examples
@@ -22,7 +20,9 @@ from tests.support.stub_registry import StubLoader, StubServable, add_versions, 
 
 NAMES = st.sampled_from(["a", "b"])
 VERSIONS = st.integers(1, 4)
-POLICIES = st.sampled_from([LatestVersions(), LatestVersions(num_versions=2), AllVersions()])
+POLICIES = st.sampled_from(
+    [LatestVersions(), LatestVersions(num_versions=2), AllVersions(), SpecificVersions(versions=(2, 9))]
+)
 
 
 class _RegistryHistory(RuleBasedStateMachine):

@@ -1,7 +1,6 @@
-"""Repositories of models: versions, model files, marks of changes and the watcher."""
-
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,46 +25,69 @@ def _touch(directory: Path, *names: str) -> Path:
     return directory
 
 
-def _repository(base: Path, *names: str) -> Path:
+@pytest.mark.parametrize(
+    ("names", "versions", "warnings"),
+    [
+        (["10", "9", "1"], {1: "1", 9: "9", 10: "10"}, []),
+        *(
+            ([name], {version: name}, [])
+            for name, version in [
+                ("1abc", 1),
+                ("001", 1),
+                ("+7", 7),
+                (" 3", 3),
+                ("12_3", 12),
+                (str(2**63 - 1), 2**63 - 1),
+            ]
+        ),
+        *(
+            ([name, "2"], {2: "2"}, [f'directory "{name}" is no version: expected a positive integer'])
+            for name in ["0", "-1", "abc", "v1", "000", str(2**63), "9" * 200, "٣"]
+        ),
+        (
+            ["001", "1", "1abc"],
+            {1: "1"},
+            [f'directory "{name}" is version 1, as is "1"; ignored' for name in ("001", "1abc")],
+        ),
+        (["1", "..2026_08_01", ".git"], {1: "1"}, []),
+        ([], {}, ["no version directory found: expected {}/1"]),
+    ],
+)
+def test_versions_are_directories_whose_names_begin_with_a_number(
+    tmp_path: Path, names: list[str], versions: dict[int, str], warnings: list[str]
+) -> None:
     for name in names:
-        _touch(base / name)
-    return base
+        _touch(tmp_path / name)
+    _touch(tmp_path, "4", "README.md")
+    listing = scan(tmp_path)
+    assert list(listing.versions.items()) == [(version, tmp_path / name) for version, name in versions.items()]
+    assert listing.warnings == tuple(warning.replace("{}", str(tmp_path)) for warning in warnings)
 
 
-def test_versions_are_listed_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    base = _repository(tmp_path, "10", "9", "1")
-    assert list(list_versions(base).items()) == [(1, base / "1"), (9, base / "9"), (10, base / "10")]
+NO_MODEL = (
+    ": no model found (expected model.xml with model.bin, .onnx, .pdmodel with .pdiparams, .pb or .tflite, "
+    "found model.xml, readme.txt); model.xml needs model.bin beside it"
+)
 
 
 @pytest.mark.parametrize(
-    ("name", "version"),
-    [("1abc", 1), ("001", 1), ("+7", 7), (" 3", 3), ("12_3", 12), ("9223372036854775807", 2**63 - 1)],
+    ("find", "path", "message"),
+    [
+        (scan, "nowhere", "nowhere: the model's path does not exist; create it, or correct base_path"),
+        *((scan, path, "cannot be read") for path in ("a\0b", "x" * 300, "\udcff\ud800")),
+        (scan, "models/../models", "leads through"),
+        *((scan, name, "expected model.xml with model.bin") for name in ("notes.txt", "a.xml", "a.pdiparams")),
+        (find_model_file, "models", f"models{NO_MODEL}"),
+        (find_model_file, "nowhere", "cannot be read: No such file"),
+    ],
 )
-def test_the_number_that_begins_a_name_is_the_version(tmp_path: Path, name: str, version: int) -> None:
-    assert list_versions(_repository(tmp_path, name)) == {version: tmp_path / name}
-
-
-@pytest.mark.parametrize("name", ["0", "-1", "abc", "v1", "000", "9223372036854775808", "9" * 200, "٣"])
-def test_other_names_are_skipped_with_a_warning(tmp_path: Path, name: str) -> None:
-    listing = scan(_repository(tmp_path, name, "2"))
-    assert listing.versions == {2: tmp_path / "2"}
-    assert listing.warnings == (f'directory "{name}" is no version: expected a positive integer',)
-
-
-def test_the_plain_name_of_a_version_is_preferred(tmp_path: Path) -> None:
-    listing = scan(_repository(tmp_path, "001", "1", "1abc"))
-    assert listing.versions == {1: tmp_path / "1"}
-    assert listing.warnings == (
-        'directory "001" is version 1, as is "1"; ignored',
-        'directory "1abc" is version 1, as is "1"; ignored',
-    )
-
-
-def test_files_and_hidden_directories_are_ignored(tmp_path: Path) -> None:
-    _touch(_repository(tmp_path, "1", "..2026_08_01", ".git"), "2", "README.md")
-    listing = scan(tmp_path)
-    assert listing.versions == {1: tmp_path / "1"}
-    assert listing.warnings == ()
+def test_a_path_without_a_model_is_refused(
+    tmp_path: Path, find: Callable[[Path], object], path: str, message: str
+) -> None:
+    _touch(_touch(tmp_path, "notes.txt", "a.xml", "a.pdiparams") / "models", "model.xml", "readme.txt")
+    with pytest.raises(ConfigError) as caught:
+        find(tmp_path / path)
+    assert message in caught.value.message
 
 
 def test_a_link_to_a_directory_is_a_version(tmp_path: Path) -> None:
@@ -75,44 +97,12 @@ def test_a_link_to_a_directory_is_a_version(tmp_path: Path) -> None:
     assert list_versions(base) == {4: base / "4"}
 
 
-def test_a_base_path_without_versions_is_empty_with_a_warning(tmp_path: Path) -> None:
-    listing = scan(tmp_path)
-    assert listing.versions == {}
-    assert listing.warnings == (f"no version directory found: expected {tmp_path / '1'}",)
-
-
-def test_a_missing_base_path_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        scan(tmp_path / "nowhere")
-    assert caught.value.message == (
-        f"{tmp_path / 'nowhere'}: the model's path does not exist; create it, or correct base_path"
-    )
-
-
-@pytest.mark.parametrize("path", ["a\0b", "x" * 300, "\udcff\ud800"])
-def test_a_path_that_the_system_refuses_is_a_clear_error(tmp_path: Path, path: str) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        scan(tmp_path / path)
-
-
-def test_a_path_through_dotdot_is_refused_even_if_it_exists(tmp_path: Path) -> None:
-    _repository(tmp_path / "models", "1")
-    with pytest.raises(ConfigError, match="leads through"):
-        scan(tmp_path / "models" / ".." / "models")
-
-
 def test_a_single_model_file_is_version_one(tmp_path: Path) -> None:
     _touch(tmp_path, "net.onnx", "net.xml", "net.bin", "p.pdmodel", "p.pdiparams")
     assert list_versions(tmp_path / "net.onnx") == {1: tmp_path / "net.onnx"}
     assert list_versions(tmp_path / "net.xml") == {1: tmp_path / "net.xml"}
     assert list_versions(tmp_path / "p.pdiparams") == {1: tmp_path / "p.pdmodel"}
     assert find_model_file(tmp_path / "net.onnx") == tmp_path / "net.onnx"
-
-
-@pytest.mark.parametrize("name", ["notes.txt", "lonely.xml", "lonely.pdiparams"])
-def test_a_single_file_that_is_no_model_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"expected model\.xml with model\.bin"):
-        scan(_touch(tmp_path, name) / name)
 
 
 @pytest.mark.parametrize(
@@ -126,29 +116,12 @@ def test_a_single_file_that_is_no_model_is_refused(tmp_path: Path, name: str) ->
         (("frozen.pb", "m.tflite"), "frozen.pb"),
         (("m.tflite", "labels.txt"), "m.tflite"),
         (("b.onnx", "a.onnx"), "a.onnx"),
+        (("saved_model.pb", "a.pb"), ""),
     ],
 )
 def test_the_first_complete_format_is_the_model(tmp_path: Path, files: tuple[str, ...], chosen: str) -> None:
-    assert find_model_file(_touch(tmp_path, *files)) == tmp_path / chosen
-
-
-def test_a_saved_model_is_its_directory(tmp_path: Path) -> None:
     _touch(tmp_path / "variables")
-    assert find_model_file(_touch(tmp_path, "saved_model.pb", "a.pb")) == tmp_path
-
-
-def test_a_directory_without_a_model_is_refused_with_its_content(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        find_model_file(_touch(tmp_path, "model.xml", "readme.txt"))
-    assert caught.value.message == (
-        f"{tmp_path}: no model found (expected model.xml with model.bin, .onnx, .pdmodel with .pdiparams, .pb or "
-        ".tflite, found model.xml, readme.txt); model.xml needs model.bin beside it"
-    )
-
-
-def test_a_missing_version_directory_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        find_model_file(tmp_path / "1")
+    assert find_model_file(_touch(tmp_path, *files)) == tmp_path / chosen
 
 
 @given(st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=40))
@@ -168,40 +141,33 @@ def test_equal_content_has_an_equal_mark() -> None:
     assert content_mark(b"{}") == content_mark(b"{}") != content_mark(b"{ }")
 
 
-@pytest.mark.parametrize("change", ["grow", "add", "remove", "nested"])
-def test_any_change_below_a_directory_changes_its_mark(tmp_path: Path, change: str) -> None:
-    file = tmp_path / "model.bin"
-    file.write_bytes(b"12")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: (root / "model.bin").write_bytes(b"123"),
+        lambda root: (root / "model.xml").touch(),
+        lambda root: (root / "model.bin").unlink(),
+        lambda root: _touch(root / "variables", "x"),
+    ],
+)
+def test_any_change_below_a_directory_changes_its_mark(tmp_path: Path, change: Callable[[Path], object]) -> None:
+    (tmp_path / "model.bin").write_bytes(b"12")
     before = tree_mark(tmp_path)
     assert tree_mark(tmp_path) == before
-    match change:
-        case "grow":
-            file.write_bytes(b"123")
-        case "add":
-            (tmp_path / "model.xml").touch()
-        case "remove":
-            file.unlink()
-        case _:
-            (tmp_path / "variables").mkdir()
-            (tmp_path / "variables" / "x").touch()
+    change(tmp_path)
     assert tree_mark(tmp_path) != before
 
 
-def test_a_missing_path_has_its_own_mark(tmp_path: Path) -> None:
-    missing = tree_mark(tmp_path / "model.onnx")
+def test_missing_paths_and_impossible_names_have_a_mark_of_their_own(tmp_path: Path) -> None:
+    (mark,) = {tree_mark(tmp_path / name) for name in ("model.onnx", "nowhere", "x" * 300, "a\0b")}
     (tmp_path / "model.onnx").touch()
-    assert tree_mark(tmp_path / "model.onnx") != missing
+    assert tree_mark(tmp_path / "model.onnx") != mark
 
 
 def test_circular_and_dangling_links_have_a_mark(tmp_path: Path) -> None:
     (tmp_path / "circle").symlink_to(tmp_path, target_is_directory=True)
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     assert tree_mark(tmp_path) == tree_mark(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
-def test_an_impossible_name_has_the_mark_of_a_missing_path(tmp_path: Path, name: str) -> None:
-    assert tree_mark(tmp_path / name) == tree_mark(tmp_path / "nowhere")
 
 
 # Files of graphs

@@ -1,5 +1,3 @@
-"""What a tensor says of itself, and how others read it."""
-
 from __future__ import annotations
 
 import array
@@ -8,6 +6,7 @@ import gc
 import io
 import operator
 import pickle
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyovms import Tensor
+from pyovms import Context, Storage, Tensor, current_context
 from pyovms.buffer_exporter import Exporter, over_array, over_buffer
 
 ROWS = {
@@ -275,8 +274,7 @@ def test_bytes_survive_two_nodes(code: str, dims: list[int], transposed: bool) -
 
 
 def test_the_exporter_of_newer_pythons_has_the_same_buffer() -> None:
-    class Made(Exporter):
-        """Has nothing of its own."""
+    class Made(Exporter): ...
 
     source = np.arange(6, dtype=np.float16).reshape(2, 3)
     view = over_array(Made, source).__buffer__(0)
@@ -289,3 +287,40 @@ def test_the_exporter_of_newer_pythons_has_the_same_buffer() -> None:
     assert copy.deepcopy(copy.copy(made)) is made
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(made)
+
+
+# The context of a call
+
+
+def test_there_is_no_context_outside_nodes() -> None:
+    with pytest.raises(RuntimeError, match="works in execute, open and close of a Python node"):
+        current_context()
+
+
+def test_parameters_can_only_be_read() -> None:
+    given = {"a": 1}
+    parameters: Any = Context(given, "").parameters
+    given["b"] = 2
+    assert dict(parameters) == {"a": 1}
+    with pytest.raises(TypeError):
+        parameters["a"] = 2
+
+
+def test_storage_is_read_by_items_and_attributes() -> None:
+    storage = Storage()
+    storage.seen = 1
+    storage["more"] = 2
+    assert (storage["seen"], storage.more, dict(storage)) == (1, 2, {"seen": 1, "more": 2})
+    del storage.seen
+    with pytest.raises(AttributeError, match="nothing called 'seen' is stored; stored are: more"):
+        _ = storage.seen
+    with pytest.raises(AttributeError, match="'seen'"):
+        del storage.seen
+
+
+def test_a_deadline_is_a_time_and_remaining_seconds() -> None:
+    none, soon, past = Context({}, ""), Context({}, "", 60), Context({}, "", -1)
+    assert (none.deadline, none.remaining()) == (None, None)
+    assert soon.deadline == pytest.approx(time.time() + 60, abs=1)
+    assert soon.remaining() == pytest.approx(60, abs=1)
+    assert past.remaining() == 0

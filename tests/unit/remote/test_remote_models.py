@@ -1,7 +1,6 @@
-"""Calls of another server: attempts, choice of address, circuit breaker, hedging and health."""
-
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from trio.testing import MockClock
 
+from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.config.remote_entries import RemoteAddress, RemoteSpec
+from ovmstrio.config.specs import ModelSpec, ServerSpec
 from ovmstrio.core.begun import telling_begin
-from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, NotReady, PayloadTooLarge, ServerError
+from ovmstrio.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, NotReady, PayloadTooLarge, ServerError
 from ovmstrio.core.reconsidering import readiness_reconsidered
 from ovmstrio.core.request import InferRequest, InferResponse, ParameterValue
 from ovmstrio.core.tensor import RawTensor
@@ -26,6 +27,7 @@ from ovmstrio.runtimes.remote.hedging import hedged
 from ovmstrio.runtimes.remote.remote_servable import RemoteServable
 from ovmstrio.runtimes.remote.sequence import SequenceStep
 from ovmstrio.runtimes.remote.targets import Target, Targets
+from ovmstrio.runtimes.table import KINDS
 
 Script = Callable[[InferRequest, float], Awaitable[InferResponse]]
 
@@ -52,11 +54,9 @@ class _FakeEndpoint:
     async def ask_ready(self) -> str:
         return ""
 
-    def doubt(self) -> None:
-        """Ignore doubts."""
+    def doubt(self) -> None: ...
 
-    async def aclose(self) -> None:
-        """Hold nothing that could be closed."""
+    async def aclose(self) -> None: ...
 
 
 def _remote_of(*endpoints: _FakeEndpoint, **settings: Any) -> RemoteServable:
@@ -82,19 +82,14 @@ def _request(deadline: float = 1e9, **parameters: ParameterValue) -> InferReques
     return InferRequest("m", id="i", parameters=parameters, deadline=deadline)
 
 
-async def test_a_response_has_the_local_name_and_the_request_id() -> None:
-    endpoint = _FakeEndpoint("a")
-    response = await _remote_of(endpoint, timeout_seconds=5).infer(_request())
-    assert (response.model_name, response.model_version, response.id) == ("m", "1", "i")
-    assert endpoint.seconds == [pytest.approx(5, abs=0.1)]
-
-
-async def test_user_code_is_reported_before_the_call() -> None:
+async def test_a_response_has_the_local_name_and_user_code_is_reported_before_the_call() -> None:
     reported: list[int] = []
     endpoint = _FakeEndpoint("a")
     with telling_begin(lambda: reported.append(len(endpoint.calls))):
-        await _remote_of(endpoint).infer(_request())
+        response = await _remote_of(endpoint, timeout_seconds=5).infer(_request())
     assert reported == [0]
+    assert (response.model_name, response.model_version, response.id) == ("m", "1", "i")
+    assert endpoint.seconds == [pytest.approx(5, abs=0.1)]
 
 
 async def test_an_unsent_call_goes_to_the_next_address_at_once(autojump_clock: MockClock) -> None:
@@ -167,13 +162,10 @@ async def test_a_slow_call_is_hedged_and_a_sequence_is_not(autojump_clock: MockC
     with pytest.raises(DeadlineExceeded):
         await remote.infer(_request(sequence_id=7, sequence_start=True))
     assert len(slow.calls) + len(quick.calls) == 2 + 4 + 1
-
-
-async def test_a_single_address_is_hedged_at_itself(autojump_clock: MockClock) -> None:
-    endpoint = _FakeEndpoint("a", _hang)
+    single = _FakeEndpoint("a", _hang)
     with pytest.raises(DeadlineExceeded):
-        await _remote_of(endpoint, hedge_after_ms=100, timeout_seconds=5).infer(_request())
-    assert len(endpoint.calls) == 2
+        await _remote_of(single, hedge_after_ms=100, timeout_seconds=5).infer(_request())
+    assert len(single.calls) == 2
 
 
 async def test_a_sequence_with_a_server_id_stays_at_its_address() -> None:
@@ -278,42 +270,35 @@ class _Calls:
         return outcome
 
 
-def _is_final(error: ServerError) -> bool:
-    return isinstance(error, InvalidRequest)
-
-
-async def _run(call: Callable[[], Awaitable[str]]) -> str:
-    return await hedged(call, 1, is_final=_is_final)
-
-
-async def test_a_call_that_ends_soon_is_made_once(autojump_clock: MockClock) -> None:
-    quick = _Calls((0.5, "a"))
-    assert await _run(quick) == "a"
-    assert quick.begun == 1
-    failing = _Calls((0.5, NotReady("gone")))
-    with pytest.raises(NotReady, match="gone"):
-        await _run(failing)
-    assert failing.begun == 1
-
-
-async def test_the_first_answer_cancels_the_other_call(autojump_clock: MockClock) -> None:
-    begun = trio.current_time()
-    calls = _Calls((100, "slow"), (1, "second"))
-    assert await _run(calls) == "second"
-    assert (trio.current_time() - begun, calls.begun, calls.cancelled) == (2, 2, 1)
-    calls = _Calls((1.5, "first"), (100, "slow"))
-    assert await _run(calls) == "first"
-    assert calls.cancelled == 1
-
-
-async def test_a_failure_waits_for_the_other_call_unless_it_is_final(autojump_clock: MockClock) -> None:
-    assert await _run(_Calls((5, "late"), (1, NotReady("second")))) == "late"
-    with pytest.raises(NotReady, match="first"):
-        await _run(_Calls((2, NotReady("first")), (5, NotReady("second"))))
-    calls = _Calls((100, "never"), (1, InvalidRequest("wrong")))
-    with pytest.raises(InvalidRequest, match="wrong"):
-        await _run(calls)
-    assert calls.cancelled == 1
+@pytest.mark.parametrize(
+    ("calls", "outcome", "seconds", "cancelled"),
+    [
+        pytest.param([(0.5, "a")], "a", 0.5, 0, id="an early answer"),
+        pytest.param([(0.5, NotReady("gone"))], NotReady("gone"), 0.5, 0, id="an early failure"),
+        pytest.param([(100, "slow"), (1, "second")], "second", 2, 1, id="the second answers first"),
+        pytest.param([(1.5, "first"), (100, "slow")], "first", 1.5, 1, id="the first answers first"),
+        pytest.param([(5, "late"), (1, NotReady("second"))], "late", 5, 0, id="a failure waits"),
+        pytest.param([(2, NotReady("first")), (5, NotReady("second"))], NotReady("first"), 6, 0, id="two failures"),
+        pytest.param(
+            [(100, "never"), (1, InvalidRequest("wrong"))], InvalidRequest("wrong"), 2, 1, id="a final failure"
+        ),
+    ],
+)
+async def test_the_first_answer_or_final_failure_cancels_the_other_call(
+    calls: list[tuple[float, str | ServerError]],
+    outcome: str | ServerError,
+    seconds: float,
+    cancelled: int,
+    autojump_clock: MockClock,
+) -> None:
+    made, begun = _Calls(*calls), trio.current_time()
+    found: str | ServerError
+    try:
+        found = await hedged(made, 1, is_final=lambda error: isinstance(error, InvalidRequest))
+    except ServerError as error:
+        found = error
+    assert (type(found), str(found)) == (type(outcome), str(outcome))
+    assert (trio.current_time() - begun, made.begun, made.cancelled) == (seconds, len(calls), cancelled)
 
 
 # Health
@@ -351,24 +336,6 @@ async def test_readiness_changes_with_the_health_of_an_address(autojump_clock: M
 
 
 # Circuit breaker
-
-
-def test_failures_in_a_row_open_the_circuit_and_a_success_closes_it() -> None:
-    breaker = Breaker(2, 10)
-    breaker.begin()
-    breaker.fail(0)
-    breaker.succeed()
-    breaker.fail(1)
-    assert breaker.allows(1)
-    breaker.fail(2)
-    assert not breaker.allows(11.9)
-    assert breaker.seconds_left(5) == 7
-    assert breaker.allows(12)
-    breaker.begin()
-    assert not breaker.allows(12)
-    breaker.succeed()
-    assert breaker.allows(12)
-    assert breaker.failures_in_row == 0
 
 
 def test_a_breaker_without_a_limit_never_opens() -> None:
@@ -423,10 +390,72 @@ class _BreakerModel(RuleBasedStateMachine):
 
     @invariant()
     def is_open_for_as_long_as_configured(self) -> None:
-        if self.ongoing:
-            return
-        expected = self.closed_until_failure or self.now >= self.opened + 10
-        assert self.breaker.allows(self.now) == expected
+        is_over = not self.ongoing and self.now >= self.opened + 10
+        assert self.breaker.allows(self.now) == (self.closed_until_failure or is_over)
+        assert self.breaker.failures_in_row == self.in_row
 
 
 TestBreaker = _BreakerModel.TestCase
+
+
+# Entries of the configuration
+
+
+def _parse(*configs: dict[str, Any]) -> ServerSpec:
+    document = {"model_config_list": [{"config": each} for each in configs]}
+    return parse_config(KINDS.values(), json.dumps(document, indent=1).encode(), Path("/etc/ovms/config.json"))
+
+
+def _remote(**settings: Any) -> RemoteSpec:
+    (spec,) = _parse({"name": "m", "remote": "grpc://h:9000", **settings}).of(RemoteSpec)
+    return spec
+
+
+def test_an_entry_has_defaults_and_all_settings() -> None:
+    usual = _remote()
+    assert (usual.addresses, usual.remote_name) == ((RemoteAddress("grpc", "h", 9000),), "m")
+    assert (usual.hedge_after_ms, usual.max_concurrency, usual.problems) == (0, 256, ())
+    spec = _remote(
+        remote=["grpcs://a:1", "https://[::1]:2"],
+        remote_name="far",
+        remote_version=3,
+        timeout_seconds=2,
+        hedge_after_ms=40,
+        max_concurrency=7,
+        breaker={"failures": 2},
+        tls={"ca": "ca.pem", "server_name": "s"},
+    )
+    assert [str(address) for address in spec.addresses] == ["grpcs://a:1", "https://[::1]:2"]
+    assert (spec.remote_name, spec.remote_version, spec.timeout_seconds) == ("far", "3", 2)
+    assert (spec.breaker.failures, spec.breaker.open_seconds, spec.max_concurrency) == (2, 10, 7)
+    assert spec.tls.ca == Path("/etc/ovms/ca.pem")
+    assert usual.needs_reload(spec)
+
+
+@pytest.mark.parametrize("address", ["h:9000", "ftp://h:1", "grpc://h", "grpc://:1", "grpc://h:1/v2", "grpc://h:99999"])
+def test_an_invalid_address_is_refused_with_its_line(address: str) -> None:
+    served = _parse({"name": "m", "remote": address}, {"name": "n", "base_path": "n"})
+    (spec,) = served.of(RemoteSpec)
+    (problem,) = spec.errors
+    assert (problem.line, problem.path) == (6, "model_config_list[0].config.remote")
+    assert "grpc://HOST:PORT" in problem.expected
+    assert [each.name for each in served.of(ModelSpec)] == ["n"]
+
+
+def test_all_problems_are_reported_together() -> None:
+    spec = _remote(remote=["x", "grpc://a:1", "grpc://a:1"], breaker={"failures": -1, "open": 1}, tls={"ca": 3})
+    paths = [problem.path.rpartition("config.")[2] for problem in spec.errors]
+    assert paths == ["remote", "remote", "breaker.failures", "breaker.open", "tls.ca"]
+
+
+def test_keys_of_local_models_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"base_path.*has no files here"):
+        _remote(base_path="x")
+    with pytest.raises(ConfigError, match=r"wrong type or value"):
+        _remote(max_attempts=0)
+
+
+def test_a_duplicate_name_is_left_out() -> None:
+    served = _parse({"name": "m", "remote": "grpc://a:1"}, {"name": "m", "remote": "grpc://b:1"})
+    assert [each.addresses[0].host for each in served.of(RemoteSpec)] == ["a"]
+    assert any("left out" in problem.message for problem in served.problems)

@@ -1,9 +1,8 @@
-"""Versions of models: selection, states, lookup and refusals."""
-
 from __future__ import annotations
 
+import threading
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from ovmstrio.core.errors import (
     ConfigError,
     InvalidRequest,
     NotFound,
+    NotReady,
     Problem,
     ServerError,
     ServiceMissing,
@@ -24,10 +24,11 @@ from ovmstrio.core.errors import (
 )
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.observability.resident_memory import GrowthWatch
-from ovmstrio.registry import Registry, VersionState, VersionStatus, version_loader
-from ovmstrio.repository.versions import choose_versions
+from ovmstrio.registry import Readiness, Registry, VersionState, VersionStatus, version_loader
 from ovmstrio.runtimes.kind import LoadContext
 from tests.support.stub_registry import StubLoader, add_versions, registry_of, running
+from tests.support.waits import WAIT_SECONDS
+from tests.unit.registry.conftest import Loading
 
 LOADING, AVAILABLE, END = VersionState.LOADING, VersionState.AVAILABLE, VersionState.END
 
@@ -38,24 +39,6 @@ def _spec(base: Path, policy: VersionPolicy | None = None, name: str = "m") -> M
 
 def _states(registry: Registry, name: str = "m") -> dict[int, tuple[VersionState, str]]:
     return {status.version: (status.state, status.error_code) for status in registry.statuses()[name]}
-
-
-@pytest.mark.parametrize(
-    ("policy", "broken", "chosen", "wanted"),
-    [
-        (LatestVersions(), set(), [4], {4}),
-        (LatestVersions(), {4, 3}, [2], {4, 3, 2}),
-        (LatestVersions(num_versions=2), {4}, [2, 3], {4, 3, 2}),
-        (LatestVersions(), {1, 2, 3, 4}, [], {1, 2, 3, 4}),
-        (AllVersions(), {2}, [1, 3, 4], {1, 2, 3, 4}),
-        (SpecificVersions(versions=(2, 9)), set(), [2], {2}),
-        (SpecificVersions(versions=(2, 9)), {2}, [], {2}),
-    ],
-)
-def test_the_next_lower_version_replaces_a_broken_one_which_stays_wanted(
-    policy: VersionPolicy, broken: set[int], chosen: list[int], wanted: set[int]
-) -> None:
-    assert choose_versions(policy, [1, 2, 3, 4], broken) == (chosen, frozenset(wanted))
 
 
 async def test_a_version_that_cannot_be_loaded_is_listed_and_the_next_lower_one_serves(
@@ -146,14 +129,7 @@ async def test_a_version_retired_twice_ends_with_its_last_instance(tmp_path: Pat
         assert _states(registry) == {1: (VersionState.UNLOADING, "OK")}
     await trio.testing.wait_all_tasks_blocked()
     assert _states(registry) == {1: (END, "OK")}
-
-
-async def test_a_base_path_without_versions_is_no_error(tmp_path: Path, registry: Registry) -> None:
-    assert not (await registry.apply([_spec(tmp_path)])).failures
-    assert registry.statuses() == {"m": []}
-    add_versions(tmp_path, 1)
-    await registry.rescan()
-    assert registry.available_versions("m") == [1]
+    assert not (await registry.apply([])).changed
 
 
 async def test_a_missing_base_path_fails_the_model_until_it_exists(tmp_path: Path, registry: Registry) -> None:
@@ -161,6 +137,8 @@ async def test_a_missing_base_path_fails_the_model_until_it_exists(tmp_path: Pat
     (failure,) = (await registry.apply([_spec(base)])).failures
     assert failure == VersionStatus("m", 0, LOADING, "UNKNOWN", failure.reason)
     assert "does not exist" in failure.reason
+    base.mkdir()
+    assert not (await registry.rescan()).failures
     assert registry.statuses() == {"m": []}
     add_versions(base, 1)
     assert not (await registry.rescan()).failures
@@ -176,39 +154,24 @@ async def test_a_base_path_that_vanishes_leaves_its_versions_serving(tmp_path: P
     assert registry.readiness.ready
 
 
-async def test_a_removed_model_stays_in_the_statuses(tmp_path: Path, registry: Registry) -> None:
-    await registry.apply([_spec(add_versions(tmp_path, 1))])
-    assert (await registry.apply([])).changed
-    await trio.testing.wait_all_tasks_blocked()
-    assert _states(registry) == {1: (END, "OK")}
-    assert not (await registry.apply([])).changed
-
-
 async def test_of_two_models_with_one_name_the_first_is_served(tmp_path: Path, registry: Registry) -> None:
     first, second = add_versions(tmp_path / "a", 1), add_versions(tmp_path / "b", 2)
     await registry.apply([_spec(first), _spec(second)])
     assert registry.available_versions("m") == [1]
 
 
-async def test_subscribers_receive_every_state_in_order(tmp_path: Path) -> None:
-    loader = StubLoader()
+async def test_subscribers_receive_every_state_in_order(tmp_path: Path, loader: StubLoader, registry: Registry) -> None:
     loader.fail("m", 1)
     reported: list[tuple[int, VersionState, str]] = []
-    async with running(registry_of(loader, poll_seconds=0)) as registry:
-        registry.subscribe(lambda status: reported.append((status.version, status.state, status.error_code)))
-        await registry.apply([_spec(add_versions(tmp_path, 1))])
-        loader.mend("m", 1)
-        await registry.rescan()
-        await registry.apply([])
-        await trio.testing.wait_all_tasks_blocked()
-    assert reported == [
-        (1, LOADING, "OK"),
-        (1, LOADING, "UNKNOWN"),
-        (1, LOADING, "OK"),
-        (1, AVAILABLE, "OK"),
-        (1, VersionState.UNLOADING, "OK"),
-        (1, END, "OK"),
-    ]
+    registry.subscribe(lambda status: reported.append((status.version, status.state, status.error_code)))
+    await registry.apply([_spec(add_versions(tmp_path, 1))])
+    loader.mend("m", 1)
+    await registry.rescan()
+    await registry.apply([])
+    await trio.testing.wait_all_tasks_blocked()
+    failed = [(1, LOADING, "OK"), (1, LOADING, "UNKNOWN")]
+    loaded = [(1, LOADING, "OK"), (1, AVAILABLE, "OK")]
+    assert reported == [*failed, *loaded, (1, VersionState.UNLOADING, "OK"), (1, END, "OK")]
 
 
 # Lookup by the text of a request
@@ -232,22 +195,15 @@ async def _refusal(registry: Registry, name: str, version: str) -> ServerError:
     ("requested", "served"),
     [("", "10"), ("0", "10"), ("9", "9"), ("10", "10"), ("010", "10"), ("+9", "9"), ("-0", "10")],
 )
-async def test_a_version_is_named_by_number_and_the_default_is_the_highest(
+async def test_a_version_is_leased_by_number_at_once_and_the_default_is_the_highest(
     tmp_path: Path, requested: str, served: str, registry: Registry
 ) -> None:
     await registry.apply([_all_versions(tmp_path, 9, 10)])
-    with await registry.lease("m", requested) as lease:
+    with trio.testing.assert_no_checkpoints():
+        lease = await registry.lease("m", requested)
+    with lease:
         assert (lease.name, lease.version) == ("m", served)
         assert lease.servable is registry.peek("m", requested)
-
-
-async def test_an_available_version_is_leased_without_a_checkpoint(tmp_path: Path, registry: Registry) -> None:
-    await registry.apply([_all_versions(tmp_path, 1)])
-    with trio.testing.assert_no_checkpoints():
-        with await registry.lease("m"):
-            pass
-        with await registry.lease("m", "1"):
-            pass
 
 
 @pytest.mark.parametrize(
@@ -309,94 +265,254 @@ async def test_a_retired_version_is_refused_as_retired_and_the_default_as_missin
         registry.is_ready("m")
 
 
-async def test_a_failed_version_is_refused_at_once_with_a_hint(
-    tmp_path: Path, loader: StubLoader, registry: Registry
-) -> None:
-    loader.fail("m", 1)
-    await registry.apply([_all_versions(tmp_path, 1)])
-    refusal = await _refusal(registry, "m", "1")
-    assert isinstance(refusal, VersionLoading)
-    assert str(refusal) == 'version 1 of model "m" is not loaded yet: its last load failed'
-    assert type(await _refusal(registry, "m", "")) is VersionMissing
-
-
 @pytest.mark.parametrize("version", ["", "1"])
-async def test_a_lease_waits_for_a_load(tmp_path: Path, version: str, loader: StubLoader, registry: Registry) -> None:
-    gate = loader.hold("m", 1)
+async def test_a_lease_waits_for_a_load_ten_seconds_at_most(
+    tmp_path: Path, version: str, loading: Loading, registry: Registry, autojump_clock: trio.testing.MockClock
+) -> None:
     leased: list[str] = []
 
     async def call() -> None:
         with await registry.lease("m", version) as lease:
             leased.append(lease.version)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(registry.apply, [_all_versions(tmp_path, 1)])
-        await loader.begun["m", 1].wait()
+    async with loading(_all_versions(tmp_path, 1)) as nursery:
+        started = trio.current_time()
+        assert isinstance(await _refusal(registry, "m", "1"), VersionLoading)
+        assert trio.current_time() - started == pytest.approx(10)
         nursery.start_soon(call)
         await trio.testing.wait_all_tasks_blocked()
         assert leased == []
         with pytest.raises(VersionLoading, match=r"of model \"m\" is not loaded yet$"):
             registry.peek("m", version)
-        gate.set()
     assert leased == ["1"]
 
 
-async def test_a_lease_waits_ten_seconds_at_most(
-    tmp_path: Path, loader: StubLoader, registry: Registry, autojump_clock: trio.testing.MockClock
+async def test_a_failed_version_is_refused_with_a_hint_at_once_and_while_a_lease_waits(
+    tmp_path: Path, loader: StubLoader, loading: Loading, registry: Registry
 ) -> None:
-    gate = loader.hold("m", 1)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(registry.apply, [_all_versions(tmp_path, 1)])
-        await loader.begun["m", 1].wait()
-        started = trio.current_time()
-        assert isinstance(await _refusal(registry, "m", "1"), VersionLoading)
-        assert trio.current_time() - started == pytest.approx(10)
-        gate.set()
-
-
-async def test_a_waiting_lease_is_refused_when_the_load_fails(
-    tmp_path: Path, loader: StubLoader, registry: Registry
-) -> None:
-    gate = loader.hold("m", 1)
     loader.fail("m", 1)
     refusals: list[ServerError] = []
 
     async def call(version: str) -> None:
         refusals.append(await _refusal(registry, "m", version))
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(registry.apply, [_all_versions(tmp_path, 1)])
-        await loader.begun["m", 1].wait()
+    async with loading(_all_versions(tmp_path, 1)) as nursery:
         nursery.start_soon(call, "1")
         nursery.start_soon(call, "")
         await trio.testing.wait_all_tasks_blocked()
-        gate.set()
     assert {type(refusal) for refusal in refusals} == {VersionLoading, VersionMissing}
+    refusal = await _refusal(registry, "m", "1")
+    assert isinstance(refusal, VersionLoading)
+    assert str(refusal) == 'version 1 of model "m" is not loaded yet: its last load failed'
+    assert type(await _refusal(registry, "m", "")) is VersionMissing
 
 
-async def test_a_cancelled_wait_holds_no_lease(tmp_path: Path, loader: StubLoader, registry: Registry) -> None:
-    gate = loader.hold("m", 1)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(registry.apply, [_all_versions(tmp_path, 1)])
-        await loader.begun["m", 1].wait()
-        async with trio.open_nursery() as callers:
-            callers.start_soon(registry.lease, "m")
-            await trio.testing.wait_all_tasks_blocked()
-            callers.cancel_scope.cancel()
-        gate.set()
-        with await registry.lease("m"):
-            await registry.apply([])
-            assert registry.statuses()["m"][0].state is VersionState.UNLOADING
+async def test_a_cancelled_wait_holds_no_lease(tmp_path: Path, loading: Loading, registry: Registry) -> None:
+    async with loading(_all_versions(tmp_path, 1)), trio.open_nursery() as callers:
+        callers.start_soon(registry.lease, "m")
         await trio.testing.wait_all_tasks_blocked()
-        assert registry.statuses()["m"][0].state is VersionState.END
+        callers.cancel_scope.cancel()
+    with await registry.lease("m"):
+        await registry.apply([])
+        assert _states(registry) == {1: (VersionState.UNLOADING, "OK")}
+    await trio.testing.wait_all_tasks_blocked()
+    assert _states(registry) == {1: (END, "OK")}
 
 
-async def test_version_statuses_are_of_one_version_or_of_all(tmp_path: Path, registry: Registry) -> None:
-    await registry.apply([_all_versions(tmp_path, 1, 3)])
-    assert [status.version for status in registry.version_statuses("m")] == [1, 3]
-    (one,) = registry.version_statuses("m", 3)
-    assert (one.version, one.state) == (3, VersionState.AVAILABLE)
-    with pytest.raises(NotFound, match='of model "m" is not there'):
-        registry.version_statuses("m", 2)
-    with pytest.raises(NotFound, match="nothing is served under the name"):
-        registry.version_statuses("unknown")
+# Readiness, polling and the end
+
+
+async def _until(registry: Registry, name: str, versions: list[int]) -> None:
+    while registry.available_versions(name) != versions:
+        await registry.wait_change()
+
+
+async def test_the_registry_is_ready_after_its_first_pass_and_stays_ready(
+    tmp_path: Path, loading: Loading, registry: Registry
+) -> None:
+    reported: list[Readiness] = []
+    registry.subscribe_readiness(reported.append)
+    assert registry.readiness == Readiness(ready=False, reason="the configuration has not been applied yet")
+    specs = [_spec(add_versions(tmp_path / name, 1), name=name) for name in ("a", "b", "c")]
+    async with loading(*specs[:2], name="b"):
+        await _until(registry, "a", [1])
+        await trio.testing.wait_all_tasks_blocked()
+        assert registry.readiness == Readiness(ready=False, reason="loading 1 of 2 models: b")
+    assert registry.readiness == Readiness(ready=True)
+    async with loading(*specs, name="c"):
+        assert registry.readiness.ready
+    assert reported == [Readiness(ready=True)]
+
+
+@pytest.mark.parametrize("ready_when_failed", [False, True])
+async def test_a_model_without_a_working_version_keeps_the_server_from_being_ready(
+    tmp_path: Path, loader: StubLoader, ready_when_failed: bool
+) -> None:
+    loader.fail("b", 1)
+    async with running(registry_of(loader, poll_seconds=0, ready_when_failed=ready_when_failed)) as registry:
+        good, bad = add_versions(tmp_path / "a", 1), add_versions(tmp_path / "b", 1)
+        await registry.apply([_spec(good, name="a"), _spec(bad, name="b"), _spec(tmp_path / "c", name="c")])
+        assert registry.readiness.ready is ready_when_failed
+        if not ready_when_failed:
+            assert 'model "b": version 1: the stub was told to fail; model "c": ' in registry.readiness.reason
+        await registry.apply([_spec(good, name="a")])
+        assert registry.readiness.ready
+
+
+@pytest.mark.parametrize("ready_when_empty", [False, True])
+async def test_an_empty_registry_is_ready_only_if_configured(ready_when_empty: bool) -> None:
+    registry = registry_of(StubLoader(), poll_seconds=0, ready_when_empty=ready_when_empty)
+    async with running(registry):
+        await registry.apply([])
+        assert registry.readiness.ready is ready_when_empty
+        assert registry.readiness.reason == ("" if ready_when_empty else "no model is configured")
+
+
+# Polling
+
+
+async def test_polling_finds_new_and_removed_versions(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    async with running(registry_of(StubLoader(), poll_seconds=1)) as registry:
+        await registry.apply([_spec(add_versions(tmp_path, 1))])
+        add_versions(tmp_path, 2)
+        await _until(registry, "m", [2])
+        (tmp_path / "2").rmdir()
+        await _until(registry, "m", [1])
+
+
+async def test_a_serving_version_is_not_reloaded_for_changed_files(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
+    await registry.apply([_spec(add_versions(tmp_path, 1))])
+    (tmp_path / "1" / "model.onnx").write_bytes(b"changed")
+    assert not (await registry.rescan()).changed
+    assert loader.attempts["m", 1] == 1
+
+
+async def test_a_failed_version_is_retried_at_growing_intervals_and_when_its_files_change(
+    tmp_path: Path, loader: StubLoader, autojump_clock: trio.testing.MockClock
+) -> None:
+    loader.fail("m", 1)
+    times: list[float] = []
+    async with running(registry_of(loader, poll_seconds=0.5)) as registry:
+        registry.subscribe(lambda status: times.append(trio.current_time()) if status.error_code == "UNKNOWN" else None)
+        await registry.apply([_spec(add_versions(tmp_path, 1))])
+        await loader.wait_attempts(9)
+        pauses = [later - earlier for earlier, later in pairwise(times)]
+        assert pauses[:7] == pytest.approx([1, 2, 4, 8, 16, 32, 60], abs=0.6)
+        loader.mend("m", 1)
+        began = trio.current_time()
+        (tmp_path / "1" / "model.bin").touch()
+        await _until(registry, "m", [1])
+        assert trio.current_time() - began <= 2
+
+
+async def test_polling_begins_after_the_first_pass(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    polls: list[float] = []
+
+    async def note() -> None:
+        polls.append(trio.current_time())
+
+    registry = registry_of(StubLoader(), poll_seconds=1, ready_when_empty=True)
+    registry.on_poll(note)
+    async with running(registry):
+        await trio.sleep(100)
+        assert polls == []
+        await registry.apply([])
+        await trio.sleep(2.5)
+        assert len(polls) == 2
+
+
+# The end
+
+
+async def test_shutdown_closes_serving_and_retiring_versions(tmp_path: Path, loader: StubLoader) -> None:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
+        specs = [_spec(add_versions(tmp_path / name, 1), name=name) for name in ("a", "b")]
+        await registry.apply(specs)
+        retiring = await registry.lease("a")
+        await registry.apply(specs[1:])
+        with retiring:
+            pass
+    assert [servable.closed for servable in loader.opened] == [1, 1]
+    assert {status.state for (status,) in registry.statuses().values()} == {VersionState.END}
+    assert registry.readiness == Readiness(ready=False, reason="the server is shutting down")
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_registry_cancelled_while_it_starts_ends(steps: int) -> None:
+    async def start() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end, nursery.cancel_scope)
+            await nursery.start(registry_of(StubLoader(), poll_seconds=0).run)
+
+    async def end(starting: trio.CancelScope) -> None:
+        for _ in range(steps):
+            await trio.lowlevel.checkpoint()
+        starting.cancel()
+
+    # Nothing within could end a test that hangs because of what is shielded.
+    running_it = threading.Thread(target=trio.run, args=(start,), daemon=True)
+    running_it.start()
+    running_it.join(WAIT_SECONDS)
+    assert not running_it.is_alive()
+
+
+async def test_shutdown_cancels_loads_and_refuses_waiting_callers(tmp_path: Path) -> None:
+    loader = StubLoader()
+    loader.hold("m", 1)
+    registry = registry_of(loader, poll_seconds=0)
+    async with trio.open_nursery() as nursery:
+
+        async def refused(ask: str) -> None:
+            with pytest.raises(NotReady, match="shutting down"):
+                await (registry.lease("m") if ask == "lease" else registry.apply([_spec(tmp_path)]))
+
+        async with running(registry):
+            nursery.start_soon(refused, "apply")
+            add_versions(tmp_path, 1)
+            await loader.begun["m", 1].wait()
+            nursery.start_soon(refused, "lease")
+            nursery.start_soon(refused, "apply")
+            await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(refused, "apply")
+        nursery.start_soon(refused, "lease")
+    assert loader.cancelled == [("m", 1)]
+    assert loader.opened == []
+
+
+async def test_shutdown_waits_a_bounded_time_for_calls(
+    tmp_path: Path, loader: StubLoader, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def call(name: str, seconds: float) -> None:
+        with await registry.lease(name):
+            await trio.sleep(seconds)
+
+    async with trio.open_nursery() as callers:
+        async with running(registry_of(loader, poll_seconds=0, shutdown_seconds=7)) as registry:
+            await registry.apply([_spec(add_versions(tmp_path / name, 1), name=name) for name in ("slow", "quick")])
+            callers.start_soon(call, "slow", 1000)
+            callers.start_soon(call, "quick", 3)
+            await trio.testing.wait_all_tasks_blocked()
+            began = trio.current_time()
+        assert trio.current_time() - began == pytest.approx(7)
+        assert loader.open_versions == [("slow", 1)]
+        callers.cancel_scope.cancel()
+    assert loader.misuse == []
+
+
+@pytest.mark.parametrize("fault", ["raise", "hang"])
+async def test_a_servable_that_cannot_be_closed_ends_all_the_same(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, fault: str, loader: StubLoader
+) -> None:
+    async def aclose() -> None:
+        if fault == "raise":
+            raise OSError("the device is lost")
+        await trio.sleep_forever()
+
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
+        await registry.apply([_spec(add_versions(tmp_path, 1))])
+        loader.opened[0].aclose = aclose  # type: ignore[method-assign]
+        await registry.apply([])
+        while registry.statuses()["m"][0].state is not VersionState.END:
+            await registry.wait_change()
