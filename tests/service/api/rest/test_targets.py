@@ -106,14 +106,6 @@ async def test_malformed_http_is_refused_and_ends_the_connection(serving: Servin
         assert await peer.rest() == b""
 
 
-@pytest.mark.parametrize("extra", [(), ("TE: trailers",)], ids=["lane", "application"])
-async def test_a_connection_is_closed_on_request(serving: Serving, extra: tuple[str, ...]) -> None:
-    async with serving.connect() as peer:
-        answer = await peer.ask(infer_post(BODY, "Connection: close", *extra))
-        assert (answer.status, answer.headers["connection"].lower()) == (200, "close")
-        assert await peer.rest() == b""
-
-
 async def test_http_1_0_is_answered_and_closed(serving: Serving) -> None:
     async with serving.connect() as peer:
         assert (await peer.ask(b"GET /v2 HTTP/1.0\r\n\r\n")).json["name"] == SERVER
