@@ -147,21 +147,6 @@ async def test_server_errors_keep_their_class(tmp_path: Path) -> None:
             await node.run_once()
 
 
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        ("raise ValueError('text')", "ValueError: text (handler.py:4)"),
-        ("raise SystemExit('text')", "SystemExit: text (handler.py:4)"),
-        ("return 1", "Received: int"),
-    ],
-)
-async def test_failures_of_async_handlers(tmp_path: Path, body: str, text: str) -> None:
-    async with nodes(tmp_path) as made:
-        node = await made.load(source=handler(body, prefix="async "))
-        assert text in await failure_of(node)
-        assert not made.threads.is_busy
-
-
 async def test_coroutine_of_a_decorated_method_is_awaited(tmp_path: Path) -> None:
     source = """
     import functools, trio
