@@ -234,22 +234,6 @@ async def test_head_of_the_stream_is_answered_on_a_kept_connection(server: Servi
         assert (await peer.answer()).json["ready"] is True
 
 
-async def test_viewers_share_frames(server: Serving) -> None:
-    numbers: list[list[int]] = []
-
-    async def look() -> None:
-        async with _live(server) as events:
-            await events.next("whole")
-            numbers.append([(await events.next("frame"))["number"] for _ in range(2)])
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(20):
-            nursery.start_soon(look)
-    seen = {number for each in numbers for number in each}
-    assert all(second > first for first, second in numbers)
-    assert len(seen) <= len(numbers)
-
-
 # Access
 
 

@@ -62,15 +62,6 @@ def test_runs_and_packets_are_counted(
     assert {each: after["streams"][number] - before["streams"][number] for each, number in edges.items()} == streams
 
 
-def test_runs_of_ops_are_counted(server: ServedInThread) -> None:
-    answer = server.ask("POST", "/ops/prediction", json={"key": ["x"], "value": ["y"]})
-    assert answer.json()["err_no"] == 0
-    document = _inside(server, "ops")
-    key = _titles(document)["count"]
-    assert document["nodes"][key]["runs"] >= 1
-    assert document["facts"]["requests under way"] == 0
-
-
 def test_failures_of_ops_are_counted_with_the_times_of_their_runs(server: ServedInThread) -> None:
     before = _inside(server, "ops")
     key = _titles(before)["count"]

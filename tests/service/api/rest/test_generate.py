@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import trio
 import trio.testing
@@ -153,14 +152,6 @@ async def test_a_failure_after_the_first_event_is_the_last_event_and_counted(ser
     labels = '{api="KServe",interface="REST",method="ModelInferStream",name="graph"}'
     for line in (f"ovms_responses{labels} 2.0", f"ovms_requests_accepted{labels} 1.0", f"ovms_graph_error{labels} 1.0"):
         assert line in rendered
-
-
-async def test_a_connection_is_kept_after_a_stream(serving: Serving) -> None:
-    def work(client: httpx.Client) -> list[int]:
-        return [client.post(STREAM, json={"x": "w"}).status_code for _ in range(3)]
-
-    assert await serving.with_http(work) == [200] * 3
-    assert serving.front_end.open_connections <= 1
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,13 @@ async def test_execute_with_a_wrong_signature_fails_at_its_definition(
         assert text in await failure_of(node)
 
 
+async def test_long_error_is_truncated(tmp_path: Path) -> None:
+    async with nodes(tmp_path) as made:
+        node = await made.load(source=handler("raise ExceptionGroup('x' * 10**7, [ValueError('y' * 10**7)])"))
+        with capture_logs():
+            assert len(await failure_of(node)) < 8192
+
+
 async def test_hidden_errors_show_only_their_type(tmp_path: Path) -> None:
     async with nodes(tmp_path, hide_errors=True) as made:
         node = await made.load(source=handler("raise ValueError('secret')"))
