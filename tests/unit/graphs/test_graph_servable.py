@@ -39,7 +39,6 @@ THREE = "for number in range(3):\n    yield [Tensor('out', bytes(inputs[0]) + b'
 def serving(
     folder: Path, body: str, *, more: str = "", prefix: str = "", head: str = ""
 ) -> AbstractAsyncContextManager[GraphServable]:
-    """Load a graph of one node from ``in`` to ``out`` whose ``execute`` has this body."""
     text = graph_text(python_node("handler.py", more=more))
     return loaded(folder / "g", text, handler=handler(body, prefix=prefix, head=head))
 

@@ -1,5 +1,3 @@
-"""Endpoints of the console: contents and access."""
-
 from __future__ import annotations
 
 import gzip
@@ -53,13 +51,11 @@ async def _console(
 
 @pytest.fixture
 def past() -> RecentPast:
-    """Return the lines and failures that the console shows."""
     return RecentPast()
 
 
 @pytest.fixture
 async def server(tmp_path: Path, past: RecentPast) -> AsyncIterator[Serving]:
-    """Serve ``echo`` with a console for local clients."""
     async with _console(tmp_path, past=past) as serving:
         yield serving
 
@@ -421,14 +417,12 @@ async def test_may_change_is_accurate(
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[None]:
-    """Configure the log as a server does."""
     configure_logs(level="INFO", fmt="json", path=tmp_path / "server.log")
     yield
     LOG_LEVEL.set_parts({})
 
 
 async def _change(server: Serving, **levels: Any) -> Any:
-    """Change log levels, and return the document, or the status and the error."""
     answer = await server.post("/console/api/log_level", json=levels, headers=CHANGE)
     return answer.json() if answer.status_code == 200 else (answer.status_code, answer.json()["error"])
 

@@ -1,5 +1,3 @@
-"""Insides of services of every kind in the console, while calls are answered."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -17,7 +15,6 @@ from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
-    """Serve a service of every kind."""
     config = write_all_kinds(tmp_path_factory.mktemp("kinds"))
     with serving_in_thread(config_path=config) as served:
         yield served

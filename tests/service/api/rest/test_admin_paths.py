@@ -1,5 +1,3 @@
-"""Administration paths of OVMS: state, reload and metrics."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -36,7 +34,6 @@ async def test_the_state_of_every_version_is_listed(serving: Serving) -> None:
 
 
 def _versions(document: dict[str, Any]) -> list[Any]:
-    """Return the versions of ``echo``, the latest first."""
     assert set(document) == {"echo"}
     found: list[Any] = document["echo"]["model_version_status"]
     return sorted(found, key=lambda status: str(status["version"]), reverse=True)

@@ -1,5 +1,3 @@
-"""Triton's generate extension over HTTP: single answers and streams of events."""
-
 from __future__ import annotations
 
 import json
@@ -24,7 +22,6 @@ STREAM = f"/v2/models/{GRAPH}/generate_stream"
 
 @pytest.fixture
 async def serving(tmp_path: Path) -> AsyncIterator[Serving]:
-    """Serve ``graph``, which has streams, and the model ``echo``."""
     base = tmp_path / GRAPH
     (base / "1").mkdir(parents=True)
     spec = GraphSpec(name=GRAPH, base_path=base, graph_path=base / "graph.pbtxt")
@@ -50,7 +47,6 @@ async def _wait(event: trio.Event) -> None:
 
 
 def _events(text: str) -> list[tuple[str, Any]]:
-    """Parse server-sent events into pairs of type and data."""
     found = []
     for block in text.split("\n\n")[:-1]:
         fields = dict(line.split(": ", 1) for line in block.split("\n"))

@@ -1,5 +1,3 @@
-"""Request targets, verbs and heads: forms of a path, and refusals."""
-
 from __future__ import annotations
 
 import json

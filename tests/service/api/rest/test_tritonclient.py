@@ -1,5 +1,3 @@
-"""Triton's HTTP client with compiled models."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable

@@ -1,5 +1,3 @@
-"""Requests to handlers on both lanes: arguments, answers, errors, limits, batches and request ids."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
@@ -24,7 +22,6 @@ JSON, TEXT = {"Content-Type": "application/json"}, {"Content-Type": "text/plain"
 
 @pytest.fixture(params=[True, False], ids=["fast", "application"])
 def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
-    """Return a function that serves a handler for requests on one lane."""
     return partial(serving_handler, tmp_path, is_fast=request.param)
 
 
@@ -406,7 +403,6 @@ def _ids(logs: list[MutableMapping[str, Any]]) -> set[str]:
 
 
 async def _ask_logged(served: ServedHandler, content: str, **headers: bytes | str) -> tuple[httpx.Response, set[str]]:
-    """Send a request, and return its answer and the request ids in the log."""
     sent = TEXT | {name.replace("_", "-"): value for name, value in headers.items()}
     with capture_logs([merge_contextvars]) as logs:
         answer = await served.ask(content=content, headers=sent)

@@ -1,5 +1,3 @@
-"""Bodies of chats, completions and responses: accepted and refused fields, malformed bodies and bounds."""
-
 from __future__ import annotations
 
 import json
@@ -535,7 +533,6 @@ def _filled(value: Any, text: str) -> Any:
 
 
 async def _error(serving: Serving, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the error that refuses a body before any service is called."""
     answer = await serving.post(path, json=body)
     assert answer.status_code == 400, answer.text[:500]
     assert [service_of(serving).requests, service_of(serving, WORDS).asked] == [[], []]

@@ -1,5 +1,3 @@
-"""TensorFlow Serving's paths over compiled models: predictions, refusals, status, metadata and metrics."""
-
 from __future__ import annotations
 
 import base64

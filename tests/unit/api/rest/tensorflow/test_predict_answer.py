@@ -1,5 +1,3 @@
-"""Answers of predict calls: rows, columns and the text of each datatype."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Predict requests: rows and columns, and refusals with their texts."""
-
 from __future__ import annotations
 
 import base64
@@ -41,7 +39,6 @@ def _read(document: Any, *specs: TensorSpec) -> PredictBody:
 
 
 def _array(document: Any, datatype: str, rank: int) -> np.ndarray[Any, Any]:
-    """Return the array that a model with one input gets."""
     spec = _spec("x", datatype, rank)
     read = _read(document, spec)
     return validate(InferRequest("m", inputs=read.inputs), [spec])["x"]
@@ -361,7 +358,6 @@ DATATYPES = [name for name in BY_NAME if name != "BYTES"]
 
 
 def _outcome(body: bytes, specs: list[TensorSpec]) -> Any:
-    """Return the arrays that a model gets, or the error."""
     try:
         read = read_predict_body(body, specs)
         arrays = validate(InferRequest("m", inputs=read.inputs), specs)
