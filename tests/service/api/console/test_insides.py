@@ -59,7 +59,8 @@ def test_runs_and_packets_are_counted(
     assert {each: after["streams"][number] - before["streams"][number] for each, number in edges.items()} == streams
 
 
-def test_failures_of_ops_are_counted_with_the_times_of_their_runs(server: ServedInThread) -> None:
+def test_runs_and_failures_of_ops_are_counted_with_their_times(server: ServedInThread) -> None:
+    assert server.ask("POST", "/ops/prediction", json={"key": ["x"], "value": ["y"]}).json()["err_no"] == 0
     before = _inside(server, "ops")
     key = _titles(before)["count"]
     answer = server.ask("POST", "/ops/prediction", json={"key": ["not x"], "value": ["y"]})
