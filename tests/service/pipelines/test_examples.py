@@ -52,11 +52,6 @@ def _brightness() -> ov.Model:
     return ov.Model([op.result(mean)], [image], "brightness")
 
 
-def _plus_one() -> ov.Model:
-    x = _parameter("x", 1, 10)
-    return ov.Model([op.result(_named(op.add(x, np.float32(1)), "y"))], [x], "shift")
-
-
 def _model(name: str, model: str, inputs: Mapping[str, str], outputs: str, **more: Any) -> dict[str, Any]:
     """Write a node; inputs are ``{"input": "source.item"}``, and outputs names with blanks between."""
     return {
@@ -129,33 +124,6 @@ _PIPELINES = [
         ],
         {"images": "extract.images"},
     ),
-    _pipeline(
-        "dynamic_batch",
-        [_model("shift", "plus_one", {"x": "request.rows"}, "y")],
-        {"y": "shift.y"},
-        demultiply_count=-1,
-    ),
-    # One is added by a custom node, two by another pipeline, one by a model.
-    _pipeline(
-        "chain",
-        [
-            _custom(
-                "first",
-                "add_one",
-                {"input_numbers": "request.x"},
-                "output_numbers",
-                params={"add_number": "3", "sub_number": "2"},
-            ),
-            _model("inner", "plus_two", {"x": "first.output_numbers"}, "y"),
-            _model("last", "plus_one", {"x": "inner.y"}, "y"),
-        ],
-        {"y": "last.y"},
-    ),
-    _pipeline(
-        "plus_two",
-        [_model("one", "plus_one", {"x": "request.x"}, "y"), _model("two", "plus_one", {"x": "one.y"}, "y")],
-        {"y": "two.y"},
-    ),
     _pipeline("shout", [_custom("shout", "fussy", {"text": "request.text"}, "shout")], {"loud_string": "shout.shout"}),
 ]
 
@@ -184,8 +152,8 @@ def _write(folder: Path) -> Path:
     """Write models, libraries as in OVMS's container, and pipelines; return the configuration."""
     (folder / "fussy.py").write_text(_FUSSY)
     detection = "/ovms/lib/custom_nodes/libcustom_node_model_zoo_intel_object_detection.so"
-    libraries = {"object_detection": detection, "add_one": "add_one", "fussy": "fussy.py"}
-    models = {"face_detector": _detector(), "brightness": _brightness(), "plus_one": _plus_one()}
+    libraries = {"object_detection": detection, "fussy": "fussy.py"}
+    models = {"face_detector": _detector(), "brightness": _brightness()}
     for name, model in models.items():
         ir.save(model, folder / "models", name)
     settings = [{"name": name, "base_path": f"models/{name}"} for name in models]
@@ -252,19 +220,6 @@ def test_image_file_is_decoded(server: ServedInThread, protocol: Any) -> None:
     np.testing.assert_array_equal(parts[:, :, :, 0, 0], _MEANS)
     (decoded,) = _call(server, protocol, "encoded", ["images"], image=np.array([encoded.getvalue()], object))
     np.testing.assert_array_equal(decoded, parts)
-
-
-@pytest.mark.parametrize("rows", [1, 3, 40])
-def test_rows_are_split_for_a_model_with_a_batch_of_one(server: ServedInThread, protocol: Any, rows: int) -> None:
-    given = np.arange(rows * 10, dtype=np.float32).reshape(rows, 1, 10)
-    (y,) = _call(server, protocol, "dynamic_batch", ["y"], rows=given)
-    np.testing.assert_array_equal(y, given + 1)
-
-
-def test_pipeline_is_a_node_of_a_pipeline(server: ServedInThread, protocol: Any) -> None:
-    given = np.arange(10, dtype=np.float32).reshape(1, 10)
-    (y,) = _call(server, protocol, "chain", ["y"], x=given)
-    np.testing.assert_array_equal(y, given + 4)
 
 
 def test_strings_are_passed_as_rows(server: ServedInThread, protocol: Any) -> None:

@@ -47,15 +47,6 @@ ROW = _spec("i", 1, 2)
 ADDS, SPLITS = _signature([ROW], [_spec("y", 1, 2)]), _signature([ROW], [_spec("y", -1, 1, 2)])
 
 
-def test_types_shapes_and_layouts_are_those_of_nodes() -> None:
-    inputs, outputs, _ = _describe([ONE], {"y": "one.out", "b": "one.out"}, {"one": IMAGE})
-    assert [(name, str(spec), spec.layout) for name, spec in inputs.items()] == [("x", "FP32 [1,3,-1,-1]", "NCHW")]
-    assert [(name, str(spec), spec.layout) for name, spec in outputs.items()] == [
-        ("b", "FP32 [1,2]", "NC"),
-        ("y", "FP32 [1,2]", "NC"),
-    ]
-
-
 @pytest.mark.parametrize(("count", "first"), [(4, 4), (1, 1), (-1, -1)])
 def test_split_entry_has_another_first_dimension(count: int, first: int) -> None:
     outputs = {"y": "one.out", "z": "request.x"}

@@ -1,5 +1,3 @@
-"""The console in a browser."""
-
 from __future__ import annotations
 
 import json
@@ -112,7 +110,6 @@ service.run_service()
 
 
 def _classifier() -> ov.Model:
-    """Return a classifier with ten classes that depend on the mean of each channel."""
     picture = opset.parameter([1, 3, 32, 32], np.float32, name="image")
     picture.output(0).set_names({"image"})
     mean = opset.reduce_mean(picture, opset.constant(np.array([2, 3])), keep_dims=False)
@@ -123,7 +120,6 @@ def _classifier() -> ov.Model:
 
 
 def _branching() -> dict[str, Any]:
-    """Return a pipeline of four nodes, two of them in parallel."""
     nodes = [
         {
             "name": name,
@@ -147,7 +143,6 @@ def _branching() -> dict[str, Any]:
 
 
 def _write_services(folder: Path) -> Path:
-    """Write these services and one of every kind, and return the path of the configuration."""
     config = write_all_kinds(folder, ops=_OPS)
     document = json.loads(config.read_text())
     classifier = ir.save(_classifier(), folder / "repository", "classifier")
@@ -188,7 +183,6 @@ _OPTIONS: Final = (
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Start a browser."""
     found = shutil.which("chromium")
     if found is None:
         pytest.skip("there is no chromium here: apt-get install chromium")
@@ -233,7 +227,6 @@ def open_page(browser: Browser) -> OpenPage:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
-    """Serve the services that are shown."""
     config = _write_services(tmp_path_factory.mktemp("services"))
     with serving_in_thread(config_path=config) as served:
         yield served

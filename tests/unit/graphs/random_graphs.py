@@ -15,19 +15,6 @@ from ovmstrio.runtimes.graphs.graph_plan import GraphPlan, LoadedNode, make_grap
 from tests.support.calculators import LOOPBACK, SPACING, Delivery, Gather, Recorder, Repeat, in_port, out_port
 from tests.unit.graphs.reference import Feed, Handler, ModelNode, ModelRun
 
-__all__ = [
-    "ANY_SPEED",
-    "AT_REST",
-    "Case",
-    "Recorders",
-    "cases",
-    "make_recorders",
-    "model_of",
-    "plan_of",
-    "policy_config",
-    "views",
-]
-
 ANY_SPEED = ("Default", "SyncSet", "EarlyClose", "Barrier", "Immediate")
 """Policies whose runs are the same however fast the nodes are."""
 AT_REST = (*ANY_SPEED, "FixedSize", "TimestampAlign")
@@ -58,12 +45,10 @@ class Case:
 
 
 def model_of(case: Case) -> ModelRun:
-    """Begin a run of the model."""
     return ModelRun(case.inputs, case.outputs, case.nodes)
 
 
 def make_recorders(case: Case) -> Recorders:
-    """Make the calculators of the nodes."""
     return {
         node.name: Recorder(
             node.rule,
@@ -75,7 +60,6 @@ def make_recorders(case: Case) -> Recorders:
 
 
 def plan_of(case: Case, recorders: Recorders) -> GraphPlan:
-    """Lay out the graph for the engine."""
     nodes = [_config(node, case.in_flight.get(node.name, 1)) for node in case.nodes]
     config = GraphConfig(
         "graph.pbtxt",

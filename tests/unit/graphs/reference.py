@@ -13,8 +13,6 @@ from typing import Final
 from ovmstrio.runtimes.graphs.config.graph_config import Port
 from tests.support.calculators import Delivery, Rule
 
-__all__ = ["Feed", "Handler", "ModelNode", "ModelRun", "TimestampMismatch"]
-
 _NEVER: Final = 10**30
 """Later than every timestamp: the bound of a stream that has ended."""
 _ALWAYS: Final = -(10**30)

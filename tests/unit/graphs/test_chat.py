@@ -263,23 +263,6 @@ async def test_error_of_the_generator_follows_its_text(tmp_path: Path) -> None:
             await _pieces(graph, _request("x"))
 
 
-async def test_slow_reader_stops_only_its_generator(tmp_path: Path) -> None:
-    source = handler("""
-    if bytes(inputs[0]) == b"count":
-        yield [Tensor("text", b"%d" % self.steps)]
-    else:
-        for self.steps in range(1, 100_000):
-            yield [Tensor("text", b"x")]
-    """)
-    async with _serving(tmp_path, source) as graph, graph.generate(_request("on and on")) as generation:
-        assert (await anext(aiter(generation))).text == "x"
-        with trio.fail_after(60):
-            counts = [0, -1]
-            while counts[-1] != counts[-2]:
-                counts.append(int(_joined(await _pieces(graph, _request("count")))[0]))
-    assert 1 <= counts[-1] < 200
-
-
 async def test_deadline_ends_a_started_and_a_starting_text(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:

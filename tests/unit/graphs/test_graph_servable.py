@@ -9,10 +9,10 @@ import trio
 
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import FailedPrecondition, GraphFailure, InvalidRequest, PayloadTooLarge
-from ovmstrio.core.request import InferInput, InferRequest
+from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import RawTensor
 from ovmstrio.runtimes.graphs.timestamps import MAX, MIN
-from tests.support.graphs import GRAPH, LOOPBACK, ask, graph_text, handler, loaded, python_node, stamps, stream, texts
+from tests.support.graphs import LOOPBACK, ask, graph_text, handler, loaded, python_node, stamps, stream, texts
 from tests.support.waits import WAIT_SECONDS
 
 if TYPE_CHECKING:
@@ -33,15 +33,12 @@ class OvmsPythonModel:
         return [Tensor(self.name, (array + self.step).astype(array.dtype))]
 """
 ECHO = "return [Tensor('out', bytes(inputs[0]))]"
-UPPER_ALL = handler("return [Tensor('out' + each.name[-1], bytes(each).upper()) for each in inputs]")
 THREE = "for number in range(3):\n    yield [Tensor('out', bytes(inputs[0]) + b'%d' % number)]"
-NUMBERS = ["INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "FP16", "FP32", "FP64"]
 
 
 def serving(
     folder: Path, body: str, *, more: str = "", prefix: str = "", head: str = ""
 ) -> AbstractAsyncContextManager[GraphServable]:
-    """Load a graph of one node from ``in`` to ``out`` whose ``execute`` has this body."""
     text = graph_text(python_node("handler.py", more=more))
     return loaded(folder / "g", text, handler=handler(body, prefix=prefix, head=head))
 
@@ -72,20 +69,6 @@ async def test_chain_of_three_nodes_computes(tmp_path: Path, form: str) -> None:
     async with loaded(tmp_path / "g", graph_text(*nodes), add=ADD) as graph:
         response = await graph.infer(ask({"in": np.array([1, 2, 3])}))
     assert output_array(response).tolist() == [7, 8, 9]
-
-
-@pytest.mark.parametrize(
-    ("datatype", "shape"),
-    [*((datatype, (2, 2)) for datatype in NUMBERS), ("FP32", ()), ("FP32", (0,)), ("FP32", (2, 0, 3))],
-)
-async def test_datatype_and_shape_are_kept(tmp_path: Path, datatype: str, shape: tuple[int, ...]) -> None:
-    raw = np.full(shape, 3, BY_NAME[datatype].numpy).tobytes()
-    async with loaded(tmp_path / "g", graph_text(python_node("add.py", name="n1")), add=ADD) as graph:
-        response = await graph.infer(InferRequest(GRAPH, inputs=[InferInput("in", datatype, shape)], raw_inputs=[raw]))
-    (output,) = response.outputs
-    assert isinstance(output, RawTensor)
-    assert output.datatype == datatype
-    assert output_array(response).tolist() == np.full(shape, 4).tolist()
 
 
 async def test_outputs_have_the_order_of_the_graph(tmp_path: Path) -> None:
@@ -278,23 +261,6 @@ async def test_inputs_of_one_timestamp_meet_in_one_call(tmp_path: Path, together
     assert answers.outputs == [
         (stamp, name, text) for stamp in (64, 65, 66) for name, text in (("out1", "a"), ("out2", "b"))
     ]
-
-
-async def test_independent_inputs_share_a_timestamp_over_several_requests(tmp_path: Path) -> None:
-    nodes = [python_node("handler.py", [f"IN:in{n}"], [f"OUT:out{n}"], name=f"n{n}") for n in (1, 2, 3)]
-    async with loaded(tmp_path / "g", numbered(*nodes, count=3), handler=UPPER_ALL) as graph:
-        separate = await stream(graph, *(ask({f"in{n}": b"%d" % n}, 64) for n in (1, 2, 3)))
-        together = await stream(graph, ask({f"in{n}": b"%d" % n for n in (1, 2, 3)}, 64))
-    assert sorted(separate.outputs) == sorted(together.outputs) == [(64, f"out{n}", str(n)) for n in (1, 2, 3)]
-
-
-async def test_immediate_policy_runs_for_each_input(tmp_path: Path) -> None:
-    immediate = 'input_stream_handler { input_stream_handler: "ImmediateInputStreamHandler" }'
-    node = python_node("handler.py", ["A:in1", "B:in2"], ["A:out1", "B:out2"], more=immediate)
-    async with loaded(tmp_path / "g", numbered(node, count=2), handler=UPPER_ALL) as graph:
-        answers = await stream(graph, ask({"in1": b"a"}), ask({"in2": b"b"}), ask({"in1": b"c"}))
-    assert [(name, value) for _, name, value in answers.outputs] == [("out1", "A"), ("out2", "B"), ("out1", "C")]
-    assert answers.failure is None
 
 
 async def test_invalid_requests_leave_the_stream_open(tmp_path: Path) -> None:

@@ -17,10 +17,9 @@ from ovmstrio.core.tensor import RawTensor
 from ovmstrio.core.tensor import Tensor as OutputTensor
 from ovmstrio.runtimes.graphs.config.graph_config import Port, StreamRef
 from ovmstrio.runtimes.graphs.graph_requests import RequestReader, side_packets, timestamp_of
-from ovmstrio.runtimes.graphs.packets import ImageFrame, MediaPipeTensor, OvTensor, TfTensor
 from ovmstrio.runtimes.graphs.sinks import to_output
 from ovmstrio.runtimes.graphs.timestamps import MAX, MIN
-from ovmstrio.runtimes.models.buffers import buffer_of, framed
+from ovmstrio.runtimes.models.buffers import buffer_of
 from pyovms import Tensor
 
 PYTHON = "OVMS_PY_TENSOR"
@@ -142,7 +141,6 @@ def test_typed_strings_are_framed() -> None:
     tensor = one(PYTHON, typed("BYTES", (7,), [b"ab", b"", b"c"]))
     assert bytes(tensor) == struct.pack("<I2sII1s", 2, b"ab", 0, 1, b"c")
     assert (tensor.datatype, tuple(tensor.shape)) == ("BYTES", (7,))
-    assert framed([b"ab", b"", b"c"]) == bytes(tensor)
 
 
 @pytest.mark.parametrize("tag", [PYTHON, "OVTENSOR", "TFTENSOR", "TENSOR"])
@@ -404,15 +402,6 @@ def test_read_only_array_is_not_copied() -> None:
     source.flags.writeable = False
     made = raw_output(Tensor("o", Tensor("inner", source)))
     assert np.frombuffer(made.data, np.uint8).ctypes.data == source.ctypes.data
-
-
-@pytest.mark.parametrize("kind", [OvTensor, MediaPipeTensor, TfTensor, ImageFrame])
-def test_other_tensors_have_the_name_of_their_stream(kind: type[OvTensor]) -> None:
-    pixels = np.arange(6, dtype=np.uint8).reshape(1, 2, 3)
-    made = to_output("stream", kind(BY_NAME["UINT8"], pixels))
-    assert isinstance(made, OutputTensor)
-    assert (made.name, made.datatype.name, made.shape) == ("stream", "UINT8", (1, 2, 3))
-    assert made.array is pixels
 
 
 def test_response_of_a_node_is_copied() -> None:

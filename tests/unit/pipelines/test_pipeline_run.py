@@ -46,7 +46,6 @@ async def _run(
 
 
 async def _run_one(call: NodeCall, x: Array, demultiply_count: int) -> Array:
-    """Take ``x`` through one node, split at the entry."""
     return (await _run([TWO[0]], {"y": "one.y"}, {"one": call}, x, demultiply_count))["y"]
 
 

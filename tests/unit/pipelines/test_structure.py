@@ -18,22 +18,6 @@ def _codes(nodes: Sequence[PipelineNode], outputs: dict[str, str], **settings: A
     return sorted(problem.message.partition(":")[0] for problem in problems)
 
 
-def test_levels_follow_demultiplexers_and_gathers() -> None:
-    nodes = [
-        make_node("outer", {"i": "request.x"}, demultiply_count=2),
-        make_node("inner", {"i": "outer.y"}, demultiply_count=3),
-        make_node("between", {"i": "inner.y"}),
-        make_node("gathers", {"i": "between.y"}, gather_from_node="inner"),
-    ]
-    structure, problems = examine_structure(make_pipeline(nodes, {"o": "gathers.y", "p": "between.y"}))
-    assert structure is not None
-    assert problems == []
-    assert structure.levels["between"] == ("outer", "inner")
-    assert structure.levels["gathers"] == ("outer",)
-    assert [edge.gathers for edge in structure.into("response")] == [("outer",), ("inner", "outer")]
-    assert structure.levels["response"] == ()
-
-
 def test_nodes_follow_their_sources() -> None:
     nodes = [make_node("last", {"i": "first.y"}), make_node("first", {"i": "request.x"})]
     structure, _ = examine_structure(make_pipeline(nodes, {"o": "last.y"}))

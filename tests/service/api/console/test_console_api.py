@@ -1,5 +1,3 @@
-"""Endpoints of the console: contents and access."""
-
 from __future__ import annotations
 
 import gzip
@@ -53,13 +51,11 @@ async def _console(
 
 @pytest.fixture
 def past() -> RecentPast:
-    """Return the lines and failures that the console shows."""
     return RecentPast()
 
 
 @pytest.fixture
 async def server(tmp_path: Path, past: RecentPast) -> AsyncIterator[Serving]:
-    """Serve ``echo`` with a console for local clients."""
     async with _console(tmp_path, past=past) as serving:
         yield serving
 
@@ -232,22 +228,6 @@ async def test_head_of_the_stream_is_answered_on_a_kept_connection(server: Servi
         assert (head.status, head.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
         await peer.send(b"GET /console/api/server HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (await peer.answer()).json["ready"] is True
-
-
-async def test_viewers_share_frames(server: Serving) -> None:
-    numbers: list[list[int]] = []
-
-    async def look() -> None:
-        async with _live(server) as events:
-            await events.next("whole")
-            numbers.append([(await events.next("frame"))["number"] for _ in range(2)])
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(20):
-            nursery.start_soon(look)
-    seen = {number for each in numbers for number in each}
-    assert all(second > first for first, second in numbers)
-    assert len(seen) <= len(numbers)
 
 
 # Access
@@ -437,14 +417,12 @@ async def test_may_change_is_accurate(
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[None]:
-    """Configure the log as a server does."""
     configure_logs(level="INFO", fmt="json", path=tmp_path / "server.log")
     yield
     LOG_LEVEL.set_parts({})
 
 
 async def _change(server: Serving, **levels: Any) -> Any:
-    """Change log levels, and return the document, or the status and the error."""
     answer = await server.post("/console/api/log_level", json=levels, headers=CHANGE)
     return answer.json() if answer.status_code == 200 else (answer.status_code, answer.json()["error"])
 

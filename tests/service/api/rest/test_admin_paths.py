@@ -1,5 +1,3 @@
-"""Administration paths of OVMS: state, reload and metrics."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -16,7 +14,7 @@ from ovmstrio.core.errors import (
     ServerError,
     VersionsFailure,
 )
-from ovmstrio.core.http import Headers, HttpRequest
+from ovmstrio.core.http import HttpRequest
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.wire.http.router import Route
@@ -26,7 +24,6 @@ from tests.unit.api.rest.servers import BODY, Serving, load_version_1, serving_r
 OK = {"error_code": "OK", "error_message": "OK"}
 VERSIONS = [{"version": version, "state": "AVAILABLE", "status": OK} for version in ("2", "1")]
 OPEN = "application/openmetrics-text; version=1.0.0"
-FORWARDED = (("x-forwarded-for", "127.0.0.1"), ("forwarded", "for=127.0.0.1"))
 NOTHING_TO_RELOAD = 501
 
 
@@ -37,7 +34,6 @@ async def test_the_state_of_every_version_is_listed(serving: Serving) -> None:
 
 
 def _versions(document: dict[str, Any]) -> list[Any]:
-    """Return the versions of ``echo``, the latest first."""
     assert set(document) == {"echo"}
     found: list[Any] = document["echo"]["model_version_status"]
     return sorted(found, key=lambda status: str(status["version"]), reverse=True)
@@ -145,21 +141,15 @@ async def test_disabled_metrics_are_refused_with_a_hint(serving: Serving) -> Non
 
 
 @pytest.mark.parametrize(
-    ("client", "headers", "allows_remote", "status"),
-    [
-        ("192.0.2.7", FORWARDED, False, 403),
-        ("192.0.2.7", FORWARDED, True, NOTHING_TO_RELOAD),
-        *((client, (), False, 403) for client in ("2001:db8::7", "::ffff:192.0.2.7", "fe80::1%eth0", "a host")),
-        *((client, (), False, NOTHING_TO_RELOAD) for client in ("", "127.8.9.10", "::1", "::ffff:127.0.0.1")),
-        ("127.0.0.1", FORWARDED, False, 403),
-    ],
+    ("client", "allows_remote", "status"),
+    [("192.0.2.7", False, 403), ("192.0.2.7", True, NOTHING_TO_RELOAD), ("127.0.0.1", False, NOTHING_TO_RELOAD)],
 )
-async def test_a_reload_is_for_direct_local_clients_unless_remote_ones_are_allowed(
-    serving: Serving, client: str, headers: Headers, allows_remote: bool, status: int
+async def test_a_reload_by_a_remote_client_may_be_allowed(
+    serving: Serving, client: str, allows_remote: bool, status: int
 ) -> None:
     router = make_router(serving.plane, allows_remote_admin=allows_remote)
     route = router.find("POST", "/v1/config/reload")
     assert isinstance(route, Route)
-    answer = await router.answer(route, HttpRequest("POST", route.path, headers=headers, peer=peer_at(client)))
+    answer = await router.answer(route, HttpRequest("POST", route.path, peer=peer_at(client)))
     assert answer.status == status
     assert ("--allow_remote_admin" in answer.content.decode()) == (status == 403)

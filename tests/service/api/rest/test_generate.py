@@ -1,5 +1,3 @@
-"""Triton's generate extension over HTTP: single answers and streams of events."""
-
 from __future__ import annotations
 
 import json
@@ -7,7 +5,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import trio
 import trio.testing
@@ -25,7 +22,6 @@ STREAM = f"/v2/models/{GRAPH}/generate_stream"
 
 @pytest.fixture
 async def serving(tmp_path: Path) -> AsyncIterator[Serving]:
-    """Serve ``graph``, which has streams, and the model ``echo``."""
     base = tmp_path / GRAPH
     (base / "1").mkdir(parents=True)
     spec = GraphSpec(name=GRAPH, base_path=base, graph_path=base / "graph.pbtxt")
@@ -51,7 +47,6 @@ async def _wait(event: trio.Event) -> None:
 
 
 def _events(text: str) -> list[tuple[str, Any]]:
-    """Parse server-sent events into pairs of type and data."""
     found = []
     for block in text.split("\n\n")[:-1]:
         fields = dict(line.split(": ", 1) for line in block.split("\n"))
@@ -153,14 +148,6 @@ async def test_a_failure_after_the_first_event_is_the_last_event_and_counted(ser
     labels = '{api="KServe",interface="REST",method="ModelInferStream",name="graph"}'
     for line in (f"ovms_responses{labels} 2.0", f"ovms_requests_accepted{labels} 1.0", f"ovms_graph_error{labels} 1.0"):
         assert line in rendered
-
-
-async def test_a_connection_is_kept_after_a_stream(serving: Serving) -> None:
-    def work(client: httpx.Client) -> list[int]:
-        return [client.post(STREAM, json={"x": "w"}).status_code for _ in range(3)]
-
-    assert await serving.with_http(work) == [200] * 3
-    assert serving.front_end.open_connections <= 1
 
 
 @pytest.mark.parametrize(

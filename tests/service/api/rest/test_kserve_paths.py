@@ -1,5 +1,3 @@
-"""KServe paths over REST: answers, refusals, admission, internal errors and CORS."""
-
 from __future__ import annotations
 
 import gzip
@@ -382,7 +380,6 @@ PAGE, ALLOW = {"Origin": "https://page.example"}, "access-control-allow-"
 
 
 def _allowed(answer: Any) -> dict[str, str]:
-    """Return the values of the CORS headers of an answer by their short names."""
     return {name.removeprefix(ALLOW): value for name, value in answer.headers.items() if name.startswith(ALLOW)}
 
 

@@ -1,5 +1,3 @@
-"""Request targets, verbs and heads: forms of a path, and refusals."""
-
 from __future__ import annotations
 
 import json
@@ -103,14 +101,6 @@ async def test_malformed_http_is_refused_and_ends_the_connection(serving: Servin
         answer = await peer.ask(data)
         assert (answer.status, list(answer.json)) == (status, ["error"])
         assert answer.headers["connection"] == "close"
-        assert await peer.rest() == b""
-
-
-@pytest.mark.parametrize("extra", [(), ("TE: trailers",)], ids=["lane", "application"])
-async def test_a_connection_is_closed_on_request(serving: Serving, extra: tuple[str, ...]) -> None:
-    async with serving.connect() as peer:
-        answer = await peer.ask(infer_post(BODY, "Connection: close", *extra))
-        assert (answer.status, answer.headers["connection"].lower()) == (200, "close")
         assert await peer.rest() == b""
 
 

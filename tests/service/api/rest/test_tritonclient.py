@@ -1,5 +1,3 @@
-"""Triton's HTTP client with compiled models."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
@@ -109,27 +107,3 @@ async def test_texts_are_unchanged(serving: Serving, *, binary: bool) -> None:
 
     found = await _with_triton(serving, work)
     assert [each.encode() if isinstance(each, str) else bytes(each) for each in found] == texts.tolist()
-
-
-@pytest.mark.parametrize("algorithm", [None, "gzip", "deflate"])
-async def test_outputs_of_compressed_requests_are_binary(serving: Serving, algorithm: str | None) -> None:
-    array = DATATYPES["FP32"]
-
-    def work(client: Any) -> Any:
-        return client.infer("fp32", [_input("x", array, "FP32")], request_compression_algorithm=algorithm)
-
-    result = await _with_triton(serving, work)
-    np.testing.assert_array_equal(result.as_numpy("y"), array)
-    assert result.get_output("y")["parameters"] == {"binary_data_size": 24}
-
-
-async def test_a_refusal_is_an_error_of_the_client(serving: Serving) -> None:
-    from tritonclient.utils import InferenceServerException
-
-    def work(client: Any) -> tuple[str, str]:
-        with pytest.raises(InferenceServerException) as caught:
-            client.infer("fp32", [_input("x", np.zeros((2, 4), np.float32), "FP32")])
-        return str(caught.value.status()), caught.value.message()
-
-    status, message = await _with_triton(serving, work)
-    assert (status, message.startswith("Invalid input shape")) == ("400", True)

@@ -1,5 +1,3 @@
-"""The console of a server with several workers."""
-
 from __future__ import annotations
 
 import logging

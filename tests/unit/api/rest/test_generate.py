@@ -1,5 +1,3 @@
-"""Requests and answers of the generate extension."""
-
 from __future__ import annotations
 
 import json
@@ -155,7 +153,6 @@ def test_all_errors_are_reported_in_one_message() -> None:
 
 
 def _event(*tensors: Tensor | RawTensor) -> Any:
-    """Return the value of the output ``y`` in the event of a reply."""
     written = event(InferResponse("m", "1", list(tensors)))
     assert written.startswith(b"data: ")
     assert written.endswith(b"}\n\n")

@@ -1,5 +1,3 @@
-"""Answers of REST inference: JSON values and binary data."""
-
 from __future__ import annotations
 
 from typing import Any

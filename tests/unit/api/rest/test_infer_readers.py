@@ -1,5 +1,3 @@
-"""Readers of known, plain and large inference bodies: each reads a body as the general reader does."""
-
 from __future__ import annotations
 
 import json
@@ -34,7 +32,6 @@ NUMBERS = [name for name, row in BY_NAME.items() if row.numpy.kind in "iuf"]
 
 
 def _read(body: bytes, head_length: str | None = None, known: KnownDocuments | None = None) -> Any:
-    """Read a body, and return the request, or the type and text of the error."""
     try:
         return read_infer_request("m", "3", body, head_length, known)
     except ServerError as error:

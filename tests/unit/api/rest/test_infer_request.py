@@ -1,5 +1,3 @@
-"""Request bodies of REST inference: accepted forms, and refusals with their texts."""
-
 from __future__ import annotations
 
 import json

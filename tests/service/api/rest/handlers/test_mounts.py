@@ -1,5 +1,3 @@
-"""Handlers served together with models: names, reloads, metadata and metrics."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Requests to handlers on both lanes: arguments, answers, errors, limits, batches and request ids."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
@@ -24,7 +22,6 @@ JSON, TEXT = {"Content-Type": "application/json"}, {"Content-Type": "text/plain"
 
 @pytest.fixture(params=[True, False], ids=["fast", "application"])
 def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
-    """Return a function that serves a handler for requests on one lane."""
     return partial(serving_handler, tmp_path, is_fast=request.param)
 
 
@@ -366,103 +363,6 @@ async def test_a_queued_request_whose_client_disconnects_is_not_called(serve: Se
         assert served.instance.calls == ["wait", "last"]
 
 
-async def test_requests_in_flight_are_answered_during_a_drain(serve: Serve) -> None:
-    answers: list[str] = []
-    async with serve(WAITING) as served, trio.open_nursery() as nursery:
-
-        async def post() -> None:
-            answers.append((await served.ask(content=b"wait", headers=TEXT)).text)
-
-        nursery.start_soon(post)
-        await served.wait_in_flight(1)
-        nursery.start_soon(served.front_end.drain, WAIT_SECONDS)
-        await trio.testing.wait_all_tasks_blocked(0.01)
-        with pytest.raises(httpx.ConnectError):
-            await served.ask(content=b"late", headers=TEXT)
-        served.instance.resumed.set()
-    assert answers == ["wait"]
-
-
-# Batches
-
-BATCHED: Final = """
-import threading
-from ovmstrio.handlers import Response
-
-class Handler:
-    def __init__(self):
-        self.done = threading.Event()
-        self.sizes = []
-
-    def handle_post(self, payload, headers, query_params):
-        self.sizes.append(len(payload))
-        texts = [f"{each['x-who']} {query['n']} {value}" for each, query, value in zip(headers, query_params, payload)]
-        results = {
-            "text": lambda text: text,
-            "bytes": str.encode,
-            "json": lambda text: {"who": text},
-            "response": lambda text: Response(text, 201, headers={"X-Own": "1"}),
-            "callback": lambda text: (text, self.done.set),
-            "error": ValueError,
-        }
-        return [results[kind](text) for kind, text in zip(payload, texts)]
-
-    def handle_put(self, payload):
-        return payload
-"""
-RESULTS: Final = {
-    "text": (200, "text/plain; charset=utf-8", "text 0 text"),
-    "bytes": (200, "application/octet-stream", "bytes 1 bytes"),
-    "json": (200, "application/json", '{"who": "json 2 json"}'),
-    "response": (201, None, "response 3 response"),
-    "callback": (200, "text/plain; charset=utf-8", "callback 4 callback"),
-    "error": (500, "text/plain; charset=utf-8", "error 5 error"),
-}
-
-
-async def test_each_result_of_a_batch_answers_its_request(serve: Serve) -> None:
-    batching: dict[str, Any] = {"max_batch_size": len(RESULTS), "batch_interval_seconds": 3600}
-    answers: dict[str, httpx.Response] = {}
-    async with serve(BATCHED, server_side_batching=batching) as served:
-
-        async def post(number: int, kind: str) -> None:
-            answers[kind] = await served.ask("POST", f"/?n={number}", json=kind, headers={"X-Who": kind})
-
-        async with trio.open_nursery() as nursery:
-            for number, kind in enumerate(RESULTS):
-                if number == len(RESULTS) - 1:
-                    # Neither a malformed request nor one with another verb is part of the batch.
-                    await served.wait_in_flight(number)
-                    assert (await served.ask(content=b"{", headers=JSON)).status_code == 400
-                    assert (await served.ask("PUT", json=[1])).json() == [1]
-                nursery.start_soon(post, number, kind)
-        assert await trio.to_thread.run_sync(served.instance.done.wait, WAIT_SECONDS)
-        assert served.instance.sizes == [len(RESULTS)]
-    found = {kind: (each.status_code, each.headers.get("content-type"), each.text) for kind, each in answers.items()}
-    assert found == RESULTS
-    assert answers["response"].headers["x-own"] == "1"
-
-
-async def test_a_client_that_disconnects_is_removed_from_the_batch(serve: Serve) -> None:
-    batching: dict[str, Any] = {"max_batch_size": 2, "batch_interval_seconds": 3600}
-    answers: list[str] = []
-    async with serve(BATCHED, server_side_batching=batching) as served:
-
-        async def post(kind: str) -> None:
-            answers.append((await served.ask("POST", "/?n=0", json=kind, headers={"X-Who": kind})).text)
-
-        async with trio.open_nursery() as leaving:
-            leaving.start_soon(post, "bytes")
-            await served.wait_in_flight(1)
-            leaving.cancel_scope.cancel()
-        await served.wait_in_flight(0)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(post, "text")
-            nursery.start_soon(post, "callback")
-        assert sorted(answers) == ["callback 0 callback", "text 0 text"]
-        assert served.instance.sizes == [2]
-
-
 # Request ids
 
 LOGGING: Final = """
@@ -503,7 +403,6 @@ def _ids(logs: list[MutableMapping[str, Any]]) -> set[str]:
 
 
 async def _ask_logged(served: ServedHandler, content: str, **headers: bytes | str) -> tuple[httpx.Response, set[str]]:
-    """Send a request, and return its answer and the request ids in the log."""
     sent = TEXT | {name.replace("_", "-"): value for name, value in headers.items()}
     with capture_logs([merge_contextvars]) as logs:
         answer = await served.ask(content=content, headers=sent)

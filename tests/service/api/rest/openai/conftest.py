@@ -14,13 +14,11 @@ from tests.unit.api.rest.servers import Serving
 
 @pytest.fixture
 async def serving(tmp_path: Path) -> AsyncIterator[Serving]:
-    """Serve a scripted service per task, and the model ``echo``."""
     async with serve_openai(tmp_path, metrics=Metrics()) as server:
         yield server
 
 
 @pytest.fixture
 async def ovms_serving(tmp_path: Path) -> AsyncIterator[Serving]:
-    """Serve the same services with errors in the form of OVMS."""
     async with serve_openai(tmp_path, front_end={"openai_errors": "ovms"}) as server:
         yield server

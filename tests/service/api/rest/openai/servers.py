@@ -44,14 +44,12 @@ def serve_openai(folder: Path, **options: Any) -> AbstractAsyncContextManager[Se
 
 
 def service_of(serving: Serving, name: str = CHAT) -> Any:
-    """Return a scripted service."""
     service: Any = serving.registry.peek(name)
     assert isinstance(service, _SERVICES[name][0])
     return service
 
 
 def chat_body(text: Any = "one two", **more: Any) -> dict[str, Any]:
-    """Create the body of a chat with one message."""
     return {"model": CHAT, "messages": [{"role": "user", "content": text}], **more}
 
 
@@ -65,6 +63,5 @@ def events_of(text: str) -> list[Any]:
 
 
 def post_of(path: str, body: dict[str, Any]) -> bytes:
-    """Encode a POST request."""
     data = json.dumps(body).encode()
     return f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data

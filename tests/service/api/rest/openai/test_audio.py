@@ -1,5 +1,3 @@
-"""``/audio/speech``, ``/audio/transcriptions`` and ``/audio/translations``: bodies, answers and refusals."""
-
 from __future__ import annotations
 
 import base64
@@ -44,7 +42,6 @@ async def _transcribe(serving: Serving, path: str = TRANSCRIPTIONS, **fields: An
 
 
 async def _call(serving: Serving, name: str, **fields: Any) -> Response:
-    """Call the endpoint of a service."""
     return await (_speak if name == VOICE else _transcribe)(serving, **fields)
 
 

@@ -1,5 +1,3 @@
-"""``/embeddings``, ``/rerank`` and ``/tokenize``: bodies, answers and refusals."""
-
 from __future__ import annotations
 
 import base64

@@ -1,5 +1,3 @@
-"""Lists of models, health and unsupported paths of OpenAI's API."""
-
 from __future__ import annotations
 
 import pytest

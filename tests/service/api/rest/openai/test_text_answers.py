@@ -1,5 +1,3 @@
-"""Chats, completions and responses: documents, events, and what reaches the service."""
-
 from __future__ import annotations
 
 import json
@@ -44,14 +42,12 @@ TOOL = {"type": "function", "function": FUNCTION}
 
 
 async def _post(serving: Serving, path: str = CHATS, **more: Any) -> Any:
-    """Return the answer to a body with more fields."""
     answer = await serving.post(path, json=BODIES[path] | more)
     assert answer.status_code == 200, answer.text
     return answer
 
 
 async def _request(serving: Serving, path: str = CHATS, **more: Any) -> Any:
-    """Return the request that a body with more fields makes of the service."""
     await _post(serving, path, **more)
     return service_of(serving).requests[-1]
 

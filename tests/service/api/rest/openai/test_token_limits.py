@@ -1,5 +1,3 @@
-"""Limits of tokens per minute of callers, by endpoint."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""HTTP requests to pipelines, compared byte by byte with the original gateway."""
-
 from __future__ import annotations
 
 import base64
@@ -58,7 +56,6 @@ GATEWAY: list[tuple[str, str, bytes, int, str, bytes]] = [
 async def _client(
     executor: EchoExecutor, *, headers: dict[str, str] | None = None, **options: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """Serve a pipeline, and return a client of its HTTP port."""
     async with (
         serving_pipeline(executor, **options) as running,
         httpx.AsyncClient(base_url=f"http://{running.rest[0]}", timeout=WAIT_SECONDS, headers=headers) as client,

@@ -1,5 +1,3 @@
-"""TensorFlow Serving's paths over compiled models: predictions, refusals, status, metadata and metrics."""
-
 from __future__ import annotations
 
 import base64
@@ -24,7 +22,7 @@ from tests.support import ir
 from tests.support.pass_through import load_pass_through
 from tests.support.servables import EXACT
 from tests.support.streaming_servables import GRAPH, load_scripted
-from tests.unit.api.rest.servers import Serving, infer_post, serving_rest
+from tests.unit.api.rest.servers import Serving, serving_rest
 
 NAME_MISSING = "Model with requested name is not found"
 VERSION_MISSING = "Model with requested version is not found"
@@ -83,6 +81,7 @@ PREDICTIONS: tuple[tuple[str, Any, Any], ...] = (
         (f"dummy{suffix}", {"inputs": {"b": VALUES}, "signature_name": "serving_default"}, {"outputs": SUMS})
         for suffix in ("", "/versions/1", "/versions/0", "/labels/any")
     ),
+    ("d%75mmy", {"inputs": VALUES}, {"outputs": SUMS}),
     ("dummy", {"inputs": VALUES}, {"outputs": SUMS}),
     ("dummy", {"instances": VALUES}, {"predictions": SUMS}),
     ("dummy", {"instances": [{"b": row} for row in VALUES]}, {"predictions": SUMS}),
@@ -111,12 +110,6 @@ async def test_predictions_have_the_form_of_the_request(served: Serving) -> None
         assert await _predict(served, model, document) == expected, (model, document)
 
 
-async def test_nan_and_infinities_are_received_and_sent(served: Serving) -> None:
-    body = b'{"instances": [[NaN, Infinity, -Infinity], [1, 2, 3]]}'
-    answer = await served.post("/v1/models/dummy:predict", content=body)
-    assert answer.text == '{"predictions":[[NaN,Infinity,-Infinity],[2.0,3.0,4.0]]}'
-
-
 async def test_bodies_may_be_compressed_and_have_any_content_type(served: Serving) -> None:
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/x-www-form-urlencoded"}
     body = gzip.compress(b'{"inputs": [[1, 2, 3]]}')
@@ -129,6 +122,9 @@ REFUSED_CALLS = (
     (GRAPH, b'{"inputs": [1]}', 404, NAME_MISSING),
     ("dummy/versions/7", b"no json", 404, VERSION_MISSING),
     ("dummy/versions/99999999999999999999", b"{}", 404, VERSION_MISSING),
+    ("dummy:predict", b"{}", 404, NAME_MISSING),
+    ("%ff", b"{}", 404, NAME_MISSING),
+    ("..", b"{}", 400, "Invalid request URL"),
     ("dummy", b"{", 412, "The file is not valid json"),
     ("dummy", b"{}", 400, "Invalid JSON structure. Could not detect row or column format"),
     ("dummy", b'{"inputs": {"c": [[1, 2, 3]]}}', 400, "Missing input with specific name - Required input: b"),
@@ -162,6 +158,19 @@ REFUSED_PATHS = (
     ("GET", "/v1/models/dummy/versions/7", 404, VERSION_MISSING),
     ("GET", "/v1/models/nothing/metadata", 404, NAME_MISSING),
     ("GET", "/v1/models/dummy/versions/7/metadata", 404, VERSION_MISSING),
+    ("GET", f"/v1/models/dummy/versions/{'9' * 5000}", 404, VERSION_MISSING),
+    ("POST", "/v1/models/dummy/metadata", 406, "Unsupported method"),
+    *(
+        ("POST", f"/v1/models/{path}", 404, "Requested REST resource not found")
+        for path in ("m:classify", "m/labels/x:regress")
+    ),
+    *(
+        ("POST", f"/v1/models/m/versions/{each}:predict", 400, "Invalid request URL")
+        for each in ("one", "", "-1", "%D9%A1")
+    ),
+    *(("GET", f"/v1/models/m/versions/1/{path}", 400, "Invalid request URL") for path in ("2", "labels/x")),
+    ("POST", "/v1/models/m/infer", 400, "Invalid request URL"),
+    ("POST", f"/v1/models/dummy/versions/{2**63}:predict", 404, VERSION_MISSING),
 )
 
 
@@ -173,34 +182,6 @@ async def test_a_wrong_method_is_refused_before_names_are_checked(served: Servin
             assert answer.json()["error"].startswith(text), (method, path, answer.text)
 
     await served.with_http(work)
-
-
-def _post(path: str, *, chunked: bool = False) -> bytes:
-    body = b'{"inputs": {"x": [[0.5, -1]]}}'
-    size = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body)}"
-    head = f"POST /v1/models/{path}:predict HTTP/1.1\r\nHost: h\r\n{size}\r\n\r\n".encode()
-    return head + (b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if chunked else body)
-
-
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        ("echo/versions/0", 200),
-        ("ec%68o", 200),
-        ("echo/labels/stable", 200),
-        ("echo:predict", 404),
-        ("echo/versions/9999999999999999999", 404),
-        ("..", 400),
-        ("echo%2Fversions", 400),
-        ("%ff", 404),
-    ],
-)
-async def test_both_lanes_answer_predict_calls_alike(serving: Serving, path: str, status: int) -> None:
-    async with serving.connect() as fast, serving.connect() as application:
-        answers = [await fast.ask(_post(path)), await application.ask(_post(path, chunked=True))]
-    assert [each.status for each in answers] == [status, status]
-    assert answers[0].body == answers[1].body
-    assert [each.headers["content-type"] for each in answers] == ["application/json"] * 2
 
 
 @pytest.mark.parametrize(
@@ -220,14 +201,6 @@ async def test_only_plain_predict_targets_are_for_the_fast_lane(serving: Serving
     route = make_router(serving.plane).find("POST", target)
     assert (isinstance(route, Route) and route.is_hot) == is_hot
     assert not is_hot or route.places == {"model": "a b:c", "version": "7"}  # type: ignore[union-attr]
-
-
-async def test_pipelined_calls_of_both_apis_are_answered_in_order(serving: Serving) -> None:
-    async with serving.connect() as peer:
-        await peer.send(_post("echo") + infer_post() + _post("echo"))
-        first, second, third = [await peer.answer() for _ in range(3)]
-    assert first.json == third.json == {"outputs": [[0.5, -1]]}
-    assert second.json["outputs"][0]["data"] == [0.5, -1]
 
 
 ONE, TWO_ = ({"version": number, "state": "AVAILABLE", "status": OK_STATUS} for number in "12")
@@ -295,11 +268,6 @@ async def test_metadata_has_the_keys_of_protobuf_with_defaults(served: Serving) 
             "modelSpec": {"name": "dummy", "signatureName": "", "version": "1"},
             "metadata": {"signature_def": definitions},
         }
-
-
-@pytest.mark.parametrize(("path", "version"), [("echo/metadata", "2"), ("echo/versions/01/metadata", "1")])
-async def test_metadata_has_the_requested_or_the_default_version(serving: Serving, path: str, version: str) -> None:
-    assert (await serving.get(f"/v1/models/{path}")).json()["modelSpec"]["version"] == version
 
 
 async def test_metadata_has_datatypes_of_tensorflow(served: Serving) -> None:

@@ -230,26 +230,6 @@ async def test_generators_run_by_credit(tmp_path: Path, prefix: str) -> None:
             assert int(text) <= (0 if prefix else 32)
 
 
-@pytest.mark.parametrize("prefix", ["", "async "])
-async def test_generator_is_closed_with_its_stream(tmp_path: Path, prefix: str) -> None:
-    body = """
-    try:
-        while True:
-            yield [Tensor("out", b"x")]
-    finally:
-        Path(__file__).with_name("closed").write_text("yes")
-        raise KeyError("closing")
-    """
-    source = handler(body, prefix=prefix, head="from pathlib import Path")
-    async with nodes(tmp_path, isolation=Isolation()) as made:
-        node = await made.load(GENERATIVE, source)
-        with capture_logs() as logs:
-            async with node.opened() as opened:
-                await opened.run()
-        assert (tmp_path / "closed").read_text() == "yes"
-    assert [(entry["step"], entry["exc_info"][0]) for entry in logs] == [("closing a generator", KeyError)]
-
-
 async def test_call_of_a_disconnected_client_is_cancelled(tmp_path: Path) -> None:
     body = """
     if bytes(inputs[0]) == b"wait":

@@ -1,5 +1,3 @@
-"""Batched requests of handlers with failures, refusals and clients that leave, as a property test."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Tensors of pipelines in JSON, compared with the JSON reader of protobuf."""
-
 from __future__ import annotations
 
 import contextlib

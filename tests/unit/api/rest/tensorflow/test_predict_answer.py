@@ -1,5 +1,3 @@
-"""Answers of predict calls: rows, columns and the text of each datatype."""
-
 from __future__ import annotations
 
 import json
@@ -19,7 +17,6 @@ from ovmstrio.core.request import InferResponse
 from ovmstrio.core.tensor import RawTensor, Tensor
 
 NUMBERS = [name for name in BY_NAME if name not in {"BYTES", "BF16"}]
-WORDS = [math.nan, math.inf, -math.inf]
 
 
 def _tensor(name: str, datatype: str, values: Any) -> Tensor:
@@ -71,7 +68,6 @@ def test_rows_are_the_columns_transposed(case: tuple[str, np.ndarray[Any, Any]])
 
 Y = _tensor("y", "FP32", [[1, 2], [3, 4]])
 Z = _tensor("z", "INT64", [5, 6])
-ONES = _tensor("z", "INT8", [1, 2])
 BF16 = (np.array([[0.5, -2, math.nan]], np.float32).view(np.uint32) >> 16).astype(np.uint16)
 TEXTS = [[b"a", "ü\0".encode()], [b"", b"b"]]
 ENCODED = '[[{"b64":"YQ=="},{"b64":"w7wA"}],[{"b64":""},{"b64":"Yg=="}]]'
@@ -110,15 +106,6 @@ ENCODED = '[[{"b64":"YQ=="},{"b64":"w7wA"}],[{"b64":""},{"b64":"Yg=="}]]'
 )
 def test_outputs_are_written_by_rows_and_columns(outputs: list[Tensor | RawTensor], by_rows: bool, text: str) -> None:
     assert _text(*outputs, by_rows=by_rows) == text
-
-
-@pytest.mark.parametrize("datatype", ["FP32", "FP64", "FP16"])
-def test_nan_and_infinities_are_bare_words(datatype: str) -> None:
-    y = _tensor("y", datatype, [[*WORDS], [0.5, math.inf, 2]])
-    assert _text(y) == '{"outputs":[[NaN,Infinity,-Infinity],[0.5,Infinity,2.0]]}'
-    assert _text(_tensor("y", datatype, math.nan)) == '{"outputs":NaN}'
-    rows = _text(_tensor("y", datatype, [math.inf, 0.5]), ONES, by_rows=True)
-    assert rows == '{"predictions":[{"y":Infinity,"z":1},{"y":0.5,"z":2}]}'
 
 
 @pytest.mark.parametrize(

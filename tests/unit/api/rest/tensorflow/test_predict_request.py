@@ -1,5 +1,3 @@
-"""Predict requests: paths, rows and columns, and refusals with their texts."""
-
 from __future__ import annotations
 
 import base64
@@ -17,9 +15,8 @@ from ovmstrio.api.kserve.rest.infer_request import parse_document
 from ovmstrio.api.kserve.rest.large_document import LARGE_BYTES
 from ovmstrio.api.tensorflow.rest.large_predict import read_large_predict
 from ovmstrio.api.tensorflow.rest.predict_request import MAX_RANK, PredictBody, read_predict_body, unnest
-from ovmstrio.api.tensorflow.rest.routes import ModelTarget, read_target
 from ovmstrio.core.datatypes import BY_NAME, from_bf16, to_bf16
-from ovmstrio.core.errors import InvalidRequest, MalformedJson, MethodNotAllowed, NotFound, ServerError
+from ovmstrio.core.errors import InvalidRequest, MalformedJson, ServerError
 from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import ANY_SIZE, TensorSpec
 from ovmstrio.wire.statuses import status_of
@@ -42,7 +39,6 @@ def _read(document: Any, *specs: TensorSpec) -> PredictBody:
 
 
 def _array(document: Any, datatype: str, rank: int) -> np.ndarray[Any, Any]:
-    """Return the array that a model with one input gets."""
     spec = _spec("x", datatype, rank)
     read = _read(document, spec)
     return validate(InferRequest("m", inputs=read.inputs), [spec])["x"]
@@ -176,11 +172,6 @@ def test_the_only_input_is_read(
     (tensor,) = request.inputs
     assert (tensor.name, tensor.datatype, tensor.shape) == (name, read_datatype, shape)
     assert request.by_rows == ("instances" in document)
-
-
-def test_columns_may_have_different_batches() -> None:
-    request = _read({"inputs": {"y": [[1]], "x": [[1], [2]]}}, X, Y)
-    assert {each.name: each.shape for each in request.inputs} == {"y": (1, 1), "x": (2, 1)}
 
 
 @pytest.mark.parametrize(
@@ -351,27 +342,6 @@ def test_documents_are_read_as_by_python(body: bytes, document: Any) -> None:
     assert parse_document(body) == document
 
 
-_VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)
-
-
-@given(_VALUES)
-def test_nested_lists_have_the_shape_that_numpy_finds(value: Any) -> None:
-    nested = unnest(value)
-    if nested is None:
-        with pytest.raises(ValueError, match="inhomogeneous"):
-            np.array(_with_ones(value))
-        return
-    assert len(nested.elements) == np.prod(nested.shape, dtype=int)
-    assert nested.kinds == {type(element) for element in nested.elements}
-    assert list not in nested.kinds
-    assert np.array(_with_ones(value)).shape == nested.shape
-
-
-def _with_ones(value: Any) -> Any:
-    """Return the value with 1 for each element."""
-    return [_with_ones(each) for each in value] if isinstance(value, list) else 1
-
-
 def test_the_rank_of_nested_lists_is_bounded() -> None:
     deepest = json.loads("[" * MAX_RANK + "1" + "]" * MAX_RANK)
     nested = unnest(deepest)
@@ -388,7 +358,6 @@ DATATYPES = [name for name in BY_NAME if name != "BYTES"]
 
 
 def _outcome(body: bytes, specs: list[TensorSpec]) -> Any:
-    """Return the arrays that a model gets, or the error."""
     try:
         read = read_predict_body(body, specs)
         arrays = validate(InferRequest("m", inputs=read.inputs), specs)
@@ -464,56 +433,3 @@ def test_large_documents_with_more_lists_than_numbers_are_left_to_the_general_re
     specs = [TensorSpec("x", BY_NAME["FP32"], (ANY_SIZE,) * 3)]
     assert read_large_predict(body, specs) is None
     assert _outcome(body, specs)[1] == [("x", "FP32", (2000, 1, 1))]
-
-
-# Paths
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "expected"),
-    [
-        ("POST", "m:predict", ModelTarget("predict", "m", "")),
-        ("POST", "m/versions/3:predict", ModelTarget("predict", "m", "3")),
-        ("POST", "m/versions/0:predict", ModelTarget("predict", "m", "0")),
-        ("POST", "m/labels/stable:predict", ModelTarget("predict", "m", "")),
-        ("POST", "llama:7b:predict", ModelTarget("predict", "llama:7b", "")),
-        ("POST", "a b é:predict", ModelTarget("predict", "a b é", "")),
-        ("GET", "m", ModelTarget("status", "m", "")),
-        ("GET", "m/", ModelTarget("status", "m", "")),
-        ("GET", "m/versions/12", ModelTarget("status", "m", "12")),
-        ("GET", "m/labels/stable", ModelTarget("status", "m", "")),
-        ("GET", "m/metadata", ModelTarget("metadata", "m", "")),
-        ("GET", "m/versions/1/metadata", ModelTarget("metadata", "m", "1")),
-        ("GET", "metadata", ModelTarget("status", "metadata", "")),
-        ("GET", "metadata/metadata", ModelTarget("metadata", "metadata", "")),
-        ("HEAD", "m", ModelTarget("status", "m", "")),
-    ],
-)
-def test_paths_name_servable_version_and_operation(method: str, path: str, expected: ModelTarget) -> None:
-    assert read_target(method, path) == expected
-
-
-UNSUPPORTED = (MethodNotAllowed, "Unsupported method")
-UNKNOWN_RESOURCE = (NotFound, "Requested REST resource not found")
-INVALID_URL = (InvalidRequest, "Invalid request URL")
-UNKNOWN_VERSION = (NotFound, "Model with requested version is not found")
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "error", "text"),
-    [
-        *(("GET", path, *UNSUPPORTED) for path in ("m:predict", "m/versions/1:classify")),
-        *(("POST", path, *UNSUPPORTED) for path in ("m", "m/metadata", "m/versions/1/metadata")),
-        *(("POST", path, *UNKNOWN_RESOURCE) for path in ("m:classify", "m/labels/x:regress")),
-        *(("POST", f"m/versions/{each}:predict", *INVALID_URL) for each in ("one", "", "-1", "\u0661")),
-        ("POST", "m/infer", *INVALID_URL),
-        *(("GET", path, *INVALID_URL) for path in ("m/versions/1/2", "m/versions/1/labels/x", "/")),
-        ("POST", f"m/versions/{2**63}:predict", *UNKNOWN_VERSION),
-        ("GET", f"m/versions/{'9' * 5000}", *UNKNOWN_VERSION),
-    ],
-)
-def test_other_paths_are_refused(method: str, path: str, error: type[Exception], text: str) -> None:
-    with pytest.raises(error) as caught:
-        read_target(method, path)
-    assert type(caught.value) is error
-    assert str(caught.value).startswith(text)

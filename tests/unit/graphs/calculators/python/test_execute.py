@@ -126,6 +126,13 @@ async def test_execute_with_a_wrong_signature_fails_at_its_definition(
         assert text in await failure_of(node)
 
 
+async def test_long_error_is_truncated(tmp_path: Path) -> None:
+    async with nodes(tmp_path) as made:
+        node = await made.load(source=handler("raise ExceptionGroup('x' * 10**7, [ValueError('y' * 10**7)])"))
+        with capture_logs():
+            assert len(await failure_of(node)) < 8192
+
+
 async def test_hidden_errors_show_only_their_type(tmp_path: Path) -> None:
     async with nodes(tmp_path, hide_errors=True) as made:
         node = await made.load(source=handler("raise ValueError('secret')"))
@@ -145,21 +152,6 @@ async def test_server_errors_keep_their_class(tmp_path: Path) -> None:
         node = await made.load(source=handler("from ovmstrio.core.errors import Overloaded\nraise Overloaded('later')"))
         with pytest.raises(Overloaded, match=r"^later$"):
             await node.run_once()
-
-
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        ("raise ValueError('text')", "ValueError: text (handler.py:4)"),
-        ("raise SystemExit('text')", "SystemExit: text (handler.py:4)"),
-        ("return 1", "Received: int"),
-    ],
-)
-async def test_failures_of_async_handlers(tmp_path: Path, body: str, text: str) -> None:
-    async with nodes(tmp_path) as made:
-        node = await made.load(source=handler(body, prefix="async "))
-        assert text in await failure_of(node)
-        assert not made.threads.is_busy
 
 
 async def test_coroutine_of_a_decorated_method_is_awaited(tmp_path: Path) -> None:
