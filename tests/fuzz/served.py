@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import ir
-from tests.support.all_kinds import write_all_kinds
-from tests.support.hostile_services import ANY_HANDLER, ANY_OPS
+from tests.support.all_kinds import ANY_HANDLER, ANY_OPS, write_all_kinds
 from tests.support.tiny_llm import write_tiny_folder
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ovmstrio.core.generation import Grammar, GrammarKind
-from tests.support.whole_ends import killed_if_late
+from tests.support.processes import killed_if_late
 
 _PROGRAM: Final = Path(__file__).with_name("grammar_program.py")
 _KINDS: Final = {

@@ -1,4 +1,4 @@
-"""Graphs for tests: written as files, loaded as the server loads them, and called without any wire."""
+"""Graphs for tests: written as files, loaded as the server loads them, and called in process."""
 
 from __future__ import annotations
 
@@ -213,3 +213,91 @@ async def stream(servable: GraphServable, *requests: InferRequest, wait_each: in
 async def _send(opened: InferStream, request: InferRequest) -> None:
     with suppress(trio.BrokenResourceError):
         await opened.send(request)
+
+
+__all__ = ["BEFORE_AND_BEHIND", "INPUTS", "OUTPUTS", "SHOUTING", "llm_graph", "text_node"]
+
+INPUTS, OUTPUTS = ["HTTP_REQUEST_PAYLOAD:asked"], ["HTTP_RESPONSE_PAYLOAD:answer"]
+
+
+def text_node(
+    inputs: Sequence[str] = ("HTTP_REQUEST_PAYLOAD:changed",),
+    outputs: Sequence[str] = ("HTTP_RESPONSE_PAYLOAD:made",),
+    *,
+    options: str = 'models_path: "./"',
+    more: str = LOOPBACK,
+) -> str:
+    """Write a node that makes text, as graphs of OpenVINO Model Server have it."""
+    streams = [f'input_stream: "{text}"' for text in inputs] + [f'output_stream: "{text}"' for text in outputs]
+    body = "\n".join([
+        'name: "LLMExecutor"',
+        'calculator: "HttpLLMCalculator"',
+        'input_side_packet: "LLM_NODE_RESOURCES:llm"',
+        *streams,
+        more,
+        f"node_options: {{ [type.googleapis.com / mediapipe.LLMCalculatorOptions]: {{ {options} }} }}",
+    ])  # fmt: skip
+    return "node {\n" + indent(body, "  ") + "\n}\n"
+
+
+def llm_graph(*options: str) -> str:
+    """Write the graph that OpenVINO Model Server writes for a language model, with a line for each option."""
+    inputs, outputs = ["HTTP_REQUEST_PAYLOAD:input"], ["HTTP_RESPONSE_PAYLOAD:output"]
+    node = text_node(inputs, outputs, options="\n".join(['models_path: "./",', *options, ""]))
+    return graph_text(node, inputs=inputs, outputs=outputs)
+
+
+BEFORE_AND_BEHIND = graph_text(
+    python_node("before.py", INPUTS, ["HTTP_REQUEST_PAYLOAD:changed"], name="before"),
+    text_node(),
+    python_node("behind.py", ["HTTP_RESPONSE_PAYLOAD:made"], OUTPUTS, name="behind"),
+    inputs=INPUTS,
+    outputs=OUTPUTS,
+)
+"""A request goes through Python to a model, and its answer through Python to the client."""
+
+SHOUTING: dict[str, Any] = {
+    "before": """
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            body = dict(inputs[0].json)
+            words = inputs[0].headers.get("x-words", "")
+            if "messages" in body:
+                body["messages"] = [{"role": "user", "content": body["messages"][-1]["content"] + words}]
+            return body
+    """,
+    "behind": """
+    import json
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            document = json.loads(bytes(inputs[0]))
+            for choice in document.get("choices", ()):
+                said = choice.get("delta") or choice.get("message") or choice
+                for key in ("content", "text"):
+                    said[key] = (said.get(key) or "").upper()
+            return document
+    """,
+}
+"""Handlers of these nodes: the words of a header are said, too, and all that comes back is in capitals."""
+
+
+def session_text(*names: str) -> str:
+    """Write the sessions of a graph, each of which takes seven lines."""
+    return "".join(
+        f"""node {{
+  calculator: "OpenVINOModelServerSessionCalculator"
+  output_side_packet: "SESSION:{name}"
+  node_options: {{
+    [type.googleapis.com/mediapipe.OpenVINOModelServerSessionCalculatorOptions]: {{ servable_name: "{name}" }}
+  }}
+}}
+"""
+        for name in names
+    )
+
+
+def graph_calling(root: Path, *names: str, name: str = "g") -> GraphSpec:
+    """Write a graph with a session for each name, and configure it."""
+    path = root / f"{name}.pbtxt"
+    path.write_text(session_text(*names))
+    return GraphSpec(name=name, base_path=root, graph_path=path)

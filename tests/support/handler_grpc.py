@@ -23,8 +23,8 @@ from ovmstrio.runtimes.handlers.mounting import HandlerServable
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.work.isolation.isolated_code import Isolation
-from tests.support.lone_service import open_plane_of
-from tests.support.protos import FOUR_KINDS, written
+from tests.support.projects import FOUR_KINDS, written
+from tests.support.stub_registry import open_plane_of
 from tests.support.waits import WAIT_SECONDS
 
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

@@ -16,9 +16,8 @@ import psutil
 import pytest
 import structlog
 
-from tests.support.processes import is_resource_tracker
+from tests.support.processes import is_resource_tracker, killed
 from tests.support.waits import WAIT_SECONDS
-from tests.support.whole_ends import killed
 
 RUN = ("OVMSTRIO_TESTS_RUN", uuid4().hex)
 """An environment variable that marks all processes that this process of tests starts."""

@@ -20,7 +20,7 @@ from ovmstrio.runtimes.resident import host
 from ovmstrio.runtimes.table import KINDS
 from ovmstrio.server.plan import Plan
 from ovmstrio.server.service_plan import service_settings
-from tests.support.served_plans import ServedPlan, serving_plan
+from tests.support.served_in_thread import ServedPlan, serving_plan
 
 LOOPBACK = ("127.0.0.1:0",)
 

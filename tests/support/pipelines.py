@@ -1,4 +1,4 @@
-"""Pipelines without a server: loaded as the server loads them, with what they call beside them."""
+"""Pipelines and custom nodes without a server, with the models that they call."""
 
 from __future__ import annotations
 
@@ -10,16 +10,72 @@ from textwrap import dedent
 from typing import Any
 
 import numpy as np
+import trio
 
 from ovmstrio.config.specs import NodeInput, NodeOutput, PipelineNode, PipelineSpec
 from ovmstrio.core.errors import NotFound
 from ovmstrio.core.request import InferResponse
 from ovmstrio.core.servable import LeasedServable, Servable
 from ovmstrio.core.tensor import Tensor
+from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import BuiltinNode, open_builtin
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import CustomNode
+from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import open_python_node
 from ovmstrio.runtimes.pipelines.load_pipeline import load_pipeline
 from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable
 from tests.support.servables import raw_request
-from tests.support.tasks import hosting
+
+
+@asynccontextmanager
+async def hosting() -> AsyncIterator[trio.Nursery]:
+    """Give a nursery that ends when everything in it has; an error of the block comes out as it is, in no group."""
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        try:
+            yield nursery
+        except Exception as error:  # noqa: BLE001 - it is raised below
+            failure = error
+    if failure is not None:
+        raise failure
+
+
+DOUBLER = """
+    import numpy as np
+
+    def get_inputs_info(params):
+        return {"x": ("FP32", [1, -1])}
+
+    def get_outputs_info(params):
+        return {"y": (np.float32, (1, 0))}
+
+    def execute(inputs, params):
+        return {"y": inputs["x"] * np.float32(params.get("factor", 2))}
+"""
+"""A Python node that multiplies by its parameter ``factor``."""
+
+
+def write_node(folder: Path, source: str = DOUBLER, file: str = "node.py") -> Path:
+    path = folder / file
+    path.write_text(dedent(source).lstrip("\n"))
+    return path
+
+
+@asynccontextmanager
+async def opened_python(
+    folder: Path, source: str = DOUBLER, *, hide_errors: bool = False, **params: str
+) -> AsyncIterator[CustomNode]:
+    """Open a Python node called ``node`` of this source."""
+    file = write_node(folder, source)
+    async with hosting() as tasks:
+        node = await open_python_node(file, "node", params, tasks=tasks, hide_errors=hide_errors)
+        try:
+            yield node
+        finally:
+            await node.aclose()
+
+
+async def opened_builtin(builtin: str, **params: object) -> BuiltinNode:
+    return await open_builtin(builtin, "node", {name: str(value) for name, value in params.items()})
+
 
 ARITHMETIC = '''
     """Adds up its inputs; ``op`` says what to make of the sum."""

@@ -1,22 +1,91 @@
-"""The real ``ovms`` command in a subprocess, on free ports, ended with the test."""
+"""Commands of ``ovms`` in subprocesses on free ports, which end with their test."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Timer
+from typing import Any
 
 import httpx
 import psutil
 
 from tests.support.ports import free_ports
 from tests.support.waits import WAIT_SECONDS, until
-from tests.support.whole_ends import end_of_output
+
+SECONDS_TO_END = 60
+"""How long what a server has started may take to end behind it on a busy machine."""
+
+
+def end_of_output(process: subprocess.Popen[str], seconds: float = SECONDS_TO_END) -> str:
+    """Wait for a process that was told to end, and give what it has printed and nobody has read.
+
+    Raises:
+        AssertionError: it does not end in time, or something that it has started does not; that is killed.
+    """
+    try:
+        return process.communicate(timeout=seconds)[0] or ""
+    except subprocess.TimeoutExpired:
+        left = kill_and_tell(process)
+        printed = process.communicate(timeout=seconds)[0] or ""
+    raise AssertionError(f"still running {seconds} s after the end of a process: {left}\n{printed}")
+
+
+@contextmanager
+def killed_if_late(process: subprocess.Popen[str], seconds: float) -> Iterator[None]:
+    """Kill a process, and everything else that can write to its output, if the block takes longer; so reads end."""
+    late = Timer(seconds, kill_and_tell, (process,))
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
+        late.join()
+
+
+def kill_and_tell(process: subprocess.Popen[str]) -> list[str]:
+    """Kill a process and everything else that can write to its output; gives their numbers and commands."""
+    own = [psutil.Process(process.pid)] if process.poll() is None else []
+    return [killed(each) for each in {*own, *_writers(process)}]
+
+
+def killed(process: psutil.Process) -> str:
+    """Kill a process; gives its number and command."""
+    try:
+        told = f"{process.pid} {shlex.join(process.cmdline())}"
+        process.kill()
+    except psutil.NoSuchProcess:
+        return "one that has just ended"
+    return told
+
+
+def _writers(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    if process.stdout is None or process.stdout.closed:
+        return []
+    pipe = Path(f"/proc/self/fd/{process.stdout.fileno()}").readlink()
+    return [each for each in psutil.process_iter() if each.pid != os.getpid() and _has_open(each.pid, pipe)]
+
+
+def _has_open(pid: int, file: Path) -> bool:
+    with suppress(OSError):
+        for each in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if each.readlink() == file:
+                    return True
+    return False
+
 
 SHARED_CACHE = Path(tempfile.gettempdir()) / f"ovmstrio-tests-{os.getuid()}"
 """What is remembered of one run of the tests serves the next one, so that the same models are not tried again."""
@@ -150,4 +219,127 @@ def serving(*options: str, ready: bool = True, log: Path | None = None) -> Itera
                     raise
             else:
                 break
+        yield server
+
+
+class ProjectProcess:
+    """A running server of a project; what it prints is collected line by line."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int, readiness_file: Path) -> None:
+        self.process = process
+        self.address = f"127.0.0.1:{port}"
+        self.readiness_file = readiness_file
+        self.lines: list[str] = []
+        self._printed = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._printed:
+                self.lines.append(line)
+                self._printed.notify_all()
+
+    def ask(self, verb: str = "GET", path: str = "/", **options: Any) -> httpx.Response:
+        return httpx.request(verb, f"http://{self.address}{path}", timeout=WAIT_SECONDS, trust_env=False, **options)
+
+    def log(self) -> list[dict[str, Any]]:
+        with self._printed:
+            return [json.loads(line) for line in self.lines if line.startswith("{")]
+
+    def wait_logged(self, wanted: Callable[[dict[str, Any]], bool], count: int = 1) -> dict[str, Any]:
+        ends = time.monotonic() + START_TIMEOUT_SECONDS
+        with self._printed:
+            while True:
+                found = [line for line in map(json.loads, filter(_is_json, self.lines)) if wanted(line)]
+                if len(found) >= count:
+                    return dict(found[count - 1])
+                left = ends - time.monotonic()
+                if left < 0 or self.process.poll() is not None:
+                    raise AssertionError("".join(self.lines))
+                self._printed.wait(min(left, 0.2))
+
+    def wait_serving(self) -> None:
+        self.wait_logged(lambda line: line["message"] == "serving")
+
+    def wait_file(self, *, exists: bool) -> None:
+        until(lambda: self.readiness_file.exists() is exists, why=lambda: "".join(self.lines))
+
+    def wait_end(self) -> int:
+        left: list[str] = []
+        try:
+            code = self.process.wait(STOP_TIMEOUT_SECONDS)
+            self._reader.join(SECONDS_TO_END)
+        finally:
+            if self._reader.is_alive():
+                left = kill_and_tell(self.process)
+                self._reader.join()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+        assert not left, f"still running behind a server that has ended: {left}\n{''.join(self.lines)}"
+        return code
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.wait_end()
+
+
+def _is_json(line: str) -> bool:
+    return line.startswith("{")
+
+
+@contextlib.contextmanager
+def serving_project(
+    project: Path, *further: str, options: Sequence[str] = ("--rest_bind_address", "127.0.0.1"), ready: bool = True
+) -> Iterator[ProjectProcess]:
+    """Run ``ovms serve PROJECT`` until the block ends; its readiness file lies beside the project's folder.
+
+    If another process takes the port before the server binds it, a server that is waited for is started again on
+    another port.
+
+    Args:
+        project: the folder or file.
+        further: more options.
+        options: where to listen.
+        ready: whether to wait until the project can be called.
+    """
+    with contextlib.ExitStack() as stack:
+        for last in (False, False, True):
+            server = stack.enter_context(_started(project, *options, *further))
+            try:
+                if ready:
+                    server.wait_serving()
+            except AssertionError as error:
+                if last or PORT_TAKEN not in " ".join(str(error).split()):
+                    raise
+            else:
+                break
+        yield server
+
+
+@contextlib.contextmanager
+def _started(project: Path, *options: str) -> Iterator[ProjectProcess]:
+    (port,) = free_ports(1)
+    file = project.parent.parent / "workspace" / "ready.txt"
+    command = [sys.executable, "-m", "ovms_cli", "serve", str(project), "--port", str(port)]
+    command += ["--readiness_file", str(file), *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    server = ProjectProcess(process, port, file)
+    try:
+        yield server
+    finally:
+        if process.poll() is None:
+            process.kill()
+        server.wait_end()
+
+
+@contextlib.contextmanager
+def running_service(folder: Path, *arguments: str, config: str = "config.yml") -> Iterator[OvmsProcess]:
+    """Run ``web_service.py`` of a folder until the block ends; gives the ports in its configuration others."""
+    grpc, http = free_ports(2)
+    file = folder / config
+    text = re.sub(r"(?m)^rpc_port:.*$", f"rpc_port: {grpc}", file.read_text(encoding="utf-8"))
+    file.write_text(re.sub(r"(?m)^http_port:.*$", f"http_port: {http}", text), encoding="utf-8")
+    with running("run", "web_service.py", *arguments, grpc=grpc, rest=http, folder=folder) as server:
         yield server

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from tests.support.ports import free_ports
-from tests.support.whole_ends import killed_if_late
+from tests.support.processes import killed_if_late
 
 _START_SECONDS = 300
 _PROGRAM = Path(__file__).parent / "ray_program.py"

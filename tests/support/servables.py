@@ -1,28 +1,36 @@
-"""Models built by code, loaded as the server loads them, and requests for them."""
+"""Models built by code, loaded as the server loads them, requests for them, and their trials."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
+import pytest
 import trio
 
 from ovmstrio.config.specs import BatchingSpec, ModelSpec
 from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
-from ovmstrio.core.request import Contents, InferInput, InferRequest
+from ovmstrio.core.request import Contents, InferInput, InferRequest, InferResponse
 from ovmstrio.core.sequence_owners import SequenceOwners
+from ovmstrio.core.tensor import Array, Tensor, TensorSpec
 from ovmstrio.openvino.compile import ModelFile, compile_model
 from ovmstrio.openvino.network import Network
+from ovmstrio.openvino.trials import trying_models
+from ovmstrio.openvino.trials.trying import TrialMode
 from ovmstrio.runtimes.models.batched import BatchedServable
 from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.runtimes.models.model import ModelServable
 from ovmstrio.runtimes.models.sequences import SequenceManager, SequenceManagers
 from ovmstrio.runtimes.models.stateful import StatefulServable
+from ovmstrio.runtimes.models.validation import Validator
 from ovmstrio.work.placement import Placement
 from tests.support import ir
 
@@ -183,3 +191,45 @@ def sequence_request(
     if control is not None:
         special["sequence_control_input"] = np.array([control], np.uint32)
     return raw_request({**special, **arrays})
+
+
+def tensors(response: InferResponse) -> list[Tensor]:
+    outputs = [output for output in response.outputs if isinstance(output, Tensor)]
+    assert len(outputs) == len(response.outputs)
+    return outputs
+
+
+def validate(request: InferRequest, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
+    return Validator(inputs)(request)
+
+
+def saved(model: ov.Model, repository: Path, name: str = "model", **settings: Any) -> ModelSpec:
+    return ModelSpec(name=name, base_path=ir.save(model, repository, name), plugin_config=EXACT, **settings)
+
+
+async def load_saved(spec: ModelSpec) -> list[Problem]:
+    """Load version 1 of a model and let it go; gives what was remarked."""
+    remarks: list[Problem] = []
+    servable = await load_model(spec, 1, spec.base_path / "1", remark=remarks.append)
+    await servable.aclose()
+    return remarks
+
+
+async def refusal_of(spec: ModelSpec) -> Problem:
+    with pytest.raises(ConfigError) as caught:
+        await load_saved(spec)
+    (problem,) = caught.value.problems
+    return problem
+
+
+@asynccontextmanager
+async def trying(folder: Path, mode: TrialMode = "auto", **options: float) -> AsyncIterator[None]:
+    """Have models tried that are loaded in the block, and remembered in a folder."""
+    async with trio.open_nursery() as nursery:
+        with trying_models(nursery, mode, folder, **options):
+            yield
+        nursery.cancel_scope.cancel()
+
+
+def verdicts(folder: Path) -> list[dict[str, str]]:
+    return [json.loads(file.read_text()) for file in sorted((folder / "verdicts").glob("*"))]

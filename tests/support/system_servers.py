@@ -18,12 +18,10 @@ import httpx
 
 from tests.support import ir
 from tests.support.all_kinds import OPS, write_all_kinds
-from tests.support.custom_nodes import DOUBLER
-from tests.support.graphs import graph_text, python_node
-from tests.support.graphs_of_texts import BEFORE_AND_BEHIND, SHOUTING, llm_graph
+from tests.support.graphs import BEFORE_AND_BEHIND, SHOUTING, graph_text, llm_graph, python_node
 from tests.support.isolation_checks import SHARED_PROCESSES
-from tests.support.processes import OvmsProcess, serving
-from tests.support.project_processes import ProjectProcess, serving_project
+from tests.support.pipelines import DOUBLER
+from tests.support.processes import OvmsProcess, ProjectProcess, serving, serving_project
 from tests.support.projects import write_project
 from tests.support.tiny_llm import write_tiny_folder
 from tests.support.waits import until

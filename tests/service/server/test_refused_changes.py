@@ -15,8 +15,7 @@ from ovmstrio.observability.refused_changes import bounded_refusals, tell_refuse
 from tests.service.server.test_traces import ask, serving
 from tests.support.all_kinds import write_all_kinds
 from tests.support.both_doors import triton_module
-from tests.support.callers import bearer, entry_of
-from tests.support.peers import peer_at
+from tests.support.callers import bearer, entry_of, peer_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable

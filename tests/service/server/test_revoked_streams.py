@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from tests.support.served_plans import ServedPlan
+    from tests.support.served_in_thread import ServedPlan
 
 PATIENCE: Final = 60
 LAST_CHUNK: Final = b"0\r\n\r\n"

@@ -22,7 +22,7 @@ from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
 from tests.support.both_doors import triton_module
 from tests.support.otlp import Collector, collecting
-from tests.support.served_plans import ServedPlan, serving_plan
+from tests.support.served_in_thread import ServedPlan, serving_plan
 from tests.support.waits import WAIT_SECONDS
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.project_processes import ProjectProcess, serving_project
+from tests.support.processes import ProjectProcess, serving_project
 from tests.support.projects import write_project
 from tests.support.waits import until
 

@@ -13,7 +13,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 import ovmstrio_samples
 from ovmstrio_samples.handler_primes import client as primes
-from tests.support.project_processes import serving_project
+from tests.support.processes import serving_project
 from tests.support.projects import write_project
 from tests.support.waits import WAIT_SECONDS, until
 

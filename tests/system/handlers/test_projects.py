@@ -14,7 +14,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.support.project_processes import ProjectProcess, serving_project
+from tests.support.processes import ProjectProcess, serving_project
 from tests.support.system_servers import PROJECT_HANDLER, write_handler_project
 from tests.support.waits import until
 

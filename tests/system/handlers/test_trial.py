@@ -7,7 +7,7 @@ import pytest
 from ovmstrio.core.errors import Problem
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.trial import try_handler
-from tests.support.project_files import PYTHON, write
+from tests.support.projects import PYTHON, write
 
 GOOD = "class Handler:\n    def handle_post(self, payload): return payload\n"
 

@@ -16,8 +16,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from ovmstrio.server.life import serve
 from ovmstrio.server.running import Running
 from ovmstrio.server.settings import ServerSettings
-from tests.support.projects import write_project
-from tests.support.protos import written
+from tests.support.projects import write_project, written
 
 PATIENCE_SECONDS = 60
 PROTO = """

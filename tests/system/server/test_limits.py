@@ -18,7 +18,7 @@ from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
 from tests.support import ir
 from tests.support.servables import raw_request
-from tests.support.served_plans import serving_plan
+from tests.support.served_in_thread import serving_plan
 from tests.support.waits import WAIT_SECONDS
 
 

@@ -25,8 +25,7 @@ from ovmstrio.server.hosting import Hosting
 from ovmstrio.server.life import serve_plan
 from ovmstrio.server.project_plan import plan_project
 from ovmstrio.server.running import Running
-from tests.support.projects import make_project
-from tests.support.protos import written
+from tests.support.projects import make_project, written
 
 PATIENCE_SECONDS = 60
 HTTP_HANDLER = """

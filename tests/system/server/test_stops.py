@@ -25,7 +25,7 @@ import trustme
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST
 from tests.support.all_kinds import write_all_kinds
 from tests.support.ports import free_ports
-from tests.support.project_processes import serving_project
+from tests.support.processes import serving_project
 from tests.support.projects import write_project
 from tests.support.stops import StopTarget, Workload
 from tests.support.waits import WAIT_SECONDS, until

@@ -17,7 +17,7 @@ from ovmstrio.core.errors import NotReady, UserCodeError
 from ovmstrio.handlers import HTTPError
 from ovmstrio.runtimes.handlers.batches import in_log
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
-from tests.support.handlers import opened
+from tests.support.projects import opened
 
 BATCHED = """
     class Handler:

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from ovmstrio.core.errors import NotFound, UserCodeError
 from ovmstrio.handlers import HTTPError
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
-from tests.support.handlers import opened
+from tests.support.projects import opened
 from tests.support.waits import WAIT_SECONDS, until_async
 
 HELD = """

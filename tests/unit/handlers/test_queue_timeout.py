@@ -13,7 +13,7 @@ import trio.testing
 
 from ovmstrio.core.errors import QueueTimeout
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
-from tests.support.handlers import opened
+from tests.support.projects import opened
 from tests.support.waits import until_async
 from tests.unit.handlers.test_calls import HELD, let
 

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import UserCodeError
 from ovmstrio.work.user_code.pumps import CREDIT
-from tests.support.handlers import opened
+from tests.support.projects import opened
 from tests.support.waits import until_async
 
 NUMBERS = """

@@ -26,7 +26,7 @@ from ovmstrio.observability.tracing.sampling import TraceSampling
 from ovmstrio.observability.tracing.spans import MOST_EVENTS, RecordedSpan
 from ovmstrio.observability.tracing.trace_context import TraceParent, read_parent, written_parent
 from ovmstrio.wire.grpc.headers import read_request_head
-from tests.support.peers import LOCAL
+from tests.support.callers import LOCAL
 from tests.support.waits import WAIT_SECONDS
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

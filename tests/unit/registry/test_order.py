@@ -24,8 +24,7 @@ from ovmstrio.config.specs import (
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.registry import Registry
 from ovmstrio.runtimes.table import KINDS
-from tests.support.called_graphs import graph_calling
-from tests.support.graphs import graph_text, python_node
+from tests.support.graphs import graph_calling, graph_text, python_node
 from tests.support.pipelines import dag_entry
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
 from tests.support.waits import WAIT_SECONDS

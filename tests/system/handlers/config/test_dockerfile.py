@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ovmstrio.runtimes.handlers.config.dockerfile import make_dockerfile
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from tests.support.examples import examples
-from tests.support.project_files import write
+from tests.support.projects import write
 
 
 def _install(dockerfile: str) -> list[str]:

@@ -22,7 +22,7 @@ from tests.support.saved_models import (
     DOUBLE,
     write_classifier,
 )
-from tests.support.trials import trying, verdicts
+from tests.support.servables import trying, verdicts
 
 
 def _project(root: Path, models: ModelsSpec | None, **more: Any) -> ProjectSpec:

@@ -12,7 +12,7 @@ from ovmstrio.runtimes.ops.predictor.local_predict import LocalPredictor
 from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
 from ovmstrio.runtimes.ops.predictor.protocol import Predictor
 from tests.support.paddle_files import layers, write_described
-from tests.support.trials import trying, verdicts
+from tests.support.servables import trying, verdicts
 
 
 async def make(folder: Path, worker: int = 0, **conf: Any) -> Predictor:

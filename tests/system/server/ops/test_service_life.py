@@ -36,7 +36,7 @@ from ovmstrio.server.start_failures import leaves
 from tests.support.grpc_clients import call
 from tests.support.op_pipelines import EchoExecutor, executor_plan
 from tests.support.ports import free_ports
-from tests.support.served_plans import ServedPlan, serving_plan
+from tests.support.served_in_thread import ServedPlan, serving_plan
 from tests.support.waits import WAIT_SECONDS
 
 RESPONSE_NAME = RESPONSE.DESCRIPTOR.full_name

@@ -7,7 +7,7 @@ import pytest
 
 from ovmstrio.runtimes.handlers.config.dockerfile import make_dockerfile
 from ovmstrio.runtimes.handlers.config.project_file import read_project
-from tests.support.project_files import PYTHON, TENSORFLOW, write
+from tests.support.projects import PYTHON, TENSORFLOW, write
 
 _TENSORFLOW = f"{TENSORFLOW}models: {{dir: s3://b/a}}\n"
 

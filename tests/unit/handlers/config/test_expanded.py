@@ -7,7 +7,7 @@ import yaml
 
 from ovmstrio.runtimes.handlers.config.project_file import expanded, read_project
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
-from tests.support.project_files import PYTHON, TENSORFLOW, good, write
+from tests.support.projects import PYTHON, TENSORFLOW, good, write
 
 _RICH = """
 config: {a: [1, {b: ü}]}

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from ovmstrio.runtimes.handlers.config.image_section import log_image_only_keys, python_for, system_for, tensorflow_for
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.config.project_spec import Dependencies, GpuVersion
-from tests.support.project_files import PYTHON, TENSORFLOW, good, told, write
+from tests.support.projects import PYTHON, TENSORFLOW, good, told, write
 
 _TENSORFLOW = f"{TENSORFLOW}models: {{dir: s3://b/a}}\n"
 

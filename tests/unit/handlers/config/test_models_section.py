@@ -6,7 +6,7 @@ import pytest
 
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.config.project_spec import DEFAULT_MODEL, ModelEntry, ModelsSpec, ProjectSpec
-from tests.support.project_files import PYTHON, TENSORFLOW, good, told, write
+from tests.support.projects import PYTHON, TENSORFLOW, good, told, write
 
 
 def _models(spec: ProjectSpec) -> ModelsSpec:

@@ -12,7 +12,7 @@ from ovmstrio.core.errors import ConfigError
 from ovmstrio.runtimes.handlers.config.project_file import find_project_file, read_project
 from ovmstrio.runtimes.handlers.config.project_spec import Dependencies, ImageSpec, ProjectBatching, ProjectSpec
 from tests.support.examples import examples
-from tests.support.project_files import PYTHON, TENSORFLOW, good, told, write, wrong
+from tests.support.projects import PYTHON, TENSORFLOW, good, told, write, wrong
 
 _KEYS = (
     *ProjectSpec.model_fields,

@@ -15,7 +15,7 @@ from ovmstrio.core.http import HttpAnswer
 from ovmstrio.handlers import HTTPError, JSONResponse, Response, StreamingResponse
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.http.results import to_answer
-from tests.support.handlers import opened
+from tests.support.projects import opened
 from tests.support.waits import until_async
 
 TEXT = (("content-type", "text/plain; charset=utf-8"),)

@@ -28,7 +28,7 @@ from ovmstrio.core.text_bounds import MAX_ITEMS, MAX_TOKENIZED_CHARACTERS, max_c
 from ovmstrio.runtimes.generation.grammars import check_grammar, impose_calls
 from tests.service.api.rest.openai.servers import CHAT, WORDS, events_of, post_of, service_of
 from tests.support.examples import examples
-from tests.support.text_generators import LIMITS
+from tests.support.scripted_services import LIMITS
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.api.rest.servers import Serving
 
