@@ -114,7 +114,6 @@ service.run_service()
 
 
 def write_hostile_services(folder: Path) -> Path:
-    """Write a service of every kind but text models whose code answers any payload; returns the configuration."""
     config = write_all_kinds(folder, handler=ANY_HANDLER, ops=ANY_OPS)
     (folder / "payload").mkdir()
     (folder / "payload" / "node.py").write_text(_PAYLOAD_NODE)

@@ -21,12 +21,10 @@ _READ_BYTES: Final = 256 * 1024
 
 
 class ConnectionEnded(Exception):
-    """The server has closed or reset the connection."""
+    pass
 
 
 class Frame(NamedTuple):
-    """One frame as it came."""
-
     kind: int
     flags: int
     stream: int
@@ -35,8 +33,6 @@ class Frame(NamedTuple):
 
 @dataclass
 class Answer:
-    """What has come for one call: header fields, the message's bytes, and whether, and how, it has ended."""
-
     headers: dict[str, str] = field(default_factory=dict)
     data: bytearray = field(default_factory=bytearray)
     ended: bool = False
@@ -56,7 +52,6 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
 
 
 def framed(message: bytes, *, compressed: bool = False) -> bytes:
-    """Put gRPC's five bytes before a message."""
     return bytes([compressed]) + len(message).to_bytes(4, "big") + message
 
 
@@ -132,11 +127,7 @@ class BareConnection:
         self.close()
 
     def send(self, data: bytes) -> None:
-        """Send any bytes.
-
-        Raises:
-            ConnectionEnded: nobody takes them.
-        """
+        """Send any bytes."""
         try:
             self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -164,24 +155,14 @@ class BareConnection:
         return self.wait(stream)
 
     def wait(self, stream: int) -> Answer:
-        """Read until a call has ended; its answer is given once.
-
-        Raises:
-            ConnectionEnded: the connection ended before.
-            TimeoutError: nothing came for too long.
-        """
+        """Read until a call has ended; its answer is given once."""
         answer = self.answers[stream]
         while not answer.ended:
             self.take(self.read())
         return self.answers.pop(stream)
 
     def read(self) -> Frame:
-        """Read one frame.
-
-        Raises:
-            ConnectionEnded: there is no more.
-            TimeoutError: nothing came for too long.
-        """
+        """Read one frame."""
         while len(self._unread) < FRAME_HEADER_BYTES or len(self._unread) < self._wanted():
             try:
                 data = self.socket.recv(_READ_BYTES)

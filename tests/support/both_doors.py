@@ -35,8 +35,6 @@ def triton_module(door: str) -> Any:
 
 @dataclass
 class BothDoors:
-    """A server, and where it listens."""
-
     plane: DataPlane
     grpc: str
     http: str

@@ -27,20 +27,15 @@ def out_port(index: int) -> Port:
 
 
 def digest(*parts: object) -> int:
-    """Give a number that tells what a value was made from, and stays small however long the graph is."""
     return crc32(repr(parts).encode())
 
 
 class Delivery(NamedTuple):
-    """One run of a node: when, and what came on which input."""
-
     timestamp: int
     inputs: tuple[tuple[Port, int], ...]
 
 
 class Emission(NamedTuple):
-    """One packet that a run sends."""
-
     port: Port
     value: int
     timestamp: int

@@ -29,8 +29,6 @@ from tests.support.processes import environment
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """Exit code and output of a command."""
-
     exit_code: int
     stdout: str
     stderr: str
@@ -144,7 +142,6 @@ def _same_collector() -> Iterator[None]:
 
 @pytest.fixture
 def command_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make an empty folder the current one, and set the width of outputs to 200 columns."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return tmp_path
@@ -154,8 +151,6 @@ BOUND_SECONDS = 60
 
 
 class PipedCommand:
-    """A running command with pipes."""
-
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -182,7 +177,6 @@ class PipedCommand:
 
 @contextmanager
 def piped(*arguments: str) -> Iterator[PipedCommand]:
-    """Run a command line with pipes until the end of the block."""
     command = [sys.executable, "-m", "ovms_cli", *arguments]
     pipe = subprocess.PIPE
     variables = {**environment(), "PYTHONUNBUFFERED": "1"}

@@ -27,7 +27,6 @@ WHEEL: Final = user_cache_path("ovmstrio") / "wheels" / "paddle_serving_server-0
 
 
 def unpack_original(folder: Path) -> Path:
-    """Unpack the package below a folder, which is given back; skips the test if nobody has fetched it."""
     if not WHEEL.is_file():
         pytest.skip(f"not in {WHEEL.parent}: pip download --no-deps paddle-serving-server==0.9.0")
     with zipfile.ZipFile(WHEEL) as wheel:

@@ -56,10 +56,10 @@ def options(name: str, **values: Any) -> Any:
     """
     file = descriptor_pb2.FileDescriptorProto(name="options.proto", package="mediapipe")
     message = file.message_type.add(name=name)
-    for number, (field, value) in enumerate(values.items(), start=1):
-        added = message.field.add(name=field, number=number, label=_Field.LABEL_OPTIONAL)
+    for number, (key, value) in enumerate(values.items(), start=1):
+        added = message.field.add(name=key, number=number, label=_Field.LABEL_OPTIONAL)
         if isinstance(value, dict):
-            entry = message.nested_type.add(name=f"{field.title().replace('_', '')}Entry")
+            entry = message.nested_type.add(name=f"{key.title().replace('_', '')}Entry")
             entry.options.map_entry = True
             entry.field.add(name="key", number=1, type=_Field.TYPE_STRING, label=_Field.LABEL_OPTIONAL)
             entry.field.add(name="value", number=2, type=_Field.TYPE_STRING, label=_Field.LABEL_OPTIONAL)
@@ -72,12 +72,10 @@ def options(name: str, **values: Any) -> Any:
     pool = DescriptorPool()
     pool.Add(file)
     made = GetMessageClass(pool.FindMessageTypeByName(f"mediapipe.{name}"))
-    return made(**{field: value for field, value in values.items() if not isinstance(value, type)})
+    return made(**{key: value for key, value in values.items() if not isinstance(value, type)})
 
 
 class _Everything:
-    """Keeps all packets of all outputs."""
-
     def __init__(self, names: Sequence[str]) -> None:
         self.packets: dict[str, list[Packet]] = {name: [] for name in names}
         self._names = names
@@ -87,21 +85,16 @@ class _Everything:
         return True
 
     async def wait_room(self) -> None:
-        """There is always room."""
+        pass
 
 
 def contract_of(node: NodeConfig) -> NodeContract:
-    """Have a node's calculator look at it, and give what it says.
-
-    Raises what the calculator refuses the node with.
-    """
     kind = find_kind(node.calculator)
     assert kind is not None
     return kind.contract(node)
 
 
 async def no_servables(name: str, version: str = "", /) -> NoReturn:
-    """Lease nothing, for nodes that call no models."""
     raise AssertionError(name)
 
 
@@ -162,8 +155,6 @@ _IN = Port("IN", 0)
 
 @dataclass
 class PythonNodeCall:
-    """One run of a node: what it is given and what it emits."""
-
     node: NodeConfig
     instance: InstanceContext
     timestamp: int = 0
@@ -238,8 +229,6 @@ class Nodes:
 
 
 class Node:
-    """A loaded node."""
-
     def __init__(self, config: NodeConfig, resources: NodeResources) -> None:
         self.config = config
         self.resources: Any = resources
@@ -261,8 +250,6 @@ class Node:
 
 
 class Opened:
-    """A node of a running instance."""
-
     def __init__(self, config: NodeConfig, instance: InstanceContext, calculator: Calculator) -> None:
         self.config = config
         self.instance = instance
@@ -301,7 +288,6 @@ class Opened:
 async def nodes(
     folder: Path, *, hide_errors: bool = False, isolation: Isolation | None = None, **settings: Any
 ) -> AsyncIterator[Nodes]:
-    """Offer nodes; at the end all are closed, and then the threads."""
     threads = WorkerThreads(**settings)
     async with trio.open_nursery() as nursery:
         await nursery.start(threads.run)

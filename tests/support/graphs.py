@@ -68,7 +68,6 @@ def python_node(
     handler: str, inputs: Sequence[str] = ("IN:in",), outputs: Sequence[str] = ("OUT:out",), *, name: str = "node",
     more: str = "",
 ) -> str:  # fmt: skip
-    """Write a Python node; ``handler`` is the path of its file."""
     streams = [f'input_stream: "{text}"' for text in inputs] + [f'output_stream: "{text}"' for text in outputs]
     body = "\n".join([
         f'name: "{name}"',
@@ -227,7 +226,6 @@ def text_node(
     options: str = 'models_path: "./"',
     more: str = LOOPBACK,
 ) -> str:
-    """Write a node that makes text, as graphs of OpenVINO Model Server have it."""
     streams = [f'input_stream: "{text}"' for text in inputs] + [f'output_stream: "{text}"' for text in outputs]
     body = "\n".join([
         'name: "LLMExecutor"',
@@ -282,7 +280,6 @@ SHOUTING: dict[str, Any] = {
 
 
 def session_text(*names: str) -> str:
-    """Write the sessions of a graph, each of which takes seven lines."""
     return "".join(
         f"""node {{
   calculator: "OpenVINOModelServerSessionCalculator"
@@ -297,7 +294,6 @@ def session_text(*names: str) -> str:
 
 
 def graph_calling(root: Path, *names: str, name: str = "g") -> GraphSpec:
-    """Write a graph with a session for each name, and configure it."""
     path = root / f"{name}.pbtxt"
     path.write_text(session_text(*names))
     return GraphSpec(name=name, base_path=root, graph_path=path)

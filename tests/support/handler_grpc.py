@@ -56,8 +56,6 @@ def as_async(source: str) -> str:
 
 
 class Stub:
-    """Calls the methods of a service by their names, each with a deadline."""
-
     def __init__(self, channel: Any, service: UserService) -> None:
         for rpc in service.rpcs:
             kind = f"{_side(streams=rpc.client_streaming)}_{_side(streams=rpc.server_streaming)}"
@@ -73,15 +71,6 @@ class Stub:
 
 
 class ServedProject:
-    """A project that is served.
-
-    Attributes:
-        address: where.
-        pb: the generated messages.
-        handler: the user's object, None where that is in a process of its own.
-        project: as the front end has it.
-    """
-
     def __init__(self, project: GrpcProject, address: str) -> None:
         self.address = address
         self.project = project
@@ -139,10 +128,6 @@ def served_kinds(folder: Path, handler: str, **options: Any) -> AbstractAsyncCon
 async def front_end_of(
     project: GrpcProject, most: int = 0, trusted_proxies: TrustedProxies = NO_PROXIES
 ) -> AsyncIterator[GrpcFrontEnd]:
-    """Make the front end of a server with one project, which is loaded already and closed by whoever did that.
-
-    ``most`` is its ``max_concurrency``.
-    """
     models: Any = None
     assert isinstance(project.handler, LoadedHandler | IsolatedHandler)
     handler = HandlerServable("project", project.handler, local_limit(most, "project"), project, models)
@@ -158,7 +143,6 @@ async def front_end_of(
 async def opened(
     folder: Path, proto: str, handler: str, *, settings: str = "", isolation: Isolation | None = None
 ) -> AsyncIterator[GrpcProject]:
-    """Write a project and load it."""
     written(folder, "service.proto", proto)
     written(folder, "handler.py", handler)
     lines = ["type: python", "path: handler.py", "protobuf_path: service.proto", settings]

@@ -81,8 +81,6 @@ def _nothing_left_to_the_collector() -> Iterator[None]:
 
 
 class LogSettings:
-    """The settings of all loggers and of structlog at the time of the construction."""
-
     def __init__(self) -> None:
         self._structlog = structlog.get_config() if structlog.is_configured() else None
         self._before = {logger: _settings(logger) for logger in _loggers()}

@@ -1,7 +1,8 @@
 """Cache of files that tests build: tiny models, tokenizers and shared libraries.
 
 Each distinct build runs once per user. Its files stay in a folder that all test processes share, and every test gets
-copies, which it may change. A key covers the builder's source, its arguments and the versions of the libraries."""
+copies, which it may change. A key covers the builder's source, its arguments and the versions of the libraries.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +36,7 @@ P = ParamSpec("P")
 def cached_folder(
     *sources: str,
 ) -> Callable[[Callable[Concatenate[Path, P], Path]], Callable[Concatenate[Path, P], Path]]:
-    """Return a decorator that runs a builder of a folder once per set of arguments, and copies its files afterwards.
-
-    The arguments after the folder must have a ``repr`` that identifies them.
-
-    Args:
-        sources: names of further modules whose source decides what the builder writes.
-    """
+    """Return a decorator that runs a builder of a folder once per set of arguments, and copies its files afterwards."""
 
     def decorate(build: Callable[Concatenate[Path, P], Path]) -> Callable[Concatenate[Path, P], Path]:
         @wraps(build)

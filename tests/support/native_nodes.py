@@ -57,12 +57,6 @@ def names_in(folder: Path) -> list[str]:
 
 
 class Account:
-    """What a fixture library in this process says of its memory.
-
-    Args:
-        path: its file, which is loaded as it is now.
-    """
-
     def __init__(self, path: Path) -> None:
         self._library = load_library(NodeIdentity("n", path)).symbols
 

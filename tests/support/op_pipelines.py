@@ -75,8 +75,6 @@ class EchoExecutor:
 
 
 class _ExecutorKind(OpPipelineKind):
-    """The kind of a pipeline that runs already."""
-
     def __init__(self, make: Callable[[], OpService]) -> None:
         super().__init__()
         self._make = make
@@ -138,6 +136,5 @@ def executor_plan(
 async def serving_pipeline(
     executor: PipelineExecutor, name: str | None = "uci", **options: Any
 ) -> AsyncIterator[ServedPlan]:
-    """Serve an executor as its plan says, with options as for ``executor_plan``, while the block lasts."""
     async with serving_plan(executor_plan(executor, name, **options)) as served:
         yield served

@@ -20,8 +20,6 @@ from tests.support.ops import single
 
 
 class Told(Op):
-    """Does what the text of a request says."""
-
     def init_op(self) -> None:
         self.count = 0
 
@@ -64,8 +62,6 @@ def _leave_a_process(file: Path) -> None:
 
 
 class Stuck(Op):
-    """Processes, or waits for longer than it may."""
-
     def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
         if feed_batch[0]["x"] == "wait":
             threading.Event().wait(60)
@@ -73,8 +69,6 @@ class Stuck(Op):
 
 
 class Arrays(Op):
-    """Makes large arrays of large arrays."""
-
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
         (one,) = input_dicts.values()
         array = one["x"]
@@ -87,15 +81,11 @@ class Arrays(Op):
 
 
 class Unprepared(Op):
-    """Cannot be prepared."""
-
     def init_op(self) -> None:
         raise OSError("no such dictionary")
 
 
 class Dead(Op):
-    """Ends its process while it is prepared."""
-
     def init_op(self) -> None:
         os._exit(7)
 

@@ -212,7 +212,6 @@ async def serving_pipeline(spec: PipelineSpec, **servables: Servable) -> AsyncIt
 
 
 async def call(pipeline: DagServable, **arrays: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """Call a pipeline and give its outputs by name; inputs are made ``FP32``."""
     return answers(
         await pipeline.infer(raw_request({name: np.asarray(each, np.float32) for name, each in arrays.items()}))
     )

@@ -15,8 +15,6 @@ _LOOK_SECONDS = 0.01
 
 
 class QuietHandler(BaseHTTPRequestHandler):
-    """Answers one connection, and prints nothing."""
-
     def log_message(self, *_: object) -> None:
         """Say nothing."""
 
@@ -35,11 +33,9 @@ def answering_http(handler: type[QuietHandler]) -> Iterator[str]:
 
 
 class BreakingHandler(QuietHandler):
-    """Begins to answer, and closes the connection."""
-
     protocol_version = "HTTP/1.1"
 
-    def do_POST(self) -> None:  # noqa: N802 - the library's name
+    def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.send_response(200)
         self.send_header("Content-Type", "audio/wav" if self.path.endswith("speech") else "text/event-stream")
@@ -75,10 +71,10 @@ class ChatServer:
 class _Handler(QuietHandler):
     chat: ChatServer
 
-    def do_GET(self) -> None:  # noqa: N802 - the library's name
+    def do_GET(self) -> None:
         self._answer(200, {"object": "list", "data": [{"id": "first"}, {"id": "second"}]})
 
-    def do_POST(self) -> None:  # noqa: N802 - the library's name
+    def do_POST(self) -> None:
         chat = self.chat
         chat.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         chat.keys.append(self.headers.get("Authorization", ""))
@@ -123,7 +119,6 @@ class _Handler(QuietHandler):
 
 @contextmanager
 def chat_server() -> Iterator[ChatServer]:
-    """Run a chat server until the block ends."""
     chat = ChatServer()
     with answering_http(type("_ChatHandler", (_Handler,), {"chat": chat})) as address:
         chat.url = f"{address}/v3"
@@ -131,11 +126,7 @@ def chat_server() -> Iterator[ChatServer]:
 
 
 class Relay:
-    """Passes bytes between its own port and a server, until it is held or cut.
-
-    Args:
-        target: host and port of the server.
-    """
+    """Passes bytes between its own port and a server, until it is held or cut."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")

@@ -56,13 +56,11 @@ def killed_if_late(process: subprocess.Popen[str], seconds: float) -> Iterator[N
 
 
 def kill_and_tell(process: subprocess.Popen[str]) -> list[str]:
-    """Kill a process and everything else that can write to its output; gives their numbers and commands."""
     own = [psutil.Process(process.pid)] if process.poll() is None else []
     return [killed(each) for each in {*own, *_writers(process)}]
 
 
 def killed(process: psutil.Process) -> str:
-    """Kill a process; gives its number and command."""
     try:
         told = f"{process.pid} {shlex.join(process.cmdline())}"
         process.kill()
@@ -96,7 +94,6 @@ PORT_TAKEN = "Address already in use"
 
 
 def environment() -> dict[str, str]:
-    """Give the variables of a command: what it remembers stays out of the user's own folder."""
     return {"XDG_CACHE_HOME": str(SHARED_CACHE), **os.environ}
 
 
@@ -112,7 +109,6 @@ def run_ovms(*arguments: str, timeout: float = 60) -> subprocess.CompletedProces
 
 
 def is_resource_tracker(process: psutil.Process) -> bool:
-    """Return whether a process is the one of Python's shared memory, which lives as long as its parent."""
     try:
         return any("multiprocessing.resource_tracker" in part for part in process.cmdline())
     except psutil.Error:
@@ -120,8 +116,6 @@ def is_resource_tracker(process: psutil.Process) -> bool:
 
 
 class OvmsProcess:
-    """A running ``ovms`` command that serves."""
-
     def __init__(self, process: subprocess.Popen[str], grpc: int, rest: int, log: Path | None = None) -> None:
         self.process = process
         self._log = log
@@ -223,8 +217,6 @@ def serving(*options: str, ready: bool = True, log: Path | None = None) -> Itera
 
 
 class ProjectProcess:
-    """A running server of a project; what it prints is collected line by line."""
-
     def __init__(self, process: subprocess.Popen[str], port: int, readiness_file: Path) -> None:
         self.process = process
         self.address = f"127.0.0.1:{port}"

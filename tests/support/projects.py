@@ -19,7 +19,6 @@ from ovmstrio.runtimes.handlers.project import open_handler
 
 
 def write_project(folder: Path, code: str, **keys: Any) -> Path:
-    """Write a project's folder, with keys for its ``nucleus.yaml``, and give that file."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "handler.py").write_text(code, encoding="utf-8")
     file = folder / "nucleus.yaml"
@@ -28,7 +27,6 @@ def write_project(folder: Path, code: str, **keys: Any) -> Path:
 
 
 def make_project(folder: Path, code: str, **keys: Any) -> ProjectSpec:
-    """Write a project as :func:`write_project`, and read it."""
     return read_project(write_project(folder, code, **keys))[0]
 
 
@@ -47,21 +45,18 @@ def write(folder: Path, text: str = PYTHON, **files: str) -> Path:
 
 
 def good(folder: Path, text: str = PYTHON, **files: str) -> ProjectSpec:
-    """Read a project in which nothing is wrong, not even a little."""
     spec, warnings = read_project(write(folder, text, **files))
     assert warnings == []
     return spec
 
 
 def wrong(folder: Path, text: str, **files: str) -> list[Problem]:
-    """Give everything that is found in a project that cannot be used."""
     with pytest.raises(ConfigError) as caught:
         read_project(write(folder, text, **files))
     return list(caught.value.problems)
 
 
 def told(folder: Path, text: str, **files: str) -> list[tuple[int | None, str, str]]:
-    """Give line, key and message of everything that is found in a project that cannot be used."""
     return [(problem.line, problem.path, problem.message) for problem in wrong(folder, text, **files)]
 
 
@@ -104,7 +99,6 @@ PRIMES: Final = """
 
 
 def written(folder: Path, name: str, text: str) -> Path:
-    """Write a file, indented as in the source of a test, and give its path."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(dedent(text))
@@ -127,6 +121,5 @@ def project(folder: Path, code: str, text: str = "", **files: str) -> ProjectSpe
 
 @asynccontextmanager
 async def opened(folder: Path, code: str, text: str = "", /, **settings: Any) -> AsyncIterator[LoadedHandler]:
-    """Open the handler of a project that is written for it."""
     async with open_handler(project(folder, code, text), **settings) as handler:
         yield handler

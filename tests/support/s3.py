@@ -36,8 +36,6 @@ _CREDENTIALS: Final = {
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket on a server; ``environment`` is what clients need to find it."""
-
     name: str
     environment: Mapping[str, str]
     client: Any

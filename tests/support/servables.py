@@ -39,8 +39,6 @@ EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
 class RecordingHooks(ServableHooks):
-    """Remembers what a model told."""
-
     def __init__(self) -> None:
         self.inferences: list[float] = []
         self.waits: list[float] = []
@@ -94,7 +92,6 @@ def _spec(model: ov.Model, repository: Path, name: str, settings: dict[str, Any]
 async def load(
     model: ov.Model, repository: Path, name: str = "model", *, hooks: ServableHooks = NULL_HOOKS, **settings: Any
 ) -> ModelServable:
-    """Save a model and load version 1 of it; ``settings`` are those of :class:`ModelSpec`."""
     spec = _spec(model, repository, name, settings)
     servable = await load_model(spec, 1, spec.base_path / "1", hooks=hooks)
     assert isinstance(servable, ModelServable)
@@ -110,7 +107,6 @@ async def load_batched(
     hooks: ServableHooks = NULL_HOOKS,
     **settings: Any,
 ) -> BatchedServable:
-    """Save a model and load version 1 of it with batching; ``tasks`` owns its batches until it is closed."""
     spec = _spec(model, repository, "model", {"batching": batching, **settings})
     servable = await load_model(spec, 1, spec.base_path / "1", hooks=hooks, tasks=tasks)
     assert isinstance(servable, BatchedServable)
@@ -127,7 +123,6 @@ async def load_stateful(
     owners: SequenceOwners | None = None,
     **settings: Any,
 ) -> StatefulServable:
-    """Save a model and load a version of it with sequences; ``settings`` are those of :class:`ModelSpec`."""
     ir.save(model, repository, name, version)
     spec = _spec(model, repository, name, {"stateful": True, **settings})
     servable = await load_model(spec, version, spec.base_path / str(version), managers=managers, owners=owners)
@@ -136,7 +131,6 @@ async def load_stateful(
 
 
 async def load_managed(model: ov.Model, repository: Path, **settings: Any) -> tuple[StatefulServable, SequenceManager]:
-    """Load a model as :func:`load_stateful` and return it with the manager of its sequences."""
     managers = SequenceManagers()
     servable = await load_stateful(model, repository, managers=managers, **settings)
     (manager,) = managers
@@ -152,7 +146,6 @@ def stateful_over(
     placement: Placement | None = None,
     **settings: Any,
 ) -> StatefulServable:
-    """Save a model and serve it with sequences over what ``wrap`` makes of its network."""
     spec = _spec(model, repository, "model", {"stateful": True, **settings})
     compiled = compile_model(ModelFile(spec.base_path / "1" / "model.xml", spec))
     made = Network(compiled if placement is None else replace(compiled, placement=placement))
@@ -162,7 +155,6 @@ def stateful_over(
 def network(
     model: ov.Model, repository: Path, name: str = "model", *, hooks: ServableHooks = NULL_HOOKS, **settings: Any
 ) -> Network:
-    """Save a model and compile it, without a servable around it."""
     spec = _spec(model, repository, name, settings)
     return Network(compile_model(ModelFile(spec.base_path / "1" / "model.xml", spec)), hooks)
 
@@ -176,7 +168,6 @@ def raw_request(arrays: dict[str, np.ndarray[Any, Any]], datatypes: dict[str, st
 
 
 def contents_request(name: str, datatype: str, shape: tuple[int, ...], values: Any) -> InferRequest:
-    """Make a request of one input whose values come one by one, in the field for its datatype."""
     contents = Contents(BY_NAME[datatype].contents_field, values)
     return InferRequest("model", inputs=[InferInput(name, datatype, shape, contents)])
 
@@ -184,7 +175,6 @@ def contents_request(name: str, datatype: str, shape: tuple[int, ...], values: A
 def sequence_request(
     arrays: dict[str, np.ndarray[Any, Any]], *, number: int | None = None, control: int | None = None
 ) -> InferRequest:
-    """Make a request with raw buffers and the special inputs that are given."""
     special: dict[str, np.ndarray[Any, Any]] = {}
     if number is not None:
         special["sequence_id"] = np.array([number], np.uint64)
@@ -208,7 +198,6 @@ def saved(model: ov.Model, repository: Path, name: str = "model", **settings: An
 
 
 async def load_saved(spec: ModelSpec) -> list[Problem]:
-    """Load version 1 of a model and let it go; gives what was remarked."""
     remarks: list[Problem] = []
     servable = await load_model(spec, 1, spec.base_path / "1", remark=remarks.append)
     await servable.aclose()
@@ -224,7 +213,6 @@ async def refusal_of(spec: ModelSpec) -> Problem:
 
 @asynccontextmanager
 async def trying(folder: Path, mode: TrialMode = "auto", **options: float) -> AsyncIterator[None]:
-    """Have models tried that are loaded in the block, and remembered in a folder."""
     async with trio.open_nursery() as nursery:
         with trying_models(nursery, mode, folder, **options):
             yield

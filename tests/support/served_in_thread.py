@@ -28,8 +28,6 @@ from tests.support.isolation_checks import LogSettings
 
 @dataclass(frozen=True, slots=True)
 class ServedPlan:
-    """A server that accepts connections; ``drain`` ends it gently."""
-
     plane: DataPlane
     grpc: list[str]
     rest: list[str]
@@ -63,8 +61,6 @@ PATIENCE_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class ServedInThread:
-    """A server that has loaded what it is to load at its start."""
-
     grpc: str
     http: str
 
@@ -92,10 +88,7 @@ def serving_in_thread(http: str = "127.0.0.1:0", /, **settings: Any) -> Iterator
 
 @contextmanager
 def serving_project_in_thread(project: Path) -> Iterator[ServedInThread]:
-    """Serve a project of one process on a free port of loopback until the block ends.
-
-    The server has an address of the transport of the project only.
-    """
+    """Serve a project of one process on a free port of loopback until the block ends."""
     spec, _ = read_project(project)
 
     async def plan() -> Plan:
@@ -108,7 +101,6 @@ def serving_project_in_thread(project: Path) -> Iterator[ServedInThread]:
 
 @contextmanager
 def _logs_of_server(settings: ServerSettings) -> Iterator[None]:
-    """Configure logs as a server does, unless another server or the test has configured them."""
     if structlog.is_configured():
         yield
         return

@@ -24,10 +24,7 @@ PROMPTS: Final = [f"number {number} of the men" for number in range(8)]
 
 @asynccontextmanager
 async def serve_text_model(**settings: Any) -> AsyncIterator[Any]:
-    """Load the model of some settings, whose ``path`` must be there, by its task; what keeps it from that is raised.
-
-    The block may last two minutes.
-    """
+    """Load the model of some settings, whose ``path`` must be there, by its task; what keeps it from that is raised."""
     with trio.fail_after(120):
         async with serve_without_bound(**settings) as model:
             yield model
@@ -35,7 +32,6 @@ async def serve_text_model(**settings: Any) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def serve_without_bound(**settings: Any) -> AsyncIterator[Any]:
-    """Load a model as :func:`serve_text_model` does, for as long as the block lasts."""
     spec = TextModelSpec(**{"base_path": settings["path"], **settings})
     failure = None
     async with trio.open_nursery() as tasks:
@@ -57,18 +53,15 @@ def server_of(**defaults: Any) -> Callable[..., AbstractAsyncContextManager[Any]
 
 
 def greedy(prompt: Prompt, tokens: int) -> GenerationRequest:
-    """Return a request for the likeliest text of so many tokens."""
     return GenerationRequest(prompt, Sampling(max_tokens=tokens, temperature=0, ignore_eos=True))
 
 
 async def made(model: TextModel, request: GenerationRequest) -> list[Piece]:
-    """Return all pieces of an answer."""
     async with model.generate(request) as generation:
         return [piece async for piece in generation]
 
 
 def text_of(pieces: list[Piece], index: int = 0) -> str:
-    """Join the text of pieces of one choice."""
     return "".join(piece.text for piece in pieces if piece.index == index)
 
 
@@ -79,13 +72,6 @@ _START_SECONDS: Final = 120
 
 
 class ModelHost:
-    """A served model and the event loop that it runs on.
-
-    Args:
-        model: its services must be used on that loop.
-        token: identifies the loop.
-    """
-
     def __init__(self, model: Any, token: trio.lowlevel.TrioToken) -> None:
         self.model: Final = model
         self._token: Final = token

@@ -233,7 +233,7 @@ class ScriptedServable:
             raise failure
 
     async def aclose(self) -> None:
-        """Hold nothing."""
+        pass
 
 
 def _spec(name: str) -> TensorSpec:
@@ -284,8 +284,6 @@ class StubServable:
 
 
 class StubLoader:
-    """Loads :class:`StubServable`; loads can be made to wait and to fail."""
-
     def __init__(self) -> None:
         self.opened: list[StubServable] = []
         self.attempts: defaultdict[tuple[str, int], int] = defaultdict(int)
@@ -353,7 +351,6 @@ def add_versions(base: Path, *versions: int) -> Path:
 
 
 def kinds_loaded_by(load: Load) -> Kinds:
-    """Give the server's own kinds, with something else in the place of their loading."""
 
     def replaced(kind: Kind[Any]) -> Kind[Any]:
         async def load_(self: object, spec: Any, version: int, directory: Path, context: LoadContext) -> Any:
@@ -367,7 +364,6 @@ def kinds_loaded_by(load: Load) -> Kinds:
 
 
 def registry_of(load: Load, **options: Any) -> Registry:
-    """Make a registry of the server's own kinds, with something else in the place of their loading."""
     return Registry(kinds_loaded_by(load), **options)
 
 

@@ -63,7 +63,6 @@ class OvmsPythonModel:
 
 
 def write_config(folder: Path, *models: dict[str, Any], **lists: list[dict[str, Any]]) -> Path:
-    """Write ``config.json`` with models and further lists, and return its path."""
     file = folder / "config.json"
     document = {"model_config_list": [{"config": model} for model in models], **lists}
     file.write_text(json.dumps(document, indent=1), encoding="utf-8")

@@ -29,7 +29,6 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cached_folder()
 def _write_note(folder: Path, text: str = "a", *, repeat: int = 1) -> Path:
-    """Write a file below the folder, and count the build."""
     BUILDS.append(text)
     (folder / "below").mkdir()
     (folder / "below" / "note.txt").write_text(text * repeat)
@@ -120,7 +119,6 @@ async def serve(**settings: Any) -> AsyncIterator[dict[str, Any]]:
 
 @on_model_loop
 async def check(model: dict[str, Any], value: int) -> None:
-    """Check that this runs on the loop of the model."""
     assert trio.lowlevel.current_trio_token() is model["loop"]
     assert model["size"] == value
 

@@ -553,7 +553,7 @@ async def _error(serving: Serving, path: str, body: dict[str, Any]) -> dict[str,
     """Return the error that refuses a body before any service is called."""
     answer = await serving.post(path, json=body)
     assert answer.status_code == 400, answer.text[:500]
-    assert [service_of(serving).requests, service_of(serving, WORDS).asked] == [[], []]
+    assert [service_of(serving).requests, service_of(serving, WORDS).requests] == [[], []]
     assert len(answer.content) < 8192
     error: dict[str, Any] = answer.json()["error"]
     return error
