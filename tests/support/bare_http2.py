@@ -68,17 +68,7 @@ def call_headers(path: str, further: Sequence[tuple[str, str]] = ()) -> list[tup
 
 
 class BareConnection:
-    """One connection.  It acknowledges SETTINGS and PINGs that it reads, and gives no window back unless it was told.
-
-    Args:
-        port: on loopback; ignored if there is a connected socket.
-        connected: the socket, for example one with TLS.
-        settings: what it asks of the server.
-        window: how many bytes the server may send on the connection in all.
-        timeout: seconds until a read or a write gives up.
-        receive_buffer: bytes that the system keeps unread, 0 for as many as it likes.
-        greets: whether the preface and SETTINGS are sent; without them it is the caller who begins.
-    """
+    """One connection, which acknowledges SETTINGS and PINGs that it reads; ``window`` is all that the server may send."""
 
     def __init__(
         self,

@@ -107,12 +107,9 @@ async def run_nodes(
     inputs: Sequence[str] = (),
     steps_seen: list[dict[str, list[Packet]]] | None = None,
 ) -> dict[str, list[Packet]]:
-    """Run nodes as one graph whose inputs are those named in the feed, and whose outputs nobody else reads.
+    """Run nodes as one graph whose inputs are those named in the feed, and raise what the run failed with.
 
-    Each step waits until the graph rests if ``steps_seen`` is given, which then gets what each step of the feed has
-    brought, outputs that brought nothing left out.
-
-    Raises what the run failed with.
+    Each step waits until the graph rests if ``steps_seen`` is given, which then gets the packets of each step.
     """
     steps = list(feed)
     made = [ref.name for node in nodes for ref in node.outputs]

@@ -119,10 +119,7 @@ async def loaded(
     load_text: Any = None,
     **handlers: str,
 ) -> AsyncIterator[GraphServable]:
-    """Load a graph whose handlers are given as ``name="source"``, and close it at the end.
-
-    ``load_text`` loads the models of its nodes that make text.
-    """
+    """Load a graph whose handlers are given as ``name="source"``; ``load_text`` loads the models of its text nodes."""
     path = _write(folder, text, handlers)
     async with trio.open_nursery() as tasks:
         spec = GraphSpec(name=GRAPH, base_path=folder, graph_path=path)
@@ -190,10 +187,7 @@ def stamps(answers: Answers) -> list[int]:
 
 
 async def stream(servable: GraphServable, *requests: InferRequest, wait_each: int = 0) -> Answers:
-    """Send requests, end the stream, and collect everything that comes.
-
-    With ``wait_each`` so many replies are awaited after each request but the last.
-    """
+    """Send requests, await ``wait_each`` replies after each but the last, end the stream, and collect everything."""
     answers = Answers()
     try:
         async with servable.open_stream(requests[0]) as opened:

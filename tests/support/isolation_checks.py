@@ -129,10 +129,7 @@ def _loggers_restored() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _configured_logs_restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restore all loggers after a test that configures logs, which would hide the lines of later tests.
-
-    The root ``conftest.py`` imports this fixture: it copies the settings of loggers only when logs are configured.
-    """
+    """Restore all loggers after a test that configures logs, which would hide the lines of later tests."""
     before: list[LogSettings] = []
 
     def noting(configure: Callable[..., None], **fixed: Any) -> Callable[..., None]:

@@ -36,7 +36,11 @@ P = ParamSpec("P")
 def cached_folder(
     *sources: str,
 ) -> Callable[[Callable[Concatenate[Path, P], Path]], Callable[Concatenate[Path, P], Path]]:
-    """Return a decorator that runs a builder of a folder once per set of arguments, and copies its files afterwards."""
+    """Return a decorator that runs a builder of a folder once per set of arguments, and copies its files afterwards.
+
+    The arguments after the folder need a ``repr`` that identifies them. ``sources`` are further modules whose source
+    decides what the builder writes.
+    """
 
     def decorate(build: Callable[Concatenate[Path, P], Path]) -> Callable[Concatenate[Path, P], Path]:
         @wraps(build)
@@ -58,16 +62,8 @@ def cached_folder(
 def copy_cached(name: str, build: Callable[[Path], object], folder: Path, key: Mapping[str, Any]) -> Path:
     """Copy the files of a cached build into a folder, which may exist; run the build first if the cache lacks it.
 
-    Processes that need the same build at the same time wait for one of them.
-
-    Args:
-        name: identifies the builder, a part of a file name.
-        build: writes the files into an empty folder.
-        folder: receives the copies.
-        key: whatever decides what ``build`` writes, by values with a ``repr`` that identifies them.
-
-    Returns:
-        ``folder``.
+    Processes that need the same build at the same time wait for one of them. The key is whatever decides what ``build``
+    writes, by values with a ``repr`` that identifies them.
     """
     text = repr([sys.version, _library_versions(), sorted(key.items())])
     cached = MODEL_CACHE / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"

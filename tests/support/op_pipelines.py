@@ -26,14 +26,7 @@ LOOPBACK = ("127.0.0.1:0",)
 
 
 class EchoExecutor:
-    """Answers every request with its own input, as texts or as tensors.
-
-    Attributes:
-        requests: all that came.
-        answer: is given instead of the echo, if it is set.
-        gate: holds requests back until it is set; set at first.
-        problem: what ``obstacle`` says.
-    """
+    """Answers every request with its own input, as texts or as tensors, or with ``answer``; ``gate`` holds requests."""
 
     def __init__(self, *, as_tensors: bool = False) -> None:
         self.requests: list[PipelineRequest] = []
@@ -102,18 +95,7 @@ def executor_plan(
     scrapers: bool = False,
     **options: Any,
 ) -> Plan:
-    """Plan to serve an executor at the root of free ports of the loopback interface, without the server's metrics.
-
-    Args:
-        executor: answers.
-        name: what requests must call it.
-        snapshot: gives the figures of a live view.
-        render_metrics: prints metrics of its own.
-        collectors: give the same to the server's.
-        http_status: whether statuses tell errors.
-        scrapers: whether these have a port.
-        options: of the server.
-    """
+    """Plan to serve an executor at the root of free ports of loopback, without the metrics of the server."""
 
     def make() -> OpService:
         service = OpService(name, executor, None, PipelineSettings(http_status=http_status))

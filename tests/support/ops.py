@@ -33,10 +33,7 @@ class TextOp(Op):
 async def infer_until_deadline(
     executor: Executor, has_started: Callable[[], bool], clock: MockClock, text: str = "wait"
 ) -> PipelineResponse:
-    """Request a hook that blocks, and return the answer to the request at its deadline.
-
-    The clock runs as the real one, and jumps to the deadline once the hook has started.
-    """
+    """Request a hook that blocks, jump to the deadline once it has started, and return the answer."""
     answers: list[PipelineResponse] = []
     clock.rate = 1
 

@@ -47,17 +47,7 @@ class BreakingHandler(QuietHandler):
 
 @dataclass
 class ChatServer:
-    """What it says and has heard.
-
-    Attributes:
-        url: where it is, with the path of the API.
-        deltas: of each answer; ``None`` waits until the client is gone.
-        error: what is answered in place of a stream: a status and a document.
-        late_error: the text of an error that ends a stream.
-        asked: the documents of the requests.
-        keys: what came as ``Authorization``.
-        left: is set when a client has gone in the middle of an answer.
-    """
+    """What it answers and has received; a delta of ``None`` waits until the client is gone, which sets ``left``."""
 
     url: str = ""
     deltas: list[dict[str, Any] | None] = field(default_factory=list)

@@ -12,12 +12,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Timer
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import psutil
@@ -30,11 +28,7 @@ SECONDS_TO_END = 60
 
 
 def end_of_output(process: subprocess.Popen[str], seconds: float = SECONDS_TO_END) -> str:
-    """Wait for a process that was told to end, and give what it has printed and nobody has read.
-
-    Raises:
-        AssertionError: it does not end in time, or something that it has started does not; that is killed.
-    """
+    """Wait for the end of a process and of its output; raise AssertionError if something keeps the output open."""
     try:
         return process.communicate(timeout=seconds)[0] or ""
     except subprocess.TimeoutExpired:
@@ -43,7 +37,7 @@ def end_of_output(process: subprocess.Popen[str], seconds: float = SECONDS_TO_EN
     raise AssertionError(f"still running {seconds} s after the end of a process: {left}\n{printed}")
 
 
-@contextmanager
+@contextlib.contextmanager
 def killed_if_late(process: subprocess.Popen[str], seconds: float) -> Iterator[None]:
     """Kill a process, and everything else that can write to its output, if the block takes longer; so reads end."""
     late = Timer(seconds, kill_and_tell, (process,))
@@ -77,14 +71,15 @@ def _writers(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def _has_open(pid: int, file: Path) -> bool:
-    with suppress(OSError):
+    with contextlib.suppress(OSError):
         for each in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
+            with contextlib.suppress(OSError):
                 if each.readlink() == file:
                     return True
     return False
 
 
+T = TypeVar("T")
 SHARED_CACHE = Path(tempfile.gettempdir()) / f"ovmstrio-tests-{os.getuid()}"
 """What is remembered of one run of the tests serves the next one, so that the same models are not tried again."""
 START_TIMEOUT_SECONDS = 180
@@ -193,27 +188,30 @@ def running(
             end_of_output(process)
 
 
+def _on_free_ports(start: Callable[[], T]) -> T:
+    """Start a server, on other ports if another process takes a port before the server binds it."""
+    for _ in range(2):
+        try:
+            return start()
+        except AssertionError as error:
+            if PORT_TAKEN not in " ".join(str(error).split()):
+                raise
+    return start()
+
+
 @contextlib.contextmanager
 def serving(*options: str, ready: bool = True, log: Path | None = None) -> Iterator[OvmsProcess]:
-    """Run ``ovms serve`` with options on free loopback ports until the block ends; ``log`` as for :func:`running`.
-
-    Models are not tried first, unless an option says so. If another process takes a port before the server binds it,
-    a server that is waited for is started again on other ports.
-    """
+    """Run ``ovms serve`` on free loopback ports as :func:`running` does; models are tried first only by an option."""
     options = options if "--trial_load" in options else (*options, "--trial_load", "off")
     with contextlib.ExitStack() as stack:
-        for last in (False, False, True):
+
+        def start() -> OvmsProcess:
             grpc, rest = free_ports(2)
             arguments = ["serve", "--port", str(grpc), "--rest_port", str(rest)]
             arguments += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1", *options]
-            try:
-                server = stack.enter_context(running(*arguments, grpc=grpc, rest=rest, ready=ready, log=log))
-            except AssertionError as error:
-                if last or PORT_TAKEN not in " ".join(str(error).split()):
-                    raise
-            else:
-                break
-        yield server
+            return stack.enter_context(running(*arguments, grpc=grpc, rest=rest, ready=ready, log=log))
+
+        yield _on_free_ports(start)
 
 
 class ProjectProcess:
@@ -222,35 +220,28 @@ class ProjectProcess:
         self.address = f"127.0.0.1:{port}"
         self.readiness_file = readiness_file
         self.lines: list[str] = []
-        self._printed = threading.Condition()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            with self._printed:
-                self.lines.append(line)
-                self._printed.notify_all()
+            self.lines.append(line)
 
     def ask(self, verb: str = "GET", path: str = "/", **options: Any) -> httpx.Response:
         return httpx.request(verb, f"http://{self.address}{path}", timeout=WAIT_SECONDS, trust_env=False, **options)
 
     def log(self) -> list[dict[str, Any]]:
-        with self._printed:
-            return [json.loads(line) for line in self.lines if line.startswith("{")]
+        return [json.loads(line) for line in list(self.lines) if line.startswith("{")]
 
     def wait_logged(self, wanted: Callable[[dict[str, Any]], bool], count: int = 1) -> dict[str, Any]:
-        ends = time.monotonic() + START_TIMEOUT_SECONDS
-        with self._printed:
-            while True:
-                found = [line for line in map(json.loads, filter(_is_json, self.lines)) if wanted(line)]
-                if len(found) >= count:
-                    return dict(found[count - 1])
-                left = ends - time.monotonic()
-                if left < 0 or self.process.poll() is not None:
-                    raise AssertionError("".join(self.lines))
-                self._printed.wait(min(left, 0.2))
+        def find() -> list[dict[str, Any]]:
+            has_ended = self.process.poll() is not None
+            found = [line for line in self.log() if wanted(line)][count - 1 :]
+            assert found or not has_ended, "".join(self.lines)
+            return found
+
+        return until(find, seconds=START_TIMEOUT_SECONDS, why=lambda: "".join(self.lines))[0]
 
     def wait_serving(self) -> None:
         self.wait_logged(lambda line: line["message"] == "serving")
@@ -277,37 +268,20 @@ class ProjectProcess:
         return self.wait_end()
 
 
-def _is_json(line: str) -> bool:
-    return line.startswith("{")
-
-
 @contextlib.contextmanager
 def serving_project(
     project: Path, *further: str, options: Sequence[str] = ("--rest_bind_address", "127.0.0.1"), ready: bool = True
 ) -> Iterator[ProjectProcess]:
-    """Run ``ovms serve PROJECT`` until the block ends; its readiness file lies beside the project's folder.
-
-    If another process takes the port before the server binds it, a server that is waited for is started again on
-    another port.
-
-    Args:
-        project: the folder or file.
-        further: more options.
-        options: where to listen.
-        ready: whether to wait until the project can be called.
-    """
+    """Run ``ovms serve PROJECT`` with addresses as ``options``; its readiness file is in ``../workspace``."""
     with contextlib.ExitStack() as stack:
-        for last in (False, False, True):
+
+        def start() -> ProjectProcess:
             server = stack.enter_context(_started(project, *options, *further))
-            try:
-                if ready:
-                    server.wait_serving()
-            except AssertionError as error:
-                if last or PORT_TAKEN not in " ".join(str(error).split()):
-                    raise
-            else:
-                break
-        yield server
+            if ready:
+                server.wait_serving()
+            return server
+
+        yield _on_free_ports(start)
 
 
 @contextlib.contextmanager

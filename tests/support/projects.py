@@ -105,18 +105,10 @@ def written(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-_PYTHON = "type: python\npath: handler.py\n"
-
-
 def project(folder: Path, code: str, text: str = "", **files: str) -> ProjectSpec:
-    """Write a project; ``text`` is added to its file, and further files have ``__`` for a dot in their names."""
-    folder.mkdir(exist_ok=True)
-    (folder / "nucleus.yaml").write_text(text if "type:" in text else _PYTHON + text)
-    if code:
-        (folder / "handler.py").write_text(dedent(code))
-    for name, content in files.items():
-        (folder / name.replace("__", ".")).write_text(dedent(content))
-    return read_project(folder)[0]
+    """Write and read a project as :func:`write` does, with ``text`` added to its file unless that has a type."""
+    sources = {name: dedent(content) for name, content in {"handler__py": code, **files}.items()}
+    return read_project(write(folder, text if "type:" in text else PYTHON + text, **sources))[0]
 
 
 @asynccontextmanager

@@ -34,13 +34,7 @@ from ovmstrio.runtimes.table import KINDS, Kinds, table_of
 
 
 class PassThrough:
-    """Returns its inputs; the request's parameters ``fail`` and ``block`` make it raise and wait for ever.
-
-    Attributes:
-        requests: everything that it was asked.
-        blocked: set when a call waits for ever.
-        cancelled: set when such a call was cancelled.
-    """
+    """Returns its inputs; the parameters ``fail`` and ``block`` of a request make it raise and wait for ever."""
 
     def __init__(self, spec: ModelSpec, version: int) -> None:
         inputs = (
@@ -176,10 +170,7 @@ class ScriptedStream:
 
 
 class ScriptedServable:
-    """Streams that can be watched: how many are open, what they got, and how they ended.
-
-    ``pause_after`` is the number of replies after which a stream waits for :meth:`release`.
-    """
+    """Streams that can be watched; after ``pause_after`` replies a stream waits for :meth:`release`."""
 
     def __init__(self) -> None:
         self.metadata = ServableMetadata(GRAPH, "OpenVINO", (_spec("x"), _spec("y")), (_spec("x"), _spec("y")))

@@ -161,13 +161,7 @@ def _generation_workers(folder: Path) -> Sequence[str]:
 
 
 def worker_configuration(folder: Path, *names: str, handlers: Sequence[str] = ("who",)) -> Path:
-    """Write a configuration for several workers, again with other names if the folder has one.
-
-    Args:
-        folder: the folder of models and projects.
-        names: names of the model that adds one to FP32 ``b`` [1,10].
-        handlers: folders of projects; ``who`` returns the id of its process.
-    """
+    """Write a configuration for several workers, again with other names of its model if the folder has one."""
     if not (folder / "dummy").exists():
         ir.save(ir.dummy(), folder, "dummy")
         ir.save(ir.accumulator(), folder, "acc")
@@ -277,11 +271,7 @@ class _Started:
 
 
 class SystemServers:
-    """The shared servers of one process of tests; a server that has ended is started again when it is needed.
-
-    Args:
-        root: a folder for their files.
-    """
+    """The shared servers of one process of tests; a server that has ended is started again when it is needed."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -14,7 +14,7 @@ from ovmstrio.observability.logs import configure_logs
 from ovmstrio.observability.refused_changes import bounded_refusals, tell_refused
 from tests.service.server.test_traces import ask, serving
 from tests.support.all_kinds import write_all_kinds
-from tests.support.both_doors import triton_module
+from tests.support.api_clients import triton_module
 from tests.support.callers import bearer, entry_of, peer_at
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from tests.service.server.test_traces import (
     traced,
 )
 from tests.support.all_kinds import write_all_kinds
-from tests.support.both_doors import triton_module
+from tests.support.api_clients import triton_module
 from tests.support.callers import bearer, entry_of
 
 if TYPE_CHECKING:

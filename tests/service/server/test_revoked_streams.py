@@ -15,7 +15,7 @@ import trio
 from ovmstrio.access.key_file import write_key_file
 from tests.service.server.test_traces import serving
 from tests.support.all_kinds import write_all_kinds
-from tests.support.both_doors import triton_module
+from tests.support.api_clients import triton_module
 from tests.support.callers import bearer, entry_of
 from tests.support.graphs import LOOPBACK, graph_text, python_node
 

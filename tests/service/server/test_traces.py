@@ -20,7 +20,7 @@ from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
-from tests.support.both_doors import triton_module
+from tests.support.api_clients import triton_module
 from tests.support.otlp import Collector, collecting
 from tests.support.served_in_thread import ServedPlan, serving_plan
 from tests.support.waits import WAIT_SECONDS

@@ -17,7 +17,7 @@ from ovmstrio.runtimes.models.model import ModelServable
 from ovmstrio.wire.grpc import stream
 from tests.service.server.test_traces import ask, infer_body, infer_over_grpc, traced
 from tests.support.all_kinds import write_all_kinds
-from tests.support.both_doors import triton_module
+from tests.support.api_clients import triton_module
 
 if TYPE_CHECKING:
     from pathlib import Path

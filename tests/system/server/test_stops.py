@@ -61,15 +61,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class StopTarget:
-    """Where a server is, and what it can be asked.
-
-    Attributes:
-        rest: the port of REST.
-        grpc: the port of gRPC; 0 for none.
-        http_requests: whole requests that leave the connection open.
-        calls: paths and messages of unary gRPC calls.
-        authority: the certificate (PEM) of who vouches for the server; without it nothing is encrypted.
-    """
+    """The ports of a server (0 for no gRPC), requests that leave the connection open, and its certificate (PEM)."""
 
     rest: int
     grpc: int
@@ -166,7 +158,7 @@ def _context(authority: bytes, protocol: str) -> ssl.SSLContext:
 
 
 def _read_answer(connection: _Connection) -> bool:
-    """Read a whole answer, and tell whether it is the connection's last."""
+    """Read an answer, and return whether it is the last of its connection; raise OSError if it is not complete."""
     answer = http.client.HTTPResponse(connection.answers)
     try:
         answer.begin()

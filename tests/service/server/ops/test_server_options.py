@@ -13,7 +13,7 @@ import trio
 import trustme
 
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
-from tests.support.grpc_clients import call
+from tests.support.api_clients import call
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.waits import WAIT_SECONDS
 
