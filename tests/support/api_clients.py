@@ -54,8 +54,6 @@ async def call(address: str, path: str, request: Any, response: str, **options: 
     return await with_channel(address, work)
 
 
-ResultT = TypeVar("ResultT")
-
 DOORS = ("grpc", "http")
 
 

@@ -35,53 +35,22 @@ LOOPBACK = """
 """
 
 
-def inference_graph(servable: str) -> str:
-    """Write a graph of one node, which calls a model: its stream ``in`` is input ``b``, and ``out`` output ``a``."""
-    return dedent(f"""
-        input_stream: "in"
-        output_stream: "out"
-        node {{
-          calculator: "OpenVINOModelServerSessionCalculator"
-          output_side_packet: "SESSION:session"
-          node_options: {{
-            [type.googleapis.com / mediapipe.OpenVINOModelServerSessionCalculatorOptions]: {{
-              servable_name: "{servable}"
-            }}
-          }}
-        }}
-        node {{
-          calculator: "OpenVINOInferenceCalculator"
-          input_side_packet: "SESSION:session"
-          input_stream: "IN:in"
-          output_stream: "OUT:out"
-          node_options: {{
-            [type.googleapis.com / mediapipe.OpenVINOInferenceCalculatorOptions]: {{
-              tag_to_input_tensor_names {{ key: "IN" value: "b" }}
-              tag_to_output_tensor_names {{ key: "OUT" value: "a" }}
-            }}
-          }}
-        }}
-    """)
+def _node_text(name: str, calculator: str, side: str, streams: Sequence[Sequence[str]], more: str, options: str) -> str:
+    inputs, outputs = streams
+    lines = [f'name: "{name}"', f'calculator: "{calculator}"', f'input_side_packet: "{side}"']
+    lines += [f'input_stream: "{text}"' for text in inputs] + [f'output_stream: "{text}"' for text in outputs]
+    return "node {\n" + indent("\n".join([*lines, more, f"node_options: {{\n  {options}\n}}"]), "  ") + "\n}\n"
 
 
 def python_node(
     handler: str, inputs: Sequence[str] = ("IN:in",), outputs: Sequence[str] = ("OUT:out",), *, name: str = "node",
     more: str = "",
 ) -> str:  # fmt: skip
-    streams = [f'input_stream: "{text}"' for text in inputs] + [f'output_stream: "{text}"' for text in outputs]
-    body = "\n".join([
-        f'name: "{name}"',
-        'calculator: "PythonExecutorCalculator"',
-        'input_side_packet: "PYTHON_NODE_RESOURCES:py"',
-        *streams,
-        dedent(more),
-        "node_options: {",
-        "  [type.googleapis.com/mediapipe.PythonExecutorCalculatorOptions]: {",
-        f'    handler_path: "{handler}"',
-        "  }",
-        "}",
-    ])  # fmt: skip
-    return "node {\n" + indent(body, "  ") + "\n}\n"
+    options = (
+        f'[type.googleapis.com/mediapipe.PythonExecutorCalculatorOptions]: {{\n    handler_path: "{handler}"\n  }}'
+    )
+    side = "PYTHON_NODE_RESOURCES:py"
+    return _node_text(name, "PythonExecutorCalculator", side, (inputs, outputs), dedent(more), options)
 
 
 def handler(body: str, *, prefix: str = "", head: str = "") -> str:
@@ -208,8 +177,6 @@ async def _send(opened: InferStream, request: InferRequest) -> None:
         await opened.send(request)
 
 
-__all__ = ["BEFORE_AND_BEHIND", "INPUTS", "OUTPUTS", "SHOUTING", "llm_graph", "text_node"]
-
 INPUTS, OUTPUTS = ["HTTP_REQUEST_PAYLOAD:asked"], ["HTTP_RESPONSE_PAYLOAD:answer"]
 
 
@@ -220,16 +187,8 @@ def text_node(
     options: str = 'models_path: "./"',
     more: str = LOOPBACK,
 ) -> str:
-    streams = [f'input_stream: "{text}"' for text in inputs] + [f'output_stream: "{text}"' for text in outputs]
-    body = "\n".join([
-        'name: "LLMExecutor"',
-        'calculator: "HttpLLMCalculator"',
-        'input_side_packet: "LLM_NODE_RESOURCES:llm"',
-        *streams,
-        more,
-        f"node_options: {{ [type.googleapis.com / mediapipe.LLMCalculatorOptions]: {{ {options} }} }}",
-    ])  # fmt: skip
-    return "node {\n" + indent(body, "  ") + "\n}\n"
+    options = f"[type.googleapis.com / mediapipe.LLMCalculatorOptions]: {{ {options} }}"
+    return _node_text("LLMExecutor", "HttpLLMCalculator", "LLM_NODE_RESOURCES:llm", (inputs, outputs), more, options)
 
 
 def llm_graph(*options: str) -> str:
@@ -291,3 +250,22 @@ def graph_calling(root: Path, *names: str, name: str = "g") -> GraphSpec:
     path = root / f"{name}.pbtxt"
     path.write_text(session_text(*names))
     return GraphSpec(name=name, base_path=root, graph_path=path)
+
+
+def inference_graph(servable: str) -> str:
+    """Write a graph of one node, which calls a model: its stream ``in`` is input ``b``, and ``out`` output ``a``."""
+    node = f"""
+        node {{
+          calculator: "OpenVINOInferenceCalculator"
+          input_side_packet: "SESSION:{servable}"
+          input_stream: "IN:in"
+          output_stream: "OUT:out"
+          node_options: {{
+            [type.googleapis.com / mediapipe.OpenVINOInferenceCalculatorOptions]: {{
+              tag_to_input_tensor_names {{ key: "IN" value: "b" }}
+              tag_to_output_tensor_names {{ key: "OUT" value: "a" }}
+            }}
+          }}
+        }}
+    """
+    return graph_text(session_text(servable), dedent(node), inputs=["in"], outputs=["out"])

@@ -129,7 +129,7 @@ def _generation(folder: Path) -> Sequence[str]:
     return *options, "--cache_size", "0.05", "--tool_parser", "hermes3"
 
 
-def _text_graph_config(folder: Path, *, with_nodes_only: bool) -> Path:
+def _text_graphs(folder: Path, *, with_nodes_only: bool) -> Sequence[str]:
     write_tiny_folder(folder / "nodes")
     graph = BEFORE_AND_BEHIND.replace('models_path: "./"', 'models_path: "./" cache_size: 1')
     (folder / "nodes" / "graph.pbtxt").write_text(graph)
@@ -138,20 +138,13 @@ def _text_graph_config(folder: Path, *, with_nodes_only: bool) -> Path:
     graphs = [{"name": "shouting", "base_path": "nodes"}]
     texts = [{"config": {"name": "alone", "base_path": "nodes", "cache_size": 0.1}}]
     if with_nodes_only:
-        return write_config(folder, mediapipe_config_list=graphs, text_model_config_list=texts)
+        return "--config_path", str(write_config(folder, mediapipe_config_list=graphs, text_model_config_list=texts))
     write_tiny_folder(folder / "llm")
     (folder / "llm" / "graph.pbtxt").write_text(llm_graph("cache_size: 1,", "max_tokens_limit: 12,"))
     graphs.append({"name": "graph", "base_path": "llm"})
     model = {"name": "in_models", "base_path": "llm"}
-    return write_config(folder, model, mediapipe_config_list=graphs, text_model_config_list=texts)
-
-
-def _text_graphs(folder: Path) -> Sequence[str]:
-    return "--config_path", str(_text_graph_config(folder, with_nodes_only=False))
-
-
-def _text_graph_workers(folder: Path) -> Sequence[str]:
-    return "--config_path", str(_text_graph_config(folder, with_nodes_only=True)), "--workers", "2"
+    config = write_config(folder, model, mediapipe_config_list=graphs, text_model_config_list=texts)
+    return "--config_path", str(config)
 
 
 def _generation_workers(folder: Path) -> Sequence[str]:
@@ -186,10 +179,6 @@ def _workers(folder: Path) -> Sequence[str]:
     file.write_text(json.dumps(document), encoding="utf-8")
     addresses = ("--rest_bind_address", f"127.0.0.1,unix:{folder / 'rest'}")
     return "--config_path", str(file), "--workers", "2", *addresses, "--allow_shared_memory"
-
-
-def _recovering_workers(folder: Path) -> Sequence[str]:
-    return *_workers(folder), "--readiness_file", str(folder / "ready")
 
 
 PROJECT_HANDLER: Final = """
@@ -241,22 +230,21 @@ def _project(folder: Path) -> Path:
     return file
 
 
-def _project_processes(folder: Path) -> Path:
-    return write_handler_project(folder, processes=2, threads_per_process=2)
-
-
 CONFIGURATIONS: Final[dict[str, Callable[[Path], Sequence[str]]]] = {
     "all_kinds": _all_kinds,
     "generation": _generation,
-    "text_graphs": _text_graphs,
-    "text_graph_workers": _text_graph_workers,
+    "text_graphs": lambda folder: _text_graphs(folder, with_nodes_only=False),
+    "text_graph_workers": lambda folder: (*_text_graphs(folder, with_nodes_only=True), "--workers", "2"),
     "workers": _workers,
-    "recovering_workers": _recovering_workers,
+    "recovering_workers": lambda folder: (*_workers(folder), "--readiness_file", str(folder / "ready")),
     "generation_workers": _generation_workers,
 }
 """Writes the files of a configuration into a folder, and returns the options of ``ovms serve``."""
 
-PROJECTS: Final[dict[str, Callable[[Path], Path]]] = {"project": _project, "project_processes": _project_processes}
+PROJECTS: Final[dict[str, Callable[[Path], Path]]] = {
+    "project": _project,
+    "project_processes": lambda folder: write_handler_project(folder, processes=2, threads_per_process=2),
+}
 """Writes a project of handlers into a folder, and returns its file."""
 
 

@@ -33,17 +33,8 @@ _FORWARD: Final = 128
 _BANDS: Final = 80
 _LONGEST: Final = 448
 _END, _START, _UNTIMED = "<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"
-_MARKS: Final = (
-    _END,
-    _START,
-    "<|en|>",
-    "<|de|>",
-    "<|translate|>",
-    "<|transcribe|>",
-    "<|startofprev|>",
-    "<|nospeech|>",
-    _UNTIMED,
-)
+_TASKS: Final = ("<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>", "<|startofprev|>", "<|nospeech|>")
+_MARKS: Final = (_END, _START, *_TASKS, _UNTIMED)
 _MERGES: Final = (("t", "h"), ("th", "e"), ("i", "n"))
 
 Numbers = np.ndarray[Any, Any]
