@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from ovms_cli import console
 from ovms_cli.main import main
 from ovmstrio.observability.log_writer import WRITER
 from tests.support.processes import environment
+from tests.support.waits import WAIT_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,6 @@ class CommandResult:
     @property
     def output(self) -> str:
         return self.stdout + self.stderr
-
-
-RunCommand = Callable[..., CommandResult]
 
 
 def run_command(*arguments: str, stdin: str | bytes = "") -> CommandResult:
@@ -147,19 +145,12 @@ def command_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-BOUND_SECONDS = 60
-
-
 class PipedCommand:
     def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self.stdin: IO[str] = process.stdin
-        self.stdout: IO[str] = process.stdout
-        self.stderr: IO[str] = process.stderr
+        streams: Any = (process.stdin, process.stdout, process.stderr)
+        self.stdin, self.stdout, self.stderr = streams
         self.process = process
-        self._reader = threading.Thread(target=process.stdout.read)
+        self._reader = threading.Thread(target=self.stdout.read)
 
     def discard_stdout(self) -> None:
         self._reader.start()
@@ -170,9 +161,9 @@ class PipedCommand:
     def end(self) -> tuple[int, str]:
         if self._reader.ident is None:
             self.discard_stdout()
-        code = self.process.wait(BOUND_SECONDS)
+        code = self.process.wait(WAIT_SECONDS)
         self._reader.join()
-        return code, self.stderr.read()
+        return code, str(self.stderr.read())
 
 
 @contextmanager
@@ -196,7 +187,7 @@ class CommandOnTerminal:
         self.shown = ""
 
     def wait_for(self, text: str, times: int = 1) -> None:
-        ends = time.monotonic() + BOUND_SECONDS
+        ends = time.monotonic() + WAIT_SECONDS
         while self.shown.count(text) < times:
             ready = select.select([self._terminal], [], [], max(0.0, ends - time.monotonic()))[0]
             assert ready, self.shown
@@ -214,7 +205,7 @@ class CommandOnTerminal:
                 self.shown += read.decode(errors="replace")
         except OSError:
             pass  # Linux ends the output of a closed terminal with an error.
-        return self.process.wait(BOUND_SECONDS)
+        return self.process.wait(WAIT_SECONDS)
 
 
 @contextmanager

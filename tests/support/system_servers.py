@@ -25,6 +25,7 @@ from tests.support.processes import OvmsProcess, ProjectProcess, serving, servin
 from tests.support.projects import write_project
 from tests.support.tiny_llm import write_tiny_folder
 from tests.support.waits import until
+from tests.support.worker_clients import each_worker
 
 MAX_SEQUENCES: Final = 12
 """Sequences that the model ``few`` of the servers of several workers has at a time."""
@@ -271,7 +272,8 @@ class SystemServers:
         server: OvmsProcess = started.server
         server.wait_ready()
         if "--workers" in server.process.args:  # type: ignore[operator]  # a list
-            _wait_for_workers(server)
+            with each_worker(server):
+                pass  # Both workers accept connections.
         return server
 
     def project(self, name: str) -> ProjectProcess:
@@ -308,12 +310,3 @@ class SystemServers:
             SHARED_PROCESSES.append(server.process.pid)
             self._started[name] = started = _Started(server, folder, stack.pop_all())
         return started
-
-
-def _wait_for_workers(server: OvmsProcess) -> None:
-    def both_answer() -> bool:
-        with ExitStack() as stack:
-            clients = [stack.enter_context(httpx.Client(base_url=server.rest, timeout=60)) for _ in range(4)]
-            return len({client.get("/console/api/server").json()["worker"] for client in clients}) == 2
-
-    until(both_answer)

@@ -24,7 +24,6 @@ SAID: Final = "Whisper."
 SEGMENT: Final = "Tmd?"
 TRANSLATED: Final = "Engl?"
 LANGUAGE: Final = "de"
-WINDOW_SECONDS: Final = 3.0
 SEGMENT_SECONDS: Final = 1.5
 
 _PLACES: Final = 150
