@@ -37,8 +37,6 @@ GROWTH: Final = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """What calls took, in milliseconds, from when they were due."""
-
     p50: float
     p99: float
     slowest: float
@@ -46,7 +44,6 @@ class Latencies:
 
     @classmethod
     def of(cls, values: list[float]) -> Latencies:
-        """Count some calls."""
         p50, p99, slowest = (float(each) for each in np.percentile(values, [50, 99, 100]))
         return cls(p50, p99, slowest, len(values))
 
@@ -56,8 +53,6 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came of an attack: the neighbour's calls, the server's seconds of CPU, its memory in megabytes."""
-
     attack: str
     outcome: str
     quiet: Latencies
@@ -70,23 +65,18 @@ class Measured:
 
     @property
     def delay_ms(self) -> float:
-        """How much longer the neighbour's slowest hundredth took."""
         return self.attacked.p99 - self.quiet.p99
 
     @property
     def growth(self) -> float:
-        """Memory afterwards, in multiples of what was there before."""
         return self.after_mb / self.before_mb
 
     @property
     def kept(self) -> float:
-        """What is still there afterwards of all that the attack has made the server take, as a part of that."""
         return (self.after_mb - self.before_mb) / max(1.0, self.peak_mb - self.before_mb)
 
 
 class Watch:
-    """Looks at the memory and the CPU time of a server and its children."""
-
     def __init__(self, pid: int) -> None:
         self._server = psutil.Process(pid)
         self._over = threading.Event()
@@ -97,7 +87,6 @@ class Watch:
 
     @property
     def resident_mb(self) -> float:
-        """What all of them have now."""
         total = 0.0
         for process in self._family():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -106,7 +95,6 @@ class Watch:
 
     @property
     def cpu_seconds(self) -> float:
-        """What they and their children of before have used so far."""
         total = 0.0
         for process in self._family():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -117,7 +105,6 @@ class Watch:
 
     @contextlib.contextmanager
     def peaks(self) -> Iterator[None]:
-        """Note the most that they have at any time in the block."""
         sampler = threading.Thread(target=self._sample)
         sampler.start()
         try:
@@ -131,7 +118,6 @@ class Watch:
             self.peak_mb = max(self.peak_mb, self.resident_mb)
 
     def settled_mb(self, goal: float) -> float:
-        """Give what they have once it is no more than a goal, or after a while."""
         ends = time.monotonic() + SETTLE_SECONDS
         while (now := self.resident_mb) > goal and time.monotonic() < ends:
             threading.Event().wait(0.1)
@@ -140,7 +126,6 @@ class Watch:
 
 @contextlib.contextmanager
 def neighbour(ports: Ports, latencies: list[float], *, model: str = TRIVIAL) -> Iterator[None]:
-    """Run a neighbour that calls a model while the block runs, and return its latencies."""
     command = [sys.executable, "-m", "tests.attacks.neighbour", *map(str, ports), model]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -189,7 +174,6 @@ def _attack(name: str, ports: Ports) -> tuple[str, float]:
 
 
 def measure(name: str, folder: Path, *, quiet_seconds: float = QUIET_SECONDS) -> Measured:
-    """Attack a server that is started for it, in an empty folder."""
     attack = ATTACKS[name]
     config = write_attacked(folder, graph_keys=attack.graph_keys)
     options = ["--config_path", str(config), *attack.options]

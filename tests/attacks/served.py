@@ -16,8 +16,6 @@ from tests.support.projects import write_project
 
 
 class Ports(NamedTuple):
-    """The ports of the attacked server on loopback."""
-
     grpc: int
     rest: int
 
@@ -81,7 +79,6 @@ def _write_graph(folder: Path, name: str, body: str) -> dict[str, Any]:
 
 
 def write_attacked(folder: Path, *, graph_keys: dict[str, dict[str, Any]] | None = None) -> Path:
-    """Write everything into a folder, with further keys for graphs by their names; gives the configuration's path."""
     models = {TRIVIAL: ir.dummy(), BIG: _big()}
     paths = {name: str(ir.save(model, folder / "models", name)) for name, model in models.items()}
     write_project(folder / SLEEPER, _SLEEPER, threads_per_process=4, max_concurrency=8)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ovmstrio.protocol.descriptors import message_class
 from tests.chaos.ledger import Said
-from tests.fuzz.grpc_doors import INFER, infer_request
+from tests.fuzz.grpc_calls import INFER, infer_request
 from tests.support.bare_http2 import BareConnection, ConnectionEnded, framed
 
 SECONDS: Final = 60.0
@@ -25,40 +25,13 @@ _OPS_CLOSED: Final = '"err_no":3001'
 Told = tuple[Said, str]
 
 
-class Caller:
-    """One client.  Calls block, and are made from one thread at a time.
-
-    Attributes:
-        name: what it is called in the report.
-    """
-
-    def __init__(self, name: str, port: int) -> None:
-        self.name = name
-        self.port = port
-
-    def ask(self, number: int) -> Told:
-        """Make one call; says how it ended."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Close what is open."""
-        raise NotImplementedError
-
-
-class HttpCaller(Caller):
-    """A client over HTTP/1.1 that keeps its connection as long as the server wants.
-
-    Args:
-        make: gives for a number the path, the document to post, and the test of the answer's text.
-    """
-
+class HttpCaller:
     def __init__(self, name: str, port: int, make: Callable[[int], tuple[str, Any, Callable[[str], bool]]]) -> None:
-        super().__init__(name, port)
+        self.name = name
         self._make = make
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
 
     def ask(self, number: int) -> Told:
-        """Make one call; says how it ended."""
         path, document, is_right = self._make(number)
         if self._connection.sock is not None and _has_ended(self._connection.sock):
             self._connection.close()
@@ -85,7 +58,6 @@ class HttpCaller(Caller):
         return (Said.RIGHT, "") if is_right(text) else (Said.WRONG, text)
 
     def close(self) -> None:
-        """Close what is open."""
         self._connection.close()
 
 
@@ -94,20 +66,13 @@ def _has_ended(connection: socket.socket) -> bool:
     return bool(readable)
 
 
-class GrpcCaller(Caller):
-    """A client over gRPC.
-
-    Args:
-        make: gives for a number the message, and the test of the answer's message.
-    """
-
+class GrpcCaller:
     def __init__(self, name: str, port: int, make: Callable[[int], tuple[bytes, Callable[[Any], bool]]]) -> None:
-        super().__init__(name, port)
+        self.name, self.port = name, port
         self._make = make
         self._connection: BareConnection | None = None
 
     def ask(self, number: int) -> Told:
-        """Make one call; says how it ended."""
         message, is_right = self._make(number)
         try:
             connection = self._connected()
@@ -145,7 +110,6 @@ class GrpcCaller(Caller):
         return self._connection
 
     def close(self) -> None:
-        """Close what is open."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -167,7 +131,6 @@ class SequenceCaller(GrpcCaller):
         self._steps = 0
 
     def ask(self, number: int) -> Told:
-        """Make one step; says how it ended."""
         said, context = super().ask(number)
         if said is Said.RIGHT:
             self._steps += 1
@@ -237,8 +200,10 @@ def _ask_ops(number: int) -> tuple[str, Any, Callable[[str], bool]]:
     return "/ops/prediction", document, lambda text: json.loads(text).get("value") == wanted
 
 
+Caller = HttpCaller | GrpcCaller
+
+
 def callers_of_everything(grpc: int, rest: int, suffix: str = "") -> list[Caller]:
-    """Make a client for each kind and protocol of the server that has every kind."""
     return [
         GrpcCaller(f"model, gRPC{suffix}", grpc, _infer_row("model")),
         GrpcCaller(f"pipeline, gRPC{suffix}", grpc, _infer_row("dag")),
@@ -253,5 +218,4 @@ def callers_of_everything(grpc: int, rest: int, suffix: str = "") -> list[Caller
 
 
 def callers_of_project(rest: int, suffix: str = "") -> list[Caller]:
-    """Make clients of a project with several processes."""
     return [HttpCaller(f"project, HTTP {number}{suffix}", rest, _handle("/")) for number in range(3)]

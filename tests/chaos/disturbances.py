@@ -46,21 +46,12 @@ class Parts:
 
 
 class Disturbances:
-    """Does one thing after the other, at random.
-
-    Args:
-        parts: what it acts on.
-        ledger: is told what clients may be told.
-        random: decides.
-    """
-
     def __init__(self, parts: Parts, ledger: Ledger, random: Random) -> None:
         self._parts, self._ledger, self._random = parts, ledger, random
         self._changes = 0
         self._attacked = False
 
     def all(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
-        """List what can be done here."""
         parts = self._parts
         found: list[Callable[[], Coroutine[Any, Any, None]]] = [
             self.reload, self.reload, self.break_config, self.kill_worker, self.restart, self.restart_project,
@@ -70,11 +61,9 @@ class Disturbances:
         return found + ([self.jump] if parts.clock else [])
 
     async def wait(self) -> None:
-        """Do nothing for a moment."""
         await trio.sleep(1)
 
     async def reload(self) -> None:
-        """Change a model's settings, and the code of a node and of Ops; nobody may notice."""
         self._changes += 1
         folder = self._parts.folder
         with self._ledger.window("reload"):
@@ -88,7 +77,6 @@ class Disturbances:
             await trio.sleep(2)
 
     async def break_config(self) -> None:
-        """Write a configuration that cannot be read, and put the old one back; everything is served meanwhile."""
         config = self._parts.folder / "config.json"
         text = config.read_text()
         with self._ledger.window("broken configuration"):
@@ -98,7 +86,6 @@ class Disturbances:
             await trio.sleep(1)
 
     async def kill_worker(self) -> None:
-        """Kill a process of the project: only what it was working on is lost, and told so where that is possible."""
         children = [each for each in self._parts.project.children() if each.is_running()]
         if not children:
             self._ledger.find("the project has no processes")
@@ -110,11 +97,9 @@ class Disturbances:
             await trio.sleep(1)
 
     async def restart(self) -> None:
-        """Stop the server of all kinds gently, and start it again: nothing that was accepted is lost."""
         await self._restart(self._parts.everything, "restart")
 
     async def restart_project(self) -> None:
-        """Stop the project gently, and start it again."""
         await self._restart(self._parts.project, "restart of the project")
 
     async def _restart(self, server: Server, why: str) -> None:
@@ -131,7 +116,6 @@ class Disturbances:
             await trio.to_thread.run_sync(server.start)
 
     async def pause(self) -> None:
-        """Stop a server's process for a while, as a machine does that swaps: everybody waits."""
         server = self._random.choice((self._parts.everything, self._parts.project))
         with self._ledger.window("SIGSTOP"):
             os.kill(server.pid, signal.SIGSTOP)
@@ -141,7 +125,6 @@ class Disturbances:
                 os.kill(server.pid, signal.SIGCONT)
 
     async def cut(self) -> None:
-        """Break the connections through a proxy."""
         allowed = (Said.LOST, Said.UNREACHED)
         with self._ledger.window("cut", *allowed, whom=self._parts.through, after_seconds=1):
             for _ in range(self._random.randint(1, 5)):
@@ -149,7 +132,6 @@ class Disturbances:
                 await trio.sleep(self._random.uniform(0, 0.3))
 
     async def delay(self) -> None:
-        """Hold back what goes through a proxy: slow, and right."""
         proxy = self._random.choice(self._parts.proxies)
         with self._ledger.window("delays"):
             proxy.delay_seconds = self._random.uniform(0.01, 0.5)
@@ -157,7 +139,6 @@ class Disturbances:
             proxy.delay_seconds = 0.0
 
     async def half_close(self) -> None:
-        """Close one direction of connections through a proxy."""
         allowed = (Said.LOST, Said.UNREACHED)
         with self._ledger.window("half-closes", *allowed, whom=self._parts.through, after_seconds=2):
             for _ in range(3):
@@ -165,7 +146,6 @@ class Disturbances:
                 await trio.sleep(0.1)
 
     async def fill_disk(self) -> None:
-        """Leave no room for logs, sequences and caches for a while; calls go on."""
         assert self._parts.disk is not None
         filler = self._parts.disk / "filler"
         with self._ledger.window("full disk"):
@@ -176,14 +156,12 @@ class Disturbances:
                 filler.unlink(missing_ok=True)
 
     async def jump(self) -> None:
-        """Set the clock of the server of all kinds, by seconds or by months."""
         assert self._parts.clock is not None
         with self._ledger.window("clock jump"):
             self._parts.clock.write_text(self._random.choice(("+0", "+40d", "-40d", "+3", "-3", "+3600", "-3600")))
             await trio.sleep(2)
 
     async def attack(self) -> None:
-        """Have a hostile client do its worst, which others do not notice; what it does may be cut by a restart."""
         name = self._random.choice([*ATTACKS])
         server = self._parts.everything
         command = [sys.executable, "-m", "tests.attacks.attacks", name, str(server.grpc), str(server.rest)]

@@ -18,8 +18,6 @@ LONGEST_LIST: Final = 60
 
 
 class Said(Enum):
-    """How a call ended."""
-
     RIGHT = "right answers"
     WRONG = "wrong answers"
     REFUSED = "refused: not now, or not so many"
@@ -50,15 +48,12 @@ class Window:
     ends: float = math.inf
 
     def excuses(self, call: Call) -> bool:
-        """Tell whether a call that ended so may have."""
         is_meant = not self.whom or call.client in self.whom
         return is_meant and call.said in self.allows and call.begun <= self.ends and call.ended >= self.begins
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call that did not end with a right answer; times are of the monotonic clock."""
-
     client: str
     said: Said
     begun: float
@@ -68,8 +63,6 @@ class Call:
 
 @dataclass(slots=True)
 class Ledger:
-    """Counts calls, keeps those without a right answer, and judges them when all windows are closed."""
-
     counts: Counter[tuple[str, Said]] = field(default_factory=Counter)
     windows: list[Window] = field(default_factory=list)
     odd: list[Call] = field(default_factory=list)
@@ -78,21 +71,18 @@ class Ledger:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, client: str, said: Said, begun: float, context: str = "") -> None:
-        """Count a call that has just ended; may be called from any thread."""
         with self._lock:
             self.counts[client, said] += 1
             if said is not Said.RIGHT:
                 self.odd.append(Call(client, said, begun, time.monotonic(), context))
 
     def find(self, what: str) -> None:
-        """Note a violation that is not a call's."""
         self.findings.append(f"{time.monotonic() - self.began:.1f} s: {what}")
 
     @contextmanager
     def window(
         self, why: str, *allows: Said, whom: frozenset[str] = EVERYBODY, after_seconds: float = 0.0
     ) -> Iterator[None]:
-        """Allow other ends of calls while the block runs, and for some time after."""
         window = Window(why, frozenset(allows), whom, time.monotonic())
         self.windows.append(window)
         try:
@@ -101,7 +91,6 @@ class Ledger:
             window.ends = time.monotonic() + after_seconds
 
     def violations(self) -> list[str]:
-        """List what should not have been, with what was going on."""
         calls = [call for call in self.odd if not any(window.excuses(call) for window in self.windows)]
         alike: dict[tuple[str, ...], list[Call]] = {}
         for call in calls:

@@ -12,33 +12,17 @@ _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
 
 
 class Proxy:
-    """Passes bytes between its own port and another one.
-
-    Args:
-        port: where the server listens.
-
-    Attributes:
-        delay_seconds: how long every piece is held back.
-
-    Ownership: its listener and its connections, which live as long as :meth:`run`.
-    """
-
     def __init__(self, port: int) -> None:
         self._to = port
         self._open: set[trio.SocketStream] = set()
         self.delay_seconds = 0.0
 
     async def run(self, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve; reports the port that it has.
-
-        Cancellation: closes everything.
-        """
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         task_status.started(listeners[0].socket.getsockname()[1])
         await trio.serve_listeners(self._pass, listeners)
 
     def cut(self) -> int:
-        """Break every connection, and count them."""
         broken = [*self._open]
         for stream in broken:
             stream.socket.close()
@@ -46,10 +30,6 @@ class Proxy:
         return len(broken)
 
     async def half_close(self, random: Random) -> None:
-        """Close one direction of some connection on which nothing is being sent.
-
-        Cancellation: at once.
-        """
         for stream in random.sample([*self._open], len(self._open)):
             with suppress(trio.BusyResourceError):
                 with suppress(*_BROKEN):

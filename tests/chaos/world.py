@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from unittest.mock import patch
 
 import psutil
 
@@ -33,8 +34,6 @@ ATTACKED: Final = "attacked"
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a server and its children hold: megabytes, descriptors and processes."""
-
     resident_mb: float
     descriptors: int
     processes: int
@@ -44,14 +43,6 @@ class Resources:
 
 
 class Server:
-    """A server that is started again on the same ports after it was stopped.
-
-    Args:
-        arguments: of the command, without its ports.
-        log: what all its lives print.
-        clock: holds the difference to the right time, in the form of libfaketime; None where that is not there.
-    """
-
     def __init__(self, arguments: Sequence[str], ports: tuple[int, int], log: Path, clock: Path | None = None) -> None:
         self._arguments = arguments
         self.grpc, self.rest = ports
@@ -62,23 +53,19 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The process that was started."""
         assert self._process is not None
         return self._process.process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether it is there."""
         return self._process is not None and self._process.process.poll() is None
 
     def start(self) -> None:
-        """Start it, and wait until it is ready.  Blocks."""
         with _clock_of(self._clock):
             serving = running(*self._arguments, grpc=self.grpc, rest=self.rest, log=self._log)
             self._process = self._life.enter_context(serving)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal, and wait for the end; gives the exit code.  Blocks."""
         assert self._process is not None
         try:
             code, _ = self._process.stop(number)
@@ -88,15 +75,12 @@ class Server:
         return code
 
     def close(self) -> None:
-        """End it at once, if it still is."""
         self._life.close()
 
     def children(self) -> list[psutil.Process]:
-        """List its processes."""
         return psutil.Process(self.pid).children(recursive=True)
 
     def resources(self) -> Resources:
-        """Tell what it and its children hold."""
         processes = [psutil.Process(self.pid), *self.children()]
         return Resources(
             sum(each.memory_info().rss for each in processes) / 1e6,
@@ -105,7 +89,6 @@ class Server:
         )
 
     def faults_in_log(self) -> list[str]:
-        """List the tracebacks that it has printed since it was asked last."""
         written = self._log.read_text(errors="replace")
         os.truncate(self._log, 0)
         return [each for each in tracebacks(written) if f"/{ATTACKED}/" not in each]
@@ -123,17 +106,12 @@ def _clock_of(difference: Path | None) -> Iterator[None]:
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
     }
-    os.environ.update(named)
-    try:
+    with patch.dict(os.environ, named):
         yield
-    finally:
-        for name in named:
-            del os.environ[name]
 
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[str]:
-    """Make a folder a small disk of its own while the block runs; gives why not, where that cannot be."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK}", "tmpfs", str(folder)]
     try:
@@ -151,7 +129,6 @@ def small_disk(folder: Path) -> Iterator[str]:
 
 
 def everything(folder: Path, disk: Path, clock: Path | None) -> Server:
-    """Make a server of every kind, whose log, sequences and caches are on a disk."""
     config = write_all_kinds(folder)
     document = json.loads(config.read_text())
     path = ir.save(ir.accumulator(), folder / "repository", "stateful")

@@ -16,9 +16,8 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Final
 
-from tests.fuzz.campaign import Campaign, Report, new_in_log, run_numbers
+from tests.fuzz.campaign import Campaign, Report, new_in_log, run_numbers, write_fuzzed
 from tests.fuzz.messages import Violation
-from tests.fuzz.served import write_fuzzed
 from tests.support.processes import OvmsProcess, serving
 
 CHUNK: Final = 2_000

@@ -1,14 +1,8 @@
-"""Sends the messages of many numbers to a server, and judges what it says to each and how it is afterwards.
-
-::
-
-    numbers ─> make_message ─> lanes (calls, requests, raw connections) ─> outcomes ─> counts and violations
-                                                                             │
-                              behind each batch: a plain call is answered rightly, nothing is in the log
-"""
+"""Sends numbered messages to a server, and checks each answer and the server's state after each batch."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter
@@ -22,12 +16,13 @@ import httpx
 import numpy as np
 
 from ovmstrio.protocol.descriptors import message_class
-from tests.fuzz.grpc_doors import INFER, grpc_message, infer_request, raw_http2_message
-from tests.fuzz.grpc_lane import GrpcLane, tell_raw_http2
-from tests.fuzz.http_doors import http_message, raw_http_message
-from tests.fuzz.http_lane import HttpLane, tell_raw_http
+from tests.fuzz.grpc_calls import INFER, GrpcLane, grpc_message, infer_request, raw_http2_message, tell_raw_http2
+from tests.fuzz.http_requests import HttpLane, http_message, raw_http_message, tell_raw_http
 from tests.fuzz.messages import Message, Outcome, Transport, Violation
+from tests.support import ir
+from tests.support.all_kinds import ANY_HANDLER, ANY_OPS, write_all_kinds
 from tests.support.bare_http2 import BareConnection, ConnectionEnded
+from tests.support.tiny_llm import write_tiny_folder
 
 BATCH: Final = 100
 LONGEST: Final = 3_000
@@ -41,14 +36,11 @@ _WEIGHTS: Final = (46, 46, 4, 4)
 
 @dataclass(slots=True)
 class Report:
-    """What came of many messages: how often each door said what, and what must not have been."""
-
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     violations: list[Violation] = field(default_factory=list)
     messages: int = 0
 
     def add(self, other: Report) -> None:
-        """Count another part."""
         self.counts += other.counts
         self.violations += other.violations
         self.messages += other.messages
@@ -63,7 +55,6 @@ class Report:
 
 
 def deliver(lanes: tuple[GrpcLane, HttpLane], ports: tuple[int, int], messages: Sequence[Message]) -> list[Outcome]:
-    """Send messages to the ports of gRPC and REST; gives what came of each, in their order."""
     grpc_lane, http_lane = lanes
     calls = [message for message in messages if message.transport is Transport.GRPC]
     requests = [message for message in messages if message.transport is Transport.HTTP]
@@ -88,19 +79,11 @@ def make_message(number: int) -> Message:
 
 
 class Campaign:
-    """Messages to one server.
-
-    Args:
-        ports: of gRPC and REST.
-        log: gives what the server has written since it was asked last.
-    """
-
     def __init__(self, ports: tuple[int, int], log: Callable[[], str] = str) -> None:
         self._ports = ports
         self._log = log
 
     def run(self, numbers: range) -> Report:
-        """Send the messages of some numbers, a batch at a time."""
         report = Report()
         lanes = GrpcLane(self._ports[0]), HttpLane(self._ports[1])
         try:
@@ -124,7 +107,6 @@ class Campaign:
         report.violations += [Violation(numbers, fault) for fault in self.faults_afterwards()]
 
     def faults_afterwards(self) -> Iterable[str]:
-        """Look at the log, and ask the server something plain over both protocols."""
         for told in tracebacks(self._log()):
             yield f"a traceback in the log: {told}"
         try:
@@ -148,14 +130,12 @@ class Campaign:
 
 
 def tracebacks(written: str) -> list[str]:
-    """Find the tracebacks in a log whose lines begin with the time, each with its line: one of those that end alike."""
     entries = _ENTRY.split(written)
     found = {_DIGITS.sub("", entry.rstrip().rpartition("\n")[2]): entry for entry in entries if "Traceback (" in entry}
     return [entry if len(entry) < LONGEST else f"{entry[:500]}\n...\n{entry[-LONGEST:]}" for entry in found.values()]
 
 
 def new_in_log(log: Path) -> Callable[[], str]:
-    """Read a log from where it was read last; it is emptied, so that it does not fill the disk."""
 
     def read() -> str:
         written = log.read_text(errors="replace")
@@ -166,5 +146,22 @@ def new_in_log(log: Path) -> Callable[[], str]:
 
 
 def run_numbers(ports: tuple[int, int], numbers: range) -> Report:
-    """Send the messages of some numbers, in a process that does nothing else."""
     return Campaign(ports).run(numbers)
+
+
+def write_fuzzed(folder: Path) -> Path:
+    config = write_all_kinds(folder, handler=ANY_HANDLER, ops=ANY_OPS)
+    models: dict[str, tuple[Any, dict[str, Any]]] = {
+        "dynamic": (ir.dynamic(), {}),
+        "strings": (ir.string_passthrough(), {}),
+        "stateful": (ir.accumulator(), {"stateful": True, "max_sequence_number": 50}),
+    }
+    document = json.loads(config.read_text())
+    document["model_config_list"] += [
+        {"config": {"name": name, "base_path": str(ir.save(model, folder / "repository", name)), **options}}
+        for name, (model, options) in models.items()
+    ]
+    text_model = {"name": "chat", "base_path": str(write_tiny_folder(folder / "chat")), "max_tokens_limit": 50}
+    document["text_model_config_list"] = [{"config": text_model}]
+    config.write_text(json.dumps(document, indent=1))
+    return config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.fuzz.grpc_doors import INFER
+from tests.fuzz.grpc_calls import INFER
 from tests.fuzz.messages import Message, Transport
 
 _JSON: Final = (("content-type", "application/json"),)

@@ -8,29 +8,14 @@ from typing import Final
 
 
 class Transport(Enum):
-    """How a message gets to the server."""
-
-    GRPC = "grpc"
-    """A call: its body is what DATA frames carry, gRPC's five bytes and all."""
-    RAW_HTTP2 = "raw-http2"
-    """The body is all that is sent on a connection to gRPC's port."""
-    HTTP = "http"
-    """A request whose body has the length that it says: others may follow on its connection."""
-    RAW_HTTP = "raw-http"
-    """The body is all that is sent on a connection to REST's port."""
+    GRPC = "grpc"  # The body is the data of a call with gRPC's prefixes.
+    RAW_HTTP2 = "raw-http2"  # The body is everything that is sent on a connection to the gRPC port.
+    HTTP = "http"  # The body has the length that its header states. Other requests follow on the connection.
+    RAW_HTTP = "raw-http"  # The body is everything that is sent on a connection to the REST port.
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message.
-
-    Attributes:
-        number: makes the same message again.
-        door: the protocol that it is for.
-        path: of a call or a request, with its verb before it over HTTP.
-        headers: beside those that every call or request has.
-    """
-
     number: int
     door: str
     transport: Transport
@@ -40,9 +25,6 @@ class Message:
 
     def __str__(self) -> str:
         return f"{self.number} ({self.door}) {self.path} {list(self.headers)} {self.body[:300]!r}"
-
-
-# Outcomes
 
 
 _INTERNAL_ERROR: Final = 2
@@ -55,8 +37,6 @@ _VERSION_REFUSED: Final = 505
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something that must not have happened, and the numbers of the messages behind which it was seen."""
-
     numbers: range
     what: str
 
@@ -67,36 +47,25 @@ class Violation:
 
 @dataclass(slots=True)
 class Outcome:
-    """Everything that the server said to one message.
-
-    Attributes:
-        kinds: what was said, in few words, to be counted.
-        faults: what of it must not be.
-    """
-
     kinds: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     def add_http(self, status: int, body: bytes) -> None:
-        """Note an answer over HTTP."""
         self.kinds.append(f"HTTP {status}")
         is_explained = status == _VERSION_REFUSED or (status in _EXPLAINED and body)
         if status >= 500 and not is_explained:
             self.faults.append(f"HTTP {status} {body[:300]!r}")
 
     def add_grpc(self, status: str, message: str) -> None:
-        """Note the end of a call, ``status`` being gRPC's number."""
         self.kinds.append(f"gRPC {status}")
         if status in _GRPC_FAULTS and not message.startswith(_AS_GRPC_SAYS):
             self.faults.append(f"gRPC {_GRPC_FAULTS[status]} {message[:300]}")
 
     def add_reset(self, what: str, code: int) -> None:
-        """Note that a stream or a connection was ended with a code of HTTP/2."""
         self.kinds.append(f"{what} {code}")
         if code == _INTERNAL_ERROR:
             self.faults.append(f"{what} with INTERNAL_ERROR")
 
     def add_silence(self, what: str) -> None:
-        """Note that no answer came where one must."""
         self.kinds.append(what)
         self.faults.append(what)

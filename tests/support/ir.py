@@ -51,11 +51,11 @@ def named_model(outputs: dict[str, Any], parameters: list[Any], name: str = "bui
     return ov.Model(results, parameters, name)
 
 
-def dummy(shape: Shape = (1, 10), *, datatype: str = "FP32", layout: str = "") -> ov.Model:
-    """Input ``b``, output ``a`` = b + 1."""
+def dummy(shape: Shape = (1, 10), *, datatype: str = "FP32", layout: str = "", addend: int = 1) -> ov.Model:
+    """Input ``b``, output ``a`` = b + ``addend``."""
     b = parameter("b", shape, datatype, layout)
-    one = op.convert(op.constant(1, dtype=np.int32), TYPES[datatype].get_type_name())
-    return named_model({"a": op.add(b, one)}, [b], "dummy")
+    constant = op.convert(op.constant(addend, dtype=np.int32), TYPES[datatype].get_type_name())
+    return named_model({"a": op.add(b, constant)}, [b], "dummy")
 
 
 def dynamic(rank: int = 2) -> ov.Model:

@@ -30,6 +30,11 @@ class TextOp(Op):
         return {"x": f"{self.name}({inner})"}
 
 
+def op_class(**hooks: Callable[..., Any]) -> type[Op]:
+    """Return a class of Op with the given hooks, whose first parameter is the Op."""
+    return type("HookedOp", (Op,), hooks)
+
+
 async def infer_until_deadline(
     executor: Executor, has_started: Callable[[], bool], clock: MockClock, text: str = "wait"
 ) -> PipelineResponse:

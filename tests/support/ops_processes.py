@@ -16,17 +16,21 @@ import numpy as np
 from ovmstrio.ops import Op
 from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.executor import LoadedPipeline, PipelineSource
-from tests.support.ops import single
+from tests.support.ops import op_class, single
+
+__all__ = ["load", "loaded"]
 
 
-class Told(Op):
+class _Acting(Op):
+    """Does what the text of a request names; answers with the worker's number, process and count of requests."""
+
     def init_op(self) -> None:
         self.count = 0
 
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
         (one,) = input_dicts.values()
         self.count += 1
-        _do(one["x"])
+        _act(one["x"])
         return {"x": one["x"]}
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
@@ -38,9 +42,9 @@ class Told(Op):
         return {"x": f"{self.concurrency_idx} {os.getpid()} {self.count}"}
 
 
-def _do(deed: str) -> None:
-    deed, _, file = deed.partition(":")
-    match deed:
+def _act(action: str) -> None:
+    action, _, file = action.partition(":")
+    match action:
         case "orphan":
             _leave_a_process(Path(file))
             os.kill(os.getpid(), signal.SIGKILL)
@@ -56,45 +60,44 @@ def _do(deed: str) -> None:
 
 
 def _leave_a_process(file: Path) -> None:
+    """Start a process that has a copy of the worker's end of the socket, as one that is forked would, and note it."""
     command = [sys.executable, "-S", "-c", "import signal; signal.pause()"]
     process = subprocess.Popen(command, pass_fds=(int(sys.argv[1]),))
     file.write_text(str(process.pid))
 
 
-class Stuck(Op):
-    def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        if feed_batch[0]["x"] == "wait":
-            threading.Event().wait(60)
-        return {"x": str(os.getpid())}
+def _process(_: Op, feeds: Any) -> Any:
+    if feeds[0]["x"] == "wait":
+        threading.Event().wait(60)
+    return {"x": str(os.getpid())}
 
 
-class Arrays(Op):
-    def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        (one,) = input_dicts.values()
-        array = one["x"]
-        array += 1
-        return {"x": array, "small": np.arange(3, dtype=np.int16), "texts": ["a", "b"], "scalar": np.float32(2)}
-
-    def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        fetch_data["x"] *= fetch_data.pop("scalar")
-        return fetch_data
+def _add_one(_: Op, inputs: Mapping[str, Any]) -> Any:
+    array = inputs["@DAGExecutor"]["x"]
+    array += 1
+    return {"x": array, "small": np.arange(3, dtype=np.int16), "texts": ["a", "b"], "scalar": np.float32(2)}
 
 
-class Unprepared(Op):
-    def init_op(self) -> None:
-        raise OSError("no such dictionary")
+def _multiply(_: Op, inputs: Any, output: Any) -> Any:
+    output["x"] *= output.pop("scalar")
+    return output
 
 
-class Dead(Op):
-    def init_op(self) -> None:
-        os._exit(7)
+def _fail(_: Op) -> None:
+    raise OSError("no such dictionary")
 
 
-_OPS: dict[str, type[Op]] = {one.__name__: one for one in (Told, Stuck, Arrays, Unprepared, Dead)}
+_OPS: dict[str, type[Op]] = {
+    "Acting": _Acting,
+    "Stuck": op_class(process=_process),
+    "Arrays": op_class(preprocess=_add_one, postprocess=_multiply),
+    "Failing": op_class(init_op=_fail),
+    "Exiting": op_class(init_op=lambda _: os._exit(7)),
+}
 
 
 def load(argument: str) -> LoadedPipeline:
-    """Make the pipeline ``Name concurrency batch_size``, in the server and in each worker."""
+    """Create the pipeline ``Name concurrency batch_size``, in the server and in each worker."""
     name, concurrency, batch_size = argument.split()
     settings = OpSettings(
         "op",
@@ -108,9 +111,6 @@ def load(argument: str) -> LoadedPipeline:
 
 
 def loaded(name: str, concurrency: int = 1, batch_size: int = 1) -> tuple[LoadedPipeline, PipelineSource]:
+    """Return a pipeline and the source from which its workers load it."""
     argument = f"{name} {concurrency} {batch_size}"
-    return load(argument), source(argument)
-
-
-def source(argument: str) -> PipelineSource:
-    return PipelineSource("tests.support.ops_processes:load", argument)
+    return load(argument), PipelineSource("tests.support.ops_processes:load", argument)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import trio
@@ -24,6 +24,9 @@ from ovmstrio.runtimes.pipelines.load_pipeline import load_pipeline
 from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable
 from tests.support.servables import raw_request
 
+R = TypeVar("R")
+T = TypeVar("T")
+
 
 @asynccontextmanager
 async def hosting() -> AsyncIterator[trio.Nursery]:
@@ -36,6 +39,19 @@ async def hosting() -> AsyncIterator[trio.Nursery]:
             failure = error
     if failure is not None:
         raise failure
+
+
+async def gather(function: Callable[[T], Awaitable[R]], values: Iterable[T]) -> list[R]:
+    """Call an async function with all values at the same time, and return its results in the order of the values."""
+    results: dict[int, R] = {}
+
+    async def call(number: int, value: T) -> None:
+        results[number] = await function(value)
+
+    async with trio.open_nursery() as nursery:
+        for number, value in enumerate(values):
+            nursery.start_soon(call, number, value)
+    return [results[number] for number in range(len(results))]
 
 
 DOUBLER = """
@@ -121,8 +137,8 @@ def write_library(folder: Path, source: str = ARITHMETIC, name: str = "arithmeti
     return path
 
 
-def dag_entry(name: str, model: str, item: tuple[str, str], result: tuple[str, str]) -> dict[str, Any]:
-    """Return the entry of a pipeline that calls a model.
+def dag_entry(name: str, model: str, item: tuple[str, str], result: tuple[str, str], **options: Any) -> dict[str, Any]:
+    """Return the entry of a pipeline that calls a model; ``options`` are of its node.
 
     ``item`` and ``result`` are the names that the pipeline and the model have for the input and the output.
     """
@@ -132,9 +148,15 @@ def dag_entry(name: str, model: str, item: tuple[str, str], result: tuple[str, s
         "model_name": model,
         "inputs": [{item[1]: {"node_name": "request", "data_item": item[0]}}],
         "outputs": [{"data_item": result[1], "alias": result[1]}],
+        **options,
     }
     outputs = [{result[0]: {"node_name": "node", "data_item": result[1]}}]
     return {"name": name, "inputs": [item[0]], "nodes": [node], "outputs": outputs}
+
+
+def pipeline_entry(name: str, called: str, item: str = "b", output: str = "a", **options: Any) -> dict[str, Any]:
+    """Return the entry of a pipeline whose input and output have the names of those of the service that it calls."""
+    return dag_entry(name, called, (item, item), (output, output), **options)
 
 
 def make_node(

@@ -56,7 +56,7 @@ def wrong(folder: Path, text: str, **files: str) -> list[Problem]:
     return list(caught.value.problems)
 
 
-def told(folder: Path, text: str, **files: str) -> list[tuple[int | None, str, str]]:
+def problems_of(folder: Path, text: str, **files: str) -> list[tuple[int | None, str, str]]:
     return [(problem.line, problem.path, problem.message) for problem in wrong(folder, text, **files)]
 
 

@@ -5,12 +5,23 @@ A SavedModel is a protobuf message of few fields; those that a model of constant
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import trio
 
+from ovmstrio.runtimes.handlers.config.project_spec import (
+    DEFAULT_MODEL,
+    ModelEntry,
+    ModelsSpec,
+    ProjectBatching,
+    ProjectSpec,
+)
+from ovmstrio.runtimes.handlers.models.library import LibraryOptions
+from ovmstrio.runtimes.handlers.models.opening import ProjectModels, open_models
 from tests.support.paddle_files import write_field
 
 FLOAT: Final = 1
@@ -95,3 +106,28 @@ def write_classifier(folder: Path, weight: float = 1.0, **signatures: Any) -> Pa
         node("total", "Sum", ["y", "axes"], T=f, Tidx=attribute(kind=INT32), keep_dims=no),
     ]
     return write_saved_model(folder, nodes, signatures or {"serving_default": CLASSIFY})
+
+
+def single_model(path: Path, signature_key: str | None = None) -> ModelsSpec:
+    """Return the section of a project with one model."""
+    entry = ModelEntry(name=DEFAULT_MODEL, path=str(path), signature_key=signature_key)
+    return ModelsSpec(section="models", kind="path", entries=(entry,), signature_key=signature_key)
+
+
+@asynccontextmanager
+async def open_tensorflow_models(
+    folder: Path, models: ModelsSpec | None, batching: ProjectBatching | None = None
+) -> AsyncIterator[ProjectModels]:
+    """Open the models of a TensorFlow project."""
+    project = ProjectSpec(
+        name="p", directory=folder, file=folder / "nucleus.yaml", type="tensorflow", python_path=folder,
+        handler_path=folder / "handler.py", models=models, batching=batching,
+    )  # fmt: skip
+    async with open_models(project, options=LibraryOptions(root=folder / "down")) as opened:
+        yield opened
+
+
+async def predict(opened: ProjectModels, *args: Any) -> dict[str, Any]:
+    """Call the client of a handler in a thread."""
+    client: Any = opened.clients["tensorflow_client"]
+    return await trio.to_thread.run_sync(client.predict, *args)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from ovms_cli.op_pipeline import find_op_config
 from tests.support import ir
 from tests.support.commands import CommandResult, run_command
 from tests.support.graphs import graph_text, python_node
@@ -107,62 +106,6 @@ def test_strict_makes_warnings_errors(tmp_path: Path) -> None:
     assert check("config.json", "--strict", "--json").exit_code == 1
 
 
-PIPELINE = """{
-  "model_config_list": [{"config": {"name": "dummy", "base_path": "models/dummy"}}],
-  "pipeline_config_list": [{"name": "p", "inputs": ["x"], "nodes": [
-    {"name": "a", "type": "DL modle", "model_name": "dummy",
-     "inputs": [{"b": {"node_name": "request", "data_item": "x"}}],
-     "outputs": [{"data_item": "aa", "alias": "out"}]},
-    {"name": "n", "type": "DL model", "model_name": "dumy",
-     "inputs": [{"b": {"node_name": "a", "data_item": "out"}}],
-     "outputs": [{"data_item": "a", "alias": "out"}]},
-    {"name": "c", "type": "custom", "library_name": "none",
-     "inputs": [{"b": {"node_name": "n", "data_item": "ouut"}}],
-     "outputs": [{"data_item": "a", "alias": "out"}]}
-  ], "outputs": [{"y": {"node_name": "c", "data_item": "out"}}]}]
-}
-"""
-
-
-def test_all_problems_of_a_pipeline_are_reported(tmp_path: Path) -> None:
-    ir.save(ir.dummy(), tmp_path / "models", "dummy")
-    Path("config.json").write_text(PIPELINE)
-    result = check("config.json", "--json")
-    reported = {(each["line"], each["message"].partition(":")[0]): each["suggestion"] for each in _problems(result)}
-    unconnected = "PIPELINE_CONTAINS_UNCONNECTED_NODES"
-    assert {line for line, message in reported if message == unconnected} == {4, 7}
-    assert {problem: hint for problem, hint in reported.items() if problem[1] != unconnected} == {
-        (4, "unknown type of a node"): "did you mean 'DL model'?",
-        (4, "PIPELINE_NODE_REFERING_TO_MISSING_MODEL_OUTPUT"): "did you mean 'a'?",
-        (7, "PIPELINE_NODE_REFERING_TO_MISSING_MODEL"): "did you mean 'dummy'?",
-        (10, "there is no custom node library 'none'"): "",
-        (10, "PIPELINE_NODE_REFERING_TO_MISSING_DATA_SOURCE"): "did you mean 'out'?",
-    }
-
-
-GRAPH = """
-input_stream: "OVMS_PY_TENSOR:x"
-output_stream: "OVMS_PY_TENSOR:y"
-node {
-  name: "n"
-  calculator: "PythonExecutorCalculatr"
-  input_side_packet: "PYTHON_NODE_RESOURCES:py"
-  input_stream: "IN:x"
-  output_stream: "OUT:y"
-  node_options: { [type.googleapis.com / mediapipe.PythonExecutorCalculatorOptions]: { handler_pathh: "h.py" } }
-}
-"""
-
-
-def test_a_misspelt_calculator_does_not_hide_its_wrong_options(tmp_path: Path) -> None:
-    (tmp_path / "g").mkdir()
-    Path("g/graph.pbtxt").write_text(GRAPH)
-    result = check("g", "--json")
-    suggestions = [each["suggestion"] for each in _problems(result)]
-    assert "did you mean 'PythonExecutorCalculator'?" in suggestions
-    assert "did you mean 'handler_path'?" in suggestions
-
-
 def test_a_reported_failure_is_logged_only_with_its_traceback(tmp_path: Path) -> None:
     folder = tmp_path / "raising"
     folder.mkdir()
@@ -185,14 +128,6 @@ def _write_project(folder: str, text: str = PYTHON, code: str = GOOD) -> None:
     (write(Path(folder), text) / "handler.py").write_text(code)
 
 
-def _check_handlers(*names: str) -> Any:
-    handlers = [{"name": name, "path": name} for name in names]
-    Path("config.json").write_text(json.dumps({"model_config_list": [], "handler_config_list": handlers}))
-    result = check("config.json", "--json")
-    assert result.exit_code == 1
-    return json.loads(result.stdout)
-
-
 @pytest.mark.parametrize("path", ["iris", "iris/nucleus.yaml"])
 def test_a_handler_project_is_checked_by_folder_or_file(path: str) -> None:
     _write_project("iris")
@@ -211,28 +146,17 @@ def test_errors_of_a_handler_are_reported_if_it_is_imported() -> None:
 def test_handlers_of_a_configuration_are_checked() -> None:
     _write_project("good")
     _write_project("bad", f"{PYTHON}processes: 2\n")
-    answer = _check_handlers("good", "bad", "missing")
+    handlers = [{"name": name, "path": name} for name in ("good", "bad", "missing")]
+    Path("config.json").write_text(json.dumps({"model_config_list": [], "handler_config_list": handlers}))
+    result = check("config.json", "--json")
+    answer = json.loads(result.stdout)
+    assert result.exit_code == 1
     assert answer["loaded"] == [{"model": "good", "version": 1}]
     problems = [(Path(each["file"]).name, each["path"], each["message"]) for each in answer["problems"]]
     assert problems == [
         ("nucleus.yaml", "processes", "a handler that is served beside others has no processes of its own"),
         ("config.json", "handler_config_list[2].path", "the project does not exist"),
     ]
-
-
-def test_two_grpc_services_with_one_name_are_reported() -> None:
-    code = "class Handler:\n    def Say(self, payload): return payload\n"
-    proto = 'syntax = "proto3";\npackage clash;\nmessage Text {}\nservice Talk { rpc Say (Text) returns (Text); }\n'
-    for name in ("one", "two"):
-        _write_project(name, f"{PYTHON}protobuf_path: talk.proto\n", code)
-        Path(name, "talk.proto").write_text(proto, "utf-8")
-    answer = _check_handlers("one", "two")
-    (loaded,) = answer["loaded"]
-    (problem,) = answer["problems"]
-    files = {name: str(Path(name, "talk.proto").resolve()) for name in ("one", "two")}
-    served = files.pop(loaded["model"])
-    assert [problem["file"]] == list(files.values())
-    assert problem["message"] == f"the service clash.Talk is already served by {served}"
 
 
 def _source(name: str, node: str, item: str) -> dict[str, Any]:
@@ -339,24 +263,6 @@ def test_a_file_without_pipelines_or_that_cannot_be_read(command: str) -> None:
     Path("config.json").write_text("{")
     result = pipeline(command, ".")
     assert (result.exit_code, "config.json" in result.stdout) == (1, True)
-
-
-def test_pipeline_show_draws_nodes_levels_and_connections() -> None:
-    _write_pipelines(_pipeline(demultiply_count=-1))
-    result = pipeline("show", ".")
-    assert result.exit_code == 0
-    for text in (
-        "splits into shards",
-        "library arithmetic (arithmetic.py)",
-        "model m",
-        "once for each shard of the request",
-        "← b:sum from sums",
-        "→ y:sum to adds",
-        "gathers the request",
-    ):
-        assert text in result.stdout
-    titles = [line[3:].split()[0] for line in result.stdout.splitlines() if line.startswith("╭─ ")]
-    assert titles == ["x", "sums", "adds", "o"]
 
 
 def test_pipeline_show_draws_several_pipelines() -> None:
@@ -498,17 +404,3 @@ def test_check_without_a_script_covers_the_configuration(project: Path) -> None:
 @pytest.mark.parametrize("line", ["check none.yml", "check config.yml uci", "show none.yml"])
 def test_usage_errors_of_op_pipelines(line: str) -> None:
     assert pipeline(*line.split()).exit_code == 64
-
-
-def test_which_pipelines_are_of_ops(tmp_path: Path) -> None:
-    assert find_op_config(Path("config.yml"), None) == Path("config.yml")
-    assert find_op_config(Path("config.json"), Path("web_service.py")) == Path("config.json")
-    assert find_op_config(Path("config.json"), None) is None
-    folder = tmp_path / "other"
-    folder.mkdir()
-    assert find_op_config(folder, None) is None
-    (folder / "config.yml").touch()
-    assert find_op_config(folder, None) == folder / "config.yml"
-    (folder / "config.json").touch()
-    assert find_op_config(folder, None) is None
-    assert find_op_config(folder, Path("web_service.py")) == folder / "config.yml"

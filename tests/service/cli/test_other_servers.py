@@ -82,13 +82,20 @@ def test_this_server_passes_every_conformance_case(
     assert (code, len(results)) == (0, len(REST_CASES) + len(GRPC_CASES))
 
 
-class _Agreeable(QuietHandler):
-    def do_GET(self) -> None:  # noqa: N802 - the library's name
-        self.rfile.read(int(self.headers.get("Content-Length", "0")))
-        self.send_response(200)
-        self.send_header("Content-Length", "2")
+class _AnsweringHandler(QuietHandler):
+    def _answer(self, status: int, document: object) -> None:
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
         self.end_headers()
-        self.wfile.write(b"[]")
+        self.wfile.write(body)
+
+
+class _Agreeable(_AnsweringHandler):
+    def do_GET(self) -> None:  # noqa: N802 - the library's name
+        self._answer(200, [])
 
     do_POST = do_GET  # noqa: N815 - the library's name
 
@@ -116,7 +123,7 @@ NAME = "\x1b]0;t\x07\x9b2J\u202e[red]a\x7f[/red]\u2028"
 SHOWN = "\\x1b]0;t\\x07\\x9b2J\\u202e[red]a\\x7f[/red]\\u2028"
 
 
-class _Hostile(QuietHandler):
+class _Hostile(_AnsweringHandler):
     def do_GET(self) -> None:  # noqa: N802 - the library's name
         if self.path.startswith(("/v2/health", "/v2/models/bad")):
             self._answer(404, {"error": f"no {NAME}"})
@@ -129,15 +136,6 @@ class _Hostile(QuietHandler):
             self._answer(200, [*states, {"name": "b", "version": NAME, "state": NAME, "reason": ""}])
         else:
             self._answer(400, {"error": NAME})
-
-    def _answer(self, status: int, document: object) -> None:
-        self.rfile.read(int(self.headers.get("content-length") or 0))
-        body = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
 
 
 @pytest.fixture(scope="module")
@@ -172,13 +170,9 @@ def test_a_table_in_a_pipe_has_the_names_of_a_server_escaped(hostile_server: str
     assert SHOWN in written
 
 
-class _Figures(QuietHandler):
+class _Figures(_AnsweringHandler):
     def do_GET(self) -> None:  # noqa: N802 - the library's name
-        body = json.dumps(op_figures() if self.path == "/trace" else {"ops": 1}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self._answer(200, op_figures() if self.path == "/trace" else {"ops": 1})
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +210,7 @@ def test_trace_takes_the_port_from_a_configuration(address: str, tmp_path: Path)
         ("rpc.yml", 64, "no http_port"),
         ("wrong.yml", 64, "wrong.yml:1: "),
         ("nothing.yml", 64, "no such file"),
+        ("box:port", 64, "is neither a file nor HOST:PORT"),
     ],
 )
 def test_a_failed_trace_has_an_exit_code(

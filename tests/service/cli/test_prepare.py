@@ -12,12 +12,18 @@ import pytest
 
 from ovmstrio_samples.add_one.prepare import build
 from ovmstrio_samples.catalog import PROJECTS, SAMPLES, ProjectSample
-from tests.support.commands import run_command
+from tests.support.commands import CommandResult, run_command
 from tests.support.onnx_files import onnx_file
 from tests.support.paddle_files import layers, write_model
 from tests.support.projects import write
 
 prepare = partial(run_command, "prepare")
+
+
+def _prepared(*arguments: str) -> CommandResult:
+    result = prepare(*arguments)
+    assert result.exit_code == 0, result.output
+    return result
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +40,7 @@ def source(tmp_path: Path) -> str:
 
 
 def test_a_model_file_becomes_an_entry_that_only_force_overwrites(source: str, tmp_path: Path) -> None:
-    result = prepare(source, "--name", "plus", "--version", "7", "--repository", "repo")
-    assert result.exit_code == 0, result.output
+    result = _prepared(source, "--name", "plus", "--version", "7", "--repository", "repo")
     assert (tmp_path / "repo" / "plus" / "7" / "model.xml").is_file()
     assert "prepared repo/plus/7 from OpenVINO IR" in result.stdout
     lines = [line.split() for line in result.stdout.splitlines()]
@@ -110,8 +115,7 @@ def zoo(tmp_path: Path) -> Path:
 
 
 def test_each_model_of_a_folder_becomes_an_entry(zoo: Path, tmp_path: Path) -> None:
-    result = prepare("zoo", "--version", "2")
-    assert result.exit_code == 0, result.output
+    result = _prepared("zoo", "--version", "2")
     header, *rows = [re.split(r"  +", line) for line in result.stdout.splitlines()]
     assert header == ["model", "from", "framework", "inputs", "outputs", "result"]
     assert rows == [
@@ -149,8 +153,7 @@ def test_a_second_run_prepares_only_new_models_of_a_folder(zoo: Path, tmp_path: 
     config = tmp_path / "models" / "zoo.json"
     config.write_text(config.read_text().replace('"base_path": "relu"', '"base_path": "relu", "nireq": 3'))
     (zoo / "tanh.onnx").write_bytes(onnx_file("Tanh"))
-    result = prepare("zoo")
-    assert result.exit_code == 0, result.output
+    result = _prepared("zoo")
     assert re.search(r"^relu +relu\.onnx +is there already models/relu/1$", result.stdout, re.MULTILINE)
     assert re.search(r"^tanh .* prepared models/tanh/1$", result.stdout, re.MULTILINE)
     assert "left as it is; --force replaces it" in result.stderr
@@ -180,8 +183,7 @@ def test_a_model_is_quantized_with_samples(tmp_path: Path) -> None:
     (tmp_path / "samples").mkdir()
     np.save(tmp_path / "samples" / "a.npy", np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 64))
     options = ("--quantize", "int8", "--calibration", "samples")
-    result = prepare("product.xml", *options)
-    assert result.exit_code == 0, result.output
+    result = _prepared("product.xml", *options)
     assert result.stdout.startswith("prepared models/product/1 from OpenVINO IR, quantized to int8 with 1 sample\n")
     assert json.loads(prepare("product.xml", *options, "--force", "--json").stdout)["calibrated_with"] == 1
 
@@ -203,8 +205,7 @@ def test_samples_are_listed_without_network() -> None:
 
 @pytest.mark.parametrize("sample", PROJECTS, ids=lambda sample: sample.name)
 def test_a_sample_project_is_copied_with_its_next_commands(sample: ProjectSample) -> None:
-    result = prepare("--sample", sample.name)
-    assert result.exit_code == 0, result.output
+    result = _prepared("--sample", sample.name)
     folder = Path("models") / sample.name
     steps = [line.strip() for line in result.stderr.splitlines() if line.startswith("  ")]
     command = f"ovms serve {folder}" if sample.kind == "handler" else f"cd {folder} && ovms run web_service.py"
@@ -236,8 +237,7 @@ def test_samples_write_only_to_the_given_folder(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_sample_graph_is_a_folder(tmp_path: Path) -> None:
-    result = prepare("--sample", "incrementer")
-    assert result.exit_code == 0, result.output
+    result = _prepared("--sample", "incrementer")
     folder = tmp_path / "models" / "incrementer"
     assert sorted(path.name for path in folder.iterdir()) == ["graph.pbtxt", "incrementer.py"]
     assert "ovms serve --model_name incrementer --model_path models/incrementer" in result.stderr
@@ -252,8 +252,7 @@ def test_a_sample_graph_is_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_sample_pipeline_has_models_and_a_configuration(tmp_path: Path) -> None:
-    result = prepare("--sample", "ensemble", "--version", "3")
-    assert result.exit_code == 0, result.output
+    result = _prepared("--sample", "ensemble", "--version", "3")
     models = tmp_path / "models"
     assert sorted(path.name for path in models.iterdir()) == [
         "ensemble",
@@ -274,8 +273,7 @@ def test_a_sample_pipeline_has_models_and_a_configuration(tmp_path: Path) -> Non
 
 def test_text_samples_are_served_by_task_and_missing_wheels_are_named(tmp_path: Path) -> None:
     (tmp_path / "models" / "chat").mkdir(parents=True)
-    result = prepare("--sample", "chat")
-    assert result.exit_code == 0, result.stderr
+    result = _prepared("--sample", "chat")
     assert "is there already models/chat" in result.stdout
     assert "ovms serve --model_name chat --model_path models/chat --task text_generation" in result.stderr
     assert "ovms chat chat" in result.stderr

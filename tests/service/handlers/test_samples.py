@@ -1,5 +1,3 @@
-"""Samples of handlers, served as projects and called by their own clients."""
-
 from __future__ import annotations
 
 import shutil
@@ -23,7 +21,7 @@ SAMPLES = Path(ovmstrio_samples.__file__).parent
 
 @pytest.fixture(autouse=True)
 def _plain_logs() -> None:
-    """Log as the command does: default tracebacks of structlog take long."""
+    # The default tracebacks of structlog take long.
     configure_logs()
 
 
@@ -32,8 +30,7 @@ def _copy(name: str, folder: Path) -> Path:
     return copied
 
 
-def test_iris_in_versions(tmp_path: Path) -> None:
-    """Both versions name the flowers, and `/info` lists them; an unknown version fails the request."""
+def test_the_iris_sample_has_versions(tmp_path: Path) -> None:
     with serving_project_in_thread(_copy("handler_iris", tmp_path)) as server:
         for sizes, species in FLOWERS:
             for version in ("latest", "1", "2"):
@@ -45,8 +42,7 @@ def test_iris_in_versions(tmp_path: Path) -> None:
         assert server.ask("POST", "/?version=9", json=dict.fromkeys(iris.FEATURES, 1)).status_code == 500
 
 
-def test_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients share batches, and each gets its own answer; a wrong request fails alone."""
+def test_the_batching_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flowers = [FLOWERS[number % 3] for number in range(48)]
     project = _copy("handler_batching", tmp_path)
     # The handler opens a file of its folder, which is the working one of a project.
@@ -59,8 +55,7 @@ def test_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(answer["batch_size"] for answer in answers) > 1
 
 
-def test_models_come_and_go_by_their_use(tmp_path: Path) -> None:
-    """The least recently used model makes room, and is loaded again for its next request."""
+def test_the_caching_sample_evicts_models(tmp_path: Path) -> None:
     with serving_project_in_thread(_copy("handler_caching", tmp_path)) as server:
         url = f"http://{server.http}"
         for language, text, mood in caching.TEXTS:
@@ -71,8 +66,7 @@ def test_models_come_and_go_by_their_use(tmp_path: Path) -> None:
         assert (wrong.status_code, "de, en, es, fr" in wrong.text) == (404, True)
 
 
-def test_classifiers_of_scikit_learn(tmp_path: Path) -> None:
-    """Two kinds of classifier are two versions of one model."""
+def test_the_scikit_learn_sample(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     project = _copy("handler_sklearn", tmp_path)
     for version, kind in ((9, "regression"), (10, "neighbours")):

@@ -1,5 +1,3 @@
-"""Samples of pipelines of Ops, served in process and called by their own clients."""
-
 from __future__ import annotations
 
 import json
@@ -35,8 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]
         yield running
 
 
-def test_regression_in_processes(server: ServedInThread) -> None:
-    """Widths come back row by row; a request that is no flower fails alone."""
+def test_the_regression_sample_in_processes(server: ServedInThread) -> None:
     url, sizes = f"http://{server.http}", [each for each, _ in regression.FLOWERS]
     assert regression.widths(url, sizes) == pytest.approx([0.2162, 1.4848, 2.3338], abs=1e-3)
     assert regression.widths(url, sizes[:1]) == pytest.approx([0.2162], abs=1e-3)
@@ -47,8 +44,7 @@ def test_regression_in_processes(server: ServedInThread) -> None:
     assert regression.widths(url, sizes[1:2]) == pytest.approx([1.4848], abs=1e-3)
 
 
-def test_diamond_in_batches(server: ServedInThread) -> None:
-    """Clients share inferences, and each gets the width of its own flower."""
+def test_the_diamond_sample_in_batches(server: ServedInThread) -> None:
     url, sizes = f"http://{server.http}", [regression.FLOWERS[number % 3][0] for number in range(48)]
     with ThreadPoolExecutor(48) as pool:
         answers = list(pool.map(lambda each: diamond.estimate(url, each), sizes))

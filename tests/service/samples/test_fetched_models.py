@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openvino as ov
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +30,7 @@ from ovmstrio_samples.ocr import client as ocr
 from ovmstrio_samples.ocr.prepare import CHARACTERS
 from ovmstrio_samples.orientation import client as orientation
 from ovmstrio_samples.pitch import client as pitch
-from ovmstrio_samples.question import Ask, Question
+from ovmstrio_samples.question import Arrays, Ask, Question
 from ovmstrio_samples.search.client import Passage, search
 from ovmstrio_samples.search.client import passages as passages_of
 from ovmstrio_samples.transcription.client import subtitles, transcribe
@@ -64,11 +65,26 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
+def _ask_folder(repository: Path) -> Ask:
+    core = ov.Core()
+    compiled: dict[str, ov.CompiledModel] = {}
+
+    def ask(model: str, inputs: Arrays) -> Arrays:
+        if model not in compiled:
+            folder = repository / model / "1"
+            file = next((path for path in folder.iterdir() if path.suffix in {".xml", ".onnx", ".tflite"}), folder)
+            compiled[model] = core.compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        answers = compiled[model](dict(inputs), share_inputs=True)
+        return {max(port.get_names()): np.array(value) for port, value in answers.items()}
+
+    return ask
+
+
 @pytest.fixture
-def prepared(repository: Path, ask_folder: Callable[[Path], Ask]) -> Callable[[str], Ask]:
+def prepared(repository: Path) -> Callable[[str], Ask]:
     def prepare(name: str) -> Ask:
         prepare_cached(name, repository)
-        return ask_folder(repository)
+        return _ask_folder(repository)
 
     return prepare
 

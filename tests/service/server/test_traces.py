@@ -1,155 +1,114 @@
-"""Calls through every door as spans that a collector of OpenTelemetry's receives."""
-
 from __future__ import annotations
 
 import json
 import ssl
 import threading
-from contextlib import asynccontextmanager
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 import trio
 import trustme
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from structlog.testing import capture_logs
 
-from ovmstrio.server.plan import read_plan
-from ovmstrio.server.settings import ServerSettings
+from ovmstrio.observability.logs import configure_logs
+from ovmstrio.observability.tracing.sampling_variables import sampling_of, warn_of_propagators
+from ovmstrio.observability.tracing.trace_context import TraceParent
+from ovmstrio.runtimes.models.model import ModelServable
+from ovmstrio.wire.grpc import stream
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
 from tests.support.api_clients import triton_module
 from tests.support.otlp import Collector, collecting
-from tests.support.served_in_thread import ServedPlan, serving_plan
-from tests.support.waits import WAIT_SECONDS
+from tests.support.served_in_thread import ServedPlan
+from tests.support.system_servers import write_config
+from tests.support.traced_servers import (
+    PARENT,
+    SPAN,
+    TRACE,
+    TRACED_HANDLER,
+    TRACED_OPS,
+    UNSAMPLED,
+    infer_body,
+    infer_over_grpc,
+    request,
+    serving,
+    traced,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-    from pathlib import Path
-
-GRAPH_BODY = {"inputs": [{"name": "in", "shape": [1], "datatype": "BYTES", "data": ["x"]}]}
-TRACE = "0af7651916cd43dd8448eb211c80319c"
-SPAN = "b7ad6b7169203331"
-PARENT = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "vendor=x"}
-UNSAMPLED = {"traceparent": f"00-{TRACE}-{SPAN}-00"}
-_LOOPBACK = {"grpc_bind_address": "127.0.0.1", "rest_bind_address": "127.0.0.1", "trial_load": "off"}
-
-
-@asynccontextmanager
-async def serving(config: Path, **settings: Any) -> AsyncIterator[ServedPlan]:
-    """Serve a configuration until the block ends, gently, so that all spans have been exported then."""
-    plan = await read_plan(ServerSettings.model_validate({**_LOOPBACK, "config_path": config, **settings}))
-    plan = replace(plan, grpc=("127.0.0.1:0",), rest=("127.0.0.1:0",))
-    async with serving_plan(plan, drains=True) as server:
-        with trio.fail_after(60):
-            await server.plane.registry.wait_loaded()
-        yield server
+Tracing = Callable[..., AbstractAsyncContextManager[tuple[Collector, ServedPlan]]]
+INFER = "/v2/models/model/infer"
 
 
-@asynccontextmanager
-async def traced(
-    monkeypatch: pytest.MonkeyPatch,
-    config: Path,
-    protocol: str = "http/protobuf",
-    *,
-    settings: Mapping[str, Any] | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> AsyncIterator[tuple[Collector, ServedPlan]]:
-    """Serve with traces; what was recorded is at the collector after the block."""
-    async with collecting() as collector:
-        for name, value in collector.environment(protocol, **(environment or {})).items():
-            monkeypatch.setenv(name, value)
-        async with serving(config, **(settings or {})) as server:
-            yield collector, server
+@pytest.fixture
+def tracing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracing:
+    """Return a function that serves all kinds of services with a collector."""
+
+    def serve(*, code: Mapping[str, str] | None = None, **options: Any) -> Any:
+        return traced(monkeypatch, write_all_kinds(tmp_path, **(code or {})), **options)
+
+    return serve
 
 
-async def ask(server: ServedPlan, method: str, path: str, **options: Any) -> httpx.Response:
-    """Make a call over REST."""
-    async with httpx.AsyncClient(trust_env=False, timeout=WAIT_SECONDS) as client:
-        return await client.request(method, f"http://{server.rest[0]}{path}", **options)
+async def _post(server: ServedPlan, path: str = INFER, body: Any = None, **headers: str) -> httpx.Response:
+    return await request(server, "POST", path, json=infer_body() if body is None else body, headers=headers)
 
 
-def infer_body(name: str = "b") -> dict[str, Any]:
-    """Give an inference of the model in KServe's JSON."""
-    return {"id": "r1", "inputs": [{"name": name, "shape": [1, 10], "datatype": "FP32", "data": [1.0] * 10}]}
-
-
-def infer_over_grpc(address: str, headers: dict[str, str]) -> Any:
-    """Infer with tritonclient."""
-    triton = triton_module("grpc")
-    with triton.InferenceServerClient(address) as client:
-        given = triton.InferInput("b", [1, 10], "FP32")
-        given.set_data_from_numpy(np.ones((1, 10), np.float32))
-        return client.infer("model", [given], request_id="r2", headers=headers).as_numpy("a")
-
-
-@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
-async def test_a_call_over_grpc_is_a_part_of_its_callers_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
-) -> None:
-    """Over either form of OTLP; the span has the conventions' names, and the server's own."""
-    async with traced(monkeypatch, write_all_kinds(tmp_path), protocol) as (collector, server):
+async def test_grpc_call_is_a_span_of_the_trace_of_its_caller(tracing: Tracing) -> None:
+    async with tracing() as (collector, server):
         answer = await trio.to_thread.run_sync(infer_over_grpc, server.grpc[0], PARENT)
         assert answer.tolist() == [[2.0] * 10]
     span = collector.named("inference.GRPCInferenceService/ModelInfer")
     assert (span.kind, span.trace_id, span.parent_id, span.state) == ("server", TRACE, SPAN, "vendor=x")
     assert (span.service, span.failure) == ("ovms", "")
-    told = span.attributes
-    assert told["rpc.system.name"] == "grpc"
-    assert told["rpc.method"] == "inference.GRPCInferenceService/ModelInfer"
-    assert told["rpc.response.status_code"] == "OK"
-    assert told["ovmstrio.service.name"] == "model"
-    assert told["ovmstrio.service.kind"] == "model"
-    assert told["ovmstrio.request.id"] == "r2"
-    assert told["client.address"] == "127.0.0.1"
+    expected = {
+        "rpc.system.name": "grpc",
+        "rpc.method": "inference.GRPCInferenceService/ModelInfer",
+        "rpc.response.status_code": "OK",
+        "ovmstrio.service.name": "model",
+        "ovmstrio.service.kind": "model",
+        "ovmstrio.request.id": "r2",
+        "client.address": "127.0.0.1",
+    }
+    assert {name: span.attributes[name] for name in expected} == expected
 
 
-async def test_calls_over_rest_of_every_protocol_are_parts_of_their_callers_traces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """KServe, TensorFlow Serving, a handler's routes and a pipeline of Ops; statuses are those that clients got."""
-    async with traced(monkeypatch, write_all_kinds(tmp_path)) as (collector, server):
-        kserve = await ask(server, "POST", "/v2/models/model/infer", json=infer_body(), headers=PARENT)
-        tensorflow = await ask(
-            server, "POST", "/v1/models/model:predict", json={"instances": [[1.0] * 10]}, headers=PARENT
-        )
-        handler = await ask(server, "POST", "/handler", json=[1, 2], headers=PARENT)
-        ops = await ask(server, "POST", "/ops/prediction", json={"key": ["x"], "value": ["1"]}, headers=PARENT)
-        bad = await ask(server, "POST", "/v2/models/model/infer", json=infer_body("wrong"), headers=PARENT)
-        assert [each.status_code for each in (kserve, tensorflow, handler, ops, bad)] == [200, 200, 200, 200, 400]
+async def test_rest_calls_of_all_protocols_are_spans_of_the_traces_of_their_callers(tracing: Tracing) -> None:
+    async with tracing() as (collector, server):
+        answers = [
+            await _post(server, **PARENT),
+            await _post(server, "/v1/models/model:predict", {"instances": [[1.0] * 10]}, **PARENT),
+            await _post(server, "/handler", [1, 2], **PARENT),
+            await _post(server, "/ops/prediction", {"key": ["x"], "value": ["1"]}, **PARENT),
+            await _post(server, INFER, infer_body("wrong"), **PARENT),
+        ]
     spans = [span for span in collector.spans if span.kind == "server"]
-    assert {span.trace_id for span in spans} == {TRACE}
-    assert {span.parent_id for span in spans} == {SPAN}
-    assert [(span.name, span.attributes["http.response.status_code"]) for span in spans] == [
-        ("POST /v2/models/model/infer", 200),
-        ("POST /v1/models/model:predict", 200),
-        ("POST /handler", 200),
-        ("POST /ops", 200),
-        ("POST /v2/models/model/infer", 400),
+    statuses = [answer.status_code for answer in answers]
+    assert [span.attributes["http.response.status_code"] for span in spans] == statuses == [200, 200, 200, 200, 400]
+    assert {(span.trace_id, span.parent_id) for span in spans} == {(TRACE, SPAN)}
+    assert [(span.name, span.attributes["ovmstrio.service.kind"]) for span in spans[:4]] == [
+        ("POST /v2/models/model/infer", "model"),
+        ("POST /v1/models/model:predict", "model"),
+        ("POST /handler", "handler"),
+        ("POST /ops", "op pipeline"),
     ]
-    assert [span.attributes["ovmstrio.service.kind"] for span in spans[:4]] == [
-        "model",
-        "model",
-        "handler",
-        "op pipeline",
-    ]
-    assert spans[4].failure == ""
+    assert (spans[4].name, spans[4].failure) == ("POST /v2/models/model/infer", "")
     assert spans[4].attributes["error.type"] == "InvalidRequest"
 
 
-async def test_a_call_over_tls_is_told_as_one_and_a_proxy_says_what_came_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``url.scheme`` is what the client has asked for; nonsense in the header of proxies is not believed."""
+async def test_url_scheme_is_that_of_the_client_or_of_its_proxy(tracing: Tracing, tmp_path: Path) -> None:
     authority, pem = trustme.CA(), tmp_path / "server.pem"
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(pem)
     context = ssl.create_default_context()
     authority.configure_trust(context)
     path, tls = "/v2/models/model/infer", {"tls_cert": pem, "tls_key": pem}
     async with (
-        traced(monkeypatch, write_all_kinds(tmp_path), settings=tls) as (collector, server),
+        tracing(settings=tls) as (collector, server),
         httpx.AsyncClient(trust_env=False, timeout=60, verify=context) as client,
     ):
         for said in ("", "http", "gopher"):
@@ -160,12 +119,9 @@ async def test_a_call_over_tls_is_told_as_one_and_a_proxy_says_what_came_to_it(
     assert [span.attributes["url.scheme"] for span in calls] == ["https", "http", "https"]
 
 
-async def test_a_call_without_a_parent_begins_a_trace_and_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever looks at recent traces finds the same ids as the collector."""
-    async with traced(monkeypatch, write_all_kinds(tmp_path)) as (collector, server):
-        await ask(server, "POST", "/v2/models/model/infer", json=infer_body())
+async def test_call_without_parent_starts_a_trace_that_the_server_keeps(tracing: Tracing) -> None:
+    async with tracing() as (collector, server):
+        await _post(server)
         assert server.plane.traces is not None
         (kept,) = server.plane.traces.traces()
     span = collector.named("POST /v2/models/model/infer")
@@ -176,36 +132,6 @@ async def test_a_call_without_a_parent_begins_a_trace_and_is_kept(
     assert kept.root.attributes["http.response.status_code"] == 200
 
 
-async def test_without_the_variables_calls_are_recorded_while_somebody_looks(tmp_path: Path) -> None:
-    """As the console's viewers do, and at no other time."""
-    async with serving(write_all_kinds(tmp_path)) as server:
-        traces = server.plane.traces
-        assert traces is not None
-        await ask(server, "POST", "/v2/models/model/infer", json=infer_body())
-        assert traces.traces() == []
-        with traces.watching():
-            await ask(server, "POST", "/v2/models/dag/infer", json=infer_body())
-        (trace,) = traces.traces()
-        assert trace.summary()["name"] == "ModelInfer dag"
-        assert traces.trace(trace.trace_id) == trace
-    async with serving(tmp_path / "config.json", console="off") as server:
-        assert server.plane.traces is None
-
-
-@pytest.mark.parametrize("others", [{}, {"console_bodies": 100}], ids=["nobody", "the console"])
-async def test_what_is_recorded_while_somebody_looks_is_so_at_both_doors(
-    tmp_path: Path, others: dict[str, Any]
-) -> None:
-    """Whoever else is told of requests."""
-    async with serving(write_all_kinds(tmp_path), **others) as server:
-        traces = server.plane.traces
-        assert traces is not None
-        with traces.watching():
-            await trio.to_thread.run_sync(infer_over_grpc, server.grpc[0], {})
-            await ask(server, "POST", "/v2/models/model/infer", json=infer_body())
-        assert len(traces.traces()) == 2
-
-
 FAILING = """
 class Handler:
     def handle_post(self, payload):
@@ -213,15 +139,11 @@ class Handler:
 """
 
 
-async def test_calls_that_are_not_sampled_are_recorded_if_they_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the ids that they had; what succeeds, or is the caller's mistake, is not."""
-    config = write_all_kinds(tmp_path, handler=FAILING)
-    async with traced(monkeypatch, config) as (collector, server):
-        await ask(server, "POST", "/v2/models/model/infer", json=infer_body(), headers=UNSAMPLED)
-        await ask(server, "POST", "/v2/models/model/infer", json=infer_body("wrong"), headers=UNSAMPLED)
-        failed = await ask(server, "POST", "/handler", json=[1], headers=UNSAMPLED)
+async def test_unsampled_call_is_recorded_if_it_fails(tracing: Tracing) -> None:
+    async with tracing(code={"handler": FAILING}) as (collector, server):
+        await _post(server, **UNSAMPLED)
+        await _post(server, INFER, infer_body("wrong"), **UNSAMPLED)
+        failed = await _post(server, "/handler", [1], **UNSAMPLED)
         assert failed.status_code == 500
     (span,) = collector.spans
     assert (span.name, span.trace_id, span.parent_id) == ("POST /handler", TRACE, SPAN)
@@ -229,25 +151,9 @@ async def test_calls_that_are_not_sampled_are_recorded_if_they_fail(
     assert span.attributes["http.response.status_code"] == 500
 
 
-async def test_a_share_of_the_calls_without_a_parent_is_sampled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A ratio of nothing records nothing, and a parent's decision counts more."""
-    sampler = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0"}
-    async with traced(monkeypatch, write_all_kinds(tmp_path), environment=sampler) as (collector, server):
-        for _ in range(5):
-            await ask(server, "POST", "/v2/models/model/infer", json=infer_body())
-        await ask(server, "POST", "/v2/models/model/infer", json=infer_body(), headers=PARENT)
-    (span,) = [each for each in collector.spans if each.kind == "server"]
-    assert span.trace_id == TRACE
-
-
-async def test_nodes_and_inferences_of_a_pipeline_are_parts_of_its_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The call has a node, and the node an inference."""
-    async with traced(monkeypatch, write_all_kinds(tmp_path)) as (collector, server):
-        await ask(server, "POST", "/v2/models/dag/infer", json=infer_body(), headers=PARENT)
+async def test_pipeline_call_has_spans_of_its_nodes_and_inferences(tracing: Tracing) -> None:
+    async with tracing() as (collector, server):
+        await _post(server, "/v2/models/dag/infer", **PARENT)
     call = collector.named("POST /v2/models/dag/infer")
     (node,) = collector.below(call)
     (inference,) = collector.below(node)
@@ -256,63 +162,29 @@ async def test_nodes_and_inferences_of_a_pipeline_are_parts_of_its_call(
     assert call.seconds >= node.seconds >= inference.seconds > 0
 
 
-HANDLER = """
-from opentelemetry import trace
-
-class Handler:
-    def handle_post(self, payload):
-        with trace.get_tracer("mine").start_as_current_span("of the handler"):
-            return sum(payload)
-"""
-OPS = """
-from opentelemetry import trace
-from ovmstrio.ops import Op, WebService
-
-
-class Count(Op):
-    def preprocess(self, input_dicts, data_id=0, log_id=0):
-        (given,) = input_dicts.values()
-        with trace.get_tracer("mine").start_as_current_span("of the op"):
-            return {"y": "first " + given["x"]}, False, None, ""
-
-
-class Service(WebService):
-    def get_pipeline_response(self, read_op):
-        return Count(name="count", input_ops=[read_op])
-
-
-service = Service(name="ops")
-service.prepare_pipeline_config("config.yml")
-service.run_service()
-"""
-
-
-async def test_spans_of_handlers_and_of_ops_are_parts_of_their_calls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An Op has a span, with its stages below it."""
-    async with traced(monkeypatch, write_all_kinds(tmp_path, handler=HANDLER, ops=OPS)) as (collector, server):
-        await ask(server, "POST", "/handler", json=[1, 2], headers=PARENT)
-        await ask(server, "POST", "/ops/prediction", json={"key": ["x"], "value": ["1"]}, headers=PARENT)
-        # What is not sampled is so for the code of users, too.
-        await ask(server, "POST", "/handler", json=[1, 2], headers=UNSAMPLED)
-        await ask(server, "POST", "/ops/prediction", json={"key": ["x"], "value": ["1"]}, headers=UNSAMPLED)
+async def test_spans_of_handlers_and_ops_are_children_of_their_calls(tracing: Tracing) -> None:
+    async with tracing(code={"handler": TRACED_HANDLER, "ops": TRACED_OPS}) as (collector, server):
+        await _post(server, "/handler", [1, 2], **PARENT)
+        await _post(server, "/ops/prediction", {"key": ["x"], "value": ["1"]}, **PARENT)
+        # Spans of user code in unsampled calls are not sampled either.
+        await _post(server, "/handler", [1, 2], **UNSAMPLED)
+        await _post(server, "/ops/prediction", {"key": ["x"], "value": ["1"]}, **UNSAMPLED)
     assert collector.named("of the handler").parent_id == collector.named("POST /handler").span_id
     op = collector.named("op count")
     assert op.parent_id == collector.named("POST /ops").span_id
     assert {span.name for span in collector.below(op)} == {"of the op", "preprocess", "postprocess"}
 
 
-async def test_a_batch_is_linked_to_the_calls_that_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a part of the first; each has waited for it, and the inference is a part of the batch."""
+async def test_batch_is_linked_to_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ir.save(ir.dummy((-1, 10)), tmp_path / "models", "model")
     batching = {"max_batch_size": 2, "batch_timeout_ms": 20_000, "eager": False}
     entry = {"name": "model", "base_path": str(tmp_path / "models" / "model"), "batching": batching}
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({"model_config_list": [{"config": entry}]}))
-    async with traced(monkeypatch, config) as (collector, server), trio.open_nursery() as nursery:
+    async with (
+        traced(monkeypatch, write_config(tmp_path, entry)) as (collector, server),
+        trio.open_nursery() as nursery,
+    ):
         for _ in range(2):
-            nursery.start_soon(partial(ask, server, "POST", "/v2/models/model/infer", json=infer_body()))
+            nursery.start_soon(_post, server)
     calls = [span for span in collector.spans if span.kind == "server"]
     batch = collector.named("batch")
     assert {*batch.links} == {call.span_id for call in calls}
@@ -325,17 +197,12 @@ async def test_a_batch_is_linked_to_the_calls_that_share_it(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("scheme", ["grpc", "http"])
-async def test_another_server_is_told_of_the_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
-) -> None:
-    """Its call is a part of this server's call to it, which is a part of the caller's."""
-    async with traced(monkeypatch, write_all_kinds(tmp_path)) as (collector, there):
+async def test_trace_continues_in_a_remote_server(tracing: Tracing, tmp_path: Path, scheme: str) -> None:
+    async with tracing() as (collector, there):
         address = (there.grpc if scheme == "grpc" else there.rest)[0]
         entry = {"name": "far", "remote": f"{scheme}://{address}", "remote_name": "model"}
-        config = tmp_path / "near.json"
-        config.write_text(json.dumps({"model_config_list": [{"config": entry}]}))
-        async with serving(config) as near:
-            answer = await ask(near, "POST", "/v2/models/far/infer", json=infer_body(), headers=PARENT)
+        async with serving(write_config(tmp_path, entry)) as near:
+            answer = await _post(near, "/v2/models/far/infer", **PARENT)
             assert answer.status_code == 200, answer.text
     call = collector.named("POST /v2/models/far/infer")
     (out,) = collector.below(call)
@@ -346,13 +213,177 @@ async def test_another_server_is_told_of_the_trace(
     assert there_called.trace_id == TRACE
 
 
-async def test_no_thread_of_the_exporters_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of the server is theirs."""
-    async with traced(monkeypatch, write_all_kinds(tmp_path)) as (_, server):
-        await ask(server, "POST", "/v2/models/model/infer", json=infer_body())
-        assert _exporting()
-    assert not _exporting()
+async def test_exporter_threads_end_with_the_server(tracing: Tracing) -> None:
+    def exporters() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("OtelBatch")]
+
+    async with tracing() as (_, server):
+        await _post(server)
+        assert exporters()
+    assert not exporters()
 
 
-def _exporting() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("OtelBatch")]
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({}, ["ModelInfer dag", "ModelInfer model"]),
+        ({"console_bodies": 100}, ["POST /v2/models/dag/infer", "inference.GRPCInferenceService/ModelInfer"]),
+    ],
+)
+async def test_calls_are_recorded_without_exporter_while_they_are_watched(
+    tmp_path: Path, settings: dict[str, Any], names: list[str]
+) -> None:
+    async with serving(write_all_kinds(tmp_path), **settings) as server:
+        traces = server.plane.traces
+        assert traces is not None
+        await _post(server)
+        assert traces.traces() == []
+        with traces.watching():
+            await trio.to_thread.run_sync(infer_over_grpc, server.grpc[0], {})
+            await _post(server, "/v2/models/dag/infer")
+        recorded = traces.traces()
+        assert sorted(str(trace.summary()["name"]) for trace in recorded) == names
+        assert [traces.trace(trace.trace_id) for trace in recorded] == recorded
+
+
+async def test_server_without_console_and_exporter_keeps_no_traces(tmp_path: Path) -> None:
+    async with serving(write_all_kinds(tmp_path), console="off") as server:
+        assert server.plane.traces is None
+
+
+# Unsampled calls
+
+
+NEVER = {"OTEL_TRACES_SAMPLER": "always_off"}
+
+
+async def _fail(*_: object) -> Any:
+    raise RuntimeError("the device failed")
+
+
+async def test_failed_unsampled_call_is_exported_with_the_ids_of_its_log_line(
+    tracing: Tracing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    configure_logs(fmt="json", path=path)
+    monkeypatch.setattr(ModelServable, "infer", _fail)
+    async with tracing(environment=NEVER) as (collector, server):
+        with pytest.raises(triton_module("grpc").InferenceServerException, match="RuntimeError"):
+            await trio.to_thread.run_sync(infer_over_grpc, server.grpc[0], {})
+        failed = await _post(server)
+        assert failed.status_code == 500
+    over_grpc, over_rest = collector.spans
+    assert over_grpc.name == "inference.GRPCInferenceService/ModelInfer"
+    assert over_grpc.failure == over_rest.failure == "the device failed"
+    attributes = over_grpc.attributes
+    assert (attributes["client.address"], attributes["rpc.method"]) == ("127.0.0.1", over_grpc.name)
+    assert attributes["rpc.response.status_code"] in ("UNKNOWN", "INTERNAL")
+    assert attributes["rpc.request.size"] > 0
+    assert over_rest.attributes["http.response.status_code"] == 500
+
+    lines = [
+        json.loads(line)
+        for line in path.read_text().splitlines()
+        if '"event": "request failed"' in line and "request_id" in line
+    ]
+    ids = [(line["trace_id"], line["span_id"]) for line in lines]
+    assert ids == [(each.trace_id, each.span_id) for each in (over_grpc, over_rest)]
+
+
+async def test_deadline_that_passes_after_the_answer_is_the_status_of_the_span(
+    tracing: Tracing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = stream.Call._end  # noqa: SLF001 - no deadline passes between answer and end otherwise
+
+    def too_late(self: stream.Call, _: object) -> None:
+        ends(self, GRPCError(Status.DEADLINE_EXCEEDED, "too late"))
+
+    async with tracing(environment=NEVER) as (collector, server):
+        monkeypatch.setattr(stream.Call, "_end", too_late)
+        with pytest.raises(triton_module("grpc").InferenceServerException, match="too late"):
+            await trio.to_thread.run_sync(infer_over_grpc, server.grpc[0], {})
+    (span,) = collector.spans
+    assert span.attributes["rpc.response.status_code"] == "DEADLINE_EXCEEDED"
+    assert span.attributes["ovmstrio.code"] == "OK"
+
+
+# Environment variables
+
+
+LOW, HIGH = 1, 2**64 - 1
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+async def test_exporter_is_configured_by_environment_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    async with collecting() as collector:
+        own = f"http://{collector.grpc}" if protocol == "grpc" else f"http://{collector.http}/v1/traces"
+        variables = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9",
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": own,
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": protocol,
+            "OTEL_EXPORTER_OTLP_HEADERS": "x-tenant=cats,x-other=a%20b",
+            "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment=tests,service.name=unheard",
+            "OTEL_SERVICE_NAME": "heard",
+            "OTEL_PROPAGATORS": "tracecontext,baggage",
+            "OTEL_BSP_SCHEDULE_DELAY": "100",
+            "NO_PROXY": "127.0.0.1",
+        }
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        async with serving(write_all_kinds(tmp_path)) as server:
+            await _post(server)
+    assert collector.named("POST /v2/models/model/infer").service == "heard"
+    assert collector.resource["deployment.environment"] == "tests"
+    assert (collector.headers["x-tenant"], collector.headers["x-other"]) == ("cats", "a b")
+
+
+async def test_otel_sdk_disabled_disables_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with collecting() as collector:
+        for name, value in {**collector.environment(), "OTEL_SDK_DISABLED": "TRUE"}.items():
+            monkeypatch.setenv(name, value)
+        async with serving(write_all_kinds(tmp_path)) as server:
+            await _post(server)
+    assert not collector.spans
+
+
+@pytest.mark.parametrize(
+    ("name", "without", "of_sampled", "of_unsampled"),
+    [
+        ("always_on", (True, True), (True, True), (True, True)),
+        ("always_off", (False, False), (False, False), (False, False)),
+        ("traceidratio", (True, False), (True, False), (True, False)),
+        ("parentbased_always_on", (True, True), (True, True), (False, False)),
+        ("parentbased_always_off", (False, False), (True, True), (False, False)),
+        ("parentbased_traceidratio", (True, False), (True, True), (False, False)),
+        ("", (True, True), (True, True), (False, False)),
+        ("jaeger_remote", (True, True), (True, True), (False, False)),
+    ],
+)
+def test_sampler_decides_by_parent_and_trace_id(
+    name: str, without: tuple[bool, bool], of_sampled: tuple[bool, bool], of_unsampled: tuple[bool, bool]
+) -> None:
+    sampling = sampling_of({"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": "0.5"})
+    parents = (None, TraceParent(1, 1, is_sampled=True), TraceParent(1, 1, is_sampled=False))
+    decided = [(sampling.records(LOW, parent), sampling.records(HIGH, parent)) for parent in parents]
+    assert decided == [without, of_sampled, of_unsampled]
+
+
+@pytest.mark.parametrize(
+    ("value", "is_logged"),
+    [
+        ("", False),
+        ("tracecontext", False),
+        ("baggage, tracecontext", False),
+        ("b3", True),
+        ("tracecontext,b3multi", True),
+        ("none", True),
+        ("baggage", True),
+    ],
+)
+def test_unsupported_propagators_are_logged(value: str, is_logged: bool) -> None:
+    with capture_logs() as lines:
+        warn_of_propagators({"OTEL_PROPAGATORS": value})
+    assert bool(lines) == is_logged

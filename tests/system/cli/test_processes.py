@@ -202,28 +202,19 @@ def _configuration(folder: Path, **settings: object) -> Path:
 
 
 @needs_ray
-def test_deploy_writes_a_file_for_the_commands_of_ray(tmp_path: Path) -> None:
-    config, output = _configuration(tmp_path), tmp_path / "serve.yaml"
-    options = ["--setting", "hide_errors=true"]
+def test_deploy_writes_a_file_with_absolute_paths_for_the_commands_of_ray(tmp_path: Path) -> None:
+    config, output = tmp_path / "current.json", tmp_path / "serve.yaml"
+    config.symlink_to(_configuration(tmp_path))
+    settings = {"hide_errors": "true", "cache_dir": "kept", "server_name": "kept"}
+    options = [text for name, value in settings.items() for text in ("--setting", f"{name}={value}")]
     done = run_ovms("deploy", "ray", str(config), "--output", str(output), *options, timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     document = yaml.safe_load(output.read_text())
     (application,) = document["applications"]
     assert application["import_path"] == "ovmstrio.cluster.ray.application:application"
-    assert application["args"] == {"config": str(config), "settings": {"hide_errors": "true"}, "ingress": {}}
-    assert document["grpc_options"]["grpc_servicer_functions"] == ["ovmstrio.cluster.ray.grpc_services.add_services"]
-
-
-@needs_ray
-def test_paths_of_settings_are_absolute(tmp_path: Path) -> None:
-    config, output = tmp_path / "current.json", tmp_path / "serve.yaml"
-    config.symlink_to(_configuration(tmp_path))
-    options = ["--setting", "cache_dir=kept", "--setting", "server_name=kept"]
-    done = run_ovms("deploy", "ray", str(config), "--output", str(output), *options, timeout=PATIENCE_SECONDS)
-    assert done.returncode == 0, done.stderr
-    (application,) = yaml.safe_load(output.read_text())["applications"]
-    settings = {"cache_dir": str(Path.cwd() / "kept"), "server_name": "kept"}
+    settings["cache_dir"] = str(Path.cwd() / "kept")
     assert application["args"] == {"config": str(config), "settings": settings, "ingress": {}}
+    assert document["grpc_options"]["grpc_servicer_functions"] == ["ovmstrio.cluster.ray.grpc_services.add_services"]
 
 
 @needs_ray

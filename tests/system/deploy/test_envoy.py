@@ -146,40 +146,31 @@ def _input(name: str, values: Any) -> Any:
     return made
 
 
-def _infer(proxy: EnvoyProcess, value: float) -> float:
-    client = triton.InferenceServerClient(proxy.address)
-    try:
-        result = client.infer("dummy", [_input("b", np.full((1, 10), value))], client_timeout=WAIT_SECONDS)
-        return float(result.as_numpy("a")[0, 0])
-    finally:
-        client.close()
+def _call_grpc(proxy: EnvoyProcess, model: str, given: Any, output: str, **options: Any) -> float:
+    with triton.InferenceServerClient(proxy.address) as client:
+        result = client.infer(model, [given], client_timeout=WAIT_SECONDS, **options)
+        return float(result.as_numpy(output)[0, 0])
 
 
-def _infer_rest(proxy: EnvoyProcess) -> Any:
-    answer = httpx.post(f"{proxy.url}/v2/models/dummy/infer", json=_BODY, timeout=WAIT_SECONDS)
+def _call_rest(proxy: EnvoyProcess, model: str, body: Any, headers: dict[str, str] | None = None) -> Any:
+    answer = httpx.post(f"{proxy.url}/v2/models/{model}/infer", json=body, headers=headers, timeout=WAIT_SECONDS)
     assert answer.status_code == 200, answer.text
     return answer.json()["outputs"][0]["data"]
 
 
+def _infer(proxy: EnvoyProcess, value: float) -> float:
+    return _call_grpc(proxy, "dummy", _input("b", np.full((1, 10), value)), "a")
+
+
 def _step_grpc(proxy: EnvoyProcess, sequence: int, value: float, **flags: bool) -> float:
-    client = triton.InferenceServerClient(proxy.address)
-    try:
-        result = client.infer(
-            "sums", [_input("x", np.full((1, 2), value))], sequence_id=sequence, client_timeout=WAIT_SECONDS,
-            headers={"x-sequence-id": str(sequence)}, **flags,
-        )  # fmt: skip
-        return float(result.as_numpy("y")[0, 0])
-    finally:
-        client.close()
+    options = {"sequence_id": sequence, "headers": {"x-sequence-id": str(sequence)}, **flags}
+    return _call_grpc(proxy, "sums", _input("x", np.full((1, 2), value)), "y", **options)
 
 
 def _step_rest(proxy: EnvoyProcess, sequence: int, value: float, **flags: bool) -> float:
     inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [value, value]}]
     body = {"inputs": inputs, "parameters": {"sequence_id": sequence, **flags}}
-    headers = {"x-sequence-id": str(sequence)}
-    answer = httpx.post(f"{proxy.url}/v2/models/sums/infer", json=body, headers=headers, timeout=WAIT_SECONDS)
-    assert answer.status_code == 200, answer.text
-    return float(answer.json()["outputs"][0]["data"][0])
+    return float(_call_rest(proxy, "sums", body, {"x-sequence-id": str(sequence)})[0])
 
 
 def _calls(server: OvmsProcess, name: str) -> float:
@@ -190,7 +181,7 @@ def _calls(server: OvmsProcess, name: str) -> float:
 
 def test_calls_of_both_protocols_are_balanced_over_one_port(proxy: EnvoyProcess, servers: list[OvmsProcess]) -> None:
     assert [_infer(proxy, value) for value in range(20)] == [value + 1 for value in range(20)]
-    assert [_infer_rest(proxy) for _ in range(20)] == [[2.0] * 10] * 20
+    assert [_call_rest(proxy, "dummy", _BODY) for _ in range(20)] == [[2.0] * 10] * 20
     assert sum(_calls(server, "dummy") for server in servers) == 40
     assert all(_calls(server, "dummy") for server in servers)
 

@@ -9,11 +9,16 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 import yaml
 
+from tests.support import ir
 from tests.support.crd_schemas import FOLDER
+from tests.support.ports import free_ports
+from tests.support.processes import running
+from tests.support.waits import WAIT_SECONDS, until
 
 kubernetes_validate: Any = pytest.importorskip("kubernetes_validate")
 
@@ -45,6 +50,11 @@ def kinds_of(documents: list[dict[str, Any]]) -> list[str]:
 _KSERVE = DEPLOY / "kserve" / "cluster-serving-runtime.yaml"
 
 
+def _pod_spec() -> Any:
+    (deployment,) = [each for each in read_documents(PLAIN.read_text()) if each["kind"] == "Deployment"]
+    return deployment["spec"]["template"]["spec"]
+
+
 def test_plain_manifests_match_the_schemas_and_pods_outlive_their_drain() -> None:
     documents = read_documents(PLAIN.read_text())
     for each in documents:
@@ -52,8 +62,7 @@ def test_plain_manifests_match_the_schemas_and_pods_outlive_their_drain() -> Non
     with pytest.raises(kubernetes_validate.ValidationError):
         check_document(documents[[each["kind"] for each in documents].index("Service")] | {"spce": {}})
     assert kinds_of(documents) == ["ConfigMap", "Deployment", "PodDisruptionBudget", "Service", "ServiceAccount"]
-    (deployment,) = [each for each in read_documents(PLAIN.read_text()) if each["kind"] == "Deployment"]
-    spec = deployment["spec"]["template"]["spec"]
+    spec = _pod_spec()
     options = dict(text.removeprefix("--").split("=") for text in spec["containers"][0]["args"] if "=" in text)
     drain = int(options["drain_delay"]) + int(options["drain_seconds"])
     assert drain < spec["terminationGracePeriodSeconds"]
@@ -66,6 +75,37 @@ def test_kserve_runtimes_match_their_schema() -> None:
         spec = {"containers": runtime["spec"]["containers"]}
         check_document({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec})
     assert [each["metadata"]["name"] for each in runtimes] == ["ovmstrio", "ovmstrio-config"]
+
+
+@pytest.mark.slow
+def test_probes_of_a_pod_pass_in_order_and_calls_are_answered_while_it_drains(tmp_path: Path) -> None:
+    (container,) = _pod_spec()["containers"]
+    ir.save(ir.dummy(), tmp_path, "iris")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_config_list": [{"config": {"name": "iris", "base_path": "iris"}}]}))
+    grpc, rest = free_ports(2)
+    changed = {
+        "--config_path": config, "--port": grpc, "--rest_port": rest, "--drain_delay": 4, "--drain_seconds": 10
+    }  # fmt: skip
+    split = [text.partition("=") for text in container["args"]]
+    arguments = [f"{name}{separator}{changed.get(name, value)}" for name, separator, value in split]
+    bound = ["--grpc_bind_address=127.0.0.1", "--rest_bind_address=127.0.0.1", "--trial_load=off"]
+    with running(*arguments, *bound, grpc=grpc, rest=rest, ready=False) as server:
+
+        def passes(probe: str) -> bool:
+            assert server.process.poll() is None
+            return server.answers(container[probe]["httpGet"]["path"])
+
+        until(lambda: passes("startupProbe"))
+        assert passes("livenessProbe")
+        until(lambda: passes("readinessProbe"))
+        server.process.terminate()
+        until(lambda: not passes("readinessProbe"))
+        assert passes("livenessProbe")
+        body = {"inputs": [{"name": "b", "datatype": "FP32", "shape": [1, 10], "data": [1] * 10}]}
+        answer = httpx.post(f"{server.rest}/v2/models/iris/infer", json=body, timeout=WAIT_SECONDS)
+        assert answer.json()["outputs"][0]["data"] == [2.0] * 10
+        assert server.process.wait(14 + WAIT_SECONDS) == 0
 
 
 _HELM = os.environ.get("HELM") or shutil.which("helm")

@@ -1,10 +1,10 @@
-"""A project of two processes, one of which dies while calls of other clients wait in it."""
-
 from __future__ import annotations
 
 import json
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from ovmstrio.server.workers.board import Board
 from tests.support.processes import ProjectProcess, serving_project
 from tests.support.projects import write_project
 from tests.support.waits import until
@@ -47,25 +48,24 @@ class Handler:
         WAYS["kill"]()
         yield "last"
 """
-_CHUNKED = {"transfer-encoding": "chunked"}
 
 
 class _Client:
+    """A connection that stays open."""
+
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=60)
         self.file = self.socket.makefile("rb")
-        self.pid = int(self.ask("GET")[1]["pid"])
+        self.pid = int(self.call("GET")[1]["pid"])
 
-    def send(self, verb: str, payload: Any = None, **headers: str) -> None:
+    def send(self, verb: str, payload: Any = None, *, is_chunked: bool = False) -> None:
         body = b"" if payload is None else json.dumps(payload).encode()
-        lines = [f"{verb} / HTTP/1.1", "host: here", "content-type: application/json"]
-        if headers:
-            lines += ["transfer-encoding: chunked"]
+        length = "transfer-encoding: chunked" if is_chunked else f"content-length: {len(body)}"
+        if is_chunked:
             body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
-        else:
-            lines += [f"content-length: {len(body)}"]
-        self.socket.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+        lines = [f"{verb} / HTTP/1.1", "host: here", "content-type: application/json", length, "", ""]
+        self.socket.sendall("\r\n".join(lines).encode() + body)
 
     def receive(self) -> tuple[int, Any]:
         status = self.file.readline()
@@ -77,12 +77,9 @@ class _Client:
             headers[name.lower()] = value.strip()
         return int(status.split()[1]), json.loads(self.file.read(int(headers["content-length"])))
 
-    def ask(self, verb: str, payload: Any = None) -> tuple[int, Any]:
+    def call(self, verb: str, payload: Any = None) -> tuple[int, Any]:
         self.send(verb, payload)
         return self.receive()
-
-    def rest(self) -> bytes:
-        return self.file.read()
 
     def close(self) -> None:
         self.file.close()
@@ -92,26 +89,25 @@ class _Client:
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProjectProcess]:
     """Serve a project whose processes the tests of this module kill; another process replaces each."""
-    folder = tmp_path_factory.mktemp("dying")
-    file = write_project(folder / "project", _CODE, processes=2, threads_per_process=1)
+    file = write_project(tmp_path_factory.mktemp("dying") / "project", _CODE, processes=2, threads_per_process=1)
     with serving_project(file) as server:
         yield server
 
 
 @contextmanager
 def _clients(server: ProjectProcess, count: int) -> Iterator[tuple[list[_Client], list[_Client]]]:
-    """Connect so many clients to one process, and as many to the other one, once both get connections."""
+    """Connect ``count`` clients to each of the two processes."""
     until(lambda: server.ask(path="/v2/health/ready").status_code == 200)
     with ExitStack() as stack:
         by_pid: dict[int, list[_Client]] = {}
 
-        def have_all() -> bool:
+        def has_all() -> bool:
             client = _Client(server.address)
             stack.callback(client.close)
             by_pid.setdefault(client.pid, []).append(client)
             return sum(len(each) >= count for each in by_pid.values()) == 2
 
-        until(have_all)
+        until(has_all)
         mine, others = (each[:count] for each in by_pid.values() if len(each) >= count)
         yield mine, others
 
@@ -132,10 +128,10 @@ def test_calls_after_the_one_that_kills_are_answered(
         killer.send("POST", {"text": "behind "})
         for text in ("one ", "two "):
             pipelining.send("POST", {"text": text})
-        chunked.send("POST", {"text": "piece "}, **_CHUNKED)
+        chunked.send("POST", {"text": "piece "}, is_chunked=True)
         large.send("POST", {"text": "x" * 100_000})
         # What was sent before has been read when this is answered.
-        assert watching.ask("GET")[1]["pid"] == mine[0].pid
+        assert watching.call("GET")[1]["pid"] == mine[0].pid
         go.touch()
         assert killer.receive() == (500, {"error": f"the process that ran this call ended by {cause}"})
         answers = [killer.receive(), pipelining.receive(), pipelining.receive(), chunked.receive()]
@@ -145,25 +141,24 @@ def test_calls_after_the_one_that_kills_are_answered(
         assert mine[0].pid not in {body["pid"] for _, body in answers}
         status, body = large.receive()
         if status == 503:
-            assert ("send it again" in body["error"], large.rest()) == (True, b"")
+            assert ("send it again" in body["error"], large.file.read()) == (True, b"")
         else:
-            # Nobody had begun to read it.
+            # No process had begun to read it.
             assert (status, body["twice"]) == (200, "x" * 200_000)
         for client in (idle, watching, killer, pipelining):
-            assert client.ask("POST", {"text": "more "})[1]["twice"] == "more more "
+            assert client.call("POST", {"text": "more "})[1]["twice"] == "more more "
         pid = mine[0].pid
         line = project.wait_logged(
             lambda line: (line["message"], line.get("pid")) == ("a worker process has ended", pid)
         )
         assert line["cause"] == cause
-        # A connection whose requests nobody had read yet goes on without being counted.
+        # A connection with unread requests continues without being counted.
         assert line["requests_passed_on"] in {0, 1, 2}
-        # The large one may not have come as a whole, or not have been read.
+        # The large request may be incomplete or unread.
         assert line["requests_lost"] in {1, 2}
 
 
 def test_a_stream_ends_with_its_process(project: ProjectProcess, tmp_path: Path) -> None:
-    """The answer ends without its last part; another process answers the call that waited for the thread."""
     go = tmp_path / "go"
     with _clients(project, 2) as (mine, _):
         streaming, waiting = mine
@@ -172,7 +167,7 @@ def test_a_stream_ends_with_its_process(project: ProjectProcess, tmp_path: Path)
             pass
         waiting.send("POST", {"text": "waits "})
         go.touch()
-        assert b"last" not in streaming.rest()
+        assert b"last" not in streaming.file.read()
         status, body = waiting.receive()
         assert (status, body["twice"]) == (200, "waits waits ")
         assert body["pid"] != mine[0].pid
@@ -195,8 +190,7 @@ def test_a_call_may_be_passed_on_twice(project: ProjectProcess, tmp_path: Path) 
         assert body["pid"] not in {mine[0].pid, others[0].pid}
 
 
-def test_a_process_that_still_starts_ends_with_its_parent(tmp_path: Path) -> None:
-    """No process keeps the output of the killed server open. The test kills its server, so the server is its own."""
+def test_a_starting_process_ends_with_its_killed_parent(tmp_path: Path) -> None:
     file = write_project(tmp_path / "project", _CODE, processes=2, threads_per_process=1)
     with serving_project(file) as server:
         known = psutil.Process(server.process.pid).children()
@@ -215,16 +209,68 @@ def _open_files(process: psutil.Process) -> list[str]:
     return files
 
 
-def test_the_parent_keeps_no_connections_open(project: ProjectProcess) -> None:
-    """A client sees the end of a connection that its process closes, though the parent has accepted it."""
+def test_the_parent_closes_its_copies_of_connections(project: ProjectProcess) -> None:
     parent = Path(f"/proc/{project.process.pid}/fd")
     for _ in range(5):
         client = _Client(project.address)
         client.socket.sendall(b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n")
-        assert b"pid" in client.rest()
+        assert b"pid" in client.file.read()
         client.close()
     before = len(list(parent.iterdir()))
     for _ in range(50):
         client = _Client(project.address)
         client.close()
     until(lambda: len(list(parent.iterdir())) <= before + 3)
+
+
+# A limit that processes share
+
+
+CHILD = """
+import sys
+from ovmstrio.core.errors import TooManyRequests
+from ovmstrio.server.workers.board import Board, SharedLimit
+
+board = Board(int(sys.argv[1]), 3)
+limit = SharedLimit(board, int(sys.argv[2]), 2)
+sys.stdin.readline()
+most = taken = 0
+for _ in range(20_000):
+    try:
+        limit.take()
+    except TooManyRequests:
+        continue
+    taken += 1
+    with board.locked():
+        most = max(most, board.total_in_flight())
+    limit.give_back()
+print(most, taken)
+"""
+
+
+def test_a_shared_limit_holds_while_processes_race() -> None:
+    board = Board.create(3)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(board.descriptor), str(row)],
+            pass_fds=[board.descriptor],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for row in range(3)
+    ]
+    try:
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        reported = [process.communicate(timeout=60)[0].split() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert all(int(most) <= 2 for most, _ in reported)
+    assert sum(int(taken) for _, taken in reported) > 0
+    assert board.total_in_flight() == 0
+    board.close()

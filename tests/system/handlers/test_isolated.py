@@ -1,5 +1,3 @@
-"""Handlers in worker processes."""
-
 from __future__ import annotations
 
 import json
@@ -27,6 +25,7 @@ from ovmstrio.runtimes.handlers.isolated.isolated_handler import (
 )
 from ovmstrio.work.isolation.isolated_code import Isolation
 from tests.support.model_projects import write_model
+from tests.support.pipelines import gather
 from tests.support.projects import make_project
 from tests.support.waits import until_async
 
@@ -111,9 +110,14 @@ async def _isolated(
             yield handler
 
 
-async def _ask(handler: IsolatedHandler, payload: Any = None, verb: str = "post", query: str = "") -> HttpAnswer:
+async def _call(handler: IsolatedHandler, payload: Any = None, verb: str = "post", query: str = "") -> HttpAnswer:
     body = json.dumps(payload).encode()
     return await handler.answer(f"handle_{verb}", HttpRequest(verb.upper(), "/", query, _JSON, body))
+
+
+async def _payload(handler: IsolatedHandler, payload: Any) -> Any:
+    """Return the payload that a call has received."""
+    return json.loads((await _call(handler, payload)).content)["payload"]
 
 
 async def _read(answer: HttpAnswer) -> bytes:
@@ -124,13 +128,11 @@ async def _read(answer: HttpAnswer) -> bytes:
         await answer.stream.aclose()
 
 
-async def test_a_method_is_called_in_another_process(tmp_path: Path) -> None:
-    """With the arguments that it asks for, in an environment and a folder of its own; all kinds of results come."""
+async def test_methods_run_in_another_process_with_their_arguments_and_results(tmp_path: Path) -> None:
     async with _isolated(tmp_path) as handler:
-        answer = await _ask(handler, {"a": [1, 2]}, query="x=1")
-        told = json.loads(answer.content)
-        assert told.pop("pid") == handler.processes.pids[0] != os.getpid()
-        assert told == {
+        result = json.loads((await _call(handler, {"a": [1, 2]}, query="x=1")).content)
+        assert result.pop("pid") == handler.processes.pids[0] != os.getpid()
+        assert result == {
             "greeting": "hello",
             "payload": {"a": [1, 2]},
             "header": "1",
@@ -138,74 +140,60 @@ async def test_a_method_is_called_in_another_process(tmp_path: Path) -> None:
             "cwd": str(tmp_path / "project"),
         }
         assert "FROM_ENV" not in os.environ
-        answer = await _ask(handler, [1], "put")
+        answer = await _call(handler, [1], "put")
         assert (answer.status, answer.content, dict(answer.headers)["x-two"]) == (201, b"[1]", "2")
-        assert await _read(await _ask(handler, verb="get")) == b"first last"
-        assert await _read(await _ask(handler, verb="patch")) == b"ab"
+        assert await _read(await _call(handler, verb="get")) == b"first last"
+        assert await _read(await _call(handler, verb="patch")) == b"ab"
 
 
-async def test_forms_files_and_bytes_come_as_they_were_sent(tmp_path: Path) -> None:
-    """Read in the process; what is no JSON is the client's fault."""
+async def test_forms_are_parsed_in_the_process(tmp_path: Path) -> None:
     lines = ["--b", 'content-disposition: form-data; name="file"; filename="f.txt"', "", "content", "--b--", ""]
-    form = HttpRequest(
-        "POST", "/", "", (("content-type", "multipart/form-data; boundary=b"),), "\r\n".join(lines).encode()
-    )
+    headers = (("content-type", "multipart/form-data; boundary=b"),)
     async with _isolated(tmp_path) as handler:
+        form = HttpRequest("POST", "/", "", headers, "\r\n".join(lines).encode())
         answer = await handler.answer("handle_post", form)
         assert json.loads(answer.content)["payload"] == {"file": ["f.txt", "content"]}
-        with pytest.raises(MalformedPayload) as told:
+        with pytest.raises(MalformedPayload) as caught:
             await handler.answer("handle_post", HttpRequest("POST", "/", "", _JSON, b"{"))
-        assert told.value.is_json
+        assert caught.value.is_json
 
 
-async def test_errors_are_as_in_threads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Those that choose a status keep it; the text of others is for the log, with the user's line."""
+async def test_errors_of_a_handler_leave_its_process(tmp_path: Path) -> None:
     async with _isolated(tmp_path) as handler:
-        with pytest.raises(UserCodeError, match="internal server error") as told:
-            await _ask(handler, {"way": "own error"})
-        assert told.value.detail.startswith("ZeroDivisionError: division by zero (")
+        for way, detail in (
+            ("own error", "ZeroDivisionError: division by zero ("),
+            ("exit code", "SystemExit"),
+            ("object", "TypeError: an object of type 'object' cannot be written as JSON"),
+        ):
+            with pytest.raises(UserCodeError, match="internal server error") as caught:
+                await _call(handler, {"way": way})
+            assert caught.value.detail.startswith(detail)
         with pytest.raises(HTTPError) as chosen:
-            await _ask(handler, {"way": "http error"})
-        assert (chosen.value.status_code, chosen.value.detail, chosen.value.headers) == (
-            418,
-            "a teapot",
-            {"x-pot": "1"},
-        )
-        with pytest.raises(UserCodeError) as told:
-            await _ask(handler, {"way": "exit code"})
-        assert told.value.detail.startswith("SystemExit")
-        with pytest.raises(UserCodeError) as told:
-            await _ask(handler, {"way": "object"})
-        assert "cannot be written as JSON" in told.value.detail
-        with pytest.raises(UserCodeError) as told:
-            await _read(await _ask(handler, verb="get", query="way=own error"))
-        assert "ZeroDivisionError" in told.value.detail
+            await _call(handler, {"way": "http error"})
+        error = chosen.value
+        assert (error.status_code, error.detail, error.headers) == (418, "a teapot", {"x-pot": "1"})
+        answer = await _call(handler, verb="get", query="way=own error")
+        with pytest.raises(UserCodeError) as caught:
+            await _read(answer)
+        assert "ZeroDivisionError" in caught.value.detail
         assert len(handler.processes.pids) == 1
 
 
-async def _ask_or_read(handler: IsolatedHandler, verb: str) -> None:
-    if verb == "post":
-        await _ask(handler, {"way": "spin"})
-    else:
-        await _read(await _ask(handler, verb="get", query="way=spin"))
-
-
-_ENDS = [("segfault", "was killed by SIGSEGV"), ("exit", "ended with status 7"), ("kill", "was killed by SIGKILL")]
-
-
-@pytest.mark.parametrize(("way", "why"), _ENDS)
-async def test_a_crash_fails_its_own_call_alone(tmp_path: Path, way: str, why: str) -> None:
-    """At once, with the signal's name; those that wait for its thread are answered by the next process."""
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [("segfault", "was killed by SIGSEGV"), ("exit", "ended with status 7"), ("kill", "was killed by SIGKILL")],
+)
+async def test_a_crash_fails_only_its_own_call(tmp_path: Path, way: str, why: str) -> None:
     text = f"the process that ran this call {why}"
     begun, wait = tmp_path / "begun", tmp_path / "wait"
     answers: list[HttpAnswer] = []
 
     async def crash() -> None:
         with pytest.raises(UserCodeError, match=text):
-            await _ask(handler, {"way": way, "begun": str(begun), "wait": str(wait)})
+            await _call(handler, {"way": way, "begun": str(begun), "wait": str(wait)})
 
-    async def ask() -> None:
-        answers.append(await _ask(handler, 1))
+    async def call() -> None:
+        answers.append(await _call(handler, 1))
 
     async with _isolated(tmp_path) as handler:
         first = handler.processes.pids[0]
@@ -213,7 +201,7 @@ async def test_a_crash_fails_its_own_call_alone(tmp_path: Path, way: str, why: s
             nursery.start_soon(crash)
             await until_async(begun.exists)
             for _ in range(3):
-                nursery.start_soon(ask)
+                nursery.start_soon(call)
             await trio.testing.wait_all_tasks_blocked(0.01)
             wait.touch()
         pids = {json.loads(answer.content)["pid"] for answer in answers}
@@ -221,47 +209,49 @@ async def test_a_crash_fails_its_own_call_alone(tmp_path: Path, way: str, why: s
         assert pids == {*handler.processes.pids}
         assert first not in pids
         with pytest.raises(UserCodeError, match=text):
-            await _read(await _ask(handler, verb="get", query=f"way={way}"))
+            await _read(await _call(handler, verb="get", query=f"way={way}"))
         assert handler.obstacle in {"", "its worker processes have ended, and none has been started again yet"}
-        assert await _read(await _ask(handler, verb="get")) == b"first last"
+        assert await _read(await _call(handler, verb="get")) == b"first last"
         assert handler.obstacle == ""
 
 
 @pytest.mark.parametrize("verb", ["post", "get"])
-async def test_code_that_never_ends_is_ended(tmp_path: Path, verb: str) -> None:
-    """After the limit of a call: nobody else notices."""
+async def test_a_call_that_does_not_end_is_killed(tmp_path: Path, verb: str) -> None:
+    async def spin() -> None:
+        answer = await _call(handler, {"way": "spin"}, verb, "way=spin")
+        await _read(answer)
+
     async with _isolated(tmp_path, isolation=Isolation(limit_seconds=1)) as handler:
         with pytest.raises(UserCodeError, match="the process that ran this call was killed"):
-            await _ask_or_read(handler, verb)
-        assert json.loads((await _ask(handler, 2)).content)["payload"] == 2
+            await spin()
+        assert await _payload(handler, 2) == 2
 
 
-@pytest.mark.parametrize("way", ["closerange", "fork"])
-async def test_descriptors_and_children_hurt_nobody(tmp_path: Path, way: str) -> None:
-    """A process that closes what it talks by is another one soon; the child of a fork answers nothing."""
+async def test_a_process_that_closes_its_descriptors_is_replaced(tmp_path: Path) -> None:
     async with _isolated(tmp_path) as handler:
-        if way == "fork":
-            assert (await _ask(handler, {"way": way})).content == b"the parent"
-            await until_async(lambda: not _living_children(handler.processes.pids[0]))
-        else:
-            with pytest.raises(UserCodeError, match="the process that ran this call"):
-                await _ask(handler, {"way": way})
-        assert json.loads((await _ask(handler, 2)).content)["payload"] == 2
+        with pytest.raises(UserCodeError, match="the process that ran this call"):
+            await _call(handler, {"way": "closerange"})
+        assert await _payload(handler, 2) == 2
 
 
-def _living_children(pid: int) -> list[psutil.Process]:
-    living = []
-    for child in psutil.Process(pid).children():
-        with suppress(psutil.NoSuchProcess):
-            living += [child] if child.status() != psutil.STATUS_ZOMBIE else []
-    return living
+async def test_the_child_of_a_fork_answers_nothing(tmp_path: Path) -> None:
+    def living_children() -> list[psutil.Process]:
+        living = []
+        for child in psutil.Process(handler.processes.pids[0]).children():
+            with suppress(psutil.NoSuchProcess):
+                living += [child] if child.status() != psutil.STATUS_ZOMBIE else []
+        return living
+
+    async with _isolated(tmp_path) as handler:
+        assert (await _call(handler, {"way": "fork"})).content == b"the parent"
+        await until_async(lambda: not living_children())
+        assert await _payload(handler, 2) == 2
 
 
-async def test_callbacks_run_in_the_process(tmp_path: Path) -> None:
-    """After the answer has been sent."""
+async def test_callbacks_run_in_the_process_after_the_answer(tmp_path: Path) -> None:
     file = tmp_path / "after"
     async with _isolated(tmp_path) as handler:
-        answer = await _ask(handler, verb="delete", query=f"file={file}")
+        answer = await _call(handler, verb="delete", query=f"file={file}")
         assert answer.content == b"done"
         assert not file.exists()
         handler.run_after(answer.after)
@@ -269,8 +259,7 @@ async def test_callbacks_run_in_the_process(tmp_path: Path) -> None:
         assert file.read_text() == str(handler.processes.pids[0])
 
 
-async def test_a_client_that_leaves_ends_a_stream(tmp_path: Path) -> None:
-    """Its generator is closed there."""
+async def test_a_generator_is_closed_in_the_process_if_its_client_leaves(tmp_path: Path) -> None:
     code = """
 from pathlib import Path
 class Handler:
@@ -283,20 +272,16 @@ class Handler:
 """
     file = tmp_path / "closed"
     async with _isolated(tmp_path, code) as handler:
-        answer = await _ask(handler, verb="get", query=f"file={file}")
+        answer = await _call(handler, verb="get", query=f"file={file}")
         assert answer.stream is not None
         assert await anext(answer.stream) == b"more"
         await answer.stream.aclose()
         await until_async(file.exists)
 
 
-async def test_requests_are_gathered_in_the_server(tmp_path: Path) -> None:
-    """A batch is one call in the process; each request gets its own result, or error."""
+async def test_a_batch_is_one_call_of_the_process(tmp_path: Path) -> None:
     code = """
 import os
-import sys
-import sysconfig
-import venv
 from ovmstrio.handlers import HTTPError
 class Handler:
     def handle_post(self, payload):
@@ -304,41 +289,22 @@ class Handler:
             os._exit(1)
         return [HTTPError(422, "no") if each == "no" else [each, len(payload), os.getpid()] for each in payload]
 """
-    batching: dict[str, Any] = {
-        "server_side_batching": {"max_batch_size": 3, "batch_interval_seconds": 10},
-        "threads_per_process": 2,
-    }
-    outcomes: dict[Any, Any] = {}
 
-    async def ask(payload: Any) -> None:
+    async def call(payload: Any) -> Any:
         try:
-            outcomes[payload] = json.loads((await _ask(handler, payload)).content)
+            return json.loads((await _call(handler, payload)).content)[:2]
         except (ServerError, HTTPError) as error:
-            outcomes[payload] = error
+            return str(error)
 
-    async with _isolated(tmp_path, code, **batching) as handler:
-        async with trio.open_nursery() as nursery:
-            for payload in (1, "no", 2):
-                nursery.start_soon(ask, payload)
-        assert [outcomes[each][:2] for each in (1, 2)] == [[1, 3], [2, 3]]
-        assert outcomes["no"].status_code == 422
-        async with trio.open_nursery() as nursery:
-            for payload in ("die", 3, 4):
-                nursery.start_soon(ask, payload)
-        assert {str(outcomes[each]) for each in ("die", 3, 4)} == {"the process that ran this call ended with status 1"}
-        async with trio.open_nursery() as nursery:
-            for payload in (5, 6, 7):
-                nursery.start_soon(ask, payload)
-        assert outcomes[7][:2] == [7, 3]
+    batching = {"max_batch_size": 3, "batch_interval_seconds": 10}
+    async with _isolated(tmp_path, code, server_side_batching=batching, threads_per_process=2) as handler:
+        assert await gather(call, [1, "no", 2]) == [[1, 3], "422: no", [2, 3]]
+        assert await gather(call, ["die", 3, 4]) == ["the process that ran this call ended with status 1"] * 3
+        assert await gather(call, [5, 6, 7]) == [[5, 3], [6, 3], [7, 3]]
 
 
 async def test_models_are_opened_in_the_process(tmp_path: Path) -> None:
-    """The clients work there, in plain and async methods, and what there is can be told here."""
     code = """
-import os
-import sys
-import sysconfig
-import venv
 from pathlib import Path
 class Handler:
     def __init__(self, model_client):
@@ -354,21 +320,20 @@ class Handler:
         write_model(tmp_path, f"model {name}", "project", "up", name)
     models = {"dir": "up", "cache_size": 1, "disk_cache_size": 2}
     async with _isolated(tmp_path, code, multi_model_reloading=models) as handler:
-        assert [(await _ask(handler, name)).content for name in "aba"] == [b"model a", b"model b", b"model a"]
-        assert (await _ask(handler, "b", "put")).content == b"model b"
-        told = await trio.to_thread.run_sync(IsolatedModels(handler).info)
-        assert list(told["model_metadata"]) == ["a", "b"]
+        assert [(await _call(handler, name)).content for name in "aba"] == [b"model a", b"model b", b"model a"]
+        assert (await _call(handler, "b", "put")).content == b"model b"
+        info = await trio.to_thread.run_sync(IsolatedModels(handler).info)
+        assert list(info["model_metadata"]) == ["a", "b"]
     with pytest.raises(ConfigError, match="models that are cached are for one process"):
         async with _isolated(tmp_path, code, Isolation(processes=2), multi_model_reloading=models):
             pass
 
 
-async def test_a_handler_that_cannot_be_made_is_told_whole(tmp_path: Path) -> None:
-    """With its file and line, as in the server; or how its process ended."""
-    with pytest.raises(ConfigError) as told:
+async def test_a_handler_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
         async with _isolated(tmp_path, "class Handler:\n    def __init__(self): 1 / 0\n    def handle_get(self): ..."):
             pass
-    (problem,) = told.value.problems
+    (problem,) = caught.value.problems
     assert (Path(problem.file).name, problem.line) == ("handler.py", 2)
     assert "ZeroDivisionError" in problem.message
     with pytest.raises(ModelFailure, match="its process"):
@@ -377,24 +342,23 @@ async def test_a_handler_that_cannot_be_made_is_told_whole(tmp_path: Path) -> No
 
 
 async def test_several_processes_share_the_calls(tmp_path: Path) -> None:
-    """Each has an object of its own."""
     begun, wait = tmp_path / "begun", tmp_path / "wait"
-    pids: list[int] = []
 
-    async def ask(number: int) -> None:
-        answer = await _ask(handler, {"begun": f"{begun}{number}", "wait": str(wait)})
-        pids.append(json.loads(answer.content)["pid"])
+    async def call(number: int) -> int:
+        answer = await _call(handler, {"begun": f"{begun}{number}", "wait": str(wait)})
+        return int(json.loads(answer.content)["pid"])
 
-    async with _isolated(tmp_path, isolation=Isolation(processes=2)) as handler, trio.open_nursery() as nursery:
-        for number in range(2):
-            nursery.start_soon(ask, number)
+    async def release() -> None:
         await until_async(lambda: len(list(tmp_path.glob("*begun*"))) == 2)
         wait.touch()
-    assert len({*pids}) == 2
+
+    async with _isolated(tmp_path, isolation=Isolation(processes=2)) as handler, trio.open_nursery() as nursery:
+        nursery.start_soon(release)
+        first, second = await gather(call, range(2))
+    assert first != second
 
 
 async def test_a_handler_has_the_packages_of_its_own_environment(tmp_path: Path) -> None:
-    """Its process runs under the interpreter that the entry names."""
     venv.EnvBuilder(symlinks=True).create(tmp_path / "venv")
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")}))
     (packages / "only_here.py").write_text("NAME = 'only here'")
@@ -408,6 +372,6 @@ class Handler:
 """
     isolation = Isolation(python=tmp_path / "venv" / "bin" / "python")
     async with _isolated(tmp_path, code, isolation, config={}, env={}) as handler:
-        answer = await _ask(handler, {"a": [1]})
+        answer = await _call(handler, {"a": [1]})
     assert isinstance(answer.body, bytes)
     assert json.loads(answer.body) == ["only here", str(tmp_path / "venv"), {"a": [1]}]

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-import os
+import shutil
 import signal
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import grpc
 import httpx
+import psutil
 import pytest
+from google.protobuf.wrappers_pb2 import StringValue
 
+import ovmstrio_samples
+from ovmstrio_samples.handler_primes import client as primes
 from tests.support.processes import ProjectProcess, serving_project
+from tests.support.projects import write_project
 from tests.support.system_servers import PROJECT_HANDLER, write_handler_project
-from tests.support.waits import until
+from tests.support.waits import WAIT_SECONDS, until
 
 if TYPE_CHECKING:
     from tests.support.system_servers import SystemServers
@@ -59,7 +67,6 @@ def _both_pids(server: ProjectProcess) -> set[int]:
 
 
 def test_a_handler_finds_its_environment(servers: SystemServers) -> None:
-    """Variables of ``env`` and ``.env`` are set at its import, its folder is the working one, and modules are found."""
     server = servers.project("project")
     answer = server.ask().json()
     assert answer.pop("pid") == server.process.pid
@@ -72,8 +79,7 @@ def test_a_handler_finds_its_environment(servers: SystemServers) -> None:
     }
 
 
-def test_the_log_is_json_with_a_line_for_each_answer(servers: SystemServers) -> None:
-    """Every line has the four keys and extra fields; an error is one line with its traceback."""
+def test_every_answer_has_a_line_in_the_json_log(servers: SystemServers) -> None:
     server = servers.project("project")
     # Lines of earlier calls come before the line of this one.
     mark = f"/{uuid4().hex}"
@@ -109,7 +115,6 @@ def test_the_log_is_json_with_a_line_for_each_answer(servers: SystemServers) -> 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_port_in_use_is_named(servers: SystemServers, tmp_path: Path, processes: int) -> None:
-    """The error has the address and the option for another one."""
     port = servers.project("project").address.rpartition(":")[2]
     file = write_handler_project(tmp_path, processes=processes)
     with serving_project(file, "--port", port, ready=False) as second:
@@ -119,8 +124,7 @@ def test_a_port_in_use_is_named(servers: SystemServers, tmp_path: Path, processe
     assert "--port" in line["reason"]
 
 
-def test_processes_and_threads_are_what_runs_at_once(servers: SystemServers, tmp_path: Path) -> None:
-    """Of five requests to two processes with two threads, four begin, and the fifth when one has ended."""
+def test_processes_and_threads_limit_concurrent_calls(servers: SystemServers, tmp_path: Path) -> None:
     server = servers.project("project_processes")
     waiting, go = tmp_path / "waiting", tmp_path / "go"
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -138,7 +142,6 @@ def test_processes_and_threads_are_what_runs_at_once(servers: SystemServers, tmp
 
 
 def test_a_log_level_changes_in_every_process(servers: SystemServers) -> None:
-    """The other process logs its next call accordingly, with lines of the handler's logger."""
     server = servers.project("project_processes")
     known = len(server.log())
 
@@ -159,7 +162,6 @@ def test_a_log_level_changes_in_every_process(servers: SystemServers) -> None:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_constructor_that_fails_ends_the_server(tmp_path: Path, processes: int) -> None:
-    """The exit code is 1, the log has the reason, and the server was never ready."""
     file = write_handler_project(tmp_path, BROKEN, processes=processes)
     with serving_project(file, ready=False) as server:
         assert server.wait_end() == 1
@@ -173,7 +175,6 @@ def test_a_constructor_that_fails_ends_the_server(tmp_path: Path, processes: int
 
 
 def test_options_that_do_not_fit_are_a_usage_error(tmp_path: Path) -> None:
-    """Options of models are refused for projects with exit code 64."""
     with serving_project(write_handler_project(tmp_path), "--nireq", "4", ready=False) as server:
         assert server.wait_end() == 64
         assert "--nireq: cannot be used with a project" in "".join(server.lines)
@@ -184,7 +185,6 @@ def test_options_that_do_not_fit_are_a_usage_error(tmp_path: Path) -> None:
 
 @ONE_AND_MORE
 def test_readiness_begins_after_the_constructor_and_ends_before_the_listener(tmp_path: Path, processes: int) -> None:
-    """The readiness file is removed before the listener closes, and requests in flight are answered."""
     started, go = tmp_path / "started", tmp_path / "go"
     waiting, release = tmp_path / "waiting", tmp_path / "release"
     code = _beginning_with(
@@ -212,8 +212,7 @@ def test_readiness_begins_after_the_constructor_and_ends_before_the_listener(tmp
 
 
 @ONE_AND_MORE
-def test_an_end_that_cuts_calls_is_an_exit_code(tmp_path: Path, processes: int) -> None:
-    """After ``--drain_seconds`` the exit code is 1; the log counts the cut calls, and is of the requested form."""
+def test_cut_calls_are_counted_and_set_the_exit_code(tmp_path: Path, processes: int) -> None:
     waiting, go, log = tmp_path / "waiting", tmp_path / "go", tmp_path / "server.log"
     file = write_handler_project(tmp_path, processes=processes)
     options = ("--log_level", "DEBUG", "--log_format", "json", "--log_path", str(log), "--debug")
@@ -242,7 +241,6 @@ def test_an_end_that_cuts_calls_is_an_exit_code(tmp_path: Path, processes: int) 
 
 @ONE_AND_MORE
 def test_a_server_that_is_not_ready_ends_without_delay(tmp_path: Path, processes: int) -> None:
-    """A constructor that never returns does not keep the server, and the log has no errors."""
     started = tmp_path / "started"
     code = _beginning_with(f"Path({str(started)!r}).touch()\n        while True: time.sleep(0.01)")
     with serving_project(write_handler_project(tmp_path, code, processes=processes), ready=False) as server:
@@ -260,10 +258,6 @@ def _expect_killed(server: ProjectProcess) -> None:
 
 @pytest.mark.slow
 def test_a_process_that_keeps_dying_is_started_at_growing_intervals(tmp_path: Path) -> None:
-    """The server is not ready meanwhile, but the other process serves; the readiness file stays.
-
-    The log names the signals. Once the process starts, the server is ready again with both processes.
-    """
     broken = tmp_path / "broken"
     code = _beginning_with(f"if Path({str(broken)!r}).exists(): os.kill(os.getpid(), 11)")
     with serving_project(write_handler_project(tmp_path, code, processes=2)) as server:
@@ -287,7 +281,6 @@ def test_a_process_that_keeps_dying_is_started_at_growing_intervals(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_server_without_living_processes_ends(tmp_path: Path) -> None:
-    """Connections that wait for a process end; a change of the project's file meanwhile has no effect."""
     broken = tmp_path / "broken"
     code = _beginning_with(f"assert not Path({str(broken)!r}).exists()")
     file = write_handler_project(tmp_path, code, processes=2)
@@ -307,19 +300,101 @@ def test_a_server_without_living_processes_ends(tmp_path: Path) -> None:
 
 
 def test_processes_end_with_their_killed_parent(tmp_path: Path) -> None:
-    """A parent that is killed cannot stop its processes, which notice that it has ended."""
     with serving_project(write_handler_project(tmp_path, processes=2)) as server:
         server.wait_logged(lambda line: line["message"] == "made", count=2)
-        pids = [line["process"] for line in server.log() if line["message"] == "made"]
+        processes = [psutil.Process(line["process"]) for line in server.log() if line["message"] == "made"]
         server.process.kill()
         server.wait_end()
-        until(lambda: not any(_is_alive(pid) for pid in pids))
+        until(lambda: not any(map(_is_alive, processes)))
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        # A process that has ended stays in the table until its new parent looks.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False
+def _is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        # A process that has ended stays in the table until its new parent waits for it.
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+# Projects with a gRPC service
+
+
+PROTO = """
+syntax = "proto3";
+package talk;
+message Text { string value = 1; }
+service Talk {
+  rpc Say (Text) returns (Text);
+  rpc Spell (Text) returns (stream Text);
+}
+"""
+HANDLER = """
+import os
+
+class Handler:
+    def __init__(self, module_proto_pb2):
+        self.pb = module_proto_pb2
+
+    def Say(self, payload):
+        return self.pb.Text(value=f"{payload.value} {os.getpid()}")
+
+    def Spell(self, payload):
+        for letter in payload.value:
+            yield self.pb.Text(value=letter)
+"""
+
+
+def _project(folder: Path, **keys: Any) -> Path:
+    file = write_project(folder, HANDLER, protobuf_path="talk.proto", **keys)
+    (folder / "talk.proto").write_text(PROTO)
+    return file
+
+
+def _method(channel: Any, kind: str, name: str) -> Any:
+    make = getattr(channel, kind)
+    coding = {"request_serializer": StringValue.SerializeToString, "response_deserializer": StringValue.FromString}
+    return make(f"/talk.Talk/{name}", **coding)
+
+
+def _say(address: str) -> str:
+    # Otherwise all channels of a process share one connection.
+    with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        reply = _method(channel, "unary_unary", "Say")(StringValue(value="I am"), timeout=WAIT_SECONDS)
+        return str(reply.value)
+
+
+@pytest.mark.parametrize(
+    ("processes", "isolation", "count"), [(1, "none", 1), (2, "none", 2), (1, "process", 1)], ids=["1", "2", "isolated"]
+)
+def test_each_connection_belongs_to_one_process(tmp_path: Path, processes: int, isolation: str, count: int) -> None:
+    file = _project(tmp_path / "project", processes=processes, threads_per_process=2)
+    options = ("--grpc_bind_address", "127.0.0.1", "--python_isolation", isolation)
+    with serving_project(file, options=options) as server:
+        pids: set[int] = set()
+
+        def all_answer() -> bool:
+            pids.add(int(_say(server.address).split()[-1]))
+            return len(pids) == count
+
+        until(all_answer)
+        assert (server.process.pid in pids) == ((processes, isolation) == (1, "none"))
+        with grpc.insecure_channel(server.address) as channel:
+            spelled = _method(channel, "unary_stream", "Spell")(StringValue(value="abc"), timeout=WAIT_SECONDS)
+            assert [each.value for each in spelled] == ["a", "b", "c"]
+        assert server.stop() == 0
+
+
+def test_primes_are_streamed(tmp_path: Path) -> None:
+    project = shutil.copytree(
+        Path(ovmstrio_samples.__file__).parent / "handler_primes", tmp_path / "samples" / "primes"
+    )
+    with serving_project(project, options=("--grpc_bind_address", "127.0.0.1")) as server:
+        assert list(primes.primes(server.address, count=5)) == [2, 3, 5, 7, 11]
+        endless = primes.primes(server.address, 1000)
+        assert list(islice(endless, 3)) == [1009, 1013, 1019]
+        endless.close()  # type: ignore[attr-defined]
+        assert [primes.check(server.address, number) for number in (91, 97)] == [7, 97]
+        with pytest.raises(grpc.RpcError) as refused:
+            primes.check(server.address, 1)
+        assert refused.value.code() is grpc.StatusCode.OUT_OF_RANGE
+        # A stream without an end does not keep the server.
+        assert server.stop() == 0

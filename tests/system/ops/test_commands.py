@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import httpx
 import numpy as np
 import pytest
 
-from ovmstrio.runtimes.ops.process_info import list_processes
+from ovmstrio.runtimes.ops.process_info import FILE_NAME, home, list_processes, record_process, signal_processes
 from paddle_serving_server.pipeline import PipelineClient
 from tests.support.ports import free_ports
 from tests.support.processes import OvmsProcess, end_of_output, run_ovms, running, serving
@@ -66,7 +67,7 @@ ocr_service.run_service()
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a script into a folder, which is the working folder of the servers."""
+    """Write a script into the working folder of the servers."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "web_service.py").write_text(SCRIPT)
     return tmp_path
@@ -90,8 +91,7 @@ def _values(response: Any) -> str:
     return str(response.value[list(response.key).index("y")])
 
 
-def test_every_way_in(project: Path) -> None:
-    """JSON and the client of Paddle Serving give the same values; then ``serve stop`` ends the server."""
+def test_http_and_the_original_client_are_served_until_serve_stop(project: Path) -> None:
     _write_config(project)
     with serving("config.yml", "--service", "web_service.py") as server:
         assert _post(server, "1,2")["value"][0] == "[3.0, 5.0]"
@@ -127,7 +127,6 @@ def _check_client(server: OvmsProcess) -> None:
 
 
 def test_a_script_runs_unchanged(project: Path) -> None:
-    """``ovms run`` takes ports and Ops from what the script names, with Ops in processes, and Ctrl-C ends it."""
     rpc, http = _write_config(project, "dag:", "  is_thread_op: false")
     with running("run", "--bind_address", "127.0.0.1", "web_service.py", grpc=rpc, rest=http) as server:
         answer = _post(server, "1,2")
@@ -140,7 +139,6 @@ def test_a_script_runs_unchanged(project: Path) -> None:
 
 
 def test_a_script_runs_by_python_itself(project: Path) -> None:
-    """With the folder of our packages on its path, a script needs no command."""
     rpc, http = _write_config(project)
     compat = Path(sys.modules["paddle_serving_server"].__path__[0]).parent
     path = os.pathsep.join([str(compat), *filter(None, sys.path)])
@@ -160,22 +158,21 @@ def test_a_script_runs_by_python_itself(project: Path) -> None:
 
 @pytest.mark.parametrize("is_thread_op", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_hook_that_never_returns_does_not_keep_the_server(project: Path, *, is_thread_op: bool) -> None:
-    """After ``--drain_seconds`` the server exits with 1, whatever user code does."""
     _write_config(project, "dag:", f"  is_thread_op: {is_thread_op}")
     gate = project / "gate"
     os.mkfifo(gate)
     with serving("config.yml", "--service", "web_service.py", "--drain_seconds", "0.2") as server:
-        asking = threading.Thread(target=_ask_in_vain, args=(server, gate))
-        asking.start()
+        caller = threading.Thread(target=_expect_cut, args=(server, gate))
+        caller.start()
         with gate.open("w"):  # the Op reads until it is closed
             code, output = server.stop()
-        asking.join(WAIT_SECONDS)
+        caller.join(WAIT_SECONDS)
         assert code == 1, output
         assert "requests cut" in output
-        assert not asking.is_alive()
+        assert not caller.is_alive()
 
 
-def _ask_in_vain(server: OvmsProcess, gate: Path) -> None:
+def _expect_cut(server: OvmsProcess, gate: Path) -> None:
     try:
         assert _post(server, "1", gate=str(gate))["err_no"] == 3001
     except httpx.TransportError:
@@ -185,13 +182,12 @@ def _ask_in_vain(server: OvmsProcess, gate: Path) -> None:
 def _read_pipe(pipe: Path) -> str:
     """Read from a named pipe, to which no process may ever write."""
     with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)) as reader:
-        assert select.select([reader], [], [], WAIT_SECONDS)[0], f"nobody has written to {pipe}"
+        assert select.select([reader], [], [], WAIT_SECONDS)[0], f"no process has written to {pipe}"
         return reader.read()
 
 
 @pytest.mark.parametrize("is_thread_op", [True, False])
 def test_a_start_that_takes_long_can_be_ended(project: Path, *, is_thread_op: bool) -> None:
-    """SIGTERM while an Op prepares itself ends the server and its workers, without waiting for the Op."""
     rpc, http = _write_config(project, "dag:", f"  is_thread_op: {is_thread_op}")
     gate = project / "gate"
     os.mkfifo(gate)
@@ -206,7 +202,6 @@ def test_a_start_that_takes_long_can_be_ended(project: Path, *, is_thread_op: bo
 
 
 def test_an_op_that_cannot_be_prepared_ends_the_command(project: Path) -> None:
-    """The command prints the error and the names of hook and Op, and exits with 1."""
     (project / "config.yml").write_text("rpc_port: 0\n")
     (project / "web_service.py").write_text(SCRIPT.replace("2.0", "no_such_name"))
     done = run_ovms("serve", "config.yml", "--service", "web_service.py")
@@ -216,7 +211,6 @@ def test_an_op_that_cannot_be_prepared_ends_the_command(project: Path) -> None:
 
 
 def test_the_original_package_is_not_shadowed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the original package is installed, too, the script is not run, and the error names both remedies."""
     _write_config(project)
     original = project / "site" / "paddle_serving_server"
     original.mkdir(parents=True)
@@ -226,3 +220,62 @@ def test_the_original_package_is_not_shadowed(project: Path, monkeypatch: pytest
     assert done.returncode == 1
     assert "pip uninstall paddle-serving-server" in done.stderr
     assert json.dumps(str(original))[1:-1] in done.stderr.replace("\n", "")
+
+
+# The file of running servers
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_server_is_in_the_file_while_it_runs(tmp_path: Path) -> None:
+    with record_process([9998, 18082], tmp_path) as file:
+        (entry,) = json.loads(file.read_text())
+        assert (entry["pid"], entry["port"], entry["model"]) == (os.getpid(), [9998, 18082], "pipline")
+        assert entry["start_time"] > 0
+        assert [each.is_ours for each in list_processes(tmp_path)] == [True]
+    assert list_processes(tmp_path) == []
+
+
+def test_servers_share_the_file(tmp_path: Path) -> None:
+    dead = {"pid": 2**22, "port": [1], "model": "pipline", "start_time": 1.0}
+    (tmp_path / FILE_NAME).write_text(json.dumps([dead, "rubbish", {"pid": "x"}]))
+    with record_process([1001], tmp_path), record_process([1002], tmp_path):
+        assert [each.port for each in list_processes(tmp_path)] == [[1001], [1002]]
+        with record_process([1001], tmp_path):
+            assert [each.port for each in list_processes(tmp_path)] == [[1002], [1001]]
+
+
+def test_a_process_with_another_start_time_is_not_signalled(tmp_path: Path, other: subprocess.Popen[bytes]) -> None:
+    with record_process([1001], tmp_path) as file:
+        (entry,) = json.loads(file.read_text())
+    stat = {"pid": other.pid, "model": "pipline"}
+    began_earlier = {**stat, "port": [1002], "start_time": entry["start_time"] - 1000}
+    file.write_text(json.dumps([began_earlier, {**stat, "port": [1003], "start_time": entry["start_time"] + 5}]))
+    sent, stale = signal_processes(signal.SIGINT, 1002, tmp_path)
+    assert (sent, [each.pid for each in stale]) == ([], [other.pid])
+    sent, stale = signal_processes(signal.SIGKILL, 1003, tmp_path)
+    assert ([each.pid for each in sent], stale) == ([other.pid], [])
+    assert other.wait(10) == -signal.SIGKILL
+    assert signal_processes(signal.SIGINT, 1004, tmp_path) == ([], [])
+
+
+@pytest.mark.parametrize("text", [None, "", "rubbish", "{}"], ids=["missing", "empty", "no JSON", "no list"])
+def test_a_file_without_entries_names_no_process(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / FILE_NAME).write_text(text)
+    assert list_processes(tmp_path) == []
+
+
+def test_serving_home_names_the_folder_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SERVING_HOME", raising=False)
+    assert home() == tmp_path
+    monkeypatch.setenv("SERVING_HOME", str(tmp_path / "there"))
+    with record_process([1001]) as file:
+        assert file == tmp_path / "there" / FILE_NAME

@@ -17,12 +17,20 @@ from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.servable import Servable
 from ovmstrio.ops import WebService
 from ovmstrio.runtimes.kind import LoadContext, Takes
+from ovmstrio.runtimes.ops.config.op_settings import LocalServiceConf, OpSettings
 from ovmstrio.runtimes.ops.config.overrides import CONFIG_VARIABLE
+from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config
+from ovmstrio.runtimes.ops.examining import examine_pipeline
 from ovmstrio.runtimes.ops.op_kind import OpPipelineKind
 from ovmstrio.runtimes.ops.op_service import OpService
+from ovmstrio.runtimes.ops.predictor.local_predict import LocalPredictor
+from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
 from ovmstrio.runtimes.ops.prepared_service import PreparedService
 from ovmstrio.runtimes.ops.values import PipelineRequest
 from ovmstrio.runtimes.ops.web_service import set_service_runner
+from tests.support.ops import text_graph
+from tests.support.paddle_files import layers, write_described
+from tests.support.servables import trying, verdicts
 
 SCRIPT = """
 import logging
@@ -70,7 +78,7 @@ def project(folder: Path, name: str, config: str = "worker_num: 2\n") -> OpPipel
 
 @asynccontextmanager
 async def loading(kind: OpPipelineKind | None = None) -> AsyncIterator[Any]:
-    """Give what loads specs, whose services are closed with the block at the latest."""
+    """Yield a function that loads specs; the services are closed with the block at the latest."""
     kind = kind or OpPipelineKind()
 
     async def no_lease(name: str, version: str = "") -> Any:
@@ -86,22 +94,20 @@ async def loading(kind: OpPipelineKind | None = None) -> AsyncIterator[Any]:
         tasks.cancel_scope.cancel()
 
 
-async def ask(service: OpService, text: str = "?", name: str = "") -> dict[str, str]:
-    """Ask through the door of Paddle Serving."""
+async def infer(service: OpService, text: str = "?", name: str = "") -> dict[str, str]:
     response = await service.answer(PipelineRequest(keys=["x"], values=[text], name=name), trio.current_time() + 20)
     assert response.err_no == 0, response.err_msg
     return dict(zip(response.keys, response.values, strict=True))
 
 
-async def test_services_side_by_side(tmp_path: Path) -> None:
-    """Each has its own modules and log files, sees itself as the main module, and leaves the process as it was."""
+async def test_services_have_their_own_modules_and_log_files(tmp_path: Path) -> None:
     runner: list[WebService] = []
     set_service_runner(runner.append)
     before = sys.argv, sys.modules["__main__"], os.environ.get(CONFIG_VARIABLE), Path.cwd(), list(sys.path)
     async with loading() as load:
         one, two = [await load(project(tmp_path / name, name)) for name in ("one", "two")]
         for service in (one, two, one):
-            found = await ask(service, name=service.name)
+            found = await infer(service, name=service.name)
             assert found["found"] == f"{service.name}?-{service.name}"
             folder = tmp_path / service.name
             seen = ["__main__", True, [str(folder / "web_service.py")], str(folder / "config.yml")]
@@ -109,7 +115,7 @@ async def test_services_side_by_side(tmp_path: Path) -> None:
         assert (sys.argv, sys.modules["__main__"], os.environ.get(CONFIG_VARIABLE), Path.cwd(), sys.path) == before
         assert set_service_runner(None) == runner.append
         await one.aclose()
-        assert (await ask(two))["found"] == "two?-two"
+        assert (await infer(two))["found"] == "two?-two"
         await two.aclose()
     for name, count in (("one", 2), ("two", 2)):
         text = (tmp_path / name / "PipelineServingLogs" / "pipeline.log").read_text()
@@ -117,8 +123,7 @@ async def test_services_side_by_side(tmp_path: Path) -> None:
         assert text.count("looking in") == count
 
 
-async def test_a_service_takes_tensors_and_drains(tmp_path: Path) -> None:
-    """The service is a servable, and refuses what comes after a drain with 3001."""
+async def test_a_service_takes_tensors_and_drains_requests(tmp_path: Path) -> None:
     kind = OpPipelineKind()
     async with loading(kind) as load:
         service: OpService = await load(project(tmp_path, "words"))
@@ -135,13 +140,12 @@ async def test_a_service_takes_tensors_and_drains(tmp_path: Path) -> None:
         await service.aclose()
 
 
-async def test_changes_are_seen(tmp_path: Path) -> None:
-    """Configuration, script and modules beside it are what a service is made of; its log files are not."""
+async def test_changed_files_are_noticed(tmp_path: Path) -> None:
     kind, spec = OpPipelineKind(), project(tmp_path, "words")
     marks = [kind.files_mark(spec, tmp_path)]
     async with loading(kind) as load:
         service = await load(spec)
-        await ask(service)
+        await infer(service)
         assert kind.files_mark(spec, tmp_path) == marks[0]
         for file in ("config.yml", "web_service.py", "dictionary.py"):
             (tmp_path / file).write_text((tmp_path / file).read_text() + "\n# changed\n")
@@ -149,12 +153,12 @@ async def test_changes_are_seen(tmp_path: Path) -> None:
         assert len(set(marks)) == len(marks)
         (tmp_path / "dictionary.py").write_text("NAME = 'new'\n")
         newer = await load(spec)
-        assert (await ask(newer))["found"].startswith("new")
-        assert (await ask(service))["found"].startswith("words")
+        assert (await infer(newer))["found"].startswith("new")
+        assert (await infer(service))["found"].startswith("words")
         (tmp_path / "dictionary.py").write_text("raise LookupError('no dictionary')\n")
         with pytest.raises(ConfigError, match=r"web_service.py:6: the script raised LookupError: no dictionary"):
             await load(spec)
-        assert (await ask(newer))["found"].startswith("new")
+        assert (await infer(newer))["found"].startswith("new")
     assert list(kind.list_versions(spec).versions) == [1]
 
 
@@ -172,8 +176,7 @@ async def test_changes_are_seen(tmp_path: Path) -> None:
     ],
     ids=["no service", "several", "syntax", "value", "model"],
 )
-async def test_what_cannot_be_loaded(tmp_path: Path, change: tuple[str, str, str], text: str) -> None:
-    """Scripts and configurations that cannot be used are told with their lines, and nothing is left."""
+async def test_services_that_cannot_be_loaded(tmp_path: Path, change: tuple[str, str, str], text: str) -> None:
     spec = project(tmp_path, "mine")
     file, old, new = change
     (tmp_path / file).write_text((tmp_path / file).read_text().replace(old, new))
@@ -183,15 +186,15 @@ async def test_what_cannot_be_loaded(tmp_path: Path, change: tuple[str, str, str
     assert not [name for name in sys.modules if name.endswith(".dictionary")]
 
 
-async def test_ports_have_no_effect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ports of a configuration beside others are warned about, and one without ports can be used."""
+async def test_ports_have_no_effect_among_other_services(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with loading() as load:
         await load(project(tmp_path, "words", "rpc_port: 9998\nhttp_port: 18082\nlogging: {enabled: false}\n"))
     assert "have no effect" in capsys.readouterr().out
 
 
-async def test_a_service_that_was_handed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A spec without a script means what a running script has handed over; without that it cannot be loaded."""
+async def test_a_spec_without_a_script_needs_a_prepared_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {}
     (tmp_path / "dictionary.py").write_text("NAME = 'here'\n")
@@ -207,10 +210,32 @@ async def test_a_service_that_was_handed_over(tmp_path: Path, monkeypatch: pytes
     sys.modules.pop("dictionary", None)
 
 
-async def test_worker_processes_of_a_service_beside_others(tmp_path: Path) -> None:
-    """A worker process runs the script again, with the modules beside it and the service's own log files."""
+async def test_worker_processes_run_the_script_again(tmp_path: Path) -> None:
     async with loading() as load:
         service = await load(project(tmp_path, "words", "dag: {is_thread_op: false}\n"))
-        assert (await ask(service))["found"] == "words?-words"
+        assert (await infer(service))["found"] == "words?-words"
         await service.aclose()
     assert "looking in words" in (tmp_path / "PipelineServingLogs" / "pipeline.log").read_text()
+
+
+# Models of Ops
+
+
+async def test_models_of_ops_and_of_scripts_are_tried_once_before_their_load(tmp_path: Path) -> None:
+    folder = write_described(tmp_path / "model", *layers())
+    settings = OpSettings("op", concurrency=2, local_service_conf=LocalServiceConf(str(folder)))
+    async with trying(tmp_path / "trials"):
+        await PredictorMaker(is_thread_op=True)(settings, 0)
+        assert len(verdicts(tmp_path / "trials")) == 1
+        predictor = LocalPredictor()
+        await trio.to_thread.run_sync(predictor.load_model_config, str(folder), False, 0, False, 3)
+        assert len(verdicts(tmp_path / "trials")) == 2
+
+
+async def test_models_that_cannot_be_loaded_are_reported(tmp_path: Path) -> None:
+    file = tmp_path / "config.yml"
+    ops = "  a: {local_service_conf: {model_config: nowhere}}\n  b: {server_endpoints: ['h:1'], client_type: brpc}\n"
+    file.write_text(f"rpc_port: 0\nop:\n{ops}")
+    problems = await examine_pipeline(text_graph("a<@", "b<a"), examine_pipeline_config(file), load=True)
+    found = [(problem.line, problem.path) for problem in problems]
+    assert found == [(3, "op.a.local_service_conf.model_config"), (4, "op.b.client_type")]

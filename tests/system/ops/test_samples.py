@@ -30,7 +30,6 @@ UCI = "0.0137, -0.1136, 0.2553, -0.0692, 0.0582, -0.0727, -0.1583, -0.0584, 0.62
 
 @pytest.fixture(scope="module")
 def ocr_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OvmsProcess]:
-    """Serve the pipeline that reads pictures."""
     pytest.importorskip("cv2")
     sample = BY_NAME["ops_ocr"]
     if sample.wheel is None or not (CACHE / sample.wheel.filename).is_file():
@@ -41,7 +40,6 @@ def ocr_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OvmsProcess
 
 
 def test_a_photographed_page_is_read(ocr_server: OvmsProcess) -> None:
-    """The words of the page come back in their order, to clients that ask at the same time, too."""
     with ThreadPoolExecutor(4) as pool:
         pages = list(pool.map(lambda _: ocr.read_text(ocr_server.rest, ocr.PAGE), range(8)))
     assert pages == pages[:1] * 8
@@ -52,28 +50,20 @@ def test_a_photographed_page_is_read(ocr_server: OvmsProcess) -> None:
 
 
 def test_a_picture_without_text_has_no_lines(ocr_server: OvmsProcess, tmp_path: Path) -> None:
-    """An empty page says nothing, and its answer comes without the model that reads."""
     Image.new("RGB", (320, 200), "white").save(tmp_path / "empty.png")
     assert ocr.read_text(ocr_server.rest, tmp_path / "empty.png") == []
 
 
 @pytest.mark.parametrize("image", ["", "no base64", base64.b64encode(b"no picture").decode()])
-def test_what_is_no_picture_has_an_error_of_the_service(ocr_server: OvmsProcess, image: str) -> None:
-    """The code is the script's own, and the words are its."""
+def test_a_wrong_picture_has_the_error_code_of_the_service(ocr_server: OvmsProcess, image: str) -> None:
     answer = httpx.post(
         f"{ocr_server.rest}/ocr/prediction", json={"key": ["image"], "value": [image]}, timeout=WAIT_SECONDS
     ).json()
     assert (answer["err_no"], "no picture" in answer["err_msg"], answer["key"]) == (101, True, [])
 
 
-@pytest.fixture
-def example(tmp_path: Path) -> Path:
-    """Take the example of the original package that has its model with it."""
-    return unpack_original(tmp_path) / "paddle_serving_server" / "env_check" / "simple_web_service"
-
-
-def test_the_originals_example_gives_its_documented_answer(example: Path) -> None:
-    """Script, model and settings as they were published, over both protocols, one row and two."""
+def test_the_example_of_the_original_package_returns_its_documented_answer(tmp_path: Path) -> None:
+    example = unpack_original(tmp_path) / "paddle_serving_server" / "env_check" / "simple_web_service"
     script = (example / "web_service.py").read_bytes()
     with running_service(example, "config_cpu.yml", config="config_cpu.yml") as server:
         client = PipelineClient()

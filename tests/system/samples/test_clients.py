@@ -8,8 +8,12 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import ovmstrio_samples
 from ovmstrio_samples import prepare_repository
@@ -132,30 +136,19 @@ def test_the_file_type_client_does_not_import_magika() -> None:
 
 
 def _installed_by(requirements: Iterable[str]) -> set[str]:
-    """Give the distributions that an installation of requirements brings, by normalized name."""
-    found: set[str] = set()
-    pending = list(requirements)
+    """Return the normalized names of the distributions that an installation of requirements brings."""
+    found: set[tuple[str, str]] = set()
+    pending = [(requirement, "") for requirement in map(Requirement, requirements)]
     while pending:
-        text, _, marker = pending.pop().partition(";")
-        name, extras = re.match(r"\s*([\w.-]+)(?:\[([\w,-]+)\])?", text).groups()  # type: ignore[union-attr]
-        wanted = set((extras or "").split(","))
-        asked = re.search(r"extra == ['\"]([\w-]+)['\"]", marker)
-        if asked is not None:
+        requirement, extra = pending.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
             continue
-        name = name.lower().replace("_", "-")
-        key = name + (f"[{extras}]" if extras else "")
-        if key in found:
-            continue
-        found |= {key, name}
-        try:
-            further = requires(name) or []
-        except PackageNotFoundError:
-            continue
-        for line in further:
-            extra = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
-            if extra is None or extra[1] in wanted:
-                pending.append(line.partition(";")[0])
-    return found
+        for each in {"", *requirement.extras}:
+            if (key := (canonicalize_name(requirement.name), each)) not in found:
+                found.add(key)
+                with suppress(PackageNotFoundError):
+                    pending += [(Requirement(text), each) for text in requires(requirement.name) or []]
+    return {name for name, _ in found}
 
 
 def test_clients_of_the_readme_need_only_packages_of_its_first_command() -> None:
@@ -171,7 +164,7 @@ def test_clients_of_the_readme_need_only_packages_of_its_first_command() -> None
     absent = {
         module
         for module, packages in brought.items()
-        if not {each.lower().replace("_", "-") for each in packages} & (installed | {"ovmstrio"})
+        if not {canonicalize_name(each) for each in packages} & (installed | {"ovmstrio"})
     }
     assert {"pytest", "sklearn", "hypothesis"} <= absent
     asked = [sys.executable, "-c", IMPORT_WITHOUT, json.dumps(sorted(absent)), *clients]

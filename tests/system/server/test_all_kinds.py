@@ -1,4 +1,4 @@
-"""One server with every kind of service, each called over its own protocols by real clients."""
+"""Tests that stop, kill or reconfigure their server start a server of their own."""
 
 from __future__ import annotations
 
@@ -30,12 +30,10 @@ ROW = np.arange(10, dtype=np.float32).reshape(1, 10)
 
 @pytest.fixture
 def server(servers: SystemServers) -> OvmsProcess:
-    """Return the shared server of all kinds."""
     return servers.serving("all_kinds")
 
 
 def _infer(server: OvmsProcess, name: str, given: str, wanted: str, array: np.ndarray[Any, Any]) -> Any:
-    """Call a service over KServe's gRPC and REST, and return the output, which must be the same over both."""
     tensor = tritonclient.grpc.InferInput(given, array.shape, np_to_triton_dtype(array.dtype))
     tensor.set_data_from_numpy(array)
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
@@ -84,7 +82,6 @@ def _call_all(server: OvmsProcess) -> None:
 
 
 def test_one_stream_calls_models_and_pipelines_in_order(server: OvmsProcess) -> None:
-    """One stream of Triton's client calls a pipeline and a model in turn, and gets the answers in that order."""
     tensor = tritonclient.grpc.InferInput("b", ROW.shape, "FP32")
     tensor.set_data_from_numpy(ROW)
     answers: SimpleQueue[Any] = SimpleQueue()
@@ -99,7 +96,6 @@ def test_one_stream_calls_models_and_pipelines_in_order(server: OvmsProcess) -> 
 
 
 def test_all_kinds_are_listed(server: OvmsProcess) -> None:
-    """KServe's index and OVMS's state of the configuration list services of all kinds, over gRPC and REST."""
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         listed = client.get_model_repository_index(client_timeout=WAIT_SECONDS)
     states = {
@@ -140,7 +136,6 @@ def _counts(server: OvmsProcess) -> dict[tuple[str, str], float]:
 
 
 def test_calls_over_all_protocols_are_answered_and_counted(server: OvmsProcess) -> None:
-    """The server counts calls by service and kind, and Ops have families of Paddle Serving in addition."""
     before = _counts(server)
     _call_all(server)
     after = _counts(server)
@@ -161,10 +156,6 @@ def test_calls_over_all_protocols_are_answered_and_counted(server: OvmsProcess) 
 
 
 def test_changed_ops_are_reloaded_alone(tmp_path: Path) -> None:
-    """A change of script or settings reloads the Ops and nothing else, and the idle server drains and exits with 0.
-
-    The test changes files of its server and stops it, so the server is its own.
-    """
     options = ["--log_format", "json", "--file_system_poll_wait_seconds", "0.1"]
     with serving("--config_path", str(write_all_kinds(tmp_path)), *options) as server:
         _call_all(server)

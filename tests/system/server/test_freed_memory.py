@@ -1,5 +1,3 @@
-"""Memory of freed tensors."""
-
 from __future__ import annotations
 
 import subprocess
@@ -7,7 +5,9 @@ import sys
 
 import pytest
 
-_PROGRAM = """
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc has these settings")
+
+_FREED_TENSORS = """
 import resource
 import numpy as np
 from ovmstrio.server.freed_memory import keep_freed_memory
@@ -20,16 +20,56 @@ def pages(times):
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 pages(3)
-given_back = pages(10)
+unset = pages(10)
 assert keep_freed_memory()
 pages(3)
-print(given_back, pages(10))
+print(unset, pages(10))
+"""
+
+_FREED_BY_THREADS = """
+from threading import Barrier, Thread
+import trio
+from ovmstrio.server import freed_memory
+
+assert freed_memory.keep_freed_memory()
+before = freed_memory.resident_bytes()
+together = Barrier(4)
+
+def allocate():
+    together.wait(60)
+    held = [b"x" * 2**20 for _ in range(40)]
+    together.wait(60)
+
+async def main():
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(freed_memory.give_back_freed_memory, trio.sleep_forever)
+        await trio.testing.wait_all_tasks_blocked()
+        async with trio.open_nursery() as threads:
+            for _ in range(4):
+                threads.start_soon(trio.to_thread.run_sync, allocate)
+        with trio.move_on_after(30):
+            while freed_memory.resident_bytes() > before + 40 * 2**20:
+                await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()
+
+import trio.testing
+trio.run(main)
+print(freed_memory.resident_bytes() - before)
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc is told")
-def test_tensors_are_put_where_others_were() -> None:
-    """The kernel has to find hardly any new pages for them, as it had to before."""
-    ran = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True)
-    given_back, kept = map(int, ran.stdout.split())
-    assert kept < given_back / 100
+def _output_of(program: str) -> list[int]:
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    return [int(number) for number in ended.stdout.splitlines()[-1].split()]
+
+
+def test_tensors_reuse_pages_of_freed_tensors() -> None:
+    new_pages, new_pages_with_settings = _output_of(_FREED_TENSORS)
+    assert new_pages_with_settings < new_pages / 100
+
+
+@pytest.mark.slow
+def test_memory_that_threads_have_freed_is_trimmed() -> None:
+    (grown_bytes,) = _output_of(_FREED_BY_THREADS)
+    assert grown_bytes <= 40 * 2**20

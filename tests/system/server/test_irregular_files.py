@@ -1,5 +1,3 @@
-"""FIFOs, devices and oversized files in the place of files that a server reads or writes: an error, and no hang."""
-
 from __future__ import annotations
 
 import contextlib
@@ -20,75 +18,58 @@ from tests.support import ir
 from tests.support.ports import free_ports
 from tests.support.processes import environment, serving
 from tests.support.served_in_thread import serving_in_thread
+from tests.support.system_servers import write_config
 from tests.support.waits import WAIT_SECONDS, until
 
 
-def run_ovms(*arguments: str) -> tuple[int, str]:
-    """Run a command that ends by itself in this process; return its exit code and all that it printed."""
+def _run_ovms(*arguments: str) -> tuple[int, str]:
     ended = CliRunner().invoke(app, arguments)
-    # Lines are wrapped at the width of the terminal.
     return ended.exit_code, " ".join(ended.output.split())
 
 
-def write_config(folder: Path) -> Path:
-    """Configure one model."""
-    base = ir.save(ir.dummy(), folder / "repository", "m")
-    config = folder / "config.json"
-    config.write_text(json.dumps({"model_config_list": [{"config": {"name": "m", "base_path": str(base)}}]}))
-    return config
+def _config(folder: Path) -> Path:
+    return write_config(folder, {"name": "m", "base_path": str(ir.save(ir.dummy(), folder / "repository", "m"))})
 
 
-def make_fifo(path: Path) -> Path:
-    """Create a FIFO in the place of what is there."""
+def _make_fifo(path: Path) -> Path:
     path.unlink(missing_ok=True)
     os.mkfifo(path)
     return path
 
 
 @pytest.mark.parametrize("option", ["config_path", "keys_file", "api_key_file", "jwks_file", "tls_cert", "log_path"])
-def test_a_server_does_not_start_with_a_fifo(tmp_path: Path, option: str) -> None:
-    """The error names the option or the file, and the type that was found."""
-    fifo = make_fifo(tmp_path / "fifo")
-    options = {"config_path": str(write_config(tmp_path)), option: str(fifo)}
-    if option == "tls_cert":
-        options["tls_key"] = str(fifo)
-    if option == "jwks_file":
-        options["jwt_audience"] = "a"
+def test_server_refuses_a_fifo_as_option_file(tmp_path: Path, option: str) -> None:
+    fifo = _make_fifo(tmp_path / "fifo")
+    options = {"config_path": str(_config(tmp_path)), option: str(fifo)}
+    more = {"tls_cert": {"tls_key": str(fifo)}, "jwks_file": {"jwt_audience": "a"}}.get(option, {})
     (port,) = free_ports(1)
-    arguments = [f"--{name}={value}" for name, value in options.items()]
-
-    code, output = run_ovms("serve", "--rest_port", str(port), "--trial_load", "off", *arguments)
-
+    arguments = [f"--{name}={value}" for name, value in (options | more).items()]
+    code, output = _run_ovms("serve", "--rest_port", str(port), "--trial_load", "off", *arguments)
     assert code == 1, output
     assert str(fifo) in output
     assert "a FIFO" in output
 
 
-def test_a_configuration_larger_than_the_limit_is_not_read(tmp_path: Path) -> None:
-    """A sparse terabyte costs nothing."""
-    config = write_config(tmp_path)
+def test_configuration_larger_than_the_limit_is_refused(tmp_path: Path) -> None:
+    config = _config(tmp_path)
     os.truncate(config, 10**12)
-
-    code, output = run_ovms("check", str(config))
-
+    code, output = _run_ovms("check", str(config))
     assert code == 1
     assert "expected at most 67108864 bytes, got 1000000000000" in output
 
 
-def link_device(path: Path) -> Path:
-    """Link a device that never ends in the place of a file."""
+def _link_device(path: Path) -> Path:
     path.unlink()
     path.symlink_to("/dev/zero")
     return path
 
 
-@pytest.mark.parametrize("replace", [make_fifo, link_device])
-def test_a_configuration_replaced_by_a_fifo_or_device_changes_nothing(
+@pytest.mark.parametrize("replace", [_make_fifo, _link_device])
+def test_configuration_replaced_by_a_fifo_or_device_changes_nothing(
     tmp_path: Path, replace: Callable[[Path], Path]
 ) -> None:
-    """A reload and a look at the files fail, what was served goes on, and SIGTERM ends the server."""
     log = tmp_path / "log"
-    config = write_config(tmp_path)
+    config = _config(tmp_path)
     with serving(f"--config_path={config}", "--file_system_poll_wait_seconds=1", log=log) as server:
         replace(config)
 
@@ -102,35 +83,27 @@ def test_a_configuration_replaced_by_a_fifo_or_device_changes_nothing(
 
 
 @pytest.mark.parametrize("name", ["m.xml", "m.bin", "labels.txt", "mapping_config.json", "other"])
-def test_a_fifo_in_a_version_directory_is_a_load_error(tmp_path: Path, name: str) -> None:
-    """Whatever the file is for, neither the check nor a load waits for a writer."""
+def test_fifo_in_a_version_directory_is_a_load_error(tmp_path: Path, name: str) -> None:
     base = ir.save(ir.dummy(), tmp_path, "m")
     (version,) = base.iterdir()
     for file in version.iterdir():
         file.rename(version / f"m{file.suffix}")
-    make_fifo(version / name)
-
-    code, output = run_ovms("check", str(base))
-
+    _make_fifo(version / name)
+    code, output = _run_ovms("check", str(base))
     assert code == 1
     assert str(version / name) in output
     assert "not a regular file expected a regular file found a FIFO" in output
 
 
-def test_a_graph_replaced_by_a_fifo_is_a_load_error(tmp_path: Path) -> None:
-    """As its file is read while the server looks for changes."""
-    make_fifo(tmp_path / "graph.pbtxt")
-    config = tmp_path / "config.json"
-    config.write_text(
-        json.dumps({"model_config_list": [], "mediapipe_config_list": [{"name": "g", "base_path": str(tmp_path)}]})
-    )
+def test_graph_file_that_is_a_fifo_is_a_load_error(tmp_path: Path) -> None:
+    _make_fifo(tmp_path / "graph.pbtxt")
+    config = write_config(tmp_path, mediapipe_config_list=[{"name": "g", "base_path": str(tmp_path)}])
     with serving_in_thread(config_path=config) as server:
         assert not server.ask("GET", "/v2/models/g/ready").is_success
 
 
 @contextlib.contextmanager
-def reading(fifo: Path) -> Iterator[list[str]]:
-    """Read lines of a FIFO until its writers have closed it."""
+def _reading(fifo: Path) -> Iterator[list[str]]:
     lines: list[str] = []
     reader = threading.Thread(target=lambda: lines.extend(fifo.read_text().splitlines()))
     reader.start()
@@ -139,26 +112,24 @@ def reading(fifo: Path) -> Iterator[list[str]]:
     assert not reader.is_alive()
 
 
-def test_a_log_file_may_be_a_fifo_that_is_read(tmp_path: Path) -> None:
-    """The reader gets every line."""
-    fifo = make_fifo(tmp_path / "log")
+def test_log_file_may_be_a_fifo_that_is_read(tmp_path: Path) -> None:
+    fifo = _make_fifo(tmp_path / "log")
     with (
-        reading(fifo) as lines,
-        serving(f"--config_path={write_config(tmp_path)}", f"--log_path={fifo}", "--log_format=json") as server,
+        _reading(fifo) as lines,
+        serving(f"--config_path={_config(tmp_path)}", f"--log_path={fifo}", "--log_format=json") as server,
     ):
         assert server.stop()[0] == 0
     assert [json.loads(line)["event"] for line in lines].count("drained") == 1
 
 
-def test_a_log_file_that_is_not_read_any_more_keeps_no_server_from_its_end(tmp_path: Path) -> None:
-    """A FIFO that is full is given up."""
-    fifo = make_fifo(tmp_path / "log")
+def test_full_fifo_as_log_file_does_not_block_the_end_of_the_server(tmp_path: Path) -> None:
+    fifo = _make_fifo(tmp_path / "log")
     reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
     try:
         with contextlib.suppress(BlockingIOError):
             while True:
                 os.write(reader, bytes(4096))
-        with serving(f"--config_path={write_config(tmp_path)}", f"--log_path={fifo}") as server:
+        with serving(f"--config_path={_config(tmp_path)}", f"--log_path={fifo}") as server:
             code, output = server.stop()
     finally:
         os.close(reader)
@@ -167,23 +138,21 @@ def test_a_log_file_that_is_not_read_any_more_keeps_no_server_from_its_end(tmp_p
 
 
 @pytest.mark.parametrize("path", ["/dev/stdout", "/dev/stderr", "/dev/null", "link"])
-def test_a_log_file_may_be_a_stream_of_the_process_or_a_device(tmp_path: Path, path: str) -> None:
-    """Standard output is a pipe in containers; images link a file of the log to it."""
+def test_log_file_may_be_a_stream_or_a_device(tmp_path: Path, path: str) -> None:
     link = tmp_path / "link"
     link.symlink_to("/dev/stdout")
-    config = write_config(tmp_path)
+    config = _config(tmp_path)
     with serving(f"--config_path={config}", f"--log_path={tmp_path / path}", "--log_format=json") as server:
         code, output = server.stop()
     assert code == 0
     assert output.count('"event": "drained"') == (1 if path == "/dev/null" else 2)
 
 
-def test_a_log_file_that_a_fifo_replaces_keeps_no_server_from_its_end(tmp_path: Path) -> None:
-    """The lines go on to the file that was opened."""
+def test_log_file_replaced_by_a_fifo_does_not_block_the_end_of_the_server(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with serving(f"--config_path={write_config(tmp_path)}", f"--log_path={log}") as server:
+    with serving(f"--config_path={_config(tmp_path)}", f"--log_path={log}") as server:
         kept = log.rename(tmp_path / "kept")
-        make_fifo(log)
+        _make_fifo(log)
         code, _ = server.stop()
     assert code == 0
     assert "drained" in kept.read_text()
@@ -231,12 +200,13 @@ main()
     ("program", "where", "shown"),
     [(_STUCK, "thread", "_threads.py"), (_STUCK, "loop", "in show"), (_STUCK_AT_EXIT, "exit", "threading.py")],
 )
-def test_a_server_with_a_stuck_thread_ends_in_time(tmp_path: Path, program: str, where: str, shown: str) -> None:
-    """Whichever thread that is; the output shows where it is."""
-    fifo = make_fifo(tmp_path / "fifo")
+def test_server_with_a_stuck_thread_ends_and_dumps_its_stacks(
+    tmp_path: Path, program: str, where: str, shown: str
+) -> None:
+    fifo = _make_fifo(tmp_path / "fifo")
     (port,) = free_ports(1)
     ended = subprocess.run(
-        [sys.executable, "-c", program, str(write_config(tmp_path)), str(fifo), where, str(port)],
+        [sys.executable, "-c", program, str(_config(tmp_path)), str(fifo), where, str(port)],
         env=environment(),
         capture_output=True,
         text=True,

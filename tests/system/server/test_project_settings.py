@@ -1,12 +1,11 @@
-"""The settings of the server hold for a project that is served alone, over HTTP and gRPC."""
-
 from __future__ import annotations
 
 import logging
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,11 @@ from ovmstrio.server.hosting import Hosting
 from ovmstrio.server.life import serve_plan
 from ovmstrio.server.project_plan import plan_project
 from ovmstrio.server.running import Running
-from tests.support.projects import make_project, written
+from tests.support.projects import make_project, write_project, written
+from tests.support.system_servers import write_config
+from tests.support.traced_servers import request, serving
+from tests.support.waits import WAIT_SECONDS
 
-PATIENCE_SECONDS = 60
 HTTP_HANDLER = """
 import threading
 
@@ -63,7 +64,9 @@ service Talk {{ rpc Say (Text) returns (Text); }}
 
 
 @dataclass
-class Served:
+class _Served:
+    """A served project, which ends once the test sets ``end``."""
+
     running: Running
     end: trio.Event
     gently: list[bool] = field(default_factory=list)
@@ -77,40 +80,36 @@ class Served:
         assert isinstance(service.handler, LoadedHandler)
         return service.handler.instance
 
-    async def ask(
-        self, verb: str = "GET", path: str = "/", *, tls: ssl.SSLContext | None = None, **options: Any
+    async def request(
+        self, method: str = "GET", path: str = "/", *, tls: ssl.SSLContext | None = None, **options: Any
     ) -> Any:
-        address = f"http{'' if tls is None else 's'}://{self.running.rest[0]}"
+        url = f"http{'' if tls is None else 's'}://{self.running.rest[0]}{path}"
         verify: Any = True if tls is None else tls
-        async with httpx.AsyncClient(
-            base_url=address, timeout=PATIENCE_SECONDS, trust_env=False, verify=verify
-        ) as client:
-            return await client.request(verb, path, **options)
+        async with httpx.AsyncClient(timeout=WAIT_SECONDS, trust_env=False, verify=verify) as client:
+            return await client.request(method, url, **options)
 
-    async def say(self, package: str, value: str, credentials: grpc.ChannelCredentials | None = None) -> str:
-        def call() -> str:
-            address, options = self.running.grpc[0], [("grpc.use_local_subchannel_pool", 1)]
-            channel = (
-                grpc.secure_channel(address, credentials, options)
-                if credentials
-                else grpc.insecure_channel(address, options)
-            )
-            with channel:
-                method = channel.unary_unary(
-                    f"/{package}.Talk/Say",
-                    request_serializer=StringValue.SerializeToString,
-                    response_deserializer=StringValue.FromString,
-                )
-                return str(method(StringValue(value=value), timeout=PATIENCE_SECONDS).value)
+    async def call_grpc(self, package: str, value: str, credentials: grpc.ChannelCredentials | None = None) -> str:
+        address, options = self.running.grpc[0], [("grpc.use_local_subchannel_pool", 1)]
+        secure = credentials and grpc.secure_channel(address, credentials, options)
+        with secure or grpc.insecure_channel(address, options) as channel:
+            return await say(channel, package, value)
 
-        return await trio.to_thread.run_sync(call)
+
+async def say(channel: Any, package: str, value: str) -> str:
+    """Call the service of a package over a channel."""
+    method = channel.unary_unary(
+        f"/{package}.Talk/Say",
+        request_serializer=StringValue.SerializeToString,
+        response_deserializer=StringValue.FromString,
+    )
+    answer = await trio.to_thread.run_sync(partial(method, StringValue(value=value), timeout=WAIT_SECONDS))
+    return str(answer.value)
 
 
 @asynccontextmanager
-async def serving(
+async def _serving(
     folder: Path, code: str = HTTP_HANDLER, *, package: str = "", **options: Any
-) -> AsyncIterator[Served]:
-    """Serve a project with options of the command line until the block ends."""
+) -> AsyncIterator[_Served]:
     keys = {}
     if package:
         written(folder, "talk.proto", PROTO.format(package=package))
@@ -126,199 +125,179 @@ async def serving(
         served.ended.set()
 
     async with trio.open_nursery() as nursery:
-        served = Served(await nursery.start(serve), end)
+        served = _Served(await nursery.start(serve), end)
         yield served
         nursery.cancel_scope.cancel()
 
 
-async def test_a_drain_waits_for_those_who_send_calls(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
-    """Not ready at once, it answers new connections until ``drain_delay`` is over, and ends gently."""
+async def test_drain_accepts_connections_during_the_drain_delay(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
     file = tmp_path / "ready"
-    async with serving(tmp_path / "project", drain_delay=5, readiness_file=file) as served:
+    async with _serving(tmp_path / "project", drain_delay=5, readiness_file=file) as served:
         assert file.exists()
-        assert (await served.ask(path="/v2/health/ready")).status_code == 200
+        assert (await served.request(path="/v2/health/ready")).status_code == 200
         served.end.set()
         await trio.testing.wait_all_tasks_blocked()
         assert not file.exists()
         mock_clock.jump(4.9)
-        assert (await served.ask(path="/v2/health/ready")).status_code == 503
-        assert (await served.ask()).text == "here"
+        assert (await served.request(path="/v2/health/ready")).status_code == 503
+        assert (await served.request()).text == "here"
         mock_clock.jump(0.2)
-        # Connections that idle, and listeners, have some time of their own.
+        # Idle connections and listeners are closed after some further seconds.
         mock_clock.rate = 20
         await served.ended.wait()
         assert served.gently == [True]
         with pytest.raises(httpx.ConnectError):
-            await served.ask()
+            await served.request()
 
 
-async def test_a_drain_lets_calls_end(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
-    """Those that end before ``drain_seconds`` are over are answered."""
-    async with serving(tmp_path / "project", drain_seconds=7) as served, trio.open_nursery() as nursery:
-        answers: list[Any] = []
+@pytest.mark.parametrize(
+    ("drained_seconds", "answers", "is_gentle"),
+    [pytest.param(6.9, ["done"], True, id="in time"), pytest.param(7.1, [], False, id="too late")],
+)
+async def test_drain_waits_for_calls_until_drain_seconds(
+    tmp_path: Path, mock_clock: trio.testing.MockClock, drained_seconds: float, answers: list[str], *, is_gentle: bool
+) -> None:
+    received: list[str] = []
 
-        async def ask() -> None:
-            answers.append((await served.ask("PUT")).text)
+    async def request() -> None:
+        with suppress(httpx.TransportError):
+            received.append((await served.request("PUT")).text)
 
-        nursery.start_soon(ask)
-        handler = served.handler
-        assert await trio.to_thread.run_sync(handler.begun.wait, PATIENCE_SECONDS)
-        served.end.set()
-        await trio.testing.wait_all_tasks_blocked()
-        mock_clock.jump(6.9)
-        handler.go.set()
-        await served.ended.wait()
-    assert (answers, served.gently) == (["done"], [True])
-
-
-async def test_a_drain_cuts_what_does_not_end(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
-    """After ``drain_seconds``; the log counts them, and the end was not gentle."""
     with capture_logs() as logs:
-        async with serving(tmp_path / "project", drain_seconds=7) as served, trio.open_nursery() as nursery:
-
-            async def ask() -> None:
-                with pytest.raises(httpx.TransportError):
-                    await served.ask("PUT")
-
-            nursery.start_soon(ask)
+        async with _serving(tmp_path / "project", drain_seconds=7) as served, trio.open_nursery() as nursery:
+            nursery.start_soon(request)
             handler = served.handler
-            assert await trio.to_thread.run_sync(handler.begun.wait, PATIENCE_SECONDS)
+            assert await trio.to_thread.run_sync(handler.begun.wait, WAIT_SECONDS)
             served.end.set()
             await trio.testing.wait_all_tasks_blocked()
-            mock_clock.jump(7.1)
+            mock_clock.jump(drained_seconds)
             await trio.testing.wait_all_tasks_blocked()
             handler.go.set()
             await served.ended.wait()
-    assert served.gently == [False]
-    assert [(line["count"], line["drain_seconds"]) for line in logs if line["event"] == "requests cut"] == [(1, 7)]
-
-
-@pytest.fixture
-def authority() -> trustme.CA:
-    """What certificates are signed by."""
-    return trustme.CA()
-
-
-def _tls(folder: Path, authority: trustme.CA) -> dict[str, Path]:
-    certificate = authority.issue_cert("127.0.0.1")
-    key, chain = folder / "key.pem", folder / "chain.pem"
-    certificate.private_key_pem.write_to_path(key)
-    chain.write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
-    return {"tls_cert": chain, "tls_key": key}
+    assert (received, served.gently) == (answers, [is_gentle])
+    cut = [(line["count"], line["drain_seconds"]) for line in logs if line["event"] == "requests cut"]
+    assert cut == ([] if is_gentle else [(1, 7)])
 
 
 @pytest.mark.parametrize("package", ["", "tls_alone"], ids=["http", "grpc"])
-async def test_tls_is_that_of_both_protocols(tmp_path: Path, authority: trustme.CA, package: str) -> None:
-    """Whichever the project is called over, and the other one beside it; nobody gets in without."""
-    context = ssl.create_default_context()
+async def test_tls_applies_to_both_protocols(tmp_path: Path, package: str) -> None:
+    authority, file, context = trustme.CA(), tmp_path / "server.pem", ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(file)
     authority.configure_trust(context)
+    credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
     code = GRPC_HANDLER if package else HTTP_HANDLER
-    options = _tls(tmp_path, authority)
-    async with serving(tmp_path / "project", code, package=package, rest_port=0, **options) as served:
-        assert (await served.ask(path="/v2/health/ready", tls=context)).status_code == 200
-        credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+    options: dict[str, Any] = {"rest_port": 0, "tls_cert": file, "tls_key": file}
+    async with _serving(tmp_path / "project", code, package=package, **options) as served:
+        assert (await served.request(path="/v2/health/ready", tls=context)).status_code == 200
         if package:
-            assert await served.say(package, "hey", credentials) == "hey!"
+            assert await served.call_grpc(package, "hey", credentials) == "hey!"
         else:
-            assert (await served.ask(tls=context)).text == "here"
-            with pytest.raises(grpc.RpcError) as unknown:
-                await served.say("tls_none", "hey", credentials)
-            assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            assert (await served.request(tls=context)).text == "here"
+            with pytest.raises(grpc.RpcError, match="UNIMPLEMENTED"):
+                await served.call_grpc("tls_none", "hey", credentials)
         with pytest.raises(httpx.TransportError):
-            await served.ask()
-        with pytest.raises(grpc.RpcError) as refused:
-            await served.say(package or "tls_none", "hey")
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            await served.request()
+        with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+            await served.call_grpc(package or "tls_none", "hey")
 
 
-async def test_metrics_count_the_calls_of_a_project(tmp_path: Path) -> None:
-    """At /metrics of its port, beside its own routes."""
-    async with serving(tmp_path / "project") as served:
-        name = next(iter(served.running.plane.registry.names_of("handler")))
+@pytest.mark.parametrize(("package", "interface"), [("", "REST"), ("counted", "gRPC")])
+async def test_metrics_count_calls(tmp_path: Path, package: str, interface: str) -> None:
+    code = GRPC_HANDLER if package else HTTP_HANDLER
+    async with _serving(tmp_path / "project", code, package=package, rest_port=0) as served:
         for _ in range(3):
-            assert (await served.ask()).status_code == 200
-        text = (await served.ask(path="/metrics")).text
-    lines = [line for line in text.splitlines() if line.startswith("ovms_requests_success{")]
-    assert [line.rsplit(" ", 1)[1] for line in lines if f'name="{name}"' in line] == ["3.0"]
+            await (served.call_grpc(package, "a") if package else served.request())
+        text = (await served.request(path="/metrics")).text
+    counts = [line for line in text.splitlines() if line.startswith("ovms_requests_success{") and interface in line]
+    assert [line.rsplit(" ", 1)[1] for line in counts] == ["3.0"]
 
 
-async def test_metrics_of_a_project_over_grpc_have_their_port(tmp_path: Path) -> None:
-    """That of HTTP, if it has one."""
-    async with serving(tmp_path / "project", GRPC_HANDLER, package="counted", rest_port=0) as served:
-        assert await served.say("counted", "a") == "a!"
-        text = (await served.ask(path="/metrics")).text
-    lines = [line for line in text.splitlines() if line.startswith("ovms_requests_success{")]
-    assert [line.rsplit(" ", 1)[1] for line in lines if 'interface="gRPC"' in line] == ["1.0"]
+async def test_metrics_can_be_disabled(tmp_path: Path) -> None:
+    async with _serving(tmp_path / "project", metrics_enable=False) as served:
+        assert (await served.request(path="/metrics")).status_code == 404
 
 
-async def test_metrics_can_be_turned_off(tmp_path: Path) -> None:
-    """The path is the project's then, as any other."""
-    async with serving(tmp_path / "project", metrics_enable=False) as served:
-        assert (await served.ask(path="/metrics")).status_code == 404
-
-
-async def test_large_messages_are_refused_if_asked_for(tmp_path: Path) -> None:
-    """By both protocols, and none by default that the other servers would refuse."""
+async def test_max_message_size_applies_to_both_protocols(tmp_path: Path) -> None:
     large: dict[str, Any] = {"content": b'"' + b"x" * 4000 + b'"', "headers": {"content-type": "application/json"}}
-    async with serving(tmp_path / "http", max_message_size=2048) as served:
-        assert (await served.ask("POST", json="few")).json() == 3
-        assert (await served.ask("POST", **large)).status_code == 413
-    async with serving(tmp_path / "grpc", GRPC_HANDLER, package="small", max_message_size=2048) as served:
-        assert await served.say("small", "few") == "few!"
-        with pytest.raises(grpc.RpcError) as refused:
-            await served.say("small", "x" * 4000)
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    async with serving(tmp_path / "default") as served:
+    async with _serving(tmp_path / "http", max_message_size=2048) as served:
+        assert (await served.request("POST", json="few")).json() == 3
+        assert (await served.request("POST", **large)).status_code == 413
+    async with _serving(tmp_path / "grpc", GRPC_HANDLER, package="small", max_message_size=2048) as served:
+        assert await served.call_grpc("small", "few") == "few!"
+        with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
+            await served.call_grpc("small", "x" * 4000)
+    async with _serving(tmp_path / "default") as served:
         size = 65 * 2**20
         large["content"] = b'"' + b"x" * size + b'"'
-        assert (await served.ask("POST", **large)).json() == size
+        assert (await served.request("POST", **large)).json() == size
 
 
-async def test_browsers_of_allowed_origins_may_call(tmp_path: Path) -> None:
-    """With the answers that they ask for first; others are told nothing, though a project lets all in by itself."""
-    async with serving(tmp_path / "project", allowed_origins="http://a, http://b") as served:
-        asked = {"origin": "http://b", "access-control-request-method": "POST"}
-        preflight = await served.ask("OPTIONS", headers=asked)
+async def test_allowed_origins_restrict_browsers(tmp_path: Path) -> None:
+    async with _serving(tmp_path / "project", allowed_origins="http://a, http://b") as served:
+        headers = {"origin": "http://b", "access-control-request-method": "POST"}
+        preflight = await served.request("OPTIONS", headers=headers)
         assert preflight.headers["access-control-allow-origin"] == "http://b"
-        answer = await served.ask(headers={"origin": "http://a"})
+        answer = await served.request(headers={"origin": "http://a"})
         assert (answer.text, answer.headers["access-control-allow-origin"]) == ("here", "http://a")
-        assert "access-control-allow-origin" not in (await served.ask(headers={"origin": "http://c"})).headers
-    async with serving(tmp_path / "project") as served:
-        assert (await served.ask(headers={"origin": "http://c"})).headers["access-control-allow-origin"] == "*"
+        assert "access-control-allow-origin" not in (await served.request(headers={"origin": "http://c"})).headers
+    async with _serving(tmp_path / "project") as served:
+        assert (await served.request(headers={"origin": "http://c"})).headers["access-control-allow-origin"] == "*"
 
 
-async def test_each_call_of_a_project_is_a_line_of_the_request_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As those of models are, whichever protocol it came by, in a log for those who look for faults."""
+async def test_calls_are_lines_of_the_request_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with capture_logs() as logs:
-        async with serving(tmp_path / "http") as served:
-            await served.ask()
-        async with serving(tmp_path / "grpc", GRPC_HANDLER, package="logged") as served:
-            await served.say("logged", "a")
+        async with _serving(tmp_path / "http") as served:
+            await served.request()
+        async with _serving(tmp_path / "grpc", GRPC_HANDLER, package="logged") as served:
+            await served.call_grpc("logged", "a")
     seen = [(line["kind"], line["interface"], line["code"]) for line in logs if line["event"] == "request"]
     assert seen == [("handler", "REST", "OK"), ("handler", "gRPC", "OK")]
 
 
-async def test_files_of_a_project_are_looked_at_only_if_asked_for(
+async def test_files_of_a_project_are_not_watched_by_default(
     tmp_path: Path, mock_clock: trio.testing.MockClock
 ) -> None:
-    """Its folder is the working directory of its code, which may write there."""
-    async with serving(tmp_path / "project") as served:
+    async with _serving(tmp_path / "project") as served:
         before = served.handler
         written(tmp_path / "project", "handler.py", HTTP_HANDLER.replace("here", "there"))
         mock_clock.jump(60)
         await trio.testing.wait_all_tasks_blocked(0.02)
-        assert (await served.ask()).text == "here"
+        assert (await served.request()).text == "here"
         assert served.handler is before
 
 
 @pytest.mark.parametrize("debug", [False, True])
-async def test_callers_are_told_what_was_raised_only_if_asked_for(tmp_path: Path, debug: bool) -> None:
-    """By ``debug``."""
+async def test_debug_returns_errors_to_callers(tmp_path: Path, debug: bool) -> None:
     code = "class Handler:\n    def handle_get(self): raise ValueError('a secret')\n"
-    async with serving(tmp_path / "project", code, debug=debug) as served:
-        answer = await served.ask()
+    async with _serving(tmp_path / "project", code, debug=debug) as served:
+        answer = await served.request()
         assert answer.status_code == 500
         assert ("ValueError: a secret" in answer.text) is debug
+
+
+def _configure(folder: Path, *names: str) -> Path:
+    return write_config(folder, handler_config_list=[{"name": name, "path": name} for name in names])
+
+
+async def test_reload_adds_and_removes_grpc_services_of_handlers(tmp_path: Path) -> None:
+    write_project(tmp_path / "echo", "class Handler:\n    def handle_post(self, payload): return payload\n")
+    written(tmp_path / "talk", "talk.proto", PROTO.format(package="added_by_reload"))
+    write_project(tmp_path / "talk", GRPC_HANDLER, protobuf_path="talk.proto")
+    async with serving(_configure(tmp_path, "echo"), file_system_poll_wait_seconds=0) as server:
+
+        async def reload(*names: str) -> None:
+            _configure(tmp_path, *names)
+            assert (await request(server, "POST", "/v1/config/reload")).status_code == 201
+            assert (await request(server, "POST", "/echo", json=[1])).json() == [1]
+
+        with grpc.insecure_channel(server.grpc[0]) as channel:
+            with pytest.raises(grpc.RpcError, match="UNIMPLEMENTED"):
+                await say(channel, "added_by_reload", "a")
+            await reload("echo", "talk")
+            assert await say(channel, "added_by_reload", "b") == "b!"
+            await reload("echo")
+            with pytest.raises(grpc.RpcError, match="UNIMPLEMENTED"):
+                await say(channel, "added_by_reload", "c")

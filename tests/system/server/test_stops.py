@@ -1,4 +1,4 @@
-"""Servers of all kinds stop while clients are busy with them, and no request is lost. The tests stop their servers."""
+"""Tests that stop, kill or reconfigure their server start a server of their own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -61,7 +62,15 @@ class Tally:
 
 @dataclass(frozen=True)
 class StopTarget:
-    """The ports of a server (0 for no gRPC), requests that leave the connection open, and its certificate (PEM)."""
+    """Where a server is, and what it can be asked.
+
+    Attributes:
+        rest: the port of REST.
+        grpc: the port of gRPC; 0 for none.
+        http_requests: whole requests that leave the connection open.
+        calls: paths and messages of unary gRPC calls.
+        authority: the certificate (PEM) of who vouches for the server; without it nothing is encrypted.
+    """
 
     rest: int
     grpc: int
@@ -158,7 +167,7 @@ def _context(authority: bytes, protocol: str) -> ssl.SSLContext:
 
 
 def _read_answer(connection: _Connection) -> bool:
-    """Read an answer, and return whether it is the last of its connection; raise OSError if it is not complete."""
+    """Read a whole answer, and tell whether it is the connection's last."""
     answer = http.client.HTTPResponse(connection.answers)
     try:
         answer.begin()
@@ -284,7 +293,6 @@ _OVER_GRPC = frozenset({_http2, _grpcio})
 
 STOPS = int(os.environ.get("OVMSTRIO_STOPS", "160"))
 AT_ONCE = 2
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.support.served_command"])
@@ -292,7 +300,6 @@ CONTEXT.set_forkserver_preload(["tests.support.served_command"])
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_fork_server_left() -> Iterator[None]:
-    """End the process that forked the servers, which otherwise outlives the tests of this file."""
     yield
     stop = getattr(forkserver._forkserver, "_stop")  # noqa: B009, SLF001 - there is no public one, and no type of this
     stop()
@@ -311,7 +318,6 @@ class Handler:
 
 
 def _request(path: str, body: Any = None, *, is_chunked: bool = False) -> bytes:
-    """Return the bytes of a request; the framework reads a chunked one."""
     if body is None:
         return f"GET {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode()
     text = json.dumps(body).encode()
@@ -346,170 +352,110 @@ CALLS = (
 )
 
 
-class _Server:
-    def __init__(self, process: BaseProcess, target: StopTarget, log: Path) -> None:
-        self.process = process
-        self.target = target
-        self.log = log
-
-    def wait_ready(self) -> None:
-        authority = self.target.authority
-        url = f"{'https' if authority else 'http'}://127.0.0.1:{self.target.rest}/v2/health/ready"
-        verify = ssl.create_default_context(cadata=authority.decode()) if authority else False
-
-        def is_ready() -> bool:
-            assert self.process.is_alive(), self.log.read_text()
-            with suppress(httpx.TransportError):
-                return httpx.get(url, timeout=5, trust_env=False, verify=verify).is_success
-            return False
-
-        until(is_ready, why=self.log.read_text)
-
-    def stop(self, number: signal.Signals) -> None:
-        assert self.process.pid is not None
-        os.kill(self.process.pid, number)
-        self.process.join(WAIT_SECONDS)
-        assert self.process.exitcode == 0, self.log.read_text()
+def _is_ready(process: BaseProcess, target: StopTarget, log: Path) -> bool:
+    assert process.is_alive(), log.read_text()
+    verify = ssl.create_default_context(cadata=target.authority.decode()) if target.authority else False
+    url = f"{'https' if target.authority else 'http'}://127.0.0.1:{target.rest}/v2/health/ready"
+    with suppress(httpx.TransportError):
+        return httpx.get(url, timeout=5, trust_env=False, verify=verify).is_success
+    return False
 
 
 @dataclass(frozen=True)
 class _Tls:
+    """Options for a server certificate, and the certificate of its authority (PEM); empty for a server without TLS."""
+
     options: tuple[str, ...] = ()
     authority: bytes = b""
 
-    @classmethod
-    def made_in(cls, folder: Path) -> _Tls:
-        authority = trustme.CA()
-        file = folder / "server.pem"
-        authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(file)
-        return cls(("--tls_cert", str(file), "--tls_key", str(file)), authority.cert_pem.bytes())
+
+def _no_tls(_: Path) -> _Tls:
+    return _Tls()
 
 
-_PLAIN = _Tls()
+def _make_tls(folder: Path) -> _Tls:
+    authority, file = trustme.CA(), folder / "server.pem"
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(file)
+    return _Tls(("--tls_cert", str(file), "--tls_key", str(file)), authority.cert_pem.bytes())
 
 
-@contextmanager
-def _serving(config: Path, tls: _Tls, log: Path) -> Iterator[_Server]:
+def _work_until_stopped(
+    target: StopTarget, seed: int, seconds: float, stop: Callable[[signal.Signals], int | None]
+) -> Tally:
+    work = Workload(target, seed)
+    work.start()
+    threading.Event().wait(seconds)
+    assert stop((signal.SIGTERM, signal.SIGINT)[seed % 2]) == 0
+    work.join()
+    return work.tally
+
+
+def _stop_all_kinds(config: Path, tls: _Tls, seed: int) -> Tally:
+    """Stop a server of all kinds, which is forked from a process that has imported everything."""
     from tests.support.served_command import run_command
 
     grpc, rest = free_ports(2)
+    log = config.parent / f"{seed}.log"
     options = ["serve", "--config_path", str(config), *tls.options, "--port", str(grpc), "--rest_port", str(rest)]
     options += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1"]
+    target = StopTarget(rest, grpc, HTTP_REQUESTS, CALLS, tls.authority)
     process = CONTEXT.Process(target=run_command, args=(options, str(log)))
     process.start()
+
+    def stop(number: signal.Signals) -> int | None:
+        assert process.pid is not None
+        os.kill(process.pid, number)
+        process.join(WAIT_SECONDS)
+        assert process.exitcode == 0, log.read_text()
+        return process.exitcode
+
     try:
-        server = _Server(process, StopTarget(rest, grpc, HTTP_REQUESTS, CALLS, tls.authority), log)
-        server.wait_ready()
-        yield server
+        until(lambda: _is_ready(process, target, log), why=log.read_text)
+        return _work_until_stopped(target, seed, random.Random(seed).uniform(0.1, 0.5), stop)
     finally:
         if process.is_alive():
             process.kill()
         process.join()
 
 
-class _Verdict:
-    def __init__(self) -> None:
-        self.answered = 0
-        self.faults: list[str] = []
-        self._lock = threading.Lock()
-
-    def add(self, work: Workload, what: str) -> None:
-        tally = work.tally
-        with self._lock:
-            self.answered += tally.answered
-            self.faults += [f"{what}: lost: {text}" for text in tally.lost]
-            self.faults += [f"{what}: wrong: {text}" for text in tally.wrong]
-
-    def check(self, stops: int) -> None:
-        assert not self.faults, "\n".join(self.faults)
-        assert self.answered > stops * 5
-
-
-def _stop_all_kinds(config: Path, tls: _Tls, folder: Path, seed: int, verdict: _Verdict) -> None:
-    chance = random.Random(seed)
-    number = SIGNALS[seed % 2]
-    with _serving(config, tls, folder / f"{seed}.log") as server:
-        work = Workload(server.target, seed)
-        work.start()
-        threading.Event().wait(0.1 + chance.random() * 0.4)
-        server.stop(number)
-        work.join()
-    verdict.add(work, f"{number.name} {seed}")
-
-
-def _stop_many(folder: Path, tls: _Tls, stops: int) -> None:
-    config = write_all_kinds(folder)
-    verdict = _Verdict()
-    seeds = iter(range(stops))
-    lock = threading.Lock()
-    failures: list[BaseException] = []
-
-    def go_on() -> None:
-        while True:
-            with lock:
-                seed = next(seeds, None)
-            if seed is None:
-                return
-            try:
-                _stop_all_kinds(config, tls, folder, seed, verdict)
-            except BaseException as error:
-                failures.append(error)
-                raise
-
-    threads = [threading.Thread(target=go_on) for _ in range(AT_ONCE)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    verdict.check(stops)
-
-
-@pytest.mark.parametrize(
-    ("is_encrypted", "stops"),
-    [
-        pytest.param(False, 4, id="plain"),
-        pytest.param(True, 4, id="TLS"),
-        pytest.param(False, STOPS, id="plain, many", marks=pytest.mark.slow),
-        pytest.param(True, STOPS // 6, id="TLS, many", marks=pytest.mark.slow),
-    ],
-)
-def test_a_stop_loses_no_request(tmp_path: Path, stops: int, *, is_encrypted: bool) -> None:
-    """Servers of all kinds stop under load: HTTP/1.1 on kept, new and pipelined connections, HTTP/2, and grpcio."""
-    _stop_many(tmp_path, _Tls.made_in(tmp_path) if is_encrypted else _PLAIN, stops)
-
-
-def _stop_project(folder: Path, tls: _Tls, processes: int, seed: int, verdict: _Verdict) -> None:
-    project = write_project(folder / "project", HANDLER, processes=processes)
+def _stop_project(folder: Path, tls: _Tls, processes: int, seed: int) -> Tally:
+    project = write_project(folder / str(seed) / "project", HANDLER, processes=processes)
     with serving_project(project, *tls.options) as server:
         port, requests = int(server.address.rpartition(":")[2]), (_request("/"), _request("/", "a"), _request("/v2"))
-        target = StopTarget(port, 0, requests, authority=tls.authority)
-        work = Workload(target, seed)
-        work.start()
-        threading.Event().wait(0.3)
-        code = server.stop(SIGNALS[seed % 2])
-        work.join()
-        assert code == 0, server.lines
-    verdict.add(work, f"{processes} processes {seed}")
+        return _work_until_stopped(StopTarget(port, 0, requests, authority=tls.authority), seed, 0.3, server.stop)
 
 
-@pytest.mark.parametrize(
-    ("is_encrypted", "stops"),
-    [
-        pytest.param(False, 1, id="plain"),
-        pytest.param(True, 1, id="TLS"),
-        pytest.param(False, STOPS // 8, id="plain, many", marks=pytest.mark.slow),
-        pytest.param(True, STOPS // 24, id="TLS, many", marks=pytest.mark.slow),
-    ],
-)
+def _expect_no_loss(tallies: Sequence[Tally]) -> None:
+    faults = [(seed, text) for seed, tally in enumerate(tallies) for text in (*tally.lost, *tally.wrong)]
+    assert not faults
+    assert sum(tally.answered for tally in tallies) > len(tallies) * 5
+
+
+def _stops(few: int, many: int) -> pytest.MarkDecorator:
+    """Parametrize a test over TLS and the number of stops, of which there are many in slow tests."""
+    return pytest.mark.parametrize(
+        ("make_tls", "stops"),
+        [
+            pytest.param(_no_tls, few, id="plain"),
+            pytest.param(_make_tls, few, id="TLS"),
+            pytest.param(_no_tls, many, id="plain, many", marks=pytest.mark.slow),
+            pytest.param(_make_tls, many // 4, id="TLS, many", marks=pytest.mark.slow),
+        ],
+    )
+
+
+@_stops(4, STOPS)
+def test_a_stop_loses_no_request(tmp_path: Path, make_tls: Callable[[Path], _Tls], stops: int) -> None:
+    """Clients use HTTP/1.1 on kept, new and pipelined connections, HTTP/2, and grpcio."""
+    stop = partial(_stop_all_kinds, write_all_kinds(tmp_path), make_tls(tmp_path))
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        _expect_no_loss(list(threads.map(stop, range(stops))))
+
+
+@_stops(1, STOPS // 8)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_stop_of_a_project_loses_no_request(
-    tmp_path: Path, processes: int, stops: int, *, is_encrypted: bool
+    tmp_path: Path, processes: int, make_tls: Callable[[Path], _Tls], stops: int
 ) -> None:
-    """Projects of one process, and of two that a parent gives connections to, stop under load."""
-    tls = _Tls.made_in(tmp_path) if is_encrypted else _PLAIN
-    verdict = _Verdict()
-    for seed in range(stops):
-        _stop_project(tmp_path / str(seed), tls, processes, seed, verdict)
-    verdict.check(stops)
+    tls = make_tls(tmp_path)
+    _expect_no_loss([_stop_project(tmp_path, tls, processes, seed) for seed in range(stops)])

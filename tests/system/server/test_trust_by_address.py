@@ -1,13 +1,9 @@
-"""A client of another machine that resets its connections, or sends headers of proxies, changes nothing."""
-
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +15,8 @@ import pytest
 from tests.support import ir
 from tests.support.ports import free_ports
 from tests.support.processes import OvmsProcess, running
+from tests.support.system_servers import write_config
+from tests.support.waits import until
 
 pytestmark = pytest.mark.slow
 
@@ -42,11 +40,10 @@ client.sendall("\\r\\n".join(lines).encode())
 print(client.makefile().read())
 """
 PATHS = ("/v1/config/reload", "/v2/repository/models/dummy/unload", "/console/api/reload")
-PATIENCE_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class OtherMachine:
+class _OtherMachine:
     """A network namespace with a link to this one.
 
     Attributes:
@@ -68,8 +65,7 @@ def _ip(*arguments: str) -> bool:
 
 
 @pytest.fixture
-def other_machine() -> Iterator[OtherMachine]:
-    """Make a network namespace for the time of a test."""
+def other_machine() -> Iterator[_OtherMachine]:
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
     number = os.getpid() % 16_000
@@ -90,26 +86,26 @@ def other_machine() -> Iterator[OtherMachine]:
         )
         if not all(made):
             pytest.skip("the system links no network namespaces")
-        yield OtherMachine(name, near, far)
+        yield _OtherMachine(name, near, far)
 
 
 def _wait_refused(server: OvmsProcess, client: str, at_least: int) -> list[str]:
     """Wait until changes of a client have been refused; return the lines about changes."""
-    ends = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < ends:
-        lines = [line for line in server.printed_so_far().splitlines() if "change=" in line]
-        if sum(f"client={client}" in line and "change refused" in line for line in lines) >= at_least:
-            return lines
-        time.sleep(0.05)
-    raise AssertionError(server.printed_so_far())
+
+    def lines() -> list[str]:
+        return [line for line in server.printed_so_far().splitlines() if "change=" in line]
+
+    def are_refused() -> bool:
+        return sum(f"client={client}" in line and "change refused" in line for line in lines()) >= at_least
+
+    until(are_refused, why=server.printed_so_far)
+    return lines()
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_another_machine_changes_nothing(tmp_path: Path, other_machine: OtherMachine, workers: str) -> None:
-    """Whenever it resets the connection, the server knows its address; this machine may reload meanwhile."""
+def test_another_machine_changes_nothing(tmp_path: Path, other_machine: _OtherMachine, workers: str) -> None:
     base = ir.save(ir.dummy(), tmp_path / "models", "dummy")
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({"model_config_list": [{"config": {"name": "dummy", "base_path": str(base)}}]}))
+    config = write_config(tmp_path, {"name": "dummy", "base_path": str(base)})
     port, rest = free_ports(2)
     options = ["--port", str(port), "--rest_port", str(rest), "--rest_bind_address", f"127.0.0.1,{other_machine.near}"]
     options += ["--config_path", str(config), "--workers", workers, "--trial_load", "off", "--console", "local"]

@@ -1,79 +1,89 @@
-"""Measurements that choose the number of workers."""
+"""Tests that stop, kill or reconfigure their server start a server of their own."""
 
 from __future__ import annotations
 
-import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import trio
 from structlog.testing import capture_logs
 
 from ovmstrio.config.specs import ModelSpec, ServerSpec
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.workers.choosing import Measuring, choose_workers
+from ovmstrio.work.cores import usable_cores
 from tests.support import ir
+from tests.support.processes import serving
+from tests.support.system_servers import write_config
+from tests.support.waits import WAIT_SECONDS, until
 
-PATIENCE_SECONDS = 120
 
-
-async def test_a_trivial_model_is_measured_to_be_the_loops_and_a_long_one_to_be_computing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a process of its own, which has ended afterwards; a model of strings is not called, nor a large one loaded."""
+@pytest.fixture(autouse=True)
+def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ovmstrio.server.workers.choosing.usable_cores", lambda: 2)
+
+
+async def test_measured_calls_of_trivial_models_need_more_workers_than_those_of_long_models(
+    tmp_path: Path,
+) -> None:
     models = {"trivial": ir.dummy(), "long": ir.slow(256, 60), "texts": ir.string_passthrough()}
     for name, model in models.items():
         ir.save(model, tmp_path, name)
     for names, count in ((("trivial", "long", "texts"), 2), (("long", "texts"), 1)):
-        entries = [{"config": {"name": name, "base_path": str(tmp_path / name)}} for name in names]
-        file = tmp_path / "config.json"
-        file.write_text(json.dumps({"model_config_list": entries}), encoding="utf-8")
-        with trio.fail_after(PATIENCE_SECONDS):
-            plan = await choose_workers(await read_plan(ServerSettings(config_path=file, workers=0)))
+        file = write_config(tmp_path, *({"name": name, "base_path": name} for name in names))
+        plan = await choose_workers(await read_plan(ServerSettings(config_path=file, workers=0)))
         assert (plan.processes, repr(names[0]) in plan.workers_reason) == (count, True)
     assert "computing is most" in (await choose_workers(plan, Measuring(max_model_bytes=1))).workers_reason
 
 
-async def test_measuring_that_takes_too_long_decides_for_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And so does one that fails; either is told."""
-    monkeypatch.setattr("ovmstrio.server.workers.choosing.usable_cores", lambda: 2)
-    ir.save(ir.dummy(), tmp_path, "m")
-    plan = await read_plan(ServerSettings(model_name="m", model_path=tmp_path / "m", workers=0))
-    for measuring, reason in (
+@pytest.mark.parametrize(
+    ("measuring", "reason"),
+    [
         (Measuring(timeout_seconds=0.01), "the models were not loaded in 0.01 s"),
         (Measuring(program="ovmstrio.no_such_program"), ""),
-    ):
-        with capture_logs() as lines, trio.fail_after(PATIENCE_SECONDS):
-            assert (await choose_workers(plan, measuring)).processes == 1
-        (line,) = [line for line in lines if line["event"] == "calls not measured"]
-        assert reason in line["reason"]
+    ],
+    ids=["timeout", "error"],
+)
+async def test_failed_measurement_chooses_one_worker(tmp_path: Path, measuring: Measuring, reason: str) -> None:
+    ir.save(ir.dummy(), tmp_path, "m")
+    plan = await read_plan(ServerSettings(model_name="m", model_path=tmp_path / "m", workers=0))
+    with capture_logs() as lines:
+        assert (await choose_workers(plan, measuring)).processes == 1
+    (line,) = [line for line in lines if line["event"] == "calls not measured"]
+    assert reason in line["reason"]
 
 
-async def test_what_cannot_be_looked_at_is_told_by_who_loads_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+async def test_unreadable_models_and_configuration_choose_one_worker(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A path that is none, a model that is none, and a configuration that is gone keep no server from starting.
-
-    What measures prints nothing of it, for the server's processes do.
-    """
-    monkeypatch.setattr("ovmstrio.server.workers.choosing.usable_cores", lambda: 2)
     (tmp_path / "broken" / "1").mkdir(parents=True)
     (tmp_path / "broken" / "1" / "model.xml").write_text("<none/>")
-    entries = [{"config": {"name": "broken", "base_path": str(tmp_path / "broken")}}]
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({"model_config_list": entries}), encoding="utf-8")
+    file = write_config(tmp_path, {"name": "broken", "base_path": "broken"})
     plan = await read_plan(ServerSettings(config_path=file, workers=0, trial_load="off"))
     no_path = ModelSpec(name="no_path", base_path=tmp_path / ("x" * 300))
     plan = replace(plan, spec=ServerSpec(services=(*plan.spec.services, no_path)))
-    with capture_logs() as lines, trio.fail_after(2 * PATIENCE_SECONDS):
+    with capture_logs() as lines:
         assert (await choose_workers(plan)).processes == 1
         file.unlink()
         assert (await choose_workers(plan)).processes == 1
     (line,) = [line for line in lines if line["event"] == "calls not measured"]
     assert "the file cannot be read" in line["reason"]
     assert "".join(capfd.readouterr()) == ""
+
+
+@pytest.mark.skipif(usable_cores() == 1, reason="nothing is measured on one core")
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_the_measuring_process_ends_with_the_server(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    config = write_config(tmp_path, {"name": "m", "base_path": str(ir.save(ir.slow(1024, 2_000), tmp_path, "m"))})
+    options = ("--config_path", str(config), "--workers", "auto")
+    with serving(*options, ready=False, log=tmp_path / "log") as server:
+        (measuring,) = until(lambda: server.descendants("measuring"))
+        # The process has imported everything, and loads or computes from now on.
+        until(lambda: any("openvino" in each.path for each in measuring.memory_maps()))
+        status, printed = server.stop(number)
+        assert (status, "Traceback" in printed) == (code, False)
+        measuring.wait(WAIT_SECONDS)

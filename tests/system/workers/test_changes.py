@@ -1,4 +1,4 @@
-"""``ovms serve --workers``: a change by a client takes effect in all workers, or in none."""
+"""Tests that stop, kill or reconfigure their server start a server of their own."""
 
 from __future__ import annotations
 
@@ -51,10 +51,6 @@ def _kill_worker_of(client: httpx.Client, server: OvmsProcess) -> None:
 
 
 def test_a_reload_takes_effect_in_all_workers_or_in_none(tmp_path: Path) -> None:
-    """A file that one worker cannot load or read changes nothing, whichever worker gets the request.
-
-    The test changes the configuration of its server, so the server is its own.
-    """
     file = worker_configuration(tmp_path, "old")
     options = ("--config_path", str(file), "--workers", "2", "--file_system_poll_wait_seconds", "0")
     with serving(*options, log=tmp_path / "log") as server, each_worker(server) as clients:
@@ -76,10 +72,6 @@ def test_a_reload_takes_effect_in_all_workers_or_in_none(tmp_path: Path) -> None
 
 
 def test_models_are_loaded_and_unloaded_by_name_in_all_workers(tmp_path: Path) -> None:
-    """A failed load changes no worker, and a new worker has the models of the other, also those of a request.
-
-    The server is the test's own, as clients choose its models.
-    """
     file = worker_configuration(tmp_path, "a", "b")
     options = ("--config_path", str(file), "--workers", "2", "--model_control", "explicit", "--load_model", "a,who")
     with serving(*options, log=tmp_path / "log") as server:
@@ -105,7 +97,6 @@ def test_models_are_loaded_and_unloaded_by_name_in_all_workers(tmp_path: Path) -
 
 
 def test_regions_of_shared_memory_are_known_to_all_workers(servers: SystemServers) -> None:
-    """A region that cannot be registered is unknown to all workers, and a new worker knows the registered regions."""
     server = servers.serving("recovering_workers")
     memory = SharedMemory(create=True, size=80)
     path = "/v2/systemsharedmemory/region/r"
@@ -137,7 +128,6 @@ def _infer_in_region(client: httpx.Client) -> Any:
 
 
 def test_counters_stay_when_a_worker_has_died_or_been_renewed(servers: SystemServers) -> None:
-    """Each worker reports the counts of ended workers, too, in both formats of metrics."""
     server = servers.serving("recovering_workers")
     renewals = server.printed_so_far().count("processes renewed")
     with each_worker(server) as clients:

@@ -1,5 +1,3 @@
-"""The console of ``ovms serve --workers``: each worker gives the answer of the server."""
-
 from __future__ import annotations
 
 import json
@@ -36,7 +34,6 @@ def _events(client: httpx.Client, query: str) -> Generator[tuple[str, Any]]:
 
 
 def _read_until(events: Iterator[tuple[str, Any]], holds: Callable[[str, Any], bool]) -> Any:
-    """Read events until one fulfils a condition, and return its data."""
     return next(data for name, data in events if holds(name, data))
 
 
@@ -57,7 +54,6 @@ def _agreed(clients: list[httpx.Client], path: str) -> Any:
 
 
 def test_each_worker_shows_the_calls_of_both(servers: SystemServers) -> None:
-    """Calls and failures of both workers are counted and listed once, by each worker."""
     server = servers.serving("workers")
     before, since = int(sample(server, "ovmstrio_requests_total", name="shown")), time.time()
     with each_worker(server) as clients, each_worker(server) as others:
@@ -92,7 +88,6 @@ def test_each_worker_shows_the_calls_of_both(servers: SystemServers) -> None:
 
 
 def test_a_stuck_worker_is_named_and_not_waited_for(servers: SystemServers) -> None:
-    """The other worker shows its own part meanwhile, and gets all new connections; the stuck one comes back."""
     server = servers.serving("recovering_workers")
     with each_worker(server) as (client, _):
         events = _events(client, "")

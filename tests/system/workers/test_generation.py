@@ -1,4 +1,4 @@
-"""``ovms serve --workers``: a language model has one engine, which all workers use."""
+"""Tests that stop, kill or reconfigure their server start a server of their own."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ def _one_engine(server: OvmsProcess) -> psutil.Process:
 
 
 def test_all_workers_use_one_engine_and_answer_alike(servers: SystemServers) -> None:
-    """Complete answers, streams and errors are the same, and metrics count the engine once and all tokens."""
     server = servers.serving("generation_workers")
     before = sample(server, "ovmstrio_llm_generation_tokens_total")
     with each_worker(server) as clients:
@@ -73,13 +72,11 @@ def test_all_workers_use_one_engine_and_answer_alike(servers: SystemServers) -> 
 
 @pytest.fixture
 def entry(tmp_path: Path) -> dict[str, Any]:
-    """Write one language model, and return its entry of the configuration."""
     return {"name": "tiny", "base_path": str(write_tiny_folder(tmp_path / "llm")), "cache_size": 0.1}
 
 
 @pytest.fixture
 def own_server(tmp_path: Path, entry: dict[str, Any]) -> Iterator[OvmsProcess]:
-    """Serve the model by two workers, which the test kills or reconfigures."""
     file = write_config(tmp_path, text_model_config_list=[{"config": entry}])
     options = ("--workers", "2", "--file_system_poll_wait_seconds", "0")
     with serving("--config_path", str(file), *options, log=tmp_path / "log") as server:
@@ -88,7 +85,6 @@ def own_server(tmp_path: Path, entry: dict[str, Any]) -> Iterator[OvmsProcess]:
 
 @pytest.mark.slow
 def test_another_engine_replaces_one_that_ends_alone_or_with_its_worker(own_server: OvmsProcess) -> None:
-    """Requests under way fail, and all workers answer the next requests."""
     with each_worker(own_server) as clients:
         for client in clients:
             engine = _one_engine(own_server)
@@ -113,7 +109,6 @@ def test_another_engine_replaces_one_that_ends_alone_or_with_its_worker(own_serv
 def test_a_reload_replaces_the_engine_whichever_worker_gets_it(
     own_server: OvmsProcess, tmp_path: Path, entry: dict[str, Any]
 ) -> None:
-    """The worker without the engine needs the new engine in the other worker before its reload is complete."""
     with each_worker(own_server) as clients:
         for number, client in enumerate(clients):
             before = _one_engine(own_server)

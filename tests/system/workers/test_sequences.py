@@ -1,4 +1,4 @@
-"""Sequences of ``ovms serve --workers``: a sequence lives in one worker, and steps reach it from all connections."""
+"""Tests that stop, kill or reconfigure their server start a server of their own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def server(servers: SystemServers) -> OvmsProcess:
-    """Return the shared server of two workers."""
     return servers.serving("workers")
 
 
@@ -47,7 +46,6 @@ def _ids(client: httpx.Client, model: str = "acc") -> list[Any]:
 
 
 def test_steps_of_a_sequence_may_come_by_any_connection(server: OvmsProcess, clients: list[httpx.Client]) -> None:
-    """Each sequence has one state; lists have the sequences of all workers, and errors are those of one process."""
     metric = {"name": "acc", "method": "ModelInfer", "code": "OK"}
     before = sample(server, "ovmstrio_requests_total", **metric)
     names = [*range(1, 9), "one", "two"]
@@ -72,7 +70,6 @@ def test_steps_of_a_sequence_may_come_by_any_connection(server: OvmsProcess, cli
 
 
 def test_steps_that_are_sent_ahead_keep_their_order(server: OvmsProcess) -> None:
-    """Of many steps on one stream each sees the effect of those before, whichever worker has the sequence."""
     with each_worker(server) as starters, tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         end_sequences(starters[0], "ordered")
         # Half of the sequences are in the worker that does not have the stream.
@@ -100,22 +97,7 @@ def test_steps_that_are_sent_ahead_keep_their_order(server: OvmsProcess) -> None
     assert sums == {identity: [float(each) for each in range(2, 32)] for identity in range(1, 7)}
 
 
-def test_an_id_that_has_ended_may_begin_in_any_worker(clients: list[httpx.Client]) -> None:
-    """Whichever worker gets the end and the next start, the new sequence has a state of its own."""
-    for first in clients:
-        for ender in clients:
-            for second in clients:
-                assert sum_of(step(first, 5, start=True))[0] == 1.0
-                assert sum_of(step(ender, 5, end=True))[0] == 2.0
-                assert [step(client, 5).status_code for client in clients] == [404, 404]
-                assert sum_of(step(second, 5, start=True))[0] == 1.0
-                assert [sum_of(step(client, 5))[0] for client in clients] == [2.0, 3.0]
-                assert sum_of(step(first, 5, end=True))[0] == 4.0
-    assert _ids(clients[0]) == []
-
-
 def test_of_two_starts_at_once_one_is_refused(clients: list[httpx.Client]) -> None:
-    """If two clients start one id at once in two workers, one gets 409."""
     with ThreadPoolExecutor(2) as threads:
         for identity in range(1, 41):
             answers = list(threads.map(lambda client: step(client, identity, start=True), clients))  # noqa: B023 - waited for
@@ -125,7 +107,6 @@ def test_of_two_starts_at_once_one_is_refused(clients: list[httpx.Client]) -> No
 
 
 def test_the_limit_of_sequences_is_one_for_all_workers(clients: list[httpx.Client]) -> None:
-    """One connection may have all sequences, and a sequence that ends in one worker makes room in the other."""
     here, there = clients
     given = [int(sum_of(step(here, model="few", start=True))[1]) for _ in range(MAX_SEQUENCES)]
     assert sorted(set(given)) == sorted(given) == _ids(there, "few")
@@ -139,7 +120,6 @@ def test_the_limit_of_sequences_is_one_for_all_workers(clients: list[httpx.Clien
 
 
 def test_sequences_end_with_their_worker(servers: SystemServers) -> None:
-    """The sequences of the other worker go on, and the ids of the killed worker may begin again."""
     server = servers.serving("recovering_workers")
     with each_worker(server) as (here, there):
         end_sequences(here)
@@ -164,10 +144,6 @@ def test_sequences_end_with_their_worker(servers: SystemServers) -> None:
 
 @pytest.mark.slow
 def test_stored_sequences_come_back_with_their_workers(tmp_path: Path) -> None:
-    """Sequences outlive the kill of a worker and the end of the server; another number of workers does not start.
-
-    The test starts its servers again with one store, so they are its own.
-    """
     store = tmp_path / "kept"
     options = ["--config_path", str(worker_configuration(tmp_path)), "--sequence_store", str(store)]
     options += ["--sequence_store_seconds", "0.2"]

@@ -1,4 +1,4 @@
-"""``ovms serve --workers``: two processes serve a configuration as one process does."""
+"""Tests that stop, kill or reconfigure their server start a server of their own."""
 
 from __future__ import annotations
 
@@ -9,36 +9,30 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 import tritonclient.grpc
 
-from tests.support.processes import OvmsProcess, serving
-from tests.support.system_servers import worker_configuration
+from tests.support.processes import OvmsProcess, run_ovms, serving
+from tests.support.projects import write_project
+from tests.support.system_servers import WAITING_HANDLER, SystemServers, worker_configuration, write_config
 from tests.support.waits import WAIT_SECONDS, until
 from tests.support.worker_clients import ROW, each_worker, infer_by_grpc, pid_of, sample, worker_pids
-
-if TYPE_CHECKING:
-    from tests.support.system_servers import SystemServers
 
 
 @pytest.fixture
 def server(servers: SystemServers) -> OvmsProcess:
-    """Return the shared server of two workers."""
     return servers.serving("workers")
 
 
 @pytest.fixture
 def recovering(servers: SystemServers) -> OvmsProcess:
-    """Return the shared server whose workers tests may kill."""
     return servers.serving("recovering_workers")
 
 
 def test_connections_are_spread_over_the_workers(server: OvmsProcess) -> None:
-    """Each worker gets as many connections as the other, and a connection stays with its worker."""
-
     def is_even() -> bool:
         with ExitStack() as stack:
             clients = [stack.enter_context(httpx.Client(base_url=server.rest, timeout=WAIT_SECONDS)) for _ in range(6)]
@@ -56,7 +50,6 @@ def _inferences(document: Any) -> int:
 
 
 def test_metrics_and_statistics_are_sums_over_workers(server: OvmsProcess) -> None:
-    """Each worker reports the calls of both, over both protocols."""
     metric = {"name": "counted", "method": "ModelInfer", "code": "OK"}
     path = "/v2/models/counted/stats"
     before, inferences = sample(server, "ovmstrio_requests_total", **metric), _inferences(server.get(path).json())
@@ -77,7 +70,6 @@ def test_metrics_and_statistics_are_sums_over_workers(server: OvmsProcess) -> No
 
 
 def test_unix_sockets_reach_all_workers(server: OvmsProcess, servers: SystemServers) -> None:
-    """Connections of a Unix socket are spread as those of a port are."""
     with each_worker(server, uds=str(servers.folder("workers") / "rest")) as clients:
         for client in clients:
             assert client.post("/v2/models/dummy/infer", json=ROW).json()["outputs"][0]["data"] == [2.0] * 10
@@ -87,7 +79,6 @@ def test_unix_sockets_reach_all_workers(server: OvmsProcess, servers: SystemServ
 
 
 def test_the_server_is_ready_only_while_all_workers_are(recovering: OvmsProcess, servers: SystemServers) -> None:
-    """A killed worker ends its own connections only, and another process takes its place."""
     ready = servers.folder("recovering_workers") / "ready"
     until(ready.exists)
     with each_worker(recovering) as (victim, other):
@@ -106,7 +97,6 @@ def test_the_server_is_ready_only_while_all_workers_are(recovering: OvmsProcess,
 
 
 def test_user_code_that_ends_its_process_runs_once(recovering: OvmsProcess, tmp_path: Path) -> None:
-    """No other worker repeats the call, and the caller gets an error that names the signal."""
     runs = tmp_path / "runs"
     tensor = {"name": "in", "shape": [1], "datatype": "BYTES", "data": [str(runs)]}
     answer = httpx.post(f"{recovering.rest}/v2/models/fatal/infer", json={"inputs": [tensor]}, timeout=WAIT_SECONDS)
@@ -116,7 +106,6 @@ def test_user_code_that_ends_its_process_runs_once(recovering: OvmsProcess, tmp_
 
 @pytest.mark.slow
 def test_calls_without_user_code_outlive_their_process(recovering: OvmsProcess) -> None:
-    """While workers are killed under load every call is answered with the right values."""
     with _busy_clients(recovering, ignores_cuts=True) as (answered, failures):
         for _ in range(2):
             goal = sum(answered) + 30
@@ -131,10 +120,6 @@ def test_calls_without_user_code_outlive_their_process(recovering: OvmsProcess) 
 
 
 def test_workers_are_renewed_one_after_the_other_and_no_call_fails(tmp_path: Path) -> None:
-    """SIGHUP renews workers with the present configuration under load; an unusable file changes nothing.
-
-    The test changes the configuration of its server and stops it, so the server is its own.
-    """
     file = worker_configuration(tmp_path)
     options = ("--workers", "2", "--file_system_poll_wait_seconds", "0")
     with serving("--config_path", str(file), *options, log=tmp_path / "log") as server:
@@ -159,7 +144,6 @@ def test_workers_are_renewed_one_after_the_other_and_no_call_fails(tmp_path: Pat
 
 
 def test_a_stop_amid_a_renewal_drains_all_workers(tmp_path: Path) -> None:
-    """The workers that the renewal has started drain, too. The test stops its server, so the server is its own."""
     options = ("--workers", "2", "--config_path", str(worker_configuration(tmp_path)))
     with serving(*options, log=tmp_path / "log") as server:
         before = worker_pids(server)
@@ -180,7 +164,6 @@ def _expect_drain(server: OvmsProcess, number: signal.Signals, pids: set[int]) -
 
 @pytest.mark.slow
 def test_a_stuck_worker_is_killed_and_renewed(tmp_path: Path) -> None:
-    """A worker that does not end in its time is killed. The workers have no time to drain: the server is its own."""
     options = ("--workers", "2", "--drain_seconds", "0")
     file = worker_configuration(tmp_path)
     with serving("--config_path", str(file), *options, log=tmp_path / "log") as server:
@@ -246,3 +229,50 @@ def _infer_by_rest(client: httpx.Client) -> list[float]:
 
 def _is_cut(error: Exception) -> bool:
     return isinstance(error, httpx.TransportError) or "UNAVAILABLE" in str(error)
+
+
+# Limits
+
+
+def _options(folder: Path) -> tuple[str, ...]:
+    write_project(folder / "waits", WAITING_HANDLER, name="waits")
+    handlers = [{"name": "waits", "path": str(folder / "waits")}]
+    return "--config_path", str(write_config(folder, handler_config_list=handlers)), "--workers", "2"
+
+
+def _expect_one_at_a_time(folder: Path, one: httpx.Client, other: httpx.Client, why: str) -> None:
+    """Expect refusals by the second worker while the first has a call under way, and an answer afterwards."""
+    begun, go = folder / "begun", folder / "go"
+    held: list[int] = []
+    body = {"begun": str(begun), "go": str(go)}
+    thread = threading.Thread(target=lambda: held.append(one.post("/waits", json=body).json()["pid"]))
+    thread.start()
+    try:
+        until(begun.exists)
+        refused = [other.post("/waits", json=body) for _ in range(2)]
+    finally:
+        go.touch()
+        thread.join(WAIT_SECONDS)
+    assert [answer.status_code for answer in refused] == [429, 429]
+    assert why in refused[0].text
+    assert other.post("/waits", json=body).json()["pid"] != held[0]
+
+
+def test_calls_at_once_of_an_entry_are_counted_over_all_workers(servers: SystemServers, tmp_path: Path) -> None:
+    with each_worker(servers.serving("workers")) as (one, other):
+        _expect_one_at_a_time(tmp_path, one, other, "1 calls under way")
+
+
+def test_requests_of_a_caller_are_counted_over_all_workers(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    new = ("--scope", "infer:*", "--scope", "admin", "--file", str(keys))
+    busy = run_ovms("keys", "new", "busy", "--concurrency", "1", *new).stdout.split()[-1]
+    rare = run_ovms("keys", "new", "rare", "--requests_per_second", "0.001", *new).stdout.split()[-1]
+    with serving(*_options(tmp_path), "--keys_file", str(keys), log=tmp_path / "log") as server:
+        with each_worker(server, **{"x-api-key": busy}) as (one, other):
+            _expect_one_at_a_time(tmp_path, one, other, "'busy' has 1 requests under way")
+        with each_worker(server, **{"x-api-key": busy}) as clients:
+            for client in clients:
+                client.headers["x-api-key"] = rare
+            answers = [client.get("/waits").status_code for client in (*clients, *clients)]
+    assert answers == [200, 429, 429, 429]

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks import python_calls, report
+from benchmarks import python_calls
 from benchmarks.__main__ import main
-from benchmarks.matrix.cells import BRIEF, FULL, QUICK, Cell
-from benchmarks.matrix.chart import chart
+from benchmarks.matrix.cells import QUICK, Cell
 from benchmarks.matrix.load import LoadFigures
 from benchmarks.matrix.measuring import Measured
-from benchmarks.matrix.runs import differences, read_run, render_run, save_run
-from benchmarks.matrix.summary import render_summary
+from benchmarks.matrix.runs import differences, read_run, save_run
 
 
 @pytest.fixture
@@ -59,13 +55,6 @@ def test_a_case_with_over_five_percent_more_calls_fails(
         main(["calls", "--baseline", str(baseline)])
     assert ended.value.code == code
     assert row in capsys.readouterr().out.splitlines()
-
-
-def test_a_file_that_is_no_baseline_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "calls.json"
-    path.write_text("[]")
-    with pytest.raises(SystemExit, match=r"calls\.json is no baseline of calls"):
-        main(["calls", "--baseline", str(path)])
 
 
 def test_every_case_has_a_recorded_baseline() -> None:
@@ -141,63 +130,3 @@ def test_changes_beyond_the_spread_of_rounds_are_listed(
 ) -> None:
     found = differences(_run(**before) | {"removed": {}}, _run(**after))
     assert [(cell, figure, round(change, 6)) for cell, figure, change in found] == [(CELL, *each) for each in changes]
-
-
-def test_matrices_have_every_combination_once() -> None:
-    names = [
-        str(Cell(case, door, count)) for case in FULL.models for door in FULL.doors for count in FULL.concurrencies
-    ]
-    # Five sizes, two shapes, three hints, three concurrencies and four interfaces, alone and with other models.
-    assert len(names) == len(set(names)) == 5 * 2 * 3 * 3 * 4 * 2
-    brief = {str(Cell(case, door, 8)) for case in BRIEF.models for door in BRIEF.doors}
-    assert len(brief) == 5 * 2
-    assert brief < set(names)
-
-
-def test_the_chart_has_a_tile_for_each_cell() -> None:
-    picture = ET.fromstring(chart(_run(ratio=0.87)))
-
-    texts = [each.text for each in picture.iter("{http://www.w3.org/2000/svg}text")]
-    assert texts.count("0.87") == 1
-    assert "LATENCY, alone" in texts
-    assert "0.87" in render_run(_run(ratio=0.87))
-
-
-def test_a_section_is_written_without_its_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "RESULTS.md"
-    begin, end = "<!-- matrix: written by a program -->\n", "<!-- end of matrix -->\n"
-    file.write_text(f"by hand\n{begin}old\n{end}| too | by hand |\n")
-    monkeypatch.setattr(report, "RESULTS", file)
-
-    report.write_section("matrix", "new")
-
-    assert file.read_text() == f"by hand\n{begin}\nnew\n\n{end}| too | by hand |\n"
-    with pytest.raises(ValueError, match="no section 'peers'"):
-        report.write_section("peers", "new")
-
-
-def test_the_results_page_has_the_sections_of_all_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[Any] = []
-    monkeypatch.setattr(Path, "write_text", lambda _, text: written.append(text))
-
-    for section in ("matrix", "peers", "rows"):
-        report.write_section(section, "new")
-
-    assert len(written) == 3
-
-
-def test_the_summary_has_medians_by_kind_and_ratios_of_pairs() -> None:
-    ratios = {
-        "1 ms, fixed, LATENCY, alone, gRPC, 8": 0.4,
-        "1 ms, dynamic, LATENCY, alone, gRPC, 8": 0.6,
-        "1 ms, dynamic, LATENCY, beside four, gRPC, 8": 0.3,
-        "1 ms, dynamic, LATENCY, alone, REST JSON, 32": 0.2,
-    }
-    rows = render_summary({name: {"ratio": ratio} for name, ratio in ratios.items()}).splitlines()
-
-    assert [row for row in rows if row.startswith(("| 1 ms", "| an open", "| beside"))] == [
-        "| 1 ms, LATENCY | - / 0.40 / - | - / - / 0.20 | - / - / - | - / - / - |",
-        "| an open batch against a fixed one | - | - | 1.50 | - | - |",
-        "| beside four other models against alone | - | - | 0.50 | - | - |",
-    ]
-    assert len(rows) == 8

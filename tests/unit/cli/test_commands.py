@@ -63,6 +63,13 @@ def test_graph_check_reports_all_problems_with_line_and_hint() -> None:
     assert lines[-1] == "not ok: 3 errors and 0 warnings in 1 file"
 
 
+def test_a_misspelt_calculator_does_not_hide_its_wrong_options() -> None:
+    text = graph_text(python_node("model.py")).replace('Calculator"', 'Calculatr"')
+    write_graph(text.replace("handler_path:", "handler_pathh:"))
+    hints = {each["suggestion"] for each in json.loads(graph("check", ".", "--json").stdout)["problems"]}
+    assert {"did you mean 'PythonExecutorCalculator'?", "did you mean 'handler_path'?"} <= hints
+
+
 @pytest.mark.parametrize("command", ["check", "show"])
 def test_a_missing_graph_is_a_usage_error(command: str) -> None:
     assert graph(command, "nowhere").exit_code == 64

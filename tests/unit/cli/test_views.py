@@ -28,7 +28,6 @@ from ovms_cli.tables import Output, print_table, show_data
 from ovms_cli.tensor_output import write_outputs
 from ovms_cli.top_figures import FAMILIES, Look, ServableFigures, ServerFigures, figures_between, quantile, read_look
 from ovms_cli.top_view import draw, in_order
-from ovms_cli.trace_figures import NoTarget, find_url
 from ovms_cli.trace_figures import draw as draw_ops
 from ovmstrio.api.doors import KSERVE_GRPC, KSERVE_REST
 from ovmstrio.client import ModelState
@@ -270,10 +269,7 @@ def test_rows_are_sorted_by_any_column(by: str, expected: list[str]) -> None:
 
 
 def test_the_sorted_column_is_marked_on_a_narrow_terminal() -> None:
-    console = Console(width=40, height=20, color_system=None, force_terminal=True)
-    with console.capture() as captured:
-        console.print(draw(_figures("a", "b"), "x", "", 40, 20, by="memory"))
-    titles = next(line for line in captured.get().splitlines() if line.startswith("servable"))
+    titles = next(line for line in _drawn(40, 20, _figures("a", "b"), by="memory") if line.startswith("servable"))
     assert "memory\N{BLACK DOWN-POINTING SMALL TRIANGLE}" in titles
 
 
@@ -282,10 +278,10 @@ def _figures(*names: str) -> ServerFigures:
     return ServerFigures(True, 300 * 2**20, 1.25, {"gRPC": 3, "REST": 1}, each)
 
 
-def _drawn(width: int, height: int, shown: ServerFigures | None, trouble: str = "") -> list[str]:
+def _drawn(width: int, height: int, shown: ServerFigures | None, trouble: str = "", **order: str) -> list[str]:
     console = Console(width=width, height=height, color_system=None, force_terminal=True)
     with console.capture() as captured:
-        console.print(draw(shown, "127.0.0.1:8000", trouble, width, height))
+        console.print(draw(shown, "127.0.0.1:8000", trouble, width, height, **order))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
@@ -357,13 +353,6 @@ def test_a_very_narrow_terminal_has_a_block_for_each_op_and_channel() -> None:
         ["to", "det"],
     ]
     assert ["midp", "12"] in [line.split() for line in lines]
-
-
-def test_a_target_is_a_host_with_or_without_scheme() -> None:
-    assert find_url("box:8080") == "http://box:8080"
-    assert find_url("https://box/") == "https://box"
-    with pytest.raises(NoTarget):
-        find_url("box:port")
 
 
 REPORT: dict[str, Any] = {

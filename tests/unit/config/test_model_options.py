@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,13 @@ BATCHES = (
     | DIMS.filter(lambda dim: dim != Dim.fixed(0)).map(lambda dim: BatchSpec(dim=dim))
 )
 LAYOUTS = st.sampled_from(["NCHW", "NHWC", "N...", "...C", "N?HW", "C", "NC...W", "..."])
+LAYOUT_SPECS = st.builds(lambda tensor, model: LayoutSpec(tensor=tensor, model=model), LAYOUTS, st.none() | LAYOUTS)
+POLICIES = (
+    st.just(AllVersions())
+    | st.integers(1, 2**63 - 1).map(lambda number: LatestVersions(num_versions=number))
+    | st.lists(st.integers(1, 99), min_size=1).map(lambda versions: SpecificVersions(versions=tuple(versions)))
+)
+MEANS = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1).map(tuple)
 PARSERS: list[Callable[[Any], Any]] = [
     parse_batch_size,
     parse_shapes,
@@ -81,36 +89,25 @@ ANYTHING = st.recursive(
 )
 
 
-@given(SHAPES)
-def test_shapes_round_trip(shape: ShapeSpec) -> None:
-    assert parse_shape("shape", format_shape(shape)) == shape
-
-
-@given(BATCHES)
-def test_batch_sizes_round_trip(batch: BatchSpec | None) -> None:
-    assert parse_batch_size(format_batch_size(batch)) == batch
-
-
-@given(LAYOUTS, st.none() | LAYOUTS)
-def test_layouts_round_trip(tensor: str, model: str | None) -> None:
-    layout = LayoutSpec(tensor=tensor, model=model)
-    assert parse_layout("layout", format_layout(layout)) == layout
-
-
-@given(
-    st.just(AllVersions())
-    | st.integers(1, 2**63 - 1).map(lambda number: LatestVersions(num_versions=number))
-    | st.lists(st.integers(1, 99), min_size=1).map(lambda versions: SpecificVersions(versions=tuple(versions)))
+@pytest.mark.parametrize(
+    ("values", "written", "parse"),
+    [
+        pytest.param(SHAPES, format_shape, partial(parse_shape, "shape"), id="shapes"),
+        pytest.param(BATCHES, format_batch_size, parse_batch_size, id="batch sizes"),
+        pytest.param(LAYOUT_SPECS, format_layout, partial(parse_layout, "layout"), id="layouts"),
+        pytest.param(POLICIES, format_version_policy, parse_version_policy, id="version policies"),
+        pytest.param(
+            POLICIES, lambda policy: json.dumps(format_version_policy(policy)), parse_version_policy, id="JSON"
+        ),
+        pytest.param(MEANS, format_numbers, parse_mean, id="means"),
+    ],
 )
-def test_version_policies_round_trip_as_objects_and_texts(policy: Any) -> None:
-    written = format_version_policy(policy)
-    assert parse_version_policy(written) == policy
-    assert parse_version_policy(json.dumps(written)) == policy
-
-
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1))
-def test_means_round_trip(numbers: list[float]) -> None:
-    assert parse_mean(format_numbers(tuple(numbers))) == tuple(numbers)
+@given(data=st.data())
+def test_settings_round_trip(
+    values: st.SearchStrategy[Any], written: Callable[[Any], Any], parse: Callable[[Any], Any], data: st.DataObject
+) -> None:
+    value = data.draw(values)
+    assert parse(written(value)) == value
 
 
 @pytest.mark.parametrize("parse", PARSERS)
@@ -149,6 +146,9 @@ def test_spellings_of_ovms() -> None:
     assert parse_precisions('{"a": "uint8:fp32", "b": "fp16:fp32"}') == {"a": "UINT8", "b": "FP16"}
     assert parse_precisions('{"x:0": "I64"}') == {"x:0": "INT64"}
     assert parse_color_formats("nv12:RGB") == {"": "NV12:RGB"}
+    assert parse_color_formats({"x": "BGR:RGB"}) == {"x": "BGR:RGB"}
+    assert parse_mean([1, 2.5, 3]) == parse_mean("[1,2.5,3]") == parse_mean("(1, 2.5, 3)") == (1, 2.5, 3)
+    assert parse_scale(2) == (2,)
     assert parse_scale("[1,2.5, 3]") == (1, 2.5, 3)
     plugin_config = '{"A": true, "B": 2, "C": 0.5, "D": "x"}'
     assert parse_plugin_config(plugin_config) == {"A": "YES", "B": "2", "C": "0.5", "D": "x"}

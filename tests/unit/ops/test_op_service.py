@@ -9,7 +9,7 @@ import pytest
 
 from ovmstrio.core.begun import telling_begin
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure, NotReady, Overloaded, ServerError
-from ovmstrio.core.request import InferInput, InferRequest, RequestedOutput
+from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
 from ovmstrio.runtimes.ops.op_service import OpService
@@ -18,59 +18,52 @@ from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineR
 
 
 class _Pipeline:
-    def __init__(self, answer: PipelineResponse | None = None) -> None:
-        self.answer = answer or PipelineResponse()
+    """Records requests, and returns one response."""
+
+    def __init__(self, response: PipelineResponse | None = None) -> None:
+        self.response = response or PipelineResponse()
         self.requests: list[PipelineRequest] = []
+        self.service = OpService("uci", self, None, PipelineSettings())
 
     async def infer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
         self.requests.append(request)
-        return self.answer
+        return self.response
 
     def obstacle(self) -> str:
         return ""
 
     def close(self) -> None:
-        """Do nothing."""
+        pass
 
 
-def service_of(pipeline: _Pipeline) -> OpService:
-    """Give the service of a pipeline."""
-    return OpService("uci", pipeline, None, PipelineSettings())
-
-
-def asking(*inputs: tuple[InferInput, bytes], outputs: tuple[str, ...] = (), **parameters: Any) -> InferRequest:
-    """Make a call with raw inputs."""
+def _request(*inputs: tuple[InferInput, bytes], **parameters: Any) -> InferRequest:
     return InferRequest(
         model_name="uci",
-        inputs=[given for given, _ in inputs],
+        inputs=[tensor for tensor, _ in inputs],
         raw_inputs=[raw for _, raw in inputs],
-        outputs=[RequestedOutput(name) for name in outputs],
         parameters=parameters,
         deadline=math.inf,
     )
 
 
-def text(name: str, *values: bytes) -> tuple[InferInput, bytes]:
-    """Make an input of BYTES."""
+def _text(name: str, *values: bytes) -> tuple[InferInput, bytes]:
     return InferInput(name, "BYTES", (len(values),)), b"".join(len(one).to_bytes(4, "little") + one for one in values)
 
 
-async def test_calls_are_not_made_again_by_others() -> None:
-    """Ops are code of users, so whoever might make a call again is told."""
-    told: list[int] = []
+async def test_the_start_of_user_code_is_signalled() -> None:
+    started: list[int] = []
     pipeline = _Pipeline()
-    with telling_begin(lambda: told.append(len(pipeline.requests))):
-        await service_of(pipeline).infer(asking(text("k", b"v")))
-        await service_of(pipeline).answer(PipelineRequest(), math.inf)
-    assert told == [0, 1]
+    with telling_begin(lambda: started.append(len(pipeline.requests))):
+        await pipeline.service.infer(_request(_text("k", b"v")))
+        await pipeline.service.answer(PipelineRequest(), math.inf)
+    assert started == [0, 1]
 
 
-async def test_texts_are_keys_and_arrays_are_tensors() -> None:
-    """One text is a key with its value, several are a tensor of texts, and numbers are arrays of their type."""
+async def test_one_text_is_a_key_and_other_inputs_are_tensors() -> None:
     pipeline = _Pipeline()
     array = np.array([[1, 2]], np.float16)
-    given = InferInput("t", "FP16", (1, 2))
-    await service_of(pipeline).infer(asking(text("k", b"v"), text("s", b"a", b"b"), (given, array.tobytes()), log_id=7))
+    tensor = InferInput("t", "FP16", (1, 2)), array.tobytes()
+    await pipeline.service.infer(_request(_text("k", b"v"), _text("s", b"a", b"b"), tensor, log_id=7))
     (request,) = pipeline.requests
     assert (request.keys, request.values, request.name, request.logid) == (["k"], ["v"], "uci", 7)
     found = unpack(request)
@@ -79,22 +72,16 @@ async def test_texts_are_keys_and_arrays_are_tensors() -> None:
     np.testing.assert_array_equal(found["t"], array)
 
 
-async def test_answers_are_tensors_by_name() -> None:
-    """Keys are BYTES, tensors are what they are with their offsets beside them."""
+async def test_answers_are_tensors_with_their_offsets() -> None:
     tensor = from_array("t", np.array([[1], [2]], np.int64), [0, 2])
-    answer = PipelineResponse(keys=["k"], values=["v"], tensors=[tensor])
-    servable = service_of(_Pipeline(answer))
-    response = await servable.infer(asking())
-    assert [each.name for each in response.outputs] == ["k", "t", "t.lod"]
-    assert [np.asarray(each.array).tolist() for each in response.outputs if isinstance(each, Tensor)] == [
-        [b"v"],
-        [[1], [2]],
-        [0, 2],
-    ]
+    pipeline = _Pipeline(PipelineResponse(keys=["k"], values=["v"], tensors=[tensor]))
+    response = await pipeline.service.infer(_request())
+    outputs = [(each.name, np.asarray(each.array).tolist()) for each in response.outputs if isinstance(each, Tensor)]
+    assert outputs == [("k", [b"v"]), ("t", [[1], [2]]), ("t.lod", [0, 2])]
 
 
 @pytest.mark.parametrize(
-    ("answer", "error"),
+    ("response", "error"),
     [
         (PipelineResponse(5000, "why"), InvalidRequest),
         (PipelineResponse(8000, "why"), InvalidRequest),
@@ -106,37 +93,41 @@ async def test_answers_are_tensors_by_name() -> None:
     ],
     ids=["input", "package", "timeout", "closed", "unknown", "product", "overload"],
 )
-async def test_codes_are_errors(answer: PipelineResponse, error: type[ServerError]) -> None:
-    """What a pipeline says in its answer is an error of its kind in other protocols."""
+async def test_error_codes_become_errors(response: PipelineResponse, error: type[ServerError]) -> None:
     with pytest.raises(error, match="why"):
-        await service_of(_Pipeline(answer)).infer(asking())
+        await _Pipeline(response).service.infer(_request())
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("inputs", "messages"),
     [
-        ((InferInput("x", "FP32", (2,)), b"1234"), "expected 8 bytes"),
-        ((InferInput("x", "NOPE", (1,)), b""), "expected one of"),
-        ((InferInput("x", "FP32", (-1,)), b""), "sizes of at least 0"),
-        ((InferInput("x", "BYTES", (2,)), b"\x01\x00\x00\x00a"), "expected 2 elements"),
-        (text("x", b"\xff"), "not UTF-8"),
+        ([(InferInput("x", "FP32", (2,)), b"1234")], ["expected 8 bytes"]),
+        ([(InferInput("x", "NOPE", (1,)), b"")], ["expected one of"]),
+        ([(InferInput("x", "FP32", (-1,)), b"")], ["sizes of at least 0"]),
+        ([(InferInput("x", "BYTES", (2,)), b"\x01\x00\x00\x00a")], ["expected 2 elements"]),
+        ([_text("x", b"\xff")], ["not UTF-8"]),
+        (
+            [(InferInput("a", "FP32", (2,)), b"four"), _text("good", b"1"), (InferInput("b", "FP8", (1,)), b"1")],
+            ["input a: expected 8 bytes for ", "input b: expected one of "],
+        ),
     ],
-    ids=["bytes", "type", "shape", "elements", "encoding"],
+    ids=["bytes", "type", "shape", "elements", "encoding", "several"],
 )
-async def test_inputs_that_are_not_what_they_say(given: tuple[InferInput, bytes], words: str) -> None:
-    """An input that cannot be read is refused, and the pipeline is not asked."""
+async def test_wrong_inputs_are_all_reported(inputs: list[tuple[InferInput, bytes]], messages: list[str]) -> None:
     pipeline = _Pipeline()
-    with pytest.raises(InvalidRequest, match=words):
-        await service_of(pipeline).infer(asking(given))
+    with pytest.raises(InvalidRequest) as caught:
+        await pipeline.service.infer(_request(*inputs))
+    reported = caught.value.message.split(". Also: ")
+    assert len(reported) == len(messages)
+    assert all(message in text for message, text in zip(messages, reported, strict=True))
     assert pipeline.requests == []
 
 
-async def test_arrays_stay_arrays() -> None:
-    """An array is over the caller's bytes until it is unpacked, and is a file only for those who ask for one."""
+async def test_arrays_are_not_copied_until_they_are_unpacked() -> None:
     pipeline = _Pipeline()
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     raw = array.tobytes()
-    await service_of(pipeline).infer(asking((InferInput("x", "FP32", (2, 3)), raw)))
+    await pipeline.service.infer(_request((InferInput("x", "FP32", (2, 3)), raw)))
     (request,) = pipeline.requests
     (tensor,) = request.tensors
     assert isinstance(tensor, ArrayTensor)
@@ -148,13 +139,12 @@ async def test_arrays_stay_arrays() -> None:
     np.testing.assert_array_equal(np.load(io.BytesIO(tensor.byte_data)), array)
 
 
-async def test_arrays_of_answers_stay_arrays() -> None:
-    """An output that is packed as a tensor is not spelled out on its way to a caller that takes arrays."""
+async def test_arrays_of_answers_are_not_converted() -> None:
     array = np.array([[1.5, 2.5]], np.float32)
     data = ChannelData(ChannelDataType.CHANNEL_NPDATA.value, npdata={"x": array}, keeps_arrays=True)
     answer = pack(data, as_tensors=True)
     array[:] = 0
-    response = await service_of(_Pipeline(answer)).infer(asking())
+    response = await _Pipeline(answer).service.infer(_request())
     (tensor,) = answer.tensors
     assert isinstance(tensor, ArrayTensor)
     (output,) = response.outputs
@@ -162,16 +152,3 @@ async def test_arrays_of_answers_stay_arrays() -> None:
     assert output.array is tensor.array
     assert output.array.tolist() == [[1.5, 2.5]]
     assert (tensor.elem_type, tensor.float_data, tensor.int_data, tensor.byte_data) == (1, [1.5, 2.5], [], b"")
-
-
-async def test_every_input_that_is_not_what_it_says_is_told_at_once() -> None:
-    """The pipeline is not called."""
-    pipeline = _Pipeline()
-    short = (InferInput("a", "FP32", (2,)), b"four")
-    unknown = (InferInput("b", "FP8", (1,)), b"1")
-    with pytest.raises(InvalidRequest) as caught:
-        await service_of(pipeline).infer(asking(short, text("good", b"1"), unknown))
-    first, second = caught.value.message.split(". Also: ")
-    assert first.startswith("input a: expected 8 bytes for ")
-    assert second.startswith("input b: expected one of ")
-    assert pipeline.requests == []

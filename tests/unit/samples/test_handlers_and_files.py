@@ -18,7 +18,6 @@ from PIL import Image
 import ovmstrio_samples
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio_samples.catalog import HANDLERS, ProjectSample
-from ovmstrio_samples.embedding import safetensors
 from ovmstrio_samples.embedding.wordpiece import WordPieces
 from ovmstrio_samples.face_detection.client import faces
 from ovmstrio_samples.image_classifier import torch_file
@@ -107,23 +106,6 @@ def test_a_torch_file_cannot_run_code_and_other_files_are_refused(tmp_path: Path
     path.write_bytes(pickle.dumps(7))
     with pytest.raises(ValueError, match="is not a file of torch"):
         torch_file.read(path)
-
-
-def test_safetensors_are_read_by_their_header(tmp_path: Path) -> None:
-    small, large = np.arange(3, dtype="<f2"), np.arange(6, dtype="<f4").reshape(2, 3)
-    header = json.dumps(
-        {
-            "__metadata__": {"format": "pt"},
-            "small": {"dtype": "F16", "shape": [3], "data_offsets": [0, 6]},
-            "large": {"dtype": "F32", "shape": [2, 3], "data_offsets": [6, 30]},
-        }
-    ).encode()
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(struct.pack("<Q", len(header)) + header + small.tobytes() + large.tobytes())
-    tensors = safetensors.read(path)
-    assert set(tensors) == {"small", "large"}
-    np.testing.assert_array_equal(tensors["small"], small)
-    np.testing.assert_array_equal(tensors["large"], large)
 
 
 def test_words_are_split_into_the_longest_pieces() -> None:

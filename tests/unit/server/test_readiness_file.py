@@ -1,5 +1,3 @@
-"""The file that says that what is served can be called."""
-
 from __future__ import annotations
 
 import os
@@ -16,8 +14,7 @@ from ovmstrio.server.readiness_file import ReadinessFile, usual_file
 from tests.support.stub_registry import StubServable, add_versions, open_plane_of
 
 
-def test_the_file_is_there_while_the_project_is_ready(tmp_path: Path) -> None:
-    """Its folder is made, and one of an earlier run is removed at the start."""
+def test_file_exists_while_the_server_is_ready(tmp_path: Path) -> None:
     path = tmp_path / "workspace" / "ready.txt"
     path.parent.mkdir()
     path.touch()
@@ -32,8 +29,7 @@ def test_the_file_is_there_while_the_project_is_ready(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-async def test_the_file_follows_what_the_data_plane_says(tmp_path: Path) -> None:
-    """From its first readiness to the drain; and nobody leaves it behind."""
+async def test_file_follows_the_readiness_of_the_data_plane(tmp_path: Path) -> None:
     path = tmp_path / "ready.txt"
     spec = ModelSpec(name="m", base_path=add_versions(tmp_path / "m", 1))
     async with open_plane_of(spec, StubServable(spec, 1), str) as plane, trio.open_nursery() as nursery:
@@ -52,8 +48,7 @@ async def test_the_file_follows_what_the_data_plane_says(tmp_path: Path) -> None
     assert not path.exists()
 
 
-def test_a_file_that_cannot_be_written_keeps_nobody_from_serving(tmp_path: Path) -> None:
-    """It is told, and raises nothing."""
+def test_file_that_cannot_be_written_is_logged(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     file = ReadinessFile(tmp_path / "file" / "ready.txt")
     with capture_logs() as logs:
@@ -63,8 +58,7 @@ def test_a_file_that_cannot_be_written_keeps_nobody_from_serving(tmp_path: Path)
     assert (tmp_path / "file").read_bytes() == b""
 
 
-def test_a_fifo_is_neither_written_nor_removed(tmp_path: Path) -> None:
-    """Nor is a device; the server goes on."""
+def test_fifo_is_neither_written_nor_removed(tmp_path: Path) -> None:
     fifo = tmp_path / "ready"
     os.mkfifo(fifo)
     file = ReadinessFile(fifo)
@@ -73,8 +67,7 @@ def test_a_fifo_is_neither_written_nor_removed(tmp_path: Path) -> None:
     assert fifo.is_fifo()
 
 
-def test_the_usual_file_is_used_where_its_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no folder is made for it elsewhere."""
+def test_default_file_is_used_if_its_folder_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = tmp_path / "workspace" / "api_readiness.txt"
     monkeypatch.setattr(readiness_file, "USUAL_FILE", usual)
     ReadinessFile(usual_file()).show(ready=True)
@@ -84,8 +77,7 @@ def test_the_usual_file_is_used_where_its_folder_is(tmp_path: Path, monkeypatch:
     assert usual.exists()
 
 
-def test_a_relative_path_stays_where_it_was_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though the working directory becomes that of the project."""
+def test_relative_path_is_resolved_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = ReadinessFile(Path("ready.txt"))
     (tmp_path / "other").mkdir()

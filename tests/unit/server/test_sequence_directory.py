@@ -1,5 +1,3 @@
-"""What several processes of one server know together of their sequences, in memory that they share."""
-
 from __future__ import annotations
 
 import os
@@ -24,7 +22,7 @@ from ovmstrio.server.workers.sequence_directory import BoardDirectory
 from ovmstrio.server.workers.sequence_memory import SequenceMemory, slots_for
 from tests.support.examples import examples
 
-SECRET = "kept among them"
+SECRET = "secret"
 IDS = [*range(1, 7), "one", "two"]
 MOST = 5
 ROWS = 3
@@ -32,6 +30,8 @@ VERSIONS = (1, 2)
 
 
 class _Processes:
+    """The sequence directories and managers of several workers, in one process."""
+
     def __init__(self, rows: int = 2, most: int = 500) -> None:
         self._stack = ExitStack()
         self.board = Board.create(rows)
@@ -71,7 +71,6 @@ class _Processes:
 
 @pytest.fixture
 def two() -> Iterator[_Processes]:
-    """Two processes."""
     made = _Processes()
     yield made
     made.close()
@@ -82,6 +81,8 @@ def _start(manager: SequenceManager, identity: int | str = 0) -> Sequence:
 
 
 class _SlotMachine(RuleBasedStateMachine):
+    """Slots against a dictionary. There are few slots, so that keys collide."""
+
     def __init__(self) -> None:
         super().__init__()
         self.rows: dict[int, int] = {}
@@ -122,6 +123,8 @@ TestSlots = _SlotMachine.TestCase
 
 
 class _ServerMachine(RuleBasedStateMachine):
+    """Workers of a server against the owners and errors that clients must see."""
+
     def __init__(self) -> None:
         super().__init__()
         self.processes = _Processes(ROWS, MOST)
@@ -196,8 +199,8 @@ class _ServerMachine(RuleBasedStateMachine):
         self.loaded[row, version] = self.processes.load(row, version)
 
     def forget(self, row: int, version: int | None = None) -> None:
-        gone = [key for key, each in self.alive.items() if each == row and version in {None, key[0]}]
-        for key in gone:
+        ended = [key for key, each in self.alive.items() if each == row and version in {None, key[0]}]
+        for key in ended:
             del self.alive[key]
 
     @invariant()
@@ -212,24 +215,13 @@ class _ServerMachine(RuleBasedStateMachine):
         self.processes.close()
 
 
-async def test_all_processes_know_the_same_whatever_is_begun_ended_or_dies() -> None:
-    """As many are alive as may be, an id has one owner, and none that was given is given again."""
+async def test_all_workers_agree_on_owners_and_counts_of_sequences() -> None:
     run_state_machine_as_test(
         _ServerMachine, settings=settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
     )
 
 
-async def test_an_id_that_was_given_behind_a_taken_one_is_given_nowhere_again(two: _Processes) -> None:
-    """Though its sequence is over by then."""
-    first, second = two.load(0), two.load(1)
-    _start(first, 1)
-    given = _start(first).id
-    first.remove(first.admit(Control(given, end=True), by_default=False))
-    assert (given, _start(second).id) == (2, 3)
-
-
-async def test_an_id_that_is_free_again_may_begin_elsewhere(two: _Processes) -> None:
-    """Whoever was its owner; a start that fails leaves nothing either."""
+async def test_id_of_an_ended_or_failed_sequence_may_start_elsewhere(two: _Processes) -> None:
     first, second = two.load(0), two.load(1)
     control = Control(7, start=True, end=True)
     async with first.turn(control):
@@ -245,8 +237,7 @@ async def test_an_id_that_is_free_again_may_begin_elsewhere(two: _Processes) -> 
     assert two.owners(7) == {1}
 
 
-async def test_sequences_that_follow_the_default_version_are_never_anybody_elses_meanwhile(two: _Processes) -> None:
-    """They move within their process, and are over when the last version goes."""
+async def test_sequences_move_to_the_next_default_version_within_their_worker(two: _Processes) -> None:
     old, new = two.load(0, 1), two.load(0, 2)
     for identity in (3, 4):
         old.admit(Control(identity, start=True), by_default=True)
@@ -261,8 +252,7 @@ async def test_sequences_that_follow_the_default_version_are_never_anybody_elses
     assert two.directories[1].count("m", 2) == 0
 
 
-async def test_sequences_of_a_process_that_comes_back_stay_its_own(two: _Processes, tmp_path: Path) -> None:
-    """Those that its store has; what was begun elsewhere meanwhile stays there, and the rest is over."""
+async def test_restarted_worker_owns_the_sequences_of_its_store(two: _Processes, tmp_path: Path) -> None:
     manager = two.load(0)
     store = SequenceStore(two.managers[0], tmp_path, 5)
     await store.restore()
@@ -274,7 +264,7 @@ async def test_sequences_of_a_process_that_comes_back_stay_its_own(two: _Process
     two.managers[0].close(manager)
     assert (two.owners(1), two.owners(2)) == ({0}, {0})
     two.die(0, keeps_sequences=True)
-    # As if 2 had been ended after it was written down, and 3 been begun.
+    # As if 2 had ended after it was stored, and 3 had started.
     two.board.sequences.remove(key_of_second)
     _start(two.load(1), 2)
     two.directories[0].begin("m", 1, 3, 500)
@@ -288,8 +278,15 @@ async def test_sequences_of_a_process_that_comes_back_stay_its_own(two: _Process
     assert two.directories[1].count("m", 1) == 2
 
 
-async def test_ids_that_are_given_are_nobody_elses(two: _Processes) -> None:
-    """They ascend, also in a process that is started anew; what a client has chosen is passed over."""
+async def test_generated_id_after_a_taken_one_is_not_repeated(two: _Processes) -> None:
+    first, second = two.load(0), two.load(1)
+    _start(first, 1)
+    generated = _start(first).id
+    first.remove(first.admit(Control(generated, end=True), by_default=False))
+    assert (generated, _start(second).id) == (2, 3)
+
+
+async def test_generated_ids_ascend_over_all_workers(two: _Processes) -> None:
     assert [_start(two.load(row)).id for row in (0, 1, 0, 1, 1)] == [1, 2, 3, 4, 5]
     _start(two.load(0), 6)
     assert _start(two.load(1)).id == 7
@@ -297,8 +294,7 @@ async def test_ids_that_are_given_are_nobody_elses(two: _Processes) -> None:
     assert _start(two.load(1)).id == 8
 
 
-async def test_ids_that_were_given_before_the_server_was_started_are_not_given_again(tmp_path: Path) -> None:
-    """Though it was another process that had given them, and their sequences have ended."""
+async def test_generated_ids_are_not_repeated_after_a_restart(tmp_path: Path) -> None:
     folders = [tmp_path / str(row) for row in range(2)]
     for folder in folders:
         folder.mkdir()
@@ -321,8 +317,9 @@ async def test_ids_that_were_given_before_the_server_was_started_are_not_given_a
     assert given == [[1, 2, 3, 4], [6, 7, 8, 9]]
 
 
-async def test_what_there_is_no_room_for_keeps_no_server_from_starting(tmp_path: Path) -> None:
-    """As where fewer sequences are configured now than are kept; it is told how many are lost."""
+async def test_stored_sequences_beyond_the_capacity_are_logged(
+    two: _Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = _Processes()
     store = SequenceStore(before.managers[0], tmp_path, 5)
     await store.restore()
@@ -331,33 +328,27 @@ async def test_what_there_is_no_room_for_keeps_no_server_from_starting(tmp_path:
         _start(manager, identity).advance({})
     assert await store.save_at_end()
     before.close()
-    after = _Processes()
-    sequences = after.boards[0].sequences
+    sequences = two.boards[0].sequences
     put = sequences.put
-    try:
-        with pytest.MonkeyPatch.context() as patched, structlog.testing.capture_logs() as logs:
-            patched.setattr(sequences, "put", lambda key, row: after.owners(1) == {None} and put(key, row))
-            await SequenceStore(after.managers[0], tmp_path, 5).restore()
-        assert [each.id for each in after.load(0)] == [1]
-        assert (after.owners(1), after.owners(2), after.directories[1].count("m", 1)) == ({0}, {None}, 1)
-        assert [line["sequences"] for line in logs if line["event"] == "sequences not restored"] == [2]
-    finally:
-        after.close()
+    monkeypatch.setattr(sequences, "put", lambda key, row: two.owners(1) == {None} and put(key, row))
+    with structlog.testing.capture_logs() as logs:
+        await SequenceStore(two.managers[0], tmp_path, 5).restore()
+    assert [each.id for each in two.load(0)] == [1]
+    assert (two.owners(1), two.owners(2), two.directories[1].count("m", 1)) == ({0}, {None}, 1)
+    assert [line["sequences"] for line in logs if line["event"] == "sequences not restored"] == [2]
 
 
-async def test_there_is_room_for_what_is_configured() -> None:
-    """Where there is none all the same, a start is refused, and nothing noted."""
-    assert [slots_for(count) for count in (0, 500, 100_000)] == [2**16, 2**16, 2**19]
-    processes = _Processes()
-    try:
-        manager = processes.load(0)
-        sequences = processes.boards[0].sequences
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(sequences, "put", lambda *_: False)
-            with pytest.raises(TooManySequences, match="start it again"):
-                _start(manager, 1)
-        assert (len(manager), processes.directories[1].count("m", 1)) == (0, 0)
+@pytest.mark.parametrize(("count", "slots"), [(0, 2**16), (500, 2**16), (100_000, 2**19)])
+def test_number_of_slots_follows_the_configured_sequences(count: int, slots: int) -> None:
+    assert slots_for(count) == slots
+
+
+async def test_start_is_refused_if_no_slot_is_free(two: _Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = two.load(0)
+    monkeypatch.setattr(two.boards[0].sequences, "put", lambda *_: False)
+    with pytest.raises(TooManySequences, match="start it again"):
         _start(manager, 1)
-        assert processes.owners(1) == {0}
-    finally:
-        processes.close()
+    assert (len(manager), two.directories[1].count("m", 1)) == (0, 0)
+    monkeypatch.undo()
+    _start(manager, 1)
+    assert two.owners(1) == {0}

@@ -1,5 +1,3 @@
-"""How many processes serve a configuration."""
-
 from __future__ import annotations
 
 import signal
@@ -18,14 +16,12 @@ from ovmstrio.server.command_line import UsageProblems, read_settings
 from ovmstrio.server.life import serve
 from ovmstrio.server.own_process import serve_in_own_process
 from ovmstrio.server.plan import read_plan
-from ovmstrio.server.project_plan import plan_project
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.worker_count import MeasuredCall, choose_count, count_workers, worth_measuring
 from ovmstrio.server.workers.choosing import choose_workers
 from ovmstrio.server.workers.stores import check_store, part_of_store
 from ovmstrio.work.cores import usable_cores
 from tests.support import ir
-from tests.support.projects import make_project
 
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
@@ -38,86 +34,80 @@ PATIENCE_SECONDS = 120
 HANDLER = HandlerSpec(name="h", base_path=HERE, path=HERE)
 
 
-def _count(*services: Any, **options: Any) -> int:
-    return count_workers(ServerSettings(**options), ServerSpec(services=services))
-
-
-def test_there_is_one_process_unless_more_are_asked_for() -> None:
-    """And as many as are asked for then."""
-    assert _count(MODEL) == 1
-    assert _count(MODEL, workers="3") == 3
-
-
-def test_auto_is_a_process_a_core_where_python_code_of_users_may_run() -> None:
-    """Models fill all cores from one process, as far as nothing is measured."""
-    cores = usable_cores()
-    assert _count(MODEL, workers="auto") == 1
-    assert _count(MODEL, HANDLER, workers="auto") == cores
-    assert _count(TEXT, HANDLER, workers="auto") == cores
-
-
-def _choose(cores: int, measured: dict[str, MeasuredCall], *services: Any, **memory: int) -> tuple[int, str]:
-    chosen = choose_count(services or (MODEL,), cores, measured, **memory)
-    return chosen.count, chosen.reason
-
-
-TRIVIAL = MeasuredCall(20e-6, 0.0)
-LONG = MeasuredCall(300e-6, 20e-3)
-
-
-def test_there_is_a_process_for_each_core_that_event_loops_can_fill() -> None:
-    """All of a trivial call is the loop's, and of a long one next to nothing; half of a call is half of the cores."""
-    assert _choose(8, {"m": TRIVIAL})[0] == 8
-    assert _choose(8, {"m": LONG})[0] == 1
-    half = MeasuredCall(120e-6, 200e-6)
-    assert (half.loop_part, _choose(8, {"m": half})[0], _choose(2, {"m": half})[0]) == (0.5, 4, 1)
-
-
-def test_the_model_that_needs_the_loop_most_decides_and_is_named() -> None:
-    """With what was measured of it."""
-    count, reason = _choose(4, {"m": LONG, "small": TRIVIAL})
-    assert (count, reason) == (
-        4,
-        "of a call of the model 'small' 100% is work of the event loop, and 0.00 ms beside it",
-    )
+_ALL = usable_cores()
 
 
 @pytest.mark.parametrize(
-    ("service", "count", "reason"),
+    ("workers", "services", "count"),
     [
-        (HANDLER, 4, "the handler 'h' may run Python code, of which one process fills one core"),
-        (REMOTE, 4, "the remote model 'r' is asked by the event loop, of which one process fills one core"),
-        (MODEL, 1, "computing is most of what is served, and fills all cores from one process"),
-        (TEXT, 1, "computing is most of what is served, and fills all cores from one process"),
+        (None, (MODEL,), 1),
+        ("3", (MODEL,), 3),
+        ("auto", (MODEL,), 1),
+        ("auto", (MODEL, HANDLER), _ALL),
+        ("auto", (TEXT, HANDLER), _ALL),
     ],
 )
-def test_kinds_decide_where_nothing_is_measured(service: Any, count: int, reason: str) -> None:
-    """Code of users is not called without a client; what could not be measured is taken for computing."""
-    assert _choose(4, {}, service) == (count, reason)
+def test_workers_are_counted_by_option_and_services(workers: str | None, services: tuple[Any, ...], count: int) -> None:
+    options: dict[str, Any] = {} if workers is None else {"workers": workers}
+    assert count_workers(ServerSettings(**options), ServerSpec(services=services)) == count
 
 
-def test_one_core_is_one_process() -> None:
-    """Whatever is served."""
-    assert _choose(1, {"m": TRIVIAL}, HANDLER) == (1, "the server may use one core")
+TRIVIAL, HALF, LONG = MeasuredCall(20e-6, 0.0), MeasuredCall(120e-6, 200e-6), MeasuredCall(300e-6, 20e-3)
+COMPUTING = "computing is most of what is served, and fills all cores from one process"
 
 
-def test_there_are_no_more_copies_of_models_than_half_of_the_memory_holds() -> None:
-    """One at least; where nobody knows how much there is, there is no bound."""
-    assert _choose(8, {"m": TRIVIAL}, model_bytes=4 * 10**9, memory_bytes=16 * 10**9)[0] == 2
-    count, reason = _choose(8, {}, HANDLER, model_bytes=9 * 10**9, memory_bytes=16 * 10**9)
-    assert (count, "9.0 GB of models" in reason) == (1, True)
-    assert _choose(8, {"m": TRIVIAL}, model_bytes=4 * 10**9)[0] == 8
+@pytest.mark.parametrize(
+    ("cores", "measured", "services", "count", "reason"),
+    [
+        (8, {"m": TRIVIAL}, (MODEL,), 8, "100% is work of the event loop"),
+        (8, {"m": LONG}, (MODEL,), 1, ""),
+        (8, {"m": HALF}, (MODEL,), 4, "50% is work of the event loop"),
+        (2, {"m": HALF}, (MODEL,), 1, ""),
+        (
+            4,
+            {"m": LONG, "small": TRIVIAL},
+            (MODEL,),
+            4,
+            "of a call of the model 'small' 100% is work of the event loop, and 0.00 ms beside it",
+        ),
+        (4, {}, (HANDLER,), 4, "the handler 'h' may run Python code, of which one process fills one core"),
+        (4, {}, (REMOTE,), 4, "the remote model 'r' is asked by the event loop, of which one process fills one core"),
+        (4, {}, (MODEL,), 1, COMPUTING),
+        (4, {}, (TEXT,), 1, COMPUTING),
+        (1, {"m": TRIVIAL}, (HANDLER,), 1, "the server may use one core"),
+    ],
+)
+def test_workers_are_chosen_by_cores_measured_calls_and_kinds(
+    cores: int, measured: dict[str, MeasuredCall], services: tuple[Any, ...], count: int, reason: str
+) -> None:
+    chosen = choose_count(services, cores, measured)
+    assert chosen.count == count
+    assert reason in chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("memory", "services", "count", "reason"),
+    [
+        ({"model_bytes": 4 * 10**9, "memory_bytes": 16 * 10**9}, (MODEL,), 2, ""),
+        ({"model_bytes": 9 * 10**9, "memory_bytes": 16 * 10**9}, (HANDLER,), 1, "9.0 GB of models"),
+        ({"model_bytes": 4 * 10**9}, (MODEL,), 8, ""),
+    ],
+)
+def test_copies_of_models_are_limited_to_half_of_the_memory(
+    memory: dict[str, int], services: tuple[Any, ...], count: int, reason: str
+) -> None:
+    chosen = choose_count(services, 8, {"m": TRIVIAL}, **memory)
+    assert chosen.count == count
+    assert reason in chosen.reason
 
 
 def test_only_models_whose_times_decide_are_measured() -> None:
-    """Beside what decides by its kind, and on one core, nothing is loaded for that."""
     assert worth_measuring([MODEL, TEXT], 2) == [MODEL]
     stateful = ModelSpec(name="s", base_path=HERE, stateful=True)
     assert worth_measuring([MODEL, HANDLER], 2) == worth_measuring([MODEL], 1) == worth_measuring([stateful], 2) == []
 
 
-async def test_kept_sequences_say_how_many_processes_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another number, which measuring may give from one start to the next, would not find them, and would not start."""
+async def test_stored_sequences_decide_the_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ovmstrio.server.workers.choosing.usable_cores", lambda: 2)
     ir.save(ir.dummy(), tmp_path, "m")
     store = tmp_path / "store"
@@ -133,10 +123,9 @@ async def test_kept_sequences_say_how_many_processes_there_are(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_server_that_is_told_to_end_while_it_measures_ends_gently(
+async def test_signal_while_workers_are_measured_ends_the_server_gently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    """As at any other time; meanwhile nothing says that it is ready."""
     ready = tmp_path / "ready"
     ready.touch()
 
@@ -146,7 +135,7 @@ async def test_a_server_that_is_told_to_end_while_it_measures_ends_gently(
         await trio.sleep_forever()
 
     monkeypatch.setattr("ovmstrio.server.workers.choosing.choose_workers", measure)
-    # This process is not the server's own.
+    # This process does not belong to the server.
     monkeypatch.setattr("ovmstrio.server.own_process.keep_freed_memory", lambda: None)
     monkeypatch.setattr("sys.setswitchinterval", lambda _: None)
     settings = ServerSettings(model_name="m", model_path=tmp_path / "m", workers=0, readiness_file=ready)
@@ -156,20 +145,11 @@ async def test_a_server_that_is_told_to_end_while_it_measures_ends_gently(
 
 
 @pytest.mark.parametrize("value", ["-1", "many", "257", "1.5"])
-def test_a_number_that_is_none_is_an_error_of_usage(value: str) -> None:
-    """As for other options."""
+def test_invalid_number_of_workers_is_refused(value: str) -> None:
     with pytest.raises(UsageProblems, match="--workers"):
         read_settings({"workers": value})
 
 
-def test_a_project_says_in_its_file_how_many_processes_it_has(tmp_path: Path) -> None:
-    """The option is refused there."""
-    project = make_project(tmp_path, "class Handler:\n    def handle_post(self, payload):\n        return 1\n")
-    with pytest.raises(UsageProblems, match=r"--workers.*nucleus\.yaml"):
-        plan_project(project, {"workers": "2"})
-
-
-async def test_a_server_in_a_program_is_one_process() -> None:
-    """What the settings ask for is not left out silently."""
+async def test_server_in_a_program_refuses_several_workers() -> None:
     with pytest.raises(ConfigError, match="ovms serve"):
         await serve(ServerSettings(workers=2))

@@ -1,5 +1,3 @@
-"""JSON read in slices: the values and refusals of parsers that read at once, within limits."""
-
 from __future__ import annotations
 
 import json
@@ -7,10 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from ovmstrio.util import json_reader, number_arrays
 from ovmstrio.util.json_reader import (
@@ -23,7 +23,7 @@ from ovmstrio.util.json_reader import (
     read_json,
     without_arrays,
 )
-from ovmstrio.util.number_arrays import NumberArray
+from ovmstrio.util.number_arrays import NumberArray, NumberKind, read_numbers
 from ovmstrio.util.slices import run_to_end
 from tests.support.examples import examples
 
@@ -94,8 +94,7 @@ _RUNS = st.sampled_from([8, 32])
 
 @settings(max_examples=examples(150), deadline=None)
 @given(text=_texts(), size=_SIZES)
-def test_a_document_has_the_values_of_a_parser_that_reads_at_once(text: bytes, size: int) -> None:
-    """Also the order of keys, the last of equal keys, and what is refused."""
+def test_document_has_the_values_of_orjson(text: bytes, size: int) -> None:
     with _small_slices(size, 8):
         read = _result(lambda: run_to_end(read_json(text, NO_LIMITS, parse=parse_strictly)))
     assert read == _result(lambda: orjson.loads(text))
@@ -110,8 +109,7 @@ def _read_with_arrays(text: bytes) -> Any:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(text=_texts(), size=_SIZES, shortest_run=_RUNS)
-def test_arrays_stand_for_the_lists_of_a_document(text: bytes, size: int, shortest_run: int) -> None:
-    """A list that is no JSON is refused, also one that a later member of the same name replaces."""
+def test_document_with_arrays_has_the_values_of_orjson(text: bytes, size: int, shortest_run: int) -> None:
     with _small_slices(size, shortest_run):
         read = _result(lambda: _read_with_arrays(text))
     assert read == _result(lambda: orjson.loads(text))
@@ -135,8 +133,7 @@ _PYTHON_WORDS = st.sampled_from(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(words=st.lists(_PYTHON_WORDS, max_size=30), text=_texts(), size=st.sampled_from([33, 64, 200]))
-def test_documents_of_user_code_have_the_values_of_pythons_parser(words: list[str], text: bytes, size: int) -> None:
-    """Large integers, numbers that are not finite, and halves of surrogate pairs."""
+def test_document_of_user_code_has_the_values_of_python(words: list[str], text: bytes, size: int) -> None:
     document = b'{"words": [%b], "document": %b}' % (",".join(words).encode(), text)
     with _small_slices(size, 8):
         read = _result(lambda: run_to_end(read_json(document, NO_LIMITS, parse=parse_as_python)))
@@ -156,7 +153,6 @@ _LIMITED: dict[str, tuple[JsonLimits, str, str]] = {
 @pytest.mark.parametrize("name", _LIMITED)
 @pytest.mark.parametrize("has_arrays", [False, True])
 def test_a_document_at_a_limit_is_read_and_one_beyond_is_refused(name: str, *, has_arrays: bool) -> None:
-    """Documents are equal with and without arrays for lists of numbers."""
     limits, at_limit, beyond = _LIMITED[name]
     with _small_slices(32, 512):
         read = run_to_end(read_json(at_limit.encode(), limits, arrays=[] if has_arrays else None))
@@ -167,7 +163,6 @@ def test_a_document_at_a_limit_is_read_and_one_beyond_is_refused(name: str, *, h
 
 
 def test_numbers_of_arrays_do_not_count_as_values() -> None:
-    """More numbers than values are read, and refused without arrays."""
     text = b'{"data":[%b]}' % b",".join([b"0"] * 5000)
     limits = NO_LIMITS._replace(values=100)
     arrays: list[NumberArray] = []
@@ -177,7 +172,6 @@ def test_numbers_of_arrays_do_not_count_as_values() -> None:
 
 
 def test_a_limit_is_checked_before_a_value_is_built() -> None:
-    """The parser of parts is not called for a document beyond a limit."""
     calls: list[int] = []
 
     def parse(text: Any) -> Any:
@@ -189,3 +183,61 @@ def test_a_limit_is_checked_before_a_value_is_built() -> None:
     with pytest.raises(JsonSyntaxError):
         run_to_end(read_json(b"[" + b"[]," * 100_000, parse=parse))
     assert calls == []
+
+
+# Arrays of numbers
+
+
+DTYPES: dict[NumberKind, Any] = {"d": np.float64, "i": np.int64, "u": np.uint64}
+
+
+def _array_of(text: str) -> NumberArray:
+    return NumberArray(memoryview(text.encode()))
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+@settings(max_examples=examples(60), deadline=None)
+@given(data=st.data(), size=st.sampled_from([64, 200]), indent=st.sampled_from([None, 1]))
+def test_numbers_and_shape_are_those_of_numpy(
+    kind: NumberKind, data: st.DataObject, size: int, indent: int | None
+) -> None:
+    elements = {"allow_nan": False, "allow_infinity": False} if kind == "d" else None
+    shapes = hnp.array_shapes(min_dims=1, max_dims=4, max_side=6)
+    expected = data.draw(hnp.arrays(DTYPES[kind], shapes, elements=elements))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(number_arrays, "SLICE_BYTES", size)
+        array = _array_of(json.dumps(expected.tolist(), indent=indent))
+        numbers, shape = array.numbers(kind), array.shape()
+        several = read_numbers([array, _array_of(json.dumps(expected.tolist()))], kind)
+    assert numbers is not None
+    assert several is not None
+    assert shape == expected.shape
+    assert np.array_equal(numbers, expected.ravel())
+    assert np.array_equal(several, np.stack([expected, expected]))
+
+
+@pytest.mark.parametrize("text", ["[[1],[2,3]]", "[1,[2]]", "[[1],2]", "[[[1]],[2]]", "[[1,2],[3]]", "[[1],[[2]]]"])
+def test_lists_that_are_no_array_have_no_shape(text: str) -> None:
+    assert _array_of(text).shape() is None
+    assert read_numbers(_array_of(text), "d") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("[1.5]", "i"),
+        ("[-1]", "u"),
+        ("[18446744073709551615]", "i"),
+        ("[true]", "d"),
+        ("[null]", "d"),
+        ("[1,,2]", "d"),
+        ("[1,]", "d"),
+        ("[]", "d"),
+        ("[01]", "d"),
+        (f"[{'1' * 1_000_000}]", "d"),
+    ],
+)
+def test_text_that_is_no_list_of_numbers_of_a_kind_is_refused(text: str, kind: NumberKind) -> None:
+    array = _array_of(text)
+    assert array.numbers(kind) is None
+    assert not array.is_checked

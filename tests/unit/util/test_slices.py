@@ -1,5 +1,3 @@
-"""Computations in slices: turns, cancellation and errors."""
-
 from __future__ import annotations
 
 import itertools
@@ -15,7 +13,6 @@ from tests.support.waits import WAIT_SECONDS
 
 
 async def test_two_computations_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither runs two turns in a row while the other one waits, and neither runs in the event loop's thread."""
     steps: list[str] = []
     now = 0.0
 
@@ -47,7 +44,6 @@ async def test_two_computations_take_turns(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_cancellation_closes_the_computation() -> None:
-    """The generator ends where it was, and the next computation runs."""
     closed: list[bool] = []
 
     def endless() -> Generator[None, None, None]:
@@ -69,14 +65,13 @@ async def test_cancellation_closes_the_computation() -> None:
     assert closed == [True]
 
 
+def _failing() -> Generator[None, None, None]:
+    yield
+    raise LookupError("missing")
+
+
 async def test_an_error_of_a_computation_is_raised() -> None:
-    """In the task that waits for the result, in slices and at once."""
-
-    def failing() -> Generator[None, None, None]:
-        yield
-        raise LookupError("missing")
-
     with pytest.raises(LookupError, match="missing"):
-        await run_in_slices(failing())
+        await run_in_slices(_failing())
     with pytest.raises(LookupError, match="missing"):
-        run_to_end(failing())
+        run_to_end(_failing())

@@ -1,5 +1,3 @@
-"""Stacks of threads, sampled while they do what is known."""
-
 from __future__ import annotations
 
 import os
@@ -13,7 +11,6 @@ from ovmstrio.work.processes.packet_socket import packet_pair
 from ovmstrio.work.stack_sampling import StackSampler
 
 SECONDS = 30.0
-"""Longer than anything here takes: samplers are told to stop."""
 
 
 def _busy(stop: threading.Event) -> None:
@@ -27,7 +24,6 @@ def _idle(stop: threading.Event) -> None:
 
 @contextmanager
 def _running(*work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Have threads work, each called after what it does, until the block ends."""
     stop = threading.Event()
     threads = [threading.Thread(target=each, args=(stop,), name=each.__name__) for each in work]
     for thread in threads:
@@ -41,7 +37,6 @@ def _running(*work: Callable[[threading.Event], None]) -> Iterator[None]:
 
 
 def _sampled(samples: int) -> dict[str, SampledThreads]:
-    """Sample as often, whatever that takes, each thread by its name."""
     left = samples
 
     def role(number: int, name: str, functions: frozenset[str]) -> str:
@@ -56,8 +51,7 @@ def _sampled(samples: int) -> dict[str, SampledThreads]:
     return {each.name: each for each in sampler.run(SECONDS)}
 
 
-def test_what_a_busy_thread_does_is_seen() -> None:
-    """In each sample, with who called it outside and its own function inside; it had a processor meanwhile."""
+def test_samples_of_a_busy_thread_have_its_stack_and_cpu_time() -> None:
     with _running(_busy):
         seen = _sampled(20)["_busy"]
     assert seen.samples >= 20
@@ -71,8 +65,7 @@ def test_what_a_busy_thread_does_is_seen() -> None:
     assert seen.cpu_seconds > 0
 
 
-def test_a_thread_that_waits_is_told_from_one_that_works() -> None:
-    """Its samples are counted, and have no stacks."""
+def test_samples_of_a_waiting_thread_have_no_stacks() -> None:
     with _running(_busy, _idle):
         seen = _sampled(20)
     idle, busy = seen["_idle"], seen["_busy"]
@@ -81,8 +74,7 @@ def test_a_thread_that_waits_is_told_from_one_that_works() -> None:
     assert sum(busy.stacks.values()) == busy.samples - busy.waiting
 
 
-def test_a_process_that_waits_for_messages_or_for_something_else_waits() -> None:
-    """As the engine of a model that makes text does while nobody asks for any."""
+def test_thread_in_a_blocking_channel_is_waiting() -> None:
     reader, writer = os.pipe()
     ours, theirs = packet_pair()
 
@@ -99,8 +91,7 @@ def test_a_process_that_waits_for_messages_or_for_something_else_waits() -> None
     assert seen["wait"].waiting > 0
 
 
-def test_samples_end_in_time_and_leave_out_who_takes_them() -> None:
-    """No stack is of the sampler."""
+def test_sampler_leaves_out_its_own_thread() -> None:
     sampler = StackSampler(1000, lambda number, name, functions: name)
     seen = sampler.run(0.01)
     assert threading.current_thread().name not in {each.name for each in seen}
@@ -113,9 +104,7 @@ def _deep(depth: int, stop: threading.Event) -> None:
         _busy(stop)
 
 
-def test_a_deep_stack_keeps_its_innermost_frames() -> None:
-    """There is a bound on what is kept of one."""
-
+def test_deep_stack_keeps_its_innermost_frames() -> None:
     def dig(stop: threading.Event) -> None:
         _deep(400, stop)
 

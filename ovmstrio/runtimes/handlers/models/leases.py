@@ -26,9 +26,6 @@ class CallLeases:
         self._lock = threading.Lock()
         self._is_over = False
 
-    def __contains__(self, held: Hashable) -> bool:
-        return held in self._held
-
     def hold(self, held: Hashable, release: Callable[[Any], None]) -> bool:
         """Keep what was leased until the call ends, when it is given back from any thread.
 

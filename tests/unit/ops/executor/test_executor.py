@@ -1,94 +1,91 @@
 from __future__ import annotations
 
-import random
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from ovmstrio.core.errors import ConfigError
-from ovmstrio.ops import (
-    Op,
-    PipelineRequest,
-    PipelineResponse,
-)
+from ovmstrio.core.errors import ConfigError, ModelFailure
+from ovmstrio.core.reconsidering import readiness_reconsidered
+from ovmstrio.ops import Op, PipelineRequest, PipelineResponse
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
+from ovmstrio.runtimes.ops.executor.channel import Result, Sample
+from ovmstrio.runtimes.ops.executor.workers import WorkerPool
 from ovmstrio.runtimes.ops.graph import OpGraph
-from tests.support.ops import TextOp, asking, infer_until_deadline, settings, single, text_graph
+from ovmstrio.runtimes.ops.observing.hooks import NULL, ChannelState, OpHooks, Span, Stage
+from ovmstrio.runtimes.ops.tensors import from_array
+from tests.support.ops import (
+    Model,
+    TextOp,
+    asking,
+    infer_until_deadline,
+    op_class,
+    settings,
+    single,
+    text_graph,
+    with_model,
+)
+from tests.support.pipelines import gather
 from tests.support.waits import Gate
 
+CLOSED = (3001, "dag closed.")
 
-def answered(response: PipelineResponse) -> Any:
-    """Give the only value of an answer, or its error."""
+
+def answer_of(response: PipelineResponse) -> Any:
+    """Return the only value of a response, or its error."""
     return response.values[0] if not response.err_no else (response.err_no, response.err_msg)
 
 
-async def asked(graph: OpGraph, *, request: PipelineRequest | None = None, **dag: Any) -> PipelineResponse:
+async def infer_once(graph: OpGraph, **dag: Any) -> Any:
     """Open a pipeline for one request."""
     async with open_executor(graph, settings(**dag)) as executor:
-        return await executor.infer(request or asking())
+        return answer_of(await executor.infer(asking()))
 
 
-@pytest.mark.parametrize(
-    ("edges", "expected"),
-    [
-        (["a<@"], "a(x)"),
-        (["a<@", "b<a", "c<b"], "c(b(a(x)))"),
-        (["a<@", "b<a", "c<a", "d<b c"], "d(b(a(x)),c(a(x)))"),
-        (["a<@", "b<a", "c<b", "d<a c"], "d(a(x),c(b(a(x))))"),
-        (["a<@", "b<a", "c<b", "d<@ a c"], "d(x,a(x),c(b(a(x))))"),
-        (["a<@", "b<a", "c<a", "d<a", "e<d b c"], "e(d(a(x)),b(a(x)),c(a(x)))"),
-        (["a<@", "b<@", "c<b", "d<a c"], "d(a(x),c(b(x)))"),
-    ],
-)
-async def test_outputs_flow_along_every_edge(
-    autojump_clock: trio.testing.MockClock, edges: list[str], expected: str
-) -> None:
-    """Each Op gets the outputs of all its inputs, in their order, whatever the lengths of the branches."""
-    assert answered(await asked(text_graph(*edges))) == expected
+def timed_graph(*edges: str, make: type[TextOp] = TextOp, **seconds: float) -> OpGraph:
+    """Build a graph whose Ops take the given seconds."""
+    graph = text_graph(*edges, make=make)
+    for name, duration in seconds.items():
+        graph.ops[name].seconds = duration  # type: ignore[attr-defined] # of TextOp
+    return graph
 
 
-class Keys(Op):
-    def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        return {"x": " ".join(input_dicts)}
+# Flow
 
 
-async def test_inputs_are_named_after_the_ops_they_come_from() -> None:
-    """The RequestOp's output is ``@DAGExecutor``, all others have their Op's name."""
-    assert answered(await asked(text_graph("a<@", make=Keys))) == "@DAGExecutor"
-    assert answered(await asked(text_graph("a<@", "b<@", "c<a b @", make=Keys))) == "a b @DAGExecutor"
+async def test_inputs_are_named_after_their_ops() -> None:
+    names = op_class(preprocess=lambda _, inputs: {"x": " ".join(inputs)})
+    assert await infer_once(text_graph("a<@", "b<@", "c<a b @", make=names)) == "a b @DAGExecutor"
 
 
-class Changing(Op):
-    def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        values = [value for one in input_dicts.values() for value in one.get("list", [])]
-        for one in input_dicts.values():
-            one.setdefault("list", []).append(self.name)
-        return {"list": [*values, self.name]}
+async def test_each_consumer_has_its_own_copy() -> None:
+    def append(op: Op, inputs: Mapping[str, Any]) -> Any:
+        values = [value for one in inputs.values() for value in one.get("list", [])]
+        for one in inputs.values():
+            one.setdefault("list", []).append(op.name)
+        return {"list": [*values, op.name]}
 
-    def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        return {"x": " ".join(fetch_data["list"])} if self.name == "d" else fetch_data
+    def write(op: Op, inputs: Any, output: Any) -> Any:
+        return {"x": " ".join(output["list"])} if op.name == "d" else output
 
-
-async def test_each_consumer_has_a_copy_of_its_own() -> None:
-    """What one branch changes in its input is not seen by another."""
-    graph = text_graph("a<@", "b<a", "c<a", "d<b c", make=Changing)
-    assert (await asked(graph)).values == ["a b a c d"]
+    changing = op_class(preprocess=append, postprocess=write)
+    assert await infer_once(text_graph("a<@", "b<a", "c<a", "d<b c", make=changing)) == "a b a c d"
 
 
-async def test_a_slow_branch_holds_only_its_own_request(autojump_clock: trio.testing.MockClock) -> None:
-    """A join waits for its slowest input, and branches run at the same time."""
-    graph = text_graph("a<@", "b<@", "c<a b")
-    graph.ops["a"].seconds, graph.ops["b"].seconds = 3.0, 2.0  # type: ignore[attr-defined] # of TextOp
+async def test_branches_run_at_the_same_time(autojump_clock: MockClock) -> None:
     begin = trio.current_time()
-    assert answered(await asked(graph)) == "c(a(x),b(x))"
+    assert await infer_once(timed_graph("a<@", "b<@", "c<a b", a=3.0, b=2.0)) == "c(a(x),b(x))"
     assert trio.current_time() - begin == pytest.approx(3.0)
 
 
-class Failing(TextOp):
+class _Failing(TextOp):
+    """Fails if its name is in its input."""
+
     async def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
         await trio.sleep(self.seconds)
         text = next(iter(input_dicts.values()))["x"]
@@ -97,373 +94,390 @@ class Failing(TextOp):
         return {"x": text}
 
 
-async def test_the_first_failure_answers_at_once(autojump_clock: trio.testing.MockClock) -> None:
-    """The other branch is not waited for, and nothing of the request is left in the pipeline."""
-    graph = text_graph("a<@", "b<@", "c<a b", make=Failing)
-    graph.ops["a"].seconds, graph.ops["b"].seconds = 1.0, 50.0  # type: ignore[attr-defined] # of Failing
+async def test_the_first_failure_is_answered_at_once(autojump_clock: MockClock) -> None:
+    graph = timed_graph("a<@", "b<@", "c<a b", make=_Failing, a=1.0, b=50.0)
     async with open_executor(graph, settings()) as executor:
         begin = trio.current_time()
         response = await executor.infer(asking("a", logid=7))
         assert trio.current_time() - begin == pytest.approx(1.0)
         where = "ClassName: Op._run_preprocess.<locals>.preprocess_help  FunctionName: preprocess_help"
-        assert answered(response) == (10000, f"Log_id: 7  Raise_msg: its a  {where}")
+        assert answer_of(response) == (10000, f"Log_id: 7  Raise_msg: its a  {where}")
         assert [channel.size for channel in executor.channels()] == [0, 0, 0, 0]
         assert executor.in_flight == 0
         assert (await executor.infer(asking("x"))).err_no == 0
 
 
-async def test_the_first_arrival_is_enough_if_it_is_said(autojump_clock: trio.testing.MockClock) -> None:
-    """With ``channel_recv_frist_arrive`` the faster branch answers, and requests that are overtaken are not lost."""
-    graph = text_graph("a<@", "b<@", "c<a b")
-    graph.ops["a"].seconds, graph.ops["b"].seconds = 5.0, 1.0  # type: ignore[attr-defined] # of TextOp
-    answers = []
-    one = OpSettings(concurrency=20)
-    async with (
-        open_executor(graph, settings(channel_recv_frist_arrive=True, ops=dict.fromkeys("abc", one))) as executor,
-        trio.open_nursery() as nursery,
-    ):
-
-        async def ask(number: int) -> None:
-            answers.append(answered(await executor.infer(asking(str(number)))))
-
-        for number in range(20):
-            nursery.start_soon(ask, number)
-    assert sorted(answers) == sorted(f"c(b({number}))" for number in range(20))
+async def test_with_first_arrivals_the_faster_branch_answers(autojump_clock: MockClock) -> None:
+    pipeline = settings(channel_recv_frist_arrive=True, ops=dict.fromkeys("abc", OpSettings(concurrency=20)))
+    async with open_executor(timed_graph("a<@", "b<@", "c<a b", a=5.0, b=1.0), pipeline) as executor:
+        responses = await gather(executor.infer, [asking(str(number)) for number in range(20)])
+    assert [response.values for response in responses] == [[f"c(b({number}))"] for number in range(20)]
 
 
-@pytest.mark.parametrize(("slow", "code"), [(5.0, 0), (1.0, 10000)])
-async def test_what_fails_after_it_was_overtaken_does_not_matter(
-    autojump_clock: trio.testing.MockClock, slow: float, code: int
+@pytest.mark.parametrize(("slow", "code"), [(5.0, 0), (1.0, 10000)], ids=["after the join", "before the join"])
+async def test_with_first_arrivals_a_failure_counts_before_the_join(
+    autojump_clock: MockClock, slow: float, code: int
 ) -> None:
-    """A branch that the join has gone on without may fail anywhere; one that fails before that is the answer."""
-    graph = text_graph("a<@", "b<a", "c<@", "d<b c", "e<d", make=Failing)
-    for name, seconds in zip("ace", (slow, 2.0, 9.0), strict=True):
-        graph.ops[name].seconds = seconds  # type: ignore[attr-defined] # of Failing
+    graph = timed_graph("a<@", "b<a", "c<@", "d<b c", "e<d", make=_Failing, a=slow, c=2.0, e=9.0)
     async with open_executor(graph, settings(channel_recv_frist_arrive=True)) as executor:
         assert (await executor.infer(asking("a"))).err_no == code
 
 
-async def test_a_thousand_requests_get_their_own_answers(autojump_clock: trio.testing.MockClock) -> None:
-    """Through a diamond whose Ops take their time, many at once."""
-    randomly = random.Random(0)
-
-    class Strolling(TextOp):
-        async def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-            self.seconds = randomly.random()
-            return await super().preprocess(input_dicts)
-
-    graph = text_graph("a<@", "b<a", "c<a", "d<b c", make=Strolling)
-    answers: dict[int, Any] = {}
-    many = dict.fromkeys("abcd", OpSettings(concurrency=50))
-    async with (
-        open_executor(graph, settings(worker_num=1000, channel_size=7, ops=many)) as executor,
-        trio.open_nursery() as nursery,
-    ):
-
-        async def ask(number: int) -> None:
-            answers[number] = answered(await executor.infer(asking(str(number))))
-
-        for number in range(1000):
-            nursery.start_soon(ask, number)
-    assert answers == {number: f"d(b(a({number})),c(a({number})))" for number in range(1000)}
+def _append_plus(_: Op, inputs: Mapping[str, Any]) -> Any:
+    return {"x": inputs[min(inputs)]["x"] + "+"}
 
 
-class Counting(Op):
-    def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        (one,) = input_dicts.values()
-        return {"x": one["x"] + "+"}
-
-    def check_jumping(self, postprocessed_batch: Any) -> bool:
-        (data,) = postprocessed_batch.values()
+async def test_a_jump_repeats_a_loop_of_ops() -> None:
+    def is_short(_: Op, batch: Any) -> bool:
+        (data,) = batch.values()
         return len(data.parse()["x"]) < 8
 
-
-async def test_a_jump_runs_a_loop_of_ops_again() -> None:
-    """The consumers of the Op that is jumped to get the output, until the jump is not made."""
-    graph = text_graph("a<@", "b<a", "c<b", make=Counting, jumps={"c": "a"})
-    assert answered(await asked(graph)) == "x+++++++"
+    counting = op_class(preprocess=_append_plus, check_jumping=is_short)
+    assert await infer_once(text_graph("a<@", "b<a", "c<b", make=counting, jumps={"c": "a"})) == "x+++++++"
 
 
-class Restless(Counting):
-    def check_jumping(self, postprocessed_batch: Any) -> bool:
-        return True
+async def test_a_loop_has_at_most_a_thousand_jumps() -> None:
+    endless = op_class(preprocess=_append_plus, check_jumping=lambda *_: True)
+    answer = await infer_once(text_graph("a<@", "b<a", make=endless, jumps={"b": "a"}))
+    assert answer == (10000, "Op b has jumped 1000 times for one request, as often as it may")
 
 
-async def test_a_loop_that_never_ends_is_ended() -> None:
-    """A request may jump a thousand times."""
-    code, text = answered(await asked(text_graph("a<@", "b<a", make=Restless, jumps={"b": "a"})))
-    assert (code, text) == (10000, "Op b has jumped 1000 times for one request, as often as it may")
+async def test_older_requests_go_first(autojump_clock: MockClock) -> None:
+    order: list[str] = []
 
+    async def note(op: Op, inputs: Mapping[str, Any]) -> Any:
+        (one,) = inputs.values()
+        await trio.sleep(float(one["x"]) if op.name == "a" else 10)
+        if op.name == "b":
+            order.append(one["x"])
+        return dict(one)
 
-async def test_a_full_channel_holds_back_and_nothing_hangs(autojump_clock: trio.testing.MockClock) -> None:
-    """A diamond with channels of one answers every one of many requests with its own text."""
-    graph = text_graph("a<@", "b<a", "c<a", "d<b c")
-    for name, seconds in zip("abcd", (0.01, 0.2, 0.05, 0.1), strict=True):
-        graph.ops[name].seconds = seconds  # type: ignore[attr-defined] # of TextOp
-    answers: dict[int, Any] = {}
-    sizes = []
-    async with open_executor(graph, settings(channel_size=1)) as executor, trio.open_nursery() as nursery:
-
-        async def ask(number: int) -> None:
-            answers[number] = answered(await executor.infer(asking(str(number))))
-            sizes.append(
-                max(channel.size for channel in executor.channels() if "@DAGExecutor" not in channel.producers)
-            )
-
-        for number in range(100):
-            nursery.start_soon(ask, number)
-    assert answers == {number: f"d(b(a({number})),c(a({number})))" for number in range(100)}
-    assert max(sizes) == 1
-
-
-async def test_older_requests_go_first(autojump_clock: trio.testing.MockClock) -> None:
-    """An Op that is free takes the oldest request that waits for it, not the one that came first."""
-
-    class Noting(TextOp):
-        order: list[str] = []  # noqa: RUF012 - shared by the copies of the workers
-
-        async def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-            (one,) = input_dicts.values()
-            await trio.sleep(float(one["x"]) if self.name == "a" else 10)
-            if self.name == "b":
-                self.order.append(one["x"])
-            return dict(one)
-
-    graph = text_graph("a<@", "b<a", make=Noting)
+    graph = text_graph("a<@", "b<a", make=op_class(preprocess=note))
     async with (
         open_executor(graph, settings(ops={"a": OpSettings(concurrency=5)})) as executor,
         trio.open_nursery() as nursery,
     ):
         for seconds in ("5", "4", "3", "2", "1"):
             nursery.start_soon(executor.infer, asking(seconds))
-            await trio.testing.wait_all_tasks_blocked()
-    assert Noting.order == ["1", "5", "4", "3", "2"]
+            await wait_all_tasks_blocked()
+    assert order == ["1", "5", "4", "3", "2"]
 
 
-async def test_worker_num_requests_are_let_in(autojump_clock: trio.testing.MockClock) -> None:
-    """The others wait in order; more than ``max_queue`` are refused, and the answer tells that it is the load."""
-    graph = text_graph("a<@")
-    graph.ops["a"].seconds = 1.0  # type: ignore[attr-defined] # of TextOp
-    ends: list[tuple[float, int, bool]] = []
+# Admission, deadlines and the end
+
+
+async def test_worker_num_requests_run_at_once_and_max_queue_wait(autojump_clock: MockClock) -> None:
+    ends: list[tuple[int, int, bool]] = []
+    pipeline = settings(worker_num=2, max_queue=3, ops={"a": OpSettings(concurrency=9)})
     async with (
-        open_executor(graph, settings(worker_num=2, max_queue=3, ops={"a": OpSettings(concurrency=9)})) as executor,
+        open_executor(timed_graph("a<@", a=1.0), pipeline) as executor,
         trio.open_nursery() as nursery,
     ):
-
-        async def ask() -> None:
-            response = await executor.infer(asking())
-            ends.append((trio.current_time(), response.err_no, response.is_overload))
-
         begin = trio.current_time()
+
+        async def infer() -> None:
+            response = await executor.infer(asking())
+            ends.append((round(trio.current_time() - begin), response.err_no, response.is_overload))
+
         for _ in range(6):
-            nursery.start_soon(ask)
-            await trio.testing.wait_all_tasks_blocked()
-    assert [(round(end - begin), *rest) for end, *rest in ends] == [
-        (0, 3002, True), (1, 0, False), (1, 0, False), (2, 0, False), (2, 0, False), (3, 0, False),
-    ]  # fmt: skip
+            nursery.start_soon(infer)
+            await wait_all_tasks_blocked()
+    assert ends == [(0, 3002, True), *[(1, 0, False)] * 2, *[(2, 0, False)] * 2, (3, 0, False)]
 
 
-async def test_a_deadline_answers_with_6000(autojump_clock: trio.testing.MockClock) -> None:
-    """Whether the request waits for its turn, for an Op or for a batch."""
-    graph = text_graph("a<@")
-    graph.ops["a"].seconds = 1e6  # type: ignore[attr-defined] # of TextOp
-    async with open_executor(graph, settings(worker_num=1)) as executor, trio.open_nursery() as nursery:
-        codes = []
-
-        async def ask(seconds: float) -> None:
-            codes.append((await executor.infer(asking(), trio.current_time() + seconds)).err_no)
-
-        nursery.start_soon(ask, 5)
-        nursery.start_soon(ask, 3)
-    assert codes == [6000, 6000]
-    limited = settings(request_timeout=2000)
-    async with open_executor(graph, limited) as executor:
+async def test_the_pipeline_limits_the_time_of_every_request(autojump_clock: MockClock) -> None:
+    async with open_executor(timed_graph("a<@", a=1e6), settings(request_timeout=2000)) as executor:
         begin = trio.current_time()
         assert (await executor.infer(asking())).err_no == 6000
         assert trio.current_time() - begin == pytest.approx(2.0)
 
 
-async def test_a_caller_that_leaves_frees_its_place(autojump_clock: trio.testing.MockClock) -> None:
-    """Its place in the pipeline and its worker go to the next request at once."""
-    graph = text_graph("a<@")
-    graph.ops["a"].seconds = 10.0  # type: ignore[attr-defined] # of TextOp
-    async with open_executor(graph, settings(worker_num=1)) as executor:
-        begin = trio.current_time()
-        with trio.move_on_after(1) as scope:
-            await executor.infer(asking())
-        assert scope.cancelled_caught
-        assert answered(await executor.infer(asking("next"))) == "a(next)"
-        assert trio.current_time() - begin == pytest.approx(11.0)
+@pytest.mark.parametrize(
+    ("seconds", "answers"),
+    [(4.0, [CLOSED, "a(x)"]), (40.0, [CLOSED, CLOSED])],
+    ids=["ends within the grace", "goes on after it"],
+)
+async def test_a_pipeline_that_closes_answers_every_request(
+    autojump_clock: MockClock, seconds: float, answers: list[Any]
+) -> None:
+    received: list[Any] = []
 
+    async def infer(executor: Executor) -> None:
+        received.append(answer_of(await executor.infer(asking())))
 
-async def test_a_pipeline_that_closes_answers_everyone(autojump_clock: trio.testing.MockClock) -> None:
-    """Who is inside gets time to end, who goes on after it and who waits gets 3001."""
-    graph = text_graph("a<@")
-    answers: list[Any] = []
     async with trio.open_nursery() as nursery:
-
-        async def ask(executor: Executor) -> None:
-            answers.append(answered(await executor.infer(asking())))
-
-        for seconds in (4.0, 40.0):
-            graph.ops["a"].seconds = seconds  # type: ignore[attr-defined] # of TextOp
-            async with open_executor(graph, settings(worker_num=1), grace_seconds=5) as executor:
-                nursery.start_soon(ask, executor)
-                await trio.testing.wait_all_tasks_blocked()
-                nursery.start_soon(ask, executor)
-                await trio.testing.wait_all_tasks_blocked()
-            assert executor.obstacle() == "the pipeline is closed"
-            answers.append(answered(await executor.infer(asking())))
-    closed = (3001, "dag closed.")
-    assert answers == [closed, "a(x)", closed, closed, closed, closed]
+        pipeline = settings(worker_num=1)
+        async with open_executor(timed_graph("a<@", a=seconds), pipeline, grace_seconds=5) as executor:
+            for _ in range(2):
+                nursery.start_soon(infer, executor)
+                await wait_all_tasks_blocked()
+        assert executor.obstacle() == "the pipeline is closed"
+        assert answer_of(await executor.infer(asking())) == CLOSED
+    assert received == answers
 
 
-class Prepared(Op):
-    made: list[Any] = []  # noqa: RUF012 - shared by the copies of the workers
-
-    def init_op(self) -> None:
-        self.mine = object()
-        self.made.append((self.concurrency_idx, self.mine))
+# Start of workers
 
 
-async def test_each_worker_has_a_copy_of_the_op() -> None:
-    """``init_op`` runs once a worker, which knows its number, and what it sets is the worker's own."""
-    Prepared.made.clear()
-    async with open_executor(single(Prepared, concurrency=3), settings()) as executor:
+async def test_each_worker_has_its_own_copy_of_the_op() -> None:
+    prepared: list[tuple[int, Any]] = []
+
+    def init_op(op: Any) -> None:
+        op.mine = object()
+        prepared.append((op.concurrency_idx, op.mine))
+
+    async with open_executor(single(op_class(init_op=init_op), concurrency=3), settings()) as executor:
         assert executor.obstacle() == ""
-        assert sorted(index for index, _ in Prepared.made) == [0, 1, 2]
-        assert len({mine for _, mine in Prepared.made}) == 3
+        assert sorted(index for index, _ in prepared) == [0, 1, 2]
+        assert len({mine for _, mine in prepared}) == 3
 
 
-class Unprepared(Op):
-    def init_op(self) -> None:
-        raise OSError("no such dictionary")
+def _fail(_: Op) -> None:
+    raise OSError("no such dictionary")
 
 
-class AsyncUnprepared(Op):
-    async def init_op(self) -> None:
-        raise OSError("no such dictionary")
+async def _fail_on_loop(_: Op) -> None:
+    raise OSError("no such dictionary")
 
 
-@pytest.mark.parametrize("op", [Unprepared, AsyncUnprepared])
-async def test_an_init_op_that_raises_ends_the_start(op: type[Op]) -> None:
-    """The error has the Op and the traceback."""
-    with pytest.raises(ConfigError, match="init_op of Op op raised OSError: no such dictionary") as caught:
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        (
+            op_class(init_op=_fail),
+            r'(?s)init_op of Op op raised OSError: no such.*raise OSError\("no such dictionary"\)',
+        ),
+        (
+            op_class(init_op=_fail_on_loop),
+            r'(?s)init_op of Op op raised OSError.*raise OSError\("no such dictionary"\)',
+        ),
+        (
+            op_class(preprocess=lambda self, inputs, data_id, log_id, more: {}),
+            r"preprocess of Op op .*found preprocess.self, inputs, data_id, log_id, more",
+        ),
+        (
+            op_class(preprocess=lambda self: {}),
+            r"preprocess of Op op cannot be called .*numbers may be left out, found preprocess\(self\)",
+        ),
+    ],
+    ids=["init_op raises", "init_op raises on the loop", "too many parameters", "too few parameters"],
+)
+async def test_an_op_that_cannot_run_ends_the_start(op: type[Op], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         async with open_executor(single(op), settings()):
             raise AssertionError("it was opened")
-    assert 'raise OSError("no such dictionary")' in str(caught.value)
 
 
-async def test_a_hook_that_takes_what_nobody_gives_ends_the_start() -> None:
-    """Hooks are looked at before the first request."""
-
-    class Greedy(Op):
-        def preprocess(self, input_dicts: Any, data_id: int, log_id: int, more: int) -> Any:  # type: ignore[override] # the mistake
-            return {}
-
-    with pytest.raises(
-        ConfigError, match=r"preprocess of Op op .*found preprocess.self, input_dicts, data_id, log_id, more"
-    ):
-        async with open_executor(single(Greedy), settings()):
-            raise AssertionError("it was opened")
+# Workers that are stuck or cannot be started again
 
 
-class Stuck(Op):
-    release = Gate()
-    entered = threading.Semaphore(0)
+class _Blocking(Op):
+    """Blocks in a thread for ``wait``; its copies after the first start only if the test allows it."""
+
+    release: Gate
+    may_start: threading.Event
+    copies: list[int]
+    started: trio.Event
+
+    async def init_op(self) -> None:
+        self.copies.append(1)
+        if len(self.copies) > 1 and not self.may_start.is_set():
+            raise RuntimeError("no more")
+        self.started.set()
 
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
         (one,) = input_dicts.values()
         if one["x"] == "wait":
-            self.entered.release()
             self.release.wait()
         return dict(one)
 
 
-async def test_a_thread_that_does_not_end_costs_only_its_own_request(
-    mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its caller is answered at its deadline, and the worker gets a new copy of the Op for the next request."""
-    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers.GRACE_SECONDS", 0.01)
-    Stuck.release.clear()
-    try:
-        async with open_executor(single(Stuck), settings(worker_num=1)) as executor:
-            for _ in range(3):
-                assert (await infer_until_deadline(executor, Stuck.release.next_arrival(), mock_clock)).err_no == 6000
-                assert answered(await executor.infer(asking("next"))) == "next"
-    finally:
-        Stuck.release.set()
-
-
-class StuckProcess(Op):
-    release = Gate()
-    made: list[int] = []  # noqa: RUF012 - shared by the copies of the workers
-
-    def init_op(self) -> None:
-        self.made.append(1)
-
-    def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        (feed,) = feed_batch
-        if feed["x"] == "wait":
-            self.release.wait()
-        return dict(feed)
-
-
 @pytest.fixture
-def stuck() -> Iterator[type[StuckProcess]]:
-    """Give the Op, and let its threads go on at the end."""
-    StuckProcess.made.clear()
-    StuckProcess.release.clear()
-    yield StuckProcess
-    StuckProcess.release.set()
-
-
-async def test_a_worker_whose_process_goes_on_serves_the_next_request_at_once(
-    mock_clock: trio.testing.MockClock, stuck: type[StuckProcess]
-) -> None:
-    """With the same copy of the Op, in a fresh thread."""
-    async with open_executor(single(stuck), settings(worker_num=1)) as executor:
-        for _ in range(3):
-            assert (await infer_until_deadline(executor, stuck.release.next_arrival(), mock_clock)).err_no == 6000
-            assert answered(await executor.infer(asking("next"))) == "next"
-    assert len(stuck.made) == 1
-
-
-async def test_many_threads_that_do_not_end_cost_the_copy_of_the_op(
-    mock_clock: trio.testing.MockClock, stuck: type[StuckProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There is an end of threads: the worker gets a new copy then, with threads of its own."""
+def blocking(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Blocking]]:
     monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers.GRACE_SECONDS", 0.01)
-    async with open_executor(single(stuck), settings(worker_num=1)) as executor:
-        for made in (*[1] * 7, 2, 2):
-            assert (await infer_until_deadline(executor, stuck.release.next_arrival(), mock_clock)).err_no == 6000
-            assert answered(await executor.infer(asking("next"))) == "next"
-            assert len(stuck.made) == made
+    _Blocking.release, _Blocking.may_start, _Blocking.copies = Gate(), threading.Event(), []
+    _Blocking.started = trio.Event()
+    yield _Blocking
+    _Blocking.release.set()
 
 
-class Mixing(Op):
-    def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        (one,) = input_dicts.values()
-        self.text = one["x"]
-        return {"other": "x"}
+async def wait_for_next_copy(executor: Executor, blocking: type[_Blocking], cause: threading.Event | Gate) -> None:
+    """Set what the start of the next copy waits for, and check that the copy answers."""
+    blocking.started = trio.Event()
+    cause.set()
+    await blocking.started.wait()
+    await wait_all_tasks_blocked()
+    assert executor.obstacle() == ""
+    assert (await executor.infer(asking())).values == ["x"]
 
-    def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        return {"x": self.text}
+
+async def test_requests_get_the_reason_while_a_worker_cannot_be_started_again(
+    mock_clock: MockClock, blocking: type[_Blocking]
+) -> None:
+    async with open_executor(single(blocking), settings()) as executor:
+        assert (await infer_until_deadline(executor, blocking.release.next_arrival(), mock_clock)).err_no == 6000
+        response = await executor.infer(asking())
+        assert executor.obstacle() == "no worker of op runs"
+        assert response.err_no == 10000
+        assert "no worker of Op op can be started: init_op of Op op raised RuntimeError: no more" in response.err_msg
+        await wait_for_next_copy(executor, blocking, blocking.may_start)
 
 
-async def test_state_of_a_worker_is_safe() -> None:
-    """With several workers and many requests each one gets its own text."""
-    answers: dict[str, Any] = {}
-    graph = text_graph("a<@", "b<a", "c<b", make=Mixing)
-    three = OpSettings(concurrency=3)
+async def test_the_number_of_stuck_copies_is_limited(
+    mock_clock: MockClock, blocking: type[_Blocking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers.MOST_STUCK", 2)
+    blocking.may_start.set()
+    async with open_executor(single(blocking), settings(worker_num=1)) as executor:
+        for _ in range(2):
+            assert (await executor.infer(asking())).values == ["x"]
+            assert (await infer_until_deadline(executor, blocking.release.next_arrival(), mock_clock)).err_no == 6000
+        assert "2 hooks of Op op do not end" in (await executor.infer(asking())).err_msg
+        await wait_for_next_copy(executor, blocking, blocking.release)
+
+
+async def test_a_copy_is_replaced_when_many_of_its_threads_are_stuck(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers.GRACE_SECONDS", 0.01)
+    copies: list[Op] = []
+    release = Gate()
+
+    def process(_: Op, feeds: Any) -> Any:
+        if feeds[0]["x"] == "wait":
+            release.wait()
+        return dict(feeds[0])
+
+    stuck = op_class(init_op=lambda op: copies.append(op), process=process)  # noqa: PLW0108 - only functions become methods
+    try:
+        async with open_executor(single(stuck), settings(worker_num=1)) as executor:
+            for made in (*[1] * 7, 2, 2):
+                assert (await infer_until_deadline(executor, release.next_arrival(), mock_clock)).err_no == 6000
+                assert answer_of(await executor.infer(asking("next"))) == "next"
+                assert len(copies) == made
+    finally:
+        release.set()
+
+
+async def test_requests_wait_a_minute_for_a_worker_that_recovers(autojump_clock: MockClock) -> None:
+    class SlowWorker:
+        index = 0
+        is_spoiled = True
+
+        async def run(self, samples: Sequence[Sample]) -> list[Result]:
+            return [Result({}) for _ in samples]
+
+        async def recover(self) -> None:
+            await trio.sleep(100)
+
+    readiness: list[bool] = []
+    with readiness_reconsidered(lambda: readiness.append(pool.is_working)):
+        async with trio.open_nursery() as nursery:
+            pool = WorkerPool("op", [SlowWorker()], nursery, NULL)
+            begin = trio.current_time()
+            ends: list[tuple[float, Result]] = []
+            for at, is_answered in ((0.0, True), (60.0, False), (60.0, False), (100.0, True)):
+                if at == 100.0:
+                    await trio.sleep(50)
+                (result,) = await pool.run([Sample(0, 0, {})])
+                ends.append((trio.current_time() - begin, result))
+                assert (result.failure is None) == pool.is_working == is_answered
+            assert [seconds for seconds, _ in ends] == [0.0, 60.0, 60.0, 110.0]
+            assert ends[1][1].failure is not None
+            assert "worker 0 has not started within 60 s" in ends[1][1].failure.info
+            nursery.cancel_scope.cancel()
+    assert readiness[:2] == [False, True]
+
+
+# Values and models that fail
+
+
+class _Odd(np.ndarray[Any, Any]):
+    @property
+    def size(self) -> Any:
+        raise LookupError("odd")
+
+    @property
+    def nbytes(self) -> Any:
+        raise LookupError("odd")
+
+
+@pytest.mark.parametrize(
+    ("edges", "code"),
+    [(["a<@"], 8000), (["a<@", "b<a", "c<a", "d<b c"], 10000)],
+    ids=["packed", "read by the next Ops"],
+)
+async def test_a_value_whose_size_cannot_be_read_is_an_error(edges: list[str], code: int) -> None:
+    def return_odd(op: Op, inputs: Any, output: Any) -> Any:
+        return {"x": np.zeros(1).view(_Odd)} if op.name == "a" else output
+
+    make = op_class(preprocess=lambda _, inputs: {"x": str(list(inputs.values()))}, postprocess=return_odd)
+    async with open_executor(text_graph(*edges, make=make), settings()) as executor:
+        for _ in range(2):
+            response = await executor.infer(asking())
+            assert response.err_no == code
+            assert "odd" in response.err_msg
+        assert executor.in_flight == 0
+
+
+@pytest.mark.parametrize("error", [ModelFailure("it broke"), RuntimeError("it broke")])
+async def test_a_failure_of_a_model_is_an_error_of_its_op(error: Exception) -> None:
+    make = Model(error=error).make
+    async with open_executor(single(Op), settings(ops=with_model()), make_predictor=make) as executor:
+        response = await executor.infer(PipelineRequest(tensors=[from_array("x", np.zeros((1, 1)))]))
+    assert response.err_no == 10000
+    assert response.err_msg.startswith("[op] failed to predict. Log_id: 0  Raise_msg: it broke. Please check")
+
+
+# Observation
+
+
+class _Recorder(OpHooks):
+    def __init__(self) -> None:
+        self.stages: list[tuple[str, Stage]] = []
+        self.spans: list[Span] = []
+        self.channels: Callable[[], Sequence[ChannelState]] = tuple
+        self.ends: list[tuple[int, int, int | None]] = []
+
+    def opened(self, ops: Sequence[str], channels: Callable[[], Sequence[ChannelState]]) -> None:
+        self.channels = channels
+
+    def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:
+        if tuple(data_ids) == (0,):
+            self.stages.append((op, stage))
+        self.spans.append(span)
+
+    def request_finished(self, data_id: int, log_id: int, code: int | None, span: Span, message: str = "") -> None:
+        self.ends.append((data_id, log_id, code))
+
+
+async def test_hooks_receive_every_stage_and_end() -> None:
+    recorder, make = _Recorder(), Model(0.01).make
+    async with open_executor(single(Op), settings(ops=with_model()), make_predictor=make, hooks=recorder) as executor:
+        tensor = from_array("x", np.zeros((1, 1)))
+        await executor.infer(PipelineRequest(tensors=[tensor], logid=5))
+        with trio.move_on_after(0.001):
+            await executor.infer(PipelineRequest(tensors=[tensor], logid=6))
+    assert recorder.stages == [
+        ("@DAGExecutor", "prepack"), ("op", "in"), ("op", "prep"), ("op", "midp"), ("op", "postp"), ("op", "out"),
+        ("@DAGExecutor", "postpack"),
+    ]  # fmt: skip
+    assert all(begin <= end for begin, end in recorder.spans)
+    assert recorder.ends == [(0, 5, 0), (1, 6, None)]
+
+
+async def test_channels_report_the_samples_that_wait(autojump_clock: MockClock) -> None:
+    recorder, graph = _Recorder(), timed_graph("a<@", "b<@", "c<a b", a=1.0)
     async with (
-        open_executor(graph, settings(ops=dict.fromkeys("abc", three))) as executor,
+        open_executor(graph, settings(channel_size=9), hooks=recorder) as executor,
         trio.open_nursery() as nursery,
     ):
-
-        async def ask(text: str) -> None:
-            answers[text] = answered(await executor.infer(asking(text)))
-
-        for number in range(200):
-            nursery.start_soon(ask, str(number))
-    assert answers == {str(number): str(number) for number in range(200)}
+        for _ in range(4):
+            nursery.start_soon(executor.infer, asking())
+        await wait_all_tasks_blocked()
+        assert recorder.channels() == [
+            ChannelState("chl0", ("@DAGExecutor",), ("a",), 3, 9),
+            ChannelState("chl1", ("@DAGExecutor",), ("b",), 0, 9),
+            ChannelState("chl2", ("a", "b"), ("c",), 0, 9),
+            ChannelState("chl3", ("c",), ("@DAGExecutor",), 0),
+        ]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, Self
 
 import numpy as np
@@ -15,7 +16,8 @@ from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
 from ovmstrio.runtimes.ops.graph import OpGraph, build
 from ovmstrio.runtimes.ops.tensors import from_array
-from tests.support.ops import asking, infer_until_deadline, settings, text_graph
+from tests.support.ops import asking, infer_until_deadline, op_class, settings, text_graph
+from tests.support.pipelines import gather
 from tests.support.waits import WAIT_SECONDS
 
 
@@ -169,12 +171,20 @@ SHAPES = {"chain": ["a<@", "b<a"], "diamond": ["a<@", "b<@", "c<a b"], "fork": [
 
 @pytest.fixture
 def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[Release]:
-    """Give what ends the hooks of a test, and end them after it; workers are given up early."""
     monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers.GRACE_SECONDS", 0.01)
     made = Release()
     monkeypatch.setattr(Hostile, "release", made, raising=False)
     yield made
     made.threads.set()
+
+
+async def infer(executor: Executor, text: str, seconds: float = WAIT_SECONDS) -> PipelineResponse:
+    with trio.fail_after(seconds + 20):
+        return await executor.infer(asking(text), trio.current_time() + seconds)
+
+
+async def infer_all(executor: Executor, *texts: str) -> dict[str, PipelineResponse]:
+    return dict(zip(texts, await gather(partial(infer, executor), texts), strict=True))
 
 
 def hostile(shape: str, where: str, make: type[Op] = Hostile) -> OpGraph:
@@ -185,78 +195,58 @@ def hostile(shape: str, where: str, make: type[Op] = Hostile) -> OpGraph:
     return graph
 
 
-async def ended(executor: Executor, text: str, seconds: float = WAIT_SECONDS) -> PipelineResponse:
-    """Give the answer to a request, which comes long before anybody loses patience."""
-    with trio.fail_after(seconds + 20):
-        return await executor.infer(asking(text), trio.current_time() + seconds)
-
-
-async def ask(executor: Executor, text: str, answers: dict[str, PipelineResponse]) -> None:
-    """Note the answer to a request."""
-    answers[text] = await ended(executor, text)
-
-
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("where", HOOKS)
 @pytest.mark.parametrize("make", [Hostile, AsyncHostile])
-async def test_whatever_hooks_do_requests_end_and_the_pipeline_goes_on(
-    release: Release, make: type[Op], where: str, batch_size: int
-) -> None:
-    """Each request of a batch with hostile ones gets an answer, and the next one that is fine gets its own."""
+async def test_requests_end_whatever_hooks_do(release: Release, make: type[Op], where: str, batch_size: int) -> None:
     one = OpSettings(batch_size=batch_size, auto_batching_timeout=5)
     for shape in SHAPES:
         graph = hostile(shape, where, make)
         async with open_executor(graph, settings(channel_size=1, ops=dict.fromkeys("abcd", one))) as executor:
-            texts = [*(DEEDS if make is Hostile else ASYNC_DEEDS), "fine"]
-            answers: dict[str, PipelineResponse] = {}
             with capture_logs():
-                async with trio.open_nursery() as nursery:
-                    for text in texts:
-                        nursery.start_soon(ask, executor, text, answers)
-            assert answers.pop("fine").values == ["fine"]
+                answers = await infer_all(executor, *(DEEDS if make is Hostile else ASYNC_DEEDS), "fine")
+            assert answers["fine"].values == ["fine"]
             if where != "process":
                 raising = ("raise", "exit", "generator", "base", "group", "untold")
                 assert {answers[text].err_no for text in raising} == {10000}
-            assert (await ended(executor, "fine")).values == ["fine"]
+            assert (await infer(executor, "fine")).values == ["fine"]
             assert executor.in_flight == 0
 
 
 @pytest.mark.parametrize("where", HOOKS)
 async def test_a_hook_that_ignores_its_cancellation_costs_only_its_own_request(release: Release, where: str) -> None:
-    """That one is answered in time, the next one by another copy of the Op."""
     graph = hostile("chain", where, AsyncHostile)
     async with open_executor(graph, settings()) as executor, release:
-        assert (await ended(executor, "wait", 0.05)).err_no == 6000
-        assert (await ended(executor, "fine")).values == ["fine"]
+        assert (await infer(executor, "wait", 0.05)).err_no == 6000
+        assert (await infer(executor, "fine")).values == ["fine"]
 
 
-async def test_an_attempt_that_ignores_its_cancellation_is_late(release: Release, autojump_clock: MockClock) -> None:
-    """It is answered after as many attempts as there may be, each of which gets the whole feed."""
+async def test_an_attempt_that_ignores_its_cancellation_has_its_limit(
+    release: Release, autojump_clock: MockClock
+) -> None:
     graph = hostile("chain", "process", AsyncHostile)
     ops = {"a": OpSettings(timeout=20, retry=3)}
     async with open_executor(graph, settings(ops=ops)) as executor, release:
-        response = await ended(executor, "wait")
+        response = await infer(executor, "wait")
         assert (response.err_no, "3 attempts of 0.02 s" in response.err_msg) == (6000, True)
         release()
-        assert (await ended(executor, "fine")).values == ["fine"]
+        assert (await infer(executor, "fine")).values == ["fine"]
 
 
-async def test_attempts_that_never_end_do_not_take_every_thread(release: Release, mock_clock: MockClock) -> None:
-    """However often it may be tried, the request ends with 6000, and there is an end of threads."""
+async def test_attempts_that_never_end_release_their_threads(release: Release, mock_clock: MockClock) -> None:
     graph = hostile("chain", "process")
     ops = {"a": OpSettings(timeout=1, retry=200)}
     mock_clock.rate = 0.25
     async with open_executor(graph, settings(ops=ops)) as executor, release:
-        assert (await ended(executor, "wait")).err_no == 6000
+        assert (await infer(executor, "wait")).err_no == 6000
         assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
         release()
-        assert (await ended(executor, "fine")).values == ["fine"]
+        assert (await infer(executor, "fine")).values == ["fine"]
 
 
-async def test_ends_that_ignore_their_cancellation_cost_only_their_own_requests(
+async def test_stuck_package_hooks_cost_only_their_own_requests(
     release: Release, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those get 6000, later ones their answers; and too many of them are an error."""
     monkeypatch.setattr("ovmstrio.runtimes.ops.executor.package_hooks.PACK_SECONDS", 0.2)
     read = StubbornRequest()
     read.release = release
@@ -265,53 +255,49 @@ async def test_ends_that_ignore_their_cancellation_cost_only_their_own_requests(
     async with open_executor(build(answer), settings(worker_num=1)) as executor, release:
         response = await infer_until_deadline(executor, lambda: release.held == 1, mock_clock, "unpack")
         assert response.err_no == 6000
-        assert (await ended(executor, "fine")).values == ["fine"]
+        assert (await infer(executor, "fine")).values == ["fine"]
         response = await infer_until_deadline(executor, lambda: release.held == 2, mock_clock, "pack")
         assert response.err_no == 6000
-        assert "2 hooks of the RequestOp or the ResponseOp do not end" in (await ended(executor, "fine")).err_msg
+        assert "2 hooks of the RequestOp or the ResponseOp do not end" in (await infer(executor, "fine")).err_msg
         release()
         await wait_all_tasks_blocked()
-        assert (await ended(executor, "fine")).values == ["fine"]
+        assert (await infer(executor, "fine")).values == ["fine"]
 
 
 async def test_a_pipeline_that_closes_waits_for_no_hook(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests in hooks that never end, of the Ops and of the ends, are answered when the grace is over."""
     monkeypatch.setattr("ovmstrio.runtimes.ops.executor.package_hooks.PACK_SECONDS", 0.3)
     read = StubbornRequest()
-    answer = StubbornResponse(input_ops=AsyncHostile(name="op", input_ops=read))
-    read.release = answer.release = release
+    response = StubbornResponse(input_ops=AsyncHostile(name="op", input_ops=read))
+    read.release = response.release = release
     answers: dict[str, PipelineResponse] = {}
-    async with (
-        open_executor(build(answer), settings(worker_num=4, ops={"op": OpSettings(concurrency=3)})) as executor,
-        release,
-        trio.open_nursery() as nursery,
-    ):
-        for text in ("unpack", "pack", "wait"):
-            nursery.start_soon(ask, executor, text, answers)
+
+    async def infer_stuck() -> None:
+        answers.update(await infer_all(executor, "unpack", "pack", "wait"))
+
+    pipeline = settings(worker_num=4, ops={"op": OpSettings(concurrency=3)})
+    async with open_executor(build(response), pipeline) as executor, release, trio.open_nursery() as nursery:
+        nursery.start_soon(infer_stuck)
         await wait_all_tasks_blocked(0.01)
         await executor.aclose(0.02)
+        await wait_all_tasks_blocked()
         assert {text: one.err_no for text, one in answers.items()} == {"unpack": 3001, "wait": 3001, "pack": 6000}
 
 
-class Twice(Op):
-    def init_op(self) -> None:
-        self.runs: list[int] = []
+async def test_inputs_that_arrive_while_another_is_copied_run_no_op_twice() -> None:
+    runs: list[tuple[str, int]] = []
 
-    def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        self.runs.append(data_id)
-        if self.name in {"c", "d"}:
-            assert self.runs.count(data_id) == 1
-        return dict(next(iter(input_dicts.values())))
+    def pass_on(op: Op, inputs: Mapping[str, Any], data_id: int) -> Any:
+        runs.append((op.name, data_id))
+        return dict(next(iter(inputs.values())))
 
-    def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        return {"x": str(fetch_data["x"][0])} if self.name == "e" else fetch_data
+    def write(op: Op, inputs: Any, output: Any) -> Any:
+        return {"x": str(output["x"][0])} if op.name == "e" else output
 
-
-async def test_inputs_that_come_while_another_is_copied_run_no_op_twice() -> None:
-    """Where the first arrival is enough, each Op runs once, however long large outputs take to be copied."""
-    graph = text_graph("a<@", "b<@", "c<a b", "d<a b", "e<c d", make=Twice)
+    edges = ("a<@", "b<@", "c<a b", "d<a b", "e<c d")
+    graph = text_graph(*edges, make=op_class(preprocess=pass_on, postprocess=write))
     request = PipelineRequest(tensors=[from_array("x", np.full(400_000, 7.0))])
     async with open_executor(graph, settings(channel_recv_frist_arrive=True)) as executor:
         for _ in range(10):
             response = await executor.infer(request)
             assert (response.err_no, response.values) == (0, ["7.0"]), response.err_msg
+    assert {runs.count((op, data_id)) for op in "cd" for data_id in range(10)} <= {0, 1}

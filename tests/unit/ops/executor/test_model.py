@@ -1,8 +1,8 @@
-"""Random pipelines, requests and mishaps, against one evaluation after the other."""
-
 from __future__ import annotations
 
+import gc
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,19 +10,26 @@ from itertools import product
 from typing import Any, Final, Literal
 
 import numpy as np
+import psutil
+import pytest
+import structlog
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from ovmstrio.ops import Op, RequestOp, ResponseOp
+from ovmstrio.ops import Op, PipelineRequest, RequestOp, ResponseOp
 from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
+from ovmstrio.runtimes.ops.executor.channel import Channel, Sample, Ticket
 from ovmstrio.runtimes.ops.graph import OpGraph, build
 from ovmstrio.runtimes.ops.observing.hooks import NOBODY, Asker, ChannelState, OpHooks, Span, Stage
 from ovmstrio.runtimes.ops.op import EXECUTOR_NAME
+from ovmstrio.runtimes.ops.tensors import from_array
 from tests.support.examples import examples
-from tests.support.ops import asking
+from tests.support.ops import asking, text_graph
+from tests.support.ops import settings as op_settings
+from tests.support.waits import WAIT_SECONDS
 
 LIMIT: Final = 0.1
 """How long an attempt of ``process`` may take, where it is limited."""
@@ -320,17 +327,19 @@ def plans(draw: st.DrawFn) -> Plan:
     requests = st.builds(
         RequestPlan, SECONDS, st.integers(1, 3), TIMES, TIMES, st.dictionaries(names, FAULTS, max_size=2)
     )
-    asked = draw(st.lists(requests, min_size=1, max_size=8))
+    drawn = draw(st.lists(requests, min_size=1, max_size=8))
     if any(op.waits_for_others for op in ops):
-        asked = [replace(one, deadline=0.6 if one.deadline is None else one.deadline) for one in asked]
+        drawn = [replace(one, deadline=0.6 if one.deadline is None else one.deadline) for one in drawn]
     return Plan(
-        ops, asked, draw(st.integers(1, 8)), draw(st.sampled_from([0, 1, 2])), draw(st.booleans()),
+        ops, drawn, draw(st.integers(1, 8)), draw(st.sampled_from([0, 1, 2])), draw(st.booleans()),
         draw(st.integers(1, 2)), draw(st.none() | st.sampled_from([0.0, 0.05, 0.2])),
     )  # fmt: skip
 
 
 @dataclass
-class Life:
+class _PlanRun:
+    """A plan, lived through; ``ends`` has what each request ended with, and how long it took."""
+
     plan: Plan
     ends: list[list[tuple[str, int, str, float, float]]] = field(default_factory=list)
     begin: float = 0.0
@@ -409,9 +418,8 @@ def check_empty(executor: Executor, plan: Plan) -> None:
 @settings(max_examples=examples(150))
 @given(plans())
 def test_every_request_ends_once_as_predicted(plan: Plan) -> None:
-    """Whatever the graph, the settings and the mishaps, each request gets what it alone would get, in time."""
     watcher = Watcher(plan)
-    life = Life(plan)
+    life = _PlanRun(plan)
 
     async def bounded() -> None:
         with trio.fail_after(plan.bound + 1):
@@ -422,3 +430,156 @@ def test_every_request_ends_once_as_predicted(plan: Plan) -> None:
     assert watcher.wrongs == []
     assert watcher.started == watcher.finished
     assert set(watcher.finished.values()) <= {1}
+
+
+# Channels
+
+
+async def enter_all(channel: Channel, *data_ids: int) -> list[Ticket]:
+    with trio.fail_after(WAIT_SECONDS):
+        return [await channel.enter(data_id) for data_id in data_ids]
+
+
+async def test_a_full_channel_blocks_all_but_forced_samples(autojump_clock: MockClock) -> None:
+    channel = Channel(1, 1)
+    first, second = await enter_all(channel, 1, 2)
+    with trio.move_on_after(1) as scope:
+        await channel.enter(3)
+    assert scope.cancelled_caught
+    forced = await channel.enter(0, is_forced=True)
+    assert channel.size == 2
+    first.leave()
+    await forced.seated()
+    forced.leave()
+    await second.seated()
+    (third,) = await enter_all(channel, 3)
+    third.leave()
+    third.leave()
+    second.leave()
+    assert channel.size == 0
+
+
+@given(
+    st.integers(0, 3),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4), st.none() | st.integers(1, 6)), max_size=12),
+)
+def test_every_sample_gets_a_seat_or_leaves(
+    capacity: int, seats: int, samples: list[tuple[int, int, int | None]]
+) -> None:
+    async def live() -> None:
+        channel, seated, most = Channel(capacity, seats), 0, 0
+
+        async def use(arrives: int, stays: int, gives_up_at: int | None, data_id: int) -> None:
+            nonlocal seated, most
+            await trio.sleep(arrives)
+            with trio.move_on_after(math.inf if gives_up_at is None else gives_up_at - 0.5):
+                ticket = await channel.enter(data_id)
+                try:
+                    await ticket.seated()
+                    seated += 1
+                    most = max(most, seated)
+                    assert not capacity or channel.size <= capacity
+                    try:
+                        await trio.sleep(stays)
+                    finally:
+                        seated -= 1
+                finally:
+                    ticket.leave()
+
+        with trio.fail_after(1000):
+            async with trio.open_nursery() as nursery:
+                for data_id, sample in enumerate(samples):
+                    nursery.start_soon(use, *sample, data_id)
+        await wait_all_tasks_blocked()
+        assert most <= seats
+        assert channel.size == 0
+        for ticket in await enter_all(channel, *range(seats)):
+            await ticket.seated()
+
+    trio.run(live, clock=MockClock(autojump_threshold=0))
+
+
+# A soak
+
+
+REQUESTS: Final = 20_000
+CLIENTS: Final = 40
+LOOK_EVERY: Final = 500
+NUMBERS: Final = 8192
+MOST_GROWTH_BYTES: Final = 16e6
+
+
+class _Adding(Op):
+    """Adds its inputs in batches; an input that begins with 1 fails in ``b``, one with 2 is late in ``c``."""
+
+    async def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
+        await trio.lowlevel.checkpoint()
+        arrays = [one["x"] for one in input_dicts.values()]
+        if self.name == "b" and arrays[0].flat[0] == 1:
+            raise RuntimeError("as planned")
+        return {"x": np.sum(arrays, axis=0)}
+
+    async def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
+        if self.name == "c" and (feed_batch[0]["x"][:, 0] == 2).any():
+            await trio.sleep(10)
+        return dict(feed_batch[0])
+
+    def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
+        return {"x": str(fetch_data["x"].flat[0])} if self.name == "d" else fetch_data
+
+
+class _Soak:
+    def __init__(self, executor: Executor) -> None:
+        self.ends: Counter[int | str] = Counter()
+        self.resident: list[int] = []
+        self._executor = executor
+
+    async def client(self, seed: int) -> None:
+        chance = random.Random(seed)
+        while self.ends.total() < REQUESTS:
+            kind = chance.choices((1, 2, 3), (5, 1, 94))[0]
+            request = PipelineRequest(tensors=[from_array("x", np.full((1, NUMBERS), kind, np.float32))])
+            with trio.move_on_after(chance.choice((0.001, 0.004)) if chance.random() < 0.1 else 60) as scope:
+                response = await self._executor.infer(request)
+                assert response.err_no or float(response.values[0]) in {kind, 2 * kind}
+                self.ends[response.err_no] += 1
+            self.ends["left"] += scope.cancelled_caught
+            if self.ends.total() % LOOK_EVERY == 0:
+                gc.collect()
+                self.resident.append(psutil.Process().memory_info().rss)
+
+
+def count_objects(kind: type) -> int:
+    gc.collect()
+    return sum(isinstance(each, kind) for each in gc.get_objects())
+
+
+def _drop(*_: object) -> Any:
+    raise structlog.DropEvent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("takes_first", [False, True])
+async def test_memory_reaches_a_plateau(takes_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("processing", "stages"):
+        monkeypatch.setattr(
+            f"ovmstrio.runtimes.ops.executor.{module}.log", structlog.wrap_logger(None, processors=[_drop])
+        )
+    one = OpSettings(batch_size=4, auto_batching_timeout=2, timeout=20, concurrency=2)
+    pipeline = op_settings(
+        worker_num=24, channel_size=4, channel_recv_frist_arrive=takes_first, ops=dict.fromkeys("abcd", one)
+    )
+    async with open_executor(text_graph("a<@", "b<a", "c<a", "d<b c", make=_Adding), pipeline) as executor:
+        soak = _Soak(executor)
+        async with trio.open_nursery() as nursery:
+            for seed in range(CLIENTS):
+                nursery.start_soon(soak.client, seed)
+        assert executor.in_flight == 0
+        with trio.fail_after(60):
+            # Threads of requests whose callers left end later than the requests, without any event.
+            while (count_objects(Sample), count_objects(Ticket)) != (0, 0):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+    assert soak.ends.total() >= REQUESTS
+    quarter = len(soak.resident) // 4
+    assert max(soak.resident[-quarter:]) - max(soak.resident[quarter : 2 * quarter]) < MOST_GROWTH_BYTES

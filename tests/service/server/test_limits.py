@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from ovmstrio.api.doors import KSERVE_REST
+from ovmstrio.core.errors import Overloaded
+from tests.support import ir
+from tests.support.pipelines import pipeline_entry
+from tests.support.servables import raw_request
+from tests.support.system_servers import write_config
+from tests.support.traced_servers import serving
+
+
+async def test_limits_of_server_and_model_apply_to_calls_of_model_and_pipeline(tmp_path: Path) -> None:
+    ir.save(ir.dummy(), tmp_path, "m")
+    model = {"name": "m", "base_path": "m", "max_concurrency": 1, "max_queue": 50}
+    config = write_config(tmp_path, model, pipeline_config_list=[pipeline_entry("p", "m")])
+    sums: list[float] = []
+    async with serving(config, max_concurrency=1, max_queue=30) as server:
+
+        async def call(name: str) -> None:
+            request = raw_request({"b": np.ones((1, 10), np.float32)})
+            request.model_name = name
+            output: Any = (await server.plane.infer(request, KSERVE_REST)).outputs[0]
+            sums.append(float(output.array.sum()))
+
+        async with trio.open_nursery() as nursery:
+            for name in "pm" * 10:
+                nursery.start_soon(call, name)
+        assert sums == [20.0] * 20
+        async with trio.open_nursery() as nursery:
+            place = await server.plane.admit("p", "", KSERVE_REST)
+            assert place is not None
+            for _ in range(30):
+                nursery.start_soon(call, "p")
+            await wait_all_tasks_blocked()
+            with pytest.raises(Overloaded, match=r"may have 1 \(--max_concurrency\) and 30 \(--max_queue\)"):
+                await call("p")
+            place.release()
+        assert sums == [20.0] * 50

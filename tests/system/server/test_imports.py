@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_FRAMEWORKS = ("quart", "hypercorn", "PIL", "grpc", "openvino", "ovmstrio.runtimes.ops.executor", "pyovms")
+_FRONT_ENDS = ("ovmstrio.wire.grpc.server", "ovmstrio.protocol.descriptors", "grpclib", "hpack", "h2")
+_WORKERS = ("ovmstrio.server.workers.parent",)
+_SERVE = """
+import trio
+from functools import partial
+from ovmstrio import ServerSettings, serve
+
+async def main():
+    async with trio.open_nursery() as nursery:
+        settings = ServerSettings(model_name="none", model_path="{folder}", port=0, rest_bind_address="unix:{folder}/s")
+        running = await nursery.start(partial(serve, settings, handle_signals=False))
+        nursery.cancel_scope.cancel()
+
+trio.run(main)
+"""
+_OPEN_TRACES = """
+import os, trio
+from ovmstrio.server.traces import open_traces
+import ovmstrio.server.life, ovmstrio.server.front_ends
+
+async def main():
+    async with open_traces() as traces:
+        assert not traces.calls and not traces.requests and traces.recent is None
+
+for variables in {}, {"OTEL_SERVICE_NAME": "x"}, {"OTEL_TRACES_EXPORTER": "none"}:
+    os.environ.update(variables)
+    trio.run(main)
+    for name in variables:
+        del os.environ[name]
+"""
+
+
+def _imported(code: str) -> list[str]:
+    """Return the modules that a program imports, in order."""
+    program = f"{code}\nimport sys\nprint(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    return ended.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("import ovmstrio.server.own_process, ovmstrio.server.front_ends", _FRAMEWORKS),
+        ("import ovmstrio.server.own_process", (*_FRAMEWORKS, *_FRONT_ENDS, *_WORKERS)),
+        (_OPEN_TRACES, ("opentelemetry",)),
+    ],
+    ids=["server", "process before models begin to load", "traces without their variables"],
+)
+def test_packages_of_services_are_not_imported_before_they_are_needed(code: str, names: tuple[str, ...]) -> None:
+    assert not set(names) & set(_imported(code))
+
+
+def test_openvino_is_imported_before_front_ends(tmp_path: Path) -> None:
+    order = _imported(_SERVE.format(folder=tmp_path))
+    loading = [order.index(name) for name in ("ovmstrio.runtimes.models.load_model", "openvino")]
+    assert max(loading) < order.index("ovmstrio.server.front_ends")

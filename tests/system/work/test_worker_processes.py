@@ -1,0 +1,472 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+from structlog.testing import capture_logs
+
+from ovmstrio.work.backoff import Backoff
+from ovmstrio.work.messages.stack_requests import decode_samples
+from ovmstrio.work.processes import KeptProcess, WorkerEnded, WorkerProcess
+from tests.support.obedient_program import PROGRAM
+from tests.support.waits import WAIT_SECONDS, until_async
+
+
+@asynccontextmanager
+async def _started_worker(**options: Any) -> AsyncIterator[WorkerProcess]:
+    process = WorkerProcess(PROGRAM, **options)
+    with trio.fail_after(WAIT_SECONDS):
+        async with trio.open_nursery() as nursery:
+            assert (await process.start(nursery, "work"))[:2] == ["work", process.pid]
+            try:
+                yield process
+            finally:
+                await process.close(5)
+    assert process.ended.is_set()
+    with pytest.raises(ProcessLookupError):
+        _signal(process, 0)
+
+
+def _signal(process: WorkerProcess, number: int) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, number)
+
+
+async def test_answers_arrive_in_any_order() -> None:
+    async with _started_worker(calls_at_once=3) as process:
+        answers: list[str] = []
+
+        async def ask(seconds: float, text: str) -> None:
+            answers.append(await process.call(["late", seconds, text]))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, 0.3, "last")
+            nursery.start_soon(ask, 0, "first")
+        large = np.arange(100_000)
+        np.testing.assert_array_equal(await process.call(["echo", large]), large)
+        assert answers == ["first", "last"]
+    assert process.why == "ended with status 0"
+
+
+async def test_calls_at_once_are_limited() -> None:
+    async with _started_worker() as process:
+        _signal(process, signal.SIGSTOP)
+        with trio.move_on_after(0):
+            await process.call(["echo", "for nobody"])
+        with trio.move_on_after(0.01):
+            await process.call(["echo", "for nobody"])
+        assert process.is_busy
+        _signal(process, signal.SIGCONT)
+        assert await process.call(["echo", 1]) == 1
+        assert not process.is_busy
+
+
+async def test_message_with_a_descriptor_needs_no_answer() -> None:
+    async with _started_worker() as process:
+        reader, writer = os.pipe()
+        await process.tell(None, writer)
+        os.close(writer)
+        await trio.lowlevel.wait_readable(reader)
+        assert int(os.read(reader, 100)) == process.pid
+        os.close(reader)
+
+
+async def test_call_that_cannot_be_sent_raises_and_the_next_is_answered() -> None:
+    async with _started_worker() as process:
+        with pytest.raises(TypeError, match=r"not builtins\.object"):
+            await process.call(["echo", object()])
+        assert await process.call(["echo", 1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("deed", "why"),
+    [
+        (["die", signal.SIGSEGV.value], "was killed by SIGSEGV"),
+        (["junk"], "sent what is no answer (ValueError("),
+        (["twice"], "sent what is no answer (KeyError("),
+    ],
+)
+async def test_end_of_a_process_fails_calls_and_profiles(deed: list[Any], why: str) -> None:
+    async with _started_worker(calls_at_once=2) as process:
+        calls, profiles = list[WorkerEnded](), list[WorkerEnded]()
+
+        async def run(ends: list[WorkerEnded], operation: Callable[[], Awaitable[Any]]) -> None:
+            try:
+                await operation()
+            except WorkerEnded as end:
+                ends.append(end)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, calls, partial(process.call, ["hang"]))
+            nursery.start_soon(run, profiles, partial(process.sample, 60, 1))
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(run, calls, partial(process.call, deed))
+        await process.ended.wait()
+        assert process.why.startswith(why)
+        assert {end.why for end in calls} == {end.why for end in profiles} == {process.why}
+        assert all(end.was_called for end in calls)
+        with pytest.raises(WorkerEnded) as caught:
+            await process.call(["echo", 1])
+        assert not caught.value.was_called
+        with pytest.raises(WorkerEnded):
+            await process.tell(None)
+        with pytest.raises(WorkerEnded):
+            await process.sample(0.01, 1)
+
+
+@pytest.mark.parametrize(("mode", "status"), [("leave", 0), ("exit", 3)])
+async def test_end_during_the_start_is_raised_once_the_end_was_handled(mode: str, status: int) -> None:
+    buried = trio.Event()
+
+    async def bury() -> None:
+        buried.set()
+
+    async with trio.open_nursery() as nursery:
+        process = WorkerProcess(PROGRAM)
+        with pytest.raises(WorkerEnded, match=f"ended with status {status}"):
+            await process.start(nursery, mode, buried=bury)
+        assert process.status == status
+    assert buried.is_set()
+
+
+async def test_process_with_an_abandoned_call_is_killed_after_the_grace_period() -> None:
+    stuck = trio.Event()
+    async with (
+        _started_worker(calls_at_once=2, grace_seconds=0.05, stuck=stuck.set) as process,
+        trio.open_nursery() as nursery,
+    ):
+        with trio.move_on_after(0.01):
+            await process.call(["hang"])
+        nursery.start_soon(process.call, ["hang"])
+        await stuck.wait()
+        assert process.is_retired
+        assert not process.ended.is_set()
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await process.ended.wait()
+    assert process.why == "was killed because a call did not end within 0.05 s of its caller's leaving"
+
+
+async def test_process_ends_with_its_nursery() -> None:
+    process = WorkerProcess(PROGRAM, own_group=True)
+    async with trio.open_nursery() as nursery:
+        _, pid, group = await process.start(nursery, "work")
+        assert group == pid
+        nursery.cancel_scope.cancel()
+    assert process.status == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("_", range(6))
+async def test_callers_may_be_cancelled_with_the_process(_: int) -> None:
+    with trio.fail_after(WAIT_SECONDS):
+        async with trio.open_nursery() as nursery:
+            process = WorkerProcess(PROGRAM)
+            await process.start(nursery, "work")
+            async with trio.open_nursery() as asking:
+                asking.start_soon(process.call, ["hang"])
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+    assert process.ended.is_set()
+
+
+async def test_kept_process_is_restarted_until_it_stops() -> None:
+    stopping, ends = trio.Event(), list[str]()
+    make = partial(WorkerProcess, PROGRAM, own_group=True)
+    reader, writer = os.pipe()
+    kept = KeptProcess(
+        0, make, "work", writer, backoff=Backoff(0, 0), stopping=stopping,
+        changed=lambda: None, ended=lambda _, process: ends.append(process.why),
+    )  # fmt: skip
+    pids = []
+    with trio.fail_after(WAIT_SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kept.keep)
+            for _ in range(2):
+                await until_async(lambda: kept.is_ready)
+                assert await kept.give(None, writer)
+                await trio.lowlevel.wait_readable(reader)
+                pids.append(int(os.read(reader, 100)))
+                assert kept.given == 1
+                if len(pids) == 1:
+                    os.kill(pids[0], signal.SIGKILL)
+                    await until_async(lambda: bool(ends))
+            stopping.set()
+            kept.dismiss()
+    assert ends == ["was killed by SIGKILL", "ended with status 0"]
+    assert not await kept.give(None, writer)
+    assert pids[0] != pids[1]
+    os.close(reader)
+    os.close(writer)
+
+
+async def test_error_of_the_end_callback_ends_the_restarts() -> None:
+    def refuse(_: KeptProcess, process: WorkerProcess) -> None:
+        raise LookupError(process.why)
+
+    with Path(os.devnull).open() as file:  # noqa: ASYNC230 - takes no time worth a thread
+        kept = KeptProcess(
+            0, partial(WorkerProcess, PROGRAM), "leave", file.fileno(), backoff=Backoff(0, 0), stopping=trio.Event(),
+            changed=lambda: None, ended=refuse,
+        )  # fmt: skip
+        with pytest.raises(LookupError, match="ended with status 0"):
+            await kept.keep()
+    assert kept.process is None
+
+
+async def test_threads_are_sampled_during_a_call() -> None:
+    async with _started_worker() as process, trio.open_nursery() as nursery:
+        nursery.start_soon(process.call, ["hang"])
+        await trio.testing.wait_all_tasks_blocked()
+        sampled = {threads.name: threads for threads in await process.sample(0.2, 100)}
+        assert process.is_busy
+        main = sampled["main thread"]
+        assert main.samples == main.waiting + main.stacks.total() > 0
+        assert await process.sample(0.01, 100)
+        nursery.cancel_scope.cancel()
+
+
+async def test_samples_of_a_cancelled_profile_are_ignored() -> None:
+    async with _started_worker() as process:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(process.sample, 0.1, 100)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        assert await process.call(["late", 0.5, "asked"]) == "asked"
+        assert await process.sample(0.01, 100)
+
+
+async def test_concurrent_profiles_get_their_own_samples() -> None:
+    async with _started_worker() as process:
+        counts: dict[str, int] = {}
+
+        async def sample(name: str, seconds: float, rate: float) -> None:
+            counts[name] = next(each.samples for each in await process.sample(seconds, rate) if "main" in each.name)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sample, "few", 0.5, 1)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(sample, "many", 0.2, 100)
+    assert counts["few"] == 1
+    assert counts["many"] >= 1
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        None,
+        {},
+        {"frames": [["a", "b"]], "threads": []},
+        {"frames": [], "threads": [["a", 1, 1, None, [[[0], 1]]]]},
+        {"frames": [["a", "b", float("inf")]], "threads": []},
+    ],
+)
+def test_invalid_samples_are_refused(nonsense: Any) -> None:
+    with pytest.raises(ValueError, match="no samples"):
+        decode_samples(nonsense)
+
+
+async def test_stopped_process_is_killed_and_its_calls_fail() -> None:
+    async with _started_worker(stopped_seconds=0.4) as process:
+        _signal(process, signal.SIGSTOP)
+        with pytest.raises(WorkerEnded, match=r"was stopped \(SIGSTOP\) for 0.4 s and was killed"):
+            await process.call(["echo", 1])
+
+
+async def test_process_that_is_continued_in_time_is_not_killed() -> None:
+    async with _started_worker(stopped_seconds=2) as process:
+        for number in range(3):
+            _signal(process, signal.SIGSTOP)
+            await trio.sleep(0.9)
+            _signal(process, signal.SIGCONT)
+            await trio.sleep(0.6)
+            assert await process.call(["echo", number]) == number
+
+
+async def test_time_in_which_the_server_itself_is_stopped_does_not_count() -> None:
+    async with _started_worker(stopped_seconds=0.8) as process:
+        for number in range(4):
+            _signal(process, signal.SIGSTOP)
+            time.sleep(1)  # noqa: ASYNC251 - nothing else may run
+            await trio.sleep(0.3)
+            _signal(process, signal.SIGCONT)
+            assert await process.call(["echo", number]) == number
+
+
+# Output
+
+
+FILES = Path("/proc/self/fd")
+NAMES = {"servable": "graph", "node": "counter"}
+
+
+def _open_files() -> int:
+    return len(list(FILES.iterdir()))
+
+
+async def _log_of(*requests: list[Any]) -> list[Any]:
+    with capture_logs() as logged, trio.fail_after(WAIT_SECONDS):
+        async with trio.open_nursery() as nursery:
+            process = WorkerProcess(PROGRAM, names=NAMES)
+            await process.start(nursery, "work")
+            try:
+                for request in requests:
+                    await process.call(request)
+            except WorkerEnded:
+                await process.ended.wait()
+            await process.close(5)
+    return [(line["stream"], line["event"]) for line in logged if line["node"] == "counter"]
+
+
+async def test_lines_of_several_writes_are_logged() -> None:
+    said = await _log_of(["write", 1, "one\ntw"], ["write", 1, "o\n"], ["write", 1, "open"])
+    assert said == [("stdout", "one"), ("stdout", "two"), ("stdout", "open")]
+
+
+async def test_output_of_a_crashed_process_is_logged_before_its_end_is_reported() -> None:
+    assert await _log_of(["write", 2, "last words"], ["die", signal.SIGKILL]) == [("stderr", "last words")]
+
+
+async def test_long_output_is_cut_and_delays_no_answer_forever() -> None:
+    said = await _log_of(["write", 1, "x" * 50_000 + "\n"], ["write", 1, "y\n" * 10_000], ["echo", 1])
+    assert [len(said), said[0][1][:4], len(said[0][1]) < 4200] == [10_001, "xxxx", True]
+
+
+@pytest.mark.parametrize("names", [None, NAMES])
+async def test_no_pipe_is_left_open(names: dict[str, str] | None) -> None:
+    before = _open_files()
+    async with trio.open_nursery() as nursery:
+        process = WorkerProcess(PROGRAM, names=names)
+        await process.start(nursery, "work")
+        await process.close(5)
+    assert _open_files() == before
+
+
+# Lifelines
+
+
+_CODE = """
+import sys
+from ovmstrio.work.messages.lifeline import watch_lifeline
+sys.stdin.readline()
+watch_lifeline(int(sys.argv[1]))
+print("watches", flush=True)
+while True: pass
+"""
+
+
+def test_busy_process_ends_with_its_lifeline() -> None:
+    process, kept_open = _started()
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "watches\n"
+        assert process.poll() is None
+        os.close(kept_open)
+        assert process.wait(WAIT_SECONDS) == -signal.SIGIO
+
+
+def test_process_ends_if_its_lifeline_ended_while_it_started() -> None:
+    process, kept_open = _started()
+    os.close(kept_open)
+    assert process.communicate("go\n", timeout=WAIT_SECONDS)[0] == ""
+    assert process.returncode == -signal.SIGIO
+
+
+def _started() -> tuple[subprocess.Popen[str], int]:
+    lifeline, kept_open = os.pipe()
+    command = [sys.executable, "-c", _CODE, str(lifeline)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(lifeline,), text=True)
+    os.close(lifeline)
+    return process, kept_open
+
+
+# Async generators
+
+
+_PROGRAM = """
+import json, queue, sys, trio
+from ovmstrio.work.isolation.generator_hosts import AsyncGeneratorHost
+from ovmstrio.work.isolation.loop_thread import LoopThread
+
+loop, answers, told = LoopThread(), queue.Queue(), []
+alive = 0
+
+
+async def generator():
+    global alive
+    alive += 1
+    try:
+        yield b"first"
+        while True:
+            await trio.sleep_forever()
+            yield b"never"
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.lowlevel.checkpoint()
+        alive -= 1
+
+
+def host():
+    return AsyncGeneratorHost(
+        generator(), str, lambda *answer: answers.put(answer), None, loop=loop, ended=lambda: None
+    )
+
+
+def answer_of(number):
+    while True:
+        answered, value = answers.get(timeout=60)
+        if answered == number:
+            return value
+
+
+for steps in sys.argv[1].split(","):
+    made = host()
+    for step in steps.split():
+        match step:
+            case "taken":
+                made.pull(1)
+                answer_of(1)
+            case "pull":
+                made.pull(2)
+            case "answered":
+                told.append(answer_of(2))
+            case "leave":
+                made.leave(2)
+            case "close":
+                made.close(3)
+                told.append(answer_of(3))
+print(json.dumps([alive, [each for each in told if each]]))
+"""
+
+
+def _results(steps: list[str]) -> tuple[int, list[object]]:
+    ran = subprocess.run(
+        [sys.executable, "-c", dedent(_PROGRAM), ",".join(steps)], capture_output=True, check=True, timeout=60
+    )
+    alive, raised = json.loads(ran.stdout)
+    return alive, raised
+
+
+def test_close_waits_for_the_end_of_a_cancelled_step() -> None:
+    assert _results(["taken pull leave close", "taken pull close"] * 50) == (0, [])
+
+
+def test_generator_that_is_left_before_it_is_pulled_begins_no_step() -> None:
+    steps = ["leave pull answered close", "taken leave pull answered close"]
+    assert _results(steps) == (0, [[[], None], [[], None]])

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from ovmstrio.registry import Registry
+from ovmstrio.server import memory_limit as module
+from ovmstrio.server.collector import spare_the_collector
+from ovmstrio.server.freed_memory import Growth, give_back_freed_memory
+from ovmstrio.server.memory_limit import memory_limit, pending_answers
+from ovmstrio.server.settings import ServerSettings
+from tests.support.waits import WAIT_SECONDS
+
+MIB = 2**20
+
+
+def test_memory_is_trimmed_once_after_growth_has_ended() -> None:
+    growth = Growth(100 * MIB, 0)
+    sizes = ((104, 2), (200, 4), (300, 6), (290, 8))
+    assert [growth.is_over(size * MIB, now, is_busy=False) for size, now in sizes] == [False, False, False, True]
+    growth.given_back(105 * MIB, 8, is_busy=False)
+    assert not growth.is_over(106 * MIB, 20, is_busy=False)
+
+
+def test_memory_freed_after_a_trim_is_trimmed() -> None:
+    growth = Growth(100 * MIB, 0, 40 * MIB)
+    growth.is_over(3_000 * MIB, 2, 50 * MIB, is_busy=True)
+    assert growth.is_over(3_000 * MIB, 4, 50 * MIB, is_busy=True)
+    growth.given_back(2_990 * MIB, 4, 41 * MIB, is_busy=True)
+    assert not growth.is_over(2_990 * MIB, 6, 41 * MIB, is_busy=False)
+    assert growth.is_over(1_800 * MIB, 8, 1_700 * MIB, is_busy=False)
+    growth.given_back(110 * MIB, 8, 42 * MIB, is_busy=False)
+    assert not growth.is_over(110 * MIB, 10, 42 * MIB, is_busy=False)
+
+
+def test_memory_that_grows_again_at_once_is_trimmed_at_growing_intervals() -> None:
+    growth = Growth(100 * MIB, 0)
+    times: list[int] = []
+    for now in range(2, 2_000, 2):
+        if growth.is_over(300 * MIB, now, is_busy=True):
+            growth.given_back(100 * MIB, now, is_busy=True)
+            times.append(now)
+    assert times[:5] == [4, 8, 12, 20, 36]
+    assert times[-1] - times[-2] >= 500
+    assert growth.is_over(300 * MIB, 9_000, is_busy=True)
+    growth.given_back(100 * MIB, 9_000, is_busy=True)
+    growth.is_over(300 * MIB, 9_004, is_busy=True)
+    assert growth.is_over(300 * MIB, 9_006, is_busy=True)
+    growth.is_over(300 * MIB, 9_008, is_busy=False)
+    assert growth.is_over(300 * MIB, 9_010, is_busy=False)
+
+
+@dataclass
+class _Process:
+    size: int
+    trims: int = 0
+    trimmed: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.change, self.changes = trio.open_memory_channel[None](1)
+
+    def resident(self) -> int:
+        return self.size
+
+    def parts(self) -> tuple[Any, ...]:
+        return self.changes.receive, self.resident, self.trim, lambda: 0.0
+
+    def trim(self) -> None:
+        self.size = 100 * MIB
+        self.trims += 1
+        self.trimmed.set()
+
+
+async def test_idle_server_trims_memory_of_requests_once(mock_clock: MockClock) -> None:
+    process = _Process(100 * MIB)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(give_back_freed_memory, *process.parts())
+        await wait_all_tasks_blocked()
+        process.size = 500 * MIB
+        for _ in range(2):
+            mock_clock.jump(2)
+            await wait_all_tasks_blocked()
+        assert await trio.to_thread.run_sync(process.trimmed.wait, WAIT_SECONDS)
+        for _ in range(100):
+            await wait_all_tasks_blocked()
+            mock_clock.jump(2)
+        assert process.trims == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_memory_of_an_unloaded_model_is_trimmed(mock_clock: MockClock) -> None:
+    process = _Process(500 * MIB)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(give_back_freed_memory, *process.parts())
+        await wait_all_tasks_blocked()
+        for change in (False, True):
+            if change:
+                process.change.send_nowait(None)
+            await wait_all_tasks_blocked()
+            assert not process.trims
+            mock_clock.jump(2)
+            await wait_all_tasks_blocked()
+        assert await trio.to_thread.run_sync(process.trimmed.wait, WAIT_SECONDS)
+        assert process.size == 100 * MIB
+        nursery.cancel_scope.cancel()
+
+
+# Memory limits
+
+
+@pytest.mark.parametrize(
+    ("own", "limits"),
+    [
+        pytest.param(
+            "0::/pod/one\n",
+            {"pod/one/memory.max": "max", "pod/memory.max": f"{100 * MIB}", "memory.max": f"{200 * MIB}"},
+            id="smallest limit of a group and its ancestors",
+        ),
+        pytest.param(
+            "5:cpu,cpuacct:/pod\n4:memory:/pod\n0::/\n",
+            {
+                "memory/pod/memory.limit_in_bytes": f"{100 * MIB}",
+                "memory/memory.limit_in_bytes": "9223372036854771712",
+            },
+            id="version 1",
+        ),
+        pytest.param("0::/docker/0123\n", {"memory.max": f"{100 * MIB}"}, id="container with its group at the root"),
+    ],
+)
+def test_memory_limit_is_that_of_the_cgroups(tmp_path: Path, own: str, limits: dict[str, str]) -> None:
+    (tmp_path / "own").write_text(own)
+    for path, limit in limits.items():
+        file = tmp_path / "groups" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{limit}\n")
+    assert memory_limit(tmp_path / "groups", tmp_path / "own") == 100 * MIB
+
+
+def test_memory_limit_without_cgroups_is_that_of_the_machine(tmp_path: Path) -> None:
+    assert memory_limit(tmp_path / "none", tmp_path / "none") > 100 * MIB
+
+
+def test_pending_answers_share_a_quarter_of_the_memory_or_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "memory_limit", lambda: 800 * MIB)
+    assert pending_answers(ServerSettings()).budget.limit == 200 * MIB
+    assert pending_answers(ServerSettings(), processes=2).budget.limit == 100 * MIB
+    assert pending_answers(ServerSettings(grpc_memory_quota=900 * MIB)).budget.limit == 900 * MIB
+    pending = pending_answers(ServerSettings(max_pending_response_bytes=MIB, stalled_client_seconds=7))
+    share = pending.share()
+    share.add(MIB + 1)
+    assert share.is_full
+    assert pending.patience_seconds == 7
+
+
+# Garbage collection
+
+
+class _Loading:
+    def __init__(self) -> None:
+        self.loaded = trio.Event()
+
+    @property
+    def has_loaded(self) -> bool:
+        return self.loaded.is_set()
+
+    async def wait_loaded(self) -> None:
+        await self.loaded.wait()
+
+
+class _Circle:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def _circles() -> int:
+    return sum(isinstance(each, _Circle) for each in gc.get_objects())
+
+
+@pytest.fixture(autouse=True)
+def _collects_as_before() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+async def test_garbage_is_collected_and_frozen_while_models_load_and_once_they_have() -> None:
+    registry = _Loading()
+    async with trio.open_nursery() as nursery:
+        _Circle()
+        nursery.start_soon(spare_the_collector, cast("Registry", registry))
+        await wait_all_tasks_blocked()
+        assert _circles() == 0
+        frozen = gc.get_freeze_count()
+        assert frozen > 0
+        _Circle()
+        kept: list[list[int]] = [[] for _ in range(1000)]
+        registry.loaded.set()
+    assert _circles() == 0
+    assert gc.get_freeze_count() > frozen + len(kept) / 2
+    assert gc.isenabled()
+    assert 1000 < gc.get_threshold()[0] <= 20_000
+
+
+async def test_garbage_is_collected_once_if_everything_is_loaded() -> None:
+    registry = _Loading()
+    registry.loaded.set()
+    looks: list[str] = []
+    gc.callbacks.append(lambda phase, _: looks.append(phase))
+    try:
+        await spare_the_collector(cast("Registry", registry))
+    finally:
+        gc.callbacks.pop()
+    assert looks == ["start", "stop"]

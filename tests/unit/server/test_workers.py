@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ovmstrio.core.errors import ConfigError, ModelFailure
+from ovmstrio.dataplane.plane import DataPlane
+from ovmstrio.dataplane.whole_server import metrics_of_all
+from ovmstrio.runtimes.models.sequences.owners import owner_of
+from ovmstrio.server.reloading import RELOAD, RESTORE, Reloading
+from ovmstrio.server.workers.kept_figures import KeptFigures
+from ovmstrio.server.workers.stores import check_store, part_of_store
+
+# Reloads
+
+
+SECONDS = 60
+
+
+class _Process:
+    """A worker that reloads once the workers that it needs have begun, and may fail."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.needs: list[_Process] = []
+        self.begun = trio.Event()
+        self.made: list[str] = []
+        self._fails = fails
+
+    async def reload(self) -> bool:
+        await self._make("reload")
+        if self._fails:
+            raise ModelFailure("bad")
+        return True
+
+    async def restore(self) -> None:
+        await self._make("restore")
+
+    async def _make(self, what: str) -> None:
+        self.begun.set()
+        for each in self.needs:
+            await each.begun.wait()
+        self.made.append(what)
+        # The other worker goes on first.
+        await trio.lowlevel.checkpoint()
+
+
+class _Other:
+    def __init__(self, other: _Process) -> None:
+        self._other = other
+
+    async def ask_all(self, question: str, *_: Any, limit_seconds: float = 60) -> list[Any]:
+        assert limit_seconds > SECONDS
+        return [await {RELOAD: self._other.reload, RESTORE: self._other.restore}[question]()]
+
+    async def in_turn(self, work: Callable[[], Awaitable[bool]]) -> bool:
+        return await work()
+
+
+class _Notifier:
+    reloading = nullcontext
+
+
+def _reloading(here: _Process, other: _Process) -> Reloading:
+    return Reloading(cast("Any", here), cast("Any", None), cast("Any", _Notifier()), cast("Any", _Other(other)))
+
+
+async def test_workers_reload_concurrently() -> None:
+    here, other = _Process(), _Process()
+    here.needs, other.needs = [other], [here]
+    with trio.fail_after(SECONDS):
+        assert await _reloading(here, other).reload()
+    assert (here.made, other.made) == (["reload"], ["reload"])
+
+
+@pytest.mark.parametrize("fails_here", [True, False])
+async def test_all_workers_restore_if_one_fails_to_reload(*, fails_here: bool) -> None:
+    here, other = _Process(fails=fails_here), _Process(fails=not fails_here)
+    here.needs, other.needs = [other], [here]
+    with trio.fail_after(SECONDS), pytest.raises(ModelFailure, match="bad"):
+        await _reloading(here, other).reload()
+    assert (here.made, other.made) == (["reload", "restore"], ["reload", "restore"])
+
+
+# Metrics
+
+
+ROWS = 3
+
+
+def _text(count: int) -> bytes:
+    counter = b"# HELP calls Calls.\n# TYPE calls counter\ncalls %d.0\n" % count
+    return counter + b"# HELP now Now.\n# TYPE now gauge\nnow 1.0\n"
+
+
+@pytest.fixture
+def figures() -> KeptFigures:
+    return KeptFigures(memoryview(bytearray(KeptFigures.size(ROWS))), ROWS)
+
+
+class _Peers:
+    def __init__(self, figures: KeptFigures, answers: dict[int, bytes]) -> None:
+        self._figures = figures
+        self._answers = answers
+        self.others = [1, 2]
+        self.ends: int | None = None
+
+    async def ask_soon(self, *_: Any) -> dict[int, bytes]:
+        answers = dict(self._answers)
+        if self.ends is not None:
+            self._figures.add_to_past(self.ends)
+            self._answers.pop(self.ends, None)
+            self.ends = None
+        await trio.lowlevel.checkpoint()
+        return answers
+
+    def leave_figures(self, text: bytes, *, is_open: bool) -> None:
+        self._figures.leave(0, text, is_open=is_open)
+
+    def past_changes(self, *, is_open: bool) -> int | None:
+        return self._figures.changes(is_open=is_open)
+
+    def past_figures(self, answered: Iterable[int], *, is_open: bool) -> list[bytes]:
+        return self._figures.past([row for row in (1, 2) if row not in answered], is_open=is_open)
+
+
+class _Plane:
+    def __init__(self, peers: _Peers) -> None:
+        self.siblings = peers
+
+    def render_metrics(self, *_: Any, **__: Any) -> bytes:
+        return _text(1)
+
+
+async def _calls(peers: _Peers) -> list[bytes]:
+    text = await metrics_of_all(cast("DataPlane", _Plane(peers)), (), trio.CapacityLimiter(1))
+    assert text is not None
+    return [line for line in text.splitlines() if not line.startswith(b"#")]
+
+
+async def test_figures_of_a_silent_worker_are_counted_before_its_end_is_known(figures: KeptFigures) -> None:
+    figures.leave(1, _text(10), is_open=False)
+    figures.leave(2, _text(100), is_open=False)
+    peers = _Peers(figures, {2: _text(101)})
+    assert await _calls(peers) == [b"calls 112.0", b"now 2.0"]
+    figures.add_to_past(1)
+    assert await _calls(peers) == [b"calls 112.0", b"now 2.0"]
+
+
+async def test_counters_of_a_stuck_worker_keep_their_last_values(figures: KeptFigures) -> None:
+    answers = {1: _text(10), 2: _text(100)}
+    for row, text in answers.items():
+        figures.leave(row, text, is_open=False)
+    assert await _calls(_Peers(figures, answers)) == [b"calls 111.0", b"now 3.0"]
+    assert await _calls(_Peers(figures, {1: _text(11)})) == [b"calls 112.0", b"now 2.0"]
+    assert await _calls(_Peers(figures, {1: _text(11), 2: _text(102)})) == [b"calls 114.0", b"now 3.0"]
+
+
+async def test_worker_that_ends_during_a_scrape_is_counted_once(figures: KeptFigures) -> None:
+    figures.leave(2, _text(101), is_open=False)
+    peers = _Peers(figures, {2: _text(101)})
+    peers.ends = 2
+    assert await _calls(peers) == [b"calls 102.0", b"now 1.0"]
+
+
+def test_figures_of_ended_workers_are_unavailable_while_they_change(
+    figures: KeptFigures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures.leave(1, _text(10), is_open=True)
+    seen: list[int | None] = []
+    leave = figures.leave
+
+    def note(row: int, text: bytes, *, is_open: bool) -> None:
+        seen.append(figures.changes(is_open=is_open))
+        leave(row, text, is_open=is_open)
+
+    monkeypatch.setattr(figures, "leave", note)
+    before = figures.changes(is_open=True)
+    figures.add_to_past(1)
+    assert seen == [None, None]
+    assert None is not figures.changes(is_open=True) != before
+
+
+# Stored sequences
+
+
+def test_store_of_another_number_of_workers_is_refused(tmp_path: Path) -> None:
+    check_store(tmp_path / "none", 2)
+    for row in range(2):
+        part = part_of_store(tmp_path, row, 2)
+        part.mkdir()
+        (part / "sequences.bin").touch()
+    check_store(tmp_path, 2)
+    for rows in (1, 3):
+        with pytest.raises(ConfigError, match="--workers 2"):
+            check_store(tmp_path, rows)
+
+
+def test_store_of_one_process_is_refused_by_several(tmp_path: Path) -> None:
+    (tmp_path / "sequences.bin").touch()
+    check_store(tmp_path, 1)
+    with pytest.raises(ConfigError, match="--workers 1"):
+        check_store(tmp_path, 2)
+
+
+@given(st.integers(1, 2**64 - 1) | st.text(min_size=1, max_size=256), st.integers(1, 64))
+def test_id_has_one_owner(identity: int | str, processes: int) -> None:
+    found = owner_of(identity, processes)
+    assert 0 <= found < processes
+    assert owner_of(identity, processes) == found
+
+
+def test_consecutive_ids_are_spread_over_owners() -> None:
+    owners = [owner_of(identity, 4) for identity in range(1, 1001)]
+    assert all(200 < owners.count(row) < 300 for row in range(4))
