@@ -23,8 +23,7 @@ from ovmstrio.core.events import OK, CallEvent, Door
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.observability.recent_past import RecentPast
-from tests.support.pass_through import load_pass_through
-from tests.support.stub_registry import registry_of
+from tests.support.stub_registry import load_pass_through, registry_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

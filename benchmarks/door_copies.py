@@ -23,7 +23,7 @@ from benchmarks.pipeline_files import build
 from benchmarks.report import Row
 from ovmstrio.config.specs import ModelSpec
 from tests.support import ir
-from tests.support.both_doors import DOORS, serving_both
+from tests.support.api_clients import DOORS, serving_both
 
 __all__ = ["run"]
 

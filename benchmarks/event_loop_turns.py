@@ -13,8 +13,7 @@ import trio
 from benchmarks.report import Row
 from ovmstrio.api.openai.api import Body, OpenAIApi, model_of
 from ovmstrio.core.bounded_errors import format_error
-from tests.support.text_encoders import WORDS, load_encoder
-from tests.support.text_generators import CHAT, text_spec
+from tests.support.scripted_services import CHAT, WORDS, load_encoder, text_spec
 from tests.unit.api.rest.servers import Serving, serving_rest
 
 __all__ = ["run"]

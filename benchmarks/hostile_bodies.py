@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from benchmarks.report import Row
 from tests.attacks.measuring import Latencies, Watch, neighbour
 from tests.attacks.served import Ports
+from tests.support.all_kinds import write_hostile_services
 from tests.support.hostile_bodies import FORMS, HEADERS, ROUTES, SHAPES, bodies
-from tests.support.hostile_services import write_hostile_services
 from tests.support.processes import serving
 
 if TYPE_CHECKING:

@@ -51,11 +51,9 @@ from ovmstrio.work.placement import Placement
 from tests.support import ir
 from tests.support.bare_http2 import BareConnection
 from tests.support.callers import gate_of
-from tests.support.lone_service import open_plane_of
-from tests.support.pass_through import PassThrough, load_pass_through
 from tests.support.projects import make_project
 from tests.support.servables import network
-from tests.support.stub_registry import Load, registry_of
+from tests.support.stub_registry import Load, PassThrough, load_pass_through, open_plane_of, registry_of
 
 __all__ = ["CASES", "compare_calls"]
 

@@ -127,7 +127,7 @@ def _compiled_models_are_shared(request: pytest.FixtureRequest, monkeypatch: pyt
     """Compile equal models once per process, except in tests of how models are compiled."""
     module = sys.modules.get("ovmstrio.openvino.compile")
     if module is not None and request.node.get_closest_marker("compiles") is None:
-        from tests.support.compiled_models import sharing_compiled_models
+        from tests.support.model_cache import sharing_compiled_models
 
         shared = sharing_compiled_models(module._compile)  # noqa: SLF001 - below every way to load a model
         monkeypatch.setattr(module, "_compile", shared)

@@ -20,9 +20,8 @@ from tests.fuzz.grpc_calls import INFER, GrpcLane, grpc_message, infer_request, 
 from tests.fuzz.http_requests import HttpLane, http_message, raw_http_message, tell_raw_http
 from tests.fuzz.messages import Message, Outcome, Transport, Violation
 from tests.support import ir
-from tests.support.all_kinds import write_all_kinds
+from tests.support.all_kinds import ANY_HANDLER, ANY_OPS, write_all_kinds
 from tests.support.bare_http2 import BareConnection, ConnectionEnded
-from tests.support.hostile_services import ANY_HANDLER, ANY_OPS
 from tests.support.tiny_llm import write_tiny_folder
 
 BATCH: Final = 100

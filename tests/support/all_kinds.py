@@ -1,4 +1,4 @@
-"""A ``config.json`` with a service of every kind, as its user writes it."""
+"""Configurations with a service of every kind."""
 
 from __future__ import annotations
 
@@ -70,4 +70,39 @@ def write_all_kinds(folder: Path, *, node: str = NODE, handler: str = HANDLER, o
         "op_pipeline_config_list": [{"name": "ops", "path": str(folder / "ops")}],
     }
     config.write_text(json.dumps(document, indent=1))
+    return config
+
+
+_PAYLOAD_NODE: Final = """
+class OvmsPythonModel:
+    def execute(self, inputs):
+        asked, = inputs
+        return {"got": type(asked.json).__name__}
+"""
+ANY_HANDLER: Final = """
+class Handler:
+    def handle_get(self, query_params):
+        return {"got": len(query_params)}
+
+    def handle_post(self, payload):
+        return {"got": type(payload).__name__}
+
+    def handle_put(self, payload):
+        return bytes(3)
+"""
+"""A handler that answers any payload."""
+ANY_OPS: Final = OPS.replace('"first " + given["x"]', "str(sorted(given))")
+"""Ops that answer any input."""
+
+
+def write_hostile_services(folder: Path) -> Path:
+    config = write_all_kinds(folder, handler=ANY_HANDLER, ops=ANY_OPS)
+    (folder / "payload").mkdir()
+    (folder / "payload" / "node.py").write_text(_PAYLOAD_NODE)
+    inputs, outputs = ["HTTP_REQUEST_PAYLOAD:asked"], ["HTTP_RESPONSE_PAYLOAD:answer"]
+    text = graph_text(python_node("node.py", inputs, outputs), inputs=inputs, outputs=outputs)
+    (folder / "payload" / "graph.pbtxt").write_text(text)
+    document = json.loads(config.read_text())
+    document["mediapipe_config_list"].append({"name": "payload", "base_path": str(folder / "payload")})
+    config.write_text(json.dumps(document))
     return config

@@ -21,12 +21,10 @@ _READ_BYTES: Final = 256 * 1024
 
 
 class ConnectionEnded(Exception):
-    """The server has closed or reset the connection."""
+    pass
 
 
 class Frame(NamedTuple):
-    """One frame as it came."""
-
     kind: int
     flags: int
     stream: int
@@ -35,8 +33,6 @@ class Frame(NamedTuple):
 
 @dataclass
 class Answer:
-    """What has come for one call: header fields, the message's bytes, and whether, and how, it has ended."""
-
     headers: dict[str, str] = field(default_factory=dict)
     data: bytearray = field(default_factory=bytearray)
     ended: bool = False
@@ -56,7 +52,6 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
 
 
 def framed(message: bytes, *, compressed: bool = False) -> bytes:
-    """Put gRPC's five bytes before a message."""
     return bytes([compressed]) + len(message).to_bytes(4, "big") + message
 
 
@@ -73,17 +68,7 @@ def call_headers(path: str, further: Sequence[tuple[str, str]] = ()) -> list[tup
 
 
 class BareConnection:
-    """One connection.  It acknowledges SETTINGS and PINGs that it reads, and gives no window back unless it was told.
-
-    Args:
-        port: on loopback; ignored if there is a connected socket.
-        connected: the socket, for example one with TLS.
-        settings: what it asks of the server.
-        window: how many bytes the server may send on the connection in all.
-        timeout: seconds until a read or a write gives up.
-        receive_buffer: bytes that the system keeps unread, 0 for as many as it likes.
-        greets: whether the preface and SETTINGS are sent; without them it is the caller who begins.
-    """
+    """One connection, which acknowledges SETTINGS and PINGs that it reads; ``window`` bounds what the server sends."""
 
     def __init__(
         self,
@@ -132,11 +117,7 @@ class BareConnection:
         self.close()
 
     def send(self, data: bytes) -> None:
-        """Send any bytes.
-
-        Raises:
-            ConnectionEnded: nobody takes them.
-        """
+        """Send any bytes."""
         try:
             self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -164,24 +145,14 @@ class BareConnection:
         return self.wait(stream)
 
     def wait(self, stream: int) -> Answer:
-        """Read until a call has ended; its answer is given once.
-
-        Raises:
-            ConnectionEnded: the connection ended before.
-            TimeoutError: nothing came for too long.
-        """
+        """Read until a call has ended; its answer is given once."""
         answer = self.answers[stream]
         while not answer.ended:
             self.take(self.read())
         return self.answers.pop(stream)
 
     def read(self) -> Frame:
-        """Read one frame.
-
-        Raises:
-            ConnectionEnded: there is no more.
-            TimeoutError: nothing came for too long.
-        """
+        """Read one frame."""
         while len(self._unread) < FRAME_HEADER_BYTES or len(self._unread) < self._wanted():
             try:
                 data = self.socket.recv(_READ_BYTES)

@@ -23,12 +23,7 @@ _ROUNDS: Final = 4
 
 
 class Texts:
-    """Texts of one batch, and what has come of each.
-
-    Args:
-        options: of its pipeline.
-        alone: an idle batch without a cache of prefixes, which makes each text again.
-    """
+    """Texts of one batch, compared with what ``alone``, an idle batch without a cache of prefixes, makes of each."""
 
     def __init__(self, options: PipelineOptions, alone: Batch) -> None:
         self.batch = Batch(Pipeline(options))

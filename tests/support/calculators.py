@@ -27,20 +27,15 @@ def out_port(index: int) -> Port:
 
 
 def digest(*parts: object) -> int:
-    """Give a number that tells what a value was made from, and stays small however long the graph is."""
     return crc32(repr(parts).encode())
 
 
 class Delivery(NamedTuple):
-    """One run of a node: when, and what came on which input."""
-
     timestamp: int
     inputs: tuple[tuple[Port, int], ...]
 
 
 class Emission(NamedTuple):
-    """One packet that a run sends."""
-
     port: Port
     value: int
     timestamp: int
@@ -75,10 +70,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Answers an input with up to ``limit`` packets, one a run, driven by a packet to itself on ``LOOPBACK``.
-
-    A packet on ``LOOPBACK`` says how many are left to send; that at 0 sends nothing.
-    """
+    """Answers an input with up to ``limit`` packets, one a run; a packet on ``LOOPBACK`` counts those left."""
 
     limit: int
 
@@ -96,13 +88,7 @@ class Repeat:
 
 @dataclass
 class Recorder:
-    """The resources and the calculator of one node, in one.
-
-    Attributes:
-        pauses: how many checkpoints the runs take, one after another and from the start again; none where empty.
-        fail_at: the timestamp whose run fails.
-        deliveries: what came, in the order in which runs started.
-    """
+    """The resources and the calculator of one node; runs take ``pauses`` checkpoints in turn."""
 
     rule: Rule
     pauses: Sequence[int] = ()

@@ -1,7 +1,8 @@
-"""Callers by keys that a test can spell."""
+"""Callers by keys that a test can spell, and peers of connections without a socket."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 
 from ovmstrio.access.allowance import CallerAllowance
@@ -10,6 +11,7 @@ from ovmstrio.access.directory import Directory
 from ovmstrio.access.gate import Gate
 from ovmstrio.access.key_file import CallerEntry, digest_of
 from ovmstrio.core.callers import Caller, Scopes
+from ovmstrio.core.peers import Peer, UnixSocket, socket_address
 
 
 def entry_of(name: str, *scopes: str, **options: object) -> CallerEntry:
@@ -30,3 +32,12 @@ def gate_of(
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
+
+
+def peer_at(host: str) -> Peer:
+    """Return the peer at an address; an empty host stands for a Unix socket."""
+    return Peer(socket_address(socket.AF_INET, (host, 5000)) if host else UnixSocket())
+
+
+LOCAL = peer_at("127.0.0.1")
+REMOTE = peer_at("10.0.0.7")

@@ -12,7 +12,7 @@ from typing import Any
 import ovmstrio_samples
 from tests.support import ir
 from tests.support.graphs import LOOPBACK, graph_text, python_node
-from tests.support.project_files import write
+from tests.support.projects import write
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
 _SAMPLES = Path(ovmstrio_samples.__file__).parent

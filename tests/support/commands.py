@@ -1,4 +1,4 @@
-"""Commands of ``ovms`` run in this process: their output and exit code, without the start of an interpreter."""
+"""Commands of ``ovms`` run in this process or in processes with pipes or a terminal."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import gc
 import io
 import os
 import pty
+import select
+import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +24,12 @@ import structlog
 from ovms_cli import console
 from ovms_cli.main import main
 from ovmstrio.observability.log_writer import WRITER
+from tests.support.processes import environment
+from tests.support.waits import WAIT_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """Exit code and output of a command."""
-
     exit_code: int
     stdout: str
     stderr: str
@@ -33,9 +37,6 @@ class CommandResult:
     @property
     def output(self) -> str:
         return self.stdout + self.stderr
-
-
-RunCommand = Callable[..., CommandResult]
 
 
 def run_command(*arguments: str, stdin: str | bytes = "") -> CommandResult:
@@ -139,7 +140,86 @@ def _same_collector() -> Iterator[None]:
 
 @pytest.fixture
 def command_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make an empty folder the current one, and set the width of outputs to 200 columns."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return tmp_path
+
+
+class PipedCommand:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        streams: Any = (process.stdin, process.stdout, process.stderr)
+        self.stdin, self.stdout, self.stderr = streams
+        self.process = process
+        self._reader = threading.Thread(target=self.stdout.read)
+
+    def discard_stdout(self) -> None:
+        self._reader.start()
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def end(self) -> tuple[int, str]:
+        if self._reader.ident is None:
+            self.discard_stdout()
+        code = self.process.wait(WAIT_SECONDS)
+        self._reader.join()
+        return code, str(self.stderr.read())
+
+
+@contextmanager
+def piped(*arguments: str) -> Iterator[PipedCommand]:
+    command = [sys.executable, "-m", "ovms_cli", *arguments]
+    pipe = subprocess.PIPE
+    variables = {**environment(), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=variables) as process:
+        try:
+            yield PipedCommand(process)
+        finally:
+            process.kill()
+
+
+class CommandOnTerminal:
+    """A running command on a terminal; ``shown`` is all output so far."""
+
+    def __init__(self, process: subprocess.Popen[bytes], terminal: int) -> None:
+        self.process = process
+        self._terminal = terminal
+        self.shown = ""
+
+    def wait_for(self, text: str, times: int = 1) -> None:
+        ends = time.monotonic() + WAIT_SECONDS
+        while self.shown.count(text) < times:
+            ready = select.select([self._terminal], [], [], max(0.0, ends - time.monotonic()))[0]
+            assert ready, self.shown
+            self.shown += os.read(self._terminal, 65_536).decode(errors="replace")
+
+    def type(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def end(self) -> int:
+        try:
+            while read := os.read(self._terminal, 65_536):
+                self.shown += read.decode(errors="replace")
+        except OSError:
+            pass  # Linux ends the output of a closed terminal with an error.
+        return self.process.wait(WAIT_SECONDS)
+
+
+@contextmanager
+def on_terminal(*arguments: str) -> Iterator[CommandOnTerminal]:
+    """Run a command line on a terminal of 100 columns until the end of the block."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "ovms_cli", *arguments]
+    variables = {**environment(), "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=variables, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        try:
+            yield CommandOnTerminal(process, ours)
+        finally:
+            process.kill()
+            os.close(ours)

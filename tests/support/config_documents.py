@@ -20,15 +20,12 @@ def config_content(**sections: Any) -> bytes:
 
 
 def parse_sections(path: Path = CONFIG_FILE, **sections: Any) -> ServerSpec:
-    """Parse a file with these sections."""
     return parse_config(KINDS.values(), config_content(**sections), path)
 
 
 def examine_sections(**sections: Any) -> Examined:
-    """Examine a file with these sections, which may be unusable."""
     return examine_config(KINDS.values(), config_content(**sections), CONFIG_FILE)
 
 
 def fatal_problems(**sections: Any) -> tuple[Problem, ...]:
-    """Return the problems that make a file with these sections unusable."""
     return examine_sections(**sections).fatal

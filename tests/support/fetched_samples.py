@@ -1,7 +1,8 @@
-"""Samples whose models are wheels of a package index, prepared from the cache of the user, never from the network."""
+"""Models and packages from the wheels in the cache of the user; tests without them are skipped."""
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Final
 
@@ -20,3 +21,14 @@ def prepare_cached(name: str, repository: Path, *further: Wheel) -> list[Path]:
     if not all((WHEELS / wheel.filename).is_file() for wheel in wheels):
         pytest.skip(f"not in the cache: ovms prepare --sample {name}")
     return prepare_sample(BY_NAME[name], repository, 1, WHEELS)
+
+
+WHEEL: Final = user_cache_path("ovmstrio") / "wheels" / "paddle_serving_server-0.9.0-py3-none-any.whl"
+
+
+def unpack_original(folder: Path) -> Path:
+    if not WHEEL.is_file():
+        pytest.skip(f"not in {WHEEL.parent}: pip download --no-deps paddle-serving-server==0.9.0")
+    with zipfile.ZipFile(WHEEL) as wheel:
+        wheel.extractall(folder)
+    return folder

@@ -1,9 +1,12 @@
-"""Nodes made by code, run by the engine with packets that a test chooses."""
+"""Nodes of graphs, run by the engine or one call at a time with packets that a test chooses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, NoReturn
 
 import trio
@@ -12,13 +15,21 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from ovmstrio.core.servable import LeaseServable
-from ovmstrio.runtimes.graphs.calculator import DefinitionScope, InstanceContext, NodeContract
+from ovmstrio.runtimes.graphs.calculator import (
+    Calculator,
+    DefinitionScope,
+    InstanceContext,
+    NodeContract,
+    NodeResources,
+)
 from ovmstrio.runtimes.graphs.calculators import find_kind
 from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, Port, StreamRef
 from ovmstrio.runtimes.graphs.graph_instance import GraphInstance, running
 from ovmstrio.runtimes.graphs.graph_plan import LoadedNode, make_graph_plan
 from ovmstrio.runtimes.graphs.packets import Packet
+from ovmstrio.work.isolation.isolated_code import Isolation
 from ovmstrio.work.threads.worker_threads import WorkerThreads
+from pyovms import Tensor
 
 Feed = Iterable[tuple[int, Mapping[str, Any]]]
 """What a test pushes: the values of inputs at timestamps."""
@@ -45,10 +56,10 @@ def options(name: str, **values: Any) -> Any:
     """
     file = descriptor_pb2.FileDescriptorProto(name="options.proto", package="mediapipe")
     message = file.message_type.add(name=name)
-    for number, (field, value) in enumerate(values.items(), start=1):
-        added = message.field.add(name=field, number=number, label=_Field.LABEL_OPTIONAL)
+    for number, (key, value) in enumerate(values.items(), start=1):
+        added = message.field.add(name=key, number=number, label=_Field.LABEL_OPTIONAL)
         if isinstance(value, dict):
-            entry = message.nested_type.add(name=f"{field.title().replace('_', '')}Entry")
+            entry = message.nested_type.add(name=f"{key.title().replace('_', '')}Entry")
             entry.options.map_entry = True
             entry.field.add(name="key", number=1, type=_Field.TYPE_STRING, label=_Field.LABEL_OPTIONAL)
             entry.field.add(name="value", number=2, type=_Field.TYPE_STRING, label=_Field.LABEL_OPTIONAL)
@@ -61,12 +72,10 @@ def options(name: str, **values: Any) -> Any:
     pool = DescriptorPool()
     pool.Add(file)
     made = GetMessageClass(pool.FindMessageTypeByName(f"mediapipe.{name}"))
-    return made(**{field: value for field, value in values.items() if not isinstance(value, type)})
+    return made(**{key: value for key, value in values.items() if not isinstance(value, type)})
 
 
 class _Everything:
-    """Keeps all packets of all outputs."""
-
     def __init__(self, names: Sequence[str]) -> None:
         self.packets: dict[str, list[Packet]] = {name: [] for name in names}
         self._names = names
@@ -76,21 +85,16 @@ class _Everything:
         return True
 
     async def wait_room(self) -> None:
-        """There is always room."""
+        pass
 
 
 def contract_of(node: NodeConfig) -> NodeContract:
-    """Have a node's calculator look at it, and give what it says.
-
-    Raises what the calculator refuses the node with.
-    """
     kind = find_kind(node.calculator)
     assert kind is not None
     return kind.contract(node)
 
 
 async def no_servables(name: str, version: str = "", /) -> NoReturn:
-    """Lease nothing, for nodes that call no models."""
     raise AssertionError(name)
 
 
@@ -103,12 +107,9 @@ async def run_nodes(
     inputs: Sequence[str] = (),
     steps_seen: list[dict[str, list[Packet]]] | None = None,
 ) -> dict[str, list[Packet]]:
-    """Run nodes as one graph whose inputs are those named in the feed, and whose outputs nobody else reads.
+    """Run nodes as one graph whose inputs are those named in the feed, and raise what the run failed with.
 
-    Each step waits until the graph rests if ``steps_seen`` is given, which then gets what each step of the feed has
-    brought, outputs that brought nothing left out.
-
-    Raises what the run failed with.
+    Each step waits until the graph rests if ``steps_seen`` is given, which then gets the packets of each step.
     """
     steps = list(feed)
     made = [ref.name for node in nodes for ref in node.outputs]
@@ -143,3 +144,156 @@ async def run_nodes(
     if instance.failure is not None:
         raise instance.failure
     return sink.packets
+
+
+LOOP = Port("LOOPBACK", 0)
+_IN = Port("IN", 0)
+
+
+@dataclass
+class PythonNodeCall:
+    node: NodeConfig
+    instance: InstanceContext
+    timestamp: int = 0
+    inputs: Mapping[Port, Any] = field(default_factory=dict)
+    side: Mapping[Port, Any] = field(default_factory=dict)
+    emitted: list[tuple[Port, Any, int]] = field(default_factory=list)
+
+    def emit(self, port: Port, value: Any, timestamp: int | None = None) -> None:
+        self.emitted.append((port, value, self.timestamp if timestamp is None else timestamp))
+
+    def emit_side(self, port: Port, value: Any) -> None:
+        raise AssertionError((port, value))
+
+    @property
+    def texts(self) -> list[tuple[int, str, str]]:
+        return [(time, each.name, bytes(each).decode()) for port, each, time in self.emitted if port != LOOP]
+
+    @property
+    def loopback(self) -> int | None:
+        return next((time for port, value, time in self.emitted if port == LOOP and value is True), None)
+
+
+def make_node(
+    handler: str = "handler.py",
+    inputs: Sequence[str] = ("IN:in",),
+    outputs: Sequence[str] = ("OUT:out",),
+    *,
+    name: str = "node",
+    generative: bool = False,
+    side: Sequence[str] = ("PYTHON_NODE_RESOURCES:py",),
+    **more: Any,
+) -> NodeConfig:
+    loop = ["LOOPBACK:loopback"] if generative else []
+    chosen = more.pop("node_options", (options("PythonExecutorCalculatorOptions", handler_path=handler),))
+    canonical = more.pop("canonical_name", name)
+    return NodeConfig(
+        name,
+        canonical,
+        "PythonExecutorCalculator",
+        refs(*inputs, *loop),
+        refs(*outputs, *loop),
+        refs(*side),
+        node_options=chosen,
+        **more,
+    )
+
+
+class Nodes:
+    """Loads nodes whose handlers lie in a folder, and runs them; all of them share a pool of threads."""
+
+    def __init__(self, folder: Path, threads: WorkerThreads, scope: DefinitionScope) -> None:
+        self.folder = folder
+        self.threads = threads
+        self.scope = scope
+        self.loaded: list[NodeResources] = []
+
+    def write(self, file: str, source: str) -> None:
+        path = self.folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dedent(source))
+
+    async def load(self, node: NodeConfig | None = None, source: str | None = None) -> Node:
+        node = node or make_node()
+        if source is not None:
+            self.write(node.node_options[0].handler_path, "from pyovms import Tensor\n" + dedent(source).lstrip("\n"))
+        kind = find_kind(node.calculator)
+        assert kind is not None
+        kind.contract(node)
+        resources = await kind.load(node, self.scope)
+        self.loaded.append(resources)
+        return Node(node, resources)
+
+
+class Node:
+    def __init__(self, config: NodeConfig, resources: NodeResources) -> None:
+        self.config = config
+        self.resources: Any = resources
+
+    @asynccontextmanager
+    async def opened(self, deadline: float = float("inf"), **parameters: Any) -> AsyncIterator[Opened]:
+        instance = InstanceContext("graph", parameters, "request-1", deadline)
+        calculator = await self.resources.open(PythonNodeCall(self.config, instance))
+        opened = Opened(self.config, instance, calculator)
+        try:
+            yield opened
+        finally:
+            with trio.CancelScope(shield=True):
+                await opened.close()
+
+    async def run_once(self, text: bytes = b"", timestamp: int = 0) -> list[tuple[int, str, str]]:
+        async with self.opened() as opened:
+            return (await opened.run(text, timestamp)).texts
+
+
+class Opened:
+    def __init__(self, config: NodeConfig, instance: InstanceContext, calculator: Calculator) -> None:
+        self.config = config
+        self.instance = instance
+        self.calculator: Any = calculator
+        self._is_closed = False
+
+    async def run(self, text: bytes = b"", timestamp: int = 0, **tensors: Any) -> PythonNodeCall:
+        values = {Port(tag, 0): Tensor(tag.lower(), value) for tag, value in sorted(tensors.items())}
+        return await self.process(timestamp, values or {_IN: Tensor("in", text)})
+
+    async def again(self, timestamp: int) -> PythonNodeCall:
+        return await self.process(timestamp, {LOOP: True})
+
+    async def process(self, timestamp: int, values: Mapping[Port, Any]) -> PythonNodeCall:
+        call = PythonNodeCall(self.config, self.instance, timestamp, values)
+        await self.calculator.process(call)
+        return call
+
+    async def generate(self, text: bytes = b"", timestamp: int = 0) -> list[PythonNodeCall]:
+        calls = [await self.run(text, timestamp)]
+        while calls[-1].loopback is not None:
+            calls.append(await self.again(calls[-1].loopback))
+        return calls
+
+    async def go_on(self, call: PythonNodeCall) -> None:
+        while call.loopback is not None:
+            call = await self.again(call.loopback)
+
+    async def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            await self.calculator.close(PythonNodeCall(self.config, self.instance))
+
+
+@asynccontextmanager
+async def nodes(
+    folder: Path, *, hide_errors: bool = False, isolation: Isolation | None = None, **settings: Any
+) -> AsyncIterator[Nodes]:
+    threads = WorkerThreads(**settings)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(threads.run)
+        scope = DefinitionScope("graph", folder, threads, no_servables, hide_errors, isolation, nursery)
+        made = Nodes(folder, threads, scope)
+        try:
+            yield made
+        finally:
+            with trio.CancelScope(shield=True):
+                for each in reversed(made.loaded):
+                    await each.aclose()
+                await threads.aclose()

@@ -1,4 +1,4 @@
-"""Graphs for tests: written as files, loaded as the server loads them, and called without any wire."""
+"""Graphs for tests: written as files, loaded as the server loads them, and called in process."""
 
 from __future__ import annotations
 
@@ -35,54 +35,22 @@ LOOPBACK = """
 """
 
 
-def inference_graph(servable: str) -> str:
-    """Write a graph of one node, which calls a model: its stream ``in`` is input ``b``, and ``out`` output ``a``."""
-    return dedent(f"""
-        input_stream: "in"
-        output_stream: "out"
-        node {{
-          calculator: "OpenVINOModelServerSessionCalculator"
-          output_side_packet: "SESSION:session"
-          node_options: {{
-            [type.googleapis.com / mediapipe.OpenVINOModelServerSessionCalculatorOptions]: {{
-              servable_name: "{servable}"
-            }}
-          }}
-        }}
-        node {{
-          calculator: "OpenVINOInferenceCalculator"
-          input_side_packet: "SESSION:session"
-          input_stream: "IN:in"
-          output_stream: "OUT:out"
-          node_options: {{
-            [type.googleapis.com / mediapipe.OpenVINOInferenceCalculatorOptions]: {{
-              tag_to_input_tensor_names {{ key: "IN" value: "b" }}
-              tag_to_output_tensor_names {{ key: "OUT" value: "a" }}
-            }}
-          }}
-        }}
-    """)
+def _node_text(name: str, calculator: str, side: str, streams: Sequence[Sequence[str]], more: str, options: str) -> str:
+    inputs, outputs = streams
+    lines = [f'name: "{name}"', f'calculator: "{calculator}"', f'input_side_packet: "{side}"']
+    lines += [f'input_stream: "{text}"' for text in inputs] + [f'output_stream: "{text}"' for text in outputs]
+    return "node {\n" + indent("\n".join([*lines, more, f"node_options: {{\n  {options}\n}}"]), "  ") + "\n}\n"
 
 
 def python_node(
     handler: str, inputs: Sequence[str] = ("IN:in",), outputs: Sequence[str] = ("OUT:out",), *, name: str = "node",
     more: str = "",
 ) -> str:  # fmt: skip
-    """Write a Python node; ``handler`` is the path of its file."""
-    streams = [f'input_stream: "{text}"' for text in inputs] + [f'output_stream: "{text}"' for text in outputs]
-    body = "\n".join([
-        f'name: "{name}"',
-        'calculator: "PythonExecutorCalculator"',
-        'input_side_packet: "PYTHON_NODE_RESOURCES:py"',
-        *streams,
-        dedent(more),
-        "node_options: {",
-        "  [type.googleapis.com/mediapipe.PythonExecutorCalculatorOptions]: {",
-        f'    handler_path: "{handler}"',
-        "  }",
-        "}",
-    ])  # fmt: skip
-    return "node {\n" + indent(body, "  ") + "\n}\n"
+    options = (
+        f'[type.googleapis.com/mediapipe.PythonExecutorCalculatorOptions]: {{\n    handler_path: "{handler}"\n  }}'
+    )
+    side = "PYTHON_NODE_RESOURCES:py"
+    return _node_text(name, "PythonExecutorCalculator", side, (inputs, outputs), dedent(more), options)
 
 
 def handler(body: str, *, prefix: str = "", head: str = "") -> str:
@@ -120,10 +88,7 @@ async def loaded(
     load_text: Any = None,
     **handlers: str,
 ) -> AsyncIterator[GraphServable]:
-    """Load a graph whose handlers are given as ``name="source"``, and close it at the end.
-
-    ``load_text`` loads the models of its nodes that make text.
-    """
+    """Load a graph whose handlers are given as ``name="source"``; ``load_text`` loads the models of its text nodes."""
     path = _write(folder, text, handlers)
     async with trio.open_nursery() as tasks:
         spec = GraphSpec(name=GRAPH, base_path=folder, graph_path=path)
@@ -191,10 +156,7 @@ def stamps(answers: Answers) -> list[int]:
 
 
 async def stream(servable: GraphServable, *requests: InferRequest, wait_each: int = 0) -> Answers:
-    """Send requests, end the stream, and collect everything that comes.
-
-    With ``wait_each`` so many replies are awaited after each request but the last.
-    """
+    """Send requests, await ``wait_each`` replies after each but the last, end the stream, and collect everything."""
     answers = Answers()
     try:
         async with servable.open_stream(requests[0]) as opened:
@@ -213,3 +175,97 @@ async def stream(servable: GraphServable, *requests: InferRequest, wait_each: in
 async def _send(opened: InferStream, request: InferRequest) -> None:
     with suppress(trio.BrokenResourceError):
         await opened.send(request)
+
+
+INPUTS, OUTPUTS = ["HTTP_REQUEST_PAYLOAD:asked"], ["HTTP_RESPONSE_PAYLOAD:answer"]
+
+
+def text_node(
+    inputs: Sequence[str] = ("HTTP_REQUEST_PAYLOAD:changed",),
+    outputs: Sequence[str] = ("HTTP_RESPONSE_PAYLOAD:made",),
+    *,
+    options: str = 'models_path: "./"',
+    more: str = LOOPBACK,
+) -> str:
+    options = f"[type.googleapis.com / mediapipe.LLMCalculatorOptions]: {{ {options} }}"
+    return _node_text("LLMExecutor", "HttpLLMCalculator", "LLM_NODE_RESOURCES:llm", (inputs, outputs), more, options)
+
+
+def llm_graph(*options: str) -> str:
+    """Write the graph that OpenVINO Model Server writes for a language model, with a line for each option."""
+    inputs, outputs = ["HTTP_REQUEST_PAYLOAD:input"], ["HTTP_RESPONSE_PAYLOAD:output"]
+    node = text_node(inputs, outputs, options="\n".join(['models_path: "./",', *options, ""]))
+    return graph_text(node, inputs=inputs, outputs=outputs)
+
+
+BEFORE_AND_BEHIND = graph_text(
+    python_node("before.py", INPUTS, ["HTTP_REQUEST_PAYLOAD:changed"], name="before"),
+    text_node(),
+    python_node("behind.py", ["HTTP_RESPONSE_PAYLOAD:made"], OUTPUTS, name="behind"),
+    inputs=INPUTS,
+    outputs=OUTPUTS,
+)
+"""A request goes through Python to a model, and its answer through Python to the client."""
+
+SHOUTING: dict[str, Any] = {
+    "before": """
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            body = dict(inputs[0].json)
+            words = inputs[0].headers.get("x-words", "")
+            if "messages" in body:
+                body["messages"] = [{"role": "user", "content": body["messages"][-1]["content"] + words}]
+            return body
+    """,
+    "behind": """
+    import json
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            document = json.loads(bytes(inputs[0]))
+            for choice in document.get("choices", ()):
+                said = choice.get("delta") or choice.get("message") or choice
+                for key in ("content", "text"):
+                    said[key] = (said.get(key) or "").upper()
+            return document
+    """,
+}
+"""Handlers of these nodes: the words of a header are said, too, and all that comes back is in capitals."""
+
+
+def session_text(*names: str) -> str:
+    return "".join(
+        f"""node {{
+  calculator: "OpenVINOModelServerSessionCalculator"
+  output_side_packet: "SESSION:{name}"
+  node_options: {{
+    [type.googleapis.com/mediapipe.OpenVINOModelServerSessionCalculatorOptions]: {{ servable_name: "{name}" }}
+  }}
+}}
+"""
+        for name in names
+    )
+
+
+def graph_calling(root: Path, *names: str, name: str = "g") -> GraphSpec:
+    path = root / f"{name}.pbtxt"
+    path.write_text(session_text(*names))
+    return GraphSpec(name=name, base_path=root, graph_path=path)
+
+
+def inference_graph(servable: str) -> str:
+    """Write a graph of one node, which calls a model: its stream ``in`` is input ``b``, and ``out`` output ``a``."""
+    node = f"""
+        node {{
+          calculator: "OpenVINOInferenceCalculator"
+          input_side_packet: "SESSION:{servable}"
+          input_stream: "IN:in"
+          output_stream: "OUT:out"
+          node_options: {{
+            [type.googleapis.com / mediapipe.OpenVINOInferenceCalculatorOptions]: {{
+              tag_to_input_tensor_names {{ key: "IN" value: "b" }}
+              tag_to_output_tensor_names {{ key: "OUT" value: "a" }}
+            }}
+          }}
+        }}
+    """
+    return graph_text(session_text(servable), dedent(node), inputs=["in"], outputs=["out"])

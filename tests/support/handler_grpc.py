@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -18,13 +19,13 @@ from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_rpc_handler, proto_of
 from ovmstrio.runtimes.handlers.grpc.services import UserService
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
-from ovmstrio.runtimes.handlers.isolated.isolated_handler import IsolatedHandler, open_isolated_handler
+from ovmstrio.runtimes.handlers.isolated.isolated_handler import open_isolated_handler
 from ovmstrio.runtimes.handlers.mounting import HandlerServable
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.work.isolation.isolated_code import Isolation
-from tests.support.lone_service import open_plane_of
-from tests.support.protos import FOUR_KINDS, written
+from tests.support.projects import FOUR_KINDS, written
+from tests.support.stub_registry import open_plane_of
 from tests.support.waits import WAIT_SECONDS
 
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -56,12 +57,12 @@ def as_async(source: str) -> str:
 
 
 class Stub:
-    """Calls the methods of a service by their names, each with a deadline."""
-
     def __init__(self, channel: Any, service: UserService) -> None:
         for rpc in service.rpcs:
-            kind = f"{_side(streams=rpc.client_streaming)}_{_side(streams=rpc.server_streaming)}"
-            method = getattr(channel, kind)(
+            client, server = (
+                "stream" if streams else "unary" for streams in (rpc.client_streaming, rpc.server_streaming)
+            )
+            method = getattr(channel, f"{client}_{server}")(
                 rpc.path,
                 request_serializer=rpc.request_class.SerializeToString,
                 response_deserializer=rpc.reply_class.FromString,
@@ -72,16 +73,15 @@ class Stub:
         raise AttributeError(name)
 
 
+def _with_deadline(method: Any) -> Any:
+    def call(request: Any, **options: Any) -> Any:
+        return method(request, **{"timeout": WAIT_SECONDS, **options})
+
+    call.with_call = getattr(method, "with_call", None)  # type: ignore[attr-defined]
+    return call
+
+
 class ServedProject:
-    """A project that is served.
-
-    Attributes:
-        address: where.
-        pb: the generated messages.
-        handler: the user's object, None where that is in a process of its own.
-        project: as the front end has it.
-    """
-
     def __init__(self, project: GrpcProject, address: str) -> None:
         self.address = address
         self.project = project
@@ -120,11 +120,24 @@ async def served(
     trusted_proxies: TrustedProxies = NO_PROXIES,
 ) -> AsyncIterator[ServedProject]:
     """Serve a handler's source with the services of a protobuf source, with so many calls at most."""
-    async with (
-        opened(folder, proto, handler, settings=settings, isolation=isolation) as project,
-        front_end_of(project, most, trusted_proxies) as front_end,
-        trio.open_nursery() as nursery,
-    ):
+    written(folder, "service.proto", proto)
+    written(folder, "handler.py", handler)
+    lines = ["type: python", "path: handler.py", "protobuf_path: service.proto", settings]
+    spec, _ = read_project(written(folder, "nucleus.yaml", "\n".join(lines)))
+    models: Any = None
+    limits = TransportLimits(max_receive_message_bytes=_LARGEST, max_send_message_bytes=_LARGEST)
+    async with contextlib.AsyncExitStack() as stack:
+        made = await stack.enter_async_context(proto_of(spec))
+        opened: Any = open_rpc_handler(spec, made)
+        if isolation is not None:
+            opened = open_isolated_handler(spec, isolation, mounted_as="")
+        project = GrpcProject(made, await stack.enter_async_context(opened))
+        mounted = HandlerServable("project", project.handler, local_limit(most, "project"), project, models)  # type: ignore[arg-type]
+        mounted.gone()
+        entry = HandlerSpec(name="project", base_path=folder, path=folder)
+        plane = await stack.enter_async_context(open_plane_of(entry, mounted))
+        front_end = GrpcFrontEnd(plane, ["127.0.0.1:0"], limits=limits, trusted_proxies=trusted_proxies)
+        nursery = await stack.enter_async_context(trio.open_nursery())
         (address,) = await nursery.start(front_end.serve)
         yield ServedProject(project, address)
         nursery.cancel_scope.cancel()
@@ -133,51 +146,3 @@ async def served(
 def served_kinds(folder: Path, handler: str, **options: Any) -> AbstractAsyncContextManager[ServedProject]:
     """Serve a handler of the service ``Kinds``, in a package of its own; options are those of ``served``."""
     return served(folder, FOUR_KINDS.format(package=f"kinds_{folder.name}"), handler, **options)
-
-
-@asynccontextmanager
-async def front_end_of(
-    project: GrpcProject, most: int = 0, trusted_proxies: TrustedProxies = NO_PROXIES
-) -> AsyncIterator[GrpcFrontEnd]:
-    """Make the front end of a server with one project, which is loaded already and closed by whoever did that.
-
-    ``most`` is its ``max_concurrency``.
-    """
-    models: Any = None
-    assert isinstance(project.handler, LoadedHandler | IsolatedHandler)
-    handler = HandlerServable("project", project.handler, local_limit(most, "project"), project, models)
-    handler.gone()
-
-    folder = project.proto.source.parent
-    limits = TransportLimits(max_receive_message_bytes=_LARGEST, max_send_message_bytes=_LARGEST)
-    async with open_plane_of(HandlerSpec(name="project", base_path=folder, path=folder), handler) as plane:
-        yield GrpcFrontEnd(plane, ["127.0.0.1:0"], limits=limits, trusted_proxies=trusted_proxies)
-
-
-@asynccontextmanager
-async def opened(
-    folder: Path, proto: str, handler: str, *, settings: str = "", isolation: Isolation | None = None
-) -> AsyncIterator[GrpcProject]:
-    """Write a project and load it."""
-    written(folder, "service.proto", proto)
-    written(folder, "handler.py", handler)
-    lines = ["type: python", "path: handler.py", "protobuf_path: service.proto", settings]
-    spec, _ = read_project(written(folder, "nucleus.yaml", "\n".join(lines)))
-    if isolation is not None:
-        async with proto_of(spec) as made, open_isolated_handler(spec, isolation, mounted_as="") as isolated:
-            yield GrpcProject(made, isolated)
-        return
-    async with proto_of(spec) as made, open_rpc_handler(spec, made) as loaded:
-        yield GrpcProject(made, loaded)
-
-
-def _side(*, streams: bool) -> str:
-    return "stream" if streams else "unary"
-
-
-def _with_deadline(method: Any) -> Any:
-    def call(request: Any, **options: Any) -> Any:
-        return method(request, **{"timeout": WAIT_SECONDS, **options})
-
-    call.with_call = getattr(method, "with_call", None)  # type: ignore[attr-defined]
-    return call

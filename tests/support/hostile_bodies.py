@@ -243,7 +243,6 @@ ROUTES: Final[dict[str, Route]] = {
 
 
 def bodies(route: Route, place: str, shape: str, size: int) -> bytes:
-    """Return the body of a route with a value of a shape at a place."""
     hostile = SHAPES[shape](size)
     if not place:
         return hostile

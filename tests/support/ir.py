@@ -35,7 +35,6 @@ Shape = Any
 
 
 def parameter(name: str, shape: Shape, datatype: str = "FP32", layout: str = "") -> Any:
-    """Make an input of a model that is being built."""
     wanted = shape if isinstance(shape, ov.PartialShape) else ov.PartialShape(list(shape))
     node = op.parameter(wanted, TYPES[datatype])
     node.output(0).set_names({name})
@@ -45,7 +44,6 @@ def parameter(name: str, shape: Shape, datatype: str = "FP32", layout: str = "")
 
 
 def named_model(outputs: dict[str, Any], parameters: list[Any], name: str = "built") -> ov.Model:
-    """Make a model of its outputs, by name, and its inputs."""
     results = []
     for output, node in outputs.items():
         node.output(0).set_names({output})

@@ -16,9 +16,8 @@ import psutil
 import pytest
 import structlog
 
-from tests.support.processes import is_resource_tracker
+from tests.support.processes import is_resource_tracker, killed
 from tests.support.waits import WAIT_SECONDS
-from tests.support.whole_ends import killed
 
 RUN = ("OVMSTRIO_TESTS_RUN", uuid4().hex)
 """An environment variable that marks all processes that this process of tests starts."""
@@ -82,8 +81,6 @@ def _nothing_left_to_the_collector() -> Iterator[None]:
 
 
 class LogSettings:
-    """The settings of all loggers and of structlog at the time of the construction."""
-
     def __init__(self) -> None:
         self._structlog = structlog.get_config() if structlog.is_configured() else None
         self._before = {logger: _settings(logger) for logger in _loggers()}
@@ -132,10 +129,7 @@ def _loggers_restored() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _configured_logs_restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restore all loggers after a test that configures logs, which would hide the lines of later tests.
-
-    The root ``conftest.py`` imports this fixture: it copies the settings of loggers only when logs are configured.
-    """
+    """Restore all loggers after a test that configures logs, which would hide the lines of later tests."""
     before: list[LogSettings] = []
 
     def noting(configure: Callable[..., None], **fixed: Any) -> Callable[..., None]:

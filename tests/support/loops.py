@@ -1,12 +1,16 @@
-"""A trio loop in a thread, for tests that are not coroutines themselves."""
+"""A trio loop in a thread, and the order in which trio runs tasks."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, MutableSequence
+from contextlib import contextmanager
+from random import Random
 from typing import Any, TypeVar
 
+import pytest
 import trio
+import trio._core._run as trio_run
 import trio.testing
 
 T = TypeVar("T")
@@ -53,3 +57,32 @@ class TrioThread:
 
     def _settle(self) -> None:
         trio.from_thread.run(trio.testing.wait_all_tasks_blocked, trio_token=self._token)
+
+
+COINS = ("forward", "backward", "both")
+"""Tasks of one moment run as they became runnable, the other way round, or now so and now so."""
+
+
+class _Coin(Random):
+    """Falls as it is told; what else trio asks of it is as ever."""
+
+    def __init__(self, coin: str) -> None:
+        super().__init__(5)
+        self._sides = {"forward": [0.9], "backward": [0.1], "both": [0.1, 0.9, 0.9, 0.1, 0.1]}[coin]
+        self._thrown = 0
+
+    def random(self) -> float:
+        self._thrown += 1
+        return self._sides[self._thrown % len(self._sides)]
+
+    def shuffle(self, x: MutableSequence[Any]) -> None:
+        if self.random() < 0.5:
+            x.reverse()
+
+
+@contextmanager
+def scheduled(coin: str) -> Iterator[None]:
+    """Have tasks run in an order of :data:`COINS` while the block lasts."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(trio_run, "_r", _Coin(coin))
+        yield

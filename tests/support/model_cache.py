@@ -13,12 +13,18 @@ import inspect
 import shutil
 import sys
 import tempfile
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import cache, wraps
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec
 
+import openvino as ov
+
+from ovmstrio.openvino.compile import ModelFile
+from ovmstrio.work.cores import CORES
 from tests.support.processes import SHARED_CACHE
 
 MODEL_CACHE: Final = SHARED_CACHE / "models"
@@ -32,10 +38,8 @@ def cached_folder(
 ) -> Callable[[Callable[Concatenate[Path, P], Path]], Callable[Concatenate[Path, P], Path]]:
     """Return a decorator that runs a builder of a folder once per set of arguments, and copies its files afterwards.
 
-    The arguments after the folder must have a ``repr`` that identifies them.
-
-    Args:
-        sources: names of further modules whose source decides what the builder writes.
+    The arguments after the folder need a ``repr`` that identifies them. ``sources`` are further modules whose source
+    decides what the builder writes.
     """
 
     def decorate(build: Callable[Concatenate[Path, P], Path]) -> Callable[Concatenate[Path, P], Path]:
@@ -58,16 +62,8 @@ def cached_folder(
 def copy_cached(name: str, build: Callable[[Path], object], folder: Path, key: Mapping[str, Any]) -> Path:
     """Copy the files of a cached build into a folder, which may exist; run the build first if the cache lacks it.
 
-    Processes that need the same build at the same time wait for one of them.
-
-    Args:
-        name: identifies the builder, a part of a file name.
-        build: writes the files into an empty folder.
-        folder: receives the copies.
-        key: whatever decides what ``build`` writes, by values with a ``repr`` that identifies them.
-
-    Returns:
-        ``folder``.
+    Processes that need the same build at the same time wait for one of them. The key is whatever decides what ``build``
+    writes, by values with a ``repr`` that identifies them.
     """
     text = repr([sys.version, _library_versions(), sorted(key.items())])
     cached = MODEL_CACHE / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
@@ -111,3 +107,49 @@ def _digest_of_modules(*names: str) -> str:
             raise ModuleNotFoundError(f"no source of module {name}")
         digest.update(Path(spec.origin).read_bytes())
     return digest.hexdigest()
+
+
+Compile = Callable[[ov.Model, ModelFile, Mapping[str, str]], ov.CompiledModel]
+
+_MOST_MODELS: Final = 50
+_MOST_BYTES: Final = 100_000
+
+_compiled: Final[OrderedDict[tuple[Any, ...], ov.CompiledModel]] = OrderedDict()
+_lock: Final = threading.Lock()
+
+
+def sharing_compiled_models(compile_: Compile) -> Compile:
+    """Return a function that compiles a small model unless an equal one was compiled before.
+
+    Only models of fixed shapes are shared.
+    """
+
+    def compile_or_share(model: ov.Model, source: ModelFile, config: Mapping[str, str]) -> ov.CompiledModel:
+        # A request of a dynamic model may fail, after which the compiled model gives wrong answers and is replaced.
+        if model.is_dynamic() or "CACHE_DIR" in config:
+            return compile_(model, source, config)
+        content = _content_of(model)
+        if len(content) > _MOST_BYTES:
+            return compile_(model, source, config)
+        cores = (CORES.count, CORES.processes, CORES.is_shared)
+        key = (content, source.spec.target_device, tuple(sorted(config.items())), cores)
+        with _lock:
+            shared = _compiled.get(key)
+            if shared is not None:
+                _compiled.move_to_end(key)
+                return shared
+        made = compile_(model, source, config)
+        with _lock:
+            _compiled[key] = made
+            if len(_compiled) > _MOST_MODELS:
+                _compiled.popitem(last=False)
+        return made
+
+    return compile_or_share
+
+
+def _content_of(model: ov.Model) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        files = Path(folder, "m.xml"), Path(folder, "m.bin")
+        ov.serialize(model, *map(str, files))
+        return b"".join(file.read_bytes() for file in files)

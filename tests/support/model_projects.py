@@ -20,7 +20,6 @@ from ovmstrio.runtimes.handlers.models.tree import StoredFile
 
 
 def write_model(root: Path, text: str, *parts: str) -> Path:
-    """Write ``model.txt`` with some text into a folder below ``root``."""
     folder = root.joinpath(*parts)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.txt").write_text(text)
@@ -37,15 +36,12 @@ def several_models(paths: Mapping[str, Path | str]) -> ModelsSpec:
 
 
 def models_in(path: Path | str, cache_size: int | None = None, disk_cache_size: int | None = None) -> ModelsSpec:
-    """Give the section of a project whose models are the folders of one folder."""
     return ModelsSpec(
         section="models", kind="dir", dir=str(path), cache_size=cache_size, disk_cache_size=disk_cache_size
     )
 
 
 class Model:
-    """What is loaded out of ``model.txt``; it can be referred to weakly."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.text = (folder / "model.txt").read_text()
@@ -55,8 +51,6 @@ class Model:
 
 @dataclass
 class Loads:
-    """A ``load_model`` that notes what it was called with."""
-
     folders: list[Path] = field(default_factory=list)
 
     def __call__(self, model_path: str) -> Model:
@@ -69,8 +63,6 @@ class Loads:
 
 
 class CountingStorage:
-    """A storage that counts what is fetched, and that a test can make fail."""
-
     def __init__(self) -> None:
         self.fetched: list[str] = []
         self.failure: Exception | None = None
@@ -99,7 +91,6 @@ class CountingStorage:
 async def library_over(
     spec: ModelsSpec, root: Path, load_model: Callable[[str], Any], storage: CountingStorage | None = None, **more: Any
 ) -> AsyncIterator[ModelLibrary]:
-    """Open a library that keeps its copies below ``root``."""
     options = LibraryOptions(root=root, open_storage=None if storage is None else storage.open)
     async with open_library(spec, load_model=load_model, options=options, **more) as library:
         yield library

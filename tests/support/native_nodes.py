@@ -41,10 +41,7 @@ def compiled(source: Path, output: Path, *flags: str) -> Path:
 
 
 def copy_of_fixture(folder: Path, name: str = "libfixture.so", build: int = 0) -> Path:
-    """Write the fixture library into a folder, over what is there; each that is loaded has an account of its own.
-
-    ``build`` is a number that its mode "build" adds to what it is given.
-    """
+    """Write the fixture library into a folder; its mode "build" adds the number ``build``."""
     with tempfile.TemporaryDirectory() as scratch:
         built = compiled(FIXTURE_SOURCE, Path(scratch) / "fixture.so", "-Wall", "-Werror", f"-DBUILD={build}")
         path = folder / name
@@ -57,12 +54,6 @@ def names_in(folder: Path) -> list[str]:
 
 
 class Account:
-    """What a fixture library in this process says of its memory.
-
-    Args:
-        path: its file, which is loaded as it is now.
-    """
-
     def __init__(self, path: Path) -> None:
         self._library = load_library(NodeIdentity("n", path)).symbols
 

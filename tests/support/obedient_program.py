@@ -51,7 +51,6 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
 
 
 def main() -> None:
-    """Obey, and end as a process does that has something to do first."""
     signal.alarm(60)
     run_program(_serve)
     leave()

@@ -20,20 +20,13 @@ from ovmstrio.runtimes.resident import host
 from ovmstrio.runtimes.table import KINDS
 from ovmstrio.server.plan import Plan
 from ovmstrio.server.service_plan import service_settings
-from tests.support.served_plans import ServedPlan, serving_plan
+from tests.support.served_in_thread import ServedPlan, serving_plan
 
 LOOPBACK = ("127.0.0.1:0",)
 
 
 class EchoExecutor:
-    """Answers every request with its own input, as texts or as tensors.
-
-    Attributes:
-        requests: all that came.
-        answer: is given instead of the echo, if it is set.
-        gate: holds requests back until it is set; set at first.
-        problem: what ``obstacle`` says.
-    """
+    """Answers every request with its own input, as texts or as tensors, or with ``answer``; ``gate`` holds requests."""
 
     def __init__(self, *, as_tensors: bool = False) -> None:
         self.requests: list[PipelineRequest] = []
@@ -75,8 +68,6 @@ class EchoExecutor:
 
 
 class _ExecutorKind(OpPipelineKind):
-    """The kind of a pipeline that runs already."""
-
     def __init__(self, make: Callable[[], OpService]) -> None:
         super().__init__()
         self._make = make
@@ -104,18 +95,7 @@ def executor_plan(
     scrapers: bool = False,
     **options: Any,
 ) -> Plan:
-    """Plan to serve an executor at the root of free ports of the loopback interface, without the server's metrics.
-
-    Args:
-        executor: answers.
-        name: what requests must call it.
-        snapshot: gives the figures of a live view.
-        render_metrics: prints metrics of its own.
-        collectors: give the same to the server's.
-        http_status: whether statuses tell errors.
-        scrapers: whether these have a port.
-        options: of the server.
-    """
+    """Plan to serve an executor at the root of free ports of loopback, without the metrics of the server."""
 
     def make() -> OpService:
         service = OpService(name, executor, None, PipelineSettings(http_status=http_status))
@@ -138,6 +118,5 @@ def executor_plan(
 async def serving_pipeline(
     executor: PipelineExecutor, name: str | None = "uci", **options: Any
 ) -> AsyncIterator[ServedPlan]:
-    """Serve an executor as its plan says, with options as for ``executor_plan``, while the block lasts."""
     async with serving_plan(executor_plan(executor, name, **options)) as served:
         yield served

@@ -1,4 +1,4 @@
-"""Ops and pipelines that tests of several parts need."""
+"""Ops, pipelines and their figures that tests of several parts need."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from ovmstrio.ops import Op, PipelineRequest, PipelineResponse, RequestOp, Respo
 from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.executor.executor import Executor
 from ovmstrio.runtimes.ops.graph import OpGraph, build
+from ovmstrio.runtimes.ops.observing.figures import PipelineFigures
+from ovmstrio.runtimes.ops.observing.hooks import ChannelState
+from ovmstrio.runtimes.ops.observing.observing import snapshot
 from tests.support.waits import until_async
 
 
@@ -35,10 +38,7 @@ def op_class(**hooks: Callable[..., Any]) -> type[Op]:
 async def infer_until_deadline(
     executor: Executor, has_started: Callable[[], bool], clock: MockClock, text: str = "wait"
 ) -> PipelineResponse:
-    """Request a hook that blocks, and return the answer to the request at its deadline.
-
-    The clock runs as the real one, and jumps to the deadline once the hook has started.
-    """
+    """Request a hook that blocks, jump to the deadline once it has started, and return the answer."""
     answers: list[PipelineResponse] = []
     clock.rate = 1
 
@@ -64,7 +64,6 @@ def text_graph(*edges: str, make: Callable[..., Op] = TextOp, jumps: Mapping[str
 
 
 def single(op: type[Op], **arguments: Any) -> OpGraph:
-    """Build a pipeline of one Op, which is called ``op``."""
     return build(ResponseOp(input_ops=op(name="op", input_ops=RequestOp(), **arguments)))
 
 
@@ -102,10 +101,25 @@ class Model:
         return {"y": np.asarray(feed["x"]) + 1}
 
     def check(self, feed: Mapping[str, Any]) -> None:
-        """Take everything."""
+        pass
 
     def close(self) -> None:
         self.is_closed = True
 
     async def make(self, op_settings: OpSettings, index: int) -> Model:
         return self
+
+
+def op_figures() -> dict[str, Any]:
+    """Return the figures after five requests, one of which failed, and the end of a worker."""
+    figures = PipelineFigures(lambda: 10.0)
+    states = [ChannelState("chl0", ("@DAGExecutor",), ("det",), 3, 4), ChannelState("chl1", ("det",), ("rec",), 7)]
+    figures.opened(["det", "rec\x1b[2J"], lambda: states)
+    for number in range(4):
+        figures.request_started(number, 0)
+        figures.stage("det", 0, "midp", [number], (0.0, 0.004 * (number + 1)))
+        figures.batch("det", 0, range(number + 1))
+        code = 6000 if number == 3 else 0
+        figures.request_finished(number, 0, code, (9.0, 9.5))
+    figures.worker_died("det", 0, "killed")
+    return snapshot(figures, 8)

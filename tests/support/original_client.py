@@ -23,8 +23,6 @@ PACKAGE = "paddle_serving_server"
 
 
 class Errcode(Enum):
-    """All that the client takes from the original's channels."""
-
     OK = 0
 
 
@@ -36,7 +34,6 @@ def _package(name: str, path: Path) -> ModuleType:
 
 
 def load_client(home: Path) -> Any:
-    """Load the client below packages that are empty otherwise."""
     _package(PACKAGE, home / PACKAGE)
     _package(f"{PACKAGE}.pipeline", home / PACKAGE / "pipeline")
     channel = ModuleType(f"{PACKAGE}.pipeline.channel")

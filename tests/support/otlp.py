@@ -28,8 +28,6 @@ _KINDS = ("", "internal", "server", "client")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A span as it came over the wire."""
-
     name: str
     kind: str
     trace_id: str
@@ -46,8 +44,6 @@ class Seen:
 
 @dataclass
 class Collector:
-    """What has come, and where it is awaited."""
-
     grpc: str = ""
     http: str = ""
     spans: list[Seen] = field(default_factory=list)

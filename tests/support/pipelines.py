@@ -1,25 +1,97 @@
-"""Pipelines without a server: loaded as the server loads them, with what they call beside them."""
+"""Pipelines and custom nodes without a server, with the models that they call."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import trio
 
 from ovmstrio.config.specs import NodeInput, NodeOutput, PipelineNode, PipelineSpec
 from ovmstrio.core.errors import NotFound
 from ovmstrio.core.request import InferResponse
 from ovmstrio.core.servable import LeasedServable, Servable
 from ovmstrio.core.tensor import Tensor
+from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import BuiltinNode, open_builtin
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import CustomNode
+from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import open_python_node
 from ovmstrio.runtimes.pipelines.load_pipeline import load_pipeline
 from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable
 from tests.support.servables import raw_request
-from tests.support.tasks import hosting
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def hosting() -> AsyncIterator[trio.Nursery]:
+    """Give a nursery that ends when everything in it has; an error of the block comes out as it is, in no group."""
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        try:
+            yield nursery
+        except Exception as error:  # noqa: BLE001 - it is raised below
+            failure = error
+    if failure is not None:
+        raise failure
+
+
+async def gather(function: Callable[[T], Awaitable[R]], values: Iterable[T]) -> list[R]:
+    """Call an async function with all values at the same time, and return its results in the order of the values."""
+    results: dict[int, R] = {}
+
+    async def call(number: int, value: T) -> None:
+        results[number] = await function(value)
+
+    async with trio.open_nursery() as nursery:
+        for number, value in enumerate(values):
+            nursery.start_soon(call, number, value)
+    return [results[number] for number in range(len(results))]
+
+
+DOUBLER = """
+    import numpy as np
+
+    def get_inputs_info(params):
+        return {"x": ("FP32", [1, -1])}
+
+    def get_outputs_info(params):
+        return {"y": (np.float32, (1, 0))}
+
+    def execute(inputs, params):
+        return {"y": inputs["x"] * np.float32(params.get("factor", 2))}
+"""
+"""A Python node that multiplies by its parameter ``factor``."""
+
+
+def write_node(folder: Path, source: str = DOUBLER, file: str = "node.py") -> Path:
+    path = folder / file
+    path.write_text(dedent(source).lstrip("\n"))
+    return path
+
+
+@asynccontextmanager
+async def opened_python(
+    folder: Path, source: str = DOUBLER, *, hide_errors: bool = False, **params: str
+) -> AsyncIterator[CustomNode]:
+    """Open a Python node called ``node`` of this source."""
+    file = write_node(folder, source)
+    async with hosting() as tasks:
+        node = await open_python_node(file, "node", params, tasks=tasks, hide_errors=hide_errors)
+        try:
+            yield node
+        finally:
+            await node.aclose()
+
+
+async def opened_builtin(builtin: str, **params: object) -> BuiltinNode:
+    return await open_builtin(builtin, "node", {name: str(value) for name, value in params.items()})
+
 
 ARITHMETIC = '''
     """Adds up its inputs; ``op`` says what to make of the sum."""
@@ -162,7 +234,6 @@ async def serving_pipeline(spec: PipelineSpec, **servables: Servable) -> AsyncIt
 
 
 async def call(pipeline: DagServable, **arrays: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """Call a pipeline and give its outputs by name; inputs are made ``FP32``."""
     return answers(
         await pipeline.infer(raw_request({name: np.asarray(each, np.float32) for name, each in arrays.items()}))
     )

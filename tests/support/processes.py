@@ -1,23 +1,85 @@
-"""The real ``ovms`` command in a subprocess, on free ports, ended with the test."""
+"""Commands of ``ovms`` in subprocesses on free ports, which end with their test."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from threading import Timer
+from typing import Any, TypeVar
 
 import httpx
 import psutil
 
 from tests.support.ports import free_ports
 from tests.support.waits import WAIT_SECONDS, until
-from tests.support.whole_ends import end_of_output
 
+SECONDS_TO_END = 60
+"""How long what a server has started may take to end behind it on a busy machine."""
+
+
+def end_of_output(process: subprocess.Popen[str], seconds: float = SECONDS_TO_END) -> str:
+    """Wait for the end of a process and of its output; raise AssertionError if something keeps the output open."""
+    try:
+        return process.communicate(timeout=seconds)[0] or ""
+    except subprocess.TimeoutExpired:
+        left = kill_and_tell(process)
+        printed = process.communicate(timeout=seconds)[0] or ""
+    raise AssertionError(f"still running {seconds} s after the end of a process: {left}\n{printed}")
+
+
+@contextlib.contextmanager
+def killed_if_late(process: subprocess.Popen[str], seconds: float) -> Iterator[None]:
+    """Kill a process, and everything else that can write to its output, if the block takes longer; so reads end."""
+    late = Timer(seconds, kill_and_tell, (process,))
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
+        late.join()
+
+
+def kill_and_tell(process: subprocess.Popen[str]) -> list[str]:
+    own = [psutil.Process(process.pid)] if process.poll() is None else []
+    return [killed(each) for each in {*own, *_writers(process)}]
+
+
+def killed(process: psutil.Process) -> str:
+    try:
+        told = f"{process.pid} {shlex.join(process.cmdline())}"
+        process.kill()
+    except psutil.NoSuchProcess:
+        return "one that has just ended"
+    return told
+
+
+def _writers(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    if process.stdout is None or process.stdout.closed:
+        return []
+    pipe = Path(f"/proc/self/fd/{process.stdout.fileno()}").readlink()
+    return [each for each in psutil.process_iter() if each.pid != os.getpid() and _has_open(each.pid, pipe)]
+
+
+def _has_open(pid: int, file: Path) -> bool:
+    with contextlib.suppress(OSError):
+        for each in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if each.readlink() == file:
+                    return True
+    return False
+
+
+T = TypeVar("T")
 SHARED_CACHE = Path(tempfile.gettempdir()) / f"ovmstrio-tests-{os.getuid()}"
 """What is remembered of one run of the tests serves the next one, so that the same models are not tried again."""
 START_TIMEOUT_SECONDS = 180
@@ -27,7 +89,6 @@ PORT_TAKEN = "Address already in use"
 
 
 def environment() -> dict[str, str]:
-    """Give the variables of a command: what it remembers stays out of the user's own folder."""
     return {"XDG_CACHE_HOME": str(SHARED_CACHE), **os.environ}
 
 
@@ -43,7 +104,6 @@ def run_ovms(*arguments: str, timeout: float = 60) -> subprocess.CompletedProces
 
 
 def is_resource_tracker(process: psutil.Process) -> bool:
-    """Return whether a process is the one of Python's shared memory, which lives as long as its parent."""
     try:
         return any("multiprocessing.resource_tracker" in part for part in process.cmdline())
     except psutil.Error:
@@ -51,8 +111,6 @@ def is_resource_tracker(process: psutil.Process) -> bool:
 
 
 class OvmsProcess:
-    """A running ``ovms`` command that serves."""
-
     def __init__(self, process: subprocess.Popen[str], grpc: int, rest: int, log: Path | None = None) -> None:
         self.process = process
         self._log = log
@@ -130,24 +188,124 @@ def running(
             end_of_output(process)
 
 
+def _on_free_ports(start: Callable[[], T]) -> T:
+    """Start a server, on other ports if another process takes a port before the server binds it."""
+    for _ in range(2):
+        try:
+            return start()
+        except AssertionError as error:
+            if PORT_TAKEN not in " ".join(str(error).split()):
+                raise
+    return start()
+
+
 @contextlib.contextmanager
 def serving(*options: str, ready: bool = True, log: Path | None = None) -> Iterator[OvmsProcess]:
-    """Run ``ovms serve`` with options on free loopback ports until the block ends; ``log`` as for :func:`running`.
-
-    Models are not tried first, unless an option says so. If another process takes a port before the server binds it,
-    a server that is waited for is started again on other ports.
-    """
+    """Run ``ovms serve`` on free loopback ports as :func:`running` does; models are tried first only by an option."""
     options = options if "--trial_load" in options else (*options, "--trial_load", "off")
     with contextlib.ExitStack() as stack:
-        for last in (False, False, True):
+
+        def start() -> OvmsProcess:
             grpc, rest = free_ports(2)
             arguments = ["serve", "--port", str(grpc), "--rest_port", str(rest)]
             arguments += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1", *options]
-            try:
-                server = stack.enter_context(running(*arguments, grpc=grpc, rest=rest, ready=ready, log=log))
-            except AssertionError as error:
-                if last or PORT_TAKEN not in " ".join(str(error).split()):
-                    raise
-            else:
-                break
+            return stack.enter_context(running(*arguments, grpc=grpc, rest=rest, ready=ready, log=log))
+
+        yield _on_free_ports(start)
+
+
+class ProjectProcess:
+    def __init__(self, process: subprocess.Popen[str], port: int, readiness_file: Path) -> None:
+        self.process = process
+        self.address = f"127.0.0.1:{port}"
+        self.readiness_file = readiness_file
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+
+    def ask(self, verb: str = "GET", path: str = "/", **options: Any) -> httpx.Response:
+        return httpx.request(verb, f"http://{self.address}{path}", timeout=WAIT_SECONDS, trust_env=False, **options)
+
+    def log(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in list(self.lines) if line.startswith("{")]
+
+    def wait_logged(self, wanted: Callable[[dict[str, Any]], bool], count: int = 1) -> dict[str, Any]:
+        def find() -> list[dict[str, Any]]:
+            has_ended = self.process.poll() is not None
+            found = [line for line in self.log() if wanted(line)][count - 1 :]
+            assert found or not has_ended, "".join(self.lines)
+            return found
+
+        return until(find, seconds=START_TIMEOUT_SECONDS, why=lambda: "".join(self.lines))[0]
+
+    def wait_serving(self) -> None:
+        self.wait_logged(lambda line: line["message"] == "serving")
+
+    def wait_file(self, *, exists: bool) -> None:
+        until(lambda: self.readiness_file.exists() is exists, why=lambda: "".join(self.lines))
+
+    def wait_end(self) -> int:
+        left: list[str] = []
+        try:
+            code = self.process.wait(STOP_TIMEOUT_SECONDS)
+            self._reader.join(SECONDS_TO_END)
+        finally:
+            if self._reader.is_alive():
+                left = kill_and_tell(self.process)
+                self._reader.join()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+        assert not left, f"still running behind a server that has ended: {left}\n{''.join(self.lines)}"
+        return code
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.wait_end()
+
+
+@contextlib.contextmanager
+def serving_project(
+    project: Path, *further: str, options: Sequence[str] = ("--rest_bind_address", "127.0.0.1"), ready: bool = True
+) -> Iterator[ProjectProcess]:
+    """Run ``ovms serve PROJECT`` with addresses as ``options``; its readiness file is in ``../workspace``."""
+    with contextlib.ExitStack() as stack:
+
+        def start() -> ProjectProcess:
+            server = stack.enter_context(_started(project, *options, *further))
+            if ready:
+                server.wait_serving()
+            return server
+
+        yield _on_free_ports(start)
+
+
+@contextlib.contextmanager
+def _started(project: Path, *options: str) -> Iterator[ProjectProcess]:
+    (port,) = free_ports(1)
+    file = project.parent.parent / "workspace" / "ready.txt"
+    command = [sys.executable, "-m", "ovms_cli", "serve", str(project), "--port", str(port)]
+    command += ["--readiness_file", str(file), *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    server = ProjectProcess(process, port, file)
+    try:
+        yield server
+    finally:
+        if process.poll() is None:
+            process.kill()
+        server.wait_end()
+
+
+@contextlib.contextmanager
+def running_service(folder: Path, *arguments: str, config: str = "config.yml") -> Iterator[OvmsProcess]:
+    """Run ``web_service.py`` of a folder until the block ends; gives the ports in its configuration others."""
+    grpc, http = free_ports(2)
+    file = folder / config
+    text = re.sub(r"(?m)^rpc_port:.*$", f"rpc_port: {grpc}", file.read_text(encoding="utf-8"))
+    file.write_text(re.sub(r"(?m)^http_port:.*$", f"http_port: {http}", text), encoding="utf-8")
+    with running("run", "web_service.py", *arguments, grpc=grpc, rest=http, folder=folder) as server:
         yield server

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tests.support.processes import killed_if_late
 from tests.support.waits import WAIT_SECONDS
-from tests.support.whole_ends import killed_if_late
 
 _SERVER: Final = """
 import sys
@@ -36,8 +36,6 @@ _CREDENTIALS: Final = {
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket on a server; ``environment`` is what clients need to find it."""
-
     name: str
     environment: Mapping[str, str]
     client: Any

@@ -51,7 +51,6 @@ def _shape(sizes: Sequence[int]) -> bytes:
 
 
 def attribute(*, kind: int | None = None, shape: Sequence[int] | None = None, flag: bool | None = None) -> bytes:
-    """Encode a node's attribute: an element type, a shape or a flag."""
     if kind is not None:
         return write_field(6, kind)
     return write_field(5, int(flag)) if flag is not None else write_field(7, _shape(shape or ()))
@@ -85,7 +84,6 @@ def _signature(inputs: Mapping[str, Info], outputs: Mapping[str, Info]) -> bytes
 def write_saved_model(
     folder: Path, nodes: Sequence[Node], signatures: Mapping[str, tuple[Mapping[str, Info], Mapping[str, Info]]]
 ) -> Path:
-    """Write ``saved_model.pb`` into a new folder, and give the folder."""
     graph = b"".join(write_field(1, each) for each in nodes) + write_field(4, write_field(1, 1087))
     meta = write_field(1, write_field(4, "serve")) + write_field(2, graph)
     meta += b"".join(_entry(5, key, _signature(*sides)) for key, sides in signatures.items())

@@ -9,12 +9,7 @@ from ovmstrio.work.messages.message_packets import Message
 
 
 class ScriptedChannel:
-    """Returns the messages of a server, and records the answers to them.
-
-    Args:
-        messages: are received in this order, numbered from 2.
-        has_end: whether the end of the channel is known as soon as its messages are received.
-    """
+    """Returns the messages of a server, numbered from 2, and records the answers to them."""
 
     def __init__(self, *messages: list[Any], has_end: bool = False) -> None:
         self._messages = deque[Message | None](Message(list(each)) for each in enumerate(messages, start=2))

@@ -1,28 +1,36 @@
-"""Models built by code, loaded as the server loads them, and requests for them."""
+"""Models built by code, loaded as the server loads them, requests for them, and their trials."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
+import pytest
 import trio
 
 from ovmstrio.config.specs import BatchingSpec, ModelSpec
 from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
-from ovmstrio.core.request import Contents, InferInput, InferRequest
+from ovmstrio.core.request import Contents, InferInput, InferRequest, InferResponse
 from ovmstrio.core.sequence_owners import SequenceOwners
+from ovmstrio.core.tensor import Array, Tensor, TensorSpec
 from ovmstrio.openvino.compile import ModelFile, compile_model
 from ovmstrio.openvino.network import Network
+from ovmstrio.openvino.trials import trying_models
+from ovmstrio.openvino.trials.trying import TrialMode
 from ovmstrio.runtimes.models.batched import BatchedServable
 from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.runtimes.models.model import ModelServable
 from ovmstrio.runtimes.models.sequences import SequenceManager, SequenceManagers
 from ovmstrio.runtimes.models.stateful import StatefulServable
+from ovmstrio.runtimes.models.validation import Validator
 from ovmstrio.work.placement import Placement
 from tests.support import ir
 
@@ -31,8 +39,6 @@ EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
 class RecordingHooks(ServableHooks):
-    """Remembers what a model told."""
-
     def __init__(self) -> None:
         self.inferences: list[float] = []
         self.waits: list[float] = []
@@ -86,7 +92,6 @@ def _spec(model: ov.Model, repository: Path, name: str, settings: dict[str, Any]
 async def load(
     model: ov.Model, repository: Path, name: str = "model", *, hooks: ServableHooks = NULL_HOOKS, **settings: Any
 ) -> ModelServable:
-    """Save a model and load version 1 of it; ``settings`` are those of :class:`ModelSpec`."""
     spec = _spec(model, repository, name, settings)
     servable = await load_model(spec, 1, spec.base_path / "1", hooks=hooks)
     assert isinstance(servable, ModelServable)
@@ -102,7 +107,6 @@ async def load_batched(
     hooks: ServableHooks = NULL_HOOKS,
     **settings: Any,
 ) -> BatchedServable:
-    """Save a model and load version 1 of it with batching; ``tasks`` owns its batches until it is closed."""
     spec = _spec(model, repository, "model", {"batching": batching, **settings})
     servable = await load_model(spec, 1, spec.base_path / "1", hooks=hooks, tasks=tasks)
     assert isinstance(servable, BatchedServable)
@@ -119,7 +123,6 @@ async def load_stateful(
     owners: SequenceOwners | None = None,
     **settings: Any,
 ) -> StatefulServable:
-    """Save a model and load a version of it with sequences; ``settings`` are those of :class:`ModelSpec`."""
     ir.save(model, repository, name, version)
     spec = _spec(model, repository, name, {"stateful": True, **settings})
     servable = await load_model(spec, version, spec.base_path / str(version), managers=managers, owners=owners)
@@ -128,7 +131,6 @@ async def load_stateful(
 
 
 async def load_managed(model: ov.Model, repository: Path, **settings: Any) -> tuple[StatefulServable, SequenceManager]:
-    """Load a model as :func:`load_stateful` and return it with the manager of its sequences."""
     managers = SequenceManagers()
     servable = await load_stateful(model, repository, managers=managers, **settings)
     (manager,) = managers
@@ -144,7 +146,6 @@ def stateful_over(
     placement: Placement | None = None,
     **settings: Any,
 ) -> StatefulServable:
-    """Save a model and serve it with sequences over what ``wrap`` makes of its network."""
     spec = _spec(model, repository, "model", {"stateful": True, **settings})
     compiled = compile_model(ModelFile(spec.base_path / "1" / "model.xml", spec))
     made = Network(compiled if placement is None else replace(compiled, placement=placement))
@@ -154,7 +155,6 @@ def stateful_over(
 def network(
     model: ov.Model, repository: Path, name: str = "model", *, hooks: ServableHooks = NULL_HOOKS, **settings: Any
 ) -> Network:
-    """Save a model and compile it, without a servable around it."""
     spec = _spec(model, repository, name, settings)
     return Network(compile_model(ModelFile(spec.base_path / "1" / "model.xml", spec)), hooks)
 
@@ -168,7 +168,6 @@ def raw_request(arrays: dict[str, np.ndarray[Any, Any]], datatypes: dict[str, st
 
 
 def contents_request(name: str, datatype: str, shape: tuple[int, ...], values: Any) -> InferRequest:
-    """Make a request of one input whose values come one by one, in the field for its datatype."""
     contents = Contents(BY_NAME[datatype].contents_field, values)
     return InferRequest("model", inputs=[InferInput(name, datatype, shape, contents)])
 
@@ -176,10 +175,49 @@ def contents_request(name: str, datatype: str, shape: tuple[int, ...], values: A
 def sequence_request(
     arrays: dict[str, np.ndarray[Any, Any]], *, number: int | None = None, control: int | None = None
 ) -> InferRequest:
-    """Make a request with raw buffers and the special inputs that are given."""
     special: dict[str, np.ndarray[Any, Any]] = {}
     if number is not None:
         special["sequence_id"] = np.array([number], np.uint64)
     if control is not None:
         special["sequence_control_input"] = np.array([control], np.uint32)
     return raw_request({**special, **arrays})
+
+
+def tensors(response: InferResponse) -> list[Tensor]:
+    outputs = [output for output in response.outputs if isinstance(output, Tensor)]
+    assert len(outputs) == len(response.outputs)
+    return outputs
+
+
+def validate(request: InferRequest, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
+    return Validator(inputs)(request)
+
+
+def saved(model: ov.Model, repository: Path, name: str = "model", **settings: Any) -> ModelSpec:
+    return ModelSpec(name=name, base_path=ir.save(model, repository, name), plugin_config=EXACT, **settings)
+
+
+async def load_saved(spec: ModelSpec) -> list[Problem]:
+    remarks: list[Problem] = []
+    servable = await load_model(spec, 1, spec.base_path / "1", remark=remarks.append)
+    await servable.aclose()
+    return remarks
+
+
+async def refusal_of(spec: ModelSpec) -> Problem:
+    with pytest.raises(ConfigError) as caught:
+        await load_saved(spec)
+    (problem,) = caught.value.problems
+    return problem
+
+
+@asynccontextmanager
+async def trying(folder: Path, mode: TrialMode = "auto", **options: float) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        with trying_models(nursery, mode, folder, **options):
+            yield
+        nursery.cancel_scope.cancel()
+
+
+def verdicts(folder: Path) -> list[dict[str, str]]:
+    return [json.loads(file.read_text()) for file in sorted((folder / "verdicts").glob("*"))]

@@ -13,7 +13,6 @@ from ovms_cli.main import main
 
 
 def run_command(arguments: list[str], log: str) -> None:
-    """Be an ``ovms`` command whose output goes to a file."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)

@@ -1,10 +1,10 @@
-"""A whole server in a thread of this process, for blocking clients: far faster to start than a process."""
+"""Servers in this process, on the loop of a test or in a thread for blocking clients."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -14,21 +14,53 @@ import httpx
 import structlog
 import trio
 
+from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.handlers.config.project_file import read_project
+from ovmstrio.server.hosting import Hosting
+from ovmstrio.server.life import serve_plan
 from ovmstrio.server.plan import Plan, read_plan
 from ovmstrio.server.project_plan import plan_project
+from ovmstrio.server.running import Running
 from ovmstrio.server.settings import ServerSettings
 from tests.support.isolation_checks import LogSettings
-from tests.support.served_plans import serving_plan
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPlan:
+    plane: DataPlane
+    grpc: list[str]
+    rest: list[str]
+    metrics: list[str]
+    drain: Callable[[], None]
+
+
+@asynccontextmanager
+async def serving_plan(plan: Plan, *, drains: bool = False) -> AsyncIterator[ServedPlan]:
+    """Serve a plan until the block ends, which cancels the server or drains it, and then it must end gently."""
+    draining = trio.Event()
+    results: list[bool] = []
+
+    async def serve(*, task_status: trio.TaskStatus[Running]) -> None:
+        hosting = Hosting(until=draining.wait)
+        results.append(await serve_plan(plan, hosting, handle_signals=False, task_status=task_status))
+
+    async with trio.open_nursery() as nursery:
+        running = await nursery.start(serve)
+        yield ServedPlan(running.plane, running.grpc, running.rest, running.metrics, draining.set)
+        if drains:
+            draining.set()
+        else:
+            nursery.cancel_scope.cancel()
+    if drains:
+        assert results == [True]
+
 
 PATIENCE_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class ServedInThread:
-    """A server that has loaded what it is to load at its start."""
-
     grpc: str
     http: str
 
@@ -56,10 +88,7 @@ def serving_in_thread(http: str = "127.0.0.1:0", /, **settings: Any) -> Iterator
 
 @contextmanager
 def serving_project_in_thread(project: Path) -> Iterator[ServedInThread]:
-    """Serve a project of one process on a free port of loopback until the block ends.
-
-    The server has an address of the transport of the project only.
-    """
+    """Serve a project of one process on a free port of loopback until the block ends."""
     spec, _ = read_project(project)
 
     async def plan() -> Plan:
@@ -72,7 +101,6 @@ def serving_project_in_thread(project: Path) -> Iterator[ServedInThread]:
 
 @contextmanager
 def _logs_of_server(settings: ServerSettings) -> Iterator[None]:
-    """Configure logs as a server does, unless another server or the test has configured them."""
     if structlog.is_configured():
         yield
         return

@@ -59,7 +59,6 @@ _FORMAT: dict[str, Any] = {
 
 
 def check_speedscope(document: Any) -> None:
-    """Check the schema of a document, the numbers of its frames, and the sum of its weights."""
     jsonschema.validate(document, _FORMAT)
     frames = len(document["shared"]["frames"])
     for profile in document["profiles"]:

@@ -1,4 +1,4 @@
-"""Servables and loaders made by code, which notice when they are misused, and a registry that serves them."""
+"""Servables and loaders made by code, a registry that serves them, and a data plane of one service."""
 
 from __future__ import annotations
 
@@ -6,16 +6,237 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from struct import unpack_from
 from typing import Any
 
+import numpy as np
 import trio
 
-from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.errors import ModelFailure
-from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
+from ovmstrio.config.specs import ModelSpec, ServableSpec
+from ovmstrio.core.datatypes import BY_NAME, INVALID
+from ovmstrio.core.errors import FailedPrecondition, GraphFailure, InvalidRequest, ModelFailure, ServerError
+from ovmstrio.core.generation import Task
+from ovmstrio.core.request import (
+    Buffer,
+    InferInput,
+    InferRequest,
+    InferResponse,
+    ServableMetadata,
+    StreamProblem,
+    StreamReply,
+)
+from ovmstrio.core.servable import Servable, Service
+from ovmstrio.core.tensor import ANY_SIZE, Dim, RawTensor, Tensor, TensorSpec
+from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.registry import Registry
 from ovmstrio.runtimes.kind import Kind, LoadContext
 from ovmstrio.runtimes.table import KINDS, Kinds, table_of
+
+
+class PassThrough:
+    """Returns its inputs; the parameters ``fail`` and ``block`` of a request make it raise and wait for ever."""
+
+    def __init__(self, spec: ModelSpec, version: int) -> None:
+        inputs = (
+            TensorSpec("text", BY_NAME["BYTES"], (ANY_SIZE,)),
+            TensorSpec("x", BY_NAME["FP32"], (Dim.fixed(1), Dim.fixed(10))),
+        )
+        self.metadata = ServableMetadata(spec.name, "OpenVINO", inputs, inputs)
+        self.version = version
+        self.requests: list[InferRequest] = []
+        self.blocked = trio.Event()
+        self.cancelled = trio.Event()
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        self.requests.append(request)
+        if "fail" in request.parameters:
+            raise ModelFailure(str(request.parameters["fail"]))
+        if "block" in request.parameters:
+            self.blocked.set()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self.cancelled.set()
+        await trio.lowlevel.checkpoint()
+        raw: list[Buffer | None] = [*request.raw_inputs] or [None] * len(request.inputs)
+        outputs: list[Tensor | RawTensor] = [
+            _tensor(tensor, buffer) for tensor, buffer in zip(request.inputs, raw, strict=True)
+        ]
+        return InferResponse(request.model_name, str(self.version), outputs, id=request.id, is_private=True)
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+async def load_pass_through(spec: ModelSpec, version: int, directory: Path) -> PassThrough:
+    await trio.lowlevel.checkpoint()
+    return PassThrough(spec, version)
+
+
+def _tensor(tensor: InferInput, buffer: Buffer | None) -> Tensor:
+    datatype = BY_NAME[tensor.datatype]
+    values: Any
+    if buffer is None:
+        assert tensor.contents is not None
+        values = tensor.contents.values
+    elif datatype.itemsize:
+        values = np.frombuffer(buffer, datatype.numpy)
+    else:
+        values = _split(buffer)
+    array = np.empty(len(values), datatype.numpy)
+    array[:] = values
+    if array.size != np.prod(tensor.shape):
+        raise InvalidRequest(f"{array.size} elements do not fill {tensor.shape}")
+    return Tensor(tensor.name, datatype, array.reshape(tensor.shape))
+
+
+def _split(buffer: Buffer) -> list[bytes]:
+    elements = []
+    position = 0
+    while position < len(buffer):
+        (length,) = unpack_from("<I", buffer, position)
+        elements.append(bytes(buffer[position + 4 : position + 4 + length]))
+        position += 4 + length
+    return elements
+
+
+GRAPH = "graph"
+"""The name under which :func:`load_scripted` gives a :class:`ScriptedServable`; any other is a ``PassThrough``."""
+
+FIRST_TIMESTAMP = 1_758_712_345_678_901
+
+REPLIES_BUFFERED = 8
+
+
+class ScriptedStream:
+    """One open stream.
+
+    A request is answered with ``parameters["replies"]`` replies (one, if it says nothing), each with the first input as
+    an output.  ``problem`` answers it with a problem of that text, ``fail`` ends the stream with it, ``end`` ends it
+    without an error, and with ``hold`` it is answered only after :meth:`ScriptedServable.release`.
+    """
+
+    def __init__(self, servable: ScriptedServable) -> None:
+        self.servable = servable
+        self.failure: Exception | None = None
+        self.requests: list[InferRequest] = []
+        self.made = 0
+        self._told = trio.Event()
+        self._send, self.replies = trio.open_memory_channel[StreamReply](REPLIES_BUFFERED)
+        self._into, self._queue = trio.open_memory_channel["InferRequest"](0)
+
+    async def send(self, request: InferRequest) -> None:
+        self._told = trio.Event()
+        await self._into.send(request)
+        if "problem" in request.parameters:
+            await self._told.wait()
+
+    def end(self) -> None:
+        self._into.close()
+
+    async def run(self) -> None:
+        with self._send, self._queue:
+            try:
+                async for request in self._queue:
+                    self.requests.append(request)
+                    if "end" in request.parameters:
+                        return
+                    await self._answer(request)
+            except ServerError as error:
+                self.failure = error
+
+    async def _answer(self, request: InferRequest) -> None:
+        asked = request.parameters
+        if "hold" in asked:
+            self.servable.holding.set()
+            await self.servable.released.wait()
+        for _ in range(int(asked.get("replies", 1))):
+            if self.made == self.servable.pause_after:
+                await self.servable.released.wait()
+            await self._send.send(self._reply(request))
+            self.made += 1
+        self._told.set()
+        if "fail" in asked:
+            raise GraphFailure(str(asked["fail"]))
+
+    def _reply(self, request: InferRequest) -> StreamReply:
+        if "problem" in request.parameters:
+            return StreamProblem(str(request.parameters["problem"]))
+        outputs: list[Any] = [
+            RawTensor(given.name, given.datatype, given.shape, raw or b"")
+            for given, raw in zip(request.inputs, request.raw_inputs, strict=True)
+        ]
+        return InferResponse(GRAPH, "1", outputs, "", {"OVMS_MP_TIMESTAMP": FIRST_TIMESTAMP + self.made})
+
+
+class ScriptedServable:
+    """Streams that can be watched; after ``pause_after`` replies a stream waits for :meth:`release`."""
+
+    def __init__(self) -> None:
+        self.metadata = ServableMetadata(GRAPH, "OpenVINO", (_spec("x"), _spec("y")), (_spec("x"), _spec("y")))
+        self.tasks: frozenset[Task] = frozenset()
+        self.streams: list[ScriptedStream] = []
+        self.open = 0
+        self.pause_after = -1
+        self.cancelled = trio.Event()
+        self.closed = trio.Event()
+        self.holding = trio.Event()
+        self.released = trio.Event()
+
+    def release(self) -> None:
+        self.released.set()
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        async with self.open_stream(request) as stream:
+            stream.end()
+            replies = [reply async for reply in stream.replies]
+        reply = replies[0]
+        assert isinstance(reply, InferResponse)
+        reply.id = request.id
+        return reply
+
+    @asynccontextmanager
+    async def open_stream(self, first: InferRequest) -> AsyncIterator[ScriptedStream]:
+        if "refuse" in first.parameters:
+            raise FailedPrecondition(str(first.parameters["refuse"]))
+        stream = ScriptedStream(self)
+        self.streams.append(stream)
+        self.open += 1
+        problem: Exception | None = None
+        left = True
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stream.run)
+                try:
+                    await stream.send(first)
+                    yield stream
+                except Exception as error:  # noqa: BLE001 - kept from becoming a group, and raised below
+                    problem = error
+                left = False
+                nursery.cancel_scope.cancel()
+        finally:
+            self.open -= 1
+            if left:
+                self.cancelled.set()
+            self.closed.set()
+        failure = stream.failure or problem
+        if failure is not None:
+            raise failure
+
+    async def aclose(self) -> None:
+        pass
+
+
+def _spec(name: str) -> TensorSpec:
+    return TensorSpec(name, INVALID, (), None)
+
+
+async def load_scripted(spec: Any, version: int, directory: Path) -> Servable:
+    """Load a servable for a registry: with streams under the name ``graph``, else a ``PassThrough``."""
+    if spec.name == GRAPH:
+        return ScriptedServable()
+    return await load_pass_through(spec, version, directory)
+
 
 Load = Callable[[Any, int, Path], Awaitable[Any]]
 """Makes a servable of a spec, a version and its directory."""
@@ -54,8 +275,6 @@ class StubServable:
 
 
 class StubLoader:
-    """Loads :class:`StubServable`; loads can be made to wait and to fail."""
-
     def __init__(self) -> None:
         self.opened: list[StubServable] = []
         self.attempts: defaultdict[tuple[str, int], int] = defaultdict(int)
@@ -123,7 +342,6 @@ def add_versions(base: Path, *versions: int) -> Path:
 
 
 def kinds_loaded_by(load: Load) -> Kinds:
-    """Give the server's own kinds, with something else in the place of their loading."""
 
     def replaced(kind: Kind[Any]) -> Kind[Any]:
         async def load_(self: object, spec: Any, version: int, directory: Path, context: LoadContext) -> Any:
@@ -137,7 +355,6 @@ def kinds_loaded_by(load: Load) -> Kinds:
 
 
 def registry_of(load: Load, **options: Any) -> Registry:
-    """Make a registry of the server's own kinds, with something else in the place of their loading."""
     return Registry(kinds_loaded_by(load), **options)
 
 
@@ -147,3 +364,20 @@ async def running(registry: Registry) -> AsyncIterator[Registry]:
         await nursery.start(registry.run)
         yield registry
         nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def open_plane_of(
+    spec: ServableSpec, service: Service, obstacle: Callable[[], str] = str
+) -> AsyncIterator[DataPlane]:
+    """Serve a loaded service under a spec until the block ends; ``obstacle`` returns why it cannot be called, or ""."""
+
+    async def load(spec: ServableSpec, version: int, directory: Path) -> Service:
+        return service
+
+    registry = registry_of(load, poll_seconds=0)
+    plane = DataPlane(registry, obstacle=obstacle)
+    async with running(registry):
+        await registry.apply([spec])
+        plane.begin_serving()
+        yield plane

@@ -18,15 +18,14 @@ import httpx
 
 from tests.support import ir
 from tests.support.all_kinds import OPS, write_all_kinds
-from tests.support.custom_nodes import DOUBLER
-from tests.support.graphs import graph_text, python_node
-from tests.support.graphs_of_texts import BEFORE_AND_BEHIND, SHOUTING, llm_graph
+from tests.support.graphs import BEFORE_AND_BEHIND, SHOUTING, graph_text, llm_graph, python_node
 from tests.support.isolation_checks import SHARED_PROCESSES
-from tests.support.processes import OvmsProcess, serving
-from tests.support.project_processes import ProjectProcess, serving_project
+from tests.support.pipelines import DOUBLER
+from tests.support.processes import OvmsProcess, ProjectProcess, serving, serving_project
 from tests.support.projects import write_project
 from tests.support.tiny_llm import write_tiny_folder
 from tests.support.waits import until
+from tests.support.worker_clients import each_worker
 
 MAX_SEQUENCES: Final = 12
 """Sequences that the model ``few`` of the servers of several workers has at a time."""
@@ -65,7 +64,6 @@ class OvmsPythonModel:
 
 
 def write_config(folder: Path, *models: dict[str, Any], **lists: list[dict[str, Any]]) -> Path:
-    """Write ``config.json`` with models and further lists, and return its path."""
     file = folder / "config.json"
     document = {"model_config_list": [{"config": model} for model in models], **lists}
     file.write_text(json.dumps(document, indent=1), encoding="utf-8")
@@ -132,7 +130,7 @@ def _generation(folder: Path) -> Sequence[str]:
     return *options, "--cache_size", "0.05", "--tool_parser", "hermes3"
 
 
-def _text_graph_config(folder: Path, *, with_nodes_only: bool) -> Path:
+def _text_graphs(folder: Path, *, with_nodes_only: bool) -> Sequence[str]:
     write_tiny_folder(folder / "nodes")
     graph = BEFORE_AND_BEHIND.replace('models_path: "./"', 'models_path: "./" cache_size: 1')
     (folder / "nodes" / "graph.pbtxt").write_text(graph)
@@ -141,20 +139,13 @@ def _text_graph_config(folder: Path, *, with_nodes_only: bool) -> Path:
     graphs = [{"name": "shouting", "base_path": "nodes"}]
     texts = [{"config": {"name": "alone", "base_path": "nodes", "cache_size": 0.1}}]
     if with_nodes_only:
-        return write_config(folder, mediapipe_config_list=graphs, text_model_config_list=texts)
+        return "--config_path", str(write_config(folder, mediapipe_config_list=graphs, text_model_config_list=texts))
     write_tiny_folder(folder / "llm")
     (folder / "llm" / "graph.pbtxt").write_text(llm_graph("cache_size: 1,", "max_tokens_limit: 12,"))
     graphs.append({"name": "graph", "base_path": "llm"})
     model = {"name": "in_models", "base_path": "llm"}
-    return write_config(folder, model, mediapipe_config_list=graphs, text_model_config_list=texts)
-
-
-def _text_graphs(folder: Path) -> Sequence[str]:
-    return "--config_path", str(_text_graph_config(folder, with_nodes_only=False))
-
-
-def _text_graph_workers(folder: Path) -> Sequence[str]:
-    return "--config_path", str(_text_graph_config(folder, with_nodes_only=True)), "--workers", "2"
+    config = write_config(folder, model, mediapipe_config_list=graphs, text_model_config_list=texts)
+    return "--config_path", str(config)
 
 
 def _generation_workers(folder: Path) -> Sequence[str]:
@@ -164,13 +155,7 @@ def _generation_workers(folder: Path) -> Sequence[str]:
 
 
 def worker_configuration(folder: Path, *names: str, handlers: Sequence[str] = ("who",)) -> Path:
-    """Write a configuration for several workers, again with other names if the folder has one.
-
-    Args:
-        folder: the folder of models and projects.
-        names: names of the model that adds one to FP32 ``b`` [1,10].
-        handlers: folders of projects; ``who`` returns the id of its process.
-    """
+    """Write a configuration for several workers, again with other names of its model if the folder has one."""
     if not (folder / "dummy").exists():
         ir.save(ir.dummy(), folder, "dummy")
         ir.save(ir.accumulator(), folder, "acc")
@@ -195,10 +180,6 @@ def _workers(folder: Path) -> Sequence[str]:
     file.write_text(json.dumps(document), encoding="utf-8")
     addresses = ("--rest_bind_address", f"127.0.0.1,unix:{folder / 'rest'}")
     return "--config_path", str(file), "--workers", "2", *addresses, "--allow_shared_memory"
-
-
-def _recovering_workers(folder: Path) -> Sequence[str]:
-    return *_workers(folder), "--readiness_file", str(folder / "ready")
 
 
 PROJECT_HANDLER: Final = """
@@ -250,22 +231,21 @@ def _project(folder: Path) -> Path:
     return file
 
 
-def _project_processes(folder: Path) -> Path:
-    return write_handler_project(folder, processes=2, threads_per_process=2)
-
-
 CONFIGURATIONS: Final[dict[str, Callable[[Path], Sequence[str]]]] = {
     "all_kinds": _all_kinds,
     "generation": _generation,
-    "text_graphs": _text_graphs,
-    "text_graph_workers": _text_graph_workers,
+    "text_graphs": lambda folder: _text_graphs(folder, with_nodes_only=False),
+    "text_graph_workers": lambda folder: (*_text_graphs(folder, with_nodes_only=True), "--workers", "2"),
     "workers": _workers,
-    "recovering_workers": _recovering_workers,
+    "recovering_workers": lambda folder: (*_workers(folder), "--readiness_file", str(folder / "ready")),
     "generation_workers": _generation_workers,
 }
 """Writes the files of a configuration into a folder, and returns the options of ``ovms serve``."""
 
-PROJECTS: Final[dict[str, Callable[[Path], Path]]] = {"project": _project, "project_processes": _project_processes}
+PROJECTS: Final[dict[str, Callable[[Path], Path]]] = {
+    "project": _project,
+    "project_processes": lambda folder: write_handler_project(folder, processes=2, threads_per_process=2),
+}
 """Writes a project of handlers into a folder, and returns its file."""
 
 
@@ -280,11 +260,7 @@ class _Started:
 
 
 class SystemServers:
-    """The shared servers of one process of tests; a server that has ended is started again when it is needed.
-
-    Args:
-        root: a folder for their files.
-    """
+    """The shared servers of one process of tests; a server that has ended is started again when it is needed."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -296,7 +272,8 @@ class SystemServers:
         server: OvmsProcess = started.server
         server.wait_ready()
         if "--workers" in server.process.args:  # type: ignore[operator]  # a list
-            _wait_for_workers(server)
+            with each_worker(server):
+                pass  # Both workers accept connections.
         return server
 
     def project(self, name: str) -> ProjectProcess:
@@ -333,12 +310,3 @@ class SystemServers:
             SHARED_PROCESSES.append(server.process.pid)
             self._started[name] = started = _Started(server, folder, stack.pop_all())
         return started
-
-
-def _wait_for_workers(server: OvmsProcess) -> None:
-    def both_answer() -> bool:
-        with ExitStack() as stack:
-            clients = [stack.enter_context(httpx.Client(base_url=server.rest, timeout=60)) for _ in range(4)]
-            return len({client.get("/console/api/server").json()["worker"] for client in clients}) == 2
-
-    until(both_answer)

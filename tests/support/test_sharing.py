@@ -15,9 +15,8 @@ import trio
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.openvino.compile import ModelFile
 from tests.support import ir, model_cache
-from tests.support.compiled_models import sharing_compiled_models
-from tests.support.model_cache import cached_folder, copy_cached
-from tests.support.model_hosts import hosts_of, on_model_loop
+from tests.support.model_cache import cached_folder, copy_cached, sharing_compiled_models
+from tests.support.served_text_models import hosts_of, on_model_loop
 
 BUILDS: list[str] = []
 
@@ -30,40 +29,29 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cached_folder()
 def _write_note(folder: Path, text: str = "a", *, repeat: int = 1) -> Path:
-    """Write a file below the folder, and count the build."""
     BUILDS.append(text)
     (folder / "below").mkdir()
     (folder / "below" / "note.txt").write_text(text * repeat)
     return folder
 
 
-def test_same_arguments_build_once(tmp_path: Path) -> None:
-    folders = [
-        _write_note(tmp_path / "1"),
-        _write_note(tmp_path / "2", "a"),
-        _write_note(tmp_path / "3", text="a", repeat=1),
-    ]
-    assert [(folder / "below/note.txt").read_text() for folder in folders] == ["a", "a", "a"]
-    assert len(BUILDS) == 1
+def _note(folder: Path) -> str:
+    return (folder / "below/note.txt").read_text()
 
 
-def test_other_arguments_build_again(tmp_path: Path) -> None:
-    assert (_write_note(tmp_path / "1", "b") / "below/note.txt").read_text() == "b"
-    assert (_write_note(tmp_path / "2", "b", repeat=2) / "below/note.txt").read_text() == "bb"
-    assert BUILDS == ["b", "b"]
+def test_a_build_is_cached_by_its_arguments(tmp_path: Path) -> None:
+    first = _write_note(tmp_path / "1")
+    assert [_note(first), _note(_write_note(tmp_path / "2", text="a", repeat=1)), len(BUILDS)] == ["a", "a", 1]
+    assert [_note(_write_note(tmp_path / "3", "b")), _note(_write_note(tmp_path / "4", "b", repeat=2))] == ["b", "bb"]
+    assert BUILDS == ["a", "b", "b"]
 
 
-def test_changed_copy_leaves_cache_unchanged(tmp_path: Path) -> None:
+def test_copies_are_independent_and_keep_other_files_of_a_folder(tmp_path: Path) -> None:
     (_write_note(tmp_path / "1") / "below/note.txt").write_text("changed")
-    assert (_write_note(tmp_path / "2") / "below/note.txt").read_text() == "a"
-
-
-def test_existing_folder_keeps_other_files(tmp_path: Path) -> None:
-    folder = tmp_path / "1"
-    folder.mkdir()
-    (folder / "graph.pbtxt").write_text("graph")
-    _write_note(folder)
-    assert sorted(each.name for each in folder.iterdir()) == ["below", "graph.pbtxt"]
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / "graph.pbtxt").write_text("graph")
+    assert _note(_write_note(tmp_path / "2")) == "a"
+    assert sorted(each.name for each in (tmp_path / "2").iterdir()) == ["below", "graph.pbtxt"]
 
 
 def test_failed_build_is_not_cached(tmp_path: Path) -> None:
@@ -84,7 +72,7 @@ def test_concurrent_callers_share_a_build(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(60)
     assert BUILDS == ["c"]
-    assert all((tmp_path / str(number) / "below/note.txt").read_text() == "c" for number in range(4))
+    assert all(_note(tmp_path / str(number)) == "c" for number in range(4))
 
 
 def test_equal_models_of_fixed_shapes_are_compiled_once(tmp_path: Path) -> None:
@@ -121,7 +109,6 @@ async def serve(**settings: Any) -> AsyncIterator[dict[str, Any]]:
 
 @on_model_loop
 async def check(model: dict[str, Any], value: int) -> None:
-    """Check that this runs on the loop of the model."""
     assert trio.lowlevel.current_trio_token() is model["loop"]
     assert model["size"] == value
 

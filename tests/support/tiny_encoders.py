@@ -87,7 +87,6 @@ class TinyEncoder:
 
 
 def word_pieces() -> WordPieces:
-    """Give what splits texts into the same tokens, in Python."""
     return WordPieces({token: number for number, token in enumerate(VOCABULARY)})
 
 

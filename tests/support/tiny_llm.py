@@ -47,7 +47,6 @@ VOCABULARY: Final = (*_MARKS, *byte_letters(), *(left + right for left, right in
 
 
 def write_tiny_gguf(path: Path, *, seed: int = 0, layers: int = 2, context: int = CONTEXT) -> Path:
-    """Write the model as a GGUF file of the architecture ``llama``."""
     writer = gguf.GGUFWriter(str(path), "llama")
     _write_settings(writer, layers, context)
     _write_tokenizer(writer)

@@ -39,7 +39,6 @@ Numbers = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def heard_letters(samples: Numbers, *, length: float = 1.0) -> str:
-    """Give the letters that a voice of Piper's has spoken."""
     levels = samples[:: round(PIPER_SAMPLES * length)] * LEVELS
     return "".join(_LETTERS[round(level) - 3] for level in levels.tolist() if round(level) >= 3)
 

@@ -24,7 +24,6 @@ SAID: Final = "Whisper."
 SEGMENT: Final = "Tmd?"
 TRANSLATED: Final = "Engl?"
 LANGUAGE: Final = "de"
-WINDOW_SECONDS: Final = 3.0
 SEGMENT_SECONDS: Final = 1.5
 
 _PLACES: Final = 150
@@ -33,17 +32,8 @@ _FORWARD: Final = 128
 _BANDS: Final = 80
 _LONGEST: Final = 448
 _END, _START, _UNTIMED = "<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"
-_MARKS: Final = (
-    _END,
-    _START,
-    "<|en|>",
-    "<|de|>",
-    "<|translate|>",
-    "<|transcribe|>",
-    "<|startofprev|>",
-    "<|nospeech|>",
-    _UNTIMED,
-)
+_TASKS: Final = ("<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>", "<|startofprev|>", "<|nospeech|>")
+_MARKS: Final = (_END, _START, *_TASKS, _UNTIMED)
 _MERGES: Final = (("t", "h"), ("th", "e"), ("i", "n"))
 
 Numbers = np.ndarray[Any, Any]

@@ -12,9 +12,9 @@ import trio
 
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
-from tests.support.both_doors import triton_module
+from tests.support.api_clients import triton_module
 from tests.support.otlp import Collector, collecting
-from tests.support.served_plans import ServedPlan, serving_plan
+from tests.support.served_in_thread import ServedPlan, serving_plan
 from tests.support.waits import WAIT_SECONDS
 
 if TYPE_CHECKING:

@@ -18,15 +18,9 @@ T = TypeVar("T")
 
 
 def until(holds: Callable[[], T], *, seconds: float = WAIT_SECONDS, why: Callable[[], object] | None = None) -> T:
-    """Poll a condition until it is true, and return its value.
+    """Poll a condition until it is true, and return its value; ``why`` makes the message of a failure.
 
-    Args:
-        holds: the condition; it may raise to end the wait, for example because a process has exited.
-        seconds: bound of the wait.
-        why: the message for a failure, created when the bound is reached.
-
-    Raises:
-        AssertionError: the condition is still false after ``seconds``.
+    The condition may raise to end the wait, for example because a process has exited.
     """
     end = time.monotonic() + seconds
     while not (value := holds()):
@@ -62,9 +56,6 @@ async def until_async(holds: Callable[[], T]) -> T:
     """Poll a condition that threads, processes or other tasks bring about, and return its true value.
 
     The bound is of the real clock. A mock clock stands still meanwhile.
-
-    Raises:
-        AssertionError: the condition is still false after ``WAIT_SECONDS``.
     """
     end = time.monotonic() + WAIT_SECONDS
     is_mocked = isinstance(trio.lowlevel.current_clock(), MockClock)

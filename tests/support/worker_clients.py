@@ -19,7 +19,6 @@ ROW: Final = {"inputs": [{"name": "b", "shape": [1, 10], "datatype": "FP32", "da
 
 
 def pid_of(client: httpx.Client) -> int:
-    """Return the id of the worker process that has the client's connection."""
     return int(client.get("/who").raise_for_status().json()["pid"])
 
 
@@ -44,13 +43,11 @@ def each_worker(server: OvmsProcess, *, uds: str | None = None, **headers: str) 
 
 
 def worker_pids(server: OvmsProcess) -> set[int]:
-    """Return the ids of both worker processes once both get connections."""
     with each_worker(server) as clients:
         return {pid_of(client) for client in clients}
 
 
 def sample(server: OvmsProcess, metric: str, /, **labels: str) -> float:
-    """Return the sum of the samples of a metric that have these labels."""
     return sum(
         each.value
         for family in text_string_to_metric_families(server.get("/metrics").text)
@@ -60,7 +57,6 @@ def sample(server: OvmsProcess, metric: str, /, **labels: str) -> float:
 
 
 def infer_by_grpc(client: Any, model: str) -> list[float]:
-    """Call the model that adds one over gRPC with ones, and return the row of its output."""
     given = tritonclient.grpc.InferInput("b", [1, 10], "FP32")
     given.set_data_from_numpy(np.ones((1, 10), np.float32))
     found: list[float] = client.infer(model, [given], client_timeout=WAIT_SECONDS).as_numpy("a")[0].tolist()
@@ -75,7 +71,6 @@ def step(client: httpx.Client, identity: int | str = 0, *, model: str = "acc", *
 
 
 def sum_of(answer: httpx.Response) -> tuple[float, Any]:
-    """Return the sum that a step was answered with, and the id of the sequence."""
     outputs = {each["name"]: each["data"] for each in answer.raise_for_status().json()["outputs"]}
     (identity,) = outputs.pop("sequence_id")
     ((first, second),) = outputs.values()

@@ -19,9 +19,8 @@ from ovmstrio.runtimes.graphs.load_graph import load_graph
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from tests.service.api.grpc.servers import Caller, payload
-from tests.support.both_doors import BothDoors
+from tests.support.api_clients import BothDoors, call, with_channel, with_triton
 from tests.support.graphs import LOOPBACK, graph_text, python_node
-from tests.support.grpc_clients import call, with_channel, with_triton
 from tests.support.stub_registry import registry_of
 from tests.unit.api.grpc.tensorflow.calls import predict_request, refusal, tensor
 

@@ -17,8 +17,8 @@ from ovmstrio.server import rest_front_end
 from ovmstrio.util import json_reader, slices
 from ovmstrio.util.json_reader import AT_ONCE_BYTES
 from ovmstrio.wire.http.router import Router
+from tests.support.all_kinds import write_hostile_services
 from tests.support.hostile_bodies import FORMS, HEADERS, ROUTES, SHAPES, bodies
-from tests.support.hostile_services import write_hostile_services
 from tests.support.served_in_thread import serving_in_thread
 
 if TYPE_CHECKING:

@@ -30,9 +30,8 @@ from ovmstrio.server.rest_front_end import make_router
 from tests.service.api.grpc.servers import KeptCalls
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
-from tests.support.both_doors import DOORS, BothDoors, serving_both
+from tests.support.api_clients import DOORS, BothDoors, serving_both, with_channel
 from tests.support.callers import bearer, entry_of, gate_of
-from tests.support.grpc_clients import with_channel
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.api.rest.servers import BODY, infer_head, infer_post, serving_rest

@@ -15,7 +15,7 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import Overloaded
 from ovmstrio.dataplane.profiling import CalledVersion, Profiler
 from tests.support import ir
-from tests.support.both_doors import BothDoors, serving_both
+from tests.support.api_clients import BothDoors, serving_both
 from tests.support.callers import bearer
 from tests.support.waits import WAIT_SECONDS
 

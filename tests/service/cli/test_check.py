@@ -16,7 +16,7 @@ from tests.support import ir
 from tests.support.commands import CommandResult, run_command
 from tests.support.graphs import graph_text, python_node
 from tests.support.pipelines import write_library
-from tests.support.project_files import PYTHON, write
+from tests.support.projects import PYTHON, write
 
 pytestmark = pytest.mark.usefixtures("command_folder")
 

@@ -12,8 +12,8 @@ import pytest
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_library import load_library
 from tests.support.commands import CommandResult, run_command
-from tests.support.custom_nodes import DOUBLER, write_node
 from tests.support.native_nodes import FIXTURE_SOURCE, copy_of_fixture
+from tests.support.pipelines import DOUBLER, write_node
 
 node = partial(run_command, "custom-node")
 

@@ -19,11 +19,10 @@ from ovmstrio_conformance.__main__ import main
 from ovmstrio_conformance.grpc_cases import GRPC_CASES
 from ovmstrio_conformance.rest_cases import REST_CASES
 from tests.support import ir
-from tests.support.chat_server import ChatServer, chat_server
 from tests.support.commands import CommandResult, run_command, run_on_terminal
-from tests.support.op_figures import op_figures
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
-from tests.support.plain_http import QuietHandler, answering_http
+from tests.support.ops import op_figures
+from tests.support.plain_http import ChatServer, QuietHandler, answering_http, chat_server
 from tests.support.ports import free_ports
 from tests.support.served_in_thread import serving_in_thread
 

@@ -15,7 +15,7 @@ from ovmstrio_samples.catalog import PROJECTS, SAMPLES, ProjectSample
 from tests.support.commands import CommandResult, run_command
 from tests.support.onnx_files import onnx_file
 from tests.support.paddle_files import layers, write_model
-from tests.support.project_files import write
+from tests.support.projects import write
 
 prepare = partial(run_command, "prepare")
 

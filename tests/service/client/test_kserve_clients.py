@@ -24,9 +24,8 @@ from ovmstrio.core import errors
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.status_errors import status_of
 from tests.support import ir
-from tests.support.plain_http import QuietHandler, answering_http
+from tests.support.plain_http import QuietHandler, answering_http, relaying
 from tests.support.ports import free_ports, refusing_port
-from tests.support.relay import relaying
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.waits import WAIT_SECONDS
 

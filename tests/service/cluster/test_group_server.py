@@ -27,7 +27,7 @@ from ovmstrio.core.http import HttpRequest
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.work.messages.error_codec import decode_error, encode_error
 from tests.support import ir
-from tests.support.peers import LOCAL
+from tests.support.callers import LOCAL
 from tests.support.waits import WAIT_SECONDS
 
 Request = message_class("inference.ModelInferRequest")

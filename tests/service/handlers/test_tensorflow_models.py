@@ -18,6 +18,7 @@ from ovmstrio.runtimes.handlers.config.project_spec import (
 from ovmstrio.runtimes.handlers.models import running
 from ovmstrio.runtimes.handlers.models.predictions import flat_list, read_inputs
 from tests.support.model_projects import models_in
+from tests.support.pipelines import gather
 from tests.support.saved_models import (
     CLASSIFY,
     DOUBLE,
@@ -32,7 +33,6 @@ from tests.support.saved_models import (
     write_classifier,
     write_saved_model,
 )
-from tests.support.tasks import gather
 
 
 async def test_outputs_are_flat_lists(tmp_path: Path) -> None:

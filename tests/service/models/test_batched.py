@@ -20,8 +20,7 @@ from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import Dim
 from ovmstrio.runtimes.models.batched import BatchedServable
 from tests.support import ir
-from tests.support.answers import tensors
-from tests.support.servables import RecordingHooks, contents_request, load_batched, raw_request
+from tests.support.servables import RecordingHooks, contents_request, load_batched, raw_request, tensors
 
 HOURS = 3_600_000  # only full batches run
 

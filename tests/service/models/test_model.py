@@ -22,9 +22,8 @@ from ovmstrio.openvino.slot import Slot
 from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.runtimes.models.model import ModelServable
 from tests.support import ir
-from tests.support.answers import tensors
 from tests.support.examples import examples
-from tests.support.servables import EXACT, RecordingHooks, contents_request, load, load_batched, raw_request
+from tests.support.servables import EXACT, RecordingHooks, contents_request, load, load_batched, raw_request, tensors
 
 AUTO = ShapeSpec(auto=True)
 

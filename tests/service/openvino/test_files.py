@@ -25,8 +25,7 @@ from ovmstrio.openvino.compiled_files import CompiledFiles, LentFolder, compiled
 from ovmstrio.openvino.mapped_files import let_file_pages_go
 from ovmstrio.runtimes.models.load_model import load_model
 from tests.support import ir
-from tests.support.answers import tensors
-from tests.support.servables import EXACT, raw_request
+from tests.support.servables import EXACT, raw_request, tensors
 
 pytestmark = pytest.mark.compiles
 

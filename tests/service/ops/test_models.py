@@ -17,7 +17,7 @@ from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
 from ovmstrio.runtimes.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
 from ovmstrio_samples.catalog import BY_NAME
 from tests.support.paddle_files import layers, write_described, write_model, write_prototxt
-from tests.support.tasks import gather
+from tests.support.pipelines import gather
 
 X = np.array([[1, 2, 3], [0.5, 0, -1]])
 

@@ -38,9 +38,8 @@ from ovmstrio_samples.vad import client as vad
 from ovmstrio_samples.vad_stateful.client import EXPECTED, RECORDING, passages, read_recording, speech
 from ovmstrio_samples.voice.client import speak
 from ovmstrio_samples.wheels import extract
-from tests.support.broken_answers import BreakingHandler
 from tests.support.fetched_samples import WHEELS, prepare_cached
-from tests.support.plain_http import answering_http
+from tests.support.plain_http import BreakingHandler, answering_http
 from tests.support.served_in_thread import serving_in_thread
 
 

@@ -24,11 +24,10 @@ from ovmstrio.access.key_file import write_key_file
 from ovmstrio.protocol.descriptors import message_class
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
-from tests.support.both_doors import triton_module
+from tests.support.api_clients import triton_module
 from tests.support.callers import bearer, entry_of
 from tests.support.graphs import LOOPBACK, graph_text, python_node
-from tests.support.served_in_thread import ServedInThread, serving_in_thread
-from tests.support.served_plans import ServedPlan
+from tests.support.served_in_thread import ServedInThread, ServedPlan, serving_in_thread
 from tests.support.system_servers import write_config
 from tests.support.traced_servers import serving
 from tests.support.waits import WAIT_SECONDS, until

@@ -11,7 +11,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from tests.support import ir
-from tests.support.both_doors import DOORS, triton_module
+from tests.support.api_clients import DOORS, triton_module
 from tests.support.onnx_files import onnx_external_file, onnx_loss_file
 from tests.support.pipelines import pipeline_entry
 from tests.support.served_in_thread import ServedInThread, serving_in_thread

@@ -13,7 +13,7 @@ from ovmstrio.ops import Op, WebService
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config
 from ovmstrio.server.service_plan import plan_service, service_settings
-from tests.support.grpc_clients import call
+from tests.support.api_clients import call
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 
 

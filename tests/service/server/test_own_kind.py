@@ -34,7 +34,7 @@ from ovmstrio.registry.source import ConfigSource
 from ovmstrio.server.checking import LoadedVersion, check_config
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
-from tests.support.served_plans import serving_plan
+from tests.support.served_in_thread import serving_plan
 from tests.support.stub_registry import running
 
 

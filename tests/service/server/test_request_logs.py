@@ -13,9 +13,8 @@ from ovmstrio.core.errors import Unauthenticated
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.observability.refused_changes import bounded_refusals, tell_refused
 from tests.support.all_kinds import write_all_kinds
-from tests.support.both_doors import triton_module
-from tests.support.callers import bearer, entry_of
-from tests.support.peers import peer_at
+from tests.support.api_clients import triton_module
+from tests.support.callers import bearer, entry_of, peer_at
 from tests.support.traced_servers import (
     GRAPH_BODY,
     TRACE,

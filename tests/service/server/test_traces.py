@@ -23,9 +23,9 @@ from ovmstrio.runtimes.models.model import ModelServable
 from ovmstrio.wire.grpc import stream
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
-from tests.support.both_doors import triton_module
+from tests.support.api_clients import triton_module
 from tests.support.otlp import Collector, collecting
-from tests.support.served_plans import ServedPlan
+from tests.support.served_in_thread import ServedPlan
 from tests.support.system_servers import write_config
 from tests.support.traced_servers import (
     PARENT,

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.chat_server import ChatServer, chat_server
-from tests.support.command_processes import on_terminal, piped
 from tests.support.command_server import CLOSED
+from tests.support.commands import on_terminal, piped
+from tests.support.plain_http import ChatServer, chat_server, relaying
 from tests.support.ports import free_ports
-from tests.support.relay import relaying
 from tests.support.served_in_thread import ServedInThread
 
 both_protocols = pytest.mark.parametrize("protocol", ["--grpc", "--rest"])

@@ -17,7 +17,7 @@ import pytest
 
 from ovmstrio.runtimes.ops.process_info import FILE_NAME, record_process
 from paddle_serving_server.serve import main, stop_serving
-from tests.support.service_processes import running_service
+from tests.support.processes import running_service
 
 WITHOUT_OPENCV = """
 import sys

@@ -23,8 +23,8 @@ import pytest
 
 from tests.support import ir
 from tests.support.ports import free_ports
+from tests.support.processes import end_of_output
 from tests.support.tiny_llm import write_tiny_folder
-from tests.support.whole_ends import end_of_output
 
 _PROJECT = Path(__file__).parents[3]
 _RECIPE = _PROJECT / "deploy" / "container" / "Containerfile"

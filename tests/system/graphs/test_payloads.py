@@ -14,8 +14,8 @@ from ovmstrio.core.payloads import PayloadDocument
 from ovmstrio.runtimes.graphs.config.graph_file import examine_text
 from ovmstrio.runtimes.graphs.examining import examine_graph
 from ovmstrio.work.isolation.isolated_code import Isolation
+from tests.support.callers import LOCAL
 from tests.support.graphs import LOOPBACK, ask, graph_text, handler, loaded, python_node
-from tests.support.peers import LOCAL
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,9 +22,19 @@ from ovmstrio.core.generation import Conversation, Finish, Piece
 from ovmstrio.core.http import HttpRequest
 from ovmstrio.runtimes.graphs.examining import examine_graph
 from ovmstrio.work.isolation.isolated_code import Isolation
-from tests.support.graphs import LOOPBACK, graph_text, handler, loaded, python_node
-from tests.support.graphs_of_texts import BEFORE_AND_BEHIND, INPUTS, OUTPUTS, SHOUTING, text_node
-from tests.support.text_generators import ScriptedGenerator
+from tests.support.graphs import (
+    BEFORE_AND_BEHIND,
+    INPUTS,
+    LOOPBACK,
+    OUTPUTS,
+    SHOUTING,
+    graph_text,
+    handler,
+    loaded,
+    python_node,
+    text_node,
+)
+from tests.support.scripted_services import ScriptedGenerator
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager

@@ -13,7 +13,7 @@ from ovmstrio.runtimes.handlers.config.dockerfile import make_dockerfile
 from ovmstrio.runtimes.handlers.config.dotenv import parse_dotenv
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from tests.support.examples import examples
-from tests.support.project_files import write
+from tests.support.projects import write
 
 _OUTSIDE = {"PATH": os.environ["PATH"], "HOME": "/home/me", "EMPTY": ""}
 _words = st.text(st.sampled_from("ab 1=#:/.,-_éß@%+~'\"\\$\t"), max_size=8)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from ovmstrio.server.workers.board import Board
-from tests.support.project_processes import ProjectProcess, serving_project
+from tests.support.processes import ProjectProcess, serving_project
 from tests.support.projects import write_project
 from tests.support.waits import until
 

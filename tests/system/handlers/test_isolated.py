@@ -25,8 +25,8 @@ from ovmstrio.runtimes.handlers.isolated.isolated_handler import (
 )
 from ovmstrio.work.isolation.isolated_code import Isolation
 from tests.support.model_projects import write_model
+from tests.support.pipelines import gather
 from tests.support.projects import make_project
-from tests.support.tasks import gather
 from tests.support.waits import until_async
 
 _CODE = """

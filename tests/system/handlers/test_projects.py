@@ -21,7 +21,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 import ovmstrio_samples
 from ovmstrio_samples.handler_primes import client as primes
-from tests.support.project_processes import ProjectProcess, serving_project
+from tests.support.processes import ProjectProcess, serving_project
 from tests.support.projects import write_project
 from tests.support.system_servers import PROJECT_HANDLER, write_handler_project
 from tests.support.waits import WAIT_SECONDS, until

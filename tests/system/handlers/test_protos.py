@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.runtimes.handlers.grpc.services import open_proto
-from tests.support.protos import FOUR_KINDS, PRIMES, written
+from tests.support.projects import FOUR_KINDS, PRIMES, written
 
 
 async def test_services_have_their_message_classes(tmp_path: Path) -> None:

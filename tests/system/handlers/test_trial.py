@@ -7,9 +7,9 @@ import pytest
 from ovmstrio.core.errors import Problem
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.trial import try_handler
-from tests.support.project_files import PYTHON, write
+from tests.support.projects import PYTHON, write
 from tests.support.saved_models import CLASSIFY, DOUBLE, open_tensorflow_models, predict, single_model, write_classifier
-from tests.support.trials import trying, verdicts
+from tests.support.servables import trying, verdicts
 
 GOOD = "class Handler:\n    def handle_post(self, payload): return payload\n"
 

@@ -21,9 +21,8 @@ import pytest
 from ovmstrio.runtimes.ops.process_info import FILE_NAME, home, list_processes, record_process, signal_processes
 from paddle_serving_server.pipeline import PipelineClient
 from tests.support.ports import free_ports
-from tests.support.processes import OvmsProcess, run_ovms, running, serving
+from tests.support.processes import OvmsProcess, end_of_output, run_ovms, running, serving
 from tests.support.waits import WAIT_SECONDS
-from tests.support.whole_ends import end_of_output
 
 SCRIPT = """
 import os

@@ -30,7 +30,7 @@ from ovmstrio.runtimes.ops.values import PipelineRequest
 from ovmstrio.runtimes.ops.web_service import set_service_runner
 from tests.support.ops import text_graph
 from tests.support.paddle_files import layers, write_described
-from tests.support.trials import trying, verdicts
+from tests.support.servables import trying, verdicts
 
 SCRIPT = """
 import logging

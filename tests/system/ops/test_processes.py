@@ -19,7 +19,7 @@ from ovmstrio.runtimes.ops.observing.hooks import NULL, OpHooks
 from ovmstrio.runtimes.ops.tensors import from_array, to_array
 from tests.support.ops import asking, infer_until_deadline
 from tests.support.ops_processes import loaded
-from tests.support.tasks import gather
+from tests.support.pipelines import gather
 from tests.support.waits import WAIT_SECONDS
 
 

@@ -17,9 +17,8 @@ from ovmstrio.client.pipeline import PipelineClient
 from ovmstrio_samples.catalog import BY_NAME
 from ovmstrio_samples.ops_ocr import client as ocr
 from ovmstrio_samples.preparing import prepare_sample
-from tests.support.original_package import unpack_original
-from tests.support.processes import OvmsProcess
-from tests.support.service_processes import running_service
+from tests.support.fetched_samples import unpack_original
+from tests.support.processes import OvmsProcess, running_service
 from tests.support.waits import WAIT_SECONDS
 
 pytestmark = pytest.mark.slow

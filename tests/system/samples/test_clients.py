@@ -17,8 +17,7 @@ from packaging.utils import canonicalize_name
 
 import ovmstrio_samples
 from ovmstrio_samples import prepare_repository
-from tests.support.broken_answers import BreakingHandler
-from tests.support.plain_http import answering_http
+from tests.support.plain_http import BreakingHandler, answering_http
 
 SAMPLES = Path(ovmstrio_samples.__file__).parent
 ROOT = Path(__file__).parents[3]

@@ -16,11 +16,10 @@ from ovmstrio.registry import Registry
 from ovmstrio.runtimes.table import KINDS
 from ovmstrio.server.checking import CheckReport, LoadedVersion, check_config, check_pipelines
 from tests.support import ir
-from tests.support.called_graphs import session_text
 from tests.support.examples import examples
-from tests.support.graphs import graph_text, python_node
+from tests.support.graphs import graph_text, python_node, session_text
 from tests.support.pipelines import pipeline_entry
-from tests.support.project_files import PYTHON, write
+from tests.support.projects import PYTHON, write
 from tests.support.stub_registry import running
 
 

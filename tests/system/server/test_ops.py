@@ -32,10 +32,10 @@ from ovmstrio.server.run_service import run_script_service
 from ovmstrio.server.running import Running
 from ovmstrio.server.service_plan import plan_service, service_settings
 from ovmstrio.server.start_failures import leaves
-from tests.support.grpc_clients import call
+from tests.support.api_clients import call
 from tests.support.op_pipelines import EchoExecutor, executor_plan
 from tests.support.ports import free_ports
-from tests.support.served_plans import ServedPlan, serving_plan
+from tests.support.served_in_thread import ServedPlan, serving_plan
 from tests.support.waits import WAIT_SECONDS
 
 RESPONSE_NAME = RESPONSE.DESCRIPTOR.full_name

@@ -24,8 +24,7 @@ from ovmstrio.server.hosting import Hosting
 from ovmstrio.server.life import serve_plan
 from ovmstrio.server.project_plan import plan_project
 from ovmstrio.server.running import Running
-from tests.support.projects import make_project, write_project
-from tests.support.protos import written
+from tests.support.projects import make_project, write_project, written
 from tests.support.system_servers import write_config
 from tests.support.traced_servers import request, serving
 from tests.support.waits import WAIT_SECONDS

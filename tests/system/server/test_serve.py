@@ -21,8 +21,8 @@ import tritonclient.grpc
 
 from tests.support import ir
 from tests.support.processes import OvmsProcess, run_ovms, serving
+from tests.support.servables import verdicts
 from tests.support.system_servers import write_config
-from tests.support.trials import verdicts
 from tests.support.waits import WAIT_SECONDS, until
 
 INPUT = np.arange(10, dtype=np.float32).reshape(1, 10)

@@ -12,7 +12,7 @@ from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.wire.http.answers import Cors
 from ovmstrio.wire.http.router import Route
-from tests.support.peers import LOCAL
+from tests.support.callers import LOCAL
 from tests.unit.api.rest.servers import stack
 
 PATHS: Final = (

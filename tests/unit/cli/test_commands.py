@@ -25,7 +25,7 @@ from ovmstrio.ops import WebService
 from ovmstrio.runtimes.ops.prepared_service import PreparedService
 from tests.support.commands import run_command
 from tests.support.graphs import LOOPBACK, graph_text, python_node
-from tests.support.project_files import PYTHON, write
+from tests.support.projects import PYTHON, write
 
 pytestmark = pytest.mark.usefixtures("command_folder")
 

@@ -36,7 +36,7 @@ from ovmstrio.core.metric_families import BUCKETS_US
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.runtimes.generation.text_metrics import TextMetrics
 from tests.support.commands import run_command
-from tests.support.op_figures import op_figures
+from tests.support.ops import op_figures
 from tests.support.speedscope_format import check_speedscope
 
 ROOT = Path(__file__).parents[3]

@@ -21,8 +21,15 @@ from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.dataplane.whole_changes import LoadsByName, control_of_all, make_change
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.registry import ModelControl
-from tests.support.streaming_servables import GRAPH, load_scripted
-from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
+from tests.support.stub_registry import (
+    GRAPH,
+    StubLoader,
+    StubServable,
+    add_versions,
+    load_scripted,
+    registry_of,
+    running,
+)
 
 
 class _Recorder(CallObserver):

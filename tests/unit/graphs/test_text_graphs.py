@@ -16,7 +16,7 @@ from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.runtimes.graphs.calculators.text_models import TEXT_CALCULATORS
 from ovmstrio.runtimes.table import KINDS
 from ovmstrio.server.command_line import read_settings, single_servable
-from tests.support.graphs_of_texts import llm_graph
+from tests.support.graphs import llm_graph
 
 _PASS_THROUGH = 'node { calculator: "PassThroughCalculator" input_stream: "output" output_stream: "more" }\n'
 _OTHER = """\

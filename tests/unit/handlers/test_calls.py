@@ -23,7 +23,7 @@ from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
 from ovmstrio.server.workers.board import Board, SharedLimit
 from ovmstrio.work.user_code.pumps import CREDIT
-from tests.support.handlers import opened
+from tests.support.projects import opened
 from tests.support.waits import WAIT_SECONDS, until_async
 
 HELD = """

@@ -19,7 +19,7 @@ from ovmstrio.handlers import HTTPError, JSONResponse, Response, StreamingRespon
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.http.results import to_answer
 from ovmstrio.runtimes.handlers.http.values import error_answer, wants_json
-from tests.support.handlers import opened
+from tests.support.projects import opened
 from tests.support.waits import until_async
 
 TEXT = (("content-type", "text/plain; charset=utf-8"),)

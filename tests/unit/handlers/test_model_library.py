@@ -43,8 +43,8 @@ from tests.support.model_projects import (
     wait_gone,
     write_model,
 )
+from tests.support.pipelines import gather
 from tests.support.projects import make_project
-from tests.support.tasks import gather
 from tests.support.waits import WAIT_SECONDS, until_async
 
 

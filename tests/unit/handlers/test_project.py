@@ -13,7 +13,7 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.handlers.building import Supplies
 from ovmstrio.runtimes.handlers.project import open_handler
-from tests.support.handlers import opened, project
+from tests.support.projects import opened, project
 
 HANDLER = "class Handler:\n    def handle_post(self):\n        return {}\n"
 MODELS = "multi_model_reloading:\n  path: ./models\n"

@@ -25,7 +25,7 @@ from ovmstrio.runtimes.handlers.config.project_spec import (
     ProjectSpec,
 )
 from tests.support.examples import examples
-from tests.support.project_files import PYTHON, TENSORFLOW, good, problems_of, write, wrong
+from tests.support.projects import PYTHON, TENSORFLOW, good, problems_of, write, wrong
 
 _CACHED = "multi_model_reloading: {dir: s3://b/a, cache_size: 1, disk_cache_size: 1}"
 _BATCHING = "server_side_batching: {max_batch_size: 8, batch_interval_seconds: 1}"

@@ -20,8 +20,7 @@ from ovmstrio.runtimes.models import image_files, strings
 from ovmstrio.runtimes.models.buffers import buffer_of
 from ovmstrio.runtimes.models.strings import strings_of_rows
 from ovmstrio.runtimes.models.validation import Validator
-from tests.support.servables import contents_request, raw_request
-from tests.support.validation import validate
+from tests.support.servables import contents_request, raw_request, validate
 
 NUMERIC = [name for name in BY_NAME if name != "BYTES"]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ovmstrio.core.events import CallEvent, Door, WireRequest, kept_body_bytes
 from ovmstrio.observability.blanked_secrets import blanked
 from ovmstrio.observability.failed_calls import FailedCalls
-from tests.support.peers import LOCAL
+from tests.support.callers import LOCAL
 from tests.support.waits import WAIT_SECONDS
 
 SECRET = "correct horse"

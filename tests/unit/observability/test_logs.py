@@ -31,7 +31,7 @@ from ovmstrio.observability.logs import configure_logs
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.observability.request_log import RequestLog
 from ovmstrio.observability.tracing.spans import QuietSpan
-from tests.support.peers import LOCAL, REMOTE
+from tests.support.callers import LOCAL, REMOTE
 from tests.support.waits import WAIT_SECONDS
 
 

@@ -21,7 +21,7 @@ from ovmstrio.observability.tracing.recent import RecentTraces
 from ovmstrio.observability.tracing.sampling import TraceSampling
 from ovmstrio.observability.tracing.spans import MOST_EVENTS, RecordedSpan
 from ovmstrio.observability.tracing.trace_context import TraceParent, read_parent, written_parent
-from tests.support.peers import LOCAL
+from tests.support.callers import LOCAL
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

@@ -19,7 +19,7 @@ from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.registry import Registry, VersionState
 from ovmstrio.registry.source import ConfigSource
 from ovmstrio.runtimes.table import KINDS
-from tests.support.called_graphs import graph_calling
+from tests.support.graphs import graph_calling
 from tests.support.pipelines import dag_entry
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
 from tests.unit.registry.conftest import Loading

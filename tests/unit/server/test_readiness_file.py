@@ -11,8 +11,7 @@ from structlog.testing import capture_logs
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.server import readiness_file
 from ovmstrio.server.readiness_file import ReadinessFile, usual_file
-from tests.support.lone_service import open_plane_of
-from tests.support.stub_registry import StubServable, add_versions
+from tests.support.stub_registry import StubServable, add_versions, open_plane_of
 
 
 def test_file_exists_while_the_server_is_ready(tmp_path: Path) -> None:

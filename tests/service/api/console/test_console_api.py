@@ -29,8 +29,7 @@ from ovmstrio.observability.recent_past import RecentPast
 from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.wire.http.answers import Cors
 from ovmstrio.wire.http.router import Route
-from tests.support.callers import bearer, gate_of
-from tests.support.peers import LOCAL, peer_at
+from tests.support.callers import LOCAL, bearer, gate_of, peer_at
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.api.rest.servers import BODY, Serving, load_version_1, serving_rest, stack
 

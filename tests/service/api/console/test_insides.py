@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.all_kinds import write_all_kinds
-from tests.support.both_doors import triton_module
+from tests.support.api_clients import triton_module
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
 

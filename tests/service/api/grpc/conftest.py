@@ -8,7 +8,7 @@ import pytest
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.observability.metrics import Metrics
 from tests.service.api.grpc.servers import Serving, serving_grpc
-from tests.support.pass_through import load_pass_through
+from tests.support.stub_registry import load_pass_through
 
 
 @pytest.fixture

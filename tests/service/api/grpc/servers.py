@@ -20,8 +20,7 @@ from ovmstrio.observability.request_log import RequestLog
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.registry import Registry
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
-from tests.support.streaming_servables import GRAPH, load_scripted
-from tests.support.stub_registry import Load, registry_of
+from tests.support.stub_registry import GRAPH, Load, load_scripted, registry_of
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.wire.grpc.bytes_client import message
 from tests.unit.wire.grpc.peers import Peer

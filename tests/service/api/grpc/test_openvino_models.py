@@ -15,7 +15,7 @@ from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.support import ir
-from tests.support.grpc_clients import call, with_triton
+from tests.support.api_clients import call, with_triton
 from tests.support.stub_registry import registry_of
 
 

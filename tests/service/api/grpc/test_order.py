@@ -22,10 +22,10 @@ from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.runtimes.models.sequences import SequenceManagers
 from tests.service.api.grpc.servers import INFER, STREAM, Serving, open_peer, serving_grpc, streaming_server
 from tests.support import ir
+from tests.support.loops import COINS, scheduled
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
-from tests.support.scheduling import COINS, scheduled
 from tests.support.servables import EXACT
-from tests.support.streaming_servables import GRAPH
+from tests.support.stub_registry import GRAPH
 from tests.support.waits import until_async
 from tests.unit.api.grpc.tensorflow.calls import array_of, predict_request, tensor
 from tests.unit.wire.grpc.bytes_client import message

@@ -22,9 +22,8 @@ from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.service.api.grpc.servers import INFER, STREAM, Serving
-from tests.support.grpc_clients import call, with_channel, with_triton
-from tests.support.pass_through import load_pass_through
-from tests.support.stub_registry import registry_of
+from tests.support.api_clients import call, with_channel, with_triton
+from tests.support.stub_registry import load_pass_through, registry_of
 from tests.support.waits import WAIT_SECONDS
 
 SERVICE = "/inference.GRPCInferenceService"

@@ -29,11 +29,9 @@ from tests.service.api.grpc.servers import (
     streaming_server,
 )
 from tests.support import ir
-from tests.support.both_doors import BothDoors, serving_both
-from tests.support.grpc_clients import call, with_channel
-from tests.support.pass_through import PassThrough
+from tests.support.api_clients import BothDoors, call, serving_both, with_channel
 from tests.support.servables import EXACT
-from tests.support.streaming_servables import FIRST_TIMESTAMP
+from tests.support.stub_registry import FIRST_TIMESTAMP, PassThrough
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.wire.grpc.bytes_client import message
 from tests.unit.wire.grpc.peers import Peer

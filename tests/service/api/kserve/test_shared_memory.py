@@ -22,7 +22,7 @@ from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.dataplane.shared_memory.client_regions import ClientRegions
 from ovmstrio.dataplane.shared_memory.placed_tensors import output_places, write_outputs
 from tests.support import ir
-from tests.support.both_doors import DOORS, serving_both, triton_module
+from tests.support.api_clients import DOORS, serving_both, triton_module
 from tests.support.servables import EXACT
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.waits import WAIT_SECONDS

@@ -19,7 +19,7 @@ from ovmstrio.observability.log_level import LogLevel
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.models.load_model import load_model
 from tests.support import ir
-from tests.support.both_doors import DOORS, BothDoors, serving_both
+from tests.support.api_clients import DOORS, BothDoors, serving_both
 from tests.support.servables import EXACT
 
 X = np.array([[0.5, 3.0, -1.0, 2.0], [9.0, 1.0, np.nan, 7.25]], np.float32)

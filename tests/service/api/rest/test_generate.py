@@ -12,7 +12,7 @@ import trio.testing
 from ovmstrio.config.specs import GraphSpec
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.wire.http.answers import Cors
-from tests.support.streaming_servables import FIRST_TIMESTAMP, GRAPH, ScriptedServable, load_scripted
+from tests.support.stub_registry import FIRST_TIMESTAMP, GRAPH, ScriptedServable, load_scripted
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.api.rest.servers import Serving, serving_rest
 

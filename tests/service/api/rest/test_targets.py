@@ -15,7 +15,7 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.wire.http.router import Router
-from tests.support.pass_through import PassThrough, load_pass_through
+from tests.support.stub_registry import PassThrough, load_pass_through
 from tests.unit.api.rest.servers import BODY, Serving, infer_post, stack
 
 HOST = b"Host: h\r\n"

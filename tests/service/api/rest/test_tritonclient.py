@@ -12,8 +12,8 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.servable import Servable
 from ovmstrio.runtimes.models.load_model import load_model
 from tests.support import ir
-from tests.support.pass_through import load_pass_through
 from tests.support.servables import EXACT
+from tests.support.stub_registry import load_pass_through
 from tests.unit.api.rest.servers import Serving, serving_rest
 
 DATATYPES = {

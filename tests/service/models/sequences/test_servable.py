@@ -33,7 +33,6 @@ from ovmstrio.server.workers.sequence_directory import BoardDirectory
 from ovmstrio.wire.statuses import status_of
 from ovmstrio.work.placement import Placement
 from tests.support import ir
-from tests.support.answers import tensors
 from tests.support.servables import (
     EXACT,
     load,
@@ -42,6 +41,7 @@ from tests.support.servables import (
     raw_request,
     sequence_request,
     stateful_over,
+    tensors,
 )
 from tests.support.stub_registry import registry_of, running
 

@@ -16,8 +16,7 @@ from ovmstrio.runtimes.models.sequences.cleaner import scan
 from ovmstrio.runtimes.models.stateful import StatefulServable
 from ovmstrio.work.placement import Placement
 from tests.support import ir
-from tests.support.answers import tensors
-from tests.support.servables import sequence_request, stateful_over
+from tests.support.servables import sequence_request, stateful_over, tensors
 
 START, END = 1, 2
 

@@ -23,8 +23,7 @@ from ovmstrio.runtimes.models.sequences.store import STORE_FILE, SequenceStore
 from ovmstrio.runtimes.models.sequences.store_lock import locked_folder
 from ovmstrio.runtimes.models.stateful import StatefulServable
 from tests.support import ir
-from tests.support.answers import tensors
-from tests.support.servables import load_stateful, sequence_request
+from tests.support.servables import load_stateful, sequence_request, tensors
 
 START = 1
 TOTAL = (TensorSpec("total", BY_NAME["INT64"], (Dim.fixed(1),), None),)

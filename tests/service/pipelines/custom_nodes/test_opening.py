@@ -11,9 +11,8 @@ from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import Builti
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_node import NativeNode
 from ovmstrio.runtimes.pipelines.custom_nodes.open_node import open_custom_node
 from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import PythonNode
-from tests.support.custom_nodes import write_node
 from tests.support.native_nodes import compiled, copy_of_fixture
-from tests.support.tasks import hosting
+from tests.support.pipelines import hosting, write_node
 
 PAGE = Path(__file__).parents[4] / "docs" / "custom_nodes.md"
 X = {"x": np.array([[0.25, 1.0]], np.float32)}

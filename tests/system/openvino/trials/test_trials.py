@@ -21,8 +21,7 @@ from ovmstrio.openvino.trials.model_trial import compile_plain, trial_of
 from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.work.processes import WorkerProcess
 from tests.support import ir
-from tests.support.servables import raw_request
-from tests.support.trials import load_saved, refusal_of, saved, trying, verdicts
+from tests.support.servables import load_saved, raw_request, refusal_of, saved, trying, verdicts
 from tests.support.waits import WAIT_SECONDS
 
 TODAY = datetime.now(UTC).date().isoformat()

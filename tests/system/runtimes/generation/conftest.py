@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from ovmstrio.runtimes.generation.text_model import TextModel
-from tests.support.model_hosts import HostOf, ModelHost, hosts_of
-from tests.support.served_text_models import serve_without_bound, server_of
+from tests.support.served_text_models import HostOf, ModelHost, hosts_of, serve_without_bound, server_of
 from tests.support.tiny_llm import write_tiny_folder
 
 ServeTiny = Callable[..., AbstractAsyncContextManager[TextModel]]

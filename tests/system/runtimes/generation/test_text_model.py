@@ -22,8 +22,16 @@ from ovmstrio.core.errors import (
 )
 from ovmstrio.core.generation import Conversation, Finish, GenerationRequest, Grammar, GrammarKind, Piece, Sampling
 from ovmstrio.runtimes.generation.text_model import TextModel
-from tests.support.model_hosts import HostOf, ModelHost, on_model_loop, with_settings
-from tests.support.served_text_models import PROMPTS, greedy, made, text_of
+from tests.support.served_text_models import (
+    PROMPTS,
+    HostOf,
+    ModelHost,
+    greedy,
+    made,
+    on_model_loop,
+    text_of,
+    with_settings,
+)
 from tests.support.tiny_llm import CHAT_TEMPLATE, CONTEXT, VOCABULARY
 from tests.system.runtimes.generation.conftest import ServeTiny
 

@@ -21,7 +21,7 @@ from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.call_statistics import CallStatistics
 from ovmstrio.observability.recent_past import RecentPast
 from ovmstrio.observability.tracing.recent import KeptSpan, RecentTraces
-from tests.support.pass_through import load_pass_through
+from tests.support.stub_registry import load_pass_through
 from tests.unit.api.rest.servers import load_version_1, stack
 
 

@@ -19,8 +19,7 @@ from ovmstrio.core.errors import ModelFailure
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.registry import Registry
 from ovmstrio.server.rest_front_end import RestFrontEnd
-from tests.support.pass_through import PassThrough, load_pass_through
-from tests.support.stub_registry import registry_of
+from tests.support.stub_registry import PassThrough, load_pass_through, registry_of
 from tests.support.waits import WAIT_SECONDS
 
 ResultT = TypeVar("ResultT")

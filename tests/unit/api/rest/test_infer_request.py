@@ -17,7 +17,7 @@ from ovmstrio.core.errors import InvalidRequest, MalformedJson, ServerError
 from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import Dim, TensorSpec
 from ovmstrio.wire.statuses import status_of
-from tests.support.validation import validate
+from tests.support.servables import validate
 
 EMPTY: dict[str, Any] = {}
 X = {"name": "x", "shape": [2], "datatype": "FP32", "data": [1, 2]}

@@ -6,7 +6,7 @@ import trio.testing
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.runtimes.models.sequences import Control, SequenceManager, SequenceManagers
 from ovmstrio.runtimes.models.sequences.cleaner import clean_sequences, scan
-from tests.support.scheduling import scheduled
+from tests.support.loops import scheduled
 
 MINUTE = 60
 INSTANT = 0.001

@@ -30,7 +30,7 @@ from tests.support.ops import (
     text_graph,
     with_model,
 )
-from tests.support.tasks import gather
+from tests.support.pipelines import gather
 from tests.support.waits import Gate
 
 CLOSED = (3001, "dag closed.")

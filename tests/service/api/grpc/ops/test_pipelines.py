@@ -17,9 +17,9 @@ from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse
 from tests.service.api.grpc.servers import KeptCalls, serving_grpc
-from tests.support.grpc_clients import call, with_channel
+from tests.support.api_clients import call, with_channel
+from tests.support.fetched_samples import unpack_original
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
-from tests.support.original_package import unpack_original
 from tests.support.waits import WAIT_SECONDS
 
 RESPONSE_NAME = RESPONSE.DESCRIPTOR.full_name

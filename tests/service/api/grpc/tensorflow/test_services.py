@@ -21,7 +21,7 @@ from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.runtimes.models.sequences import SequenceManagers
 from tests.service.api.grpc.servers import Serving, serving_grpc
 from tests.support import ir
-from tests.support.grpc_clients import call
+from tests.support.api_clients import call
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.api.grpc.tensorflow.calls import array_of, content, model_spec, predict_request, refusal, tensor
 

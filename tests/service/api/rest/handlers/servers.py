@@ -18,8 +18,8 @@ from ovmstrio.runtimes.handlers.models.clients import open_clients
 from ovmstrio.runtimes.handlers.mounting import HandlerServable
 from ovmstrio.runtimes.handlers.project import open_handler
 from ovmstrio.server.rest_front_end import RestFrontEnd
-from tests.support.lone_service import open_plane_of
 from tests.support.projects import make_project
+from tests.support.stub_registry import open_plane_of
 from tests.support.waits import WAIT_SECONDS, until_async
 from tests.unit.api.rest.servers import Peer
 

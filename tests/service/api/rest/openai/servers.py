@@ -11,11 +11,14 @@ import trio
 
 from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.core.generation import Task
-from tests.support.pass_through import load_pass_through
-from tests.support.speakers import ScriptedSpeaker
-from tests.support.text_encoders import LetterEncoder
-from tests.support.text_generators import ScriptedGenerator, text_spec
-from tests.support.transcribers import ScriptedTranscriber
+from tests.support.scripted_services import (
+    LetterEncoder,
+    ScriptedGenerator,
+    ScriptedSpeaker,
+    ScriptedTranscriber,
+    text_spec,
+)
+from tests.support.stub_registry import load_pass_through
 from tests.unit.api.rest.servers import Serving, serving_rest
 
 CHAT, WORDS, VOICE, EARS = "chat", "words", "voice", "ears"

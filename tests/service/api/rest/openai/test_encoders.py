@@ -40,7 +40,7 @@ async def test_a_text_is_answered_with_one_vector(serving: Serving, prefix: str)
 async def test_inputs_are_texts_or_tokens(serving: Serving, value: Any, inputs: Any) -> None:
     answer = await serving.post(EMBEDDINGS, json={"model": WORDS, "input": value})
     assert answer.status_code == 200
-    assert service_of(serving, WORDS).asked == [inputs]
+    assert service_of(serving, WORDS).requests == [inputs]
     assert [each["index"] for each in answer.json()["data"]] == list(range(len(inputs)))
 
 
@@ -120,7 +120,7 @@ async def test_texts_are_answered_with_their_tokens(serving: Serving, text: Any,
 )
 async def test_options_of_tokenize_reach_the_tokenizer(serving: Serving, options: Any, expected: Any) -> None:
     await serving.post(TOKENIZE, json={"model": WORDS, "text": "a", **options})
-    assert service_of(serving, WORDS).asked == [expected]
+    assert service_of(serving, WORDS).requests == [expected]
 
 
 REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {

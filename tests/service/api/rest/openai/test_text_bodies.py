@@ -26,7 +26,7 @@ from ovmstrio.core.text_bounds import MAX_ITEMS, MAX_TOKENIZED_CHARACTERS, max_c
 from ovmstrio.runtimes.generation.grammars import check_grammar, impose_calls
 from tests.service.api.rest.openai.servers import CHAT, WORDS, events_of, post_of, service_of
 from tests.support.examples import examples
-from tests.support.text_generators import LIMITS
+from tests.support.scripted_services import LIMITS
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.api.rest.servers import Serving
 
@@ -535,7 +535,7 @@ def _filled(value: Any, text: str) -> Any:
 async def _error(serving: Serving, path: str, body: dict[str, Any]) -> dict[str, Any]:
     answer = await serving.post(path, json=body)
     assert answer.status_code == 400, answer.text[:500]
-    assert [service_of(serving).requests, service_of(serving, WORDS).asked] == [[], []]
+    assert [service_of(serving).requests, service_of(serving, WORDS).requests] == [[], []]
     assert len(answer.content) < 8192
     error: dict[str, Any] = answer.json()["error"]
     return error

@@ -15,10 +15,10 @@ import pytest
 import trio
 
 from ovmstrio.runtimes.ops.values import PipelineResponse, PipelineTensor
+from tests.support.fetched_samples import unpack_original
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
-from tests.support.original_package import unpack_original
 from tests.support.ports import free_ports
-from tests.support.served_plans import ServedPlan
+from tests.support.served_in_thread import ServedPlan
 from tests.support.waits import WAIT_SECONDS
 
 EMPTY = b'{"err_no":0,"err_msg":"","key":[],"value":[],"tensors":[]}'

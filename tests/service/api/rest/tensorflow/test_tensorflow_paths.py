@@ -19,9 +19,8 @@ from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.wire.http.router import Route
 from tests.support import ir
-from tests.support.pass_through import load_pass_through
 from tests.support.servables import EXACT
-from tests.support.streaming_servables import GRAPH, load_scripted
+from tests.support.stub_registry import GRAPH, load_pass_through, load_scripted
 from tests.unit.api.rest.servers import Serving, serving_rest
 
 NAME_MISSING = "Model with requested name is not found"

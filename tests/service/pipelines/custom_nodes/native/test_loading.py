@@ -21,7 +21,7 @@ from ovmstrio.runtimes.pipelines.custom_nodes.native.native_library import load_
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_node import NativeNode, open_native_node
 from ovmstrio.runtimes.pipelines.custom_nodes.native.private_copy import private_copy, remove_leftovers
 from tests.support.native_nodes import FIXTURE_SOURCE, INCLUDE, Account, compiled, copy_of_fixture, names_in
-from tests.support.tasks import hosting
+from tests.support.pipelines import hosting
 from tests.support.waits import WAIT_SECONDS, until_async
 
 OTHER_MACHINE, OTHER_NAME = (62, "x86_64") if platform.machine() == "aarch64" else (183, "aarch64")

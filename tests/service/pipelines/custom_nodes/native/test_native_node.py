@@ -26,7 +26,7 @@ from ovmstrio.runtimes.pipelines.custom_nodes.native.native_node import NativeNo
 from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import CALLS_AT_ONCE
 from tests.support.examples import examples
 from tests.support.native_nodes import FIXTURE_SOURCE, Account, compiled, copy_of_fixture
-from tests.support.tasks import hosting
+from tests.support.pipelines import hosting
 from tests.support.waits import until_async
 
 X = np.arange(10, dtype=np.float32).reshape(1, 10)

@@ -25,7 +25,7 @@ from ovmstrio.registry import Registry
 from ovmstrio.runtimes.handlers.mounting import HandlerServable, load_handler
 from ovmstrio.runtimes.kind import LoadContext, lease_nothing
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
-from tests.support.grpc_clients import with_channel
+from tests.support.api_clients import with_channel
 from tests.support.projects import write_project
 from tests.support.stub_registry import registry_of
 from tests.support.waits import WAIT_SECONDS

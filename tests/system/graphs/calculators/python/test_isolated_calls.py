@@ -21,8 +21,8 @@ from ovmstrio.work.isolation import isolated_code
 from ovmstrio.work.isolation.isolated_code import Isolation
 from ovmstrio.work.user_code.printing import prints_logged
 from pyovms import Tensor
+from tests.support.graph_nodes import Node, make_node, nodes
 from tests.support.graphs import handler
-from tests.support.python_nodes import Node, make_node, nodes
 from tests.support.waits import WAIT_SECONDS, until_async
 
 

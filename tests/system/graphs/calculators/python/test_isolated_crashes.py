@@ -18,8 +18,8 @@ from ovmstrio.core.errors import NotReady
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
 from ovmstrio.work.isolation import isolated_code
 from ovmstrio.work.isolation.isolated_code import Isolation
+from tests.support.graph_nodes import Node, Nodes, Opened, make_node, nodes
 from tests.support.graphs import handler
-from tests.support.python_nodes import Node, Nodes, Opened, make_node, nodes
 from tests.support.waits import WAIT_SECONDS, until_async
 
 MEMORY_LIMIT = 400 * 2**20
@@ -280,7 +280,7 @@ def test_process_ends_with_its_server(tmp_path: Path, action: str) -> None:
     from pathlib import Path
     from ovmstrio.work.isolation.isolated_code import Isolation
     from tests.system.graphs.calculators.python.test_isolated_crashes import load
-    from tests.support.python_nodes import nodes
+    from tests.support.graph_nodes import nodes
     async def main():
         async with nodes(Path({str(tmp_path)!r}), isolation=Isolation()) as made:
             node = await load(made, is_stream=False)

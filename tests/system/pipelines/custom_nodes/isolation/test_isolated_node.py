@@ -21,8 +21,8 @@ from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
 from ovmstrio.runtimes.pipelines.custom_nodes.native.isolated_node import IsolatedNode, open_isolated_node
 from ovmstrio.runtimes.pipelines.custom_nodes.open_node import open_custom_node
 from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import PythonNode
-from tests.support.custom_nodes import write_node
 from tests.support.native_nodes import compiled, copy_of_fixture, names_in
+from tests.support.pipelines import write_node
 from tests.support.processes import is_resource_tracker
 from tests.support.waits import until_async
 

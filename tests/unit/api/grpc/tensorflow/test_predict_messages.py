@@ -19,7 +19,7 @@ from ovmstrio.core.errors import InvalidRequest, NotSupported
 from ovmstrio.core.request import InferResponse
 from ovmstrio.core.tensor import ANY_SIZE, Dim, RawTensor, Tensor, TensorSpec
 from ovmstrio.protocol.descriptors import POOL, message_class
-from tests.support.validation import validate
+from tests.support.servables import validate
 from tests.unit.api.grpc.tensorflow.calls import array_of, content, predict_request, tensor
 
 NUMERIC = sorted(name for name in BY_DATATYPE if name != "BYTES")

@@ -25,8 +25,8 @@ from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.runtimes.handlers.mounting import HandlerServable
 from ovmstrio.runtimes.handlers.project import open_handler
 from tests.support.examples import examples
-from tests.support.lone_service import open_plane_of
 from tests.support.projects import make_project
+from tests.support.stub_registry import open_plane_of
 
 Kind = Literal["good", "bad", "absent", "malformed", "poison", "refusal", "short"]
 JSON: Final = (("content-type", "application/json"),)

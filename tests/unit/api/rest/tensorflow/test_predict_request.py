@@ -20,7 +20,7 @@ from ovmstrio.core.errors import InvalidRequest, MalformedJson, ServerError
 from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import ANY_SIZE, TensorSpec
 from ovmstrio.wire.statuses import status_of
-from tests.support.validation import validate
+from tests.support.servables import validate
 
 NO_INSTANCE = "Could not parse instance content. Not valid ndarray detected"
 NO_INPUT = "Could not parse input content. Not valid ndarray detected"

@@ -12,8 +12,8 @@ from ovmstrio.core.errors import Overloaded
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
 from ovmstrio.runtimes.graphs.config.graph_config import Port
 from pyovms import Tensor
+from tests.support.graph_nodes import Node, Opened, make_node, nodes
 from tests.support.graphs import handler
-from tests.support.python_nodes import Node, Opened, make_node, nodes
 from tests.support.waits import WAIT_SECONDS, until_async
 
 PREFIX = "Error occurred during graph execution"

@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
 from ovmstrio.runtimes.graphs.config.graph_config import Port
 from ovmstrio.work.user_code.pumps import CREDIT
+from tests.support.graph_nodes import Node, Nodes, PythonNodeCall, make_node, nodes
 from tests.support.graphs import handler
-from tests.support.python_nodes import Node, Nodes, PythonNodeCall, make_node, nodes
 from tests.support.waits import WAIT_SECONDS, until_async
 
 PREFIXES = pytest.mark.parametrize("prefix", ["", "async "])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ovmstrio.core.errors import ConfigError
-from tests.support.python_nodes import make_node, nodes
+from tests.support.graph_nodes import make_node, nodes
 
 HANDLER = "class OvmsPythonModel:\n    def execute(self, inputs):\n        return [Tensor('out', ({}).encode())]\n"
 

@@ -16,8 +16,7 @@ from ovmstrio.runtimes.graphs.calculator import ContractError
 from ovmstrio.runtimes.graphs.calculators.python import python_handler as handler_module
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 from pyovms import Tensor
-from tests.support.graph_nodes import contract_of, options
-from tests.support.python_nodes import LOOP, make_node, nodes
+from tests.support.graph_nodes import LOOP, contract_of, make_node, nodes, options
 from tests.support.waits import WAIT_SECONDS, until_async
 
 CLASS = "class OvmsPythonModel:\n    def execute(self, inputs): ...\n"

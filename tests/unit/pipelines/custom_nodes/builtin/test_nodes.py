@@ -17,7 +17,7 @@ from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import BUILTIN_NAMES, builtin_name
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.east_boxes import FoundText, suppress_overlaps
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.pictures import Box
-from tests.support.custom_nodes import opened_builtin
+from tests.support.pipelines import opened_builtin
 
 HEIGHT, WIDTH = 24, 32
 SIZES: dict[str, object] = {

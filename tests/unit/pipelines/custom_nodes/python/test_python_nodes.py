@@ -13,8 +13,7 @@ from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Overloaded, Problem
 from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
 from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import open_python_node
-from tests.support.custom_nodes import DOUBLER, opened_python, write_node
-from tests.support.tasks import hosting
+from tests.support.pipelines import DOUBLER, hosting, opened_python, write_node
 from tests.support.waits import until_async
 
 INFOS = """

@@ -1,4 +1,4 @@
-"""One data plane over models that OpenVINO runs, behind gRPC and REST, and tritonclient for either."""
+"""Blocking clients of gRPC and REST in threads, and a data plane behind both on the event loop of a test."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import grpc
 import httpx
 import trio
 
@@ -14,6 +15,7 @@ from ovmstrio.access.gate import Gate
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.dataplane.guarded_plane import GuardedPlane
 from ovmstrio.dataplane.plane import DataPlane
+from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
@@ -21,6 +23,36 @@ from tests.support.stub_registry import Load, registry_of
 from tests.support.waits import WAIT_SECONDS
 
 ResultT = TypeVar("ResultT")
+
+
+async def with_triton(address: str, work: Callable[[Any], ResultT]) -> ResultT:
+    from tritonclient.grpc import InferenceServerClient
+
+    def connected() -> ResultT:
+        with InferenceServerClient(address) as client:
+            return work(client)
+
+    return await trio.to_thread.run_sync(connected)
+
+
+async def with_channel(address: str, work: Callable[[Any], ResultT]) -> ResultT:
+    def connected() -> ResultT:
+        with grpc.insecure_channel(address) as channel:
+            return work(channel)
+
+    return await trio.to_thread.run_sync(connected)
+
+
+async def call(address: str, path: str, request: Any, response: str, **options: Any) -> Any:
+    """Make one unary call; ``request`` is a message or its bytes, ``response`` the name of a message."""
+    payload = request if isinstance(request, bytes) else request.SerializeToString()
+
+    def work(channel: Any) -> Any:
+        method = channel.unary_unary(path, response_deserializer=message_class(response).FromString)
+        return method(payload, **{"timeout": WAIT_SECONDS, **options})
+
+    return await with_channel(address, work)
+
 
 DOORS = ("grpc", "http")
 
@@ -35,8 +67,6 @@ def triton_module(door: str) -> Any:
 
 @dataclass
 class BothDoors:
-    """A server, and where it listens."""
-
     plane: DataPlane
     grpc: str
     http: str
