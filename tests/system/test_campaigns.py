@@ -1,5 +1,3 @@
-"""Campaigns against servers: nearly valid messages, hostile clients, and disturbances while clients call."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

@@ -1,5 +1,3 @@
-"""Checks of what tests leave behind: running processes, and changed loggers."""
-
 from __future__ import annotations
 
 import logging

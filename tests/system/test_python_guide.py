@@ -1,5 +1,3 @@
-"""The programs of the guide to the Python interface, and the cost of importing the package."""
-
 from __future__ import annotations
 
 import re

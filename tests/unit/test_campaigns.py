@@ -1,5 +1,3 @@
-"""Outcomes of the fuzz campaign and the ledger of the chaos run."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Modules and packages that the sources import, and paths, links and modules that the documentation names."""
-
 from __future__ import annotations
 
 import ast

@@ -1,5 +1,3 @@
-"""The public modules: their names, docstrings and guide, and what guides and samples import."""
-
 from __future__ import annotations
 
 import ast

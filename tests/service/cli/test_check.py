@@ -1,5 +1,3 @@
-"""Commands that check or draw configurations, handlers, pipelines and pipelines of Ops."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Building and checking custom nodes from the command line."""
-
 from __future__ import annotations
 
 import json

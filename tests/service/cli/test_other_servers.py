@@ -1,5 +1,3 @@
-"""Commands with servers of their own: demo, chat, conformance, trace, and servers with hostile names."""
-
 from __future__ import annotations
 
 import csv

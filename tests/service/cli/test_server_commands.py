@@ -1,5 +1,3 @@
-"""Commands that call a server: top, infer, models, health, sequence, stream and profile."""
-
 from __future__ import annotations
 
 import csv

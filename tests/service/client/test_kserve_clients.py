@@ -1,5 +1,3 @@
-"""Clients of KServe's interfaces, against a server of models and against servers with scripted streams."""
-
 from __future__ import annotations
 
 import json

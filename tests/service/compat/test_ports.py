@@ -1,5 +1,3 @@
-"""Generators of free ports."""
-
 from __future__ import annotations
 
 from paddle_serving_server.pipeline.util import AvailablePortGenerator, GetAvailablePortGenerator

@@ -1,5 +1,3 @@
-"""Pipelines like OVMS's examples, called by Triton's clients over gRPC and HTTP."""
-
 from __future__ import annotations
 
 import io

@@ -1,5 +1,3 @@
-"""Samples with fetched models, which need wheels in the cache, and the clients of text and speech models."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Samples as they are prepared: embedded models, services of Ops and wheels."""
-
 from __future__ import annotations
 
 import hashlib

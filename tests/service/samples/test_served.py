@@ -1,5 +1,3 @@
-"""Samples that are graphs or pipelines, served in this process and called by their own clients and by Triton's."""
-
 from __future__ import annotations
 
 import itertools
@@ -32,7 +30,6 @@ from tests.support.fetched_samples import prepare_cached
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
 _GRAPHS = [sample.name for sample in SAMPLES if sample.graph]
-_EMBEDDED_GRAPHS = [sample.name for sample in SAMPLES if sample.graph and sample.wheel is None]
 
 
 def _settings(name: str, tmp_path: Path) -> dict[str, Any]:

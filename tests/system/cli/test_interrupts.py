@@ -1,5 +1,3 @@
-"""Ctrl-C, readers that leave and servers that go away, for commands in processes and on terminals."""
-
 from __future__ import annotations
 
 import subprocess

@@ -1,5 +1,3 @@
-"""Commands in processes of their own: imports, standard streams, stop and deploy."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Programs that use other packages' clients, against a served repository."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""Scripts of Paddle Serving in processes of their own: imports, the serve command and a service."""
-
 from __future__ import annotations
 
 import base64

@@ -1,5 +1,3 @@
-"""A real Envoy with the shipped configuration before two servers: calls, streams, sequences, servers that go."""
-
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,3 @@
-"""Dashboards and alerts ask for what a server tells: each query is evaluated on the metrics of one that has worked."""
-
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,3 @@
-"""Plain manifests, the rendered chart and KServe's runtimes against the schemas of the API."""
-
 from __future__ import annotations
 
 import json

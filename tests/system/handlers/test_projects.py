@@ -1,5 +1,3 @@
-"""``ovms serve PROJECT`` as a user runs it: environment, readiness, logs, processes, limits and the end."""
-
 from __future__ import annotations
 
 import concurrent.futures

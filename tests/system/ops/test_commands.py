@@ -1,5 +1,3 @@
-"""Pipelines of Ops by ``ovms serve``, ``ovms run`` and Python. The tests stop their servers."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""The sample that reads pictures, and the example of the original package, by ``ovms run``."""
-
 from __future__ import annotations
 
 import base64

@@ -1,5 +1,3 @@
-"""The samples' clients: all are called in one way, and those of the README run after its first command."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Tests that stop, kill or reconfigure their server start a server of their own."""
-
 from __future__ import annotations
 
 import base64

@@ -1,5 +1,3 @@
-"""Records of benchmarks: Python calls, runs of the matrix, their comparison, chart and summary."""
-
 from __future__ import annotations
 
 import json

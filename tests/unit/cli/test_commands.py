@@ -1,5 +1,3 @@
-"""Commands that need no server: graph, generate, keys, deploy, and scripts of Paddle Serving."""
-
 from __future__ import annotations
 
 import json

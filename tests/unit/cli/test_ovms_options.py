@@ -1,5 +1,3 @@
-"""Command lines of OpenVINO Model Server, among them those that list models or change a configuration."""
-
 from __future__ import annotations
 
 import errno

@@ -1,5 +1,3 @@
-"""Replies of streams and steps of sequences as commands show and save them."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Inputs read from files, split into steps of sequences, and outputs written to files."""
-
 from __future__ import annotations
 
 import contextlib

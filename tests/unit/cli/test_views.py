@@ -1,5 +1,3 @@
-"""Tables, views of ovms top, trace and profile, and the reference of the command line."""
-
 from __future__ import annotations
 
 import csv

@@ -1,5 +1,3 @@
-"""Readers of images, videos, detections, text regions and texts."""
-
 from __future__ import annotations
 
 import base64

@@ -1,5 +1,3 @@
-"""Names, arguments and errors that scripts of Paddle Serving use."""
-
 from __future__ import annotations
 
 from importlib import import_module

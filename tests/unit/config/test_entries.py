@@ -1,5 +1,3 @@
-"""Entries of services: keys that all kinds share, graphs, text models, handlers, Op pipelines, Python processes."""
-
 from __future__ import annotations
 
 import json

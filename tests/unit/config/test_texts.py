@@ -1,5 +1,3 @@
-"""Text formats of configuration files, mappings of tensor names, and rules for the values of sections."""
-
 from __future__ import annotations
 
 import json

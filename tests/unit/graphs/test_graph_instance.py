@@ -1,5 +1,3 @@
-"""The engine and a slow model of it (``reference.py``) get the same graphs and packets, and must agree."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine

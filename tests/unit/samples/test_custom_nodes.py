@@ -1,5 +1,3 @@
-"""The Python nodes of the samples that are pipelines, called as the server calls them."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

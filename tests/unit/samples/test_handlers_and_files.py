@@ -1,5 +1,3 @@
-"""Handlers of samples, called as the server calls them, and the file formats that samples read."""
-
 from __future__ import annotations
 
 import importlib.util

@@ -177,8 +177,6 @@ async def test_unsent_bytes_are_counted_until_the_socket_is_closed() -> None:
         assert unsent_bytes(stream) == 0
 
 
-STALLED_SECONDS = PendingAnswers().patience_seconds
-
 Pair = tuple[trio.SocketStream, trio.SocketStream]
 
 

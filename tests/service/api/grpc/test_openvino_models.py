@@ -1,5 +1,3 @@
-"""tritonclient against OpenVINO models, through every layer of the server."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator

@@ -1,5 +1,3 @@
-"""Shared memory of clients, used by tritonclient, and hostile uses of it."""
-
 from __future__ import annotations
 
 import json

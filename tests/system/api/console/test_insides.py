@@ -1,5 +1,3 @@
-"""Profiles of service processes, over the console's API."""
-
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor

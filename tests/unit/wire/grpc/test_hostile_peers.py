@@ -1,5 +1,3 @@
-"""Clients that do not read their answers, and the work that floods of frames cause."""
-
 from __future__ import annotations
 
 import sys
