@@ -35,8 +35,19 @@ def library(tmp_path: Path) -> Path:
     return copy_of_fixture(tmp_path)
 
 
+_others: set[psutil.Process] = set()
+
+
+@pytest.fixture(autouse=True)
+def _leave_shared_servers_out() -> None:
+    """Servers that other tests of this process share are its children, too."""
+    _others.clear()
+    _others.update(psutil.Process().children(recursive=True))
+
+
 def children() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children(recursive=True) if not is_resource_tracker(each)]
+    found = psutil.Process().children(recursive=True)
+    return [each for each in found if each not in _others and not is_resource_tracker(each)]
 
 
 def mark_of(library: Path) -> Path:
