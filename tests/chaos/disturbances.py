@@ -98,13 +98,13 @@ class Disturbances:
             await trio.sleep(1)
 
     async def kill_worker(self) -> None:
-        """Kill a process of the project: only what it was working on is lost, and told so where that is possible."""
+        """Kill a process of the project: only the calls on its connections are lost."""
         children = [each for each in self._parts.project.children() if each.is_running()]
         if not children:
             self._ledger.find("the project has no processes")
             return
         whom = self._parts.of_project
-        allowed = (Said.LOST, Said.REFUSED, Said.ENDED)
+        allowed = (Said.LOST, Said.REFUSED)
         with self._ledger.window("kill -9 of a worker", *allowed, whom=whom, after_seconds=RECOVERY_SECONDS):
             self._random.choice(children).kill()
             await trio.sleep(1)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import pytest
 import structlog
 import trio
 
-from ovmstrio.server.workers.journal import NO_SLOT, Journal, State
 from ovmstrio.server.workers.passing import ConnectionInbox
+from ovmstrio.wire.closing import close_now
 from ovmstrio.wire.direct_stream import DirectStream
 from ovmstrio.work.messages.message_packets import Message
 from ovmstrio.work.processes import WorkRequest, WorkRequests
@@ -30,10 +31,10 @@ class _Passing:
     def __init__(self, closed: Callable[[], None]) -> None:
         ours, theirs = (MessageChannel(end) for end in packet_pair())
         self.giver, self._taker = ours, theirs
-        self.inbox = ConnectionInbox(closed, Journal(memoryview(bytearray(Journal.size()))))
+        self.inbox = ConnectionInbox(closed)
 
     async def give(self, accepted: trio.SocketStream) -> None:
-        await self.giver.send([0, ["REST", NO_SLOT]], accepted.socket.fileno())
+        await self.giver.send([0, ["REST", "203.0.113.9", 7]], accepted.socket.fileno())
         await accepted.aclose()
 
     async def run(self) -> None:
@@ -54,8 +55,9 @@ def _passing(closed: Callable[[], None] = lambda: None) -> Iterator[_Passing]:
         passing.close()
 
 
-async def test_a_connection_works_where_it_was_given_to() -> None:
-    """The giver may close its own end of it, and its end at the other place is told once."""
+@pytest.mark.parametrize("close", [close_now, trio.aclose_forcefully, DirectStream.aclose])
+async def test_a_connection_works_where_it_was_given_to(close: Callable[[Any], Awaitable[None]]) -> None:
+    """The giver closes its descriptor at once, and the end of the connection is reported once."""
     ended: list[str] = []
     with _passing(lambda: ended.append("one")) as passing:
         async with trio.open_nursery() as nursery:
@@ -63,13 +65,15 @@ async def test_a_connection_works_where_it_was_given_to() -> None:
             client, accepted = await _connected()
             await passing.give(accepted)
             stream = await passing.inbox.accept()
+            assert isinstance(stream, DirectStream)
+            assert (stream.peer_address.host, stream.peer_address.port) == ("203.0.113.9", 7)
             await client.send_all(b"ping")
             assert await stream.receive_some() == b"ping"
             await stream.send_all(b"pong")
             assert await client.receive_some() == b"pong"
             assert not ended
-            await stream.aclose()
-            await stream.aclose()
+            await close(stream)
+            await close(stream)
             assert await client.receive_some() == b""
             await client.aclose()
             passing.giver.finish()
@@ -98,39 +102,13 @@ async def test_the_end_of_the_giver_is_the_end() -> None:
 
 
 async def test_a_connection_without_a_descriptor_is_given_up() -> None:
-    """A process that has no room for it says so, so that who gave it closes it; its client is not left waiting."""
+    """A process that has no room for another descriptor counts the connection as closed, and logs the loss."""
     ended: list[str] = []
     with _passing(lambda: ended.append("one")) as passing:
-        message = Message([0, ["REST", NO_SLOT]], None)
+        message = Message([0, ["REST", "203.0.113.9", 7]], None)
         with structlog.testing.capture_logs() as logs:
             for _ in range(3):
                 await passing.inbox.put(WorkRequest(passing.giver, message))
         await passing.inbox.aclose()
     assert ended == ["one"] * 3
     assert [line["event"] for line in logs] == ["connections lost"]
-
-
-async def test_a_connection_whose_bytes_are_not_kept_is_served_in_as_few_steps_as_any() -> None:
-    """Until it is read from it may be another process's; its end is told, and its slot is free."""
-    ended: list[str] = []
-    journal = Journal(memoryview(bytearray(Journal.size())))
-    inbox = ConnectionInbox(lambda: ended.append("one"), journal, keeps=False)
-    client, accepted = await _connected()
-    async with client, accepted:
-        journal.give(3)
-        with _passing() as passing:
-            descriptor = os.dup(accepted.socket.fileno())
-            await inbox.put(WorkRequest(passing.giver, Message([0, ["gRPC", 3]], descriptor)))
-        stream = await inbox.accept()
-        assert isinstance(stream, DirectStream)
-        assert journal.standing(3, accepted.socket).state is State.GIVEN
-        await client.send_all(b"ping")
-        assert await stream.receive_some() == b"ping"
-        assert journal.standing(3, accepted.socket).state is State.UNKNOWN
-        assert not ended
-        # Whoever gave it has a descriptor of it still.
-        await stream.aclose()
-        await stream.aclose()
-        assert await client.receive_some() == b""
-    await inbox.aclose()
-    assert (ended, journal.ended_since(0)) == (["one"], [3])
