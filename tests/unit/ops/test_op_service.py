@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ovmstrio.core.begun import telling_begin
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure, NotReady, Overloaded, ServerError
 from ovmstrio.core.request import InferInput, InferRequest, RequestedOutput
 from ovmstrio.core.tensor import Tensor
@@ -53,16 +52,6 @@ def asking(*inputs: tuple[InferInput, bytes], outputs: tuple[str, ...] = (), **p
 def text(name: str, *values: bytes) -> tuple[InferInput, bytes]:
     """Make an input of BYTES."""
     return InferInput(name, "BYTES", (len(values),)), b"".join(len(one).to_bytes(4, "little") + one for one in values)
-
-
-async def test_calls_are_not_made_again_by_others() -> None:
-    """Ops are code of users, so whoever might make a call again is told."""
-    told: list[int] = []
-    pipeline = _Pipeline()
-    with telling_begin(lambda: told.append(len(pipeline.requests))):
-        await service_of(pipeline).infer(asking(text("k", b"v")))
-        await service_of(pipeline).answer(PipelineRequest(), math.inf)
-    assert told == [0, 1]
 
 
 async def test_texts_are_keys_and_arrays_are_tensors() -> None:

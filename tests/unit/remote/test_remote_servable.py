@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from trio.testing import MockClock
 
 from ovmstrio.config.remote_entries import RemoteAddress, RemoteSpec
-from ovmstrio.core.begun import telling_begin
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, NotReady, PayloadTooLarge, ServerError
 from ovmstrio.core.reconsidering import readiness_reconsidered
 from ovmstrio.core.request import InferRequest, InferResponse, ParameterValue
@@ -87,14 +86,6 @@ async def test_a_response_has_the_local_name_and_the_request_id() -> None:
     response = await _remote_of(endpoint, timeout_seconds=5).infer(_request())
     assert (response.model_name, response.model_version, response.id) == ("m", "1", "i")
     assert endpoint.seconds == [pytest.approx(5, abs=0.1)]
-
-
-async def test_user_code_is_reported_before_the_call() -> None:
-    reported: list[int] = []
-    endpoint = _FakeEndpoint("a")
-    with telling_begin(lambda: reported.append(len(endpoint.calls))):
-        await _remote_of(endpoint).infer(_request())
-    assert reported == [0]
 
 
 async def test_an_unsent_call_goes_to_the_next_address_at_once(autojump_clock: MockClock) -> None:
