@@ -60,15 +60,11 @@ _DROP_BARE_SYN: Final = b"".join(
 class Accepting:
     """Accepts the connections of some listeners; of one use.
 
-    Args:
-        make_room: is called when the system has no room for a connection, before that is tried again.
-
     Attributes:
         ended: set when the last listener is closed.
     """
 
-    def __init__(self, make_room: Callable[[], None] = lambda: None) -> None:
-        self._make_room = make_room
+    def __init__(self) -> None:
         self.ended = trio.Event()
         self._is_stopped = False
         self._untold: list[trio.CancelScope] = []
@@ -103,7 +99,7 @@ class Accepting:
     async def _accept_from(
         self, listener: Listener, handler: Callable[[Any], Awaitable[object]], nursery: trio.Nursery
     ) -> None:
-        gate = _Gate(listener, handler, nursery, self._make_room)
+        gate = _Gate(listener, handler, nursery)
         async with listener:
             if not self._is_stopped:
                 with trio.CancelScope() as untold:
@@ -132,12 +128,10 @@ class _Gate:
         listener: Listener,
         handler: Callable[[Any], Awaitable[object]],
         nursery: trio.Nursery,
-        make_room: Callable[[], None],
     ) -> None:
         self._listener = listener
         self._handler = handler
         self._nursery = nursery
-        self._make_room = make_room
         self.accepted = 0
         self._quiet_until = float("-inf")
         self._pauses = 0
@@ -157,7 +151,6 @@ class _Gate:
                 if error.errno not in NO_ROOM:
                     raise
                 scope.deadline = max(scope.deadline, trio.current_time() + PAUSE_SECONDS + SETTLE_SECONDS)
-                self._make_room()
                 await self._pause(error)
             else:
                 self.accepted += 1

@@ -47,7 +47,9 @@ async def close_now(stream: trio.abc.Stream) -> None:
 
     Cancellation: the stream is closed in any case.
     """
-    if isinstance(stream, trio.SocketStream | DirectStream):
+    if isinstance(stream, DirectStream):
+        stream.close()
+    elif isinstance(stream, trio.SocketStream):
         stream.socket.close()
     else:
         await trio.aclose_forcefully(stream)

@@ -91,7 +91,7 @@ class Disturbances:
             self._ledger.find("the project has no processes")
             return
         whom = self._parts.of_project
-        allowed = (Said.LOST, Said.REFUSED, Said.ENDED)
+        allowed = (Said.LOST, Said.REFUSED)
         with self._ledger.window("kill -9 of a worker", *allowed, whom=whom, after_seconds=RECOVERY_SECONDS):
             self._random.choice(children).kill()
             await trio.sleep(1)

@@ -24,7 +24,6 @@ class Said(Enum):
     MISSING = "refused: no such service"
     FORGOTTEN = "refused: no such sequence"
     FAILED = "the server's failures"
-    ENDED = "told that their process had ended"
     LOST = "without an answer"
     SILENT = "not ended in time"
     UNREACHED = "not accepted"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
@@ -45,6 +47,23 @@ def each_worker(server: OvmsProcess, *, uds: str | None = None, **headers: str) 
 def worker_pids(server: OvmsProcess) -> set[int]:
     with each_worker(server) as clients:
         return {pid_of(client) for client in clients}
+
+
+@contextmanager
+def ending_worker(server: OvmsProcess) -> Iterator[None]:
+    """Wait after the block until the parent has noticed that a worker has ended.
+
+    Until then the parent may hand a new connection over to that worker, and the connection is lost.
+    """
+    ended = server.printed_so_far().count("a worker process has ended")
+    yield
+    until(lambda: server.printed_so_far().count("a worker process has ended") > ended)
+
+
+def kill_worker(server: OvmsProcess, pid: int) -> None:
+    """Kill a worker, and wait until the parent has noticed."""
+    with ending_worker(server):
+        os.kill(pid, signal.SIGKILL)
 
 
 def sample(server: OvmsProcess, metric: str, /, **labels: str) -> float:

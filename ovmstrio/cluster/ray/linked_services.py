@@ -14,7 +14,6 @@ from ovmstrio.api.raw_contents import join_buffers
 from ovmstrio.cluster.layout import shard_names
 from ovmstrio.cluster.ray.shards import shard_of
 from ovmstrio.config.specs import ServableSpec
-from ovmstrio.core.begun import user_code_begins
 from ovmstrio.core.datatypes import BY_NAME, INVALID
 from ovmstrio.core.errors import DeadlineExceeded, NotSupported, PayloadTooLarge
 from ovmstrio.core.events import Door
@@ -76,7 +75,6 @@ class LinkedServable:
         Cancellation: at any checkpoint, and there, too.
         """
         group = shard_of(request, self._spec.group, self._spec.shards)
-        user_code_begins()
         data = join_buffers(encode_request(request, self._spec.name, request.model_version))
         seconds = request.deadline - trio.current_time()
         with trio.move_on_at(request.deadline):

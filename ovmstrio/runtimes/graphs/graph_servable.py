@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
-from ovmstrio.core.begun import user_code_begins
 from ovmstrio.core.datatypes import INVALID
 from ovmstrio.core.errors import GraphFailure, InvalidRequest, NotSupported
 from ovmstrio.core.gathered import Gathered
@@ -280,7 +279,6 @@ class GraphServable:
         parameters: Mapping[str, ParameterValue] = _NO_PARAMETERS,
         http: HttpRequest | None = None,
     ) -> GraphInstance:
-        user_code_begins()
         side = self._loaded.side
         if request.parameters:
             side = side | side_packets(request)

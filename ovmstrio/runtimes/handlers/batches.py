@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 from structlog.contextvars import bound_contextvars, get_contextvars
 
-from ovmstrio.core.begun import BeginTold, telling_begin
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectBatching, ProjectSpec
 from ovmstrio.runtimes.handlers.handler_class import HandlerMethod
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
@@ -53,11 +52,10 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchItem:
-    """The part that one request has in a batch, and who is told when its code begins."""
+    """The part that one request has in a batch."""
 
     arguments: Arguments
     request_id: str = ""
-    told: BeginTold | None = None
 
 
 class Patience(NamedTuple):
@@ -108,8 +106,7 @@ class BatchedMethod:
 
         Cancellation: as :func:`call_handler_code`.
         """
-        # The task of a batch is begun by any request, or none.
-        with in_log(*(item.request_id for item in items)), telling_begin(*(item.told for item in items)):
+        with in_log(*(item.request_id for item in items)):
             return await self._results(items)
 
     async def _results(self, items: Sequence[BatchItem]) -> list[Any]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
 import structlog
 import trio
 
-from ovmstrio.core.begun import user_code_begins
 from ovmstrio.core.http import Callback
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
 from ovmstrio.runtimes.handlers.models.leases import lease_models
@@ -89,13 +87,6 @@ class Callbacks:
                 self._code.report(raised.error, _STEP)
 
 
-@contextmanager
-def _handler_call() -> Iterator[None]:
-    user_code_begins()
-    with lease_models():
-        yield
-
-
 async def call_handler_code(
     threads: WorkerThreads,
     function: Callable[..., Any],
@@ -113,5 +104,5 @@ async def call_handler_code(
     and its result is dropped; a coroutine is cancelled where it waits.
     """
     return await call_user_code(
-        threads, function, (), arguments, around=_handler_call, may_leave=True, start_within=start_within
+        threads, function, (), arguments, around=lease_models, may_leave=True, start_within=start_within
     )

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
-from ovmstrio.core.begun import told_of_begin, user_code_begins
 from ovmstrio.core.http import Callback, HttpAnswer, HttpRequest
 from ovmstrio.core.line_streams import running_code_of
 from ovmstrio.runtimes.handlers.batches import Arguments, BatchItem, Patience, current_request_id
@@ -111,7 +110,7 @@ class LoadedHandler:
         method = self.methods[name]
         given = {each: arguments[each] for each in method.wanted}
         if method.is_batched and self._batcher is not None:
-            item = BatchItem(given, current_request_id(), told_of_begin())
+            item = BatchItem(given, current_request_id())
             return await self._batcher.submit(item, start_within=self._patience.batch)
         if method.is_generator:
             return method.call(**given)
@@ -199,28 +198,6 @@ async def invoke(
         raise code.failure(raised.error, method.name) from None
 
 
-class _Begins(Iterator[Any]):
-    """An iterator of the user's whose code has begun with its first step."""
-
-    def __init__(self, values: Iterator[Any]) -> None:
-        self._values = values
-
-    @classmethod
-    def of(cls, values: Iterator[Any]) -> Iterator[Any]:
-        """Give an iterator for which this is told, the same one where nobody is to be told."""
-        return values if told_of_begin() is None else cls(values)
-
-    def __next__(self) -> Any:
-        user_code_begins()
-        return next(self._values)
-
-    def close(self) -> None:
-        """Close the iterator, if it can be closed."""
-        close = getattr(self._values, "close", None)
-        if close is not None:
-            close()
-
-
 class UserStream(Generic[_T]):
     """The values of an iterator of the user's, plain ones in worker threads and async ones on the event loop.
 
@@ -248,10 +225,9 @@ class UserStream(Generic[_T]):
         self._context.run(self._leases.__enter__)
         self._pump: ThreadPump[_T] | AsyncPump[_T]
         if isinstance(values, AsyncIterator):
-            user_code_begins()
             self._pump = AsyncPump(values, convert, threads.grace_seconds, partial(running_code_of, code.names))
         else:
-            self._pump = ThreadPump(_Begins.of(values), convert, threads, self._context)
+            self._pump = ThreadPump(values, convert, threads, self._context)
         self._code = code
         self._step = step
         self._is_over = False

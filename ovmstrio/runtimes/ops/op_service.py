@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 import structlog
 
-from ovmstrio.core.begun import user_code_begins
 from ovmstrio.core.datatypes import BY_NAME, BYTES, Datatype
 from ovmstrio.core.errors import (
     DeadlineExceeded,
@@ -281,7 +280,6 @@ class OpService(ResidentService):
         Cancellation: at any checkpoint; the pipeline gives back what the call held.
         """
         asked = pipeline_request(request)
-        user_code_begins()
         return infer_response(self.name, request, await self._executor.infer(asked, request.deadline))
 
     async def answer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
@@ -295,7 +293,6 @@ class OpService(ResidentService):
             return wrong_name(request, name=self.own_name)
         if self._is_closed:
             return PipelineResponse(CustomExceptionCode.CLOSED_ERROR.value, _CLOSED)
-        user_code_begins()
         return await self._executor.infer(request, deadline)
 
     # End

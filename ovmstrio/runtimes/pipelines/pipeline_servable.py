@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ovmstrio.core.begun import user_code_begins
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.inspection import NOTHING_INSIDE, Inside
@@ -72,8 +71,6 @@ class DagServable:
         Cancellation: at any checkpoint; everything that runs for the call is cancelled before this returns.
         """
         inputs = self._read(request)
-        if self._custom_nodes:
-            user_code_begins()
         outputs = await PipelineRun(self._entry, request)(inputs)
         named: list[Tensor | RawTensor] = [
             _named(name, outputs[name], keeps_rows=request.keeps_rows) for name in sorted(outputs)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ovmstrio.core.begun import user_code_begins
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, NotFound, NotReady, PayloadTooLarge, ServerError
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.core.tracing import current_span
@@ -72,8 +71,6 @@ class RemoteServable(ResidentService):
         Ownership: the request's buffers until it returns.
         Cancellation: at any checkpoint; the other server is told, and drops the call.
         """
-        # Nobody knows what another server does.
-        user_code_begins()
         now = trio.current_time()
         deadline = min(request.deadline, now + self._spec.timeout_seconds)
         step = step_of(request)

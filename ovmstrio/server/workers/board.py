@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Final
 
 from ovmstrio.core.limits import refuse_more
-from ovmstrio.server.workers.journal import Journal
 from ovmstrio.server.workers.kept_figures import KeptFigures
 from ovmstrio.server.workers.ledger_memory import LedgerMemory
 from ovmstrio.server.workers.sequence_memory import SequenceMemory, slots_for
@@ -51,8 +50,7 @@ class Board:
         self._memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
         self._whole = memoryview(self._memory)
         self._cells = self._whole[: _own_size(rows)].cast("q")
-        self._journals: list[Journal] = []
-        start = _own_size(rows) + rows * Journal.size()
+        start = _own_size(rows)
         self.ledger = LedgerMemory(self._whole[start : start + LedgerMemory.size(rows)], rows)
         start += LedgerMemory.size(rows)
         self.figures = KeptFigures(self._whole[start : start + KeptFigures.size(rows)], rows)
@@ -67,8 +65,6 @@ class Board:
 
     def close(self) -> None:
         """Give the memory back."""
-        for journal in self._journals:
-            journal.release()
         self.ledger.release()
         self.figures.release()
         self.sequences.release()
@@ -76,12 +72,6 @@ class Board:
         self._whole.release()
         self._memory.close()
         os.close(self.descriptor)
-
-    def journal(self, row: int) -> Journal:
-        """Give what a process writes of its connections; it ends with the board."""
-        start = _own_size(self.rows) + row * Journal.size()
-        self._journals.append(Journal(self._whole[start : start + Journal.size()]))
-        return self._journals[-1]
 
     def clear(self, row: int, *, keeps_sequences: bool = False) -> None:
         """Forget what a process that has ended had written, but for what it has counted.
@@ -182,7 +172,7 @@ def _own_size(rows: int) -> int:
 
 
 def _size(rows: int) -> int:
-    return _own_size(rows) + rows * Journal.size() + LedgerMemory.size(rows) + KeptFigures.size(rows)
+    return _own_size(rows) + LedgerMemory.size(rows) + KeptFigures.size(rows)
 
 
 class SharedLimit:

@@ -10,7 +10,6 @@ import math
 import resource
 import secrets
 import signal
-import socket
 from contextlib import AsyncExitStack, closing
 from functools import partial
 from time import perf_counter
@@ -31,9 +30,6 @@ from ovmstrio.server.plan import read_plan
 from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.signals import obey_renewals, obey_signals
 from ovmstrio.server.workers.board import Board
-from ovmstrio.server.workers.connections import GivenConnection, GivenConnections
-from ovmstrio.server.workers.journal import NO_SLOT, Standing
-from ovmstrio.server.workers.recovery import go_on_with
 from ovmstrio.server.workers.stores import check_store
 from ovmstrio.server.workers.task import CHANGED, CUT, DRAIN, WorkerTask
 from ovmstrio.wire.accepting import Accepting
@@ -76,7 +72,7 @@ async def serve_with_workers(plan: Plan, *, handle_signals: bool = True) -> bool
     Ownership: the processes and the listeners.
     Cancellation: kills the processes.
     """
-    # The parent has a descriptor of every connection, as its processes have.
+    # Worker processes inherit the limit: each may have more connections than the usual soft limit allows.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Behind the nursery: a renewal that a stop overtakes says on the board that it is over.
@@ -103,10 +99,9 @@ class _Parent:
         self._plan = plan
         self._readiness = ReadinessFile(plan.readiness_file)
         self._board = Board.create(plan.processes, _most_sequences(plan))
-        self._connections = GivenConnections(self._board)
         self._nursery: trio.Nursery | None = None
         self._changed = trio.Event()
-        self._accepting = {name: Accepting(self._connections.reap) for name in ("gRPC", "REST", "probes")}
+        self._accepting = {name: Accepting() for name in ("gRPC", "REST", "probes")}
         self._listening: dict[str, list[Listener]] = {}
         self._giving = 0
         self._stuck: set[int] = set()
@@ -138,7 +133,6 @@ class _Parent:
         finally:
             self._nursery = None
             self._readiness.show(ready=False)
-            self._connections.close()
 
     def close(self) -> None:
         """Give the board back, once nothing of this one runs any more."""
@@ -289,66 +283,28 @@ class _Parent:
             await self._changed.wait()
 
     async def _give(self, protocol: str, stream: DirectStream) -> None:
-        # Whoever has accepted it closes what it gave, and there may be no room for another descriptor of it.
-        taken = socket.socket(fileno=stream.socket.detach())
-        own = trio.SocketStream(trio.socket.from_stdlib_socket(taken))
-        await self._pass_on(GivenConnection(protocol, own, peer_address=stream.peer_address))
+        """Hand a connection over to the worker with the fewest connections; wait while no worker is ready.
 
-    async def _pass_on(self, connection: GivenConnection) -> None:
-        """Give a connection to the process that has the fewest; wait for one while there is none, and is to be one."""
-        is_kept = False
+        Ownership: the caller closes the descriptor of this process.
+        """
+        # The address goes along: the socket of a client that has reset the connection has none any more.
+        address = stream.peer_address
+        message = [protocol, address.host, address.port]
         self._giving += 1
         try:
             while True:
                 kept = self._least_busy()
                 if kept is not None:
-                    is_given, is_kept = await self._give_to(kept, connection)
-                    if is_given:
+                    if await kept.give(message, stream.socket.fileno()):
                         return
                 elif self._draining.is_set():
                     return
                 else:
                     await self._changed.wait()
         finally:
-            if not is_kept:
-                connection.close()
             self._giving -= 1
             if self._draining.is_set():
                 self._tell_change()
-
-    async def _give_to(self, kept: KeptProcess, connection: GivenConnection) -> tuple[bool, bool]:
-        """Give a connection to a process; tells whether it has it, or somebody else sees to it, and whether it is kept.
-
-        One that another process had read from is not given where it cannot be kept.
-        """
-        slot = self._connections.place(kept.row, connection)
-        if slot == NO_SLOT and connection.kept:
-            return True, False
-        try:
-            # A socket that the client has reset has no address any more, so the address goes with it.
-            address = connection.peer_address
-            message = [connection.protocol, address.host, address.port, slot]
-            is_given = await kept.give(message, connection.stream.socket.fileno())
-        except BaseException:
-            if not connection.is_lost:
-                self._connections.take_back(kept.row, slot)
-            raise
-        if connection.is_lost:
-            return True, True
-        if not is_given:
-            self._connections.take_back(kept.row, slot)
-        return is_given, is_given and slot != NO_SLOT
-
-    async def _recover(self, connection: GivenConnection, standing: Standing, cause: str) -> None:
-        """Go on with a connection of a process that has ended."""
-        is_passed_on = False
-        try:
-            is_passed_on = not self._draining.is_set() and await go_on_with(connection, standing, cause)
-        finally:
-            if not is_passed_on:
-                connection.close()
-        if is_passed_on:
-            await self._pass_on(connection)
 
     def _least_busy(self) -> KeptProcess | None:
         ready = [kept for kept in self._kept if kept.is_ready and not kept.is_replaced]
@@ -388,26 +344,16 @@ class _Parent:
         is_draining = self._draining.is_set()
         was_cut = is_draining and kept.is_ready and code not in _GENTLE
         self._has_cut = self._has_cut or was_cut
-        in_flight, lost = self._board.in_flight(kept.row), self._connections.lose(kept.row)
         is_wanted = kept.is_replaced and code in _GENTLE
         if not (is_draining or is_wanted) or (was_cut and code != CUT):
-            passed_on = sum(standing.may_be_in_flight for _, standing in lost)
-            self._log_end(kept.row, process.pid, code, max(in_flight - passed_on, 0), passed_on)
+            self._log_end(kept.row, process.pid, code)
         self._board.clear(kept.row, keeps_sequences=self._plan.settings.sequence_store is not None)
-        self._recover_all(lost, _cause(code))
         self._hear(None)
         if not (is_draining or self._has_been_ready):
             text = f"a worker process ended before it was ready, by {_cause(code)}; its log says why"
             raise ConfigError([Problem(text, file=self._origin)])
 
-    def _recover_all(self, lost: list[tuple[GivenConnection, Standing]], cause: str) -> None:
-        for connection, standing in lost:
-            if self._nursery is None:
-                connection.close()
-            else:
-                self._nursery.start_soon(self._recover, connection, standing, cause)
-
-    def _log_end(self, row: int, pid: int | None, code: int, requests_lost: int, requests_passed_on: int) -> None:
+    def _log_end(self, row: int, pid: int | None, code: int) -> None:
         log.error(
             "a worker process has ended",
             name=self._plan.root,
@@ -416,8 +362,7 @@ class _Parent:
             cause=_cause(code),
             signal=signal_name(-code) if code < 0 else None,
             exit_code=code if code >= 0 else None,
-            requests_lost=requests_lost,
-            requests_passed_on=requests_passed_on,
+            requests_lost=self._board.in_flight(row),
         )
 
     @property

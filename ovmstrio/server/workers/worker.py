@@ -137,8 +137,8 @@ class _Worker:
         self._directory = BoardDirectory(board, row, task.secret, self._has_sequences.set)
         addresses = (("gRPC", plan.grpc), ("REST", plan.rest), ("probes", probe_addresses(settings)))
         protocols = [name for name, where in addresses if where]
-        closed, journal = partial(board.add_closed_connection, row), board.journal(row)
-        self._inboxes = {name: ConnectionInbox(closed, journal, keeps=name != "gRPC") for name in protocols}
+        closed = partial(board.add_closed_connection, row)
+        self._inboxes = {name: ConnectionInbox(closed) for name in protocols}
 
     def hosting(self, requests: WorkRequests) -> Hosting:
         """Tell how this process takes part."""

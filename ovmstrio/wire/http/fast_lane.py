@@ -37,7 +37,6 @@ from ovmstrio.wire.http.bounded_sending import send_bounded
 from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending
 from ovmstrio.wire.http.heads import METHODS, Head, read_head
 from ovmstrio.wire.http.prefixed_stream import send_answer
-from ovmstrio.wire.http.recoverable import RecoverableStream, recoverable_request
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -110,7 +109,6 @@ class FastLane:
         self._stream = stream
         self._direct = stream if isinstance(stream, DirectStream) else None
         self._now: Callable[[], float] = trio.current_time
-        self._recovered = stream if isinstance(stream, RecoverableStream) else None
         self._peer = peer
         self._max_body_bytes = max_body_bytes
         self._ending = ending or Ending()
@@ -147,8 +145,6 @@ class FastLane:
 
         Cancellation: at any checkpoint; a call in progress is cancelled with it.
         """
-        if self._recovered is not None:
-            self._recovered.begin_lane()
         # What trio's own function asks, by way of two more.
         self._now = trio.lowlevel.current_clock().current_time
         self._grant_time()
@@ -266,8 +262,6 @@ class FastLane:
                 keeps = await self._answer_admitted(asked)
             if not keeps:
                 return False
-            if self._recovered is not None:
-                self._recovered.finish()
             if self._buffer:
                 # Others have their turn between requests that have come together.
                 self._set_deadline(float("inf"))
@@ -316,7 +310,7 @@ class FastLane:
     def _answer_at_once(self, asked: RoutedRequest) -> bool | Awaitable[bool]:
         """Answer a request, or give what does where something has to be waited for; False if the connection ends."""
         body = self._whole_body
-        if not body or self._recovered is not None or asked.route.has_tasks:
+        if not body or asked.route.has_tasks:
             return self._answer_read(asked)
         self._whole_body = b""
         if self._is_reading:
@@ -336,8 +330,7 @@ class FastLane:
         if body is None:
             return False
         self._phase = _ANSWERING
-        with recoverable_request(self._stream, asked.size):
-            return await told_of_waiting(self._answer(asked, body), self._watch)
+        return await told_of_waiting(self._answer(asked, body), self._watch)
 
     def _idle_deadline(self) -> float:
         """Tell when the connection is closed if nothing comes."""
@@ -354,8 +347,7 @@ class FastLane:
             refusal = await told_of_waiting(self._router.admit(route, request), self._watch)
             self._is_calling = False
             if refusal is not None:
-                with recoverable_request(self._stream, asked.size):
-                    return await self._refuse(head, refusal)
+                return await self._refuse(head, refusal)
             self._phase = _RECEIVING
             # What it has waited is no fault of the client's.
             self.receive_until = self._now() + self._receive_seconds
@@ -363,8 +355,7 @@ class FastLane:
             if body is None:
                 return False
             self._phase = _ANSWERING
-            with recoverable_request(self._stream, asked.size):
-                return await told_of_waiting(self._answer(asked, body), self._watch)
+            return await told_of_waiting(self._answer(asked, body), self._watch)
         finally:
             self._is_calling = False
             leave_place()

@@ -26,7 +26,6 @@ from ovmstrio.wire.closing import close_gently, close_now, has_unread_bytes
 from ovmstrio.wire.direct_stream import DirectStream, direct, peer_address_of, transport_of
 from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending, Handshake
 from ovmstrio.wire.http.fast_lane import RECEIVE_SECONDS, FastLane
-from ovmstrio.wire.http.recoverable import recoverable_request
 from ovmstrio.wire.listeners import address_of, certificate_of
 from ovmstrio.work.late_imports import import_aside
 
@@ -183,8 +182,7 @@ class HttpFrontEnd(AtAddresses):
             if left is not None:
                 connection = (await self._behind_lane()).take(stream, left, lane.receive_until, peer)
                 self._open[stream] = connection
-                with recoverable_request(stream, None):
-                    await connection.run()
+                await connection.run()
             elif not lane.is_finished or has_unread_bytes(stream):
                 await close_gently(stream)
             await self._pace.turn()

@@ -14,7 +14,6 @@ from ovmstrio.wire.closing import LINGER_SECONDS
 from ovmstrio.wire.direct_stream import transport_of
 from ovmstrio.wire.http.answers import answer_head
 from ovmstrio.wire.http.bounded_sending import send_bounded
-from ovmstrio.wire.http.recoverable import RecoverableStream
 
 if TYPE_CHECKING:
     from ovmstrio.core.http import HttpAnswer
@@ -40,8 +39,6 @@ async def send_answer(stream: trio.abc.SendStream, answer: HttpAnswer, *, keep_a
     if isinstance(body, WHOLE_BODIES):
         length = None if is_bodiless else len(body)
         head = answer_head(status, answer.headers, length=length, is_chunked=False, keep_alive=keep_alive)
-        if isinstance(stream, RecoverableStream):
-            stream.end_after(len(head) + (0 if is_bodiless else len(body)))
         if is_bodiless:
             await send_bounded(stream, head)
         elif isinstance(body, PiecedMessage):

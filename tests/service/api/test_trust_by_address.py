@@ -26,7 +26,6 @@ from ovmstrio.observability.recent_past import RecentPast
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
-from ovmstrio.server.workers.journal import NO_SLOT, Journal
 from ovmstrio.server.workers.passing import ConnectionInbox
 from ovmstrio.wire.direct_stream import DirectStream
 from ovmstrio.wire.listeners import tls_context
@@ -315,33 +314,30 @@ async def test_a_reset_after_a_tls_handshake_grants_nothing(tmp_path: Path, path
             nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("slot", [NO_SLOT, 3])
 @pytest.mark.parametrize(
     ("address", "client"), [(("203.0.113.9", 7), "203.0.113.9"), (("unknown", 0), "unknown"), (("", 0), "unknown")]
 )
 async def test_a_connection_handed_to_a_worker_keeps_its_address(
-    tmp_path: Path, address: tuple[str, int], client: str, slot: int
+    tmp_path: Path, address: tuple[str, int], client: str
 ) -> None:
-    journal = Journal(memoryview(bytearray(Journal.size())))
-    journal.give(3)
-    inbox = ConnectionInbox(lambda: None, journal)
+    inbox = ConnectionInbox(lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sock = _connect(listener.getsockname()[1])
         accepted, _ = listener.accept()
     sock.sendall(_post("/v1/config/reload"))
     sock.close()
     accepted.setblocking(False)
-    passed = Message([0, ["REST", *address, slot]], accepted.detach())
+    passed = Message([0, ["REST", *address]], accepted.detach())
     await inbox.put(WorkRequest(cast("Any", None), passed))
     assert await _outcome_at(tmp_path, inbox) == ("change refused", client)
 
 
 async def test_a_unix_connection_handed_to_a_worker_is_local(tmp_path: Path) -> None:
-    inbox = ConnectionInbox(lambda: None, Journal(memoryview(bytearray(Journal.size()))))
+    inbox = ConnectionInbox(lambda: None)
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     unix = UnixSocket()
-    passed = Message([0, ["REST", unix.host, unix.port, NO_SLOT]], theirs.detach())
+    passed = Message([0, ["REST", unix.host, unix.port]], theirs.detach())
     await inbox.put(WorkRequest(cast("Any", None), passed))
     with ours:
         ours.sendall(_post("/v1/config/reload"))

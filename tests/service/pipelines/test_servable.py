@@ -10,7 +10,6 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import PipelineSpec
-from ovmstrio.core.begun import telling_begin
 from ovmstrio.core.errors import CustomNodeFailure, InvalidRequest, ModelFailure, ServerError
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable
@@ -47,14 +46,6 @@ def _texts(tmp_path: Path, own: str = "rows", answered: str = "texts_string") ->
 def _strings(values: Sequence[bytes]) -> InferRequest:
     raw = b"".join(struct.pack("<I", len(value)) + value for value in values)
     return InferRequest("pipeline", inputs=[InferInput("x", "BYTES", (len(values),))], raw_inputs=[raw])
-
-
-async def test_call_of_a_custom_node_is_notified(tmp_path: Path) -> None:
-    started: list[str] = []
-    async with serving_pipeline(_texts(tmp_path)) as pipeline:
-        with telling_begin(lambda: started.append("begun")):
-            await pipeline.infer(_strings([b"a"]))
-    assert started == ["begun"]
 
 
 @pytest.mark.parametrize(

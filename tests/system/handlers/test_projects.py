@@ -250,8 +250,8 @@ def test_a_server_that_is_not_ready_ends_without_delay(tmp_path: Path, processes
 
 
 def _expect_killed(server: ProjectProcess) -> None:
-    answer = server.ask(path="/?die=1")
-    assert (answer.status_code, answer.json()) == (500, {"error": "the process that ran this call ended by SIGKILL"})
+    with pytest.raises((httpx.NetworkError, httpx.RemoteProtocolError)):
+        server.ask(path="/?die=1")
 
 
 @pytest.mark.slow

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
-import psutil
 
 from tests.support.processes import OvmsProcess, serving
 from tests.support.projects import write_project
 from tests.support.system_servers import worker_configuration
 from tests.support.waits import until
-from tests.support.worker_clients import ROW, each_worker, pid_of
+from tests.support.worker_clients import ROW, each_worker, kill_worker, pid_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,9 +41,7 @@ def _statuses(clients: list[httpx.Client], *names: str) -> list[list[int]]:
 
 
 def _kill_worker_of(client: httpx.Client, server: OvmsProcess) -> None:
-    pid = pid_of(client)
-    psutil.Process(pid).kill()
-    until(lambda: f"pid={pid}" in server.printed_so_far() or not server.answers("/v2/health/ready"))
+    kill_worker(server, pid_of(client))
     until(lambda: server.answers("/v2/health/ready"))
 
 

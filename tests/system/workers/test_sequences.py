@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,7 +13,7 @@ import tritonclient.grpc
 from tests.support.processes import OvmsProcess, serving
 from tests.support.system_servers import MAX_SEQUENCES, worker_configuration
 from tests.support.waits import WAIT_SECONDS, until
-from tests.support.worker_clients import each_worker, end_sequences, pid_of, sample, step, sum_of
+from tests.support.worker_clients import each_worker, end_sequences, kill_worker, pid_of, sample, step, sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,7 +124,7 @@ def test_sequences_end_with_their_worker(servers: SystemServers) -> None:
             assert sum_of(step(there, f"other {identity}", start=True))[0] == 1.0
             assert sum_of(step(there, identity))[0] == 2.0
             assert sum_of(step(here, f"other {identity}"))[0] == 2.0
-        os.kill(pid_of(there), signal.SIGKILL)
+        kill_worker(server, pid_of(there))
         until(lambda: _ids(here) == [*range(1, 7)])
         for identity in range(1, 7):
             assert sum_of(step(here, identity))[0] == 3.0
@@ -150,8 +148,7 @@ def test_stored_sequences_come_back_with_their_workers(tmp_path: Path) -> None:
             for identity in range(1, 7):
                 sum_of(step(clients[identity % 2], identity, start=True))
             until(lambda: sum(_stored(path) for path in store.glob("worker-*/sequences.bin")) == 6)
-            os.kill(pid_of(clients[1]), signal.SIGKILL)
-            until(lambda: not server.answers("/v2/health/ready"))
+            kill_worker(server, pid_of(clients[1]))
             # Steps of its sequences wait for the process that takes its place.
             for identity in range(1, 7):
                 assert sum_of(step(clients[0], identity))[0] == 2.0

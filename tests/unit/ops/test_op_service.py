@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ovmstrio.core.begun import telling_begin
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure, NotReady, Overloaded, ServerError
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.tensor import Tensor
@@ -48,15 +47,6 @@ def _request(*inputs: tuple[InferInput, bytes], **parameters: Any) -> InferReque
 
 def _text(name: str, *values: bytes) -> tuple[InferInput, bytes]:
     return InferInput(name, "BYTES", (len(values),)), b"".join(len(one).to_bytes(4, "little") + one for one in values)
-
-
-async def test_the_start_of_user_code_is_signalled() -> None:
-    started: list[int] = []
-    pipeline = _Pipeline()
-    with telling_begin(lambda: started.append(len(pipeline.requests))):
-        await pipeline.service.infer(_request(_text("k", b"v")))
-        await pipeline.service.answer(PipelineRequest(), math.inf)
-    assert started == [0, 1]
 
 
 async def test_one_text_is_a_key_and_other_inputs_are_tensors() -> None:

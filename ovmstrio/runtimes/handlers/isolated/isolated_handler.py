@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import trio
 
-from ovmstrio.core.begun import BeginTold, telling_begin, told_of_begin, user_code_begins
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem, QueueTimeout, UserCodeError
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.core.http import Callback, HttpAnswer, HttpRequest
@@ -46,7 +45,6 @@ class _BatchedRequest:
 
     row: list[Any]
     request_id: str
-    told: BeginTold | None
 
 
 @asynccontextmanager
@@ -141,11 +139,10 @@ class IsolatedHandler:
         """Have a method answer a request; see :class:`HttpHandler`."""
         row, request_id = request_row(request), current_request_id()
         if self.methods[name].is_batched and self._batcher is not None:
-            item = _BatchedRequest(row, request_id, told_of_begin())
+            item = _BatchedRequest(row, request_id)
             answer: HttpAnswer = await self._batcher.submit(item, start_within=self._patience.batch)
             return answer
         async with self._place(name):
-            user_code_begins()
             worker, told = await self._call("answer", name, [name, row, request_id])
             if isinstance(told, RemoteGenerator):
                 return await self._begun(name, worker, told)
@@ -215,9 +212,7 @@ class IsolatedHandler:
 
         Cancellation: as :meth:`CodeWorker.call`.
         """
-        with telling_begin(*(item.told for item in items)):
-            user_code_begins()
-            worker, told = await self._call("batch", name, [name, [[item.row, item.request_id] for item in items]])
+        worker, told = await self._call("batch", name, [name, [[item.row, item.request_id] for item in items]])
         return [self._outcome(name, worker, each) for each in told]
 
     def _outcome(self, name: str, worker: CodeWorker, told: list[Any]) -> HttpAnswer | Exception:

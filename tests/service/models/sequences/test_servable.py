@@ -17,7 +17,6 @@ from grpclib.const import Status
 
 from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec
 from ovmstrio.core import errors
-from ovmstrio.core.begun import telling_begin
 from ovmstrio.core.errors import ConfigError, SequenceExists, SequenceMissing
 from ovmstrio.core.request import Contents, InferInput, InferRequest
 from ovmstrio.core.sequence_owners import ForwardedStep, SequenceElsewhere
@@ -219,14 +218,6 @@ async def step(
 ) -> float:
     """Add to an accumulator, and return the sum."""
     return float((await _output(servable, np.full((1, 2), value, np.float32), number, control))[0, 0])
-
-
-async def test_steps_report_that_they_must_not_be_replayed(tmp_path: Path) -> None:
-    servable = await load_stateful(ir.accumulator(), tmp_path)
-    starts: list[str] = []
-    with telling_begin(lambda: starts.append("started")):
-        await step(servable, 1, control=START)
-    assert starts == ["started"]
 
 
 class _OtherProcess:
