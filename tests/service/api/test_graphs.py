@@ -56,7 +56,6 @@ HANDLERS = {
 
 
 async def _infer(both: BothDoors, model: str, *texts: str, **more: Any) -> Any:
-    """Send texts to a graph over REST."""
     given = {"name": "in", "shape": [len(texts)], "datatype": "BYTES", "data": list(texts)}
     return (await both.request("POST", f"/v2/models/{model}/infer", json={"inputs": [given], **more})).json()
 

@@ -27,7 +27,6 @@ FIXED = Dim.fixed
 
 
 def compiled(model: ov.Model, repository: Path, mapping: TensorMapping | None = None, **settings: Any) -> Compiled:
-    """Save a model and compile it with settings."""
     base_path = ir.save(model, repository, "model")
     settings["plugin_config"] = {**EXACT, **settings.get("plugin_config", {})}
     spec = ModelSpec(name="model", base_path=base_path, origin="config.json", **settings)

@@ -39,7 +39,6 @@ FACTORS = [np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)]
 
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> CoreShare:
-    """Return a share of two cores in which no model of another test is counted."""
     share = CoreShare()
     for module in (compile_module, network_module):
         monkeypatch.setattr(module, "CORES", share)

@@ -75,7 +75,6 @@ class _Clock:
 
 
 def _calls_of(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
-    """Return a list that gets the result of each call of a function."""
     calls: list[Any] = []
     function = getattr(owner, name)
 

@@ -13,7 +13,6 @@ from tests.support.served_in_thread import ServedInThread
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the served models and graphs."""
     return tmp_path_factory.mktemp("commands")
 
 

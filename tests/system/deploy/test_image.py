@@ -80,7 +80,6 @@ def builder() -> Iterator[_Builder]:
 
 @contextmanager
 def _built(builder: _Builder, extras: str) -> Iterator[Path]:
-    """Build a variant, and give its files."""
     mounts = [text for path in _PIPS_OWN if Path(path).exists() for text in ("-v", f"{path}:{path}:ro")]
     given = {"BUILD_BASE": "localhost/build", "BASE": "localhost/run", "EXTRAS": extras}
     arguments = [text for name, value in given.items() for text in ("--build-arg", f"{name}={value}")]

@@ -20,7 +20,6 @@ _words = st.text(st.sampled_from("ab 1=#:/.,-_éß@%+~'\"\\$\t"), max_size=8)
 
 
 def _by_bash(text: str, folder: Path) -> dict[str, str]:
-    """Return the variables that bash exports for a text."""
     (folder / ".env").write_text(text)
     command = ["bash", "-c", "set -a; source ./.env; env -0"]
     done = subprocess.run(command, cwd=folder, env=_OUTSIDE, capture_output=True, check=True)

@@ -116,7 +116,6 @@ async def _call(handler: IsolatedHandler, payload: Any = None, verb: str = "post
 
 
 async def _payload(handler: IsolatedHandler, payload: Any) -> Any:
-    """Return the payload that a call has received."""
     return json.loads((await _call(handler, payload)).content)["payload"]
 
 

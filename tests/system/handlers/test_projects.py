@@ -50,7 +50,6 @@ def _has_files(folder: Path, count: int) -> bool:
 
 
 def _both_pids(server: ProjectProcess) -> set[int]:
-    """Return the ids of both processes of a project."""
     pids: set[int] = set()
 
     def both_answer() -> bool:

@@ -44,7 +44,6 @@ def server() -> Iterator[Bucket]:
 
 @pytest.fixture
 def bucket(server: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """Yield the empty bucket of the server, to which the environment leads."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     yield server

@@ -65,7 +65,6 @@ ocr_service.run_service()
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a script into the working folder of the servers."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "web_service.py").write_text(SCRIPT)
     return tmp_path
@@ -178,7 +177,6 @@ def _expect_cut(server: OvmsProcess, gate: Path) -> None:
 
 
 def _read_pipe(pipe: Path) -> str:
-    """Read from a named pipe, to which no process may ever write."""
     with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)) as reader:
         assert select.select([reader], [], [], WAIT_SECONDS)[0], f"no process has written to {pipe}"
         return reader.read()

@@ -69,7 +69,6 @@ def _preprocess(op: Op, inputs: Mapping[str, Any]) -> Any:
 
 
 def load(argument: str) -> LoadedPipeline:
-    """Return the pipeline of a worker process."""
     del argument
     return LoadedPipeline(text_graph("a<@", make=op_class(preprocess=_preprocess)), settings(is_thread_op=False))
 

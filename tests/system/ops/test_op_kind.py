@@ -65,7 +65,6 @@ if __name__ == "__main__":
 
 
 def project(folder: Path, name: str, config: str = "worker_num: 2\n") -> OpPipelineSpec:
-    """Write a service with modules of the same names as every other one's."""
     folder.mkdir(exist_ok=True)
     (folder / "config.yml").write_text(config)
     (folder / "dictionary.py").write_text(f"NAME = {name!r}\n")

@@ -27,7 +27,6 @@ from tests.support.waits import WAIT_SECONDS
 async def opened(
     name: str, concurrency: int = 1, batch_size: int = 1, hooks: OpHooks = NULL, seconds: float = WAIT_SECONDS
 ) -> AsyncIterator[Executor]:
-    """Open a pipeline whose Op runs in worker processes."""
     pipeline, source = loaded(name, concurrency, batch_size)
     with trio.fail_after(seconds):
         async with open_executor(pipeline.graph, pipeline.settings, hooks=hooks, source=source) as executor:

@@ -113,7 +113,6 @@ def _samples(metrics: str) -> list[tuple[str, dict[str, str], float]]:
 
 
 def _counts(server: OvmsProcess) -> dict[tuple[str, str], float]:
-    """Return sums of samples by what they count and the service or the kind."""
     metrics = server.get("/metrics").text
     assert metrics.count("# TYPE pd_query_request_success_total ") == 1
     samples = _samples(metrics)

@@ -40,7 +40,6 @@ for variables in {}, {"OTEL_SERVICE_NAME": "x"}, {"OTEL_TRACES_EXPORTER": "none"
 
 
 def _imported(code: str) -> list[str]:
-    """Return the modules that a program imports, in order."""
     program = f"{code}\nimport sys\nprint(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     return ended.stdout.split()

@@ -96,7 +96,6 @@ class _Served:
 
 
 async def say(channel: Any, package: str, value: str) -> str:
-    """Call the service of a package over a channel."""
     method = channel.unary_unary(
         f"/{package}.Talk/Say",
         request_serializer=StringValue.SerializeToString,

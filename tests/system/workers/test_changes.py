@@ -143,7 +143,6 @@ def test_counters_stay_when_a_worker_has_died_or_been_renewed(servers: SystemSer
 
 
 def _requests(client: httpx.Client) -> float:
-    """Return the count of calls, which must be the same in both formats."""
     accepts = ("text/plain", "application/openmetrics-text")
     texts = [client.get("/metrics", headers={"accept": each}).text for each in accepts]
     pattern = (

@@ -111,7 +111,6 @@ def _raised(error: BaseException, cause: BaseException | None = None) -> BaseExc
 
 
 def _chain(length: int, text: str = "text") -> BaseException:
-    """Make errors that came from each other; the last one is ``length - 1``."""
     error: BaseException | None = None
     for number in range(length):
         error = _raised(_UserError(f"{number} {text}"), error)

@@ -66,7 +66,6 @@ def recorder() -> _Recorder:
 
 @pytest.fixture
 async def plane(nursery: trio.Nursery, tmp_path: Path, recorder: _Recorder) -> DataPlane:
-    """Return a data plane of version 3 of the model ``m``."""
     return await _plane(nursery, tmp_path, _Servable, recorder)
 
 
@@ -159,7 +158,6 @@ def _request(**parameters: str | int) -> InferRequest:
 
 
 def _counts(plane: DataPlane, method: str) -> dict[str, float]:
-    """Return the counters of the graph over gRPC that are not 0, by family."""
     text = plane.render_metrics() or b""
     api = "TensorFlowServing" if method == "Predict" else "KServe"
     labels = f'{{api="{api}",interface="gRPC",method="{method}",name="graph"}}'

@@ -207,7 +207,6 @@ PACKETS = tuple(Feed("in", number, number) for number in range(1, 31))
 
 
 def gather(name: str, *sources: str, handler: str = "Default", bounds: bool = False) -> ModelNode:
-    """Create a node whose output is ``<name>_out``."""
     ports = [in_port(number) for number in range(len(sources))]
     inputs, outputs = tuple(zip(ports, sources, strict=True)), ((out_port(0), f"{name}_out"),)
     rule = Gather(name, (frozenset(ports),))

@@ -541,7 +541,6 @@ def batching(size: int, seconds: float = 0.5) -> str:
 
 
 async def outcome(call: Callable[[], Awaitable[Any]]) -> Any:
-    """Return what a call returns or raises."""
     try:
         return await call()
     except (UserCodeError, HTTPError) as error:

@@ -123,7 +123,6 @@ TYPE = "multipart/form-data; boundary=Edge7"
 
 @pytest.fixture
 def own_parse(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, bytes], Any]:
-    """Return the parser as a server without Starlette has it."""
     monkeypatch.setitem(sys.modules, "starlette.datastructures", None)
     # The import below replaces both.
     monkeypatch.setattr(handlers_http, "forms", forms)

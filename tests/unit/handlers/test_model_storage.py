@@ -331,7 +331,6 @@ class _Sink:
 
 @pytest.fixture
 def stored() -> Iterator[None]:
-    """Keep two models in a storage of fsspec."""
     files = fsspec.filesystem("memory")
     for name in ("a", "b"):
         files.pipe(f"/traced/models/{name}/1/model.txt", name.encode())

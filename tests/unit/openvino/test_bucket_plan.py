@@ -21,7 +21,6 @@ AXIS_1 = op.constant(np.array([1], np.int64))
 
 
 def planned(model: ov.Model, **buckets: Any) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Plan buckets, and return the axes of outputs that follow each dimension."""
     spec = ModelSpec(name="m", base_path=Path("m"), origin="config.json:3", shape_buckets=parse_shape_buckets(buckets))
     plan = plan_buckets(model, spec, NO_MAPPING, "model.xml")
     assert plan is not None
@@ -135,7 +134,6 @@ def of_rows(build: Callable[[Any], Any], rows: int = 1) -> ov.Model:
 
 
 def taken(model: ov.Model, largest: int = 16) -> list[str]:
-    """Make a model batchable, and return the shapes of its inputs and outputs."""
     take_batches(model, BatchingSpec(max_batch_size=largest, batch_timeout_ms=1), NO_MAPPING, "model.xml")
     return [str(port.get_partial_shape()) for port in (*model.inputs, *model.outputs)]
 

@@ -108,7 +108,6 @@ def _add(
 
 
 def _close(draw: st.DrawFn, case: Case, items: list[_Item]) -> None:
-    """Answer what nobody takes, and anything besides."""
     taken = {f"{given.node}.{given.data_item}" for node in case.nodes for given in node.inputs}
     loose = [item for item in items if item.source not in taken and not item.source.startswith("request.")]
     extra = draw(st.lists(st.sampled_from([item for item in items if not item.source.startswith("request.")])))

@@ -17,7 +17,6 @@ _CUT = {"threshold": "0.3", "box_threshold": "0.5", "growth": "1.6"}
 
 
 def _map(*boxes: tuple[int, int, int, int], height: int = 64, width: int = 256) -> Array:
-    """Draw a map of where text is likely, by left, top, right and bottom."""
     likely = np.zeros((1, 1, height, width), np.float32)
     for left, top, right, bottom in boxes:
         likely[0, 0, top:bottom, left:right] = 0.9

@@ -88,7 +88,6 @@ async def streaming_server(repository: Path) -> AsyncIterator[Serving]:
 
 
 def payload(*, model: str = GRAPH, data: bytes = b"", name: str = "x", **parameters: Any) -> bytes:
-    """Serialise a request of one input whose parameters control the servable."""
     fields = {bool: "bool_param", int: "int64_param", str: "string_param"}
     request = message_class("inference.ModelInferRequest")(
         model_name=model,
@@ -135,14 +134,12 @@ class Caller:
 
 @asynccontextmanager
 async def open_peer(address: str) -> AsyncIterator[Peer]:
-    """Connect a bare HTTP/2 client, which opens no window by itself."""
     host, _, port = address.rpartition(":")
     async with await trio.open_tcp_stream(host, int(port)) as stream:
         yield await Peer(stream).start()
 
 
 async def start_stream(peer: Peer, *requests: bytes, end: bool = False) -> int:
-    """Start a stream with requests."""
     stream_id = peer.queue(STREAM, None, end=False)
     peer.h2.send_data(stream_id, b"".join(map(message, requests)), end_stream=end)
     await peer.flush()

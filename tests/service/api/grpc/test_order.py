@@ -68,7 +68,6 @@ DOORS = {"KServe": (INFER, _infer, _infer_answer), "TensorFlow": (_TENSORFLOW, _
 
 @asynccontextmanager
 async def connected(folder: Path, **limits: int) -> AsyncIterator[Peer]:
-    """Serve an accumulator, and connect to it."""
     base = ir.save(ir.accumulator(), folder, "m")
     spec = ModelSpec(name="m", base_path=base, plugin_config=EXACT, stateful=True, **limits)
     load = partial(load_model, managers=SequenceManagers())

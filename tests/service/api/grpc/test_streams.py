@@ -318,7 +318,6 @@ async def served(tmp_path: Path) -> AsyncIterator[Serving]:
 
 
 async def stream_of(served: Serving, *requests: bytes) -> tuple[list[Any], str]:
-    """Send requests over one stream; return the replies and the status."""
 
     def work(channel: grpc.Channel) -> tuple[list[Any], str]:
         caller = Caller(channel)

@@ -96,7 +96,6 @@ def _connected(server: ServedInThread, door: str) -> Iterator[Triton]:
 
 @pytest.fixture(params=DOORS)
 def triton(server: ServedInThread, request: pytest.FixtureRequest) -> Iterator[Triton]:
-    """Connect a client, whose regions are unregistered after the test."""
     yield from _connected(server, request.param)
 
 

@@ -216,7 +216,6 @@ async def _output(servable: StatefulServable, x: Array, number: int | None = Non
 async def step(
     servable: StatefulServable, value: float, *, number: int | None = None, control: int | None = None
 ) -> float:
-    """Add to an accumulator, and return the sum."""
     return float((await _output(servable, np.full((1, 2), value, np.float32), number, control))[0, 0])
 
 

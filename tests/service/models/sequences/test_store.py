@@ -80,7 +80,6 @@ async def _step(
 
 
 def _totals(managers: SequenceManagers) -> dict[tuple[int, int | str], int]:
-    """Return the state of each sequence by version and id."""
     return {
         (manager.version, each.id): int(each.state["total"][0])
         for manager in managers

@@ -43,7 +43,6 @@ def reranker_folder(tmp_path_factory: pytest.TempPathFactory, embedder_folder: P
 
 @pytest.fixture
 def load() -> Load:
-    """Return a function that serves a folder for the length of a block."""
     return _load
 
 
@@ -83,17 +82,14 @@ async def problems_of(folder: Path, task: Task = Task.EMBEDDINGS) -> list[Proble
 
 @pytest.fixture
 def copied_folder(embedder_folder: Path, tmp_path: Path) -> Path:
-    """Return a copy of the folder of embeddings, which the test changes."""
     return shutil.copytree(embedder_folder, tmp_path / "copy")
 
 
 def ids_of(text: str) -> list[int]:
-    """Tokenize a text in Python."""
     return [int(number) for number in word_pieces().encode([text], 100)["input_ids"][0]]
 
 
 def pooled(text: str | Sequence[int], pooling: str = "CLS", *, normalize: bool = True) -> Any:
-    """Compute the vector of a text or of tokens in numpy."""
     hidden = TinyEncoder().hidden(ids_of(text) if isinstance(text, str) else text)
     vector = {"CLS": hidden[0], "LAST": hidden[-1], "MEAN": hidden.mean(0)}[pooling]
     return vector / np.linalg.norm(vector) if normalize else vector
@@ -373,7 +369,6 @@ DOCUMENTS = ("the cat sat.", "red house", "", "a blue dog ran!")
 
 
 def pair(query: str, document: list[int]) -> tuple[list[int], list[int]]:
-    """Return the tokens and types of a query and the tokens of a document."""
     query_ids = ids_of(query)[1:-1]
     return [2, *query_ids, 3, *document, 3], [0] * (len(query_ids) + 2) + [1] * (len(document) + 1)
 

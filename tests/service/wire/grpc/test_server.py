@@ -32,7 +32,6 @@ MIB = 1024 * 1024
 
 @contextmanager
 def channel_to(address: str, **options: Any) -> Iterator[grpc.Channel]:
-    """Open a channel of its own connection."""
     with grpc.insecure_channel(address, options=[*UNLIMITED, ("grpc.use_local_subchannel_pool", 1)], **options) as it:
         yield it
 

@@ -15,13 +15,11 @@ ServeTiny = Callable[..., AbstractAsyncContextManager[TextModel]]
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the model."""
     return write_tiny_folder(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
 def host_of(tiny_folder: Path) -> Iterator[HostOf]:
-    """Return what serves the model with settings for all tests of a module."""
     defaults = {"name": "tiny", "path": tiny_folder, "cache_size": 0.002}
     with hosts_of(lambda **settings: serve_without_bound(**{**defaults, **settings})) as host:
         yield host
@@ -29,7 +27,6 @@ def host_of(tiny_folder: Path) -> Iterator[HostOf]:
 
 @pytest.fixture(scope="module")
 def model(host_of: HostOf) -> ModelHost:
-    """Serve the model for all tests of a module."""
     return host_of()
 
 

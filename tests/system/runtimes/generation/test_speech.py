@@ -73,7 +73,6 @@ async def spoken(model: SpeechModel, request: SpeechRequest) -> list[SpeechPart]
 
 
 async def sound(model: SpeechModel, text: str, **options: Any) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
-    """Return the samples of a spoken text and their rate."""
     parts = await spoken(model, SpeechRequest(text, **options))
     samples, rate = soundfile.read(io.BytesIO(b"".join(part.audio for part in parts)), dtype="float32")
     assert sum(part.seconds for part in parts) == pytest.approx(len(samples) / rate)

@@ -39,7 +39,6 @@ def _request(outputs: dict[str, Any] | None = None, **parameters: Any) -> InferR
 
 
 def _parts(answer: HttpAnswer) -> tuple[Any, bytes]:
-    """Return the document of an answer and the bytes after it."""
     length = int(dict(answer.headers)[HEAD_LENGTH])
     return orjson.loads(answer.content[:length]), answer.content[length:]
 

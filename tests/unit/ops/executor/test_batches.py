@@ -71,7 +71,6 @@ class _Batches(OpHooks):
 async def opened(
     batch_size: int, wait: int, *, worker_num: int = 100, op: type[Op] = _Rows, hooks: OpHooks = NULL, **more: Any
 ) -> AsyncIterator[Executor]:
-    """Open a pipeline of one Op that runs samples in batches."""
     _Rows.fed.clear()
     one = OpSettings("op", batch_size=batch_size, auto_batching_timeout=wait, **more)
     async with open_executor(single(op), settings(worker_num=worker_num, ops={"op": one}), hooks=hooks) as executor:

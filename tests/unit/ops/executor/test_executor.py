@@ -37,18 +37,15 @@ CLOSED = (3001, "dag closed.")
 
 
 def answer_of(response: PipelineResponse) -> Any:
-    """Return the only value of a response, or its error."""
     return response.values[0] if not response.err_no else (response.err_no, response.err_msg)
 
 
 async def infer_once(graph: OpGraph, **dag: Any) -> Any:
-    """Open a pipeline for one request."""
     async with open_executor(graph, settings(**dag)) as executor:
         return answer_of(await executor.infer(asking()))
 
 
 def timed_graph(*edges: str, make: type[TextOp] = TextOp, **seconds: float) -> OpGraph:
-    """Build a graph whose Ops take the given seconds."""
     graph = text_graph(*edges, make=make)
     for name, duration in seconds.items():
         graph.ops[name].seconds = duration  # type: ignore[attr-defined] # of TextOp

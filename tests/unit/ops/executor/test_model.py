@@ -321,7 +321,6 @@ def op_plans(draw: st.DrawFn) -> list[OpPlan]:
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    """Draw a pipeline, its requests, and what happens to them."""
     ops = draw(op_plans())
     names = st.sampled_from([op.name for op in ops])
     requests = st.builds(

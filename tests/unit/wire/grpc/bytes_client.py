@@ -26,7 +26,6 @@ def receive_all(core: Http2Core, script: bytes) -> list[Event]:
 
 
 def data(stream_id: int, payload: bytes, *, end: bool = False) -> bytes:
-    """Serialise a DATA frame."""
     return frame(FrameType.DATA, END_STREAM if end else 0, stream_id, payload)
 
 
@@ -37,7 +36,6 @@ def request_headers(path: str = "/test.Echo/Unary", *extra: tuple[str, str]) -> 
 def headers(
     stream_id: int, pairs: Sequence[tuple[str, str]] | None = None, *, encoder: Encoder | None = None, end: bool = False
 ) -> bytes:
-    """Serialise a HEADERS frame."""
     block = (encoder or Encoder()).encode(request_headers() if pairs is None else pairs)
     return frame(FrameType.HEADERS, END_HEADERS | (END_STREAM if end else 0), stream_id, block)
 

@@ -174,7 +174,6 @@ class Echo(TrioService, ServiceBase):
 async def echo_server(
     limits: TransportLimits | None = None, address: str = "127.0.0.1:0", **options: Any
 ) -> AsyncIterator[tuple[GrpcServer, Echo, str]]:
-    """Serve ``Echo`` on a real socket."""
     service = Echo()
     async with serving(service, limits, address, **options) as (server, bound):
         yield server, service, bound

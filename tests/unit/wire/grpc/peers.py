@@ -137,6 +137,5 @@ async def memory_server(
 async def connected(
     limits: TransportLimits | None = None, **options: Any
 ) -> AsyncIterator[tuple[Peer, GrpcServer, Any]]:
-    """Serve in memory as ``memory_server`` does, and connect one peer."""
     async with memory_server(limits, **options) as (server, service, connect):
         yield await connect().start(), server, service

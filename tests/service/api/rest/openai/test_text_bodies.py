@@ -524,7 +524,6 @@ TOO_LONG: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def _filled(value: Any, text: str) -> Any:
-    """Return a body with the text in place of ``TEXT``."""
     if isinstance(value, dict):
         return {key: _filled(each, text) for key, each in value.items()}
     if isinstance(value, list):

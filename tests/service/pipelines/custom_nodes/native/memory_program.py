@@ -24,7 +24,6 @@ INFOS: Final = ("error", "null", "negative", "huge", "no_name", "no_shape")
 
 
 def parameters() -> Iterator[dict[str, str]]:
-    """Give the parameters of one node after the other."""
     yield {"initialize": "error"}
     for mode in INFOS:
         yield {"inputs_info": mode}
@@ -36,7 +35,6 @@ def parameters() -> Iterator[dict[str, str]]:
 
 
 async def one(library: Path, params: dict[str, str]) -> None:
-    """Open a node, call it twice at once, and close it."""
     async with trio.open_nursery() as tasks:
         with suppress(ConfigError):
             node = await open_native_node(library, "n", params, tasks=tasks)
@@ -59,7 +57,6 @@ async def call(execute: object) -> None:
 
 
 async def everything(library: Path, *, leaks: bool) -> None:
-    """Run all nodes, one after the other."""
     count = 0
     for params in parameters():
         await one(library, params)

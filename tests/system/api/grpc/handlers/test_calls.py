@@ -38,7 +38,6 @@ WRONG = kinds_source('return {"text": "x"}', "pass", 'yield "x"', "yield 3")
 
 
 async def errors(project: ServedProject) -> list[Any]:
-    """Return the errors of all four kinds of calls."""
     sample = project.pb.Sample(text="x")
     return [
         await project.failure(lambda stub: stub.Alpha(sample)),
@@ -166,7 +165,6 @@ ENDLESS_ASYNC = as_async(ENDLESS)
 
 
 async def closed(project: ServedProject) -> bool:
-    """Wait for the handler to close its generator."""
     return bool(await trio.to_thread.run_sync(project.handler.closed.wait, WAIT_SECONDS))
 
 

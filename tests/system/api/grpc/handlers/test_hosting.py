@@ -152,14 +152,12 @@ class OpenTalk:
 
 @pytest.fixture
 async def hosting() -> AsyncIterator[Hosting]:
-    """Run a server without configured services."""
     async with running() as server:
         yield server
 
 
 @asynccontextmanager
 async def running(**options: Any) -> AsyncIterator[Hosting]:
-    """Run a server; options are those of its registry."""
     async with trio.open_nursery() as outer, trio.open_nursery() as nursery:
 
         async def load(spec: ServableSpec, _version: int, _directory: Path) -> HandlerServable:
@@ -179,14 +177,12 @@ async def running(**options: Any) -> AsyncIterator[Hosting]:
 
 
 def project(folder: Path, package: str, answer: str = "heard", name: str = "") -> HandlerSpec:
-    """Write a project, and return its spec."""
     file = write_project(folder, HANDLER.replace("{answer}", answer), protobuf_path="talk.proto")
     (folder / "talk.proto").write_text(PROTO.format(package=package))
     return HandlerSpec(name=name or folder.name, base_path=folder, path=file)
 
 
 def reason_of(hosting: Hosting, name: str) -> str:
-    """Return why the last load of a service failed."""
     (status,) = hosting.registry.statuses()[name]
     return status.reason
 

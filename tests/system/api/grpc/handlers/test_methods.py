@@ -126,7 +126,6 @@ async def test_a_method_may_answer_before_the_last_request(tmp_path: Path, handl
 
 
 def alpha(body: str) -> str:
-    """Return the source of a handler whose method Alpha has a body."""
     init = "self.seen = []\nself.entered, self.left = threading.Event(), threading.Event()"
     return kinds_source(body, init=init)
 

@@ -14,7 +14,6 @@ __all__ = ["array_of", "content", "model_spec", "predict_request", "refusal", "t
 
 
 def model_spec(name: str = "", version: int = 0, **others: Any) -> dict[str, Any]:
-    """Return the fields of a ``ModelSpec``."""
     return {"name": name, **({"version": {"value": version}} if version else {}), **others}
 
 
@@ -27,24 +26,20 @@ def predict_request(model: str, inputs: dict[str, Any], version: int = 0, **othe
 
 
 def tensor(dtype: str, shape: tuple[int, ...], **values: Any) -> Any:
-    """Create a ``TensorProto``."""
     dims = {"dim": [{"size": size} for size in shape]}
     return message_class("tensorflow.TensorProto")(dtype=dtype, tensor_shape=dims, **values)
 
 
 def content(dtype: str, array: Any) -> Any:
-    """Create a ``TensorProto`` with the packed elements of an array."""
     return tensor(dtype, array.shape, tensor_content=array.tobytes())
 
 
 def array_of(message: Any, dtype: str) -> Any:
-    """Read the packed elements of a ``TensorProto``."""
     shape = [dim.size for dim in message.tensor_shape.dim]
     return np.frombuffer(message.tensor_content, dtype).reshape(shape)
 
 
 async def refusal(answer: Any) -> tuple[str, str]:
-    """Await a call that must fail, and return its status and text."""
     with pytest.raises(grpc.RpcError) as caught:
         await answer
     error: Any = caught.value

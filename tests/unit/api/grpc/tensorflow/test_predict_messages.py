@@ -35,7 +35,6 @@ def decode_inputs(**inputs: Any) -> PredictRequest:
 
 
 def checked(message: Any, datatype: str, *dims: Dim) -> Any:
-    """Return the array that a model of one input gets for a tensor."""
     request = decode_inputs(x=message)
     return validate(request, [TensorSpec("x", BY_NAME[datatype], dims, None)])["x"]
 
@@ -198,7 +197,6 @@ def encode(*outputs: Tensor | RawTensor) -> Any:
 
 @st.composite
 def tensors(draw: st.DrawFn) -> Tensor:
-    """Create a tensor of any packed type, contiguous or not."""
     datatype = BY_NAME[draw(st.sampled_from(PACKED))]
     shape = draw(arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=20))
     array = draw(arrays.arrays(datatype.numpy, shape))
