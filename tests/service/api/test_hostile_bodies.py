@@ -117,10 +117,6 @@ def test_the_body_without_hostile_values_is_valid(attacked: Attacked, name: str)
     assert status == route.status or (status, route.status) == (200, 412), answer
 
 
-def _message_of(answer: bytes) -> str:
-    return str(json.loads(answer).get("error", ""))
-
-
 @pytest.mark.parametrize("name", ROUTES)
 def test_a_hostile_body_is_served_or_refused_with_a_short_message_off_the_event_loop(
     attacked: Attacked, name: str
@@ -140,7 +136,7 @@ def test_a_hostile_body_is_served_or_refused_with_a_short_message_off_the_event_
         is_refused = 400 <= status < 500 or status == NOT_SUPPORTED or answer.startswith(LOAD_FAILURE)
         if not is_refused and status != 200:
             wrong.append(f"{shape} at {place!r} as {kind}: {status} {answer[:200]!r}")
-        elif is_refused and len(_message_of(answer)) > MAX_MESSAGE_CHARACTERS:
+        elif is_refused and len(json.loads(answer).get("error", "")) > MAX_MESSAGE_CHARACTERS:
             wrong.append(f"{shape} at {place!r} as {kind}: a message of {len(answer)} bytes")
     assert not wrong
     assert attacked.parsed_on_loop == []

@@ -168,12 +168,9 @@ def test_answers_over_all_apis_have_no_padding_and_padding_is_counted(tmp_path: 
     assert refused.status_code == 400
     assert "at most 8 in dimension 1, the largest of the buckets 8 of 'columns'" in refused.text
     counted = {
-        re.sub(r'_total{.*(?:fit|part)="(\w+)".*', r" \1", key): float(number) for key, number in _samples(metrics)
+        re.sub(r'_total{.*(?:fit|part)="(\w+)".*', r" \1", key): float(number)
+        for key, number in re.findall(r"^(ovmstrio\S+) (\S+)$", metrics, re.MULTILINE)
     }
     assert counted["ovmstrio_bucketed_inferences padded"] == len(found)
     assert counted["ovmstrio_bucketed_elements request"] == len(found) * 6
     assert counted["ovmstrio_bucketed_elements padding"] == len(found) * 26
-
-
-def _samples(text: str) -> list[tuple[str, str]]:
-    return re.findall(r"^(ovmstrio\S+) (\S+)$", text, re.MULTILINE)

@@ -251,10 +251,6 @@ def _dense(values: int = 10) -> dict[str, Any]:
     return {"inputs": [{"name": "b", "shape": [1, values], "datatype": "FP32", "data": [0.5] * values}]}
 
 
-def _words(text: str) -> dict[str, Any]:
-    return {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}]}
-
-
 def _calls(server: ServedInThread, rounds: int = 5) -> None:
     for number in range(rounds):
         _post(server, "/v2/models/detector/infer", _dense())
@@ -266,7 +262,11 @@ def _calls(server: ServedInThread, rounds: int = 5) -> None:
         parameters = {"sequence_id": 7, "sequence_start": not number}
         _post(server, "/v2/models/totals/infer", {"inputs": [step], "parameters": parameters})
     _post(server, "/v2/models/detector/infer", _dense(9))
-    _post(server, "/v2/models/words/infer", _words("please fail"))
+    _post(
+        server,
+        "/v2/models/words/infer",
+        {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["please fail"]}]},
+    )
 
 
 def test_the_list_has_states_reasons_and_live_counts(server: ServedInThread, open_page: OpenPage) -> None:

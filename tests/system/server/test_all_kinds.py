@@ -40,12 +40,10 @@ def _infer(server: OvmsProcess, name: str, given: str, wanted: str, array: np.nd
     body = {"inputs": [{"name": given, "shape": array.shape, "datatype": tensor.datatype(), "data": data}]}
     (output,) = _post(server, f"/v2/models/{name}/infer", body)["outputs"]
     assert output["name"] == wanted
-    assert np.array(output["data"]).ravel().tolist() == [_text(each) for each in np.array(by_grpc).ravel().tolist()]
+    assert np.array(output["data"]).ravel().tolist() == [
+        each.decode() if isinstance(each, bytes) else each for each in np.array(by_grpc).ravel().tolist()
+    ]
     return output["data"]
-
-
-def _text(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _post(server: OvmsProcess, path: str, body: Any) -> Any:

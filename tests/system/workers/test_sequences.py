@@ -147,7 +147,7 @@ def test_stored_sequences_come_back_with_their_workers(tmp_path: Path) -> None:
         with each_worker(server) as clients:
             for identity in range(1, 7):
                 sum_of(step(clients[identity % 2], identity, start=True))
-            until(lambda: sum(_stored(path) for path in store.glob("worker-*/sequences.bin")) == 6)
+            until(lambda: sum(path.read_bytes().count(b'"id":') for path in store.glob("worker-*/sequences.bin")) == 6)
             kill_worker(server, pid_of(clients[1]))
             # Steps of its sequences wait for the process that takes its place.
             for identity in range(1, 7):
@@ -164,7 +164,3 @@ def test_stored_sequences_come_back_with_their_workers(tmp_path: Path) -> None:
             assert [each["requests"] for each in listed] == [2] * 6
         for identity in range(1, 7):
             assert sum_of(step(clients[0], identity))[0] == 3.0
-
-
-def _stored(file: Path) -> int:
-    return file.read_bytes().count(b'"id":')

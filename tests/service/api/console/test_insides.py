@@ -27,10 +27,6 @@ def _inside(server: ServedInThread, name: str) -> dict[str, Any]:
     return document
 
 
-def _titles(document: dict[str, Any]) -> dict[str, str]:
-    return {box["title"]: box["key"] for layer in document["drawing"]["layers"] for box in layer}
-
-
 def _call(server: ServedInThread, name: str, document: Any, path: str = "infer") -> int:
     return server.ask("POST", f"/v2/models/{name}/{path}", json=document).status_code
 
@@ -62,7 +58,7 @@ def test_runs_and_packets_are_counted(
 def test_runs_and_failures_of_ops_are_counted_with_their_times(server: ServedInThread) -> None:
     assert server.ask("POST", "/ops/prediction", json={"key": ["x"], "value": ["y"]}).json()["err_no"] == 0
     before = _inside(server, "ops")
-    key = _titles(before)["count"]
+    key = next(box["key"] for layer in before["drawing"]["layers"] for box in layer if box["title"] == "count")
     answer = server.ask("POST", "/ops/prediction", json={"key": ["not x"], "value": ["y"]})
     assert answer.json()["err_no"] != 0
     after = _inside(server, "ops")

@@ -50,10 +50,6 @@ async def _called(streaming: Serving, work: Callable[[Caller], Any]) -> Any:
     return await with_channel(streaming.address, lambda channel: work(Caller(channel)))
 
 
-def _texts(messages: list[Any]) -> list[str]:
-    return [each.error_message or bytes(each.infer_response.raw_output_contents[0]).decode() for each in messages]
-
-
 @pytest.mark.parametrize(
     ("requests", "messages", "status", "text"),
     [
@@ -82,7 +78,8 @@ async def test_a_stream_that_is_not_half_closed_gets_replies_errors_and_status(
         return caller.finish()
 
     found, *end = await _called(streaming, work)
-    assert (_texts(found), *end) == (messages, status, text)
+    texts = [each.error_message or bytes(each.infer_response.raw_output_contents[0]).decode() for each in found]
+    assert (texts, *end) == (messages, status, text)
     errors = {FAILURE, "x is unexpected"}
     assert [each.HasField("infer_response") for each in found] == [each not in errors for each in messages]
     # A retirement waits for every lease.

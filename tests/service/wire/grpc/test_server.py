@@ -22,7 +22,7 @@ from ovmstrio.wire.grpc.lent_scope import LentScope
 from ovmstrio.wire.grpc.stream import Call
 from ovmstrio.wire.listeners import open_listeners, tls_context
 from ovmstrio.wire.socket_listeners import PlainListener
-from tests.support.bare_http2 import Answer, BareConnection, frame, framed
+from tests.support.bare_http2 import BareConnection, frame, framed
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.wire.grpc.echo import echo_server, serving
 
@@ -189,10 +189,6 @@ def _begin(peer: BareConnection, messages: list[bytes], path: str = _UNARY, *fur
     return [stream for stream, _ in begun]
 
 
-def _ended(peer: BareConnection, streams: list[int]) -> list[Answer]:
-    return [peer.wait(stream) for stream in streams]
-
-
 async def test_a_client_that_reads_late_gets_every_answer_and_others_do_not_wait() -> None:
     def work(port: int) -> None:
         with BareConnection(port, receive_buffer=4_096) as peer, BareConnection(port) as other:
@@ -202,7 +198,7 @@ async def test_a_client_that_reads_late_gets_every_answer_and_others_do_not_wait
             peer.send(frame(FrameType.RST_STREAM, 0, waits, _CANCEL))
             streams += _begin(peer, [b"small"] * 3)
             assert other.ask(_UNARY, b"again").message == b"again"
-            answers = _ended(peer, streams)
+            answers = [peer.wait(stream) for stream in streams]
             assert [each.message for each in answers] == [_LARGE] * 30 + [b"small"] * 3
             assert {each.status for each in answers} == {"0"}
 

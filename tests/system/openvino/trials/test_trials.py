@@ -32,10 +32,6 @@ def _today_or_yesterday() -> list[str]:
     return [(now - timedelta(days=days)).date().isoformat() for days in range(2)]
 
 
-def _let_no_process_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_workers, "WorkerProcess", lambda _: WorkerProcess("ovmstrio.no_program"))
-
-
 def _refuse(*_: object) -> None:
     raise NotReady("no process")
 
@@ -73,7 +69,7 @@ async def test_later_servers_know_the_verdicts_without_a_process(
     async with trying(tmp_path / "trials", "again", layer_seconds=0):
         assert "has shown on" not in (await refusal_of(bad)).message
         assert "has shown on" in (await refusal_of(bad)).message
-    _let_no_process_start(monkeypatch)
+    monkeypatch.setattr(trial_workers, "WorkerProcess", lambda _: WorkerProcess("ovmstrio.no_program"))
     async with trying(tmp_path / "trials", "again", layer_seconds=0):
         await load_saved(good)
     async with trying(tmp_path / "trials", layer_seconds=0):
