@@ -334,7 +334,7 @@ class _Parent:
         )
 
     def _notice_end(self, kept: KeptProcess, process: WorkerProcess) -> None:
-        """Tell of a process that has ended by itself, and clear what it had taken.
+        """Log the end of a worker that ended by itself, and clear its state on the board.
 
         Raises:
             ConfigError: not all have been ready yet.
@@ -346,23 +346,26 @@ class _Parent:
         self._has_cut = self._has_cut or was_cut
         is_wanted = kept.is_replaced and code in _GENTLE
         if not (is_draining or is_wanted) or (was_cut and code != CUT):
-            self._log_end(kept.row, process.pid, code)
+            self._log_end(kept, process.pid, code)
         self._board.clear(kept.row, keeps_sequences=self._plan.settings.sequence_store is not None)
         self._hear(None)
         if not (is_draining or self._has_been_ready):
             text = f"a worker process ended before it was ready, by {_cause(code)}; its log says why"
             raise ConfigError([Problem(text, file=self._origin)])
 
-    def _log_end(self, row: int, pid: int | None, code: int) -> None:
+    def _log_end(self, kept: KeptProcess, pid: int | None, code: int) -> None:
+        # Only the workers of a project count the requests in flight on the board.
+        requests = {"requests_lost": self._board.in_flight(kept.row)} if self._plan.root else {}
         log.error(
             "a worker process has ended",
             name=self._plan.root,
-            worker=row,
+            worker=kept.row,
             pid=pid,
             cause=_cause(code),
             signal=signal_name(-code) if code < 0 else None,
             exit_code=code if code >= 0 else None,
-            requests_lost=self._board.in_flight(row),
+            connections_lost=self._load(kept)[0],
+            **requests,
         )
 
     @property

@@ -127,6 +127,7 @@ def test_connections_of_a_dead_process_end(project: ProjectProcess, tmp_path: Pa
         assert line["cause"] == cause
         # The process may have ended before it read the second call.
         assert line["requests_lost"] in {1, 2}
+        assert line["connections_lost"] >= len(mine)
         assert [client.call("GET") for client in others] == [(200, {"pid": others[0].pid})] * 3
         assert project.ask("POST", json={"text": "next "}).json()["twice"] == "next next "
 
