@@ -18,6 +18,20 @@ from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibra
 from ovmstrio.runtimes.handlers.models.storage import LocalStorage, ModelStorage, Moved
 from ovmstrio.runtimes.handlers.models.tree import StoredFile
 
+TEXT_MODELS = """
+from pathlib import Path
+class Handler:
+    def __init__(self, model_client):
+        self.client = model_client
+    def load_model(self, model_path):
+        return Path(model_path, "model.txt").read_text()
+    def handle_post(self, payload):
+        return self.client.get_model(payload)
+    async def handle_put(self, payload):
+        return await self.client.aget_model(payload)
+"""
+"""A handler whose models are the texts that :func:`write_model` writes; both methods return the model of a name."""
+
 
 def write_model(root: Path, text: str, *parts: str) -> Path:
     folder = root.joinpath(*parts)
@@ -97,7 +111,7 @@ async def library_over(
 
 
 async def next_look(library: ModelLibrary, clock: MockClock, seconds: float = 10.0) -> None:
-    """Let so much time pass that the storages are looked at again, and wait for the end of that."""
+    """Advance the clock to the next look at the storages, and wait for its end."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(library.watcher.wait_look)
         await trio.testing.wait_all_tasks_blocked()

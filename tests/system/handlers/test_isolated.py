@@ -24,7 +24,7 @@ from ovmstrio.runtimes.handlers.isolated.isolated_handler import (
     open_isolated_handler,
 )
 from ovmstrio.work.isolation.isolated_code import Isolation
-from tests.support.model_projects import write_model
+from tests.support.model_projects import TEXT_MODELS, write_model
 from tests.support.pipelines import gather
 from tests.support.projects import make_project
 from tests.support.waits import until_async
@@ -303,28 +303,16 @@ class Handler:
 
 
 async def test_models_are_opened_in_the_process(tmp_path: Path) -> None:
-    code = """
-from pathlib import Path
-class Handler:
-    def __init__(self, model_client):
-        self.client = model_client
-    def load_model(self, model_path):
-        return Path(model_path, "model.txt").read_text()
-    def handle_post(self, payload):
-        return self.client.get_model(payload)
-    async def handle_put(self, payload):
-        return await self.client.aget_model(payload)
-"""
     for name in "ab":
         write_model(tmp_path, f"model {name}", "project", "up", name)
     models = {"dir": "up", "cache_size": 1, "disk_cache_size": 2}
-    async with _isolated(tmp_path, code, multi_model_reloading=models) as handler:
+    async with _isolated(tmp_path, TEXT_MODELS, multi_model_reloading=models) as handler:
         assert [(await _call(handler, name)).content for name in "aba"] == [b"model a", b"model b", b"model a"]
         assert (await _call(handler, "b", "put")).content == b"model b"
         info = await trio.to_thread.run_sync(IsolatedModels(handler).info)
         assert list(info["model_metadata"]) == ["a", "b"]
     with pytest.raises(ConfigError, match="models that are cached are for one process"):
-        async with _isolated(tmp_path, code, Isolation(processes=2), multi_model_reloading=models):
+        async with _isolated(tmp_path, TEXT_MODELS, Isolation(processes=2), multi_model_reloading=models):
             pass
 
 

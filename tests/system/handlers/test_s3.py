@@ -26,7 +26,7 @@ from ovmstrio.runtimes.handlers.models.storage import open_storage
 from ovmstrio.runtimes.handlers.models.tree import StoredFile
 from ovmstrio.runtimes.handlers.models.watching import WatchOptions
 from ovmstrio.runtimes.handlers.project import open_handler
-from tests.support.model_projects import Loads, library_over, models_in, next_look, paths_below
+from tests.support.model_projects import TEXT_MODELS, Loads, library_over, models_in, next_look, paths_below
 from tests.support.ports import free_ports
 from tests.support.projects import make_project
 from tests.support.s3 import Bucket, s3_server
@@ -183,19 +183,7 @@ class _Relay:
 @asynccontextmanager
 async def _handler(tmp_path: Path) -> AsyncIterator[LoadedHandler]:
     section = {"dir": "s3://models/up", "cache_size": 2, "disk_cache_size": 2, "storage_timeout_seconds": 1.0}
-    code = """
-from pathlib import Path
-class Handler:
-    def __init__(self, model_client):
-        self.client = model_client
-    def load_model(self, model_path):
-        return Path(model_path, "model.txt").read_text()
-    def handle_post(self, payload):
-        return self.client.get_model(payload)
-    async def handle_get(self, payload):
-        return await self.client.aget_model(payload)
-"""
-    project = make_project(tmp_path, code, threads_per_process=1, multi_model_reloading=section)
+    project = make_project(tmp_path, TEXT_MODELS, threads_per_process=1, multi_model_reloading=section)
     async with (
         open_models(project, options=LibraryOptions(root=tmp_path / "down")) as opened,
         open_handler(project, Supplies(opened.clients)) as handler,
@@ -203,7 +191,7 @@ class Handler:
         yield handler
 
 
-@pytest.mark.parametrize("verb", ["handle_post", "handle_get"])
+@pytest.mark.parametrize("verb", ["handle_post", "handle_put"])
 async def test_loaded_models_are_served_while_the_server_hangs(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:

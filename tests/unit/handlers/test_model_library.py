@@ -31,6 +31,7 @@ from ovmstrio.runtimes.handlers.models.tree import ModelKey, StoredFile, Version
 from ovmstrio.runtimes.handlers.project import open_handler
 from tests.support.examples import examples
 from tests.support.model_projects import (
+    TEXT_MODELS,
     CountingStorage,
     Loads,
     Model,
@@ -653,21 +654,11 @@ async def test_the_number_of_waiting_callers_is_limited(tmp_path: Path) -> None:
 
 
 async def test_a_call_that_waits_for_a_storage_lends_its_thread(tmp_path: Path) -> None:
-    code = """
-from pathlib import Path
-class Handler:
-    def __init__(self, model_client):
-        self.client = model_client
-    def load_model(self, model_path):
-        return Path(model_path, "model.txt").read_text()
-    def handle_post(self, payload):
-        return self.client.get_model(payload)
-"""
     for name in "ab":
         write_model(tmp_path, name, "up", name)
     storage = _StuckStorage("/b/")
     section = {"dir": "up", "cache_size": 2, "disk_cache_size": 2}
-    project = make_project(tmp_path, code, threads_per_process=1, multi_model_reloading=section)
+    project = make_project(tmp_path, TEXT_MODELS, threads_per_process=1, multi_model_reloading=section)
     options = LibraryOptions(root=tmp_path / "down", open_storage=storage.open)
     results: list[str] = []
 
