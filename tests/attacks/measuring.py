@@ -32,7 +32,7 @@ SETTLE_SECONDS: Final = 30.0
 REQUESTS: Final = 16
 SAMPLE_SECONDS: Final = 0.05
 GROWTH: Final = 1.1
-"""How much memory a server may have after an attack, in multiples of what it had before."""
+"""Largest memory of a server after an attack, in multiples of its memory before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is attacked: a server with a trivial model for the neighbour, and services that give an attacker a lever."""
+"""Attacked server: a trivial model for the measuring client, and services that attacks aim at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to servers while clients call them, each with what clients may be told meanwhile."""
+"""Disturbances of servers under load, each with the errors that clients may get meanwhile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RECOVERY_SECONDS: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What disturbances act on.
+    """Servers and files that disturbances act on.
 
     Attributes:
         through: the names of the clients that go through the proxies.

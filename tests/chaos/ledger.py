@@ -1,4 +1,4 @@
-"""What every client was told, and whether that was to be expected at its time."""
+"""Record of the outcomes of all clients, and of the outcomes that are expected at a time."""
 
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ _FILES: Final = ("package.json", "package-lock.json", ".npmrc")
 
 
 def packages() -> Path:
-    """Give the folder of the packages, which need not be there; other versions have another one."""
+    """Return the folder of the packages, which may be missing; each set of versions has its own."""
     lock = (NODE / "package-lock.json").read_bytes()
     return Path(platformdirs.user_cache_dir("ovmstrio")) / "tests" / f"node-{hashlib.sha256(lock).hexdigest()[:16]}"
 
 
 def installed_version(package: str) -> str:
-    """Give a package's version; an empty text if it is not installed, or Node is not."""
+    """Return the version of a package, or an empty text if the package or Node is not installed."""
     told = packages() / "node_modules" / package / "package.json"
     if shutil.which("node") is None or not told.is_file():
         return ""

@@ -30,7 +30,7 @@ class Message:
 _INTERNAL_ERROR: Final = 2
 _GRPC_FAULTS: Final = {"2": "UNKNOWN", "13": "INTERNAL", "15": "DATA_LOSS", "": "no status"}
 _AS_GRPC_SAYS: Final = "request message is compressed, but grpc-encoding is"
-"""What gRPC's own rules call an internal error, though it is the client's."""
+"""Statuses that gRPC's rules call internal errors although the client caused them."""
 _EXPLAINED: Final = {501, 503}
 _VERSION_REFUSED: Final = 505
 

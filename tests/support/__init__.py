@@ -1,1 +1,1 @@
-"""What several tests need: models made by code, real servers in subprocesses."""
+"""Shared helpers of tests: models made by code, servers in processes and in threads."""

@@ -93,7 +93,7 @@ def that_begin_alike(texts: Texts) -> int:
 
 
 def behind_a_long_prompt(texts: Texts) -> int:
-    """Have two go on from where a text has ended, one a step, while another prompt takes all that a step reads."""
+    """Continue an ended text with two requests, one per step, while another prompt takes the whole read budget."""
     wrong = 0
     for _ in range(5):
         base = texts.words(40)
@@ -109,7 +109,7 @@ def behind_a_long_prompt(texts: Texts) -> int:
 
 
 def of_a_prompt_given_up(texts: Texts) -> int:
-    """Give a prompt up that has been read in part, beside others that run, and ask for it again."""
+    """Cancel a request whose prompt was partly read, while others run, and send it again."""
     wrong = 0
     for _ in range(2):
         asked = [texts.begin(texts.words(10), tokens=60) for _ in range(16)]
@@ -126,7 +126,7 @@ def of_a_prompt_given_up(texts: Texts) -> int:
 
 
 def given_up(texts: Texts) -> list[int]:
-    """Give up one that reads and one that writes; count who is in the batch then, after a step, and at the end."""
+    """Cancel a request in prefill and one in decoding; count the batch at once, after a step, and at the end."""
     writes = texts.begin(texts.words(10))
     texts.step(2)
     reads = texts.begin(texts.words(600))
@@ -139,7 +139,7 @@ def given_up(texts: Texts) -> list[int]:
 
 
 def that_go_on_from_beams(texts: Texts) -> int:
-    """Have several begin with what beams have made, or with a part of it, side by side."""
+    """Start several requests at once with the output of beams, or with a prefix of it, as their prompt."""
     dice, wrong = random.Random(1), 0
     for length in (20, 31, 32, 33, 45, 64, 90, 300):
         beams = texts.begin(texts.words(length), tokens=dice.randrange(5, 30), beams=4)

@@ -42,7 +42,7 @@ class Emission(NamedTuple):
 
 
 Rule = Callable[[Delivery], Sequence[Emission]]
-"""What a test node sends for what it is given; a pure function, so that a model of the engine can ask it as well."""
+"""Pure function from the inputs of a test node to its outputs; the model of the engine calls it, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How many examples a property gets, where that is not what all get."""
+"""Number of examples of a property that needs another number than the default."""
 
 from __future__ import annotations
 

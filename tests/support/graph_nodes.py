@@ -32,7 +32,7 @@ from ovmstrio.work.threads.worker_threads import WorkerThreads
 from pyovms import Tensor
 
 Feed = Iterable[tuple[int, Mapping[str, Any]]]
-"""What a test pushes: the values of inputs at timestamps."""
+"""Values of inputs at timestamps, as a test sends them."""
 
 
 def refs(*streams: str) -> tuple[StreamRef, ...]:

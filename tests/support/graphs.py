@@ -133,7 +133,7 @@ def texts(response: InferResponse) -> dict[str, str]:
 
 @dataclass
 class Answers:
-    """What a stream gave: the outputs as (timestamp, name, text), problems, and why it ended."""
+    """Result of a stream: outputs as (timestamp, name, text), problems, and the error that ended it."""
 
     outputs: list[tuple[int, str, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What an error keeps alive: the variables of the frames that it went through."""
+"""Memory that an error keeps alive through the frames of its traceback."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def bytes_kept_by(refused: Callable[[], BaseException]) -> int:
-    """Tell how much more memory is in use while the error that ``refused`` gives is held."""
+    """Return how much more memory is in use while the error of ``refused`` is held."""
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]

@@ -82,7 +82,7 @@ class _Coin(Random):
 
 @contextmanager
 def scheduled(coin: str) -> Iterator[None]:
-    """Have tasks run in an order of :data:`COINS` while the block lasts."""
+    """Schedule tasks in the order of :data:`COINS` until the end of the block."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(trio_run, "_r", _Coin(coin))
         yield

@@ -164,6 +164,6 @@ def write_described(folder: Path, *layers: Layer, **settings: Any) -> Path:
 
 
 def layers(count: int = 1) -> list[Layer]:
-    """Give layers of three inputs and two outputs, each twice the one before it."""
+    """Return layers of three inputs and two outputs, each twice the previous one."""
     one = Layer(np.arange(6, dtype=np.float32).reshape(3, 2), np.array([0.5, -1], np.float32))
     return [replace(one, weights=one.weights * 2**number, output=f"fc_{number}.tmp_1") for number in range(count)]

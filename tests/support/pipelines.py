@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def hosting() -> AsyncIterator[trio.Nursery]:
-    """Give a nursery that ends when everything in it has; an error of the block comes out as it is, in no group."""
+    """Yield a nursery whose tasks end before the block does; an error of the block is raised outside a group."""
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         try:

@@ -16,12 +16,12 @@ _LOOK_SECONDS = 0.01
 
 class QuietHandler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def answering_http(handler: type[QuietHandler]) -> Iterator[str]:
-    """Have requests answered by a handler; gives the address, with its scheme."""
+    """Serve a handler; yield the address with its scheme."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(_LOOK_SECONDS,))
         thread.start()
@@ -47,7 +47,7 @@ class BreakingHandler(QuietHandler):
 
 @dataclass
 class ChatServer:
-    """What it answers and has received; a delta of ``None`` waits until the client is gone, which sets ``left``."""
+    """Answers of a chat server, and received requests; a delta ``None`` waits for a disconnect, which sets ``left``."""
 
     url: str = ""
     deltas: list[dict[str, Any] | None] = field(default_factory=list)

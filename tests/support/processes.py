@@ -24,7 +24,7 @@ from tests.support.ports import free_ports
 from tests.support.waits import WAIT_SECONDS, until
 
 SECONDS_TO_END = 60
-"""How long what a server has started may take to end behind it on a busy machine."""
+"""Bound in seconds on the end of child processes after their server, on a busy machine."""
 
 
 def end_of_output(process: subprocess.Popen[str], seconds: float = SECONDS_TO_END) -> str:
@@ -81,7 +81,7 @@ def _has_open(pid: int, file: Path) -> bool:
 
 T = TypeVar("T")
 SHARED_CACHE = Path(tempfile.gettempdir()) / f"ovmstrio-tests-{os.getuid()}"
-"""What is remembered of one run of the tests serves the next one, so that the same models are not tried again."""
+"""Folder of trial verdicts that runs of the tests share, so that known models are not tried again."""
 START_TIMEOUT_SECONDS = 180
 STOP_TIMEOUT_SECONDS = 120
 PORT_TAKEN = "Address already in use"

@@ -21,7 +21,7 @@ from ovmstrio_samples.embedding.wordpiece import WordPieces
 from tests.support.model_cache import cached_folder
 
 LONGEST: Final = 20
-"""How many tokens the models take; no multiple of a usual padding."""
+"""Maximum number of tokens of the models; no multiple of a usual padding."""
 
 SPECIAL: Final = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
 _HIDDEN: Final = 8

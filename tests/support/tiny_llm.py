@@ -18,7 +18,7 @@ import numpy as np
 from tests.support.model_cache import cached_folder
 
 CONTEXT: Final = 2048
-"""How many tokens the model takes."""
+"""Maximum number of tokens of the model."""
 
 CHAT_TEMPLATE: Final = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -63,7 +63,7 @@ def test_imported_packages_are_declared_and_documented() -> None:
 
 
 def _is_there(name: str) -> bool:
-    """Tell whether there is a module of a name, or whether its last part is something in its parent."""
+    """Return whether a name is a module, or an attribute of a module."""
     parent, _, last = name.rpartition(".")
     if _spec(name) is not None:
         return True

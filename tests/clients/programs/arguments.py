@@ -1,4 +1,4 @@
-"""Where the server is: ``program GRPC REST``, each ``host:port``."""
+"""Addresses of the server: ``program GRPC REST``, each ``host:port``."""
 
 from __future__ import annotations
 

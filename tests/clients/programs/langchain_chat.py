@@ -25,7 +25,7 @@ class City(BaseModel):
 
 @tool
 def weather(city: Literal["Paris", "Berlin"]) -> str:
-    """Tell the weather of a city."""
+    """Return the weather of a city."""
     return f"sunny in {city}"
 
 

@@ -12,7 +12,7 @@ SERVER = {"api_base": f"http://{REST}/v3", "api_key": "none", "max_retries": 0}
 
 
 def weather(city: Literal["Paris", "Berlin"]) -> str:
-    """Tell the weather of a city."""
+    """Return the weather of a city."""
     return f"sunny in {city}"
 
 

@@ -1,4 +1,4 @@
-"""What lm-evaluation-harness asks of completions and chats: probabilities of choices, and texts."""
+"""Requests of lm-evaluation-harness for completions and chats: probabilities of choices, and texts."""
 
 from __future__ import annotations
 

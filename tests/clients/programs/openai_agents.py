@@ -30,13 +30,13 @@ class City(BaseModel):
 
 @function_tool
 def weather(city: Literal["Paris", "Berlin"]) -> str:
-    """Tell the weather of a city."""
+    """Return the weather of a city."""
     CALLED.append(city)
     return "sunny"
 
 
 def settings(**more: object) -> ModelSettings:
-    """Let answers end by themselves as far as they do: the agents take an answer that is cut for a failure."""
+    """Set no limit of tokens: the agents treat a truncated answer as a failure."""
     return ModelSettings(temperature=0, max_tokens=1500, **more)
 
 

@@ -8,7 +8,7 @@ from smolagents import OpenAIModel, tool
 
 @tool
 def weather(tomorrow: bool) -> str:
-    """Tell the weather.
+    """Return the weather.
 
     Args:
         tomorrow: whether of tomorrow.

@@ -49,7 +49,7 @@ def test_a_command_imports_only_its_own_modules(arguments: tuple[str, ...], with
 
 
 def test_the_garbage_collector_is_on_for_commands() -> None:
-    """What imports are spared is over when a command is to run that may go on for hours."""
+    """Garbage collection is off during imports only; a command may run for hours."""
     code = _SHOW.replace('" ".join(sys.modules)', 'str(__import__("gc").get_threshold()[0])')
     command = [sys.executable, "-c", code, "health", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -108,7 +108,7 @@ needs_prometheus = pytest.mark.skipif(not is_there(), reason="needs Debian's pac
 
 
 def _queries() -> list[tuple[str, str]]:
-    """Give each query of the dashboards with what shows it, and the expressions of alerts without their bounds."""
+    """Yield each query of the dashboards with its panel, and the expressions of alerts without their bounds."""
     found = []
     for name in DASHBOARDS:
         dashboard = json.loads((FOLDER / f"{name}.json").read_text())

@@ -60,7 +60,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class StopTarget:
-    """Where a server is, and what it can be asked.
+    """Addresses of a server and the requests that it can answer.
 
     Attributes:
         rest: the port of REST.

@@ -134,7 +134,7 @@ async def test_a_change_continues_when_its_client_is_cancelled(
 
 @pytest.fixture
 def quick_thread_switches() -> Iterator[None]:
-    """Let threads that look at the disk get their turn soon, though the event loop is never idle."""
+    """Shorten the switch interval, so that threads that read the disk run although the event loop is never idle."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(0.0001)
     yield

@@ -22,7 +22,7 @@ from tests.support.waits import WAIT_SECONDS
 
 
 class Release:
-    """What ends the hooks that would not end by themselves, at the latest when its block is left; one for each test."""
+    """Release of hooks that would not end by themselves, at the latest at the end of its block; one per test."""
 
     def __init__(self) -> None:
         self.threads = threading.Event()
@@ -84,7 +84,7 @@ DEEDS: Final[Mapping[str, Callable[[], Any]]] = {
     "odd array": lambda: {"x": np.array([object()], object)},
     "odd keys": lambda: {1: "x", None: "y"},
 }
-"""What a hook may do at once, by the text of the request."""
+"""Actions of a hook, by the text of the request."""
 
 ASYNC_DEEDS: Final = sorted(set(DEEDS) - {"interrupt"})
 """Those of a hook on the loop, where an interrupt is one of the server."""

@@ -32,7 +32,7 @@ from tests.support.ops import settings as op_settings
 from tests.support.waits import WAIT_SECONDS
 
 LIMIT: Final = 0.1
-"""How long an attempt of ``process`` may take, where it is limited."""
+"""Timeout of an attempt of ``process``, where there is one."""
 
 EPSILON: Final = 1e-6
 PRODUCT_CODE: Final = 777
@@ -43,7 +43,7 @@ Outcome = tuple[int, str]
 
 @dataclass(frozen=True)
 class Fault:
-    """What a request meets in an Op; ``times`` is how many attempts of ``process`` are late."""
+    """Behaviour of an Op for a request; ``times`` is the number of late attempts of ``process``."""
 
     kind: Literal["raise", "product", "process", "code", "late", "skip"]
     times: int = 0
