@@ -80,8 +80,8 @@ def run_server(options: dict[str, Any]) -> None:
     """Run a server until it is told to stop; exits with 64 for a wrong command line, with 1 for a failure."""
     from ovmstrio.server.collector import keep_imports
     from ovmstrio.server.command_line import ignored_options, read_settings
-    from ovmstrio.server.own_process import serve_in_own_process
     from ovmstrio.server.plan import read_plan
+    from ovmstrio.server.workers.serve import serve_in_processes
 
     keep_imports()
     with usage():
@@ -101,7 +101,7 @@ def run_server(options: dict[str, Any]) -> None:
 
         # Whoever reads the log as JSON has nothing else on standard error; the log tells the same.
         show = show_startup if settings.log_format == "pretty" else None
-        return await serve_in_own_process(await read_plan(settings), show=show)
+        return await serve_in_processes(await read_plan(settings), show=show)
 
     raise typer.Exit(run_to_the_end(run, settings))
 

@@ -27,17 +27,17 @@ _OF_PIPELINES: Final = re.compile(rb"(?m)^(rpc_port|http_port|dag|op)\s*:")
 
 def run_project(path: Path, options: dict[str, Any]) -> None:
     """Serve a project until it is told to stop; exits with 64 for a wrong command line, with 1 for a failure."""
-    from ovmstrio.server.own_process import serve_in_own_process
     from ovmstrio.server.project_environment import enter_project
     from ovmstrio.server.project_plan import own_port, plan_project
     from ovmstrio.server.start_failures import log_failures
+    from ovmstrio.server.workers.serve import serve_in_processes
 
     project = _read(path)
     with usage():
         plan = plan_project(project, options)
     enter_project(project, own_port(project, plan.settings))
     set_up_logs(plan.settings, project)
-    raise typer.Exit(run_to_the_end(partial(serve_in_own_process, plan), plan.settings, log_failures))
+    raise typer.Exit(run_to_the_end(partial(serve_in_processes, plan), plan.settings, log_failures))
 
 
 def _read(path: Path) -> ProjectSpec:

@@ -38,7 +38,7 @@ def serve_script(script: Path, arguments: list[str], config: str | None, options
 
 
 def _serve(settings: ServerSettings, config: str | None, service: WebService) -> None:
-    from ovmstrio.server.run_service import serve_service
+    from ovmstrio.server.workers.run_service import serve_service
 
     code = run_to_the_end(partial(serve_service, service, settings, config), settings)
     if code:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ovmstrio.api.admin.routes import metrics_rules
 from ovmstrio.api.kserve.rest.kserve_routes import health_rules
 from ovmstrio.api.refusals import OvmsRefusals
 from ovmstrio.core.peers import TrustedProxies
@@ -78,7 +79,7 @@ def metrics_front_end(plane: DataPlane, gate: Gate | None) -> HttpFrontEnd:
     """Make what answers scrapers at a port of their own."""
     from ovmstrio.api.paddle.http.pipeline_routes import metrics_router  # noqa: PLC0415 - for pipelines of Ops alone
 
-    return HttpFrontEnd((), metrics_router(plane, gate))
+    return HttpFrontEnd((), metrics_router(plane, metrics_rules(plane), gate))
 
 
 def probe_front_end(plane: DataPlane) -> HttpFrontEnd:

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+import trio
 
 from ovmstrio.runtimes.kind import LoadContext
 
 if TYPE_CHECKING:
     from ovmstrio.core.events import CallObserver
     from ovmstrio.core.shared_counts import Ledger
-    from ovmstrio.server.workers.engines import WorkerEngines
-    from ovmstrio.server.workers.peers import Peers
-    from ovmstrio.server.workers.turns import OtherWorkers
+    from ovmstrio.core.siblings import Siblings
+    from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.server.reloading import Reloading
     from ovmstrio.wire.listeners import Listener
 
-__all__ = ["Hosting"]
+__all__ = ["Hosting", "ServePeers"]
+
+
+class ServePeers(Protocol):
+    """Answers requests of other worker processes until cancelled."""
+
+    async def __call__(self, plane: DataPlane, reloading: Reloading, *, task_status: trio.TaskStatus[None]) -> None:
+        """Report the start once other processes can connect."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +41,9 @@ class Hosting:
         warned: returns when that is near.
         observers: are told of every call before the server's own are.
         watches: look at files of its own, again and again.
-        peers: are the other processes, where there are any.
+        serve_peers: answers requests of other worker processes; started with the data plane and the reloads.
         leave: is called when all connections have ended, before sequences are kept.
         ledger: is where all processes count together.
-        engines: are those that processes share.
         siblings: are the other processes, as those see them who ask all of them.
     """
 
@@ -45,11 +54,10 @@ class Hosting:
     warned: Callable[[], Awaitable[None]] | None = None
     observers: Sequence[CallObserver] = ()
     watches: Sequence[Callable[[], Awaitable[bool]]] = ()
-    peers: Peers | None = None
+    serve_peers: ServePeers | None = None
     leave: Callable[[], Awaitable[None]] | None = None
     ledger: Ledger | None = None
-    engines: WorkerEngines | None = None
-    siblings: OtherWorkers | None = None
+    siblings: Siblings | None = None
 
     @property
     def is_part(self) -> bool:

@@ -57,6 +57,7 @@ from ovmstrio.repository.watcher import FileWatcher
 from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.models.sequences import SequenceManagers
 from ovmstrio.runtimes.models.sequences.cleaner import clean_sequences
+from ovmstrio.runtimes.models.sequences.parts import check_store
 from ovmstrio.runtimes.models.sequences.store import SequenceStore
 from ovmstrio.runtimes.models.sequences.store_lock import locked_folder
 from ovmstrio.runtimes.table import KINDS, Kinds
@@ -73,8 +74,6 @@ from ovmstrio.server.reloading import Reloading
 from ovmstrio.server.running import Running
 from ovmstrio.server.signals import obey_signals
 from ovmstrio.server.traces import ServerTraces, open_traces
-from ovmstrio.server.workers.peer_answers import PeerAnswers
-from ovmstrio.server.workers.stores import check_store
 from ovmstrio.work.late_imports import import_aside
 from ovmstrio.work.loop_load import LoopLoad, current_loop_load
 from ovmstrio.work.overdue import watch_overdue
@@ -401,10 +400,8 @@ class _Server:
             nursery.start_soon(self._pending.watch)
             nursery.start_soon(refusals.sum_up)
             nursery.start_soon(self._admission.follow_others)
-            if self._hosting.peers is not None:
-                await nursery.start(
-                    self._hosting.peers.run, PeerAnswers(self._hosting, self._plane, self._reloading).answer
-                )
+            if self._hosting.serve_peers is not None:
+                await nursery.start(self._hosting.serve_peers, self._plane, self._reloading)
             pause = self._settings.file_system_poll_wait_seconds or _POLL_SECONDS
             if self._access is not None or self._settings.tls_cert is not None:
                 nursery.start_soon(partial(FileWatcher(self._look_at_files, pause).run, pauses_first=True))

@@ -14,7 +14,7 @@ __all__ = ["WebService", "set_service_runner"]
 
 RunService = Callable[["WebService"], None]
 
-_SERVER: Final = "ovmstrio.server.run_service"
+_SERVER: Final = "ovmstrio.server.workers.run_service"
 
 _runners: list[RunService] = []
 

@@ -9,9 +9,9 @@ import structlog
 import trio
 
 from ovmstrio.config.specs import ModelSpec
+from ovmstrio.runtimes.models.sequences.parts import kept_counts
 from ovmstrio.server.memory_limit import memory_limit
 from ovmstrio.server.worker_count import MeasuredCall, WorkerChoice, choose_count, worth_measuring
-from ovmstrio.server.workers.stores import kept_counts
 from ovmstrio.work.cores import usable_cores
 from ovmstrio.work.processes import WorkerEnded, WorkerProcess
 

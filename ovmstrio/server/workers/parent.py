@@ -22,6 +22,7 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_writer import WRITER
+from ovmstrio.runtimes.models.sequences.parts import check_store
 from ovmstrio.runtimes.models.sequences.store_lock import locked_folder
 from ovmstrio.server.certificates import Certificates
 from ovmstrio.server.command_line import probe_addresses
@@ -30,7 +31,6 @@ from ovmstrio.server.plan import read_plan
 from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.signals import obey_renewals, obey_signals
 from ovmstrio.server.workers.board import Board
-from ovmstrio.server.workers.stores import check_store
 from ovmstrio.server.workers.task import CHANGED, CUT, DRAIN, WorkerTask
 from ovmstrio.wire.accepting import Accepting
 from ovmstrio.wire.listeners import address_of

@@ -14,23 +14,31 @@ from ovmstrio.server.workers.turns import TURN
 
 if TYPE_CHECKING:
     from ovmstrio.dataplane.plane import DataPlane
-    from ovmstrio.server.hosting import Hosting
     from ovmstrio.server.reloading import Reloading
+    from ovmstrio.server.workers.engines import WorkerEngines
+    from ovmstrio.server.workers.peers import Peers
+    from ovmstrio.server.workers.turns import OtherWorkers
 
 __all__ = ["PeerAnswers"]
 
 
 class PeerAnswers:
-    """Answers what other processes ask.
+    """Answers requests of other worker processes.
 
     Args:
-        hosting: how this process takes part.
-        plane: what it serves.
-        reloading: its reloads.
+        peers: connections to the other processes.
+        engines: text engines that the processes share.
+        others: the other processes, for changes that all processes make.
+        plane: data plane of this process.
+        reloading: reloads of this process.
     """
 
-    def __init__(self, hosting: Hosting, plane: DataPlane, reloading: Reloading) -> None:
-        self._hosting = hosting
+    def __init__(
+        self, peers: Peers, engines: WorkerEngines, others: OtherWorkers, plane: DataPlane, reloading: Reloading
+    ) -> None:
+        self._peers = peers
+        self._engines = engines
+        self._others = others
         self._plane = plane
         self._reloading = reloading
 
@@ -47,19 +55,19 @@ class PeerAnswers:
             return await answer_swift_step(self._plane.registry, arguments)
         if question == STEP:
             return await answer_step(self._plane.registry, arguments)
-        if question in {ASK_ENGINE, HEAR_ENGINE} and self._hosting.engines is not None:
-            return await self._hosting.engines.answer(question, arguments)
+        if question in {ASK_ENGINE, HEAR_ENGINE}:
+            return await self._engines.answer(question, arguments)
         if question in CHANGES:
             return await make_change(self._plane, question, arguments)
         return await self._answer_rarely(question, arguments)
 
     async def _answer_rarely(self, question: str, arguments: list[Any]) -> Any:
-        if question == LEFT and self._hosting.peers is not None:
-            return self._hosting.peers.note_left(*arguments)
-        if question == TURN and self._hosting.siblings is not None:
-            return self._hosting.siblings.give_turn()
-        if self._hosting.siblings is not None and question in self._hosting.siblings.answers:
-            return await self._hosting.siblings.answers[question](*arguments)
+        if question == LEFT:
+            return self._peers.note_left(*arguments)
+        if question == TURN:
+            return self._others.give_turn()
+        if question in self._others.answers:
+            return await self._others.answers[question](*arguments)
         if question == RELOAD:
             return await self._reloading.reload_here()
         if question == RESTORE:

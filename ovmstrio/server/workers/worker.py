@@ -18,6 +18,7 @@ from ovmstrio.observability.worker_number import set_worker_number
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.models.sequences import SequenceManagers
+from ovmstrio.runtimes.models.sequences.parts import part_of_store
 from ovmstrio.server.certificates import Certificates
 from ovmstrio.server.command_line import probe_addresses
 from ovmstrio.server.hosting import Hosting
@@ -33,11 +34,11 @@ from ovmstrio.server.workers.bells import Bells
 from ovmstrio.server.workers.board import Board, SharedLimit
 from ovmstrio.server.workers.engines import WorkerEngines
 from ovmstrio.server.workers.passing import ConnectionInbox
+from ovmstrio.server.workers.peer_answers import PeerAnswers
 from ovmstrio.server.workers.peers import Peers
 from ovmstrio.server.workers.sequence_directory import BoardDirectory
 from ovmstrio.server.workers.shared_ledger import LedgerLimit, SharedLedger
 from ovmstrio.server.workers.steps import PeerOwners
-from ovmstrio.server.workers.stores import part_of_store
 from ovmstrio.server.workers.task import CHANGED, CUT, DRAIN, WorkerTask
 from ovmstrio.server.workers.turns import OtherWorkers
 from ovmstrio.wire.reloaded_tls import TlsListener
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.servable import LeaseServable
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.server.plan import Plan
+    from ovmstrio.server.reloading import Reloading
     from ovmstrio.server.running import Running
     from ovmstrio.wire.listeners import Listener
 
@@ -154,12 +156,15 @@ class _Worker:
             warned=warned,
             observers=observers,
             watches=watches,
-            peers=self._peers,
+            serve_peers=self._serve_peers,
             leave=self._leave,
             ledger=self._ledger,
-            engines=self._engines,
             siblings=self._others,
         )
+
+    async def _serve_peers(self, plane: DataPlane, reloading: Reloading, *, task_status: trio.TaskStatus[None]) -> None:
+        answers = PeerAnswers(self._peers, self._engines, self._others, plane, reloading)
+        await self._peers.run(answers.answer, task_status=task_status)
 
     def listening_to_bells(self) -> AbstractContextManager[None]:
         """Have other processes wake this one within the block."""

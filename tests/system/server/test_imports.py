@@ -48,8 +48,8 @@ def _imported(code: str) -> list[str]:
 @pytest.mark.parametrize(
     ("code", "names"),
     [
-        ("import ovmstrio.server.own_process, ovmstrio.server.front_ends", _FRAMEWORKS),
-        ("import ovmstrio.server.own_process", (*_FRAMEWORKS, *_FRONT_ENDS, *_WORKERS)),
+        ("import ovmstrio.server.workers.serve, ovmstrio.server.front_ends", _FRAMEWORKS),
+        ("import ovmstrio.server.workers.serve", (*_FRAMEWORKS, *_FRONT_ENDS, *_WORKERS)),
         (_OPEN_TRACES, ("opentelemetry",)),
     ],
     ids=["server", "process before models begin to load", "traces without their variables"],

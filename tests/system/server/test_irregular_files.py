@@ -164,7 +164,7 @@ from functools import partial
 from pathlib import Path
 import trio
 from ovmstrio.server.end_watchdog import END_WATCHDOG
-from ovmstrio.server.own_process import serve_in_own_process
+from ovmstrio.server.workers.serve import serve_in_processes
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
 
@@ -179,7 +179,7 @@ async def show(running):
 
 async def main():
     settings = ServerSettings(config_path=Path(config), rest_port=int(port), drain_seconds=0, trial_load="off")
-    await serve_in_own_process(await read_plan(settings), show=show)
+    await serve_in_processes(await read_plan(settings), show=show)
 
 trio.run(main)
 """

@@ -28,10 +28,10 @@ from ovmstrio.runtimes.table import KINDS
 from ovmstrio.server.hosting import Hosting
 from ovmstrio.server.life import serve_plan
 from ovmstrio.server.plan import Plan
-from ovmstrio.server.run_service import run_script_service
 from ovmstrio.server.running import Running
 from ovmstrio.server.service_plan import plan_service, service_settings
 from ovmstrio.server.start_failures import leaves
+from ovmstrio.server.workers.run_service import run_script_service
 from tests.support.api_clients import call
 from tests.support.op_pipelines import EchoExecutor, executor_plan
 from tests.support.ports import free_ports
@@ -125,7 +125,7 @@ async def test_service_is_not_served_with_invalid_settings(tmp_path: Path) -> No
 def test_script_of_a_service_that_cannot_start_exits_with_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ovmstrio.server.run_service.configure_logs", lambda: None)
+    monkeypatch.setattr("ovmstrio.server.workers.run_service.configure_logs", lambda: None)
     with pytest.raises(SystemExit) as ended:
         run_script_service(_prepared(worker_num=1))
     assert ended.value.code == 1

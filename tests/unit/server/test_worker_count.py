@@ -11,15 +11,15 @@ from ovmstrio.config.remote_entries import RemoteSpec
 from ovmstrio.config.specs import HandlerSpec, ModelSpec, ServerSpec
 from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.models.sequences.parts import check_store, part_of_store
 from ovmstrio.runtimes.models.sequences.store import STORE_FILE
 from ovmstrio.server.command_line import UsageProblems, read_settings
 from ovmstrio.server.life import serve
-from ovmstrio.server.own_process import serve_in_own_process
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.worker_count import MeasuredCall, choose_count, count_workers, worth_measuring
 from ovmstrio.server.workers.choosing import choose_workers
-from ovmstrio.server.workers.stores import check_store, part_of_store
+from ovmstrio.server.workers.serve import serve_in_processes
 from ovmstrio.work.cores import usable_cores
 from tests.support import ir
 
@@ -141,7 +141,7 @@ async def test_signal_while_workers_are_measured_ends_the_server_gently(
     settings = ServerSettings(model_name="m", model_path=tmp_path / "m", workers=0, readiness_file=ready)
     plan = await read_plan(settings)
     with trio.fail_after(PATIENCE_SECONDS):
-        assert await serve_in_own_process(plan) is True
+        assert await serve_in_processes(plan) is True
 
 
 @pytest.mark.parametrize("value", ["-1", "many", "257", "1.5"])

@@ -14,9 +14,9 @@ from ovmstrio.core.errors import ConfigError, ModelFailure
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.dataplane.whole_server import metrics_of_all
 from ovmstrio.runtimes.models.sequences.owners import owner_of
+from ovmstrio.runtimes.models.sequences.parts import check_store, part_of_store
 from ovmstrio.server.reloading import RELOAD, RESTORE, Reloading
 from ovmstrio.server.workers.kept_figures import KeptFigures
-from ovmstrio.server.workers.stores import check_store, part_of_store
 
 # Reloads
 

@@ -15,7 +15,8 @@ import orjson
 
 from ovmstrio.api.doors import KSERVE_REST
 from ovmstrio.api.event_streams import answer_with_events
-from ovmstrio.api.kserve.rest.infer_answer import check_version, json_values
+from ovmstrio.api.json_tensors import json_values
+from ovmstrio.api.kserve.rest.infer_answer import check_version
 from ovmstrio.api.kserve.rest.infer_request import (
     NUMBER_KINDS,
     document_in_slices,

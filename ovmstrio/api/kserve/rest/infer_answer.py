@@ -8,17 +8,14 @@ shortest text that reads back as the same number; NaN and infinities, which JSON
 from __future__ import annotations
 
 from functools import partial
-from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
 import orjson
 
 from ovmstrio.api.doors import KSERVE_REST, VERSION_MISSING
-from ovmstrio.api.json_arrays import array_pieces
+from ovmstrio.api.json_tensors import JSON_NUMBERS, json_pieces, json_values
 from ovmstrio.api.kserve.rest.infer_request import read_infer_request, read_large_infer_request, split_body
-from ovmstrio.api.raw_contents import join_buffers, raw_contents, split_elements
-from ovmstrio.core.datatypes import BY_NAME, BYTES, from_bf16
+from ovmstrio.api.raw_contents import join_buffers, raw_contents
 from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.pieced_message import PiecedMessage
@@ -28,7 +25,7 @@ from ovmstrio.util.slices import run_in_slices
 from ovmstrio.wire.http.answers import JSON_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Iterator
+    from collections.abc import Collection, Coroutine
 
     from ovmstrio.api.kserve.rest.known_documents import KnownDocuments
     from ovmstrio.core.request import Buffer, InferRequest, InferResponse
@@ -39,53 +36,15 @@ __all__ = [
     "InferHead",
     "answer_infer",
     "check_version",
-    "json_values",
-    "read_raw",
     "render_infer_answer",
 ]
 
-_NUMBERS: Final = {name: row for name, row in BY_NAME.items() if row.contents_field and row is not BYTES}
-_PRINTABLE: Final = frozenset(_NUMBERS) - {"BF16"}
+_PRINTABLE: Final = frozenset(JSON_NUMBERS) - {"BF16"}
 _PRINTED_AT_ONCE: Final = 64 * 1024
 """Bytes of outputs that are printed in about a millisecond."""
 _JOINED: Final = 256 * 1024
 """Bytes of outputs up to which a copy costs less than a system call over several parts."""
-_WORDS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _NUMPY: Final = orjson.OPT_SERIALIZE_NUMPY
-_WAY_OUT: Final = "ask for it as a binary tensor"
-
-
-def read_raw(tensor: RawTensor) -> Tensor:
-    """Give a raw tensor's elements, flat.
-
-    ``BYTES`` are taken apart where each element stands behind its length; any other content is one element.
-
-    Raises:
-        InvalidRequest: it is of a datatype that JSON has nothing for, or its bytes do not fill its shape.
-    """
-    data = raw_contents(tensor)
-    if tensor.datatype == BYTES.name:
-        elements = split_elements(data)
-        return Tensor(tensor.name, BYTES, _objects([bytes(data)] if elements is None else elements))
-    datatype = _NUMBERS.get(tensor.datatype)
-    if datatype is None:
-        raise InvalidRequest(
-            f"output {tensor.name}: its datatype {tensor.datatype!r} cannot be written as JSON, only"
-            f" {', '.join(_NUMBERS)} and BYTES; {_WAY_OUT}"
-        )
-    if len(data) != prod(tensor.shape) * datatype.itemsize:
-        raise InvalidRequest(
-            f"output {tensor.name}: its {len(data)} bytes are not {tensor.datatype} elements of shape"
-            f" {list(tensor.shape)}; {_WAY_OUT}"
-        )
-    array = np.frombuffer(data, datatype.numpy) if data else np.empty(0, datatype.numpy)
-    return Tensor(tensor.name, datatype, array)
-
-
-def _objects(elements: list[bytes]) -> np.ndarray[Any, Any]:
-    array = np.empty(len(elements), object)
-    array[:] = elements
-    return array
 
 
 HEAD_LENGTH: Final = "inference-header-content-length"
@@ -186,15 +145,8 @@ def _render_in_pieces(wants_binary: Collection[str] | None, response: InferRespo
             buffers.append(raw)
             pieces.append(orjson.dumps(head | {"parameters": {"binary_data_size": len(raw)}}))
         else:
-            pieces += [orjson.dumps(head)[:-1], b',"data":', *_json_pieces(tensor), b"}"]
+            pieces += [orjson.dumps(head)[:-1], b',"data":', *json_pieces(tensor), b"}"]
     return _answer(b"".join([*pieces, b"]}"]), buffers, response)
-
-
-def _json_pieces(tensor: Tensor | RawTensor) -> Iterator[bytes]:
-    if isinstance(tensor, RawTensor):
-        tensor = read_raw(tensor)
-    flat = _flat(tensor)
-    yield from array_pieces(flat, lambda piece: orjson.dumps(_printable(piece, tensor), option=_NUMPY))
 
 
 _NOTHING: Final[frozenset[str]] = frozenset()
@@ -215,47 +167,6 @@ def _binary_outputs(request: InferRequest) -> frozenset[str] | set[str] | None:
         if own is True or (everything and not isinstance(own, bool)):
             chosen.add(output.name)
     return chosen
-
-
-def json_values(tensor: Tensor | RawTensor) -> Any:
-    """Give the elements, flat, as what orjson prints.
-
-    Raises:
-        InvalidRequest: JSON cannot carry them.
-    """
-    if isinstance(tensor, RawTensor):
-        tensor = read_raw(tensor)
-    return _printable(_flat(tensor), tensor)
-
-
-def _flat(tensor: Tensor) -> np.ndarray[Any, Any]:
-    array = from_bf16(tensor.array) if tensor.datatype.name == "BF16" else tensor.array
-    return np.ascontiguousarray(array).reshape(-1)
-
-
-def _printable(flat: np.ndarray[Any, Any], tensor: Tensor) -> Any:
-    if flat.dtype.hasobject:
-        return [_text(element, tensor) for element in flat]
-    if flat.dtype.kind == "f" and not (finite := np.isfinite(flat)).all():
-        return _with_words(flat, finite)
-    return flat
-
-
-def _with_words(flat: np.ndarray[Any, Any], finite: np.ndarray[Any, Any]) -> list[float | str]:
-    """Give the numbers as they are printed, and words for what JSON has no numbers for, which is printed as null."""
-    values: list[float | str] = orjson.loads(orjson.dumps(flat, option=_NUMPY))
-    for place in np.flatnonzero(~finite).tolist():
-        values[place] = _WORDS[str(flat[place])]
-    return values
-
-
-def _text(element: bytes, tensor: Tensor) -> str:
-    try:
-        return element.decode()
-    except UnicodeDecodeError:
-        raise InvalidRequest(
-            f"output {tensor.name}: its BYTES are not UTF-8, which JSON cannot carry; ask for it as a binary tensor"
-        ) from None
 
 
 _MAX_VERSION: Final = 2**63 - 1

@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 from google.protobuf.json_format import ParseDict, ParseError
 
-from ovmstrio.api.kserve.rest.infer_answer import json_values
+from ovmstrio.api.json_tensors import json_values
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.gathered import Gathered

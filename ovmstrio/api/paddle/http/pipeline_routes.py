@@ -13,9 +13,9 @@ Below its name in a server that serves others as well, ``/{method}`` alone is en
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.api.admin.routes import metrics_rules
 from ovmstrio.api.doors import PADDLE_HTTP
 from ovmstrio.api.paddle.failed_answers import note_answer
 from ovmstrio.api.paddle.http.pipeline_json import error_answer, receive_request, render, status_of_code, text_answer
@@ -27,7 +27,7 @@ from ovmstrio.observability.metrics import CONTENT_TYPE
 from ovmstrio.runtimes.ops.messages import to_message
 from ovmstrio.wire.http import answers
 from ovmstrio.wire.http.answers import JSON_TYPE, json_answer
-from ovmstrio.wire.http.router import Router, rule
+from ovmstrio.wire.http.router import Router, Rule, rule
 from ovmstrio.wire.statuses import status_of
 
 if TYPE_CHECKING:
@@ -151,13 +151,13 @@ def _refused(method: str, parts: list[str]) -> HttpAnswer:
     return text_answer(405, "Method Not Allowed")
 
 
-def metrics_router(plane: DataPlane, gate: Gate | None = None) -> Router:
-    """Make what answers at a port for scrapers alone: ``/metrics``, to those whom a gate lets in, and ``/health``."""
+def metrics_router(plane: DataPlane, metrics: Iterable[Rule], gate: Gate | None = None) -> Router:
+    """Return the router of the metrics port: ``/metrics`` with authentication by the gate, and ``/health`` without."""
 
     async def health(_: HttpRequest) -> HttpAnswer:
         return _health(plane)
 
-    rules = [rule("/health", "GET", health, need=Need.NOTHING), *metrics_rules(plane)]
+    rules = [rule("/health", "GET", health, need=Need.NOTHING), *metrics]
     return Router(rules, _Refusals(), gate=gate)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from ovmstrio.api.json_arrays import array_pieces
-from ovmstrio.api.kserve.rest.infer_answer import read_raw
+from ovmstrio.api.json_tensors import read_raw
 from ovmstrio.core.datatypes import from_bf16
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.core.http import HttpAnswer

@@ -10,9 +10,9 @@ import trio
 
 from ovmstrio.core.errors import ServerError
 from ovmstrio.observability.logs import configure_logs
-from ovmstrio.server.own_process import serve_in_own_process
 from ovmstrio.server.service_plan import plan_service, service_settings
 from ovmstrio.server.start_failures import leaves, reason_of
+from ovmstrio.server.workers.serve import serve_in_processes
 
 if TYPE_CHECKING:
     from ovmstrio.runtimes.ops.web_service import WebService
@@ -35,7 +35,7 @@ async def serve_service(service: WebService, settings: ServerSettings, config: s
     Cancellation: ends everything at once.
     """
     plan = await trio.to_thread.run_sync(plan_service, service, settings, config)
-    return await serve_in_own_process(plan)
+    return await serve_in_processes(plan)
 
 
 def run_script_service(service: WebService) -> None:

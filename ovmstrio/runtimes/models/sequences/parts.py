@@ -1,4 +1,4 @@
-"""Where each of several processes keeps its sequences from one start to the next."""
+"""Parts of a sequence store: the folder of each worker process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _PART: Final = re.compile(r"worker-[0-9]+-of-([0-9]+)")
 
 
 def part_of_store(folder: Path, row: int, rows: int) -> Path:
-    """Give the folder of one of so many processes."""
+    """Return the folder of worker ``row`` of ``rows``."""
     return folder / f"worker-{row}-of-{rows}"
 
 
 def kept_counts(folder: Path) -> list[int]:
-    """Tell of how many processes the sequences are that a folder keeps; of several numbers, where that was changed."""
+    """Return the numbers of worker processes whose sequences a folder holds, sorted."""
     kept = {1} if (folder / STORE_FILE).exists() else set()
     for file in folder.glob(f"worker-*/{STORE_FILE}"):
         if match := _PART.fullmatch(file.parent.name):
@@ -31,10 +31,10 @@ def kept_counts(folder: Path) -> list[int]:
 
 
 def check_store(folder: Path, rows: int) -> None:
-    """See that sequences which are kept in a folder are found again by so many processes.
+    """Check that the sequences in a folder belong to ``rows`` worker processes.
 
     Raises:
-        ConfigError: they are another number's, and would be lost.
+        ConfigError: they belong to another number of processes, and would be lost.
     """
     others = [count for count in kept_counts(folder) if count != rows]
     if others:
