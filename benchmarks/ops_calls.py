@@ -20,7 +20,7 @@ import trio
 from benchmarks.report import Row
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.ops import Op, WebService
-from ovmstrio.protocol.generated.inference import (
+from ovmstrio.encoding.generated.inference import (
     ModelInferRequest,
     ModelInferRequestInferInputTensor,
     ModelInferRequestInferRequestedOutputTensor,

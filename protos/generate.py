@@ -1,4 +1,4 @@
-"""Generate ``ovmstrio/protocol/generated`` from the sources beside this file.
+"""Generate ``ovmstrio/encoding/generated`` from the sources beside this file.
 
 Writes typed message classes and service bases (betterproto2) and ``descriptors.binpb``, a serialised
 ``FileDescriptorSet`` of all sources, which reflection hands out and from which the parser of the hot path is made.

@@ -21,7 +21,7 @@ from ovmstrio.api.tensorflow.grpc.predict_messages import PredictRequest, decode
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import InferRequest
 from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.protocol.generated.message_pool import default_message_pool
+from ovmstrio.encoding.generated.message_pool import default_message_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,12 +9,12 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
 from ovmstrio.core.errors import NotFound
-from ovmstrio.protocol.generated.grpc.health.v1 import (
+from ovmstrio.encoding.generated.grpc.health.v1 import (
     HealthBase,
     HealthCheckRequest,
     HealthCheckResponse,
 )
-from ovmstrio.protocol.generated.grpc.health.v1 import (
+from ovmstrio.encoding.generated.grpc.health.v1 import (
     HealthCheckResponseServingStatus as ServingStatus,
 )
 from ovmstrio.registry import VersionState

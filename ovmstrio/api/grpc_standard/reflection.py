@@ -8,7 +8,7 @@ import betterproto2
 from grpclib.const import Cardinality, Handler, Status
 
 from ovmstrio.protocol.descriptors import FILES, POOL, Descriptors
-from ovmstrio.protocol.generated.grpc.reflection import v1, v1alpha
+from ovmstrio.encoding.generated.grpc.reflection import v1, v1alpha
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

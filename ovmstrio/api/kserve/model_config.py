@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.protocol.generated import inference as pb
+from ovmstrio.encoding.generated import inference as pb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

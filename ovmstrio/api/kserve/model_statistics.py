@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.observability.call_statistics import Total
-from ovmstrio.protocol.generated import inference as pb
+from ovmstrio.encoding.generated import inference as pb
 
 if TYPE_CHECKING:
     from ovmstrio.observability.call_statistics import VersionStatistics

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ovmstrio.core.datatypes import BY_NAME
-from ovmstrio.protocol.generated import tensorflow as tf
-from ovmstrio.protocol.generated.tensorflow import serving as pb
+from ovmstrio.encoding.generated import tensorflow as tf
+from ovmstrio.encoding.generated.tensorflow import serving as pb
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ovmstrio.api.admin.changes import Changes
-from ovmstrio.protocol.generated import inference as pb
+from ovmstrio.encoding.generated import inference as pb
 from ovmstrio.wire.grpc.stream import current_call
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from ovmstrio.core.errors import InvalidRequest, NotFound, PayloadTooLarge, Serv
 from ovmstrio.core.events import CANCELLED
 from ovmstrio.core.request import InferRequest, StreamProblem
 from ovmstrio.dataplane.whole_server import statistics_of_all
-from ovmstrio.protocol.generated import inference as pb
+from ovmstrio.encoding.generated import inference as pb
 from ovmstrio.wire.grpc.stream import OrderedHandler
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from ovmstrio.api.kserve.observation_settings import (
     check_trace_settings,
     log_settings,
 )
-from ovmstrio.protocol.generated import inference as pb
+from ovmstrio.encoding.generated import inference as pb
 
 __all__ = ["ObservationCalls"]
 

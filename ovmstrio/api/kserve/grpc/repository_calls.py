@@ -8,7 +8,7 @@ from ovmstrio.api.kserve.grpc.administration import AdministeredService
 from ovmstrio.api.kserve.repository_index import repository_index
 from ovmstrio.api.kserve.repository_requests import control_of, load_parameters, unload_parameters
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.protocol.generated import inference as pb
+from ovmstrio.encoding.generated import inference as pb
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

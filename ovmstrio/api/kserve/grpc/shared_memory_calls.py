@@ -8,7 +8,7 @@ from ovmstrio.api.kserve.grpc.administration import AdministeredService
 from ovmstrio.api.kserve.shared_memory import NO_CUDA
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.dataplane.whole_changes import register_region, unregister_region
-from ovmstrio.protocol.generated import inference as pb
+from ovmstrio.encoding.generated import inference as pb
 
 if TYPE_CHECKING:
     from ovmstrio.dataplane.shared_memory.client_regions import ClientRegion

@@ -16,9 +16,9 @@ from ovmstrio.api.doors import TENSORFLOW_GRPC
 from ovmstrio.api.tensorflow.grpc.predict_messages import decode_predict, encode_predict
 from ovmstrio.api.tensorflow.tensorflow_types import describe_signature
 from ovmstrio.core.errors import InvalidRequest, NotSupported
-from ovmstrio.protocol.generated.google import protobuf
-from ovmstrio.protocol.generated.tensorflow import error
-from ovmstrio.protocol.generated.tensorflow import serving as pb
+from ovmstrio.encoding.generated.google import protobuf
+from ovmstrio.encoding.generated.tensorflow import error
+from ovmstrio.encoding.generated.tensorflow import serving as pb
 from ovmstrio.wire.grpc.stream import OrderedHandler
 
 if TYPE_CHECKING:

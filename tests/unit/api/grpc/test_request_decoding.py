@@ -20,9 +20,9 @@ from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Contents, InferRequest
 from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.protocol.generated import inference
-from ovmstrio.protocol.generated.grpc.health.v1 import HealthCheckRequest
-from ovmstrio.protocol.generated.grpc.reflection.v1 import ServerReflectionRequest
+from ovmstrio.encoding.generated import inference
+from ovmstrio.encoding.generated.grpc.health.v1 import HealthCheckRequest
+from ovmstrio.encoding.generated.grpc.reflection.v1 import ServerReflectionRequest
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 

@@ -17,7 +17,7 @@ from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.core.request import InferResponse
 from ovmstrio.core.tensor import Array, RawTensor, Tensor
 from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.protocol.generated import inference as pb
+from ovmstrio.encoding.generated import inference as pb
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
