@@ -43,7 +43,7 @@ class Handler:
     def handle_post(self, payload): return payload
 """
 _SERVICE: Final = """
-from ovmstrio.ops import Op, WebService
+from ovmstrio.ext.ops import Op, WebService
 
 class Same(Op):
     def preprocess(self, input_dicts, data_id=0, log_id=0):

@@ -18,13 +18,13 @@ import grpc
 import trio
 
 from benchmarks.report import Row
-from ovmstrio.observability.logs import configure_logs
-from ovmstrio.ops import Op, WebService
 from ovmstrio.encoding.generated.inference import (
     ModelInferRequest,
     ModelInferRequestInferInputTensor,
     ModelInferRequestInferRequestedOutputTensor,
 )
+from ovmstrio.ext.ops import Op, WebService
+from ovmstrio.observability.logs import configure_logs
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.server.life import Hosting, serve_plan
 from ovmstrio.server.service_plan import plan_service, service_settings

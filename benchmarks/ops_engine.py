@@ -34,7 +34,7 @@ SERVICE = "baidu.paddle_serving.pipeline_serving.PipelineService"
 
 _SERVICE = """
 import trio
-from ovmstrio.ops import Op, WebService
+from ovmstrio.ext.ops import Op, WebService
 
 
 class Trivial(Op):

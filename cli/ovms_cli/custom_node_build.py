@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from ovms_cli.console import echo
-from ovmstrio.custom_nodes import include_folder
+from ovmstrio.ext.custom_nodes import include_folder
 
 __all__ = ["BuildError", "NothingToBuildError", "build_library"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from ovmstrio.ops import Op
-from ovmstrio.ops import WebService as _WebService
+from ovmstrio.ext.ops import Op
+from ovmstrio.ext.ops import WebService as _WebService
 
 __all__ = ["Op", "WebService"]
 

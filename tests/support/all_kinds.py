@@ -26,7 +26,7 @@ class Handler:
         return sum(payload)
 """
 OPS: Final = """
-from ovmstrio.ops import Op, WebService
+from ovmstrio.ext.ops import Op, WebService
 
 
 class Count(Op):

@@ -26,7 +26,7 @@ CLOSED = "words/handler.py.closed"
 """The file that the graph ``words`` writes when the generator of a request is closed."""
 
 _ADDER = """
-from ovmstrio.handlers import HTTPError
+from ovmstrio.ext.handlers import HTTPError
 
 class Handler:
     def handle_post(self, payload):

@@ -9,7 +9,7 @@ import numpy as np
 import trio
 from trio.testing import MockClock
 
-from ovmstrio.ops import Op, PipelineRequest, PipelineResponse, RequestOp, ResponseOp
+from ovmstrio.ext.ops import Op, PipelineRequest, PipelineResponse, RequestOp, ResponseOp
 from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.executor.executor import Executor
 from ovmstrio.runtimes.ops.graph import OpGraph, build

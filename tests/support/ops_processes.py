@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ovmstrio.ops import Op
+from ovmstrio.ext.ops import Op
 from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.executor import LoadedPipeline, PipelineSource
 from tests.support.ops import op_class, single

@@ -53,7 +53,7 @@ class Handler:
 """
 TRACED_OPS = """
 from opentelemetry import trace
-from ovmstrio.ops import Op, WebService
+from ovmstrio.ext.ops import Op, WebService
 
 
 class Count(Op):

@@ -22,10 +22,10 @@ SURFACE = {
         Array Client ClientTls InferRequest InferResponse KINDS Kind Kinds LoadContext Running Servable
         ServableMetadata ServerSettings Service Takes Tensor TensorSpec configure_logs open_client serve table_of
     """,
-    "ovmstrio.batching": """
+    "ovmstrio.ext.batching": """
         BatchOptions BatchPolicy Batcher open_batcher
     """,
-    "ovmstrio.calculators": """
+    "ovmstrio.ext.calculators": """
         BY_NAME Calculator CalculatorKind ContractError DefinitionScope NodeConfig NodeContext NodeContract
         NodeFailure NodeResources OvTensor Port
     """,
@@ -39,7 +39,7 @@ SURFACE = {
     "ovmstrio.conversion": """
         Conversion Converted convert detect_state new_folder new_version parse_input_form save
     """,
-    "ovmstrio.custom_nodes": """
+    "ovmstrio.ext.custom_nodes": """
         Array Infos Params include_folder
     """,
     "ovmstrio.errors": """
@@ -52,17 +52,17 @@ SURFACE = {
     "ovmstrio.extras": """
         Extra way_to_install
     """,
-    "ovmstrio.handlers": """
+    "ovmstrio.ext.handlers": """
         HTMLResponse HTTPError JSONResponse PlainTextResponse Response StreamingResponse
     """,
-    "ovmstrio.kinds": """
+    "ovmstrio.ext.kinds": """
         ANY_SIZE BY_NAME ByteStream ConfigFile Contents Datatype Dependency Dim Findings HttpAnswer
         HttpRequest HttpRoutes InferInput InferRequest InferResponse InferStream Kind LeasedServable Listing
         LoadContext Located ONLY_VERSION Place Problem RawTensor RequestedOutput Schema Servable ServableMetadata
         ServableSpec Service StreamProblem StreamingServable Takes Tensor TensorSpec Validator check_members
         content_mark is_whole tree_mark
     """,
-    "ovmstrio.ops": """
+    "ovmstrio.ext.ops": """
         Analyst ChannelData ChannelDataType CustomException CustomExceptionCode Op OpAnalyst PipelineRequest
         PipelineResponse PipelineTensor ProductErrCode RequestOp ResponseOp WebService
     """,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ovmstrio.ops import ChannelData, ChannelDataType
-from ovmstrio.ops import CustomExceptionCode as ChannelDataErrcode
+from ovmstrio.ext.ops import ChannelData, ChannelDataType
+from ovmstrio.ext.ops import CustomExceptionCode as ChannelDataErrcode
 
 __all__ = [
     "ChannelData",

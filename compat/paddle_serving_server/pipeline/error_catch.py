@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from ovmstrio.core.texts import cut, text_of
-from ovmstrio.ops import CustomException, CustomExceptionCode, PipelineResponse, ProductErrCode
+from ovmstrio.ext.ops import CustomException, CustomExceptionCode, PipelineResponse, ProductErrCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable

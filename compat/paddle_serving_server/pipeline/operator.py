@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ovmstrio.ops import Op, RequestOp, ResponseOp
+from ovmstrio.ext.ops import Op, RequestOp, ResponseOp
 
 __all__ = ["Op", "RequestOp", "ResponseOp", "VirtualOp"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ovmstrio.ops import Op, ResponseOp, WebService
+from ovmstrio.ext.ops import Op, ResponseOp, WebService
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

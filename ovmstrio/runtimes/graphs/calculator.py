@@ -6,7 +6,7 @@
     NodeResources    one for a node of a loaded graph    open(context) -> Calculator; aclose()
     Calculator       one for a node of a running instance    process(context); close(context)
 
-Third parties register kinds through the entry-point group ``ovmstrio.calculators``.
+Third parties register kinds through the entry-point group ``ovmstrio.ext.calculators``.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cortex_internal.lib.exceptions import UserRuntimeException
-from ovmstrio.handlers import HTTPError
+from ovmstrio.ext.handlers import HTTPError
 
 
 class Handler:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cortex_internal.lib.log import logger
-from ovmstrio.handlers import HTTPError
+from ovmstrio.ext.handlers import HTTPError
 
 FEATURES = ("sepal_length", "sepal_width", "petal_length", "petal_width")
 

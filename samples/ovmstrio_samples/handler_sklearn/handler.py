@@ -7,7 +7,7 @@ from typing import Any
 
 import joblib
 
-from ovmstrio.handlers import HTTPError
+from ovmstrio.ext.handlers import HTTPError
 
 FEATURES = ("sepal_length", "sepal_width", "petal_length", "petal_width")
 SPECIES = ("setosa", "versicolor", "virginica")

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from ovmstrio.config.findings import by_line
-from ovmstrio.ops import Op, WebService
+from ovmstrio.ext.ops import Op, WebService
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config
 from ovmstrio.server.service_plan import plan_service, service_settings

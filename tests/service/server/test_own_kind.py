@@ -12,7 +12,7 @@ from ovmstrio.api.kserve.repository_index import repository_index
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.errors import ConfigError, Problem, ServiceLoading
-from ovmstrio.kinds import (
+from ovmstrio.ext.kinds import (
     ONLY_VERSION,
     ConfigFile,
     Dependency,

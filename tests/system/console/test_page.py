@@ -77,7 +77,7 @@ class OvmsPythonModel:
         return [Tensor("sizes", str(len(bytes(inputs[0]))).encode())]
 """
 _OPS: Final = """
-from ovmstrio.ops import Op, WebService
+from ovmstrio.ext.ops import Op, WebService
 
 class Read(Op):
     def preprocess(self, input_dicts, data_id=0, log_id=0):

@@ -33,7 +33,7 @@ _CODE = """
 import ctypes, os, signal, time
 from pathlib import Path
 from cortex_internal.lib.exceptions import UserRuntimeException
-from ovmstrio.handlers import HTTPError, JSONResponse
+from ovmstrio.ext.handlers import HTTPError, JSONResponse
 
 def close_all():
     os.closerange(3, 200)
@@ -281,7 +281,7 @@ class Handler:
 async def test_a_batch_is_one_call_of_the_process(tmp_path: Path) -> None:
     code = """
 import os
-from ovmstrio.handlers import HTTPError
+from ovmstrio.ext.handlers import HTTPError
 class Handler:
     def handle_post(self, payload):
         if "die" in payload:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from ovmstrio.ext.ops import Op
 from ovmstrio.observability.logs import configure_logs
-from ovmstrio.ops import Op
 from ovmstrio.runtimes.ops.config.op_settings import LoggingSettings
 from ovmstrio.runtimes.ops.executor import open_executor
 from ovmstrio.runtimes.ops.executor.processes.pipeline_source import LoadedPipeline, PipelineSource

@@ -15,7 +15,7 @@ from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.servable import Servable
-from ovmstrio.ops import WebService
+from ovmstrio.ext.ops import WebService
 from ovmstrio.runtimes.kind import LoadContext, Takes
 from ovmstrio.runtimes.ops.config.op_settings import LocalServiceConf, OpSettings
 from ovmstrio.runtimes.ops.config.overrides import CONFIG_VARIABLE
@@ -38,7 +38,7 @@ import os
 import sys
 
 import dictionary
-from ovmstrio.ops import Op, WebService
+from ovmstrio.ext.ops import Op, WebService
 
 SEEN = [__name__, sys.modules["__main__"].__dict__ is globals(), sys.argv, os.environ.get("OVMS_PIPELINE_CONFIG")]
 

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.ops import CustomExceptionCode, PipelineRequest
+from ovmstrio.ext.ops import CustomExceptionCode, PipelineRequest
 from ovmstrio.runtimes.ops.executor import Executor, PipelineSource, open_executor
 from ovmstrio.runtimes.ops.observing.hooks import NULL, OpHooks
 from ovmstrio.runtimes.ops.tensors import from_array, to_array

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.ops import Op, WebService
+from ovmstrio.ext.ops import Op, WebService
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings

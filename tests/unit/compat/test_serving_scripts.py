@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import paddle_serving_app
-from ovmstrio import ops
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.ext import ops
 from ovmstrio.runtimes.ops.config.pipeline_file import read_pipeline_config
 from paddle_serving_app import reader
 from paddle_serving_server.pipeline import LocalServiceHandler, PipelineServer

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import NotFound, NotReady, QueueTimeout, TooManyRequests, UserCodeError
 from ovmstrio.core.limits import LocalLimit
-from ovmstrio.handlers import HTTPError
+from ovmstrio.ext.handlers import HTTPError
 from ovmstrio.runtimes.handlers.batches import in_log
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
@@ -148,7 +148,7 @@ async def test_errors_for_clients_are_raised_unchanged(
 ) -> None:
     code = f"""
         from ovmstrio.core.errors import NotFound
-        from ovmstrio.handlers import HTTPError
+        from ovmstrio.ext.handlers import HTTPError
         class Handler:
             def handle_get(self):
                 raise {raised}

@@ -15,7 +15,7 @@ from ovmstrio.core.callers import Caller, Scopes
 from ovmstrio.core.errors import MalformedPayload, NotReady, ServerError, Unauthenticated, UserCodeError
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.long_requests import LongRequest
-from ovmstrio.handlers import HTTPError, JSONResponse, Response, StreamingResponse
+from ovmstrio.ext.handlers import HTTPError, JSONResponse, Response, StreamingResponse
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.http.results import to_answer
 from ovmstrio.runtimes.handlers.http.values import error_answer, wants_json
@@ -29,7 +29,7 @@ LINES = (("content-type", "application/x-ndjson"),)
 
 
 def handler_of(body: str, prefix: str = "") -> str:
-    head = "import math, numpy\nfrom ovmstrio.handlers import *\nclass Handler:\n    closed = False\n"
+    head = "import math, numpy\nfrom ovmstrio.ext.handlers import *\nclass Handler:\n    closed = False\n"
     return f"{head}    {prefix}def handle_get(self):\n{indent(body, ' ' * 8)}\n"
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ovmstrio.config.sections import rules_of
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.ops import Op
+from ovmstrio.ext.ops import Op
 from ovmstrio.runtimes.ops.config.op_settings import (
     DagSettings,
     LocalServiceConf,

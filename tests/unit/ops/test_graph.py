@@ -7,7 +7,7 @@ import pytest
 
 from ovmstrio.core.drawing import DrawnEdge, to_mermaid
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.ops import Op, RequestOp, ResponseOp
+from ovmstrio.ext.ops import Op, RequestOp, ResponseOp
 from ovmstrio.runtimes.ops.config.pipeline_file import read_pipeline_config
 from ovmstrio.runtimes.ops.graph import OpGraph, build, draw
 from tests.support.ops import op_class, text_graph

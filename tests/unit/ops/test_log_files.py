@@ -16,8 +16,8 @@ import trio
 from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.ext.ops import Op
 from ovmstrio.observability.logs import configure_logs
-from ovmstrio.ops import Op
 from ovmstrio.runtimes.ops.config.op_settings import LoggingSettings, OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
 from ovmstrio.runtimes.ops.observing.figures import working_on

@@ -12,7 +12,7 @@ import pytest
 
 from ovms_cli.script import call_script
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.ops import Op, ResponseOp, WebService
+from ovmstrio.ext.ops import Op, ResponseOp, WebService
 from ovmstrio.runtimes.ops.numpy_one import numpy_one, speaks_numpy_one
 from ovmstrio.runtimes.ops.prepared_service import PreparedService, load_in_worker
 from ovmstrio.runtimes.ops.scripts import run_as_main
@@ -20,7 +20,7 @@ from ovmstrio.runtimes.ops.web_service import set_service_runner
 
 _SCRIPT = """
 import sys
-from ovmstrio.ops import Op, WebService
+from ovmstrio.ext.ops import Op, WebService
 
 
 class Service(WebService):

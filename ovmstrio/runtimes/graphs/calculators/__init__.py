@@ -1,7 +1,7 @@
 """What nodes do, by the names that graph files use.
 
 Built-in calculators are imported when a graph first names them.  Packages add their own through the entry-point group
-``ovmstrio.calculators``: an entry point is called like the calculator and loads to a
+``ovmstrio.ext.calculators``: an entry point is called like the calculator and loads to a
 :class:`~ovmstrio.runtimes.graphs.calculator.CalculatorKind`.  A built-in one wins over an entry point of its name.
 """
 
@@ -17,7 +17,7 @@ from ovmstrio.runtimes.graphs.calculator import CalculatorKind
 
 __all__ = ["ENTRY_POINT_GROUP", "find_kind", "known_names"]
 
-ENTRY_POINT_GROUP: Final = "ovmstrio.calculators"
+ENTRY_POINT_GROUP: Final = "ovmstrio.ext.calculators"
 
 _HERE: Final = "ovmstrio.runtimes.graphs.calculators"
 _BUILT_IN: Final = {

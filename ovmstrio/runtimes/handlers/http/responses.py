@@ -2,7 +2,7 @@
 
 ::
 
-    from ovmstrio.handlers import HTTPError, JSONResponse
+    from ovmstrio.ext.handlers import HTTPError, JSONResponse
 
     def handle_post(self, payload):
         if "text" not in payload:

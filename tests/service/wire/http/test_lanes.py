@@ -400,7 +400,7 @@ async def test_a_slow_request_is_refused_after_the_receive_time_in_both_lanes(
 
 
 HANDLER: Final = """
-from ovmstrio.handlers import HTTPError, Response
+from ovmstrio.ext.handlers import HTTPError, Response
 
 class Handler:
     def handle_post(self, payload, headers, query_params):

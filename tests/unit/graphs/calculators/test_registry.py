@@ -39,7 +39,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         information = tmp_path / f"{module}-1.0.dist-info"
         information.mkdir()
         (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-        (information / "entry_points.txt").write_text(f"[ovmstrio.calculators]\n{entry}\n")
+        (information / "entry_points.txt").write_text(f"[ovmstrio.ext.calculators]\n{entry}\n")
 
     return add
 

@@ -10,7 +10,7 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
-from ovmstrio.ops import Op, PipelineResponse
+from ovmstrio.ext.ops import Op, PipelineResponse
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
 from ovmstrio.runtimes.ops.observing.hooks import NULL, OpHooks

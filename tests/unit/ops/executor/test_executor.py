@@ -11,7 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.core.errors import ConfigError, ModelFailure
 from ovmstrio.core.reconsidering import readiness_reconsidered
-from ovmstrio.ops import Op, PipelineRequest, PipelineResponse
+from ovmstrio.ext.ops import Op, PipelineRequest, PipelineResponse
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
 from ovmstrio.runtimes.ops.executor.channel import Result, Sample

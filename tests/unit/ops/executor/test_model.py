@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from ovmstrio.ops import Op, PipelineRequest, RequestOp, ResponseOp
+from ovmstrio.ext.ops import Op, PipelineRequest, RequestOp, ResponseOp
 from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
 from ovmstrio.runtimes.ops.executor.channel import Channel, Sample, Ticket

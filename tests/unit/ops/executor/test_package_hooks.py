@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import trio
 
-from ovmstrio.ops import Op, PipelineRequest, PipelineResponse, ProductErrCode, RequestOp, ResponseOp
+from ovmstrio.ext.ops import Op, PipelineRequest, PipelineResponse, ProductErrCode, RequestOp, ResponseOp
 from ovmstrio.protocol.pipeline_messages import RESPONSE
 from ovmstrio.runtimes.ops.executor import open_executor
 from ovmstrio.runtimes.ops.graph import build

@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 import trio
 
-from ovmstrio.ops import (
-    CustomException,
-    CustomExceptionCode,
-    Op,
-    PipelineRequest,
-    PipelineResponse,
-    ProductErrCode,
-)
+from ovmstrio.ext.ops import CustomException, CustomExceptionCode, Op, PipelineRequest, PipelineResponse, ProductErrCode
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import open_executor
 from ovmstrio.runtimes.ops.predictor.protocol import FeedMismatch

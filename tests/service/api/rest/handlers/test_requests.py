@@ -166,7 +166,7 @@ async def test_a_body_above_the_limit_is_refused_in_the_form_of_its_path(serve: 
 
 ANSWERS: Final = """
 import threading
-from ovmstrio.handlers import HTTPError, Response
+from ovmstrio.ext.handlers import HTTPError, Response
 
 class Handler:
     def __init__(self):
@@ -368,7 +368,7 @@ async def test_a_queued_request_whose_client_disconnects_is_not_called(serve: Se
 LOGGING: Final = """
 import threading
 import structlog
-from ovmstrio.handlers import Response
+from ovmstrio.ext.handlers import Response
 
 log = structlog.get_logger("handler")
 

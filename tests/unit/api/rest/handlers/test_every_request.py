@@ -33,7 +33,7 @@ JSON: Final = (("content-type", "application/json"),)
 FAILING: Final = {"poison", "refusal", "short"}
 CODE: Final = """
 import trio
-from ovmstrio.handlers import HTTPError
+from ovmstrio.ext.handlers import HTTPError
 
 RESULTS = {"bad": lambda n: ValueError(str(n)), "absent": lambda n: HTTPError(404, str(n))}
 
