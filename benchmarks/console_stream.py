@@ -15,20 +15,19 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from benchmarks.report import Row
-from ovmstrio.api.console.frames import FrameMaker
-from ovmstrio.api.console.gathering import Gathering
-from ovmstrio.api.console.live import Wishes, stream
 from ovmstrio.config.specs import ModelSpec
+from ovmstrio.console.aggregator import Gathering
+from ovmstrio.console.stream import FrameMaker, Wishes, stream
 from ovmstrio.core.events import OK, CallEvent, Door
-from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.observability.logs import configure_logs
-from ovmstrio.observability.recent_past import RecentPast
+from ovmstrio.serving.data_plane import DataPlane
+from ovmstrio.telemetry.logs import configure_logs
+from ovmstrio.telemetry.recent_history import RecentPast
 from tests.support.stub_registry import load_pass_through, registry_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ovmstrio.api.event_streams import EventSink
+    from ovmstrio.transport.http.event_streams import EventSink
 
 __all__ = ["run"]
 

@@ -16,14 +16,14 @@ import numpy as np
 import trio
 
 from benchmarks.requests import framed_infer_request
-from ovmstrio.api.kserve.grpc.request_decoding import decode_request
-from ovmstrio.api.kserve.grpc.response_encoding import encode_response
-from ovmstrio.config.ovms_json import parse_config
+from ovmstrio.config.config_file import parse_config
 from ovmstrio.config.specs import PipelineSpec
 from ovmstrio.core.errors import NotFound
-from ovmstrio.runtimes.pipelines.load_pipeline import load_pipeline
-from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable
-from ovmstrio.runtimes.table import KINDS
+from ovmstrio.pipelines.kind import load_pipeline
+from ovmstrio.pipelines.servable import DagServable
+from ovmstrio.protocols.kserve.grpc_requests import decode_request
+from ovmstrio.protocols.kserve.grpc_responses import encode_response
+from ovmstrio.server.kinds import KINDS
 
 TENSOR_BYTES: Final = 1 << 20
 _FRAME: Final = 5

@@ -11,8 +11,8 @@ from unittest import mock
 import trio
 
 from benchmarks.report import Row
-from ovmstrio.api.openai.api import Body, OpenAIApi, model_of
-from ovmstrio.core.bounded_errors import format_error
+from ovmstrio.protocols.openai.api import Body, OpenAIApi, model_of
+from ovmstrio.util.truncation import format_error
 from tests.support.scripted_services import CHAT, WORDS, load_encoder, text_spec
 from tests.unit.api.rest.servers import Serving, serving_rest
 

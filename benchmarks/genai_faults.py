@@ -27,7 +27,7 @@ __all__ = ["is_engine", "killed_engine", "leaving_clients"]
 
 LEAVING = 100
 STREAMS = 8
-_ENGINE = "ovmstrio.openvino.engine"
+_ENGINE = "ovmstrio.inference.engine"
 _PATIENCE = 120
 """Seconds that a stream may be silent where others have the cores."""
 

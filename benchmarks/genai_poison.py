@@ -35,11 +35,11 @@ _TEXT: Final = "Tell a long story about a lighthouse keeper and {} gulls."
 def _served(folder: str, poison_after: int | None) -> list[str]:
     """Make the texts of the seven as an engine does."""
     from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling  # noqa: PLC0415 - only the process that measures loads the library
-    from ovmstrio.openvino.engine.engine import Engine, Limits  # noqa: PLC0415 - as above
-    from ovmstrio.openvino.engine.form_compiler import FormCompiler  # noqa: PLC0415 - as above
-    from ovmstrio.openvino.engine.frames import encode_request  # noqa: PLC0415 - as above
-    from ovmstrio.openvino.engine.pipeline import Pipeline, PipelineOptions  # noqa: PLC0415 - as above
-    from ovmstrio.openvino.engine.prompts import Prompts  # noqa: PLC0415 - as above
+    from ovmstrio.inference.engine.engine import Engine, Limits  # noqa: PLC0415 - as above
+    from ovmstrio.inference.engine.grammar_precompile import FormCompiler  # noqa: PLC0415 - as above
+    from ovmstrio.inference.engine.messages import encode_request  # noqa: PLC0415 - as above
+    from ovmstrio.inference.engine.pipeline import Pipeline, PipelineOptions  # noqa: PLC0415 - as above
+    from ovmstrio.inference.engine.prompts import Prompts  # noqa: PLC0415 - as above
 
     pipeline = Pipeline(PipelineOptions(folder, "CPU", _THREADS))
     prompts = Prompts(pipeline.tokenizer, str, _CONTEXT)
@@ -72,9 +72,9 @@ def _served(folder: str, poison_after: int | None) -> list[str]:
 def _broken(folder: str, poison_after: int | None) -> list[list[int]]:
     """Make the texts of the seven, exactly, in a batch that nobody keeps the form from; gives their tokens."""
     from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling  # noqa: PLC0415 - as above
-    from ovmstrio.openvino.engine.batch import Batch  # noqa: PLC0415 - as above
-    from ovmstrio.openvino.engine.pipeline import Pipeline, PipelineOptions  # noqa: PLC0415 - as above
-    from ovmstrio.openvino.engine.texts import AskedTexts  # noqa: PLC0415 - as above
+    from ovmstrio.inference.engine.batch import Batch  # noqa: PLC0415 - as above
+    from ovmstrio.inference.engine.pipeline import Pipeline, PipelineOptions  # noqa: PLC0415 - as above
+    from ovmstrio.inference.engine.sequences import AskedTexts  # noqa: PLC0415 - as above
 
     pipeline = Pipeline(PipelineOptions(folder, "CPU", {**_THREADS, **_EXACT}))
     batch = Batch(pipeline)

@@ -18,10 +18,9 @@ import structlog
 import trio
 
 from benchmarks.report import Row
-from ovmstrio.runtimes.handlers.config.project_spec import ModelsSpec
-from ovmstrio.runtimes.handlers.models.leases import lease_models
-from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibrary, open_library
-from ovmstrio.runtimes.handlers.models.watching import WatchOptions
+from ovmstrio.handlers.config.project_spec import ModelsSpec
+from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library
+from ovmstrio.handlers.models.model_cache import WatchOptions, lease_models
 
 __all__ = ["run"]
 

@@ -23,16 +23,16 @@ from ovmstrio.encoding.generated.inference import (
     ModelInferRequestInferInputTensor,
     ModelInferRequestInferRequestedOutputTensor,
 )
+from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.ext.ops import Op, WebService
-from ovmstrio.observability.logs import configure_logs
-from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
-from ovmstrio.server.life import Hosting, serve_plan
-from ovmstrio.server.service_plan import plan_service, service_settings
+from ovmstrio.server.plan import plan_service, service_settings
+from ovmstrio.server.server import Hosting, serve_plan
+from ovmstrio.telemetry.logs import configure_logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ovmstrio.server.running import Running
+    from ovmstrio.server.server import Running
 
 __all__ = ["run"]
 

@@ -14,7 +14,7 @@ import grpc
 
 from benchmarks.processes import h2load, median_ms, script
 from benchmarks.report import Row
-from ovmstrio.protocol.pipeline_messages import REQUEST, RESPONSE
+from ovmstrio.encoding.messages import REQUEST, RESPONSE
 from tests.support.ports import free_ports
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import openvino as ov
 
 from benchmarks.rates import pages_a_second
-from ovmstrio.openvino.paddle import read_paddle
-from ovmstrio.runtimes.ops.config.pipeline_file import read_pipeline_config
-from ovmstrio.runtimes.ops.predictor.devices import plugin_config
+from ovmstrio.inference.reading import read_paddle
+from ovmstrio.ops.config_file import read_pipeline_config
+from ovmstrio.ops.predictor.local_model import plugin_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -32,22 +32,21 @@ import trio
 from benchmarks.report import machine
 from benchmarks.requests import framed_infer_request
 from ovmstrio.config.specs import HandlerSpec, ModelSpec
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.limits import LocalLimit
 from ovmstrio.core.request import InferRequest, InferResponse
-from ovmstrio.core.tensor import Tensor
-from ovmstrio.dataplane.guarded_plane import CallerNames, GuardedPlane
-from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.observability.metrics import Metrics
-from ovmstrio.observability.request_log import RequestLog
-from ovmstrio.protocol.pipeline_messages import decode_request
-from ovmstrio.runtimes.handlers.models.clients import open_clients
-from ovmstrio.runtimes.handlers.mounting import HandlerServable
-from ovmstrio.runtimes.handlers.project import open_handler
-from ovmstrio.runtimes.models.load_model import load_model
+from ovmstrio.core.tensor import BY_NAME, Tensor
+from ovmstrio.encoding.messages import decode_request
+from ovmstrio.handlers.building import open_handler
+from ovmstrio.handlers.handler_service import HandlerServable
+from ovmstrio.handlers.models.library import open_clients
+from ovmstrio.models.kind import load_model
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
-from ovmstrio.work.placement import Placement
+from ovmstrio.serving.authorization import CallerNames, GuardedPlane
+from ovmstrio.serving.data_plane import DataPlane
+from ovmstrio.telemetry.access_log import RequestLog
+from ovmstrio.telemetry.metrics import Metrics
+from ovmstrio.util.placement import Placement
 from tests.support import ir
 from tests.support.bare_http2 import BareConnection
 from tests.support.callers import gate_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.encoding.messages import message_class
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,11 +20,11 @@ import trio
 
 from benchmarks.report import Row
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.openvino.compile import ModelFile, compile_model
-from ovmstrio.openvino.model_state import StateChange
-from ovmstrio.openvino.network import Network
-from ovmstrio.openvino.slot import Blocking, Slot
-from ovmstrio.runtimes.models.sequences import Control, SequenceManagers
+from ovmstrio.inference.compile import ModelFile, compile_model
+from ovmstrio.inference.infer_requests import Blocking, Slot
+from ovmstrio.inference.network import Network
+from ovmstrio.inference.tensors import StateChange
+from ovmstrio.models.sequences import Control, SequenceManagers
 from tests.support import ir
 
 __all__ = ["run"]

@@ -14,9 +14,9 @@ import trio.testing
 
 from benchmarks.report import Row
 from ovmstrio.core.request import InferRequest
-from ovmstrio.runtimes.models.sequences import SequenceManagers
-from ovmstrio.runtimes.models.sequences.cleaner import clean_sequences, scan
-from ovmstrio.runtimes.models.stateful import StatefulServable
+from ovmstrio.models.sequences import SequenceManagers
+from ovmstrio.models.sequences.manager import clean_sequences, scan
+from ovmstrio.models.stateful import StatefulServable
 from tests.support import ir
 from tests.support.servables import load_stateful, sequence_request
 

@@ -25,8 +25,9 @@ import trio
 from grpclib.const import Cardinality, Handler
 from grpclib.encoding.base import CodecBase
 
-from ovmstrio.wire.grpc import Call, GrpcServer
-from ovmstrio.wire.listeners import open_listeners
+from ovmstrio.transport.grpc.server import GrpcServer
+from ovmstrio.transport.grpc.stream import Call
+from ovmstrio.transport.listeners import open_listeners
 
 METHOD = "/bench.Canned/Call"
 ANSWER = b"a" * 100

@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from ovmstrio.client.api import Client
-    from ovmstrio.client.connect import open_client
-    from ovmstrio.client.tls import ClientTls
+    from ovmstrio.client.connect import ClientTls, open_client
     from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
-    from ovmstrio.core.servable import Servable, Service
+    from ovmstrio.core.service import Servable, Service
     from ovmstrio.core.tensor import Array, Tensor, TensorSpec
-    from ovmstrio.observability.logs import configure_logs
-    from ovmstrio.runtimes.kind import Kind, LoadContext, Takes
-    from ovmstrio.runtimes.table import KINDS, Kinds, table_of
-    from ovmstrio.server.life import serve
-    from ovmstrio.server.running import Running
+    from ovmstrio.server.kinds import KINDS, Kinds, table_of
+    from ovmstrio.server.server import Running, serve
     from ovmstrio.server.settings import ServerSettings
+    from ovmstrio.serving.kind import Kind, LoadContext, Takes
+    from ovmstrio.telemetry.logs import configure_logs
 
 __all__ = [
     "KINDS",
@@ -47,27 +45,27 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "KINDS": "runtimes.table",
+    "KINDS": "server.kinds",
     "Array": "core.tensor",
     "Client": "client.api",
-    "ClientTls": "client.tls",
+    "ClientTls": "client.connect",
     "InferRequest": "core.request",
     "InferResponse": "core.request",
-    "Kind": "runtimes.kind",
-    "Kinds": "runtimes.table",
-    "LoadContext": "runtimes.kind",
-    "Running": "server.running",
-    "Servable": "core.servable",
+    "Kind": "serving.kind",
+    "Kinds": "server.kinds",
+    "LoadContext": "serving.kind",
+    "Running": "server.server",
+    "Servable": "core.service",
     "ServableMetadata": "core.request",
     "ServerSettings": "server.settings",
-    "Service": "core.servable",
-    "Takes": "runtimes.kind",
+    "Service": "core.service",
+    "Takes": "serving.kind",
     "Tensor": "core.tensor",
     "TensorSpec": "core.tensor",
-    "configure_logs": "observability.logs",
+    "configure_logs": "telemetry.logs",
     "open_client": "client.connect",
-    "serve": "server.life",
-    "table_of": "runtimes.table",
+    "serve": "server.server",
+    "table_of": "server.kinds",
 }
 """The modules of the names above."""
 

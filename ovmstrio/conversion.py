@@ -1,6 +1,6 @@
 """Files of models as versions of a model repository: what ``ovms prepare`` does, for programs."""
 
-from ovmstrio.openvino.conversion import (
+from ovmstrio.inference.conversion import (
     Conversion,
     Converted,
     convert,

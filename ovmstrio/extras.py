@@ -1,5 +1,5 @@
 """What can be installed beside the server, and the command that does it: for programs that need an extra."""
 
-from ovmstrio.core.extras import Extra, way_to_install
+from ovmstrio.util.extras import Extra, way_to_install
 
 __all__ = ["Extra", "way_to_install"]

@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
     vars(transports)["create_ssl_context"] = _create_ssl_context
-    for late in ("ovmstrio.server.front_ends", "ovmstrio.wire.http.application"):
+    for late in ("ovmstrio.server.front_ends", "ovmstrio.transport.http.application"):
         import_module(late)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -125,7 +125,7 @@ def _cache_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _compiled_models_are_shared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile equal models once per process, except in tests of how models are compiled."""
-    module = sys.modules.get("ovmstrio.openvino.compile")
+    module = sys.modules.get("ovmstrio.inference.compile")
     if module is not None and request.node.get_closest_marker("compiles") is None:
         from tests.support.model_cache import sharing_compiled_models
 

@@ -15,7 +15,7 @@ import grpc
 import httpx
 
 from benchmarks.requests import framed_infer_request, framed_message
-from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.encoding.messages import message_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -87,7 +87,7 @@ def chat(
     from ovms_cli.chat_answers import ChatConversation
     from ovmstrio.client.chat import ChatClient
     from ovmstrio.core.errors import InvalidRequest, ServerError
-    from ovmstrio.protocol.status_errors import Unreachable
+    from ovmstrio.encoding.status_errors import Unreachable
 
     is_url = "://" in target
     name, address = (model, target) if is_url else (target or model, url)

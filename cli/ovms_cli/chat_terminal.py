@@ -9,7 +9,7 @@ from ovms_cli.chat_answers import ChatConversation
 from ovms_cli.console import note
 from ovms_cli.stream_text import safe_for_terminals
 from ovmstrio.core.errors import ServerError
-from ovmstrio.protocol.status_errors import Unreachable
+from ovmstrio.encoding.status_errors import Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

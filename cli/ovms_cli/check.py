@@ -53,8 +53,8 @@ def check(
 
     import trio
 
-    from ovmstrio.observability.logs import configure_logs
     from ovmstrio.server.checking import check_config
+    from ovmstrio.telemetry.logs import configure_logs
 
     if not config.exists():
         fail(f"{config}: no such file or directory; give {_WANTED}")
@@ -80,9 +80,11 @@ def _leave_out_what_is_reported() -> None:
     """Have the log tell of failed loads only where there is a traceback, which the report has not."""
     import logging
 
+    from ovmstrio.telemetry.log_levels import LOADING_LOGGERS
+
     def adds_something(record: logging.LogRecord) -> bool:
         has_traceback = isinstance(record.msg, dict) and bool(record.msg.get("exc_info"))
-        return has_traceback or not record.name.startswith("ovmstrio.registry")
+        return has_traceback or not record.name.startswith(LOADING_LOGGERS)
 
     for handler in logging.getLogger().handlers:
         handler.addFilter(adds_something)

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
 import typer
 
 from ovms_cli.exits import EX_FAILED, EX_INTERRUPTED, EX_USAGE
-from ovmstrio.core.texts import escape_controls
+from ovmstrio.util.truncation import escape_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

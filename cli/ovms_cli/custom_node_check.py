@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from ovmstrio.config.pipeline_entries import find_library
 from ovmstrio.core.errors import Problem
-from ovmstrio.runtimes.pipelines.custom_nodes.native.private_copy import remove_leftovers
-from ovmstrio.work.processes.program import describe_exit
+from ovmstrio.isolation.program import describe_exit
+from ovmstrio.pipelines.native.library import remove_leftovers
 
 __all__ = ["Item", "LibraryVerdict", "check_library"]
 

@@ -16,8 +16,8 @@ import trio
 
 from ovmstrio.config.pipeline_entries import find_library
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
-from ovmstrio.runtimes.pipelines.custom_nodes.open_node import open_custom_node
+from ovmstrio.pipelines.custom_node import ItemInfo
+from ovmstrio.pipelines.open_node import open_custom_node
 
 __all__: list[str] = []
 

@@ -13,7 +13,7 @@ from ovms_cli.console import EX_USAGE, fail, stderr, stdout
 from ovms_cli.tables import JsonOption, Output, OutputOption, chosen, show_data
 
 if TYPE_CHECKING:
-    from ovmstrio.server.running import Running
+    from ovmstrio.server.server import Running
     from ovmstrio_samples.question import Ask, Question
 
 __all__ = ["register"]
@@ -102,9 +102,9 @@ async def _demo(config: Path, port: int, rest_port: int, once: bool, form: Outpu
     """
     import trio
 
-    from ovmstrio.observability.logs import configure_logs
     from ovmstrio.server.command_line import read_settings
-    from ovmstrio.server.life import serve
+    from ovmstrio.server.server import serve
+    from ovmstrio.telemetry.logs import configure_logs
 
     addresses = {"grpc_bind_address": _HOST, "rest_bind_address": _HOST}
     # These models are known to run.

@@ -130,7 +130,7 @@ def _built(args: dict[str, Any]) -> tuple[Any, list[str]]:
 
 
 def _fail_without_ray(error: ModuleNotFoundError) -> NoReturn:
-    from ovmstrio.core.extras import Extra, way_to_install
+    from ovmstrio.util.extras import Extra, way_to_install
 
     if (error.name or "").partition(".")[0] not in {"ray", "starlette"}:
         raise error

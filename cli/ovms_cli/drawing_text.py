@@ -11,7 +11,7 @@ from rich.text import Text
 from ovms_cli.console import escaping_console, stdout
 
 if TYPE_CHECKING:
-    from ovmstrio.core.drawing import Drawing, DrawnBox, DrawnEdge
+    from ovmstrio.util.drawing import Drawing, DrawnBox, DrawnEdge
 
 __all__ = ["to_text"]
 

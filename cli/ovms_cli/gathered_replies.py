@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ovms_cli.stream_text import TextReader, values_of
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ServerError
-from ovmstrio.protocol.wire_tensors import bytes_array, from_raw
+from ovmstrio.core.tensor import BY_NAME
+from ovmstrio.encoding.wire_tensors import bytes_array, from_raw
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from ovmstrio.client.streaming import StreamOutput, StreamReply
+    from ovmstrio.client.api import StreamOutput, StreamReply
     from ovmstrio.core.tensor import Array
 
 __all__ = ["gather"]

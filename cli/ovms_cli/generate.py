@@ -14,7 +14,7 @@ from ovms_cli.console import echo, fail, note
 from ovms_cli.problems import conclude, show_problems
 
 if TYPE_CHECKING:
-    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
+    from ovmstrio.handlers.config.project_spec import ProjectSpec
 
 __all__ = ["register"]
 
@@ -37,8 +37,8 @@ def generate(
     """Write the Dockerfile of a handler project, with this server in it: exits with 1 if the project has an error."""
     from importlib.metadata import version
 
-    from ovmstrio.runtimes.handlers.config.dockerfile import LOCAL_SERVER, make_dockerfile
-    from ovmstrio.runtimes.handlers.config.project_file import expanded
+    from ovmstrio.handlers.config.dockerfile import LOCAL_SERVER, make_dockerfile
+    from ovmstrio.handlers.config.project_file import expanded
 
     project = _read(config)
     context = output.resolve()
@@ -78,7 +78,7 @@ def _built(source: Path, folder: Path) -> str:
 def _read(config: Path) -> ProjectSpec:
     """Read a project; shows its problems, and ends the command if one is an error."""
     from ovmstrio.core.errors import ConfigError
-    from ovmstrio.runtimes.handlers.config.project_file import read_project
+    from ovmstrio.handlers.config.project_file import read_project
 
     try:
         project, warnings = read_project(config)

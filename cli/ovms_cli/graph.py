@@ -13,7 +13,7 @@ from ovms_cli.problems import Strict, as_errors, conclude, count, point_to, show
 from ovms_cli.tables import JsonOption, Output, OutputOption, chosen
 
 if TYPE_CHECKING:
-    from ovmstrio.runtimes.graphs.examining import Examination
+    from ovmstrio.graphs.validate import Examination
 
 __all__ = ["register"]
 
@@ -47,7 +47,7 @@ def check(
 
 def show(path: _GraphPath, *, picture: FormatOption = PictureFormat.TEXT, output: FileOption = None) -> None:
     """Draw a graph: its nodes in layers, streams with their tags, input policies and back edges."""
-    from ovmstrio.runtimes.graphs.graph_drawing import draw
+    from ovmstrio.graphs.plan import draw
 
     examined = _examine(path)
     if examined.config is None:
@@ -58,6 +58,6 @@ def show(path: _GraphPath, *, picture: FormatOption = PictureFormat.TEXT, output
 
 
 def _examine(path: Path) -> Examination:
-    from ovmstrio.runtimes.graphs.examining import examine_graph
+    from ovmstrio.graphs.validate import examine_graph
 
     return examine_graph(file_of(path, "graph.pbtxt"))

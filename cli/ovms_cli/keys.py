@@ -16,7 +16,7 @@ from ovms_cli.tables import JsonOption, Output, OutputOption, show_data
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ovmstrio.access.key_file import CallerEntry
+    from ovmstrio.auth.key_file import CallerEntry
 
 __all__ = ["register"]
 
@@ -66,7 +66,7 @@ def new(
     """
     from datetime import UTC, datetime
 
-    from ovmstrio.access.key_file import CallerEntry, digest_of, new_key
+    from ovmstrio.auth.key_file import CallerEntry, digest_of, new_key
     from ovmstrio.core.callers import Scopes
 
     with ending_with(EX_USAGE, ValueError):
@@ -114,7 +114,7 @@ def revoke(name: _Name, *, file: _File = _DEFAULT) -> None:
 
 
 def _read(file: Path) -> list[CallerEntry]:
-    from ovmstrio.access.key_file import read_key_file
+    from ovmstrio.auth.key_file import read_key_file
     from ovmstrio.core.errors import ConfigError
 
     try:
@@ -127,7 +127,7 @@ def _write(file: Path, entries: list[CallerEntry]) -> None:
     """Write the file, once what it will hold has been seen to be usable."""
     import json
 
-    from ovmstrio.access.key_file import read_callers, write_key_file
+    from ovmstrio.auth.key_file import read_callers, write_key_file
     from ovmstrio.core.errors import ConfigError
 
     try:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ovms_cli.tables import Output
-    from ovmstrio.core.drawing import Drawing
     from ovmstrio.core.errors import Problem
-    from ovmstrio.runtimes.ops.config.pipeline_file import ExaminedConfig
-    from ovmstrio.runtimes.ops.web_service import WebService
+    from ovmstrio.ops.config_file import ExaminedConfig
+    from ovmstrio.ops.web_service import WebService
+    from ovmstrio.util.drawing import Drawing
 
 __all__ = ["check_service", "find_op_config", "show_service"]
 
@@ -88,7 +88,7 @@ def _examine(config: Path, service: WebService | None) -> ExaminedConfig:
     Raises:
         ConfigError: there is nothing to read.
     """
-    from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config
+    from ovmstrio.ops.config_file import examine_pipeline_config
 
     if service is not None and service.yml_dict is not None:
         return examine_pipeline_config(yml_dict=service.yml_dict)
@@ -111,7 +111,7 @@ def show_service(config: Path, service: Path | None, picture: PictureFormat, out
 
 def _draw(config: Path, script: Path) -> Drawing:
     from ovmstrio.core.errors import ConfigError
-    from ovmstrio.runtimes.ops.graph import draw
+    from ovmstrio.ops.graph import draw
 
     service = _load_service(config, script)
     examined = _examine(config, service)
@@ -154,7 +154,7 @@ class _Findings:
     def look_at(self, config: Path, script: Path | None, *, load: bool) -> None:
         import trio
 
-        from ovmstrio.runtimes.ops.examining import examine_pipeline
+        from ovmstrio.ops.validate import examine_pipeline
 
         examined = _examine(config, None)
         self.problems += examined.problems

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ovms_cli.console import EX_USAGE, fail, stdout
-from ovmstrio.server.ovms_options import CONFIGURING
+from ovmstrio.server.command_line import CONFIGURING
 from ovmstrio.util.regular_files import open_regular, read_regular_bytes
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _read(arguments: Sequence[str]) -> argparse.Namespace:
-    from ovmstrio.config.text_options import TEXT_OPTIONS
+    from ovmstrio.config.text_entries import TEXT_OPTIONS
 
     parser = _Parser(prog="ovms", add_help=False, allow_abbrev=False)
     command = parser.add_mutually_exclusive_group(required=True)
@@ -126,7 +126,7 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _makes_text(path: Path) -> bool:
-    from ovmstrio.server.text_model_options import makes_text
+    from ovmstrio.server.command_line import makes_text
 
     return path.suffix == ".gguf" or makes_text(path) or any(path.glob("*.gguf"))
 
@@ -213,9 +213,9 @@ def _content(file: Path) -> dict[str, Any]:
 
 def _write(file: Path, content: dict[str, Any], name: str) -> None:
     """Put a file in the place of another at once, if it can be used; errors of other models are theirs."""
-    from ovmstrio.config.ovms_json import parse_config
+    from ovmstrio.config.config_file import parse_config
     from ovmstrio.core.errors import ConfigError
-    from ovmstrio.runtimes.table import KINDS
+    from ovmstrio.server.kinds import KINDS
 
     text = json.dumps(content, indent=4, ensure_ascii=False) + "\n"
     try:

@@ -63,7 +63,7 @@ class ServeCommand(LateCommand):
         """
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
-        from ovmstrio.server.ovms_options import CONFIGURING, refused_options, with_source_in_place
+        from ovmstrio.server.command_line import CONFIGURING, refused_options, with_source_in_place
 
         if {_name(each) for each in args} & CONFIGURING:
             from ovms_cli.ovms_config import manage_config
@@ -99,7 +99,7 @@ def _name(option: str) -> str:
 def _begin_like_ovms(arguments: Sequence[str]) -> bool:
     if not arguments or not arguments[0].startswith("--") or arguments[0] in OWN_OPTIONS:
         return False
-    from ovmstrio.server.ovms_options import CONFIGURING, WAYS_OUT
+    from ovmstrio.server.command_line import CONFIGURING, WAYS_OUT
     from ovmstrio.server.settings import ServerSettings
 
     name = _name(arguments[0].partition("=")[0])

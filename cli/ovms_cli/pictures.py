@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ovms_cli.console import fail
-from ovmstrio.core.texts import escape_controls
+from ovmstrio.util.truncation import escape_controls
 
 if TYPE_CHECKING:
-    from ovmstrio.core.drawing import Drawing
+    from ovmstrio.util.drawing import Drawing
 
 __all__ = ["FileOption", "FormatOption", "PictureFormat", "render", "write_picture"]
 
@@ -37,7 +37,7 @@ def render(drawing: Drawing, picture: PictureFormat, *, plain: bool) -> str:
         from ovms_cli.drawing_text import to_text
 
         return to_text(drawing, plain=plain)
-    from ovmstrio.core.drawing import to_mermaid, to_svg
+    from ovmstrio.util.drawing import to_mermaid, to_svg
 
     text = to_svg(drawing) if picture is PictureFormat.SVG else to_mermaid(drawing)
     return escape_controls(text, keep="\n\t")

@@ -61,8 +61,8 @@ def check(
     """Tell every problem of pipelines with its line and the way out: exits with 1 if there is an error."""
     import trio
 
-    from ovmstrio.observability.logs import configure_logs
     from ovmstrio.server.checking import check_pipelines
+    from ovmstrio.telemetry.logs import configure_logs
 
     configure_logs(level="ERROR")
     form = chosen(output, as_json=as_json)
@@ -96,7 +96,7 @@ def show(
 
         show_service(of_ops, service, picture, output)
         return
-    from ovmstrio.runtimes.pipelines.pipeline_drawing import draw
+    from ovmstrio.pipelines.plan import draw
 
     file = file_of(config, _DEFAULT_NAME)
     pipelines, problems = _read(file, name)
@@ -128,12 +128,12 @@ def _find_ops(config: Path, service: Path | None, name: str) -> Path | None:
 
 def _read(file: Path, name: str) -> tuple[list[PipelineSpec], list[Problem]]:
     """Give the pipelines that are asked for, and what is wrong with the file and with them as far as it can be seen."""
-    from ovmstrio.config.findings import did_you_mean
-    from ovmstrio.config.ovms_json import examine_config
+    from ovmstrio.config.config_file import examine_config
+    from ovmstrio.config.documents import did_you_mean
     from ovmstrio.config.specs import PipelineSpec
     from ovmstrio.core.errors import ConfigError
-    from ovmstrio.runtimes.table import KINDS
     from ovmstrio.server.checking import examine_pipelines
+    from ovmstrio.server.kinds import KINDS
 
     try:
         examined = examine_config(KINDS.values(), read_regular_bytes(file), file)

@@ -14,7 +14,7 @@ from ovms_cli.console import EX_USAGE, ending_with, fail
 from ovms_cli.tables import JsonOption, Output, OutputOption, chosen
 
 if TYPE_CHECKING:
-    from ovmstrio.openvino.conversion.inputs import InputForm
+    from ovmstrio.inference.conversion.inputs import InputForm
 
 __all__ = ["register"]
 
@@ -114,7 +114,7 @@ def prepare(
         prepare_sample(sample, repository, version, force=force, form=form)
     elif model_file is not None:
         from ovms_cli.prepare_models import prepare_models
-        from ovmstrio.openvino.conversion import Conversion
+        from ovmstrio.inference.conversion import Conversion
 
         pairs = _pairs(state or [])
         if pairs and not stateful:
@@ -137,7 +137,7 @@ def _check_quantization(quantize: Quantization | None, calibration: Path | None,
 
 def _forms(options: Sequence[str]) -> dict[str, InputForm]:
     from ovmstrio.core.errors import ConfigError
-    from ovmstrio.openvino.conversion.inputs import parse_input_form
+    from ovmstrio.inference.conversion.inputs import parse_input_form
 
     with ending_with(EX_USAGE, ConfigError):
         return dict(map(parse_input_form, options))

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ovmstrio.core.tensor import TensorSpec
-    from ovmstrio.openvino.conversion import Conversion, Converted
-    from ovmstrio.openvino.conversion.sources import FoundModel
+    from ovmstrio.inference.conversion import Conversion, Converted
+    from ovmstrio.inference.conversion.sources import FoundModel
 
     Outcome: TypeAlias = Converted | Path | Exception
     """What came of a model: the folder where it was before stands for what was left as it is."""
@@ -42,8 +42,8 @@ def prepare_models(
     Ends the command with 1 if a model cannot be converted; those of a folder beside it are converted all the same.
     """
     from ovmstrio.core.errors import ServerError
-    from ovmstrio.observability.logs import configure_logs
-    from ovmstrio.openvino.conversion.sources import find_models
+    from ovmstrio.inference.conversion.sources import find_models
+    from ovmstrio.telemetry.logs import configure_logs
 
     configure_logs(level="ERROR")
     with ending_with(EX_FAILED, ServerError, OSError):
@@ -68,7 +68,7 @@ def _prepare_one(
     from ovmstrio.core.errors import ServerError
 
     with ending_with(EX_FAILED, ServerError, OSError), stderr().status(f"converting {source.name} ..."):
-        from ovmstrio.openvino.conversion import convert
+        from ovmstrio.inference.conversion import convert
 
         converted = convert(source, repository, name, version, wanted=wanted, force=force)
     if form is Output.TABLE:
@@ -88,7 +88,7 @@ def _prepare_several(
     form: Output,
 ) -> None:
     from ovmstrio.core.errors import AlreadyExists, ServerError
-    from ovmstrio.openvino.conversion import convert
+    from ovmstrio.inference.conversion import convert
 
     outcomes: dict[FoundModel, Outcome] = {}
     for model in found:

@@ -11,7 +11,7 @@ import typer
 
 from ovms_cli.console import print_json, say, stderr, stdout
 from ovms_cli.tables import Output, print_csv
-from ovmstrio.core.texts import escape_controls
+from ovmstrio.util.truncation import escape_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -15,7 +15,7 @@ from ovms_cli.console import echo, fail
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ovmstrio.runtimes.ops.web_service import WebService
+    from ovmstrio.ops.web_service import WebService
 
 __all__ = ["call_script", "compat_folder", "execute_script", "let_scripts_import"]
 
@@ -52,9 +52,9 @@ def call_script(
     Raises:
         BaseException: whatever the script raises.
     """
-    from ovmstrio.runtimes.ops.numpy_one import numpy_one
-    from ovmstrio.runtimes.ops.scripts import run_as_main
-    from ovmstrio.runtimes.ops.web_service import set_service_runner
+    from ovmstrio.ops.numpy1_compat import numpy_one
+    from ovmstrio.ops.scripts import run_as_main
+    from ovmstrio.ops.web_service import set_service_runner
 
     sys.argv = [str(script), *arguments]
     script = script.absolute()  # for a script may go elsewhere before it serves, and workers read it again

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from ovms_cli.console import note
-from ovmstrio.client.interrupts import interrupts_cancel
+from ovmstrio.client.api import interrupts_cancel
 from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError
 
 if TYPE_CHECKING:

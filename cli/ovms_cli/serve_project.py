@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ovmstrio.core.errors import Problem
-    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
+    from ovmstrio.handlers.config.project_spec import ProjectSpec
 
 __all__ = ["run_project"]
 
@@ -27,10 +27,10 @@ _OF_PIPELINES: Final = re.compile(rb"(?m)^(rpc_port|http_port|dag|op)\s*:")
 
 def run_project(path: Path, options: dict[str, Any]) -> None:
     """Serve a project until it is told to stop; exits with 64 for a wrong command line, with 1 for a failure."""
-    from ovmstrio.server.project_environment import enter_project
-    from ovmstrio.server.project_plan import own_port, plan_project
+    from ovmstrio.server.plan import own_port, plan_project
+    from ovmstrio.server.project_logs import enter_project
     from ovmstrio.server.start_failures import log_failures
-    from ovmstrio.server.workers.serve import serve_in_processes
+    from ovmstrio.workers.serve import serve_in_processes
 
     project = _read(path)
     with usage():
@@ -43,7 +43,7 @@ def run_project(path: Path, options: dict[str, Any]) -> None:
 def _read(path: Path) -> ProjectSpec:
     """Read a project; shows its problems, and exits with 1 if one is an error."""
     from ovmstrio.core.errors import ConfigError
-    from ovmstrio.runtimes.handlers.config.project_file import read_project
+    from ovmstrio.handlers.config.project_file import read_project
 
     try:
         project, warnings = read_project(path.absolute())

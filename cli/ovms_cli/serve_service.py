@@ -12,7 +12,7 @@ from ovms_cli.serving import run_to_the_end, set_up_logs, usage
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ovmstrio.runtimes.ops.web_service import WebService
+    from ovmstrio.ops.web_service import WebService
     from ovmstrio.server.settings import ServerSettings
 
 __all__ = ["run_pipeline_service", "serve_script"]
@@ -29,7 +29,7 @@ def run_pipeline_service(config: Path | None, script: Path, options: dict[str, A
 
 def serve_script(script: Path, arguments: list[str], config: str | None, options: dict[str, Any]) -> None:
     """Run a script, and serve the service that it runs; exits with 64 for a wrong command line, 1 for a failure."""
-    from ovmstrio.server.service_plan import service_settings
+    from ovmstrio.server.plan import service_settings
 
     with usage():
         settings = service_settings(options)
@@ -38,7 +38,7 @@ def serve_script(script: Path, arguments: list[str], config: str | None, options
 
 
 def _serve(settings: ServerSettings, config: str | None, service: WebService) -> None:
-    from ovmstrio.server.workers.run_service import serve_service
+    from ovmstrio.workers.run_service import serve_service
 
     code = run_to_the_end(partial(serve_service, service, settings, config), settings)
     if code:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pydantic.fields import FieldInfo
 
-    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
+    from ovmstrio.handlers.config.project_spec import ProjectSpec
     from ovmstrio.server.settings import ServerSettings
 
 __all__ = ["run_to_the_end", "server_parameters", "set_up_logs", "usage"]
@@ -58,11 +58,10 @@ def usage() -> Iterator[None]:
 
 def set_up_logs(settings: ServerSettings, project: ProjectSpec | None = None) -> None:
     """Log as the settings say, and a project as it says itself; exits with 1 if the log's file cannot be opened."""
-    from ovmstrio.core.standard_streams import ignore_failed_writes
-    from ovmstrio.observability.log_level import LOG_LEVEL
-    from ovmstrio.observability.log_trees import read_log_levels
-    from ovmstrio.observability.logs import configure_logs
     from ovmstrio.server.project_logs import configure_project_logs
+    from ovmstrio.telemetry.log_levels import LOG_LEVEL, read_log_levels
+    from ovmstrio.telemetry.logs import configure_logs
+    from ovmstrio.util.stdio import ignore_failed_writes
 
     # A server goes on where nothing can be printed.
     ignore_failed_writes("stdout")
@@ -90,7 +89,7 @@ def run_to_the_end(
     import trio
 
     from ovmstrio.core.errors import ServerError
-    from ovmstrio.work.user_code.printing import prints_logged
+    from ovmstrio.isolation.printing import prints_logged
 
     gently = failed = False
     is_json = settings.log_format == "json"

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from ovmstrio.registry import VersionStatus
-    from ovmstrio.server.running import Running
+    from ovmstrio.server.server import Running
+    from ovmstrio.serving.records import VersionStatus
 
 __all__ = ["show_startup"]
 

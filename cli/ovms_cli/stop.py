@@ -11,7 +11,7 @@ import typer
 from ovms_cli.console import EX_USAGE, fail, say
 
 if TYPE_CHECKING:
-    from ovmstrio.runtimes.ops.process_info import ServingProcess
+    from ovmstrio.ops.process_info import ServingProcess
 
 __all__ = ["register"]
 
@@ -35,7 +35,7 @@ def stop(
 
     Exits with 1 if there is none, or one does not end in time.
     """
-    from ovmstrio.runtimes.ops.process_info import FILE_NAME, home, signal_processes, wait_ended
+    from ovmstrio.ops.process_info import FILE_NAME, home, signal_processes, wait_ended
 
     where = folder or home()
     if not where.is_dir():

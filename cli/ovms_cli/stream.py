@@ -13,7 +13,7 @@ from ovms_cli.tables import JsonOption, Output, chosen
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from ovmstrio.client.streaming import StreamReply
+    from ovmstrio.client.api import StreamReply
 
 __all__ = ["register"]
 
@@ -111,7 +111,7 @@ def _show(replies: Generator[StreamReply], form: Output, *, verbose: bool, live:
     from ovms_cli.stream_show import show
     from ovms_cli.stream_text import Seen, safe_for_terminals
     from ovmstrio.core.errors import ServerError
-    from ovmstrio.protocol.status_errors import Unreachable, status_of
+    from ovmstrio.encoding.status_errors import Unreachable, status_of
 
     seen = Seen()
     try:

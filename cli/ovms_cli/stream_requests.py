@@ -12,14 +12,13 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ovms_cli.tensor_contents import load_numpy
-from ovmstrio.client.api import Parameter
-from ovmstrio.client.streaming import StreamRequest
+from ovmstrio.client.api import Parameter, StreamRequest
 from ovmstrio.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ovmstrio.client.streaming import Value
+    from ovmstrio.client.api import Value
 
 __all__ = ["are_typed", "one_request", "read_lines"]
 

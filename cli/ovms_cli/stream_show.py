@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from ovms_cli.stream_text import Seen
-    from ovmstrio.client.streaming import StreamReply
+    from ovmstrio.client.api import StreamReply
 
 __all__ = ["show"]
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 from ovms_cli.console import note
 from ovms_cli.problems import count
 from ovms_cli.tensor_output import plain
-from ovmstrio.core.datatypes import BY_NAME
-from ovmstrio.core.texts import escape_controls
-from ovmstrio.protocol.wire_tensors import from_raw
+from ovmstrio.core.tensor import BY_NAME
+from ovmstrio.encoding.wire_tensors import from_raw
+from ovmstrio.util.truncation import escape_controls
 
 if TYPE_CHECKING:
     from codecs import IncrementalDecoder
 
-    from ovmstrio.client.streaming import StreamOutput, StreamReply
+    from ovmstrio.client.api import StreamOutput, StreamReply
 
 __all__ = ["Seen", "TextReader", "line_of", "safe_for_terminals", "text_of", "values_of"]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ovms_cli.tensor_sounds import is_wave
-from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.protocol.wire_tensors import bytes_array, from_raw
+from ovmstrio.core.tensor import BY_NAME, BYTES
+from ovmstrio.encoding.wire_tensors import bytes_array, from_raw
 
 if TYPE_CHECKING:
     from ovmstrio.client import TensorInfo

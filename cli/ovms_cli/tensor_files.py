@@ -11,9 +11,9 @@ from ovms_cli.tensor_contents import WAVE, choose, load_numpy, read_json, read_p
 from ovms_cli.tensor_images import ImageOptions, decode_image, is_image
 from ovms_cli.tensor_sounds import decode_wave
 from ovms_cli.tensor_types import to_own_type, to_type
-from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.protocol.wire_tensors import bytes_array
+from ovmstrio.core.tensor import BY_NAME, BYTES
+from ovmstrio.encoding.wire_tensors import bytes_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.protocol.wire_tensors import bytes_array, from_raw, to_raw
+from ovmstrio.core.tensor import BY_NAME, BYTES
+from ovmstrio.encoding.wire_tensors import bytes_array, from_raw, to_raw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ovmstrio.client import TensorInfo
-    from ovmstrio.client.streaming import Value
+    from ovmstrio.client.api import Value
     from ovmstrio.core.tensor import Array
 
 __all__ = ["to_own_type", "to_type"]

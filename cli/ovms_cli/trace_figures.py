@@ -18,7 +18,7 @@ from ovms_cli.console import echo, stdout
 from ovms_cli.stream_text import safe_for_terminals
 from ovms_cli.tables import fitted, print_table
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config
+from ovmstrio.ops.config_file import examine_pipeline_config
 
 __all__ = ["HEADER", "NoFigures", "NoServer", "NoTarget", "draw", "find_url", "open_source", "print_figures", "rows"]
 

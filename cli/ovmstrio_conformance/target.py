@@ -11,7 +11,7 @@ import grpc
 import httpx
 import numpy as np
 
-from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.encoding.messages import message_class
 
 __all__ = ["DATATYPES", "Disagreement", "TriedServer", "Unsuitable", "expect"]
 

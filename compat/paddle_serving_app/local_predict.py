@@ -1,5 +1,5 @@
 """``LocalPredictor``: a model in this process, run by OpenVINO."""
 
-from ovmstrio.runtimes.ops.predictor.local_predict import LocalPredictor
+from ovmstrio.ops.predictor.local_predict import LocalPredictor
 
 __all__ = ["LocalPredictor"]

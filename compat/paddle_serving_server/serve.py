@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.runtimes.ops.process_info import home, list_processes, signal_processes
+from ovmstrio.ops.process_info import home, list_processes, signal_processes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

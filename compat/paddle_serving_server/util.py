@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ovmstrio.runtimes.ops.config.overrides import CONFIG_VARIABLE, conf_dict
+from ovmstrio.ops.config_file import CONFIG_VARIABLE, conf_dict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

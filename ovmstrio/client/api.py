@@ -2,21 +2,94 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.client.streaming import to_wire
+from ovmstrio.core.tensor import Array, RawTensor
+from ovmstrio.encoding.wire_tensors import raw_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from types import TracebackType
     from typing import Self
 
-    from ovmstrio.client.streaming import StreamReply, StreamRequest, Value
-    from ovmstrio.core.tensor import Array, RawTensor
+__all__ = [
+    "TIMESTAMP",
+    "Client",
+    "Health",
+    "ModelInfo",
+    "ModelState",
+    "Parameter",
+    "Posted",
+    "SequenceState",
+    "StreamOutput",
+    "StreamReply",
+    "StreamRequest",
+    "TensorInfo",
+    "Value",
+    "interrupts_cancel",
+    "to_wire",
+]
 
-__all__ = ["Client", "Health", "ModelInfo", "ModelState", "Parameter", "Posted", "SequenceState", "TensorInfo"]
+# ----------------------------------------------------------------------
+# What goes into a stream to a graph, and what comes out of it, whatever the protocol
+# ----------------------------------------------------------------------
+
+TIMESTAMP: Final = "OVMS_MP_TIMESTAMP"
+"""The parameter of requests and responses that holds the timestamp of their packets."""
+
+Value = bytes | Array
+"""An input: bytes go as ``BYTES`` whose content is just these bytes, which is what Python nodes expect of text."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRequest:
+    """One request of a stream; without a ``timestamp`` the server gives it one."""
+
+    inputs: Mapping[str, Value]
+    timestamp: int | None = None
+    id: str = ""
+    parameters: Mapping[str, bool | int | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOutput:
+    """One output as it came: ``data`` is its content over gRPC, its JSON value over REST."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReply:
+    """One message of the server: outputs of one timestamp, or what was wrong with a request."""
+
+    outputs: tuple[StreamOutput, ...] = ()
+    timestamp: int | None = None
+    error: str = ""
+
+
+def to_wire(name: str, value: Value, datatype: str | None = None) -> RawTensor:
+    """Give an input as it travels; an array by default as the type that its dtype says.
+
+    Raises:
+        InvalidRequest: KServe has no name for the array's type.
+    """
+    if isinstance(value, bytes):
+        return RawTensor(name, "BYTES", (len(value),), value)
+    return raw_tensor(name, value, datatype)
+
+
+# ----------------------------------------------------------------------
+# What a client of either protocol can do, and the values that it gives
+# ----------------------------------------------------------------------
 
 Parameter = bool | int | str
 """A request parameter as both protocols carry it; integers have 64 bits and a sign."""
@@ -179,3 +252,39 @@ class Client(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+# ----------------------------------------------------------------------
+# Ctrl-C while a library waits that cannot stand an exception in the middle of it
+# ----------------------------------------------------------------------
+
+
+@contextmanager
+def interrupts_cancel(cancel: Callable[[], object]) -> Iterator[None]:
+    """Answer Ctrl-C inside the block with ``cancel``, and raise it when the block is left.
+
+    Raised at once, it may come between the taking of a lock and the code that gives it back, and whoever wants the
+    lock next waits for ever.  In other threads, and where the program has a handler of its own, nothing changes.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came.
+    """
+    if threading.current_thread() is not threading.main_thread() or (
+        signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+    came = False
+
+    def answer(*_: object) -> None:
+        nonlocal came
+        came = True
+        cancel()
+
+    signal.signal(signal.SIGINT, answer)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if came:
+            raise KeyboardInterrupt

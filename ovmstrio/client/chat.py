@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 import httpx
 import orjson
 
-from ovmstrio.client.rest_streams import split_events
+from ovmstrio.client.rest_client import split_events
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ServerError
-from ovmstrio.protocol.status_errors import Unreachable, error_of_http
+from ovmstrio.encoding.status_errors import Unreachable, error_of_http
 
 if TYPE_CHECKING:
-    from ovmstrio.client.tls import ClientTls
+    from ovmstrio.client.connect import ClientTls
 
 __all__ = ["ChatClient", "ChatMessage", "ChatPiece", "ChatUsage"]
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.util.regular_files import check_regular
 
 if TYPE_CHECKING:
     from ovmstrio.client.api import Client
-    from ovmstrio.client.tls import ClientTls
 
-__all__ = ["DEFAULT_TIMEOUT_SECONDS", "open_client"]
+__all__ = ["DEFAULT_TIMEOUT_SECONDS", "ClientTls", "open_client"]
+
+# ----------------------------------------------------------------------
+# Choosing the client of a protocol
+# ----------------------------------------------------------------------
 
 DEFAULT_TIMEOUT_SECONDS: Final = 60.0
 _SCHEMES: Final = frozenset({"", "http", "https", "grpc", "grpcs"})
@@ -68,3 +75,49 @@ def _address(url: str, *, rest: bool) -> str:
     if colon and not port.endswith("]") and not (port.isdecimal() and int(port) <= _LARGEST_PORT):
         raise InvalidRequest(f"{address} is no HOST:PORT: expected a port up to {_LARGEST_PORT}, got {port!r}")
     return address
+
+
+# ----------------------------------------------------------------------
+# The client's side of TLS
+# ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """PEM files: the CA to trust in place of the system's, and the client's own certificate with its key."""
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Load the files.
+
+        Raises:
+            InvalidRequest: one cannot be read, or does not hold what it should.
+        """
+        try:
+            if self.ca is not None:
+                check_regular(self.ca)
+            context = ssl.create_default_context(cafile=self.ca)
+        except OSError as error:
+            raise InvalidRequest(f"{self.ca}: no certificate of a CA can be read: {_reason(error)}") from None
+        if self.cert is not None:
+            try:
+                for path in (self.cert, self.key):
+                    if path is not None:
+                        check_regular(path)
+                context.load_cert_chain(self.cert, self.key, password=_no_password)
+            except (OSError, ValueError) as error:
+                files = self.cert if self.key is None else f"{self.cert} and {self.key}"
+                raise InvalidRequest(f"{files}: no certificate with its key can be read: {_reason(error)}") from None
+        return context
+
+
+def _no_password() -> str:
+    """Refuse a key with a password, for which the library would ask at the terminal."""
+    raise ValueError("the key is encrypted")
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import numpy as np
 
-from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
-from ovmstrio.runtimes.ops.messages import add_tensor
-from ovmstrio.runtimes.ops.tensors import LOD_SUFFIX, from_array
-from ovmstrio.runtimes.ops.values import PipelineTensor
+from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE
+from ovmstrio.ops.tensors import LOD_SUFFIX, from_array
+from ovmstrio.ops.values import PipelineTensor, add_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

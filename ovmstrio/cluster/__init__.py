@@ -1,1 +1,1 @@
-"""Servers on many machines, by engines that exist: a configuration as groups of services, which the engine places."""
+"""Servers on several machines: a configuration as groups of services, placed by Ray Serve or Kubernetes."""

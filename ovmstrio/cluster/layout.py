@@ -11,16 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.config.placement import PlacementSpec
 from ovmstrio.config.remote_entries import RemoteSpec
-from ovmstrio.config.specs import ModelSpec
+from ovmstrio.config.specs import ModelSpec, PlacementSpec
 from ovmstrio.core.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ovmstrio.config.specs import ServableSpec, ServerSpec
-    from ovmstrio.runtimes.table import Kinds
+    from ovmstrio.server.kinds import Kinds
 
 __all__ = ["INGRESS", "ClusterLayout", "ServiceGroup", "lay_out", "shard_names"]
 

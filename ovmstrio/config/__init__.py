@@ -1,1 +1,1 @@
-"""Every file and option that a user writes, read into the validated values of `specs`."""
+"""Configuration files and options as validated values: located documents, findings and service specifications."""

@@ -1,23 +1,499 @@
-"""Files as located values, and objects of JSON against their schemas, which are pydantic models."""
+"""The one model of configuration files: JSON, YAML and protobuf's text format are all read into located values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
+import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from ovmstrio.config.findings import Findings, shown, suggest_key
-from ovmstrio.config.json_text import parse_json
-from ovmstrio.config.located import Document, InvalidSyntax, Located
-from ovmstrio.config.yaml_text import parse_yaml
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.util.regular_files import read_regular_bytes
 
-__all__ = ["OPTIONAL", "Schema", "check_members", "expected_by", "is_whole", "items_of", "load_document", "load_yaml"]
+__all__ = [
+    "NO_LINE",
+    "OPTIONAL",
+    "Document",
+    "Findings",
+    "InvalidSyntax",
+    "Located",
+    "Place",
+    "Schema",
+    "Severity",
+    "below",
+    "by_line",
+    "check_members",
+    "did_you_mean",
+    "expected_by",
+    "is_whole",
+    "items_of",
+    "load_document",
+    "load_yaml",
+    "locate",
+    "parse_json",
+    "parse_yaml",
+    "shown",
+    "suggest_key",
+    "wrong",
+]
+
+# ----------------------------------------------------------------------
+# The one model of configuration files: JSON, YAML and protobuf's text format are all read into located values
+# ----------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """The file, and the settings in it."""
+
+    file: str
+    settings: Located
+
+    def of(self, problem: Problem) -> Problem:
+        """Point a problem, whose path is that of an option, at where the option is written."""
+        at = self.settings.find(*problem.path.split("."))
+        return replace(problem, file=self.file, line=at.line, path=at.path)
+
+
+NO_LINE: Final = 0
+"""The line of what is in no file."""
+
+_PLAIN_KEY: Final = re.compile(r"[\w-]+")
+
+
+class InvalidSyntax(ValueError):
+    """A text is not in its format; ``line`` says where, ``suggestion`` what to do where that is known."""
+
+    def __init__(
+        self, message: str, line: int | None, suggestion: str = "", *, expected: str = "", found: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.line = line
+        self.suggestion = suggestion
+        self.expected = expected
+        self.found = found
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A value with its place: objects, mappings and messages are dictionaries of further ones, lists are lists of them.
+
+    ``line`` counts from 1 and is that of the key for a member of an object; ``path`` is empty at the root.  ``text`` is
+    how a scalar of YAML is written, which says more than its value: ``3.10`` is the number 3.1.
+    """
+
+    value: Any
+    line: int = NO_LINE
+    path: str = ""
+    text: str = ""
+
+    @property
+    def members(self) -> dict[Any, Located]:
+        """What an object holds; nothing, of anything else."""
+        return self.value if isinstance(self.value, dict) else {}
+
+    def plain(self) -> Any:
+        """Give the value without places, as the standard decoder would."""
+        if isinstance(self.value, dict):
+            return {key: member.plain() for key, member in self.value.items()}
+        if isinstance(self.value, list):
+            return [item.plain() for item in self.value]
+        return self.value
+
+    def find(self, *steps: str | int) -> Located:
+        """Follow keys and indices as far as they exist; gives the deepest value reached."""
+        node = self
+        for step in steps:
+            members = dict(enumerate(node.value)) if isinstance(node.value, list) else node.value
+            if not isinstance(members, dict) or step not in members:
+                break
+            node = members[step]
+        return node
+
+    def items(self, key: str) -> list[Located]:
+        """Give the items of a member that is a list; none if there is no such member."""
+        return self.members[key].value if key in self.members else []
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A parsed text; ``repeated`` are members whose key their object had already (the first one counts)."""
+
+    root: Located
+    repeated: tuple[Located, ...] = ()
+
+
+def below(path: str, key: str) -> str:
+    """Give the path of a member of the object at ``path``."""
+    if not _PLAIN_KEY.fullmatch(key):
+        return f"{path}[{json.dumps(key)}]"
+    return f"{path}.{key}" if path else key
+
+
+def locate(value: Any, path: str = "") -> Located:
+    """Give plain values the places that they have inside of one another, on no line."""
+    if isinstance(value, Mapping):
+        return Located({key: locate(each, below(path, str(key))) for key, each in value.items()}, NO_LINE, path)
+    if isinstance(value, list | tuple):
+        return Located([locate(each, f"{path}[{i}]") for i, each in enumerate(value)], NO_LINE, path)
+    return Located(value, NO_LINE, path)
+
+
+# ----------------------------------------------------------------------
+# What was found wrong in one file, gathered until all of it can be told at once
+# ----------------------------------------------------------------------
+
+Severity = Literal["error", "warning"]
+
+_SHOWN_CHARACTERS: Final = 80
+_MAX_WORD_CHARACTERS: Final = 200
+"""Longer words are close to no known one, and comparing takes time that grows with their length."""
+
+
+def shown(value: Any) -> str:
+    """Give a value as JSON, cut to a length that fits a message."""
+    text = json.dumps(value, ensure_ascii=False, default=str).encode(errors="backslashreplace").decode()
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 4] + " ..."
+
+
+def did_you_mean(found: str, known: Iterable[str], *, otherwise: str = "") -> str:
+    """Suggest the known word that the found one is close to, or else what ``otherwise`` says."""
+    close = get_close_matches(found, list(known), 1, 0.6) if len(found) <= _MAX_WORD_CHARACTERS else ()
+    return f"did you mean {close[0]!r}?" if close else otherwise
+
+
+def suggest_key(found: Any, known: Iterable[str]) -> str:
+    """Suggest what a key was meant to be: a known one that is close to it, or any."""
+    known = list(known)
+    return did_you_mean(str(found), known, otherwise=f"known are {', '.join(known)}")
+
+
+def wrong(
+    option: str, found: Any, expected: str, *, message: str = "", suggestion: str = "", severity: Severity = "error"
+) -> ConfigError:
+    """Make the error of one option's value; ``option`` may lead on to a part of it (``shape.input``)."""
+    problem = Problem(
+        message or "the value cannot be used",
+        path=option,
+        expected=expected,
+        found=shown(found),
+        suggestion=suggestion,
+        severity=severity,
+    )
+    return ConfigError([problem])
+
+
+@dataclass(slots=True)
+class Findings:
+    """The problems of one file.
+
+    ``fatal`` make the file unusable as a whole; ``problems`` are the others, warnings included.
+    """
+
+    file: str
+    fatal: list[Problem] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def refuse(self, node: Located, message: str, *, expected: str = "", found: str = "", suggestion: str = "") -> None:
+        """Note a problem for which the file as a whole cannot be used."""
+        self.fatal.append(Problem(message, self.file, _line(node), node.path, expected, found, suggestion))
+
+    def refuse_repeated(self, document: Document, whose: str = " in one object") -> None:
+        """Note every key that its object had already."""
+        for node in document.repeated:
+            self.refuse(node, f"the key is given twice{whose}", suggestion="remove one of them")
+
+    def warn(self, node: Located, message: str, suggestion: str = "") -> None:
+        """Note something that is passed over."""
+        self.problems.append(
+            Problem(message, self.file, _line(node), node.path, suggestion=suggestion, severity="warning")
+        )
+
+    def place(self, node: Located, problem: Problem) -> Problem:
+        """Give a problem of a part of ``node`` its place: its path leads on from there, as far as the file goes."""
+        at = node.find(*problem.path.split("."))
+        return replace(problem, file=self.file, line=_line(at), path=at.path)
+
+    @property
+    def all(self) -> tuple[Problem, ...]:
+        """Everything that was noted, by line."""
+        return by_line([*self.fatal, *self.problems])
+
+
+def by_line(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Order problems of one file."""
+    return tuple(sorted(problems, key=lambda problem: problem.line or 0))
+
+
+def _line(node: Located) -> int | None:
+    return None if node.line == NO_LINE else node.line
+
+
+# ----------------------------------------------------------------------
+# JSON with the place of every value, so that a complaint about a configuration can name its line
+# ----------------------------------------------------------------------
+
+_BLANK: Final = re.compile(r"[ \t\r\n]*")
+_NEWLINE: Final = re.compile(r"\n")
+_MAX_DEPTH: Final = 100
+
+_REASONS: Final = {
+    "Unterminated string starting at": "this string has no closing quote",
+    "Invalid control character at": "a line break or control character is inside a string",
+    "Invalid \\escape": "this backslash begins no escape of JSON",
+    "Invalid \\uXXXX escape": "\\u needs four hexadecimal digits",
+}
+
+
+def parse_json(text: str) -> Document:
+    """Parse a whole text.
+
+    Raises:
+        InvalidSyntax: it is not JSON, or nested too deep to be a configuration.
+    """
+    scanner = _JsonScanner(text)
+    root = scanner.document()
+    return Document(root, tuple(scanner.repeated))
+
+
+@dataclass(slots=True)
+class _JsonScanner:
+    text: str
+    position: int = 0
+    repeated: list[Located] = field(default_factory=list)
+    _breaks: list[int] = field(init=False)
+    _decoder: json.JSONDecoder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._breaks = [match.start() for match in _NEWLINE.finditer(self.text)]
+        self._decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+
+    def document(self) -> Located:
+        root = self._value("", self._next_line(), 0)
+        self._skip_blank()
+        if self.position < len(self.text):
+            raise self._error("expected the end of the file")
+        return root
+
+    def _value(self, path: str, line: int, depth: int) -> Located:
+        if depth > _MAX_DEPTH:
+            raise self._error(f"more than {_MAX_DEPTH} levels of nesting")
+        self._skip_blank()
+        if self._take("{"):
+            return Located(self._members(path, depth), line, path)
+        if self._take("["):
+            return Located(self._items(path, depth), line, path)
+        return Located(self._scalar("a value"), line, path)
+
+    def _members(self, path: str, depth: int) -> dict[str, Located]:
+        members: dict[str, Located] = {}
+        if self._take("}"):
+            return members
+        while True:
+            line = self._next_line()
+            if not self.text.startswith('"', self.position):
+                raise self._error("expected a key in double quotes")
+            key = str(self._scalar("a key"))
+            self._expect(":", f'after the key "{key}"')
+            member = self._value(below(path, key), line, depth + 1)
+            if key in members:
+                self.repeated.append(member)
+            members.setdefault(key, member)
+            if not self._goes_on("}"):
+                return members
+
+    def _items(self, path: str, depth: int) -> list[Located]:
+        items: list[Located] = []
+        if self._take("]"):
+            return items
+        while True:
+            items.append(self._value(f"{path}[{len(items)}]", self._next_line(), depth + 1))
+            if not self._goes_on("]"):
+                return items
+
+    def _goes_on(self, closing: str) -> bool:
+        if self._take(closing):
+            return False
+        self._expect(",", f'or "{closing}"')
+        self._skip_blank()
+        if self.text.startswith(closing, self.position):
+            raise self._error(f'a comma stands before "{closing}"', "remove the comma")
+        return True
+
+    def _scalar(self, wanted: str) -> Any:
+        try:
+            value, self.position = self._decoder.raw_decode(self.text, self.position)
+        except json.JSONDecodeError as error:
+            reason = _REASONS.get(error.msg)
+            # Problems inside a string are told by the place of the character, anything else by where the value is.
+            at = error.pos if reason else self.position
+            raise self._error(reason or f"expected {wanted}", at=min(at, len(self.text))) from None
+        except ValueError as error:
+            raise self._error(str(error)) from None
+        return value
+
+    def _expect(self, character: str, context: str) -> None:
+        if not self._take(character):
+            raise self._error(f'expected "{character}" {context}')
+
+    def _take(self, character: str) -> bool:
+        self._skip_blank()
+        if not self.text.startswith(character, self.position):
+            return False
+        self.position += 1
+        return True
+
+    def _skip_blank(self) -> None:
+        match = _BLANK.match(self.text, self.position)
+        self.position = self.position if match is None else match.end()
+
+    def _next_line(self) -> int:
+        self._skip_blank()
+        return self._line(self.position)
+
+    def _line(self, position: int) -> int:
+        return bisect_right(self._breaks, position - 1) + 1
+
+    def _error(self, message: str, suggestion: str = "", *, at: int | None = None) -> InvalidSyntax:
+        at = self.position if at is None else at
+        rest = self.text[at : at + 20].split("\n")[0].strip()
+        if not suggestion and rest.startswith(("//", "/*", "#")):
+            suggestion = "JSON has no comments: remove it"
+        if not suggestion and rest.startswith("'"):
+            suggestion = "JSON strings stand in double quotes"
+        before = (
+            f", found {rest!r}" if rest else ", found the end of the " + ("line" if at < len(self.text) else "file")
+        )
+        return InvalidSyntax(message + before, self._line(at), suggestion)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+# ----------------------------------------------------------------------
+# YAML with the place of every value, so that a complaint about a project can name its line
+# ----------------------------------------------------------------------
+
+_MERGE: Final = "tag:yaml.org,2002:merge"
+_PLAIN: Final = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+_MAX_VALUES: Final = 100_000
+
+
+def parse_yaml(text: str) -> Document:
+    """Parse a whole text; an empty one is a null.
+
+    Raises:
+        InvalidSyntax: it is not YAML, holds tags of Python or others, or is too large to be a configuration.
+    """
+    try:
+        return _parse(yaml.SafeLoader(text))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        suggestion = "indent with spaces" if "'\\t'" in str(error.problem) else ""
+        message = " ".join(part for part in (error.context, error.problem) if part)
+        raise InvalidSyntax(message, mark.line + 1 if mark else None, suggestion) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise InvalidSyntax(f"the character {error.character:#x} is not allowed", line) from None
+    except RecursionError:
+        raise InvalidSyntax(f"more than {_MAX_DEPTH} levels of nesting", None) from None
+
+
+def _parse(loader: yaml.SafeLoader) -> Document:
+    node = loader.get_single_node()
+    if node is None:
+        return Document(Located(None, 1, ""))
+    reader = _YamlReader(loader)
+    return Document(reader.read(node, "", _yaml_line(node)), tuple(reader.repeated))
+
+
+@dataclass(slots=True)
+class _YamlReader:
+    """Turns nodes into values, which are counted so that aliases of aliases come to an end."""
+
+    loader: yaml.SafeLoader
+    repeated: list[Located] = field(default_factory=list)
+    _values: int = 0
+
+    def read(self, node: yaml.Node, path: str, line: int, depth: int = 0) -> Located:
+        self._values += 1
+        if depth > _MAX_DEPTH:
+            raise InvalidSyntax(f"more than {_MAX_DEPTH} levels of nesting", _yaml_line(node))
+        if self._values > _MAX_VALUES:
+            raise InvalidSyntax(f"more than {_MAX_VALUES} values, aliases counted each time", _yaml_line(node))
+        if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN:
+            raise InvalidSyntax(f"the tag {node.tag!r} is not known", _yaml_line(node), "remove it")
+        if isinstance(node, yaml.MappingNode):
+            return Located(self._members(node, path, depth), line, path)
+        if isinstance(node, yaml.SequenceNode):
+            items = enumerate(node.value)
+            return Located(
+                [self.read(each, f"{path}[{i}]", _yaml_line(each), depth + 1) for i, each in items], line, path
+            )
+        return Located(self._scalar(node), line, path, node.value)
+
+    def _members(self, node: yaml.MappingNode, path: str, depth: int) -> dict[Any, Located]:
+        members: dict[Any, Located] = {}
+        merged: list[yaml.MappingNode] = []
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE:
+                merged += _merged(value_node)
+                continue
+            key = self._key(key_node)
+            member = self.read(value_node, below(path, str(key)), _yaml_line(key_node), depth + 1)
+            if key in members:
+                self.repeated.append(member)
+            members.setdefault(key, member)
+        for mapping in merged:
+            for key, member in self._members(mapping, path, depth + 1).items():
+                members.setdefault(key, member)
+        return members
+
+    def _key(self, node: yaml.Node) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            raise InvalidSyntax("a key is a list or a mapping", _yaml_line(node), "write a text")
+        key = self._scalar(node)
+        return key if isinstance(key, str | int | float | None) else node.value
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        try:
+            value = self.loader.construct_object(node)
+            if isinstance(value, str):
+                value.encode()
+        except UnicodeEncodeError:
+            raise InvalidSyntax("an escape is half of a character", _yaml_line(node), "write the character") from None
+        except ValueError as error:  # such as the date 2020-13-45
+            raise InvalidSyntax(
+                f"{node.value!r} is no such value: {error}", _yaml_line(node), "put it in quotes"
+            ) from None
+        return value
+
+
+def _merged(node: yaml.Node) -> Iterator[yaml.MappingNode]:
+    """Give the mappings that a key ``<<`` merges, the first of which counts most."""
+    for each in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+        if not isinstance(each, yaml.MappingNode):
+            raise InvalidSyntax("only a mapping, or a list of them, can be merged", _yaml_line(each))
+        yield each
+
+
+def _yaml_line(node: yaml.Node) -> int:
+    line: int = node.start_mark.line
+    return line + 1
+
+
+# ----------------------------------------------------------------------
+# Files as located values, and objects of JSON against their schemas, which are pydantic models
+# ----------------------------------------------------------------------
 
 OPTIONAL: Final[Any] = None
 """The default of a key that may be missing; schemas only check, so that nobody reads it."""

@@ -13,11 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ovmstrio.config.documents import OPTIONAL
-from ovmstrio.config.findings import shown
+from ovmstrio.config.documents import OPTIONAL, shown
 from ovmstrio.config.model_options import check_local_path, check_name
-from ovmstrio.config.python_entries import PythonEntry
-from ovmstrio.config.service_entries import ServiceEntry
+from ovmstrio.config.service_options import PythonEntry, ServiceEntry
 from ovmstrio.core.errors import Problem
 
 __all__ = ["GRAPH_SUFFIX", "GraphEntry", "GraphFiles", "check_graph_settings", "find_graph", "is_graph"]

@@ -8,9 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ovmstrio.config.documents import OPTIONAL, Schema, check_members, load_document
-from ovmstrio.config.findings import Findings, by_line
-from ovmstrio.config.located import Document, Located
+from ovmstrio.config.documents import (
+    OPTIONAL,
+    Document,
+    Findings,
+    Located,
+    Schema,
+    by_line,
+    check_members,
+    load_document,
+)
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.util.regular_files import read_regular_bytes
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,16 +11,19 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from pydantic import Field
 
-from ovmstrio.config.documents import OPTIONAL, Schema, check_members
-from ovmstrio.config.findings import Findings
+from ovmstrio.config.documents import OPTIONAL, Findings, Located, Place, Schema, check_members, did_you_mean, wrong
 from ovmstrio.config.graph_entries import is_graph
-from ovmstrio.config.located import Located, Place
-from ovmstrio.config.model_options import check_base_path, check_name, read_model_options
-from ovmstrio.config.service_entries import ServiceEntry
+from ovmstrio.config.model_options import MODEL_OPTIONS, check_base_path, check_name, read_model_options
+from ovmstrio.config.service_options import ServiceEntry
+from ovmstrio.config.shapes import object_in_text
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.errors import Problem
+from ovmstrio.core.errors import ConfigError, Problem
 
-__all__ = ["KnownModel", "ModelEntries"]
+__all__ = ["KnownModel", "ModelEntries", "read_overrides", "refuse_paths"]
+
+# ----------------------------------------------------------------------
+# The entries of a ``model_config_list``, each of which configures a model, a graph or a model of another server
+# ----------------------------------------------------------------------
 
 _NOT_SERVED: Final = "is not served by this version"
 
@@ -157,3 +161,117 @@ class ModelEntries:
 def _is_told(key: str, config: Located, given: Mapping[str, Any]) -> bool:
     """Tell whether a key that is not there was refused as it is written."""
     return bool(get_close_matches(key, config.value.keys() - given.keys()))
+
+
+# ----------------------------------------------------------------------
+# Properties of OpenVINO that name files or folders, which only the server's own configuration may set
+# ----------------------------------------------------------------------
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_.]+")
+_IGNORED: Final = re.compile(r"[\s\"']+")
+_WORDS: Final = frozenset({"DIR", "DIRS", "DIRECTORY", "FILE", "FILES", "FOLDER", "LIBRARY", "URI", "URL", "LOCATION"})
+_ENDINGS: Final = ("DIR", "PATH", "PATHS", "FILENAME", "FOLDER")
+_PARTS: Final = ("DUMP", "BLOB")
+_OTHERS: Final = ("NPUW_PLAN", "COMPILATION_MODE_PARAMS", "COMPILATION_PARAMS")
+"""``NPUW_PLAN`` names a file; the others hold options of a compiler, some of which do."""
+
+
+def refuse_paths(properties: Mapping[str, str]) -> list[Problem]:
+    """Find properties that name files or folders, also those of devices within a value (``DEVICE_PROPERTIES``).
+
+    Args:
+        properties: ``plugin_config`` of a request.
+    """
+    problems = []
+    for key, value in properties.items():
+        text = _IGNORED.sub("", f"{key}:{value}")
+        named = next((name for name in _names(text) if _names_path(name)), "")
+        if named or re.search(r"[/\\]", text):
+            name = named or _IGNORED.sub("", key)
+            problems.append(
+                Problem(
+                    f"the property {name} names a path" if named else f"the value of the property {name} has a path",
+                    path=f"config.plugin_config.{key}",
+                    suggestion="only the server's own configuration may set it",
+                )
+            )
+    return problems
+
+
+def _names(text: str) -> Iterator[str]:
+    return (match[0].upper() for match in _NAME.finditer(text))
+
+
+def _names_path(name: str) -> bool:
+    if name.endswith(_OTHERS):
+        return True
+    words = re.split(r"[_.]", name)
+    return any(word in _WORDS or word.endswith(_ENDINGS) or any(part in word for part in _PARTS) for word in words)
+
+
+# ----------------------------------------------------------------------
+# Settings that come with a request to load a model, in the words of ``config.json`` or of Triton's ``ModelConfig``
+# ----------------------------------------------------------------------
+
+_DESCRIBING: Final = frozenset(
+    {
+        *("name", "platform", "backend", "runtime", "input", "output", "default_model_filename", "parameters"),
+        *("sequence_batching", "dynamic_batching", "model_transaction_policy", "instance_group", "optimization"),
+        *("model_warmup", "response_cache", "batch_input", "batch_output", "metric_tags", "cc_model_filenames"),
+    }
+)
+_POLICY: Final = "version_policy"
+_ROWS: Final = "max_batch_size"
+_MOST_ROWS: Final = 65_536
+_MAX_UNKNOWN_KEYS: Final = 8
+"""Unknown keys in one error; a suggestion for each takes a millisecond."""
+
+
+def read_overrides(text: str) -> tuple[dict[str, Any], list[str]]:
+    """Read settings.
+
+    Args:
+        text: a JSON object.
+
+    Returns:
+        Fields of ``ModelSpec``, and the keys that have no effect here.
+
+    Raises:
+        ConfigError: with everything that is wrong.
+    """
+    given = object_in_text("config", text)
+    strangers = [key for key in given if key not in {*_DESCRIBING, *MODEL_OPTIONS, _POLICY, _ROWS}]
+    problems = [
+        Problem(f"unknown key {key!r}", path=f"config.{key}", suggestion=did_you_mean(key, MODEL_OPTIONS))
+        for key in strangers[:_MAX_UNKNOWN_KEYS]
+    ]
+    options = {key: value for key, value in given.items() if key in MODEL_OPTIONS}
+    try:
+        options |= _translated(given)
+    except ConfigError as error:
+        problems += error.problems
+    fields, wrong_values = read_model_options(options)
+    problems += wrong_values
+    problems += refuse_paths(fields.get("plugin_config", {}))
+    if problems:
+        # What a file may have wrong with a warning, a client is told: it waits for the answer.
+        raise ConfigError(problems)
+    return fields, sorted(_DESCRIBING & given.keys())
+
+
+def _translated(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Say what Triton's words mean in those of ``config.json``."""
+    options: dict[str, Any] = {}
+    if _POLICY in given:
+        options["model_version_policy"] = given[_POLICY]
+    if _ROWS in given and (rows := _rows(given[_ROWS])):
+        options["batch_size"] = f"1:{rows}"
+    return options
+
+
+def _rows(value: Any) -> int:
+    """Read a number, which protobuf's JSON may have as a text."""
+    text = str(value)
+    if isinstance(value, bool) or not (text.isascii() and text.isdigit()) or int(text[:9]) > _MOST_ROWS:
+        raise wrong(f"config.{_ROWS}", value, f"an integer of 0 to {_MOST_ROWS}")
+    return int(text)

@@ -9,12 +9,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ovmstrio.config.config_file import ConfigFile
-from ovmstrio.config.documents import OPTIONAL, check_members, is_whole
-from ovmstrio.config.findings import shown
-from ovmstrio.config.located import Located
+from ovmstrio.config.documents import OPTIONAL, Located, check_members, is_whole, shown
 from ovmstrio.config.model_options import check_local_path, check_name
-from ovmstrio.config.python_entries import PythonEntry, check_python, read_python
-from ovmstrio.config.service_entries import ServiceEntry
+from ovmstrio.config.service_options import PythonEntry, ServiceEntry, check_python, read_python
 from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec, PythonSpec
 from ovmstrio.core.errors import Problem
 

@@ -8,10 +8,9 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ovmstrio.config.documents import OPTIONAL, check_members, expected_by, is_whole
-from ovmstrio.config.findings import shown
+from ovmstrio.config.documents import OPTIONAL, check_members, expected_by, is_whole, shown
 from ovmstrio.config.model_options import check_name
-from ovmstrio.config.service_entries import ServiceEntry
+from ovmstrio.config.service_options import ServiceEntry
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.errors import Problem
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ovmstrio.config.config_file import ConfigFile
-    from ovmstrio.config.located import Located
+    from ovmstrio.config.documents import Located
 
 __all__ = ["BreakerSpec", "RemoteAddress", "RemoteSpec", "RemoteTls", "read_remotes"]
 

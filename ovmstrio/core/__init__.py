@@ -1,1 +1,1 @@
-"""Values and ports that every layer speaks of: tensors, requests, errors, services, events; no I/O."""
+"""Values that every layer uses: tensors, requests, errors, call events and service protocols."""

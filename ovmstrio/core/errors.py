@@ -42,22 +42,26 @@
     ├── NothingToGather                        a demultiplexer of a pipeline had nothing to split
     └── ConfigError (ValueError)               what the operator wrote cannot be used
 
-No class knows a transport: ``ovmstrio.wire.statuses`` holds the one total table from class to gRPC and HTTP
+No class knows a transport: ``ovmstrio.transport.statuses`` holds the one total table from class to gRPC and HTTP
 status.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
-from ovmstrio.core.texts import MOST_CHARACTERS, cut
+from ovmstrio.util.truncation import MOST_CHARACTERS, cut
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+    from types import TracebackType
     from typing import Self
 
 __all__ = [
+    "GRPC_STATUSES",
+    "MAX_ERRORS",
     "AlreadyExists",
     "CallerLimited",
     "ConfigError",
@@ -65,6 +69,7 @@ __all__ = [
     "CustomNodeFailure",
     "DeadlineExceeded",
     "FailedPrecondition",
+    "Gathered",
     "GraphFailure",
     "InvalidField",
     "InvalidRequest",
@@ -98,7 +103,13 @@ __all__ = [
     "VersionMissing",
     "VersionRetired",
     "VersionsFailure",
+    "http_status_of",
+    "noted",
 ]
+
+# ----------------------------------------------------------------------
+# What can go wrong, and whose fault it is
+# ----------------------------------------------------------------------
 
 
 class ServerError(Exception):
@@ -387,3 +398,128 @@ class ConfigError(ServerError, ValueError):
         # However many problems there are, each is told.
         self.message = "\n".join(str(problem) for problem in problems)
         self.args = (self.message,)
+
+
+# ----------------------------------------------------------------------
+# What is wrong with a request, gathered, so that one answer tells all of it
+# ----------------------------------------------------------------------
+
+_MOST: Final = 8
+"""Refusals that are told one by one."""
+_MOST_CHARACTERS: Final = 500
+"""Of each that is told behind the first one."""
+MAX_ERRORS: Final = 32
+"""Refusals after which the rest of a request is not read: a list of 16,000 wrong members makes no 16,000 errors."""
+
+
+class Gathered:
+    """Refusals of the parts of one request.
+
+    Each part is read in a block of its own, which ends where the part is refused; :meth:`tell` raises if any was.
+    The refusal that reaches the limit is raised at once, so that the caller stops reading::
+
+        wrong = Gathered()
+        for part in parts:
+            with wrong:
+                made.append(read(part))
+        wrong.tell()
+    """
+
+    __slots__ = ("_count", "_kept")
+
+    def __init__(self, errors: Iterable[InvalidRequest] = ()) -> None:
+        self._kept: list[InvalidRequest] = []
+        self._count = 0
+        for error in islice(errors, MAX_ERRORS):
+            self._take(error)
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    def __enter__(self) -> None:
+        """Begin to read a part."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        # At the limit the error is the one that :meth:`add` has raised within an inner block.
+        if not isinstance(error, InvalidRequest) or self._count >= MAX_ERRORS:
+            return False
+        self.add(error)
+        return True
+
+    def add(self, error: InvalidRequest) -> None:
+        """Add one refusal.
+
+        Raises:
+            InvalidRequest: the limit is reached; all refusals so far as one error, and nothing else is read.
+        """
+        self._take(error)
+        if self._count >= MAX_ERRORS:
+            raise self.error() from None
+
+    def _take(self, error: InvalidRequest) -> None:
+        self._count += 1
+        if len(self._kept) < _MOST:
+            # Its traceback would keep what the request was read from.
+            self._kept.append(error.with_traceback(None))
+
+    def error(self) -> InvalidRequest:
+        """Make one error of all, of which there are some: a single one as it is, else its text before others'."""
+        if self._count == 1:
+            return self._kept[0]
+        texts = [self._kept[0].message, *(cut(error.message, _MOST_CHARACTERS) for error in self._kept[1:])]
+        if self._count > _MOST:
+            rest = ", and the rest of the request was not checked" if self._count >= MAX_ERRORS else ""
+            texts.append(f"{self._count - _MOST} more{rest}")
+        return self._kept[0].retold(". Also: ".join(texts))
+
+    def tell(self) -> None:
+        """Do nothing if there are none.
+
+        Raises:
+            InvalidRequest: there are.
+        """
+        if self._count:
+            raise self.error()
+
+
+def noted(wrong: Gathered | None, error: InvalidRequest) -> Gathered:
+    """Take one more where there may be none yet: for what every request is read with, which mostly is right."""
+    wrong = wrong or Gathered()
+    wrong.add(error)
+    return wrong
+
+
+# ----------------------------------------------------------------------
+# The statuses of gRPC by their numbers: their names, and those of HTTP that say the same
+# ----------------------------------------------------------------------
+
+_HTTP_STATUSES: Final = {
+    "OK": 200,
+    "CANCELLED": 499,
+    "UNKNOWN": 500,
+    "INVALID_ARGUMENT": 400,
+    "DEADLINE_EXCEEDED": 504,
+    "NOT_FOUND": 404,
+    "ALREADY_EXISTS": 409,
+    "PERMISSION_DENIED": 403,
+    "RESOURCE_EXHAUSTED": 429,
+    "FAILED_PRECONDITION": 400,
+    "ABORTED": 409,
+    "OUT_OF_RANGE": 400,
+    "UNIMPLEMENTED": 501,
+    "INTERNAL": 500,
+    "UNAVAILABLE": 503,
+    "DATA_LOSS": 500,
+    "UNAUTHENTICATED": 401,
+}
+"""In the order of their numbers."""
+
+GRPC_STATUSES: Final = tuple(_HTTP_STATUSES)
+"""Their names."""
+
+
+def http_status_of(status: int) -> int:
+    """Give the status of HTTP that says the same."""
+    return _HTTP_STATUSES[GRPC_STATUSES[status]]

@@ -14,8 +14,8 @@ from enum import Enum
 from time import perf_counter
 from typing import Final, Literal, Protocol
 
+from ovmstrio.core.connection import ClientAddress, Peer
 from ovmstrio.core.errors import ServerError
-from ovmstrio.core.peers import ClientAddress, Peer
 from ovmstrio.core.tracing import Span
 
 __all__ = [

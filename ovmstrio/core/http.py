@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol, Self
 
-from ovmstrio.core.peers import UNKNOWN_PEER, ClientAddress, Peer
-from ovmstrio.core.pieced_message import PiecedMessage
+from ovmstrio.core.connection import UNKNOWN_PEER, ClientAddress, Peer
+from ovmstrio.util.buffers import PiecedMessage
 
 __all__ = ["BODILESS", "WHOLE_BODIES", "ByteStream", "Callback", "Headers", "HttpAnswer", "HttpRequest"]
 

@@ -1,1 +1,1 @@
-"""Ext."""
+"""The public surface for user code: calculators, custom nodes, handlers, Ops, batching and kinds of services."""

@@ -1,11 +1,6 @@
 """The request batcher, for code that joins the calls of many callers."""
 
-from ovmstrio.work.batching import (
-    Batcher,
-    BatchOptions,
-    BatchPolicy,
-    open_batcher,
-)
+from ovmstrio.serving.batching import Batcher, BatchOptions, BatchPolicy, open_batcher
 
 __all__ = [
     "BatchOptions",

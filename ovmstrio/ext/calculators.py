@@ -1,7 +1,7 @@
 """What writes a calculator: its protocols, its errors, and what flows through graphs."""
 
-from ovmstrio.core.datatypes import BY_NAME
-from ovmstrio.runtimes.graphs.calculator import (
+from ovmstrio.core.tensor import BY_NAME
+from ovmstrio.graphs.calculator import (
     Calculator,
     CalculatorKind,
     ContractError,
@@ -11,8 +11,8 @@ from ovmstrio.runtimes.graphs.calculator import (
     NodeFailure,
     NodeResources,
 )
-from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
-from ovmstrio.runtimes.graphs.packets import OvTensor
+from ovmstrio.graphs.graph_config import NodeConfig, Port
+from ovmstrio.graphs.packets import OvTensor
 
 __all__ = [
     "BY_NAME",

@@ -1,6 +1,6 @@
 """What handlers may import: answers with a status or headers of their own."""
 
-from ovmstrio.runtimes.handlers.http.responses import (
+from ovmstrio.handlers.http_results import (
     HTMLResponse,
     HTTPError,
     JSONResponse,

@@ -1,11 +1,8 @@
 """What a kind of service of one's own is written with; ``ovmstrio.serve`` takes it beside those of the server."""
 
 from ovmstrio.config.config_file import ConfigFile
-from ovmstrio.config.documents import Schema, check_members, is_whole
-from ovmstrio.config.findings import Findings
-from ovmstrio.config.located import Located, Place
+from ovmstrio.config.documents import Findings, Located, Place, Schema, check_members, is_whole
 from ovmstrio.config.specs import ServableSpec
-from ovmstrio.core.datatypes import BY_NAME, Datatype
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.http import ByteStream, HttpAnswer, HttpRequest
 from ovmstrio.core.request import (
@@ -17,12 +14,12 @@ from ovmstrio.core.request import (
     ServableMetadata,
     StreamProblem,
 )
-from ovmstrio.core.servable import HttpRoutes, InferStream, LeasedServable, Servable, Service, StreamingServable
-from ovmstrio.core.tensor import ANY_SIZE, Dim, RawTensor, Tensor, TensorSpec
-from ovmstrio.repository.fingerprints import content_mark, tree_mark
-from ovmstrio.repository.versions import ONLY_VERSION, Listing
-from ovmstrio.runtimes.kind import Dependency, Kind, LoadContext, Takes
-from ovmstrio.runtimes.models.validation import Validator
+from ovmstrio.core.service import HttpRoutes, InferStream, LeasedServable, Servable, Service, StreamingServable
+from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, Datatype, Dim, RawTensor, Tensor, TensorSpec
+from ovmstrio.models.validation import Validator
+from ovmstrio.serving.fingerprints import content_mark, tree_mark
+from ovmstrio.serving.kind import Dependency, Kind, LoadContext, Takes
+from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
 
 __all__ = [
     "ANY_SIZE",

@@ -1,8 +1,8 @@
-"""Pipelines of Ops in Python: what a service's script imports."""
+"""Classes for scripts of Op pipelines."""
 
-from ovmstrio.runtimes.ops.observing.analyst import Analyst, OpAnalyst
-from ovmstrio.runtimes.ops.op import Op, RequestOp, ResponseOp
-from ovmstrio.runtimes.ops.values import (
+from ovmstrio.ops.observing.analyst import Analyst, OpAnalyst
+from ovmstrio.ops.op import Op, RequestOp, ResponseOp
+from ovmstrio.ops.values import (
     ChannelData,
     ChannelDataType,
     CustomException,
@@ -12,7 +12,7 @@ from ovmstrio.runtimes.ops.values import (
     PipelineTensor,
     ProductErrCode,
 )
-from ovmstrio.runtimes.ops.web_service import WebService
+from ovmstrio.ops.web_service import WebService, set_default_runner
 
 __all__ = [
     "Analyst",
@@ -30,3 +30,13 @@ __all__ = [
     "ResponseOp",
     "WebService",
 ]
+
+
+def _run_service(service: WebService) -> None:
+    # A script that only describes a pipeline needs no server.
+    from ovmstrio.workers.run_service import run_script_service  # noqa: PLC0415
+
+    run_script_service(service)
+
+
+set_default_runner(_run_service)

@@ -1,1 +1,1 @@
-"""One server: its settings, its nursery tree, its life from start to drain."""
+"""The server: settings, plan, life cycle from start to drain, listeners and front ends."""

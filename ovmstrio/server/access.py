@@ -10,21 +10,20 @@ import orjson
 import structlog
 import trio
 
-from ovmstrio.access.authentication import Authentication
-from ovmstrio.access.directory import Directory
-from ovmstrio.access.gate import Gate
-from ovmstrio.access.key_file import CallerEntry, read_key_file
+from ovmstrio.auth.authentication import Authentication, Directory
+from ovmstrio.auth.gate import Gate
+from ovmstrio.auth.key_file import CallerEntry, read_key_file
 from ovmstrio.core.callers import EVERYTHING, Caller
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
-from ovmstrio.core.extras import Extra, way_to_install
-from ovmstrio.repository.fingerprints import paths_mark
+from ovmstrio.serving.fingerprints import paths_mark
+from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.regular_files import read_regular_bytes, read_regular_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ovmstrio.access.authentication import TokenVerifier
-    from ovmstrio.core.shared_counts import Ledger
+    from ovmstrio.auth.authentication import TokenVerifier
+    from ovmstrio.core.worker_peers import Ledger
     from ovmstrio.server.settings import ServerSettings
 
 __all__ = ["Access", "open_access"]
@@ -61,8 +60,12 @@ class Access:
         if settings.jwks_file is None and settings.oidc_issuer is None:
             return None
         try:
-            from ovmstrio.access.issuer_keys import IssuerKeys  # noqa: PLC0415 - for who takes tokens
-            from ovmstrio.access.tokens import FileKeys, TokenRules, Tokens  # noqa: PLC0415 - likewise
+            from ovmstrio.auth.tokens import (  # noqa: PLC0415 - likewise
+                FileKeys,
+                IssuerKeys,
+                TokenRules,
+                Tokens,
+            )
         except ImportError:
             problem = Problem("tokens need joserfc", "--jwks_file and --oidc_issuer")
             raise ConfigError([Problem(problem.message, suggestion=way_to_install(Extra.TOKENS))]) from None
@@ -143,7 +146,7 @@ def _api_key(path: Path | None) -> str:
 
 
 def _read_jwks(path: Path) -> Any:
-    from ovmstrio.access.tokens import read_key_set  # noqa: PLC0415 - for who takes tokens
+    from ovmstrio.auth.tokens import read_key_set  # noqa: PLC0415 - for who takes tokens
 
     try:
         document = orjson.loads(read_regular_bytes(path))

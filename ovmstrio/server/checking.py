@@ -16,21 +16,21 @@ from typing import Final
 
 import trio
 
-from ovmstrio.access.key_file import read_key_file
+from ovmstrio.auth.key_file import read_key_file
+from ovmstrio.config.config_file import examine_config
 from ovmstrio.config.graph_entries import is_graph
-from ovmstrio.config.ovms_json import examine_config
 from ovmstrio.config.specs import AllVersions, ModelSpec, PipelineSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.openvino.trials import trials_folder, trying_models
-from ovmstrio.registry import Registry
-from ovmstrio.registry.order import find_circles
-from ovmstrio.repository.versions import scan
-from ovmstrio.runtimes.handlers.config.project_file import find_project_file, read_project
-from ovmstrio.runtimes.handlers.trial import try_handler
-from ovmstrio.runtimes.kind import LoadContext
-from ovmstrio.runtimes.table import KINDS, Kinds
+from ovmstrio.handlers.config.project_file import find_project_file, read_project
+from ovmstrio.handlers.trial import try_handler
+from ovmstrio.inference.crash_probe import trials_folder, trying_models
 from ovmstrio.server.command_line import single_servable
+from ovmstrio.server.kinds import KINDS, Kinds
 from ovmstrio.server.settings import ServerSettings
+from ovmstrio.serving.kind import LoadContext
+from ovmstrio.serving.load_order import find_circles
+from ovmstrio.serving.model_versions import scan
+from ovmstrio.serving.registry import Registry
 from ovmstrio.util.regular_files import read_regular_bytes
 
 __all__ = ["CheckReport", "LoadedVersion", "check_config", "check_pipelines", "examine_pipelines"]
@@ -110,7 +110,7 @@ async def check_pipelines(path: Path, names: Collection[str] = (), *, load: bool
 
 def examine_pipelines(spec: ServerSpec, names: Collection[str] = ()) -> list[Problem]:
     """Tell what is wrong with pipelines, or those named, as far as it can be said without loading anything."""
-    from ovmstrio.runtimes.pipelines.examining import examine_pipeline  # noqa: PLC0415 - as in the kinds
+    from ovmstrio.pipelines.kind import examine_pipeline  # noqa: PLC0415 - as in the kinds
 
     configured = [service.name for service in spec.services]
     pipelines = spec.of(PipelineSpec)

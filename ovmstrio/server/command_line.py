@@ -5,7 +5,8 @@ Everything that is wrong with a command line is said at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,32 +14,228 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from ovmstrio.config.config_file import Subconfigs
-from ovmstrio.config.documents import expected_by
-from ovmstrio.config.findings import did_you_mean, shown
-from ovmstrio.config.graph_entries import GRAPH_SUFFIX, GraphFiles, find_graph
+from ovmstrio.config.config_file import Subconfigs, check_families
+from ovmstrio.config.documents import did_you_mean, expected_by, shown
+from ovmstrio.config.graph_entries import GRAPH_SUFFIX, GraphFiles, find_graph, is_graph
 from ovmstrio.config.model_options import check_base_path, check_name, read_model_options
-from ovmstrio.config.ovms_json import check_families
-from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec
-from ovmstrio.core.errors import Problem
+from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec, TextModelSpec
+from ovmstrio.config.text_entries import TEXT_OPTIONS, read_task, read_text_options
+from ovmstrio.core.connection import TrustedProxies
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.generation import Task
 from ovmstrio.core.metric_families import families_like
-from ovmstrio.core.peers import TrustedProxies
-from ovmstrio.observability.log_trees import read_log_levels
-from ovmstrio.runtimes.graphs.graph_kind import text_graph_of
+from ovmstrio.graphs.kind import text_graph_of
 from ovmstrio.server.settings import EVERYWHERE, IGNORED, MODEL, TEXT, ServerSettings
-from ovmstrio.server.text_model_options import is_text_model, text_model, text_problems
+from ovmstrio.telemetry.log_levels import read_log_levels
 
 __all__ = [
+    "CONFIGURING",
+    "WAYS_OUT",
     "UsageProblems",
     "cache_directory",
     "contradictions",
     "ignored_options",
+    "is_text_model",
     "listen_addresses",
+    "makes_text",
     "metric_families",
     "probe_addresses",
     "read_settings",
+    "refused_options",
     "single_servable",
+    "text_model",
+    "text_problems",
+    "with_source_in_place",
 ]
+
+# ----------------------------------------------------------------------
+# Options of OpenVINO Model Server that mean something there and nothing here, each with what to do in its place
+# ----------------------------------------------------------------------
+
+_FETCHING: Final = (
+    "models are fetched from no hub: put the model's folder, or its .gguf, in place and name it with --model_name and "
+    "--model_path, with --source_model and --model_repository_path for a folder of that name in this one, or in the "
+    "file of --config_path; ovms prepare makes it of files of other formats, and "
+    "ovms prepare --sample chat has a model that chats"
+)
+_DRAFTING: Final = "the model of --draft_models_path has the settings of the first: leave it out, answers are the same"
+_IMAGES: Final = "models that take or make images are not served: leave it out"
+_ENGINE: Final = 'it is no option here; what is one of OpenVINO goes into --plugin_config, such as {"NUM_STREAMS": "1"}'
+_CONFIGURING: Final = (
+    "no files are written for models: --task and its options serve a folder as it is, and --add_to_config puts it into "
+    "model_config_list or text_model_config_list of the file of --config_path"
+)
+
+CONFIGURING: Final = frozenset({"list_models", "add_to_config", "remove_from_config"})
+"""Options that stand for commands of their own."""
+
+WAYS_OUT: Final = {
+    **dict.fromkeys(
+        (
+            "pull",
+            "source_model",
+            "model_repository_path",
+            "gguf_filename",
+            "overwrite_models",
+            "weight_format",
+            "extra_quantization_params",
+            "source_loras",
+            "draft_source_model",
+        ),
+        _FETCHING,
+    ),
+    **dict.fromkeys(
+        (
+            "draft_cache_size",
+            "draft_eagle3_mode",
+            "draft_max_num_batched_tokens",
+            "draft_max_num_seqs",
+        ),
+        _DRAFTING,
+    ),
+    **dict.fromkeys(
+        (
+            "allowed_local_media_path",
+            "allowed_media_domains",
+            "default_num_inference_steps",
+            "default_resolution",
+            "guidance_scale",
+            "max_num_images_per_prompt",
+            "max_num_inference_steps",
+            "max_resolution",
+            "num_images_per_prompt",
+            "resolution",
+        ),
+        _IMAGES,
+    ),
+    **dict.fromkeys(
+        ("cache_interval_multiplier", "max_prompt_len", "model_distribution_policy", "model_type", "num_streams"),
+        _ENGINE,
+    ),
+    "configure": _CONFIGURING,
+    "trace_path": "times of calls are in /metrics, and those of each node of a pipeline of Ops in ovms trace",
+}
+"""What to do in place of an option; options that are accepted without effect are ``settings.IGNORED``."""
+
+
+def refused_options(arguments: Iterable[str]) -> list[str]:
+    """Say what to do in place of the options of OVMS among arguments that are not served: a line for each way out."""
+    names = (_name_of(argument) for argument in arguments)
+    by_way_out: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        if name in WAYS_OUT:
+            by_way_out.setdefault(WAYS_OUT[name], []).append(f"--{name}")
+    return [f"{', '.join(options)}: {way_out}" for way_out, options in by_way_out.items()]
+
+
+_FETCHED: Final = ("source_model", "model_repository_path", "gguf_filename")
+_NEVER_IN_PLACE: Final = frozenset({"pull", "overwrite_models"})
+
+
+def with_source_in_place(arguments: Sequence[str]) -> list[str]:
+    """Write a model that OVMS would not fetch again, for its folder is there, as ``--model_name`` and ``--model_path``.
+
+    ``--source_model Org/Model`` is the folder of that name in ``--model_repository_path``, of which ``--gguf_filename``
+    is one file.  Arguments that want anything else are given as they are.
+    """
+    rest: list[str] = []
+    said: dict[str, str] = {}
+    names = {_name_of(argument) for argument in arguments}
+    ahead = iter(arguments)
+    for argument in ahead:
+        if _name_of(argument) in _FETCHED:
+            _, is_attached, value = argument.partition("=")
+            said[_name_of(argument)] = value if is_attached else next(ahead, "")
+        else:
+            rest.append(argument)
+    repository = said.get("model_repository_path") or os.environ.get("OVMS_MODEL_REPOSITORY_PATH", "")
+    source = said.get("source_model", "")
+    path = Path(repository) / source / said.get("gguf_filename", "")
+    if not (repository and source) or names & _NEVER_IN_PLACE or "model_path" in names or not path.exists():
+        return list(arguments)
+    named = [] if "model_name" in names else ["--model_name", source]
+    return [*rest, *named, "--model_path", str(path)]
+
+
+def _name_of(argument: str) -> str:
+    return argument[2:].partition("=")[0].replace("-", "_") if argument.startswith("--") else ""
+
+
+# ----------------------------------------------------------------------
+# A model of text that the command line describes: ``ovms serve --model_name NAME --model_path PATH --task TASK``
+# ----------------------------------------------------------------------
+
+_GGUF: Final = ".gguf"
+_FILES_OF_GENERATION: Final = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
+"""What a folder holds that makes text, and no folder of another kind."""
+
+
+def is_text_model(settings: ServerSettings) -> bool:
+    """Tell whether one model is served, and whether that is a model of text: by its task, else by its files."""
+    if settings.model_name is None or settings.model_path is None:
+        return False
+    path = settings.model_path
+    if settings.task is not None or path.suffix == _GGUF:
+        return True
+    whole = path.absolute()
+    return makes_text(whole) and not is_graph({"base_path": str(whole)}, whole)
+
+
+def text_problems(settings: ServerSettings, others: Collection[str]) -> list[Problem]:
+    """Tell everything that is wrong with the options; ``others`` are those of models of tensors."""
+    problems = [
+        Problem(
+            "is an option of models of tensors, and this is a model of text",
+            path=f"--{name}",
+            suggestion="leave it out",
+        )
+        for name in sorted(set(others) & settings.model_fields_set - TEXT_OPTIONS)
+    ]
+    return problems + _read(settings)[2]
+
+
+def text_model(settings: ServerSettings, cache_dir: Path | None, origin: str) -> TextModelSpec:
+    """Give the model."""
+    path = (settings.model_path or Path()).absolute()
+    task, fields, problems = _read(settings)
+    if "max_queue" in settings.model_fields_set:
+        # There is one queue then, of those that wait for room in this model's cache.
+        fields["max_queue"] = settings.max_queue
+    return TextModelSpec(
+        name=settings.model_name or "",
+        base_path=path.parent if path.suffix == _GGUF else path,
+        path=path,
+        task=task,
+        cache_dir=cache_dir,
+        origin=origin,
+        problems=tuple(problems),
+        **fields,
+    )
+
+
+def makes_text(folder: Path) -> bool:
+    """Tell whether a folder holds what openvino-genai makes text of."""
+    return all((folder / name).is_file() for name in _FILES_OF_GENERATION)
+
+
+def _read(settings: ServerSettings) -> tuple[Task, dict[str, Any], list[Problem]]:
+    try:
+        task = Task.TEXT_GENERATION if settings.task is None else read_task(settings.task)
+    except ConfigError as error:
+        return Task.TEXT_GENERATION, {}, [_option(problem) for problem in error.problems]
+    given = {name: getattr(settings, name) for name in sorted(TEXT_OPTIONS & settings.model_fields_set)}
+    given = {name: value for name, value in given.items() if value is not None}
+    fields, problems = read_text_options(task, given, Path.cwd())
+    return task, fields, [_option(problem) for problem in problems]
+
+
+def _option(problem: Problem) -> Problem:
+    return replace(problem, path=f"--{problem.path}")
+
+
+# ----------------------------------------------------------------------
+# The command line of ``ovms serve``, read into settings and, for a single model or graph, into its spec
+# ----------------------------------------------------------------------
 
 _ORIGIN: Final = "the command line"
 _OVMS_CACHE: Final = Path("/opt/cache")

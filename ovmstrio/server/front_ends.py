@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ovmstrio.api.admin.routes import metrics_rules
-from ovmstrio.api.kserve.rest.kserve_routes import health_rules
-from ovmstrio.api.refusals import OvmsRefusals
-from ovmstrio.core.peers import TrustedProxies
+from ovmstrio.core.connection import TrustedProxies
+from ovmstrio.protocols.admin.routes import metrics_rules
+from ovmstrio.protocols.kserve.rest_routes import health_rules
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
-from ovmstrio.wire.grpc.limits import TransportLimits
-from ovmstrio.wire.http.answers import Cors
-from ovmstrio.wire.http.http_server import HttpFrontEnd
-from ovmstrio.wire.http.router import Router
+from ovmstrio.serving.ovms_errors import OvmsRefusals
+from ovmstrio.transport.grpc.limits import TransportLimits
+from ovmstrio.transport.http.responses import Cors
+from ovmstrio.transport.http.router import Router
+from ovmstrio.transport.http.server import HttpFrontEnd
 
 if TYPE_CHECKING:
-    from ovmstrio.access.gate import Gate
+    from ovmstrio.auth.gate import Gate
     from ovmstrio.core.events import RequestObserver
-    from ovmstrio.core.pending_answers import PendingAnswers
-    from ovmstrio.dataplane.plane import DataPlane
-    from ovmstrio.observability.recent_past import RecentPast
     from ovmstrio.server.plan import Plan
     from ovmstrio.server.settings import ServerSettings
+    from ovmstrio.serving.data_plane import DataPlane
+    from ovmstrio.telemetry.recent_history import RecentPast
+    from ovmstrio.transport.send_budget import PendingAnswers
 
 __all__ = ["grpc_front_end", "metrics_front_end", "probe_front_end", "rest_front_end"]
 
@@ -77,7 +77,7 @@ def rest_front_end(
 
 def metrics_front_end(plane: DataPlane, gate: Gate | None) -> HttpFrontEnd:
     """Make what answers scrapers at a port of their own."""
-    from ovmstrio.api.paddle.http.pipeline_routes import metrics_router  # noqa: PLC0415 - for pipelines of Ops alone
+    from ovmstrio.ops.http_routes import metrics_router  # noqa: PLC0415 - for pipelines of Ops alone
 
     return HttpFrontEnd((), metrics_router(plane, metrics_rules(plane), gate))
 

@@ -6,31 +6,31 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ovmstrio.api.access.grpc_gate import GuardedRoutes, GuardedService
-from ovmstrio.api.admin.changes import Changes
-from ovmstrio.api.grpc_codec import Codec
-from ovmstrio.api.grpc_standard.health import EndlessCalls, HealthService, PlaneHealth
-from ovmstrio.api.grpc_standard.hosted_services import HostedServices
-from ovmstrio.api.grpc_standard.reflection import ReflectionService
-from ovmstrio.api.kserve.grpc.inference_service import InferenceService
-from ovmstrio.api.tensorflow.grpc.prediction_service import ModelService, PredictionService
-from ovmstrio.core.peers import NO_PROXIES, TrustedProxies
-from ovmstrio.wire.at_addresses import AtAddresses
-from ovmstrio.wire.grpc.server import GrpcServer
-from ovmstrio.wire.statuses import map_error
+from ovmstrio.core.connection import NO_PROXIES, TrustedProxies
+from ovmstrio.protocols.admin.changes import Changes
+from ovmstrio.protocols.grpc_codec import Codec
+from ovmstrio.protocols.grpc_gate import GuardedRoutes, GuardedService
+from ovmstrio.protocols.health.grpc_health import EndlessCalls, HealthService, PlaneHealth
+from ovmstrio.protocols.health.hosted_services import HostedServices
+from ovmstrio.protocols.health.reflection import ReflectionService
+from ovmstrio.protocols.kserve.grpc_service import InferenceService
+from ovmstrio.protocols.tensorflow.grpc_service import ModelService, PredictionService
+from ovmstrio.transport.grpc.server import GrpcServer
+from ovmstrio.transport.listeners import AtAddresses
+from ovmstrio.transport.statuses import map_error
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
-    from ovmstrio.access.gate import Gate
+    from ovmstrio.auth.gate import Gate
     from ovmstrio.core.events import RequestObserver
-    from ovmstrio.core.pending_answers import PendingAnswers
-    from ovmstrio.dataplane.plane import DataPlane
-    from ovmstrio.wire.grpc.connection import Routes
-    from ovmstrio.wire.grpc.limits import TransportLimits
-    from ovmstrio.wire.grpc.server import GrpclibService
-    from ovmstrio.wire.listeners import Listener
+    from ovmstrio.serving.data_plane import DataPlane
+    from ovmstrio.transport.grpc.connection import Routes
+    from ovmstrio.transport.grpc.limits import TransportLimits
+    from ovmstrio.transport.grpc.server import GrpclibService
+    from ovmstrio.transport.listeners import Listener
+    from ovmstrio.transport.send_budget import PendingAnswers
 
 __all__ = ["GrpcFrontEnd"]
 

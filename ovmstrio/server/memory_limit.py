@@ -9,8 +9,8 @@ import math
 import os
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.core.pending_answers import PendingAnswers
-from ovmstrio.work.control_groups import OWN_GROUPS, ROOT, group_folders
+from ovmstrio.transport.send_budget import PendingAnswers
+from ovmstrio.util.container_limits import OWN_GROUPS, ROOT, group_folders
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from cortex_internal.lib.log import JsonFormatter, StdoutHandler
-from ovmstrio.observability.call_ids import add_call_ids
-from ovmstrio.observability.log_level import LOG_LEVEL
-from ovmstrio.observability.log_sinks import StandardSink
-from ovmstrio.observability.log_trees import read_log_levels
-from ovmstrio.observability.log_writer import LogOutlet
-from ovmstrio.observability.logs import configure_logs
-from ovmstrio.observability.worker_number import add_worker_number
+from ovmstrio.telemetry.log_levels import LOADING_LOGGERS, LOG_LEVEL, read_log_levels
+from ovmstrio.telemetry.log_writer import LogOutlet, StandardSink
+from ovmstrio.telemetry.logs import add_call_ids, add_worker_number, configure_logs
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-    from ovmstrio.runtimes.handlers.config.project_spec import LogLevel
+    from ovmstrio.handlers.config.project_spec import LogLevel, ProjectSpec
     from ovmstrio.server.settings import ServerSettings
 
-__all__ = ["configure_project_logs"]
+__all__ = ["configure_project_logs", "enter_project"]
+
+# ----------------------------------------------------------------------
+# The log of a project's server: JSON lines on standard output, as those of handlers, or what the settings say
+# ----------------------------------------------------------------------
 
 _SETTINGS: Final = frozenset({"log_level", "log_format", "log_path"})
 _LOGGERS: Final = ("cortex", "uvicorn", "uvicorn.error", "uvicorn.access")
@@ -34,7 +35,7 @@ _TALKATIVE: Final = ("asyncio", "httpx", "httpcore", "botocore", "boto3", "urlli
 # Of one project that is served alone, its loading is told by the server's own lines.
 _FLOORS: Final = {
     **dict.fromkeys(_LOGGERS, logging.NOTSET),
-    **dict.fromkeys((*_TALKATIVE, "ovmstrio.registry"), logging.WARNING),
+    **dict.fromkeys((*_TALKATIVE, *LOADING_LOGGERS), logging.WARNING),
 }
 
 
@@ -86,3 +87,30 @@ def _rename_taken(_: object, __: str, event: MutableMapping[str, Any]) -> Mutabl
     for key in _TAKEN & event.keys():
         event[f"{key}_"] = event.pop(key)
     return event
+
+
+# ----------------------------------------------------------------------
+# What a process is made to look like before a project's handler is imported
+# ----------------------------------------------------------------------
+
+
+def enter_project(project: ProjectSpec, port: int) -> None:
+    """Export the project's environment, and make its folder the working directory; for the whole process.
+
+    What ``.env`` says counts more than ``env:``, and both more than what describes the server itself.
+    """
+    described = {
+        "CORTEX_LOG_LEVEL": project.log_level.upper(),
+        "CORTEX_SERVING_PORT": port,
+        "CORTEX_SERVING_PROTOCOL": project.protocol,
+        "CORTEX_PROCESSES": project.processes,
+        "CORTEX_THREADS_PER_PROCESS": project.threads_per_process,
+        "CORTEX_MAX_CONCURRENCY": project.max_concurrency,
+        "CORTEX_PROJECT_DIR": project.directory,
+        "CORTEX_PYTHON_PATH": project.python_path,
+        "CORTEX_MODEL_SERVER_CONFIG": project.file,
+        "CORTEX_PROTOBUF_FILE": project.protobuf_path or "",
+    }
+    os.environ.update({name: str(value) for name, value in described.items()})
+    os.environ.update(project.environment)
+    os.chdir(project.directory)

@@ -12,7 +12,7 @@ import structlog
 from ovmstrio.util.regular_files import check_regular, open_regular
 
 if TYPE_CHECKING:
-    from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.serving.data_plane import DataPlane
 
 __all__ = ["USUAL_FILE", "ReadinessFile", "usual_file"]
 

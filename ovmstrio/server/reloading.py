@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from ovmstrio.core.errors import ServerError
-from ovmstrio.dataplane.whole_changes import make_side_by_side
-from ovmstrio.registry.source import reload_versions
+from ovmstrio.serving.broadcast_changes import make_side_by_side
+from ovmstrio.serving.source import reload_versions
 
 if TYPE_CHECKING:
-    from ovmstrio.core.siblings import Siblings
-    from ovmstrio.registry import Registry
-    from ovmstrio.registry.source import ConfigSource
+    from ovmstrio.core.worker_peers import Siblings
     from ovmstrio.server.systemd import Notifier
+    from ovmstrio.serving.registry import Registry
+    from ovmstrio.serving.source import ConfigSource
 
 __all__ = ["RELOAD", "RESTORE", "Reloading"]
 

@@ -5,41 +5,39 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.api.admin.changes import Changes
-from ovmstrio.api.admin.profile_routes import profile_rules
-from ovmstrio.api.admin.routes import admin_rules, metrics_rules
-from ovmstrio.api.console.routes import console_rules
-from ovmstrio.api.describing.routes import describing_rules
-from ovmstrio.api.kserve.rest.generate import generate_rules
-from ovmstrio.api.kserve.rest.infer_request import read_document
-from ovmstrio.api.kserve.rest.kserve_routes import kserve_rules
-from ovmstrio.api.kserve.rest.observation_routes import observation_rules
-from ovmstrio.api.kserve.rest.repository_routes import repository_rules
-from ovmstrio.api.kserve.rest.shared_memory_routes import shared_memory_rules
-from ovmstrio.api.mounts import ServiceItself, ServiceMounts
-from ovmstrio.api.openai.models import told_with_state
-from ovmstrio.api.openai.routes import openai_rules
-from ovmstrio.api.refusals import OvmsRefusals
-from ovmstrio.api.tensorflow.rest.routes import tensorflow_rules
 from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec
-from ovmstrio.core.peers import NO_PROXIES, TrustedProxies
-from ovmstrio.runtimes.kind import Takes
-from ovmstrio.wire.http.fast_lane import RECEIVE_SECONDS
-from ovmstrio.wire.http.http_server import HttpFrontEnd
-from ovmstrio.wire.http.router import Router
+from ovmstrio.console.routes import console_rules
+from ovmstrio.core.connection import NO_PROXIES, TrustedProxies
+from ovmstrio.protocols.admin.changes import Changes
+from ovmstrio.protocols.admin.profile import profile_rules
+from ovmstrio.protocols.admin.routes import admin_rules, metrics_rules
+from ovmstrio.protocols.kserve.generate import generate_rules
+from ovmstrio.protocols.kserve.rest_admin import observation_rules, repository_rules, shared_memory_rules
+from ovmstrio.protocols.kserve.rest_requests import read_document
+from ovmstrio.protocols.kserve.rest_routes import kserve_rules
+from ovmstrio.protocols.mounts import ServiceItself, ServiceMounts
+from ovmstrio.protocols.openai.models import told_with_state
+from ovmstrio.protocols.openai.routes import openai_rules
+from ovmstrio.protocols.openapi.routes import describing_rules
+from ovmstrio.protocols.tensorflow.rest_routes import tensorflow_rules
+from ovmstrio.serving.kind import Takes
+from ovmstrio.serving.ovms_errors import OvmsRefusals
+from ovmstrio.transport.http.fast_path import RECEIVE_SECONDS
+from ovmstrio.transport.http.router import Router
+from ovmstrio.transport.http.server import HttpFrontEnd
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
-    from ovmstrio.access.gate import Gate
-    from ovmstrio.api.console.guard import ConsoleMode
-    from ovmstrio.api.mounts import MountKind
+    from ovmstrio.auth.gate import Gate
+    from ovmstrio.console.routes import ConsoleMode
     from ovmstrio.core.events import RequestObserver
-    from ovmstrio.core.pending_answers import PendingAnswers
-    from ovmstrio.dataplane.plane import DataPlane
-    from ovmstrio.observability.recent_past import RecentPast
-    from ovmstrio.wire.http.answers import Cors
+    from ovmstrio.protocols.mounts import MountKind
+    from ovmstrio.serving.data_plane import DataPlane
+    from ovmstrio.telemetry.recent_history import RecentPast
+    from ovmstrio.transport.http.responses import Cors
+    from ovmstrio.transport.send_budget import PendingAnswers
 
 __all__ = ["RestFrontEnd", "make_router"]
 
@@ -165,12 +163,12 @@ def make_router(
 
 def _handlers(*, shows_details: bool) -> MountKind:
     # What only handlers need is left alone by those who have none.
-    from ovmstrio.api.handlers.http.handler_routes import HandlerMountKind  # noqa: PLC0415 - for who has some
+    from ovmstrio.handlers.routes import HandlerMountKind  # noqa: PLC0415 - for who has some
 
     return HandlerMountKind(shows_details=shows_details)
 
 
 def _pipelines_of_ops(plane: DataPlane, max_body_bytes: int) -> MountKind:
-    from ovmstrio.api.paddle.http.pipeline_routes import OpsMountKind  # noqa: PLC0415 - as above
+    from ovmstrio.ops.http_routes import OpsMountKind  # noqa: PLC0415 - as above
 
     return OpsMountKind(plane, max_body_bytes)

@@ -343,7 +343,7 @@ class ServerSettings(BaseModel):
     log_levels: str | None = _setting(
         None,
         OBSERVABILITY,
-        "Levels of parts of the log, such as ovmstrio.ext.ops=debug,ovmstrio.registry=error; a name stands for all below.",
+        "Levels of parts of the log, such as ovmstrio.ops=debug,ovmstrio.serving=error; a name includes all below.",
     )
     access_log: Literal["off", "combined", "json"] = _setting(
         "off", OBSERVABILITY, "Line for each request on standard output, as web servers write it or with more as JSON."

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from ovmstrio.core.bounded_errors import format_error
 from ovmstrio.core.errors import ConfigError, ServerError
+from ovmstrio.util.truncation import format_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

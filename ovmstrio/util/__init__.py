@@ -1,1 +1,1 @@
-"""Utilities that know nothing of models and protocols."""
+"""Helpers without knowledge of models and protocols: truncation, redaction, backoff, container limits."""

@@ -21,8 +21,8 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.requests import framed_bytes_request, framed_infer_request
-from ovmstrio.wire.grpc import frames
-from ovmstrio.wire.grpc.frames import MAX_WINDOW, FrameType, Setting
+from ovmstrio.transport.grpc import frames
+from ovmstrio.transport.grpc.frames import MAX_WINDOW, FrameType, Setting
 from tests.attacks.served import BIG, INFER, ROW, SLEEPER, TRIVIAL, Ports
 from tests.support.bare_http2 import BareConnection, ConnectionEnded, frame, framed
 from tests.support.hostile_bodies import HEADERS, ROUTES, SHAPES, bodies

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.encoding.messages import message_class
 from tests.chaos.ledger import Said
 from tests.fuzz.grpc_calls import INFER, infer_request
 from tests.support.bare_http2 import BareConnection, ConnectionEnded, framed

@@ -15,7 +15,7 @@ from typing import Any, Final
 import httpx
 import numpy as np
 
-from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.encoding.messages import message_class
 from tests.fuzz.grpc_calls import INFER, GrpcLane, grpc_message, infer_request, raw_http2_message, tell_raw_http2
 from tests.fuzz.http_requests import HttpLane, http_message, raw_http_message, tell_raw_http
 from tests.fuzz.messages import Message, Outcome, Transport, Violation

@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 from hpack import Encoder
 
-from ovmstrio.protocol.descriptors import FILES, message_class
-from ovmstrio.protocol.pipeline_messages import METHOD as PADDLE
-from ovmstrio.wire.grpc import frames
-from ovmstrio.wire.grpc.frames import PREFACE, ErrorCode
+from ovmstrio.encoding.messages import FILES, message_class
+from ovmstrio.encoding.messages import METHOD as PADDLE
+from ovmstrio.transport.grpc import frames
+from ovmstrio.transport.grpc.frames import PREFACE, ErrorCode
 from tests.fuzz.messages import Message, Outcome, Transport
 from tests.fuzz.mutations import NUMBERS, changed_bytes, changed_serialised, text
 from tests.support.bare_http2 import Answer, BareConnection, ConnectionEnded, call_headers, frame, framed

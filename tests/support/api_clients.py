@@ -11,14 +11,14 @@ import grpc
 import httpx
 import trio
 
-from ovmstrio.access.gate import Gate
+from ovmstrio.auth.gate import Gate
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.dataplane.guarded_plane import GuardedPlane
-from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.runtimes.models.load_model import load_model
+from ovmstrio.encoding.messages import message_class
+from ovmstrio.models.kind import load_model
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
+from ovmstrio.serving.authorization import GuardedPlane
+from ovmstrio.serving.data_plane import DataPlane
 from tests.support.stub_registry import Load, registry_of
 from tests.support.waits import WAIT_SECONDS
 

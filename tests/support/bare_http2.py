@@ -10,8 +10,8 @@ from typing import Final, NamedTuple, Self
 
 from hpack import Decoder, Encoder
 
-from ovmstrio.wire.grpc import frames
-from ovmstrio.wire.grpc.frames import FRAME_HEADER, FRAME_HEADER_BYTES, MAX_WINDOW, PREFACE, FrameType, Setting
+from ovmstrio.transport.grpc import frames
+from ovmstrio.transport.grpc.frames import FRAME_HEADER, FRAME_HEADER_BYTES, MAX_WINDOW, PREFACE, FrameType, Setting
 
 ANSWER_SECONDS: Final = 90.0
 MAX_FRAME_BYTES: Final = 16_384

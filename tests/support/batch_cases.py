@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Final
 
 from ovmstrio.core.generation import GenerationRequest, Sampling
-from ovmstrio.openvino.engine.batch import Batch
-from ovmstrio.openvino.engine.pipeline import Pipeline, PipelineOptions
-from ovmstrio.openvino.engine.texts import AskedTexts
+from ovmstrio.inference.engine.batch import Batch
+from ovmstrio.inference.engine.pipeline import Pipeline, PipelineOptions
+from ovmstrio.inference.engine.sequences import AskedTexts
 
 _REQUEST: Final = GenerationRequest("", Sampling(temperature=0, ignore_eos=True), logprobs=True)
 _TOKENS: Final = 40

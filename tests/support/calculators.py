@@ -9,8 +9,8 @@ from zlib import crc32
 
 import trio
 
-from ovmstrio.runtimes.graphs.calculator import NodeContext, NodeContract, NodeFailure
-from ovmstrio.runtimes.graphs.config.graph_config import Port
+from ovmstrio.graphs.calculator import NodeContext, NodeContract, NodeFailure
+from ovmstrio.graphs.graph_config import Port
 
 LOOPBACK = Port("LOOPBACK", 0)
 

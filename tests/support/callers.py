@@ -5,13 +5,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from ovmstrio.access.allowance import CallerAllowance
-from ovmstrio.access.authentication import Authentication
-from ovmstrio.access.directory import Directory
-from ovmstrio.access.gate import Gate
-from ovmstrio.access.key_file import CallerEntry, digest_of
+from ovmstrio.auth.authentication import Authentication, Directory
+from ovmstrio.auth.gate import Gate
+from ovmstrio.auth.key_file import CallerEntry, digest_of
+from ovmstrio.auth.quota import CallerAllowance
 from ovmstrio.core.callers import Caller, Scopes
-from ovmstrio.core.peers import Peer, UnixSocket, socket_address
+from ovmstrio.core.connection import Peer, UnixSocket, socket_address
 
 
 def entry_of(name: str, *scopes: str, **options: object) -> CallerEntry:

@@ -23,7 +23,7 @@ import structlog
 
 from ovms_cli import console
 from ovms_cli.main import main
-from ovmstrio.observability.log_writer import WRITER
+from ovmstrio.telemetry.log_writer import WRITER
 from tests.support.processes import environment
 from tests.support.waits import WAIT_SECONDS
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from ovmstrio.config.ovms_json import Examined, examine_config, parse_config
+from ovmstrio.config.config_file import Examined, examine_config, parse_config
 from ovmstrio.config.specs import ServerSpec
 from ovmstrio.core.errors import Problem
-from ovmstrio.runtimes.table import KINDS
+from ovmstrio.server.kinds import KINDS
 
 CONFIG_FILE: Final = Path("/etc/ovms/config.json")
 

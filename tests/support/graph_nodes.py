@@ -14,21 +14,15 @@ from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-from ovmstrio.core.servable import LeaseServable
-from ovmstrio.runtimes.graphs.calculator import (
-    Calculator,
-    DefinitionScope,
-    InstanceContext,
-    NodeContract,
-    NodeResources,
-)
-from ovmstrio.runtimes.graphs.calculators import find_kind
-from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, Port, StreamRef
-from ovmstrio.runtimes.graphs.graph_instance import GraphInstance, running
-from ovmstrio.runtimes.graphs.graph_plan import LoadedNode, make_graph_plan
-from ovmstrio.runtimes.graphs.packets import Packet
-from ovmstrio.work.isolation.isolated_code import Isolation
-from ovmstrio.work.threads.worker_threads import WorkerThreads
+from ovmstrio.core.service import LeaseServable
+from ovmstrio.graphs.calculator import Calculator, DefinitionScope, InstanceContext, NodeContract, NodeResources
+from ovmstrio.graphs.calculators import find_kind
+from ovmstrio.graphs.graph_config import GraphConfig, NodeConfig, Port, StreamRef
+from ovmstrio.graphs.instance import GraphInstance, running
+from ovmstrio.graphs.packets import Packet
+from ovmstrio.graphs.plan import LoadedNode, make_graph_plan
+from ovmstrio.isolation.isolated_code import Isolation
+from ovmstrio.isolation.thread_pool import WorkerThreads
 from pyovms import Tensor
 
 Feed = Iterable[tuple[int, Mapping[str, Any]]]

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import trio
 
-from ovmstrio.api.openai.text_documents import OpenAITexts
 from ovmstrio.config.specs import GraphSpec
 from ovmstrio.core.errors import NotFound
 from ovmstrio.core.request import InferInput, InferRequest, InferResponse, ParameterValue, StreamProblem, StreamReply
-from ovmstrio.core.servable import InferStream, LeasedServable
+from ovmstrio.core.service import InferStream, LeasedServable
 from ovmstrio.core.tensor import RawTensor
-from ovmstrio.runtimes.graphs.graph_servable import GraphServable
-from ovmstrio.runtimes.graphs.load_graph import load_graph
-from ovmstrio.work.isolation.isolated_code import Isolation
+from ovmstrio.graphs.kind import load_graph
+from ovmstrio.graphs.servable import GraphServable
+from ovmstrio.isolation.isolated_code import Isolation
+from ovmstrio.protocols.openai.text_documents import OpenAITexts
 
 GRAPH = "graph"
 

@@ -13,17 +13,17 @@ import grpc
 import trio
 
 from ovmstrio.config.specs import HandlerSpec
+from ovmstrio.core.connection import NO_PROXIES, TrustedProxies
 from ovmstrio.core.limits import local_limit
-from ovmstrio.core.peers import NO_PROXIES, TrustedProxies
-from ovmstrio.runtimes.handlers.config.project_file import read_project
-from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_rpc_handler, proto_of
-from ovmstrio.runtimes.handlers.grpc.services import UserService
-from ovmstrio.runtimes.handlers.handler import LoadedHandler
-from ovmstrio.runtimes.handlers.isolated.isolated_handler import open_isolated_handler
-from ovmstrio.runtimes.handlers.mounting import HandlerServable
+from ovmstrio.handlers.config.project_file import read_project
+from ovmstrio.handlers.grpc.project import GrpcProject, open_rpc_handler, proto_of
+from ovmstrio.handlers.grpc.services import UserService
+from ovmstrio.handlers.handler import LoadedHandler
+from ovmstrio.handlers.handler_service import HandlerServable
+from ovmstrio.handlers.isolated.isolated_handler import open_isolated_handler
+from ovmstrio.isolation.isolated_code import Isolation
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
-from ovmstrio.wire.grpc.limits import TransportLimits
-from ovmstrio.work.isolation.isolated_code import Isolation
+from ovmstrio.transport.grpc.limits import TransportLimits
 from tests.support.projects import FOUR_KINDS, written
 from tests.support.stub_registry import open_plane_of
 from tests.support.waits import WAIT_SECONDS

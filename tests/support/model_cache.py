@@ -23,8 +23,8 @@ from typing import Any, Concatenate, Final, ParamSpec
 
 import openvino as ov
 
-from ovmstrio.openvino.compile import ModelFile
-from ovmstrio.work.cores import CORES
+from ovmstrio.inference.compile import ModelFile
+from ovmstrio.util.cores import CORES
 from tests.support.processes import SHARED_CACHE
 
 MODEL_CACHE: Final = SHARED_CACHE / "models"

@@ -13,10 +13,10 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from ovmstrio.runtimes.handlers.config.project_spec import DEFAULT_MODEL, ModelEntry, ModelsSpec
-from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibrary, open_library
-from ovmstrio.runtimes.handlers.models.storage import LocalStorage, ModelStorage, Moved
-from ovmstrio.runtimes.handlers.models.tree import StoredFile
+from ovmstrio.handlers.config.project_spec import DEFAULT_MODEL, ModelEntry, ModelsSpec
+from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library
+from ovmstrio.handlers.models.storage import LocalStorage, ModelStorage, Moved
+from ovmstrio.handlers.models.version_index import StoredFile
 
 TEXT_MODELS = """
 from pathlib import Path

@@ -11,8 +11,7 @@ from typing import Final
 
 import pytest
 
-from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
-from ovmstrio.runtimes.pipelines.custom_nodes.native.native_library import load_library
+from ovmstrio.pipelines.native.library import NodeIdentity, load_library
 from tests.support.model_cache import copy_cached
 
 INCLUDE: Final = Path(str(files("ovmstrio.runtimes.pipelines.custom_nodes") / "include"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from ovmstrio.work.processes import WorkRequest, WorkRequests, leave, run_program
+from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, leave, run_program
 
 PROGRAM = "tests.support.obedient_program"
 

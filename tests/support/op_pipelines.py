@@ -10,16 +10,15 @@ from typing import Any
 import trio
 
 from ovmstrio.config.specs import OpPipelineSpec, ServerSpec
-from ovmstrio.runtimes.kind import LoadContext
-from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
-from ovmstrio.runtimes.ops.op_kind import OpPipelineKind
-from ovmstrio.runtimes.ops.op_service import NAMELESS, OpService, PipelineExecutor
-from ovmstrio.runtimes.ops.tensors import holds_arrays, pack, unpack
-from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
-from ovmstrio.runtimes.resident import host
-from ovmstrio.runtimes.table import KINDS
-from ovmstrio.server.plan import Plan
-from ovmstrio.server.service_plan import service_settings
+from ovmstrio.ops.kind import OpPipelineKind
+from ovmstrio.ops.op_service import NAMELESS, OpService, PipelineExecutor
+from ovmstrio.ops.settings import PipelineSettings
+from ovmstrio.ops.tensors import holds_arrays, pack, unpack
+from ovmstrio.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
+from ovmstrio.server.kinds import KINDS
+from ovmstrio.server.plan import Plan, service_settings
+from ovmstrio.serving.hosted_service import host
+from ovmstrio.serving.kind import LoadContext
 from tests.support.served_in_thread import ServedPlan, serving_plan
 
 LOOPBACK = ("127.0.0.1:0",)

@@ -10,12 +10,12 @@ import trio
 from trio.testing import MockClock
 
 from ovmstrio.ext.ops import Op, PipelineRequest, PipelineResponse, RequestOp, ResponseOp
-from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, PipelineSettings
-from ovmstrio.runtimes.ops.executor.executor import Executor
-from ovmstrio.runtimes.ops.graph import OpGraph, build
-from ovmstrio.runtimes.ops.observing.figures import PipelineFigures
-from ovmstrio.runtimes.ops.observing.hooks import ChannelState
-from ovmstrio.runtimes.ops.observing.observing import snapshot
+from ovmstrio.ops.executor.executor import Executor
+from ovmstrio.ops.graph import OpGraph, build
+from ovmstrio.ops.observing.figures import PipelineFigures
+from ovmstrio.ops.observing.hooks import ChannelState
+from ovmstrio.ops.observing.observing import snapshot
+from ovmstrio.ops.settings import DagSettings, OpSettings, PipelineSettings
 from tests.support.waits import until_async
 
 

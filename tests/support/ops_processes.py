@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ovmstrio.ext.ops import Op
-from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, PipelineSettings
-from ovmstrio.runtimes.ops.executor import LoadedPipeline, PipelineSource
+from ovmstrio.ops.executor import LoadedPipeline, PipelineSource
+from ovmstrio.ops.settings import DagSettings, OpSettings, PipelineSettings
 from tests.support.ops import op_class, single
 
 __all__ = ["load", "loaded"]

@@ -13,14 +13,14 @@ from grpclib.const import Cardinality, Handler
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from ovmstrio.api.grpc_codec import Codec
-from ovmstrio.api.refusals import OvmsRefusals
 from ovmstrio.core.http import HttpAnswer, HttpRequest
-from ovmstrio.wire.grpc.server import GrpcServer
-from ovmstrio.wire.grpc.stream import Call
-from ovmstrio.wire.http.http_server import HttpFrontEnd
-from ovmstrio.wire.http.router import Router, rule
-from ovmstrio.wire.listeners import open_listeners
+from ovmstrio.protocols.grpc_codec import Codec
+from ovmstrio.serving.ovms_errors import OvmsRefusals
+from ovmstrio.transport.grpc.server import GrpcServer
+from ovmstrio.transport.grpc.stream import Call
+from ovmstrio.transport.http.router import Router, rule
+from ovmstrio.transport.http.server import HttpFrontEnd
+from ovmstrio.transport.listeners import open_listeners
 
 _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 _KINDS = ("", "internal", "server", "client")

@@ -15,13 +15,13 @@ import trio
 from ovmstrio.config.specs import NodeInput, NodeOutput, PipelineNode, PipelineSpec
 from ovmstrio.core.errors import NotFound
 from ovmstrio.core.request import InferResponse
-from ovmstrio.core.servable import LeasedServable, Servable
+from ovmstrio.core.service import LeasedServable, Servable
 from ovmstrio.core.tensor import Tensor
-from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import BuiltinNode, open_builtin
-from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import CustomNode
-from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import open_python_node
-from ovmstrio.runtimes.pipelines.load_pipeline import load_pipeline
-from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable
+from ovmstrio.pipelines.builtin.builtin_node import BuiltinNode, open_builtin
+from ovmstrio.pipelines.custom_node import CustomNode
+from ovmstrio.pipelines.kind import load_pipeline
+from ovmstrio.pipelines.python_node import open_python_node
+from ovmstrio.pipelines.servable import DagServable
 from tests.support.servables import raw_request
 
 R = TypeVar("R")

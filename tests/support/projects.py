@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.handlers.config.project_file import read_project
-from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
-from ovmstrio.runtimes.handlers.handler import LoadedHandler
-from ovmstrio.runtimes.handlers.project import open_handler
+from ovmstrio.handlers.building import open_handler
+from ovmstrio.handlers.config.project_file import read_project
+from ovmstrio.handlers.config.project_spec import ProjectSpec
+from ovmstrio.handlers.handler import LoadedHandler
 
 
 def write_project(folder: Path, code: str, **keys: Any) -> Path:

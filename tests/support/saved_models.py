@@ -13,15 +13,8 @@ from typing import Any, Final
 import numpy as np
 import trio
 
-from ovmstrio.runtimes.handlers.config.project_spec import (
-    DEFAULT_MODEL,
-    ModelEntry,
-    ModelsSpec,
-    ProjectBatching,
-    ProjectSpec,
-)
-from ovmstrio.runtimes.handlers.models.library import LibraryOptions
-from ovmstrio.runtimes.handlers.models.opening import ProjectModels, open_models
+from ovmstrio.handlers.config.project_spec import DEFAULT_MODEL, ModelEntry, ModelsSpec, ProjectBatching, ProjectSpec
+from ovmstrio.handlers.models.library import LibraryOptions, ProjectModels, open_models
 from tests.support.paddle_files import write_field
 
 FLOAT: Final = 1

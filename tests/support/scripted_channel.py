@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from ovmstrio.work.messages.message_packets import Message
+from ovmstrio.isolation.channel import Message
 
 
 class ScriptedChannel:

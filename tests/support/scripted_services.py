@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import trio
 
-from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core import generation
 from ovmstrio.core.generation import Embeddings, Finish, GenerationRequest, Piece, Task, TokenIds
 from ovmstrio.core.request import ServableMetadata

@@ -15,23 +15,21 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import BatchingSpec, ModelSpec
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.request import Contents, InferInput, InferRequest, InferResponse
-from ovmstrio.core.sequence_owners import SequenceOwners
-from ovmstrio.core.tensor import Array, Tensor, TensorSpec
-from ovmstrio.openvino.compile import ModelFile, compile_model
-from ovmstrio.openvino.network import Network
-from ovmstrio.openvino.trials import trying_models
-from ovmstrio.openvino.trials.trying import TrialMode
-from ovmstrio.runtimes.models.batched import BatchedServable
-from ovmstrio.runtimes.models.load_model import load_model
-from ovmstrio.runtimes.models.model import ModelServable
-from ovmstrio.runtimes.models.sequences import SequenceManager, SequenceManagers
-from ovmstrio.runtimes.models.stateful import StatefulServable
-from ovmstrio.runtimes.models.validation import Validator
-from ovmstrio.work.placement import Placement
+from ovmstrio.core.tensor import BY_NAME, Array, Tensor, TensorSpec
+from ovmstrio.core.worker_peers import SequenceOwners
+from ovmstrio.inference.compile import ModelFile, compile_model
+from ovmstrio.inference.crash_probe import trying_models
+from ovmstrio.inference.crash_probe.workers import TrialMode
+from ovmstrio.inference.network import Network
+from ovmstrio.models.kind import load_model
+from ovmstrio.models.sequences import SequenceManager, SequenceManagers
+from ovmstrio.models.servable import BatchedServable, ModelServable
+from ovmstrio.models.stateful import StatefulServable
+from ovmstrio.models.validation import Validator
+from ovmstrio.util.placement import Placement
 from tests.support import ir
 
 EXACT = {"INFERENCE_PRECISION_HINT": "f32"}

@@ -8,7 +8,7 @@ import sys
 import openvino  # noqa: F401 - imported for those that are forked
 import trio  # noqa: F401
 
-import ovmstrio.server.workers.serve  # noqa: F401
+import ovmstrio.workers.serve  # noqa: F401
 from ovms_cli.main import main
 
 

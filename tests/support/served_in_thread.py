@@ -14,15 +14,13 @@ import httpx
 import structlog
 import trio
 
-from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.observability.logs import configure_logs
-from ovmstrio.runtimes.handlers.config.project_file import read_project
-from ovmstrio.server.hosting import Hosting
-from ovmstrio.server.life import serve_plan
-from ovmstrio.server.plan import Plan, read_plan
-from ovmstrio.server.project_plan import plan_project
-from ovmstrio.server.running import Running
+from ovmstrio.handlers.config.project_file import read_project
+from ovmstrio.server.plan import Plan, plan_project, read_plan
+from ovmstrio.server.server import Running, serve_plan
 from ovmstrio.server.settings import ServerSettings
+from ovmstrio.server.worker_context import Hosting
+from ovmstrio.serving.data_plane import DataPlane
+from ovmstrio.telemetry.logs import configure_logs
 from tests.support.isolation_checks import LogSettings
 
 

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import trio
 
-from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.generation import GenerationRequest, Piece, Prompt, Sampling
-from ovmstrio.runtimes.generation.loading import load_task
-from ovmstrio.runtimes.generation.text_model import TextModel
-from ovmstrio.runtimes.kind import LoadContext, lease_nothing
+from ovmstrio.serving.kind import LoadContext, lease_nothing
+from ovmstrio.text.kind import load_task
+from ovmstrio.text.text_model import TextModel
 
 PROMPTS: Final = [f"number {number} of the men" for number in range(8)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ovmstrio.work.processes import WorkRequest, WorkRequests, leave, run_program
+from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, leave, run_program
 
 __all__: list[str] = []
 

@@ -13,7 +13,6 @@ import numpy as np
 import trio
 
 from ovmstrio.config.specs import ModelSpec, ServableSpec
-from ovmstrio.core.datatypes import BY_NAME, INVALID
 from ovmstrio.core.errors import FailedPrecondition, GraphFailure, InvalidRequest, ModelFailure, ServerError
 from ovmstrio.core.generation import Task
 from ovmstrio.core.request import (
@@ -25,12 +24,12 @@ from ovmstrio.core.request import (
     StreamProblem,
     StreamReply,
 )
-from ovmstrio.core.servable import Servable, Service
-from ovmstrio.core.tensor import ANY_SIZE, Dim, RawTensor, Tensor, TensorSpec
-from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.registry import Registry
-from ovmstrio.runtimes.kind import Kind, LoadContext
-from ovmstrio.runtimes.table import KINDS, Kinds, table_of
+from ovmstrio.core.service import Servable, Service
+from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, INVALID, Dim, RawTensor, Tensor, TensorSpec
+from ovmstrio.server.kinds import KINDS, Kinds, table_of
+from ovmstrio.serving.data_plane import DataPlane
+from ovmstrio.serving.kind import Kind, LoadContext
+from ovmstrio.serving.registry import Registry
 
 
 class PassThrough:

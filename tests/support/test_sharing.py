@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.openvino.compile import ModelFile
+from ovmstrio.inference.compile import ModelFile
 from tests.support import ir, model_cache
 from tests.support.model_cache import cached_folder, copy_cached, sharing_compiled_models
 from tests.support.served_text_models import hosts_of, on_model_loop

@@ -1,5 +1,5 @@
 """``Analyst``, which reads the timelines that a pipeline has written."""
 
-from ovmstrio.runtimes.ops.observing.analyst import Analyst, OpAnalyst
+from ovmstrio.ops.observing.analyst import Analyst, OpAnalyst
 
 __all__ = ["Analyst", "OpAnalyst"]

@@ -1,5 +1,5 @@
 """The graph of Ops; scripts rarely touch it."""
 
-from ovmstrio.runtimes.ops.graph import OpGraph as DAG  # noqa: N814 - the name that scripts import
+from ovmstrio.ops.graph import OpGraph as DAG  # noqa: N814 - the name that scripts import
 
 __all__ = ["DAG"]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from ovmstrio.core.texts import cut, text_of
 from ovmstrio.ext.ops import CustomException, CustomExceptionCode, PipelineResponse, ProductErrCode
+from ovmstrio.util.truncation import cut, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

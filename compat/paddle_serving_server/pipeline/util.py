@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from ovmstrio.runtimes.ops.config.pipeline_file import is_free
+from ovmstrio.ops.config_file import is_free
 
 __all__ = ["AvailablePortGenerator", "GetAvailablePortGenerator", "NameGenerator"]
 

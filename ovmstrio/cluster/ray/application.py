@@ -2,38 +2,82 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from ray import serve
 from ray.serve.config import RequestRouterConfig
+from ray.serve.request_router import LocalityMixin, RequestRouter
 
 from ovmstrio.cluster.layout import INGRESS, lay_out, shard_names
-from ovmstrio.cluster.ray.autoscaling import wanted_replicas
-from ovmstrio.cluster.ray.draining import drain_seconds
-from ovmstrio.cluster.ray.group_server import ReplicaPlan
 from ovmstrio.cluster.ray.ingress import ClusterIngress
-from ovmstrio.cluster.ray.replica import GroupReplica
-from ovmstrio.cluster.ray.stream_router import StreamRouter
-from ovmstrio.config.documents import expected_by
-from ovmstrio.config.findings import shown
-from ovmstrio.config.ovms_json import parse_config
-from ovmstrio.config.placement import PlacementSpec, read_placement
+from ovmstrio.cluster.ray.replica import GroupReplica, ReplicaPlan, wanted_replicas
+from ovmstrio.cluster.ray.stream_keys import replica_of
+from ovmstrio.config.config_file import parse_config
+from ovmstrio.config.documents import expected_by, shown
+from ovmstrio.config.specs import PlacementSpec, read_placement
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.table import KINDS
+from ovmstrio.server.kinds import KINDS
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from ray.serve import Application
+    from ray.serve.request_router import PendingRequest, RunningReplica
 
     from ovmstrio.cluster.layout import ClusterLayout
-    from ovmstrio.config.placement import Autoscaling
+    from ovmstrio.config.specs import Autoscaling
 
-__all__ = ["GRPC_SERVICERS", "PATHS", "SETTINGS", "ClusterSettings", "application"]
+__all__ = ["GRPC_SERVICERS", "PATHS", "SETTINGS", "ClusterSettings", "StreamRouter", "application", "drain_seconds"]
+
+# ----------------------------------------------------------------------
+# How long a replica that is replaced may take to finish what it has, before Ray kills it
+# ----------------------------------------------------------------------
+
+_OWN_SECONDS: Final = 30
+_START_SECONDS: Final = 120
+
+
+def drain_seconds(callees: Iterable[int]) -> int:
+    """Give the time of a group, in seconds, by those of the groups that it calls.
+
+    All groups are replaced at the same time.  What has been asked of a group with one replica waits there until the
+    old one has ended and a new one has started, and so does the caller that has asked, which must not be killed before.
+    """
+    return max((each + _START_SECONDS for each in callees), default=_OWN_SECONDS)
+
+
+# ----------------------------------------------------------------------
+# How calls find a replica of a group that has several: any that is free, or the one that has their stream
+# ----------------------------------------------------------------------
+
+_PUSH: Final = "push_to_stream"
+
+
+class StreamRouter(LocalityMixin, RequestRouter):  # type: ignore[misc]  # Ray is not there where types are checked
+    """Takes the shorter queue of two, near ones first; Ray runs it wherever the group is called from."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Name the replicas of which the one with the shortest queue gets a call."""
+        if pending_request is not None and pending_request.metadata.call_method == _PUSH:
+            wanted = replica_of(pending_request.args[0])
+            owner = [each for each in candidate_replicas if each.replica_id.unique_id == wanted]
+            # Any other one says that it does not have the stream.
+            return [owner or candidate_replicas[:1]]
+        near = self.apply_locality_routing(pending_request=pending_request)
+        chosen = random.sample(list(near), min(2, len(near)))
+        return [[self.curr_replicas[each] for each in chosen if each in self.curr_replicas]]
+
+
+# ----------------------------------------------------------------------
+# A configuration as an application of Ray Serve: a deployment for each group, bound to those that it calls
+# ----------------------------------------------------------------------
 
 GRPC_SERVICERS: Final = ["ovmstrio.cluster.ray.grpc_services.add_services"]
 """What Ray's gRPC proxies have to be started with."""

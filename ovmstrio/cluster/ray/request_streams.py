@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
-from ovmstrio.cluster.ray.grpc_door import GrpcAnswer
+from ovmstrio.cluster.ray.grpc import GrpcAnswer
 from ovmstrio.cluster.ray.grpc_paths import STREAM
 from ovmstrio.cluster.ray.stream_keys import make_key, replica_of
 from ovmstrio.core.errors import NotReady, Overloaded, ServerError
 
 if TYPE_CHECKING:
-    from ovmstrio.cluster.ray.grpc_door import GrpcDoor
+    from ovmstrio.cluster.ray.grpc import GrpcDoor
     from ovmstrio.cluster.ray.trio_guest import TrioGuest
 
 __all__ = ["OpenStreams", "StreamReply", "answer_stream", "pass_stream"]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.api.kserve.grpc.request_decoding import decode_request
-from ovmstrio.api.kserve.rest.infer_request import read_infer_request
 from ovmstrio.cluster.layout import shard_names
 from ovmstrio.cluster.ray.grpc_paths import CALLS, INFER, MODEL_SPEC
 from ovmstrio.core.errors import InvalidRequest, NotSupported
-from ovmstrio.runtimes.models.sequences.owners import owner_of
-from ovmstrio.runtimes.models.sequences.sequence_requests import read_control
+from ovmstrio.models.sequences.requests import owner_of, read_control
+from ovmstrio.protocols.kserve.grpc_requests import decode_request
+from ovmstrio.protocols.kserve.rest_requests import read_infer_request
 
 if TYPE_CHECKING:
     from ovmstrio.core.http import HttpRequest

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import trio
 
-from ovmstrio.api.doors import KSERVE_GRPC, TENSORFLOW_GRPC
 from ovmstrio.config.specs import GraphSpec
-from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.runtimes.graphs.load_graph import load_graph
+from ovmstrio.graphs.kind import load_graph
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
+from ovmstrio.serving.data_plane import DataPlane
+from ovmstrio.serving.interfaces import KSERVE_GRPC, TENSORFLOW_GRPC
 from tests.service.api.grpc.servers import Caller, payload
 from tests.support.api_clients import BothDoors, call, with_channel, with_triton
 from tests.support.graphs import LOOPBACK, graph_text, python_node

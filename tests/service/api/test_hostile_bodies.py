@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
+from ovmstrio.encoding import json_reader
+from ovmstrio.encoding.json_reader import AT_ONCE_BYTES
 from ovmstrio.server import rest_front_end
-from ovmstrio.util import json_reader, slices
-from ovmstrio.util.json_reader import AT_ONCE_BYTES
-from ovmstrio.wire.http.router import Router
+from ovmstrio.transport.http.router import Router
+from ovmstrio.util import slices
 from tests.support.all_kinds import write_hostile_services
 from tests.support.hostile_bodies import FORMS, HEADERS, ROUTES, SHAPES, bodies
 from tests.support.served_in_thread import serving_in_thread
@@ -24,7 +25,7 @@ from tests.support.served_in_thread import serving_in_thread
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ovmstrio.wire.http.router import Rule
+    from ovmstrio.transport.http.router import Rule
 
 PATIENCE_SECONDS = 60
 MAX_MESSAGE_CHARACTERS = 8192
@@ -185,7 +186,7 @@ def test_other_requests_are_answered_while_a_hostile_body_is_read(attacked: Atta
 
 
 def test_a_large_text_parsed_on_the_event_loop_is_detected(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ovmstrio.api.kserve.rest.infer_request.AT_ONCE_BYTES", 2**40)
+    monkeypatch.setattr("ovmstrio.protocols.kserve.rest_requests.AT_ONCE_BYTES", 2**40)
     monkeypatch.setattr(json_reader, "AT_ONCE_BYTES", 2**40)
     attacked.parsed_on_loop.clear()
     attacked.post("/v2/repository/index", bodies(ROUTES["index"], "x", "zeros", 2**18), {})

@@ -15,18 +15,17 @@ import trio
 from structlog.testing import capture_logs
 from tritonclient.utils import InferenceServerException
 
-from ovmstrio.access.allowance import CallerAllowance
-from ovmstrio.access.authentication import Authentication
-from ovmstrio.access.directory import Directory
-from ovmstrio.access.gate import Gate
-from ovmstrio.access.key_file import digest_of
-from ovmstrio.api.access.grpc_gate import NEEDS
+from ovmstrio.auth.authentication import Authentication, Directory
+from ovmstrio.auth.gate import Gate
+from ovmstrio.auth.key_file import digest_of
+from ovmstrio.auth.quota import CallerAllowance
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.callers import Need, current_caller, leave_caller
-from ovmstrio.dataplane.guarded_plane import CallerNames, GuardedPlane
-from ovmstrio.observability.metrics import Metrics
-from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.encoding.messages import message_class
+from ovmstrio.protocols.grpc_gate import NEEDS
 from ovmstrio.server.rest_front_end import make_router
+from ovmstrio.serving.authorization import CallerNames, GuardedPlane
+from ovmstrio.telemetry.metrics import Metrics
 from tests.service.api.grpc.servers import KeptCalls
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
@@ -209,9 +208,9 @@ async def test_changes_of_the_server_are_logged_with_caller_and_client(doors: Bo
 
 
 def test_every_grpc_method_has_a_needed_scope(tmp_path: Path) -> None:
-    from ovmstrio.api.grpc_standard.health import HealthService
-    from ovmstrio.api.kserve.grpc.inference_service import InferenceService
-    from ovmstrio.api.tensorflow.grpc.prediction_service import ModelService, PredictionService
+    from ovmstrio.protocols.health.grpc_health import HealthService
+    from ovmstrio.protocols.kserve.grpc_service import InferenceService
+    from ovmstrio.protocols.tensorflow.grpc_service import ModelService, PredictionService
 
     fake: Any = None
     services = (InferenceService(fake), PredictionService(fake), ModelService(fake), HealthService(fake, fake))

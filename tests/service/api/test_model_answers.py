@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
-from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.encoding.messages import message_class
 from tests.support import ir
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.waits import WAIT_SECONDS

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import trio
 
-from ovmstrio.api.admin.whole_profile import merged_profiles
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import Overloaded
-from ovmstrio.dataplane.profiling import CalledVersion, Profiler
+from ovmstrio.protocols.admin.profile import merged_profiles
+from ovmstrio.serving.profiling import CalledVersion, Profiler
 from tests.support import ir
 from tests.support.api_clients import BothDoors, serving_both
 from tests.support.callers import bearer

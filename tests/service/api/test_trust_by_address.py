@@ -17,21 +17,20 @@ import trio.testing
 import trustme
 from structlog.testing import capture_logs
 
-from ovmstrio.api.access.grpc_gate import NEEDS
 from ovmstrio.core.callers import Need
+from ovmstrio.core.connection import UNKNOWN, ClientAddress, Loopback, Remote, TrustedProxies, UnixSocket
 from ovmstrio.core.events import WireRequest
-from ovmstrio.core.peers import UNKNOWN, ClientAddress, Loopback, Remote, TrustedProxies, UnixSocket
-from ovmstrio.dataplane.shared_memory.client_regions import ClientRegions
-from ovmstrio.observability.recent_past import RecentPast
-from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.encoding.messages import message_class
+from ovmstrio.isolation.channel import Message
+from ovmstrio.isolation.worker_program import WorkRequest
+from ovmstrio.protocols.grpc_gate import NEEDS
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
-from ovmstrio.server.workers.passing import ConnectionInbox
-from ovmstrio.wire.direct_stream import DirectStream
-from ovmstrio.wire.listeners import tls_context
-from ovmstrio.wire.socket_listeners import PlainListener
-from ovmstrio.work.messages.message_packets import Message
-from ovmstrio.work.processes import WorkRequest
+from ovmstrio.serving.shared_memory import ClientRegions
+from ovmstrio.telemetry.recent_history import RecentPast
+from ovmstrio.transport.direct_stream import DirectStream
+from ovmstrio.transport.listeners import PlainListener, tls_context
+from ovmstrio.workers.handoff import ConnectionInbox
 from tests.support.waits import WAIT_SECONDS, until_async
 from tests.unit.api.rest.servers import stack
 from tests.unit.wire.grpc.bytes_client import HELLO, data, headers, message, request_headers

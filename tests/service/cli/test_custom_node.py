@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
-from ovmstrio.runtimes.pipelines.custom_nodes.native.native_library import load_library
+from ovmstrio.pipelines.native.library import NodeIdentity, load_library
 from tests.support.commands import CommandResult, run_command
 from tests.support.native_nodes import FIXTURE_SOURCE, copy_of_fixture
 from tests.support.pipelines import DOUBLER, write_node

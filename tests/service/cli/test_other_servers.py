@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ovms_cli.trace_figures import NoFigures, find_url, open_source
-from ovmstrio.core.texts import CONTROLS
+from ovmstrio.util.truncation import CONTROLS
 from ovmstrio_conformance.__main__ import main
 from ovmstrio_conformance.grpc_cases import GRPC_CASES
 from ovmstrio_conformance.rest_cases import REST_CASES

@@ -16,11 +16,10 @@ import orjson
 import pytest
 
 from ovmstrio.client import Client, TensorInfo, Unreachable, open_client
-from ovmstrio.client.interrupts import interrupts_cancel
-from ovmstrio.client.streaming import TIMESTAMP, StreamOutput, StreamReply, StreamRequest
+from ovmstrio.client.api import TIMESTAMP, StreamOutput, StreamReply, StreamRequest, interrupts_cancel
 from ovmstrio.core import errors
-from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.protocol.status_errors import status_of
+from ovmstrio.encoding.messages import message_class
+from ovmstrio.encoding.status_errors import status_of
 from tests.support import ir
 from tests.support.plain_http import QuietHandler, answering_http, relaying
 from tests.support.ports import free_ports, refusing_port

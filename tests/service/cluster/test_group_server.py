@@ -13,19 +13,19 @@ import pytest
 import trio
 from grpclib.const import Status
 
-from ovmstrio.cluster.ray.group_server import GroupServer, ReplicaPlan
-from ovmstrio.cluster.ray.grpc_door import GrpcAnswer
+from ovmstrio.cluster.ray.grpc import GrpcAnswer
 from ovmstrio.cluster.ray.grpc_paths import INFER
-from ovmstrio.cluster.ray.http_door import HttpHead
-from ovmstrio.cluster.ray.linked_services import answer_linked, describe_linked
+from ovmstrio.cluster.ray.http import HttpHead
+from ovmstrio.cluster.ray.links import answer_linked, describe_linked
+from ovmstrio.cluster.ray.replica import GroupServer, ReplicaPlan
 from ovmstrio.cluster.ray.request_streams import OpenStreams, answer_stream, pass_stream
 from ovmstrio.cluster.ray.stream_keys import replica_of
 from ovmstrio.cluster.ray.trio_guest import TrioGuest
 from ovmstrio.config.specs import ModelSpec, NodeInput, NodeOutput, PipelineNode, PipelineSpec
 from ovmstrio.core.errors import ConfigError, NotReady, NotSupported, ServerError
 from ovmstrio.core.http import HttpRequest
-from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.work.messages.error_codec import decode_error, encode_error
+from ovmstrio.encoding.messages import message_class
+from ovmstrio.isolation.codec import decode_error, encode_error
 from tests.support import ir
 from tests.support.callers import LOCAL
 from tests.support.waits import WAIT_SECONDS

@@ -14,9 +14,8 @@ import pytest
 import trio
 from google.protobuf.wrappers_pb2 import StringValue
 
-from ovmstrio.access.key_file import write_key_file
-from ovmstrio.server.life import serve
-from ovmstrio.server.running import Running
+from ovmstrio.auth.key_file import write_key_file
+from ovmstrio.server.server import Running, serve
 from ovmstrio.server.settings import ServerSettings
 from tests.support.callers import entry_of
 from tests.support.projects import write_project

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ovmstrio_samples
-from ovmstrio.observability.logs import configure_logs
+from ovmstrio.telemetry.logs import configure_logs
 from ovmstrio_samples.handler_batching import client as batching
 from ovmstrio_samples.handler_caching import client as caching
 from ovmstrio_samples.handler_iris import client as iris

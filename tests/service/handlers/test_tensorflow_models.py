@@ -9,14 +9,10 @@ import pytest
 import trio
 
 from cortex_internal.lib.exceptions import UserRuntimeException
-from ovmstrio.core.datatypes import BY_NAME
-from ovmstrio.core.tensor import ANY_SIZE, Dim, Tensor, TensorSpec
-from ovmstrio.runtimes.handlers.config.project_spec import (
-    DEFAULT_MODEL,
-    ProjectBatching,
-)
-from ovmstrio.runtimes.handlers.models import running
-from ovmstrio.runtimes.handlers.models.predictions import flat_list, read_inputs
+from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, Dim, Tensor, TensorSpec
+from ovmstrio.handlers.config.project_spec import DEFAULT_MODEL, ProjectBatching
+from ovmstrio.handlers.models import saved_model as running
+from ovmstrio.handlers.models.client import flat_list, read_inputs
 from tests.support.model_projects import models_in
 from tests.support.pipelines import gather
 from tests.support.saved_models import (

@@ -14,11 +14,10 @@ import trio
 from PIL import Image
 
 from ovmstrio.config.specs import BatchingSpec, LayoutSpec
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest, ModelFailure
 from ovmstrio.core.request import InferRequest
-from ovmstrio.core.tensor import Dim
-from ovmstrio.runtimes.models.batched import BatchedServable
+from ovmstrio.core.tensor import BY_NAME, Dim
+from ovmstrio.models.servable import BatchedServable
 from tests.support import ir
 from tests.support.servables import RecordingHooks, contents_request, load_batched, raw_request, tensors
 

@@ -12,15 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openvino import opset13 as op
 
-from ovmstrio.config.shape_buckets import parse_shape_buckets
+from ovmstrio.config.shapes import parse_shape_buckets
 from ovmstrio.config.specs import BatchingSpec, BatchSpec, ModelSpec, ShapeSpec
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, InvalidRequest, ModelFailure, PayloadTooLarge, Problem
 from ovmstrio.core.hooks import NULL_HOOKS
 from ovmstrio.core.request import RequestedOutput
 from ovmstrio.core.tensor import Dim
-from ovmstrio.openvino.slot import Slot
-from ovmstrio.runtimes.models.load_model import load_model
-from ovmstrio.runtimes.models.model import ModelServable
+from ovmstrio.inference.infer_requests import Slot
+from ovmstrio.models.kind import load_model
+from ovmstrio.models.servable import ModelServable
 from tests.support import ir
 from tests.support.examples import examples
 from tests.support.servables import EXACT, RecordingHooks, contents_request, load, load_batched, raw_request, tensors

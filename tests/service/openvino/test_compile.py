@@ -14,10 +14,10 @@ from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.specs import BatchSpec, LayoutSpec, ModelSpec, ShapeSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.tensor import ANY_SIZE, Dim
-from ovmstrio.openvino.compile import ModelFile, compile_model
-from ovmstrio.openvino.compiled import Compiled
-from ovmstrio.openvino.network import Network
-from ovmstrio.openvino.runtime import core
+from ovmstrio.inference.compile import ModelFile, compile_model
+from ovmstrio.inference.compiled import Compiled
+from ovmstrio.inference.network import Network
+from ovmstrio.inference.runtime import core
 from tests.support import ir
 from tests.support.servables import EXACT
 
@@ -264,7 +264,7 @@ def test_openvino_caches_a_bounded_number_of_shapes(
             configs.append(config)
             return core().compile_model(model, device, config)
 
-    monkeypatch.setattr("ovmstrio.openvino.compile.core", _Spying)
+    monkeypatch.setattr("ovmstrio.inference.compile.core", _Spying)
     model = ir.dummy()
     model.reshape([rows, 10])
     compiled(model, tmp_path, plugin_config=setting)

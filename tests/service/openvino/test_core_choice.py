@@ -13,18 +13,17 @@ import trio.testing
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
-from ovmstrio.openvino import compile as compile_module
-from ovmstrio.openvino import network as network_module
-from ovmstrio.openvino.compile import PINNING, ModelFile, compile_model
-from ovmstrio.openvino.compiled import Compiled
-from ovmstrio.openvino.first_runs import Timing
-from ovmstrio.openvino.lost_streams import LostStreams
-from ovmstrio.openvino.network import Network
-from ovmstrio.openvino.runtime import core
-from ovmstrio.openvino.slot import Slot
-from ovmstrio.work import cores as cores_module
-from ovmstrio.work.cores import CoreShare
-from ovmstrio.work.placement import FEW_CORES_THRESHOLD_SECONDS, FILLING_THRESHOLD_SECONDS, Placement
+from ovmstrio.inference import compile as compile_module
+from ovmstrio.inference import network as network_module
+from ovmstrio.inference.compile import PINNING, ModelFile, compile_model
+from ovmstrio.inference.compiled import Compiled, Timing
+from ovmstrio.inference.infer_requests import Slot
+from ovmstrio.inference.network import Network
+from ovmstrio.inference.recovery import LostStreams
+from ovmstrio.inference.runtime import core
+from ovmstrio.util import cores as cores_module
+from ovmstrio.util.cores import CoreShare
+from ovmstrio.util.placement import FEW_CORES_THRESHOLD_SECONDS, FILLING_THRESHOLD_SECONDS, Placement
 from tests.support import ir
 from tests.support.servables import RecordingHooks, network
 from tests.support.waits import WAIT_SECONDS

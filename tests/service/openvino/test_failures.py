@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ModelFailure
-from ovmstrio.openvino.blocking import BlockingNetwork
-from ovmstrio.openvino.compile import ModelFile, compile_model
-from ovmstrio.openvino.compiled import Compiled
-from ovmstrio.openvino.network import Network
-from ovmstrio.work.placement import Placement
+from ovmstrio.inference.compile import ModelFile, compile_model
+from ovmstrio.inference.compiled import Compiled
+from ovmstrio.inference.network import BlockingNetwork, Network
+from ovmstrio.util.placement import Placement
 from tests.support import ir
 from tests.support.examples import examples
 from tests.support.servables import EXACT

@@ -20,10 +20,15 @@ import trio
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.tensor import Array
-from ovmstrio.openvino.compile import ModelFile, compile_model
-from ovmstrio.openvino.compiled_files import CompiledFiles, LentFolder, compiled_files, keeping_compiled_files
-from ovmstrio.openvino.mapped_files import let_file_pages_go
-from ovmstrio.runtimes.models.load_model import load_model
+from ovmstrio.inference.blob_cache import (
+    CompiledFiles,
+    LentFolder,
+    compiled_files,
+    keeping_compiled_files,
+    let_file_pages_go,
+)
+from ovmstrio.inference.compile import ModelFile, compile_model
+from ovmstrio.models.kind import load_model
 from tests.support import ir
 from tests.support.servables import EXACT, raw_request, tensors
 

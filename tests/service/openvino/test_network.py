@@ -16,18 +16,18 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.core.datatypes import BY_NAME, to_bf16
 from ovmstrio.core.errors import ConfigError, ModelFailure, PayloadTooLarge, Problem
-from ovmstrio.openvino import compile as compile_module
-from ovmstrio.openvino import network as network_module
-from ovmstrio.openvino import slot as slot_module
-from ovmstrio.openvino.first_runs import Timing, warm_up
-from ovmstrio.openvino.mending import replace_model
-from ovmstrio.openvino.network import Network
-from ovmstrio.openvino.ov_tensors import from_tensor
-from ovmstrio.openvino.slot import Slot
-from ovmstrio.work.loop_load import LoopLoad
-from ovmstrio.work.placement import Placement
+from ovmstrio.core.tensor import BY_NAME, to_bf16
+from ovmstrio.inference import compile as compile_module
+from ovmstrio.inference import infer_requests as slot_module
+from ovmstrio.inference import network as network_module
+from ovmstrio.inference.compiled import Timing, warm_up
+from ovmstrio.inference.infer_requests import Slot
+from ovmstrio.inference.network import Network
+from ovmstrio.inference.recovery import replace_model
+from ovmstrio.inference.tensors import from_tensor
+from ovmstrio.telemetry.loop_load import LoopLoad
+from ovmstrio.util.placement import Placement
 from tests.support import ir
 from tests.support.servables import RecordingHooks, network
 from tests.support.waits import WAIT_SECONDS

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from ovmstrio.core.errors import ModelFailure
-from ovmstrio.openvino.engine.piper import PiperSpeaker, UnusableVoice
-from ovmstrio.openvino.engine.speakers import bounded_memory
+from ovmstrio.inference.engine.tts import PiperSpeaker, UnusableVoice, bounded_memory
 from tests.support.tiny_speakers import PIPER_SAMPLES, heard_letters, write_tiny_piper
 
 ESPEAK = {"phoneme_type": "espeak", "espeak": {"voice": "en-us"}}

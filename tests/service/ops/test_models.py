@@ -11,10 +11,10 @@ from platformdirs import user_cache_path
 from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import ConfigError, FailedPrecondition
-from ovmstrio.runtimes.ops.config.op_settings import LocalServiceConf, OpSettings
-from ovmstrio.runtimes.ops.predictor.local_predict import LocalPredictor
-from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
-from ovmstrio.runtimes.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
+from ovmstrio.ops.predictor.local_predict import LocalPredictor
+from ovmstrio.ops.predictor.make import PredictorMaker
+from ovmstrio.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
+from ovmstrio.ops.settings import LocalServiceConf, OpSettings
 from ovmstrio_samples.catalog import BY_NAME
 from tests.support.paddle_files import layers, write_described, write_model, write_prototxt
 from tests.support.pipelines import gather

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.ops.config.pipeline_file import Ports, choose_ports, is_free
+from ovmstrio.ops.config_file import Ports, choose_ports, is_free
 from tests.support.ports import free_ports
 
 

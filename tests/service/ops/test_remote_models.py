@@ -13,16 +13,16 @@ import trio
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, ModelFailure, NotFound
-from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.observability.tracing.spans import QuietSpan, RecordedSpan
-from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.protocol.status_errors import Unreachable
-from ovmstrio.runtimes.models.load_model import load_model
-from ovmstrio.runtimes.ops.config.op_settings import OpSettings
-from ovmstrio.runtimes.ops.predictor.kserve import PipelinePredictor
-from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
-from ovmstrio.runtimes.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
+from ovmstrio.encoding.messages import message_class
+from ovmstrio.encoding.status_errors import Unreachable
+from ovmstrio.models.kind import load_model
+from ovmstrio.ops.predictor.kserve import PipelinePredictor
+from ovmstrio.ops.predictor.make import PredictorMaker
+from ovmstrio.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
+from ovmstrio.ops.settings import OpSettings
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from ovmstrio.serving.data_plane import DataPlane
+from ovmstrio.telemetry.spans import QuietSpan, RecordedSpan
 from tests.support import ir
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.paddle_files import write_prototxt

@@ -10,8 +10,8 @@ import pytest
 from ovmstrio.core import errors
 from ovmstrio.core.errors import GraphFailure, InvalidRequest, NotFound, PipelineFailure, ServerError
 from ovmstrio.core.request import InferRequest
-from ovmstrio.core.servable import LeasedServable, Servable
-from ovmstrio.runtimes.pipelines.node_calls import ServableCall
+from ovmstrio.core.service import LeasedServable, Servable
+from ovmstrio.pipelines.run import ServableCall
 from tests.support import ir
 from tests.support.graphs import graph_text, inference_graph, loaded, python_node
 from tests.support.pipelines import answers, call, make_node, make_pipeline, serving_pipeline, write_library

@@ -12,7 +12,7 @@ import pytest
 
 from ovmstrio.config.specs import BatchSpec, PipelineNode, PipelineSpec
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.core.servable import Servable
+from ovmstrio.core.service import Servable
 from tests.support import ir
 from tests.support.pipelines import make_node, make_pipeline, serving_pipeline, write_library
 from tests.support.servables import load, load_stateful

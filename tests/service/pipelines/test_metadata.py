@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from ovmstrio.config.specs import PipelineNode
-from ovmstrio.core.datatypes import BY_NAME, INVALID
 from ovmstrio.core.errors import Problem
-from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
-from ovmstrio.runtimes.pipelines.node_signatures import NodeSignature
-from ovmstrio.runtimes.pipelines.pipeline_metadata import describe_inputs, describe_outputs
-from ovmstrio.runtimes.pipelines.structure import examine_structure
+from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, INVALID, Dim, TensorSpec
+from ovmstrio.pipelines.signatures import NodeSignature, describe_inputs, describe_outputs
+from ovmstrio.pipelines.structure import examine_structure
 from tests.support import ir
 from tests.support.pipelines import call, make_node, make_pipeline, serving_pipeline, write_library
 from tests.support.servables import load

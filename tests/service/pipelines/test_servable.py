@@ -12,7 +12,7 @@ import trio
 from ovmstrio.config.specs import PipelineSpec
 from ovmstrio.core.errors import CustomNodeFailure, InvalidRequest, ModelFailure, ServerError
 from ovmstrio.core.request import InferInput, InferRequest
-from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable
+from ovmstrio.pipelines.servable import DagServable
 from tests.support import ir
 from tests.support.native_nodes import copy_of_fixture
 from tests.support.pipelines import answers, call, make_node, make_pipeline, serving_pipeline, write_library

@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc as triton
 import trustme
 
-from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.encoding.messages import message_class
 from tests.support import ir
 from tests.support.graphs import graph_text, inference_graph, python_node
 from tests.support.pipelines import dag_entry

@@ -20,8 +20,8 @@ import trustme
 from joserfc import jwt
 from joserfc.jwk import ECKey
 
-from ovmstrio.access.key_file import write_key_file
-from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.auth.key_file import write_key_file
+from ovmstrio.encoding.messages import message_class
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
 from tests.support.api_clients import triton_module

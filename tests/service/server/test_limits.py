@@ -8,8 +8,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from ovmstrio.api.doors import KSERVE_REST
 from ovmstrio.core.errors import Overloaded
+from ovmstrio.serving.interfaces import KSERVE_REST
 from tests.support import ir
 from tests.support.pipelines import pipeline_entry
 from tests.support.servables import raw_request

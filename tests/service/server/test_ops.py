@@ -8,11 +8,11 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from ovmstrio.config.findings import by_line
+from ovmstrio.config.documents import by_line
+from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.ext.ops import Op, WebService
-from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
-from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config
-from ovmstrio.server.service_plan import plan_service, service_settings
+from ovmstrio.ops.config_file import examine_pipeline_config
+from ovmstrio.server.plan import plan_service, service_settings
 from tests.support.api_clients import call
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 

@@ -8,9 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from ovmstrio import KINDS, Kinds, table_of
-from ovmstrio.api.kserve.repository_index import repository_index
-from ovmstrio.config.ovms_json import parse_config
-from ovmstrio.dataplane.plane import DataPlane
+from ovmstrio.config.config_file import parse_config
 from ovmstrio.errors import ConfigError, Problem, ServiceLoading
 from ovmstrio.ext.kinds import (
     ONLY_VERSION,
@@ -29,11 +27,13 @@ from ovmstrio.ext.kinds import (
     is_whole,
     tree_mark,
 )
-from ovmstrio.registry import Registry
-from ovmstrio.registry.source import ConfigSource
+from ovmstrio.protocols.kserve.documents import repository_index
 from ovmstrio.server.checking import LoadedVersion, check_config
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
+from ovmstrio.serving.data_plane import DataPlane
+from ovmstrio.serving.registry import Registry
+from ovmstrio.serving.source import ConfigSource
 from tests.support.served_in_thread import serving_plan
 from tests.support.stub_registry import running
 

@@ -8,13 +8,10 @@ import pytest
 import structlog
 import trio
 
-from ovmstrio.server.workers.passing import ConnectionInbox
-from ovmstrio.wire.closing import close_now
-from ovmstrio.wire.direct_stream import DirectStream
-from ovmstrio.work.messages.message_packets import Message
-from ovmstrio.work.processes import WorkRequest, WorkRequests
-from ovmstrio.work.processes.message_channel import MessageChannel
-from ovmstrio.work.processes.packet_socket import packet_pair
+from ovmstrio.isolation.channel import Message, MessageChannel, packet_pair
+from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests
+from ovmstrio.transport.direct_stream import DirectStream, close_now
+from ovmstrio.workers.handoff import ConnectionInbox
 from tests.support.waits import WAIT_SECONDS
 
 

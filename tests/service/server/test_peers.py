@@ -16,14 +16,13 @@ from hypothesis.extra import numpy as arrays_of
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.core.errors import FailedPrecondition, NotReady, NotSupported, SequenceMissing, ServiceMissing
-from ovmstrio.core.sequence_owners import ForwardedStep, SequenceElsewhere
 from ovmstrio.core.tensor import Tensor
-from ovmstrio.runtimes.models.sequences.owners import pack, unpack
-from ovmstrio.server.workers.board import Board
-from ovmstrio.server.workers.peers import LEFT, Peers
-from ovmstrio.server.workers.sequence_directory import BoardDirectory
-from ovmstrio.server.workers.steps import SWIFT_STEP, PeerOwners, answer_step
-from ovmstrio.work.messages.message_packets import Swift, swift_packet
+from ovmstrio.core.worker_peers import ForwardedStep, SequenceElsewhere
+from ovmstrio.isolation.channel import Swift, swift_packet
+from ovmstrio.models.sequences.requests import pack, unpack
+from ovmstrio.workers.rpc import LEFT, Peers
+from ovmstrio.workers.sequences import SWIFT_STEP, BoardDirectory, PeerOwners, answer_step
+from ovmstrio.workers.shared_state import Board
 from tests.support.waits import WAIT_SECONDS, until_async
 
 Answer = Callable[[Any], Awaitable[Any]]

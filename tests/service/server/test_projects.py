@@ -15,11 +15,10 @@ import trio
 import trio.testing
 from fsspec.implementations.local import LocalFileSystem
 
-from ovmstrio.server.life import serve_plan
 from ovmstrio.server.listening import open_noted_listeners
-from ovmstrio.server.project_plan import own_port, plan_project
-from ovmstrio.server.running import Running
-from ovmstrio.wire.listeners import address_of
+from ovmstrio.server.plan import own_port, plan_project
+from ovmstrio.server.server import Running, serve_plan
+from ovmstrio.transport.listeners import address_of
 from tests.support.projects import make_project
 
 

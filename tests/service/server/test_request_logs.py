@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import trio
 
-from ovmstrio.access.key_file import write_key_file
+from ovmstrio.auth.key_file import write_key_file
 from ovmstrio.core.errors import Unauthenticated
-from ovmstrio.observability.logs import configure_logs
-from ovmstrio.observability.refused_changes import bounded_refusals, tell_refused
+from ovmstrio.telemetry.denied_admin_log import bounded_refusals, tell_refused
+from ovmstrio.telemetry.logs import configure_logs
 from tests.support.all_kinds import write_all_kinds
 from tests.support.api_clients import triton_module
 from tests.support.callers import bearer, entry_of, peer_at

@@ -13,18 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from ovmstrio.access.key_file import CallerEntry, write_key_file
-from ovmstrio.access.shared_allowance import SharedAllowance
+from ovmstrio.auth.key_file import CallerEntry, write_key_file
+from ovmstrio.auth.quota import SharedAllowance
 from ovmstrio.core.callers import EVERYTHING
 from ovmstrio.core.errors import CallerLimited, NotSupported, Overloaded, TooManyRequests
 from ovmstrio.core.limits import NO_LIMIT, Limit
-from ovmstrio.dataplane.shared_admission import SharedAdmission
 from ovmstrio.server.access import Access
 from ovmstrio.server.settings import ServerSettings
-from ovmstrio.server.workers import ledger_memory
-from ovmstrio.server.workers.bells import Bells
-from ovmstrio.server.workers.board import Board
-from ovmstrio.server.workers.shared_ledger import LedgerLimit, SharedLedger
+from ovmstrio.serving.shared_admission import SharedAdmission
+from ovmstrio.workers import shared_state as ledger_memory
+from ovmstrio.workers.shared_state import Bells, Board, LedgerLimit, SharedLedger
 from tests.support.examples import examples
 from tests.support.waits import WAIT_SECONDS, until_async
 

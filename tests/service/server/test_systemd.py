@@ -11,14 +11,13 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.registry.states import Readiness
 from ovmstrio.server.listening import open_noted_listeners
 from ovmstrio.server.plan import Plan, read_plan
 from ovmstrio.server.settings import ServerSettings
-from ovmstrio.server.systemd import managed
-from ovmstrio.server.systemd.notifier import Notifier
-from ovmstrio.wire.accepting import Accepting
-from ovmstrio.wire.listeners import address_of, is_inherited
+from ovmstrio.server.systemd import Notifier, managed
+from ovmstrio.serving.records import Readiness
+from ovmstrio.transport.accepting import Accepting
+from ovmstrio.transport.listeners import address_of, is_inherited
 from tests.support.waits import WAIT_SECONDS
 
 # Inherited sockets

@@ -12,11 +12,10 @@ import trio
 import trustme
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.server.certificates import Certificates
-from ovmstrio.server.life import serve
-from ovmstrio.server.running import Running
+from ovmstrio.server.listening import Certificates
+from ovmstrio.server.server import Running, serve
 from ovmstrio.server.settings import ServerSettings
-from ovmstrio.wire.listeners import open_listeners, socket_of
+from ovmstrio.transport.listeners import open_listeners, socket_of
 from tests.support import ir
 from tests.support.ports import free_ports
 from tests.support.system_servers import write_config

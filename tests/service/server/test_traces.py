@@ -16,11 +16,10 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from structlog.testing import capture_logs
 
-from ovmstrio.observability.logs import configure_logs
-from ovmstrio.observability.tracing.sampling_variables import sampling_of, warn_of_propagators
-from ovmstrio.observability.tracing.trace_context import TraceParent
-from ovmstrio.runtimes.models.model import ModelServable
-from ovmstrio.wire.grpc import stream
+from ovmstrio.models.servable import ModelServable
+from ovmstrio.telemetry.logs import configure_logs
+from ovmstrio.telemetry.spans import TraceParent, sampling_of, warn_of_propagators
+from ovmstrio.transport.grpc import stream
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
 from tests.support.api_clients import triton_module

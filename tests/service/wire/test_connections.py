@@ -16,12 +16,12 @@ import trio.testing
 from grpclib.encoding.proto import ProtoCodec
 from trio.testing import MockClock
 
-from ovmstrio.core.peers import Loopback
-from ovmstrio.wire.accepting import PAUSE_SECONDS, SETTLE_SECONDS, Accepting
-from ovmstrio.wire.grpc.server import GrpcServer
-from ovmstrio.wire.http.http_server import HttpFrontEnd
-from ovmstrio.wire.http.router import Router
-from ovmstrio.wire.listeners import open_listeners, socket_of
+from ovmstrio.core.connection import Loopback
+from ovmstrio.transport.accepting import PAUSE_SECONDS, SETTLE_SECONDS, Accepting
+from ovmstrio.transport.grpc.server import GrpcServer
+from ovmstrio.transport.http.router import Router
+from ovmstrio.transport.http.server import HttpFrontEnd
+from ovmstrio.transport.listeners import open_listeners, socket_of
 from tests.support.waits import WAIT_SECONDS, until_async
 
 ADDRESSES = ["127.0.0.1:0", "[::1]:0", "unix"]

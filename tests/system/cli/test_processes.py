@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ovmstrio.runtimes.ops.process_info import FILE_NAME, record_process
+from ovmstrio.ops.process_info import FILE_NAME, record_process
 from tests.support.commands import run_command
 from tests.support.ports import free_ports
 from tests.support.processes import OvmsProcess, environment, run_ovms

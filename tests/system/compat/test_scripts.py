@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from ovmstrio.runtimes.ops.process_info import FILE_NAME, record_process
+from ovmstrio.ops.process_info import FILE_NAME, record_process
 from paddle_serving_server.serve import main, stop_serving
 from tests.support.processes import running_service
 

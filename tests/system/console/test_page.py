@@ -20,9 +20,9 @@ import pytest
 from openvino import opset13 as opset
 from PIL import Image
 
-from ovmstrio.access.key_file import digest_of
-from ovmstrio.observability.log_level import LOG_LEVEL
-from ovmstrio.observability.logs import configure_logs
+from ovmstrio.auth.key_file import digest_of
+from ovmstrio.telemetry.log_levels import LOG_LEVEL
+from ovmstrio.telemetry.logs import configure_logs
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
 from tests.support.graphs import LOOPBACK, graph_text, python_node

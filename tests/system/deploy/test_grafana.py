@@ -16,7 +16,7 @@ import pytest
 import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from ovmstrio.access.key_file import write_key_file
+from ovmstrio.auth.key_file import write_key_file
 from tests.support.all_kinds import write_all_kinds
 from tests.support.callers import bearer, entry_of
 from tests.support.ports import free_ports

@@ -9,8 +9,8 @@ import trio
 
 from ovmstrio.core.errors import GraphFailure
 from ovmstrio.core.generation import Conversation, GenerationRequest
-from ovmstrio.runtimes.graphs.graph_instance import GraphInstance
-from ovmstrio.work.isolation.isolated_code import Isolation
+from ovmstrio.graphs.instance import GraphInstance
+from ovmstrio.isolation.isolated_code import Isolation
 from tests.support.graphs import LOOPBACK, Answers, ask, graph_text, handler, loaded, python_node, stream, texts
 from tests.support.waits import WAIT_SECONDS
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ovmstrio.core.request import InferResponse
-    from ovmstrio.runtimes.graphs.graph_servable import GraphServable
+    from ovmstrio.graphs.servable import GraphServable
 
 COUNTING = """
 class OvmsPythonModel:

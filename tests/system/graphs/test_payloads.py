@@ -10,17 +10,17 @@ import trio.testing
 
 from ovmstrio.core.errors import DeadlineExceeded, GraphFailure, InvalidRequest, NotSupported
 from ovmstrio.core.http import HttpRequest
-from ovmstrio.core.payloads import PayloadDocument
-from ovmstrio.runtimes.graphs.config.graph_file import examine_text
-from ovmstrio.runtimes.graphs.examining import examine_graph
-from ovmstrio.work.isolation.isolated_code import Isolation
+from ovmstrio.core.service import PayloadDocument
+from ovmstrio.graphs.graph_file import examine_text
+from ovmstrio.graphs.validate import examine_graph
+from ovmstrio.isolation.isolated_code import Isolation
 from tests.support.callers import LOCAL
 from tests.support.graphs import LOOPBACK, ask, graph_text, handler, loaded, python_node
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ovmstrio.runtimes.graphs.graph_servable import GraphServable
+    from ovmstrio.graphs.servable import GraphServable
 
 INPUTS, OUTPUTS = ["HTTP_REQUEST_PAYLOAD:payload"], ["HTTP_RESPONSE_PAYLOAD:answer"]
 ONCE = graph_text(python_node("handler.py", INPUTS, OUTPUTS), inputs=INPUTS, outputs=OUTPUTS)

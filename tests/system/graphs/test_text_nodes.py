@@ -20,8 +20,8 @@ from ovmstrio.core.errors import (
 )
 from ovmstrio.core.generation import Conversation, Finish, Piece
 from ovmstrio.core.http import HttpRequest
-from ovmstrio.runtimes.graphs.examining import examine_graph
-from ovmstrio.work.isolation.isolated_code import Isolation
+from ovmstrio.graphs.validate import examine_graph
+from ovmstrio.isolation.isolated_code import Isolation
 from tests.support.graphs import (
     BEFORE_AND_BEHIND,
     INPUTS,
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from ovmstrio.config.text_models import TextModelSpec
-    from ovmstrio.runtimes.graphs.graph_servable import GraphServable
+    from ovmstrio.config.specs import TextModelSpec
+    from ovmstrio.graphs.servable import GraphServable
 
 CHAT = "/v3/chat/completions"
 

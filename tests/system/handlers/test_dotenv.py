@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.runtimes.handlers.config.dockerfile import make_dockerfile
-from ovmstrio.runtimes.handlers.config.dotenv import parse_dotenv
-from ovmstrio.runtimes.handlers.config.project_file import read_project
+from ovmstrio.handlers.config.dockerfile import make_dockerfile
+from ovmstrio.handlers.config.dotenv import parse_dotenv
+from ovmstrio.handlers.config.project_file import read_project
 from tests.support.examples import examples
 from tests.support.projects import write
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ovmstrio.server.workers.board import Board
+from ovmstrio.workers.shared_state import Board
 from tests.support.processes import ProjectProcess, serving_project
 from tests.support.projects import write_project
 from tests.support.waits import until
@@ -186,7 +186,7 @@ def test_the_parent_keeps_no_connections_open(project: ProjectProcess) -> None:
 CHILD = """
 import sys
 from ovmstrio.core.errors import TooManyRequests
-from ovmstrio.server.workers.board import Board, SharedLimit
+from ovmstrio.workers.shared_state import Board, SharedLimit
 
 board = Board(int(sys.argv[1]), 3)
 limit = SharedLimit(board, int(sys.argv[2]), 2)

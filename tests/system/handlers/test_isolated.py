@@ -17,13 +17,9 @@ import trio.testing
 
 from ovmstrio.core.errors import ConfigError, MalformedPayload, ModelFailure, ServerError, UserCodeError
 from ovmstrio.core.http import HttpAnswer, HttpRequest
-from ovmstrio.runtimes.handlers.http.responses import HTTPError
-from ovmstrio.runtimes.handlers.isolated.isolated_handler import (
-    IsolatedHandler,
-    IsolatedModels,
-    open_isolated_handler,
-)
-from ovmstrio.work.isolation.isolated_code import Isolation
+from ovmstrio.handlers.http_results import HTTPError
+from ovmstrio.handlers.isolated.isolated_handler import IsolatedHandler, IsolatedModels, open_isolated_handler
+from ovmstrio.isolation.isolated_code import Isolation
 from tests.support.model_projects import TEXT_MODELS, write_model
 from tests.support.pipelines import gather
 from tests.support.projects import make_project

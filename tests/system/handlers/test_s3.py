@@ -17,15 +17,12 @@ from trio.testing import MockClock
 
 from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.errors import StorageFailure, UserCodeError
-from ovmstrio.runtimes.handlers.building import Supplies
-from ovmstrio.runtimes.handlers.handler import LoadedHandler
-from ovmstrio.runtimes.handlers.models.leases import lease_models
-from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibrary, open_library
-from ovmstrio.runtimes.handlers.models.opening import open_models
-from ovmstrio.runtimes.handlers.models.storage import open_storage
-from ovmstrio.runtimes.handlers.models.tree import StoredFile
-from ovmstrio.runtimes.handlers.models.watching import WatchOptions
-from ovmstrio.runtimes.handlers.project import open_handler
+from ovmstrio.handlers.building import Supplies, open_handler
+from ovmstrio.handlers.handler import LoadedHandler
+from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library, open_models
+from ovmstrio.handlers.models.model_cache import WatchOptions, lease_models
+from ovmstrio.handlers.models.storage import open_storage
+from ovmstrio.handlers.models.version_index import StoredFile
 from tests.support.model_projects import TEXT_MODELS, Loads, library_over, models_in, next_look, paths_below
 from tests.support.ports import free_ports
 from tests.support.projects import make_project

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ovmstrio.core.errors import Problem
-from ovmstrio.runtimes.handlers.config.project_file import read_project
-from ovmstrio.runtimes.handlers.trial import try_handler
+from ovmstrio.handlers.config.project_file import read_project
+from ovmstrio.handlers.trial import try_handler
 from tests.support.projects import PYTHON, write
 from tests.support.saved_models import CLASSIFY, DOUBLE, open_tensorflow_models, predict, single_model, write_classifier
 from tests.support.servables import trying, verdicts

@@ -10,8 +10,8 @@ import httpx
 import trio
 import trio.testing
 
-from ovmstrio.core.census import owned_by
-from ovmstrio.work.processes import WorkerProcess
+from ovmstrio.core.resource_registry import owned_by
+from ovmstrio.isolation.worker_process import WorkerProcess
 from tests.support import ir
 from tests.support.obedient_program import PROGRAM
 from tests.support.processes import serving

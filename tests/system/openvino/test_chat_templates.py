@@ -15,8 +15,8 @@ import pytest
 
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Conversation
-from ovmstrio.openvino.engine.template_process import Renderings, TemplateProcess
-from ovmstrio.openvino.engine.templates import ChatTemplate, TemplateFailure, read_template
+from ovmstrio.inference.engine.chat_template import ChatTemplate, TemplateFailure, read_template
+from ovmstrio.inference.engine.template_process import Renderings, TemplateProcess
 from tests.support.tiny_llm import CHAT_TEMPLATE, write_tiny_folder
 
 _WEATHER: Final = {

@@ -5,7 +5,7 @@ import sys
 
 _PROGRAM = """
 import sys, threading
-import ovmstrio.openvino.runtime, ovmstrio.openvino.conversion
+import ovmstrio.inference.runtime, ovmstrio.inference.conversion
 print(threading.active_count(), [name for name in sys.modules if name.startswith("openvino_telemetry.")])
 """
 

@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
-from ovmstrio.runtimes.ops.process_info import FILE_NAME, home, list_processes, record_process, signal_processes
+from ovmstrio.ops.process_info import FILE_NAME, home, list_processes, record_process, signal_processes
 from paddle_serving_server.pipeline import PipelineClient
 from tests.support.ports import free_ports
 from tests.support.processes import OvmsProcess, end_of_output, run_ovms, running, serving

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 from ovmstrio.ext.ops import Op
-from ovmstrio.observability.logs import configure_logs
-from ovmstrio.runtimes.ops.config.op_settings import LoggingSettings
-from ovmstrio.runtimes.ops.executor import open_executor
-from ovmstrio.runtimes.ops.executor.processes.pipeline_source import LoadedPipeline, PipelineSource
-from ovmstrio.runtimes.ops.observing.log_files import open_log_files
-from ovmstrio.runtimes.ops.observing.observing import open_observing
+from ovmstrio.ops.executor import open_executor
+from ovmstrio.ops.executor.pipeline_source import LoadedPipeline, PipelineSource
+from ovmstrio.ops.observing.log_files import open_log_files
+from ovmstrio.ops.observing.observing import open_observing
+from ovmstrio.ops.settings import LoggingSettings
+from ovmstrio.telemetry.logs import configure_logs
 from tests.support.ops import asking, op_class, settings, text_graph
 
 _SCRIPT = """
 import logging
-from ovmstrio.observability.logs import configure_logs
-from ovmstrio.runtimes.ops.config.op_settings import LoggingSettings
-from ovmstrio.runtimes.ops.observing.log_files import join_log_files
+from ovmstrio.telemetry.logs import configure_logs
+from ovmstrio.ops.settings import LoggingSettings
+from ovmstrio.ops.observing.log_files import join_log_files
 
 configure_logs(level="WARNING")
 with join_log_files(LoggingSettings()):

@@ -14,20 +14,19 @@ import trio.testing
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.request import InferInput, InferRequest
-from ovmstrio.core.servable import Servable
+from ovmstrio.core.service import Servable
 from ovmstrio.ext.ops import WebService
-from ovmstrio.runtimes.kind import LoadContext, Takes
-from ovmstrio.runtimes.ops.config.op_settings import LocalServiceConf, OpSettings
-from ovmstrio.runtimes.ops.config.overrides import CONFIG_VARIABLE
-from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config
-from ovmstrio.runtimes.ops.examining import examine_pipeline
-from ovmstrio.runtimes.ops.op_kind import OpPipelineKind
-from ovmstrio.runtimes.ops.op_service import OpService
-from ovmstrio.runtimes.ops.predictor.local_predict import LocalPredictor
-from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
-from ovmstrio.runtimes.ops.prepared_service import PreparedService
-from ovmstrio.runtimes.ops.values import PipelineRequest
-from ovmstrio.runtimes.ops.web_service import set_service_runner
+from ovmstrio.ops.config_file import CONFIG_VARIABLE, examine_pipeline_config
+from ovmstrio.ops.kind import OpPipelineKind
+from ovmstrio.ops.op_service import OpService
+from ovmstrio.ops.predictor.local_predict import LocalPredictor
+from ovmstrio.ops.predictor.make import PredictorMaker
+from ovmstrio.ops.prepared_service import PreparedService
+from ovmstrio.ops.settings import LocalServiceConf, OpSettings
+from ovmstrio.ops.validate import examine_pipeline
+from ovmstrio.ops.values import PipelineRequest
+from ovmstrio.ops.web_service import set_service_runner
+from ovmstrio.serving.kind import LoadContext, Takes
 from tests.support.ops import text_graph
 from tests.support.paddle_files import layers, write_described
 from tests.support.servables import trying, verdicts

@@ -23,7 +23,7 @@ def _contents(folder: Path) -> dict[Path, bytes]:
 
 def test_descriptors_stay_out_of_the_default_pool() -> None:
     code = (
-        "import ovmstrio.protocol.descriptors, sys\n"
+        "import ovmstrio.encoding.messages, sys\n"
         "from google.protobuf import descriptor_pool\n"
         "for name in ('inference.ModelInferRequest', 'tensorflow.TensorProto'):\n"
         "    try:\n        descriptor_pool.Default().FindMessageTypeByName(name)\n"

@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import np_to_triton_dtype
 
-from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
+from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE
 from tests.support.all_kinds import NAMES, OPS, write_all_kinds
 from tests.support.processes import OvmsProcess, serving
 from tests.support.waits import WAIT_SECONDS, until

@@ -11,10 +11,10 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.config.ovms_json import parse_config
-from ovmstrio.registry import Registry
-from ovmstrio.runtimes.table import KINDS
+from ovmstrio.config.config_file import parse_config
 from ovmstrio.server.checking import CheckReport, LoadedVersion, check_config, check_pipelines
+from ovmstrio.server.kinds import KINDS
+from ovmstrio.serving.registry import Registry
 from tests.support import ir
 from tests.support.examples import examples
 from tests.support.graphs import graph_text, python_node, session_text

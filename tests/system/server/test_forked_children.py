@@ -8,8 +8,8 @@ import pytest
 
 _FORK = """
 import os, signal, trio
-from ovmstrio.server.workers.bells import Bells
-from ovmstrio.server.workers.peers import Peers
+from ovmstrio.workers.shared_state import Bells
+from ovmstrio.workers.rpc import Peers
 
 def fork():
     begun, started = os.pipe()

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="on
 _FREED_TENSORS = """
 import resource
 import numpy as np
-from ovmstrio.server.freed_memory import keep_freed_memory
+from ovmstrio.server.malloc_trim import keep_freed_memory
 
 def pages(times):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

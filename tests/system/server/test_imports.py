@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-_FRAMEWORKS = ("quart", "hypercorn", "PIL", "grpc", "openvino", "ovmstrio.runtimes.ops.executor", "pyovms")
-_FRONT_ENDS = ("ovmstrio.wire.grpc.server", "ovmstrio.protocol.descriptors", "grpclib", "hpack", "h2")
-_WORKERS = ("ovmstrio.server.workers.parent",)
+_FRAMEWORKS = ("quart", "hypercorn", "PIL", "grpc", "openvino", "ovmstrio.ops.executor", "pyovms")
+_FRONT_ENDS = ("ovmstrio.transport.grpc.server", "ovmstrio.encoding.messages", "grpclib", "hpack", "h2")
+_WORKERS = ("ovmstrio.workers.supervisor",)
 _SERVE = """
 import trio
 from functools import partial
@@ -24,8 +24,8 @@ trio.run(main)
 """
 _OPEN_TRACES = """
 import os, trio
-from ovmstrio.server.traces import open_traces
-import ovmstrio.server.life, ovmstrio.server.front_ends
+from ovmstrio.server.server import open_traces
+import ovmstrio.server.server, ovmstrio.server.front_ends
 
 async def main():
     async with open_traces() as traces:
@@ -48,8 +48,8 @@ def _imported(code: str) -> list[str]:
 @pytest.mark.parametrize(
     ("code", "names"),
     [
-        ("import ovmstrio.server.workers.serve, ovmstrio.server.front_ends", _FRAMEWORKS),
-        ("import ovmstrio.server.workers.serve", (*_FRAMEWORKS, *_FRONT_ENDS, *_WORKERS)),
+        ("import ovmstrio.workers.serve, ovmstrio.server.front_ends", _FRAMEWORKS),
+        ("import ovmstrio.workers.serve", (*_FRAMEWORKS, *_FRONT_ENDS, *_WORKERS)),
         (_OPEN_TRACES, ("opentelemetry",)),
     ],
     ids=["server", "process before models begin to load", "traces without their variables"],
@@ -60,5 +60,5 @@ def test_packages_of_services_are_not_imported_before_they_are_needed(code: str,
 
 def test_openvino_is_imported_before_front_ends(tmp_path: Path) -> None:
     order = _imported(_SERVE.format(folder=tmp_path))
-    loading = [order.index(name) for name in ("ovmstrio.runtimes.models.load_model", "openvino")]
+    loading = [order.index(name) for name in ("ovmstrio.models.kind", "openvino")]
     assert max(loading) < order.index("ovmstrio.server.front_ends")

@@ -163,8 +163,8 @@ import signal, sys
 from functools import partial
 from pathlib import Path
 import trio
-from ovmstrio.server.end_watchdog import END_WATCHDOG
-from ovmstrio.server.workers.serve import serve_in_processes
+from ovmstrio.server.signals import END_WATCHDOG
+from ovmstrio.workers.serve import serve_in_processes
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
 
@@ -187,7 +187,7 @@ trio.run(main)
 _STUCK_AT_EXIT = """
 import sys, threading
 from ovms_cli.entry import main
-from ovmstrio.server.end_watchdog import END_WATCHDOG
+from ovmstrio.server.signals import END_WATCHDOG
 
 END_WATCHDOG.enable(0, margin_seconds=0.5)
 threading.Thread(target=open, args=(sys.argv[2],)).start()

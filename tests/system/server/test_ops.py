@@ -16,22 +16,20 @@ from structlog.testing import capture_logs
 
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.ext.ops import Op, WebService
-from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
-from ovmstrio.runtimes.kind import LoadContext
-from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
-from ovmstrio.runtimes.ops.op_kind import OpPipelineKind
-from ovmstrio.runtimes.ops.op_service import OpService
-from ovmstrio.runtimes.ops.process_info import list_processes
-from ovmstrio.runtimes.resident import host
-from ovmstrio.runtimes.table import KINDS
-from ovmstrio.server.hosting import Hosting
-from ovmstrio.server.life import serve_plan
-from ovmstrio.server.plan import Plan
-from ovmstrio.server.running import Running
-from ovmstrio.server.service_plan import plan_service, service_settings
+from ovmstrio.ops.kind import OpPipelineKind
+from ovmstrio.ops.op_service import OpService
+from ovmstrio.ops.process_info import list_processes
+from ovmstrio.ops.settings import PipelineSettings
+from ovmstrio.server.kinds import KINDS
+from ovmstrio.server.plan import Plan, plan_service, service_settings
+from ovmstrio.server.server import Running, serve_plan
 from ovmstrio.server.start_failures import leaves
-from ovmstrio.server.workers.run_service import run_script_service
+from ovmstrio.server.worker_context import Hosting
+from ovmstrio.serving.hosted_service import host
+from ovmstrio.serving.kind import LoadContext
+from ovmstrio.workers.run_service import run_script_service
 from tests.support.api_clients import call
 from tests.support.op_pipelines import EchoExecutor, executor_plan
 from tests.support.ports import free_ports
@@ -125,7 +123,7 @@ async def test_service_is_not_served_with_invalid_settings(tmp_path: Path) -> No
 def test_script_of_a_service_that_cannot_start_exits_with_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ovmstrio.server.workers.run_service.configure_logs", lambda: None)
+    monkeypatch.setattr("ovmstrio.workers.run_service.configure_logs", lambda: None)
     with pytest.raises(SystemExit) as ended:
         run_script_service(_prepared(worker_num=1))
     assert ended.value.code == 1

@@ -18,12 +18,11 @@ import trustme
 from google.protobuf.wrappers_pb2 import StringValue
 from structlog.testing import capture_logs
 
-from ovmstrio.runtimes.handlers.handler import LoadedHandler
-from ovmstrio.runtimes.handlers.mounting import HandlerServable
-from ovmstrio.server.hosting import Hosting
-from ovmstrio.server.life import serve_plan
-from ovmstrio.server.project_plan import plan_project
-from ovmstrio.server.running import Running
+from ovmstrio.handlers.handler import LoadedHandler
+from ovmstrio.handlers.handler_service import HandlerServable
+from ovmstrio.server.plan import plan_project
+from ovmstrio.server.server import Running, serve_plan
+from ovmstrio.server.worker_context import Hosting
 from tests.support.projects import make_project, write_project, written
 from tests.support.system_servers import write_config
 from tests.support.traced_servers import request, serving

@@ -27,7 +27,7 @@ import pytest
 import tritonclient.grpc
 import trustme
 
-from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST
+from ovmstrio.encoding.messages import METHOD, REQUEST
 from tests.support.all_kinds import write_all_kinds
 from tests.support.bare_http2 import BareConnection, ConnectionEnded, framed
 from tests.support.ports import free_ports

@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 from ovmstrio.config.specs import ModelSpec, ServerSpec
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
-from ovmstrio.server.workers.choosing import Measuring, choose_workers
-from ovmstrio.work.cores import usable_cores
+from ovmstrio.util.cores import usable_cores
+from ovmstrio.workers.auto_workers import Measuring, choose_workers
 from tests.support import ir
 from tests.support.processes import serving
 from tests.support.system_servers import write_config
@@ -20,7 +20,7 @@ from tests.support.waits import WAIT_SECONDS, until
 
 @pytest.fixture(autouse=True)
 def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ovmstrio.server.workers.choosing.usable_cores", lambda: 2)
+    monkeypatch.setattr("ovmstrio.workers.auto_workers.usable_cores", lambda: 2)
 
 
 async def test_measured_calls_of_trivial_models_need_more_workers_than_those_of_long_models(

@@ -19,9 +19,9 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from ovmstrio.work.backoff import Backoff
-from ovmstrio.work.messages.stack_requests import decode_samples
-from ovmstrio.work.processes import KeptProcess, WorkerEnded, WorkerProcess
+from ovmstrio.isolation.stack_requests import decode_samples
+from ovmstrio.isolation.worker_process import KeptProcess, WorkerEnded, WorkerProcess
+from ovmstrio.util.backoff import Backoff
 from tests.support.obedient_program import PROGRAM
 from tests.support.waits import WAIT_SECONDS, until_async
 
@@ -360,7 +360,7 @@ async def test_no_pipe_is_left_open(names: dict[str, str] | None) -> None:
 
 _CODE = """
 import sys
-from ovmstrio.work.messages.lifeline import watch_lifeline
+from ovmstrio.isolation.process_exit import watch_lifeline
 sys.stdin.readline()
 watch_lifeline(int(sys.argv[1]))
 print("watches", flush=True)
@@ -401,8 +401,8 @@ def _started() -> tuple[subprocess.Popen[str], int]:
 
 _PROGRAM = """
 import json, queue, sys, trio
-from ovmstrio.work.isolation.generator_hosts import AsyncGeneratorHost
-from ovmstrio.work.isolation.loop_thread import LoopThread
+from ovmstrio.isolation.generator_hosts import AsyncGeneratorHost
+from ovmstrio.isolation.generator_hosts import LoopThread
 
 loop, answers, told = LoopThread(), queue.Queue(), []
 alive = 0

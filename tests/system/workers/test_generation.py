@@ -36,7 +36,7 @@ def _text(client: httpx.Client, **more: Any) -> tuple[str, int]:
 def _engines(server: OvmsProcess) -> list[psutil.Process]:
     # Each engine has a process that renders its chat template.
     templates = server.descendants("template_program")
-    return [each for each in server.descendants("ovmstrio.openvino.engine") if each not in templates]
+    return [each for each in server.descendants("ovmstrio.inference.engine") if each not in templates]
 
 
 def _one_engine(server: OvmsProcess) -> psutil.Process:

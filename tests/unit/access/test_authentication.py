@@ -11,14 +11,12 @@ import trio
 from joserfc import jws, jwt
 from joserfc.jwk import ECKey, KeySet, OctKey, OKPKey, RSAKey
 
-from ovmstrio.access.authentication import Authentication, VerifiedClaims, bearer_of
-from ovmstrio.access.directory import Directory
-from ovmstrio.access.gate import Gate
-from ovmstrio.access.issuer_keys import IssuerKeys
-from ovmstrio.access.tokens import FileKeys, TokenRules, Tokens, read_key_set
+from ovmstrio.auth.authentication import Authentication, Directory, VerifiedClaims, bearer_of
+from ovmstrio.auth.gate import Gate
+from ovmstrio.auth.revocable_streams import long_requests, while_known
+from ovmstrio.auth.tokens import FileKeys, IssuerKeys, TokenRules, Tokens, read_key_set
 from ovmstrio.core.callers import Caller, Need, Scopes, leave_caller
 from ovmstrio.core.errors import ConfigError, MissingScope, Unauthenticated
-from ovmstrio.core.long_requests import long_requests, while_known
 from tests.support.callers import entry_of
 
 CERTIFICATE = {"subject": ((("organizationName", "shop"),), (("commonName", "web"),)), "subjectAltName": ()}

@@ -12,8 +12,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.access.allowance import CallerAllowance, TokenBucket
-from ovmstrio.access.key_file import CallerEntry, digest_of, new_key, read_callers, read_key_file, write_key_file
+from ovmstrio.auth.key_file import CallerEntry, digest_of, new_key, read_callers, read_key_file, write_key_file
+from ovmstrio.auth.quota import CallerAllowance, TokenBucket
 from ovmstrio.core.callers import Caller, Need, Scopes
 from ovmstrio.core.errors import CallerLimited, ConfigError, MissingScope, Problem
 

@@ -6,12 +6,12 @@ from typing import Any, Final
 
 import pytest
 
-from ovmstrio.api.access.own_headers import without_proof
+from ovmstrio.auth.credential_headers import without_proof
 from ovmstrio.core.callers import Caller, Scopes, current_caller
 from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.server.rest_front_end import make_router
-from ovmstrio.wire.http.answers import Cors
-from ovmstrio.wire.http.router import Route
+from ovmstrio.transport.http.responses import Cors
+from ovmstrio.transport.http.router import Route
 from tests.support.callers import LOCAL
 from tests.unit.api.rest.servers import stack
 

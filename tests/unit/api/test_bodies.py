@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from ovmstrio.api import json_arrays, refusals
-from ovmstrio.api.json_arrays import array_pieces
-from ovmstrio.api.kserve.rest import infer_answer
-from ovmstrio.api.kserve.rest.infer_answer import render_infer_answer
-from ovmstrio.api.raw_contents import gather_buffers, join_buffers
-from ovmstrio.api.refusals import inflated_body
-from ovmstrio.api.tensorflow.rest.predict_answer import render_predict_answer
-from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import PayloadTooLarge
 from ovmstrio.core.http import HttpRequest
-from ovmstrio.core.inflation import Inflation
 from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput
-from ovmstrio.core.tensor import Tensor
+from ovmstrio.core.tensor import BY_NAME, BYTES, Tensor
+from ovmstrio.encoding import json_output as json_arrays
+from ovmstrio.encoding.inflate import Inflation
+from ovmstrio.encoding.json_output import array_pieces
+from ovmstrio.encoding.raw_contents import gather_buffers, join_buffers
+from ovmstrio.protocols.kserve import rest_responses as infer_answer
+from ovmstrio.protocols.kserve.rest_responses import render_infer_answer
+from ovmstrio.protocols.tensorflow.rest_responses import render_predict_answer
+from ovmstrio.serving import ovms_errors as refusals
+from ovmstrio.serving.ovms_errors import inflated_body
 from tests.support.kept_by_errors import bytes_kept_by
 
 NOISE = random.Random(1).randbytes(10_000)

@@ -18,9 +18,9 @@ from ovms_cli.run import _command, _take_config
 from ovms_cli.script import compat_folder, execute_script
 from ovms_cli.serve_project import run_project
 from ovms_cli.serve_service import run_pipeline_service
-from ovmstrio.access.key_file import digest_of, read_key_file
+from ovmstrio.auth.key_file import digest_of, read_key_file
 from ovmstrio.ext.ops import WebService
-from ovmstrio.runtimes.ops.prepared_service import PreparedService
+from ovmstrio.ops.prepared_service import PreparedService
 from tests.support.commands import run_command
 from tests.support.graphs import LOOPBACK, graph_text, python_node
 from tests.support.projects import PYTHON, write

@@ -17,11 +17,10 @@ from ovms_cli import serve
 from ovms_cli.all_commands import app
 from ovms_cli.console import EX_USAGE
 from ovms_cli.serving import usage
-from ovmstrio.config.ovms_json import parse_config
-from ovmstrio.config.text_models import TextModelSpec
-from ovmstrio.runtimes.table import KINDS
-from ovmstrio.server.command_line import ignored_options, read_settings, single_servable
-from ovmstrio.server.ovms_options import WAYS_OUT
+from ovmstrio.config.config_file import parse_config
+from ovmstrio.config.specs import TextModelSpec
+from ovmstrio.server.command_line import WAYS_OUT, ignored_options, read_settings, single_servable
+from ovmstrio.server.kinds import KINDS
 
 Run = Callable[[str], Result]
 

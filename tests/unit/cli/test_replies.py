@@ -15,7 +15,7 @@ from ovms_cli.sequence_show import Keeping, show
 from ovms_cli.stream_show import show as show_stream
 from ovms_cli.stream_text import Seen, TextReader, line_of, safe_for_terminals, text_of, values_of
 from ovms_cli.tables import Output
-from ovmstrio.client.streaming import StreamOutput, StreamReply
+from ovmstrio.client.api import StreamOutput, StreamReply
 from ovmstrio.core.errors import GraphFailure, InvalidRequest
 
 WORD, MORE, NUMBERS = (("word", "UINT8"), ("more", "UINT8"), ("numbers", "INT64"))

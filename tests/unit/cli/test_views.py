@@ -27,12 +27,12 @@ from ovms_cli.tensor_output import write_outputs
 from ovms_cli.top_figures import FAMILIES, Look, ServableFigures, ServerFigures, figures_between, quantile, read_look
 from ovms_cli.top_view import draw, in_order
 from ovms_cli.trace_figures import draw as draw_ops
-from ovmstrio.api.doors import KSERVE_GRPC, KSERVE_REST
 from ovmstrio.client import ModelState
 from ovmstrio.core.events import OK, CallEvent
 from ovmstrio.core.metric_families import BUCKETS_US
-from ovmstrio.observability.metrics import Metrics
-from ovmstrio.runtimes.generation.text_metrics import TextMetrics
+from ovmstrio.serving.interfaces import KSERVE_GRPC, KSERVE_REST
+from ovmstrio.telemetry.metrics import Metrics
+from ovmstrio.text.text_metrics import TextMetrics
 from tests.support.commands import run_command
 from tests.support.ops import op_figures
 from tests.support.speedscope_format import check_speedscope

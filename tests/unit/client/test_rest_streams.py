@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ovmstrio.client import open_client
-from ovmstrio.client.rest_streams import read_events
-from ovmstrio.client.streaming import StreamRequest
+from ovmstrio.client.api import StreamRequest
+from ovmstrio.client.rest_client import read_events
 from ovmstrio.core import errors
 
 

@@ -10,13 +10,13 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.api.refusals import OvmsRefusals
-from ovmstrio.cluster.ray.http_door import HttpDoor
+from ovmstrio.cluster.ray.http import HttpDoor
 from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.http import HttpAnswer, HttpRequest
-from ovmstrio.wire.http.answers import json_answer
-from ovmstrio.wire.http.router import Router, rule
+from ovmstrio.serving.ovms_errors import OvmsRefusals
+from ovmstrio.transport.http.responses import json_answer
+from ovmstrio.transport.http.router import Router, rule
 from tests.support.waits import WAIT_SECONDS
 
 LIMIT = 1024

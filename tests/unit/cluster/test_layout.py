@@ -10,19 +10,18 @@ import orjson
 import pytest
 
 from ovmstrio.cluster.layout import ClusterLayout, lay_out, shard_names
-from ovmstrio.cluster.ray.autoscaling import WANTED, wanted_replicas
-from ovmstrio.cluster.ray.draining import drain_seconds
-from ovmstrio.cluster.ray.group_server import WAITING, total_of
+from ovmstrio.cluster.ray.application import drain_seconds
 from ovmstrio.cluster.ray.grpc_paths import INFER
+from ovmstrio.cluster.ray.ingress import HttpTarget, http_target, plain_path
+from ovmstrio.cluster.ray.replica import WAITING, WANTED, total_of, wanted_replicas
 from ovmstrio.cluster.ray.shards import grpc_shard, http_shard
-from ovmstrio.cluster.ray.targets import HttpTarget, http_target, plain_path
-from ovmstrio.config.ovms_json import parse_config
+from ovmstrio.config.config_file import parse_config
+from ovmstrio.core.connection import UNKNOWN_PEER
 from ovmstrio.core.errors import ConfigError, InvalidRequest, NotSupported
 from ovmstrio.core.http import HttpRequest
-from ovmstrio.core.peers import UNKNOWN_PEER
-from ovmstrio.observability.metrics import Metrics
-from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.runtimes.table import KINDS
+from ovmstrio.encoding.messages import message_class
+from ovmstrio.server.kinds import KINDS
+from ovmstrio.telemetry.metrics import Metrics
 from tests.support.pipelines import dag_entry
 
 UNSET = object()

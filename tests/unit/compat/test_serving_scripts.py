@@ -9,7 +9,7 @@ import pytest
 import paddle_serving_app
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ext import ops
-from ovmstrio.runtimes.ops.config.pipeline_file import read_pipeline_config
+from ovmstrio.ops.config_file import read_pipeline_config
 from paddle_serving_app import reader
 from paddle_serving_server.pipeline import LocalServiceHandler, PipelineServer
 from paddle_serving_server.pipeline.channel import ChannelStopError, ThreadChannel
@@ -121,7 +121,7 @@ def test_a_pipeline_server_is_a_service_of_its_response_op() -> None:
     server.set_response_op(ops.ResponseOp(input_ops=[ops.Op(name="a", input_ops=[ops.RequestOp()])]))
     server.prepare_server(yml_dict={"rpc_port": 0})
     taken: list[ops.WebService] = []
-    from ovmstrio.runtimes.ops.web_service import set_service_runner
+    from ovmstrio.ops.web_service import set_service_runner
 
     set_service_runner(taken.append)
     try:

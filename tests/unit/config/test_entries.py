@@ -7,11 +7,18 @@ from typing import Any
 
 import pytest
 
-from ovmstrio.config.specs import GraphSpec, HandlerSpec, ModelSpec, OpPipelineSpec, PythonSpec, ServerSpec
-from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.config.specs import (
+    GraphSpec,
+    HandlerSpec,
+    ModelSpec,
+    OpPipelineSpec,
+    PythonSpec,
+    ServerSpec,
+    TextModelSpec,
+)
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
-from ovmstrio.work.isolation.isolated_code import Isolation
+from ovmstrio.isolation.isolated_code import Isolation
 from tests.support.config_documents import CONFIG_FILE, examine_sections, fatal_problems, parse_sections
 
 _ENTRIES: dict[str, dict[str, Any]] = {

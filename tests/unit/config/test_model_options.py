@@ -11,23 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ovmstrio.config.model_entries import read_overrides
 from ovmstrio.config.model_options import (
     check_base_path,
+    format_numbers,
     format_version_policy,
     parse_batching,
+    parse_color_formats,
+    parse_mean,
     parse_plugin_config,
+    parse_precisions,
+    parse_scale,
     parse_version_policy,
     read_model_options,
 )
-from ovmstrio.config.model_overrides import read_overrides
-from ovmstrio.config.preprocessing import (
-    format_numbers,
-    parse_color_formats,
-    parse_mean,
-    parse_precisions,
-    parse_scale,
-)
-from ovmstrio.config.shape_buckets import parse_shape_buckets
 from ovmstrio.config.shapes import (
     format_batch_size,
     format_layout,
@@ -36,6 +33,7 @@ from ovmstrio.config.shapes import (
     parse_layout,
     parse_layouts,
     parse_shape,
+    parse_shape_buckets,
     parse_shapes,
 )
 from ovmstrio.config.specs import (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ovmstrio.config.ovms_json import examine_config, parse_config
+from ovmstrio.config.config_file import examine_config, parse_config
 from ovmstrio.config.specs import (
     BatchSpec,
     MetricsSpec,
@@ -18,7 +18,7 @@ from ovmstrio.config.specs import (
 )
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.tensor import Dim
-from ovmstrio.runtimes.table import KINDS
+from ovmstrio.server.kinds import KINDS
 
 FILE = Path("/etc/ovms/config.json")
 

@@ -9,11 +9,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.config.findings import Findings
-from ovmstrio.config.json_text import parse_json
-from ovmstrio.config.located import InvalidSyntax, locate
+from ovmstrio.config.documents import Findings, InvalidSyntax, locate, parse_json, parse_yaml
 from ovmstrio.config.mapping import MAPPING_FILE, NO_MAPPING, TensorMapping, read_mapping
-from ovmstrio.config.proto_fields import parse_proto
+from ovmstrio.config.proto_text import parse_proto
 from ovmstrio.config.sections import (
     Rule,
     Section,
@@ -28,7 +26,6 @@ from ovmstrio.config.sections import (
     whole,
     written,
 )
-from ovmstrio.config.yaml_text import parse_yaml
 from ovmstrio.core.errors import ConfigError
 
 _JSON_VALUES = st.recursive(

@@ -9,7 +9,7 @@ from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-from ovmstrio.core.extras import Extra, way_to_install
+from ovmstrio.util.extras import Extra, way_to_install
 
 ROOT = Path(__file__).parents[3]
 DEVELOPER_EXTRAS = {"dev", "dev-system"}

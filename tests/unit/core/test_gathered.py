@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ovmstrio.core.errors import InvalidRequest, MalformedJson, NotFound
-from ovmstrio.core.gathered import MAX_ERRORS, Gathered
+from ovmstrio.core.errors import MAX_ERRORS, Gathered, InvalidRequest, MalformedJson, NotFound
 
 
 def test_a_single_refusal_is_raised_unchanged() -> None:

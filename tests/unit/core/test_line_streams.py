@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import trio
 
-from ovmstrio.core.line_streams import LineStream, finish_lines
+from ovmstrio.util.stdio import LineStream, finish_lines
 
 
 def _stream(*, has_consumer: bool = True) -> tuple[LineStream, list[str], io.StringIO]:

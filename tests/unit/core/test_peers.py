@@ -8,11 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ovmstrio.api.admin.locality import check_is_local, is_local
-from ovmstrio.core.errors import PermissionDenied
-from ovmstrio.core.events import WireRequest
-from ovmstrio.core.http import HttpRequest
-from ovmstrio.core.peers import (
+from ovmstrio.core.connection import (
     NO_PROXIES,
     UNKNOWN,
     UNKNOWN_PEER,
@@ -25,6 +21,10 @@ from ovmstrio.core.peers import (
     Unknown,
     socket_address,
 )
+from ovmstrio.core.errors import PermissionDenied
+from ovmstrio.core.events import WireRequest
+from ovmstrio.core.http import HttpRequest
+from ovmstrio.protocols.admin.request_origin import check_is_local, is_local
 
 Pairs = tuple[tuple[str, str], ...]
 

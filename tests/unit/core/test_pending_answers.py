@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from ovmstrio.core.byte_budget import ByteBudget
-from ovmstrio.core.pending_answers import PendingAnswers, PendingShare
+from ovmstrio.transport.send_budget import ByteBudget, PendingAnswers, PendingShare
 
 
 @given(st.lists(st.tuples(st.sampled_from(["wait", "cancel", "give back"]), st.integers(0, 150), st.integers(0, 9))))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.core.stop_strings import StopStrings
+from ovmstrio.core.generation import StopStrings
 
 LETTERS = st.text("ab\N{WHITE SMILING FACE}", max_size=12)
 

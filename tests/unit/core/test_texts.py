@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.core.bounded_errors import bounded, format_error
 from ovmstrio.core.errors import ConfigError, InvalidRequest, Problem
-from ovmstrio.core.texts import MOST_CAUSES, MOST_CHARACTERS, keep_texts, shown, text_of
+from ovmstrio.util.truncation import MOST_CAUSES, MOST_CHARACTERS, bounded, format_error, keep_texts, shown, text_of
 
 LONG = "x" * 20_000_000
 

@@ -12,14 +12,13 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.api.doors import HANDLERS_HTTP
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.arrivals import Arrival, Arrivals
 from ovmstrio.core.errors import Overloaded, TooManyRequests
 from ovmstrio.core.limits import NO_LIMIT, Limit, LocalLimit
-from ovmstrio.core.request import InferRequest
-from ovmstrio.dataplane.admission import Admission
-from ovmstrio.dataplane.plane import DataPlane
+from ovmstrio.core.request import Arrival, Arrivals, InferRequest
+from ovmstrio.serving.admission import Admission
+from ovmstrio.serving.data_plane import DataPlane
+from ovmstrio.serving.interfaces import HANDLERS_HTTP
 from tests.support.stub_registry import StubServable, add_versions, registry_of
 from tests.support.waits import WAIT_SECONDS
 
@@ -89,7 +88,7 @@ async def test_cancelled_calls_leave_the_queue() -> None:
 async def test_retry_after_follows_the_duration_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     admission = _admission(m=Limit(2, 2))
     now = 100.0
-    monkeypatch.setattr("ovmstrio.dataplane.admission.perf_counter", lambda: now)
+    monkeypatch.setattr("ovmstrio.serving.admission.perf_counter", lambda: now)
     place = await admission.enter("m")
     now += 3
     place.release()

@@ -9,18 +9,16 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.api.doors import KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC
 from ovmstrio.config.specs import GraphSpec, ModelSpec
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import FailedPrecondition, GraphFailure, InvalidRequest, ModelFailure, NotFound
 from ovmstrio.core.events import CANCELLED, OK, CallEvent, CallObserver
 from ovmstrio.core.request import SEQUENCE_ID, InferRequest, InferResponse, RequestedOutput, ServableMetadata
-from ovmstrio.core.tensor import Tensor, TensorSpec
-from ovmstrio.dataplane.call_observers import CallObservers
-from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.dataplane.whole_changes import LoadsByName, control_of_all, make_change
-from ovmstrio.observability.metrics import Metrics
-from ovmstrio.registry import ModelControl
+from ovmstrio.core.tensor import BY_NAME, Tensor, TensorSpec
+from ovmstrio.serving.broadcast_changes import LoadsByName, control_of_all, make_change
+from ovmstrio.serving.data_plane import CallObservers, DataPlane
+from ovmstrio.serving.interfaces import KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC
+from ovmstrio.serving.model_control import ModelControl
+from ovmstrio.telemetry.metrics import Metrics
 from tests.support.stub_registry import (
     GRAPH,
     StubLoader,

@@ -9,15 +9,13 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from ovmstrio.api.doors import HANDLERS_GRPC, KSERVE_GRPC, KSERVE_REST
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.events import Door
-from ovmstrio.core.pending_answers import PendingAnswers, PendingShare, current_share
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
-from ovmstrio.core.tensor import ANY_SIZE, Array, Dim, RawTensor, Tensor, TensorSpec
-from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.dataplane.rendering import Renderer
+from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, BYTES, Array, Dim, RawTensor, Tensor, TensorSpec
+from ovmstrio.serving.data_plane import DataPlane, Renderer
+from ovmstrio.serving.interfaces import HANDLERS_GRPC, KSERVE_GRPC, KSERVE_REST
+from ovmstrio.transport.send_budget import PendingAnswers, PendingShare, current_share
 from tests.support.stub_registry import StubServable, add_versions, registry_of
 from tests.support.waits import WAIT_SECONDS
 

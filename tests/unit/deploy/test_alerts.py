@@ -7,7 +7,7 @@ from typing import Final
 import yaml
 
 from ovmstrio.core import errors
-from ovmstrio.wire.statuses import STATUS_OF
+from ovmstrio.transport.statuses import STATUS_OF
 
 ALERTS: Final = Path(__file__).parents[3] / "deploy" / "grafana" / "alerts.yml"
 # Errors with a status of 400 to 499 that are no fault of the caller.

@@ -8,10 +8,10 @@ from functools import cache
 
 from hypothesis import strategies as st
 
-from ovmstrio.runtimes.graphs.calculator import NodeContract
-from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, PolicyConfig, Port, StreamRef
-from ovmstrio.runtimes.graphs.config.graph_file import read_graph
-from ovmstrio.runtimes.graphs.graph_plan import GraphPlan, LoadedNode, make_graph_plan
+from ovmstrio.graphs.calculator import NodeContract
+from ovmstrio.graphs.graph_config import GraphConfig, NodeConfig, PolicyConfig, Port, StreamRef
+from ovmstrio.graphs.graph_file import read_graph
+from ovmstrio.graphs.plan import GraphPlan, LoadedNode, make_graph_plan
 from tests.support.calculators import LOOPBACK, SPACING, Delivery, Gather, Recorder, Repeat, in_port, out_port
 from tests.unit.graphs.reference import Feed, Handler, ModelNode, ModelRun
 

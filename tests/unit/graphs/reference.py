@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ovmstrio.runtimes.graphs.config.graph_config import Port
+from ovmstrio.graphs.graph_config import Port
 from tests.support.calculators import Delivery, Rule
 
 _NEVER: Final = 10**30

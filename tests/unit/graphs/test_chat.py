@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from ovmstrio.runtimes.graphs.graph_servable import GraphServable
+    from ovmstrio.graphs.servable import GraphServable
 
 
 WORDS = handler("""

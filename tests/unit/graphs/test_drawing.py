@@ -3,9 +3,9 @@ from __future__ import annotations
 from itertools import pairwise
 from xml.etree import ElementTree as ET
 
-from ovmstrio.core.drawing import Drawing, to_mermaid, to_svg
-from ovmstrio.runtimes.graphs.config.graph_file import examine_text
-from ovmstrio.runtimes.graphs.graph_drawing import draw
+from ovmstrio.graphs.graph_file import examine_text
+from ovmstrio.graphs.plan import draw
+from ovmstrio.util.drawing import Drawing, to_mermaid, to_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

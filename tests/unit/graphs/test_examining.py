@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.runtimes.graphs.examining import Examination, examine_graph
+from ovmstrio.graphs.validate import Examination, examine_graph
 from tests.support.graphs import LOOPBACK, graph_text, python_node
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from trio.testing import MockClock
 
-from ovmstrio.runtimes.graphs.calculator import InstanceContext, NodeContext
-from ovmstrio.runtimes.graphs.graph_instance import CLOSE_SECONDS, GraphInstance, running
-from ovmstrio.runtimes.graphs.packets import Packet
+from ovmstrio.graphs.calculator import InstanceContext, NodeContext
+from ovmstrio.graphs.instance import CLOSE_SECONDS, GraphInstance, running
+from ovmstrio.graphs.packets import Packet
 from tests.support.calculators import Delivery, Emission, Gather, Recorder, in_port, out_port
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.graphs.random_graphs import ANY_SPEED, AT_REST, Case, cases, make_recorders, model_of, plan_of, views

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import trio
 
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import FailedPrecondition, GraphFailure, InvalidRequest, PayloadTooLarge
 from ovmstrio.core.request import InferRequest
-from ovmstrio.core.tensor import RawTensor
-from ovmstrio.runtimes.graphs.timestamps import MAX, MIN
+from ovmstrio.core.tensor import BY_NAME, RawTensor
+from ovmstrio.graphs.packets import MAX, MIN
 from tests.support.graphs import LOOPBACK, ask, graph_text, handler, loaded, python_node, stamps, stream, texts
 from tests.support.waits import WAIT_SECONDS
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ovmstrio.core.request import InferResponse
-    from ovmstrio.runtimes.graphs.graph_servable import GraphServable
+    from ovmstrio.graphs.servable import GraphServable
 
 ADD = """
 import numpy as np

@@ -4,11 +4,10 @@ import re
 
 import pytest
 
-from ovmstrio.runtimes.graphs.config.graph_config import Port
-from ovmstrio.runtimes.graphs.input_streams import InputStream
-from ovmstrio.runtimes.graphs.packets import Packet
-from ovmstrio.runtimes.graphs.policies import CLOSE, make_policy
-from ovmstrio.runtimes.graphs.timestamps import MAX, MIN
+from ovmstrio.graphs.graph_config import Port
+from ovmstrio.graphs.packets import MAX, MIN, Packet
+from ovmstrio.graphs.policies import CLOSE, make_policy
+from ovmstrio.graphs.streams import InputStream
 from tests.unit.graphs.random_graphs import policy_config
 
 EVENT = re.compile(r"(?P<tag>[A-Z]+)(?:@(?P<timestamp>\d+)(?:=(?P<value>\d+))?|<(?P<bound>\d+)|!)")

@@ -6,13 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.runtimes.graphs.config.graph_config import Port
-from ovmstrio.runtimes.graphs.config.stream_refs import InvalidName, is_stream_name, parse_stream, parse_tag_index
-from ovmstrio.runtimes.graphs.input_streams import InputStream, TimestampMismatch
-from ovmstrio.runtimes.graphs.packets import (
-    Packet,
-)
-from ovmstrio.runtimes.graphs.timestamps import DONE, MAX, MIN, UNSET, AutomaticTimestamps
+from ovmstrio.graphs.graph_config import InvalidName, Port, is_stream_name, parse_stream, parse_tag_index
+from ovmstrio.graphs.packets import DONE, MAX, MIN, UNSET, AutomaticTimestamps, Packet
+from ovmstrio.graphs.streams import InputStream, TimestampMismatch
 
 
 @given(

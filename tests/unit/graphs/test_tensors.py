@@ -10,16 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import FailedPrecondition, GraphFailure, InvalidRequest
 from ovmstrio.core.request import Contents, InferInput, InferRequest, InferResponse
-from ovmstrio.core.tensor import RawTensor
+from ovmstrio.core.tensor import BY_NAME, RawTensor
 from ovmstrio.core.tensor import Tensor as OutputTensor
-from ovmstrio.runtimes.graphs.config.graph_config import Port, StreamRef
-from ovmstrio.runtimes.graphs.graph_requests import RequestReader, side_packets, timestamp_of
-from ovmstrio.runtimes.graphs.sinks import to_output
-from ovmstrio.runtimes.graphs.timestamps import MAX, MIN
-from ovmstrio.runtimes.models.buffers import buffer_of
+from ovmstrio.encoding.raw_contents import buffer_of
+from ovmstrio.graphs.graph_config import Port, StreamRef
+from ovmstrio.graphs.instance import to_output
+from ovmstrio.graphs.packets import MAX, MIN
+from ovmstrio.graphs.requests import RequestReader, side_packets, timestamp_of
 from pyovms import Tensor
 
 PYTHON = "OVMS_PY_TENSOR"

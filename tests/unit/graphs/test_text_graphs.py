@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-from ovmstrio.config.ovms_json import Examined, examine_config
-from ovmstrio.config.specs import GraphSpec
-from ovmstrio.config.text_models import TextModelSpec
-from ovmstrio.config.text_options import TEXT_OPTIONS
+from ovmstrio.config.config_file import Examined, examine_config
+from ovmstrio.config.specs import GraphSpec, TextModelSpec
+from ovmstrio.config.text_entries import TEXT_OPTIONS
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.generation import Task
-from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.runtimes.graphs.calculators.text_models import TEXT_CALCULATORS
-from ovmstrio.runtimes.table import KINDS
+from ovmstrio.encoding.messages import message_class
+from ovmstrio.graphs.calculators.text import TEXT_CALCULATORS
 from ovmstrio.server.command_line import read_settings, single_servable
+from ovmstrio.server.kinds import KINDS
 from tests.support.graphs import llm_graph
 
 _PASS_THROUGH = 'node { calculator: "PassThroughCalculator" input_stream: "output" output_stream: "more" }\n'

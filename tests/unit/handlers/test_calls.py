@@ -18,11 +18,11 @@ from structlog.testing import capture_logs
 from ovmstrio.core.errors import NotFound, NotReady, QueueTimeout, TooManyRequests, UserCodeError
 from ovmstrio.core.limits import LocalLimit
 from ovmstrio.ext.handlers import HTTPError
-from ovmstrio.runtimes.handlers.batches import in_log
-from ovmstrio.runtimes.handlers.handler import LoadedHandler
-from ovmstrio.runtimes.handlers.handler_code import HandlerCode
-from ovmstrio.server.workers.board import Board, SharedLimit
-from ovmstrio.work.user_code.pumps import CREDIT
+from ovmstrio.handlers.batches import in_log
+from ovmstrio.handlers.handler import LoadedHandler
+from ovmstrio.handlers.handler_code import HandlerCode
+from ovmstrio.isolation.generators import CREDIT
+from ovmstrio.workers.shared_state import Board, SharedLimit
 from tests.support.projects import opened
 from tests.support.waits import WAIT_SECONDS, until_async
 
@@ -484,7 +484,7 @@ async def test_a_generator_whose_closing_fails_is_logged(tmp_path: Path) -> None
 
 async def test_models_are_leased_to_the_end_of_a_stream(tmp_path: Path) -> None:
     code = """
-        from ovmstrio.runtimes.handlers.models.leases import current_call
+        from ovmstrio.handlers.models.model_cache import current_call
         class Handler:
             released = 0
             def handle_get(self, query_params):

@@ -10,15 +10,15 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from ovmstrio.api.handlers.http.held_stream import HeldStream
+from ovmstrio.auth.revocable_streams import LongRequest
 from ovmstrio.core.callers import Caller, Scopes
 from ovmstrio.core.errors import MalformedPayload, NotReady, ServerError, Unauthenticated, UserCodeError
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.core.long_requests import LongRequest
 from ovmstrio.ext.handlers import HTTPError, JSONResponse, Response, StreamingResponse
-from ovmstrio.runtimes.handlers.handler import LoadedHandler
-from ovmstrio.runtimes.handlers.http.results import to_answer
-from ovmstrio.runtimes.handlers.http.values import error_answer, wants_json
+from ovmstrio.handlers.handler import LoadedHandler
+from ovmstrio.handlers.http_results import to_answer
+from ovmstrio.handlers.http_values import error_answer, wants_json
+from ovmstrio.handlers.routes import HeldStream
 from tests.support.projects import opened
 from tests.support.waits import until_async
 

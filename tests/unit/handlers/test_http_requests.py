@@ -15,14 +15,13 @@ from urllib.parse import urlencode
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ovmstrio.runtimes.handlers import http as handlers_http
 
-from ovmstrio.core import multipart
 from ovmstrio.core.errors import MalformedPayload
 from ovmstrio.core.http import HttpRequest
-from ovmstrio.runtimes.handlers import http as handlers_http
-from ovmstrio.runtimes.handlers.http import forms
-from ovmstrio.runtimes.handlers.http.forms import parse_payload
-from ovmstrio.runtimes.handlers.http.values import FormData, QueryParams, RequestHeaders, UploadFile
+from ovmstrio.encoding import multipart
+from ovmstrio.handlers import http_values as forms
+from ovmstrio.handlers.http_values import FormData, QueryParams, RequestHeaders, UploadFile, parse_payload
 
 # Payloads of other types than forms
 

@@ -19,16 +19,14 @@ from trio.testing import MockClock
 
 from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.errors import Overloaded, StorageFailure, UserCodeError
-from ovmstrio.runtimes.handlers.building import Supplies
-from ovmstrio.runtimes.handlers.config.project_spec import DEFAULT_MODEL
-from ovmstrio.runtimes.handlers.handler import LoadedHandler
-from ovmstrio.runtimes.handlers.models.fetching import MAX_WAITING, StorageThreads
-from ovmstrio.runtimes.handlers.models.leases import lease_models
-from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibrary
-from ovmstrio.runtimes.handlers.models.opening import ProjectModels, open_models
-from ovmstrio.runtimes.handlers.models.sources import Copy, CopyMaker
-from ovmstrio.runtimes.handlers.models.tree import ModelKey, StoredFile, VersionFiles
-from ovmstrio.runtimes.handlers.project import open_handler
+from ovmstrio.handlers.building import Supplies, open_handler
+from ovmstrio.handlers.config.project_spec import DEFAULT_MODEL
+from ovmstrio.handlers.handler import LoadedHandler
+from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, ProjectModels, open_models
+from ovmstrio.handlers.models.loader import MAX_WAITING, StorageThreads
+from ovmstrio.handlers.models.model_cache import lease_models
+from ovmstrio.handlers.models.storage import Copy, CopyMaker
+from ovmstrio.handlers.models.version_index import ModelKey, StoredFile, VersionFiles
 from tests.support.examples import examples
 from tests.support.model_projects import (
     TEXT_MODELS,

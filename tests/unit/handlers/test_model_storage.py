@@ -14,13 +14,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from ovmstrio.core.errors import ConfigError, ServerError, StorageFailure
 from ovmstrio.core.tracing import spans_of_server
-from ovmstrio.observability.tracing.call_tracing import CallTracing
-from ovmstrio.observability.tracing.sampling import TraceSampling
-from ovmstrio.observability.tracing.spans import RecordedSpan
-from ovmstrio.runtimes.handlers.models.shelf import RecentlyUsed
-from ovmstrio.runtimes.handlers.models.sources import CopyMaker, ModelSource, open_sources, problem_of_saved_model
-from ovmstrio.runtimes.handlers.models.storage import LocalStorage, open_storage
-from ovmstrio.runtimes.handlers.models.tree import (
+from ovmstrio.handlers.models.model_cache import RecentlyUsed, keep_latest
+from ovmstrio.handlers.models.storage import (
+    CopyMaker,
+    LocalStorage,
+    ModelSource,
+    open_sources,
+    open_storage,
+    problem_of_saved_model,
+)
+from ovmstrio.handlers.models.version_index import (
     ModelKey,
     StoredFile,
     Tree,
@@ -31,7 +34,8 @@ from ovmstrio.runtimes.handlers.models.tree import (
     versions_by_model,
     versions_of,
 )
-from ovmstrio.runtimes.handlers.models.watching import keep_latest
+from ovmstrio.telemetry.call_tracing import CallTracing
+from ovmstrio.telemetry.spans import RecordedSpan, TraceSampling
 from tests.support.examples import examples
 from tests.support.model_projects import CountingStorage, Loads, library_over, models_in, several_models, write_model
 

@@ -11,8 +11,7 @@ import pytest
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.handlers.building import Supplies
-from ovmstrio.runtimes.handlers.project import open_handler
+from ovmstrio.handlers.building import Supplies, open_handler
 from tests.support.projects import opened, project
 
 HANDLER = "class Handler:\n    def handle_post(self):\n        return {}\n"

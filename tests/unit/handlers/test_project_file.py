@@ -11,10 +11,17 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.handlers.config.dockerfile import make_dockerfile
-from ovmstrio.runtimes.handlers.config.image_section import log_image_only_keys, python_for, system_for, tensorflow_for
-from ovmstrio.runtimes.handlers.config.project_file import expanded, find_project_file, read_project
-from ovmstrio.runtimes.handlers.config.project_spec import (
+from ovmstrio.handlers.config.dockerfile import make_dockerfile
+from ovmstrio.handlers.config.project_file import (
+    expanded,
+    find_project_file,
+    log_image_only_keys,
+    python_for,
+    read_project,
+    system_for,
+    tensorflow_for,
+)
+from ovmstrio.handlers.config.project_spec import (
     DEFAULT_MODEL,
     Dependencies,
     GpuVersion,

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Buffer, Contents, InferInput, InferRequest
-from ovmstrio.core.tensor import ANY_SIZE, Dim, Tensor, TensorSpec
-from ovmstrio.runtimes.models import image_files, strings
-from ovmstrio.runtimes.models.buffers import buffer_of
-from ovmstrio.runtimes.models.strings import strings_of_rows
-from ovmstrio.runtimes.models.validation import Validator
+from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, BYTES, Dim, Tensor, TensorSpec
+from ovmstrio.encoding.raw_contents import buffer_of
+from ovmstrio.models import images as image_files
+from ovmstrio.models import tensor_contents as strings
+from ovmstrio.models.tensor_contents import strings_of_rows
+from ovmstrio.models.validation import Validator
 from tests.support.servables import contents_request, raw_request, validate
 
 NUMERIC = [name for name in BY_NAME if name != "BYTES"]

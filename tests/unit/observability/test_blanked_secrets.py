@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovmstrio.core.events import CallEvent, Door, WireRequest, kept_body_bytes
-from ovmstrio.observability.blanked_secrets import blanked
-from ovmstrio.observability.failed_calls import FailedCalls
+from ovmstrio.telemetry.recent_history import FailedCalls
+from ovmstrio.util.redaction import blanked
 from tests.support.callers import LOCAL
 from tests.support.waits import WAIT_SECONDS
 

@@ -18,19 +18,16 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from ovmstrio.api.doors import KSERVE_GRPC
 from ovmstrio.core.errors import InvalidRequest, ModelFailure
 from ovmstrio.core.events import OK, CallEvent, Door, WireProtocol, WireRequest
-from ovmstrio.core.texts import CONTROLS, MOST_CHARACTERS
-from ovmstrio.observability.access_log import AccessLog, AccessLogForm
-from ovmstrio.observability.log_level import LogLevel
-from ovmstrio.observability.log_sinks import StandardSink
-from ovmstrio.observability.log_trees import LOG_TREES, loggers_of, read_log_levels, written_log_levels
-from ovmstrio.observability.log_writer import LogOutlet, LogWriter
-from ovmstrio.observability.logs import configure_logs
-from ovmstrio.observability.repeated_faults import RepeatedFaults
-from ovmstrio.observability.request_log import RequestLog
-from ovmstrio.observability.tracing.spans import QuietSpan
+from ovmstrio.serving.interfaces import KSERVE_GRPC
+from ovmstrio.telemetry.access_log import AccessLog, AccessLogForm, RequestLog
+from ovmstrio.telemetry.log_levels import LOG_TREES, LogLevel, loggers_of, read_log_levels, written_log_levels
+from ovmstrio.telemetry.log_rate_limit import RepeatedFaults
+from ovmstrio.telemetry.log_writer import LogOutlet, LogWriter, StandardSink
+from ovmstrio.telemetry.logs import configure_logs
+from ovmstrio.telemetry.spans import QuietSpan
+from ovmstrio.util.truncation import CONTROLS, MOST_CHARACTERS
 from tests.support.callers import LOCAL, REMOTE
 from tests.support.waits import WAIT_SECONDS
 
@@ -463,8 +460,8 @@ def test_loggers_with_a_floor_stay_at_it() -> None:
         assert logging.getLogger("one of its own").level == own
 
 
-GRAPH_LOGGER = "ovmstrio.runtimes.graphs.graph_instance"
-REMOTE_LOGGER = "ovmstrio.runtimes.remote.health"
+GRAPH_LOGGER = "ovmstrio.graphs.instance"
+REMOTE_LOGGER = "ovmstrio.remote.targets"
 
 
 @pytest.fixture
@@ -510,7 +507,7 @@ def test_every_logger_of_the_server_can_have_a_level(name: str) -> None:
 
 
 def test_short_names_stand_for_packages() -> None:
-    assert loggers_of("ovmstrio.graphs.policies") == "ovmstrio.runtimes.graphs.policies"
+    assert loggers_of("ovmstrio.graphs.policies") == "ovmstrio.graphs.policies"
     assert loggers_of("ovmstrio.grpc") == "ovmstrio.wire.grpc"
     assert loggers_of("ovmstrio.graphsomething") == "ovmstrio.graphsomething"
     assert loggers_of("httpx") == "httpx"

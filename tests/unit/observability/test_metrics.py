@@ -13,22 +13,21 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
 
-from ovmstrio.api.doors import KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC
-from ovmstrio.core.census import current_census, owned_by
 from ovmstrio.core.errors import GraphFailure, InvalidRequest
 from ovmstrio.core.events import OK, CallEvent, Door, Step
 from ovmstrio.core.generation import Finish
 from ovmstrio.core.metric_families import BUCKETS_US, FAMILIES, Family
-from ovmstrio.observability.log_writer import WRITER
-from ovmstrio.observability.metrics import Metrics
-from ovmstrio.observability.resident_memory import GrowthWatch
-from ovmstrio.observability.summed_metrics import counted_only, restricted, sum_metrics
-from ovmstrio.observability.tallies import Counts, Spreads
-from ovmstrio.runtimes.generation.text_metrics import CANCELLED, TextMetrics
-from ovmstrio.work.batching.batcher import Batcher
-from ovmstrio.work.batching.policy import BatchOptions
-from ovmstrio.work.loop_load import current_loop_load
-from ovmstrio.work.threads.worker_threads import WorkerThreads
+from ovmstrio.core.resource_registry import current_census, owned_by
+from ovmstrio.isolation.thread_pool import WorkerThreads
+from ovmstrio.serving.batching import Batcher, BatchOptions
+from ovmstrio.serving.interfaces import KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC
+from ovmstrio.telemetry.fast_metrics import Counts, Spreads
+from ovmstrio.telemetry.log_writer import WRITER
+from ovmstrio.telemetry.loop_load import current_loop_load
+from ovmstrio.telemetry.metrics import Metrics
+from ovmstrio.telemetry.process_metrics import GrowthWatch
+from ovmstrio.telemetry.summed_metrics import counted_only, restricted, sum_metrics
+from ovmstrio.text.text_metrics import CANCELLED, TextMetrics
 from tests.support.waits import WAIT_SECONDS
 
 CALL = {"name": "m", "api": "KServe", "interface": "gRPC", "version": "1", "method": "ModelInfer"}

@@ -14,13 +14,19 @@ from opentelemetry import trace
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.core.events import OK, CallEvent, Door, WireRequest
 from ovmstrio.core.tracing import Span, current_span, part_of_call
-from ovmstrio.core.unrecorded_spans import span_of, unrecorded_spans
-from ovmstrio.observability.tracing.call_tracing import CallTracing
-from ovmstrio.observability.tracing.otel.user_spans import UserSpans
-from ovmstrio.observability.tracing.recent import RecentTraces
-from ovmstrio.observability.tracing.sampling import TraceSampling
-from ovmstrio.observability.tracing.spans import MOST_EVENTS, RecordedSpan
-from ovmstrio.observability.tracing.trace_context import TraceParent, read_parent, written_parent
+from ovmstrio.telemetry.call_tracing import CallTracing
+from ovmstrio.telemetry.otel import UserSpans
+from ovmstrio.telemetry.recent_traces import RecentTraces
+from ovmstrio.telemetry.spans import (
+    MOST_EVENTS,
+    RecordedSpan,
+    TraceParent,
+    TraceSampling,
+    read_parent,
+    span_of,
+    unrecorded_spans,
+    written_parent,
+)
 from tests.support.callers import LOCAL
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

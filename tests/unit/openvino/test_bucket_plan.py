@@ -10,11 +10,11 @@ import openvino.opset13 as op
 import pytest
 
 from ovmstrio.config.mapping import NO_MAPPING
-from ovmstrio.config.shape_buckets import parse_shape_buckets
+from ovmstrio.config.shapes import parse_shape_buckets
 from ovmstrio.config.specs import BatchingSpec, ModelSpec
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.openvino.batch_ranges import take_batches
-from ovmstrio.openvino.bucket_plan import plan_buckets
+from ovmstrio.inference.compile import take_batches
+from ovmstrio.inference.shape_buckets import plan_buckets
 from tests.support import ir
 
 AXIS_1 = op.constant(np.array([1], np.int64))

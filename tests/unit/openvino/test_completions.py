@@ -7,8 +7,8 @@ from queue import SimpleQueue
 import trio
 import trio.testing
 
-from ovmstrio.openvino.completions import Completion, CompletionQueue
-from ovmstrio.openvino.lost_streams import LostStreams
+from ovmstrio.inference.infer_requests import Completion, CompletionQueue
+from ovmstrio.inference.recovery import LostStreams
 
 
 def _started(queue: CompletionQueue, count: int) -> list[tuple[Completion, trio.Event]]:

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovmstrio.core.errors import InvalidField, ModelFailure
-from ovmstrio.openvino.engine import hearing, speakers, speech_program
-from ovmstrio.openvino.engine.hearing import HeardWindow
-from ovmstrio.openvino.engine.recordings import RATE, Recording
-from ovmstrio.openvino.engine.sentences import MOST_CHARACTERS, sentences_of
-from ovmstrio.openvino.engine.sound_files import sound_writer
-from ovmstrio.openvino.engine.speakers import PipelineSpeaker
-from ovmstrio.openvino.engine.transcription_program import serve
+from ovmstrio.inference.engine import asr as hearing
+from ovmstrio.inference.engine import speech_program
+from ovmstrio.inference.engine import tts as speakers
+from ovmstrio.inference.engine.asr import HeardWindow
+from ovmstrio.inference.engine.audio_files import RATE, Recording, sound_writer
+from ovmstrio.inference.engine.transcription_program import serve
+from ovmstrio.inference.engine.tts import MOST_CHARACTERS, PipelineSpeaker, sentences_of
 from tests.support.recordings import tone, wave_file
 from tests.support.scripted_channel import ScriptedChannel
 

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from ovmstrio.config.sections import rules_of
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.ext.ops import Op
-from ovmstrio.runtimes.ops.config.op_settings import (
+from ovmstrio.ops.config_file import TOP_RULES, conf_dict, examine_pipeline_config, read_pipeline_config, settings_of
+from ovmstrio.ops.graph import OpGraph
+from ovmstrio.ops.settings import (
     DagSettings,
     LocalServiceConf,
     LoggingSettings,
@@ -21,10 +23,7 @@ from ovmstrio.runtimes.ops.config.op_settings import (
     PipelineSettings,
     TracerSettings,
 )
-from ovmstrio.runtimes.ops.config.overrides import conf_dict, settings_of
-from ovmstrio.runtimes.ops.config.pipeline_file import TOP_RULES, examine_pipeline_config, read_pipeline_config
-from ovmstrio.runtimes.ops.examining import examine_pipeline
-from ovmstrio.runtimes.ops.graph import OpGraph
+from ovmstrio.ops.validate import examine_pipeline
 from tests.support.ops import text_graph
 
 _UCI = """\

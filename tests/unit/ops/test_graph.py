@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from ovmstrio.core.drawing import DrawnEdge, to_mermaid
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ext.ops import Op, RequestOp, ResponseOp
-from ovmstrio.runtimes.ops.config.pipeline_file import read_pipeline_config
-from ovmstrio.runtimes.ops.graph import OpGraph, build, draw
+from ovmstrio.ops.config_file import read_pipeline_config
+from ovmstrio.ops.graph import OpGraph, build, draw
+from ovmstrio.util.drawing import DrawnEdge, to_mermaid
 from tests.support.ops import op_class, text_graph
 
 _JOINING = op_class(preprocess=lambda _, inputs: {key: value for one in inputs.values() for key, value in one.items()})

@@ -17,12 +17,12 @@ from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ext.ops import Op
-from ovmstrio.observability.logs import configure_logs
-from ovmstrio.runtimes.ops.config.op_settings import LoggingSettings, OpSettings, PipelineSettings
-from ovmstrio.runtimes.ops.executor import Executor, open_executor
-from ovmstrio.runtimes.ops.observing.figures import working_on
-from ovmstrio.runtimes.ops.observing.log_files import join_log_files, open_log_files
-from ovmstrio.runtimes.ops.observing.observing import Observing, open_observing
+from ovmstrio.ops.executor import Executor, open_executor
+from ovmstrio.ops.observing.figures import working_on
+from ovmstrio.ops.observing.log_files import join_log_files, open_log_files
+from ovmstrio.ops.observing.observing import Observing, open_observing
+from ovmstrio.ops.settings import LoggingSettings, OpSettings, PipelineSettings
+from ovmstrio.telemetry.logs import configure_logs
 from tests.support.ops import asking, op_class, settings, text_graph
 
 _STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
@@ -127,7 +127,7 @@ def test_a_worker_process_creates_no_files(tmp_path: Path) -> None:
 
 def test_lines_of_one_place_are_limited(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 50.0
-    monkeypatch.setattr("ovmstrio.runtimes.ops.observing.log_files.time.monotonic", lambda: now)
+    monkeypatch.setattr("ovmstrio.ops.observing.log_files.time.monotonic", lambda: now)
     with open_log_files(LoggingSettings(rate_limit=2)):
         for number in range(6):
             now += 1.0 if number == 5 else 0.0

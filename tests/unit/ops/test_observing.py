@@ -13,13 +13,13 @@ import trio.testing
 import yaml
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.ops.config.op_settings import DagSettings, PipelineSettings, TracerSettings
-from ovmstrio.runtimes.ops.executor import open_executor
-from ovmstrio.runtimes.ops.observing.analyst import Analyst
-from ovmstrio.runtimes.ops.observing.figures import PipelineFigures
-from ovmstrio.runtimes.ops.observing.hooks import ChannelState, OpHooks, Stage
-from ovmstrio.runtimes.ops.observing.observing import open_observing, snapshot
-from ovmstrio.runtimes.ops.observing.tracer import Timelines, benchmark_document, tracer_lines
+from ovmstrio.ops.executor import open_executor
+from ovmstrio.ops.observing.analyst import Analyst
+from ovmstrio.ops.observing.figures import PipelineFigures
+from ovmstrio.ops.observing.hooks import ChannelState, OpHooks, Stage
+from ovmstrio.ops.observing.observing import open_observing, snapshot
+from ovmstrio.ops.observing.tracer import Timelines, benchmark_document, tracer_lines
+from ovmstrio.ops.settings import DagSettings, PipelineSettings, TracerSettings
 from tests.support.ops import asking, settings, text_graph
 
 

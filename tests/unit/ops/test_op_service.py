@@ -10,10 +10,10 @@ import pytest
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure, NotReady, Overloaded, ServerError
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.tensor import Tensor
-from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
-from ovmstrio.runtimes.ops.op_service import OpService
-from ovmstrio.runtimes.ops.tensors import ArrayTensor, from_array, pack, unpack
-from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
+from ovmstrio.ops.op_service import OpService
+from ovmstrio.ops.settings import PipelineSettings
+from ovmstrio.ops.tensors import ArrayTensor, from_array, pack, unpack
+from ovmstrio.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
 
 
 class _Pipeline:

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
-from ovmstrio.runtimes.ops.config.op_settings import LocalServiceConf
-from ovmstrio.runtimes.ops.predictor import devices
-from ovmstrio.runtimes.ops.predictor.devices import device_for, plugin_config, workers_on
-from ovmstrio.runtimes.ops.predictor.local_model import map_aliases
-from ovmstrio.runtimes.ops.predictor.model_config import CONFIG_FILE, ModelConfig, Variable, prepare, read_model_config
-from ovmstrio.runtimes.ops.predictor.protocol import FeedMismatch, FeedTypeError
+from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, Dim, TensorSpec
+from ovmstrio.ops.predictor import local_model as devices
+from ovmstrio.ops.predictor.local_model import device_for, map_aliases, plugin_config, workers_on
+from ovmstrio.ops.predictor.model_config import CONFIG_FILE, ModelConfig, Variable, prepare, read_model_config
+from ovmstrio.ops.predictor.protocol import FeedMismatch, FeedTypeError
+from ovmstrio.ops.settings import LocalServiceConf
 
 # The description of a model
 

@@ -8,10 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ovmstrio.protocol.pipeline_messages import REQUEST
-from ovmstrio.runtimes.ops.messages import from_message, tensor_from_message, to_message
-from ovmstrio.runtimes.ops.tensors import from_array, pack, to_array, unpack
-from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse, PipelineTensor
+from ovmstrio.encoding.messages import REQUEST
+from ovmstrio.ops.tensors import from_array, pack, to_array, unpack
+from ovmstrio.ops.values import (
+    ChannelData,
+    ChannelDataType,
+    PipelineRequest,
+    PipelineResponse,
+    PipelineTensor,
+    from_message,
+    tensor_from_message,
+    to_message,
+)
 
 DTYPES = ("int64", "float32", "int32", "float64", "int16", "float16", "uint16", "uint8", "int8", "bool")
 

@@ -11,14 +11,12 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import PipelineNode
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import CustomNodeFailure, NothingToGather, PipelineFailure
 from ovmstrio.core.request import InferRequest
-from ovmstrio.core.tensor import Array, Tensor
-from ovmstrio.runtimes.pipelines.node_calls import NodeCall
-from ovmstrio.runtimes.pipelines.pipeline_plan import make_plan
-from ovmstrio.runtimes.pipelines.pipeline_run import MAX_SHARDS, MAX_TASKS, PipelineRun
-from ovmstrio.runtimes.pipelines.structure import examine_structure
+from ovmstrio.core.tensor import BY_NAME, Array, Tensor
+from ovmstrio.pipelines.plan import make_plan
+from ovmstrio.pipelines.run import MAX_SHARDS, MAX_TASKS, NodeCall, PipelineRun
+from ovmstrio.pipelines.structure import examine_structure
 from tests.support.pipelines import make_node, make_pipeline
 from tests.support.waits import WAIT_SECONDS
 

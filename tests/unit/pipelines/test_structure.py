@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ovmstrio.config.specs import PipelineNode
-from ovmstrio.core.drawing import to_svg
-from ovmstrio.runtimes.pipelines.pipeline_drawing import draw
-from ovmstrio.runtimes.pipelines.structure import examine_structure
+from ovmstrio.pipelines.plan import draw
+from ovmstrio.pipelines.structure import examine_structure
+from ovmstrio.util.drawing import to_svg
 from tests.support.pipelines import make_node, make_pipeline
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ovmstrio.protocol.descriptors import FILES, POOL, message_class
+from ovmstrio.encoding.messages import FILES, POOL, message_class
 
 PROJECT = Path(__file__).parents[3]
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovmstrio.core import errors
-from ovmstrio.protocol.pipeline_messages import REQUEST, decode_request, name_in
-from ovmstrio.protocol.status_errors import error_of_grpc, error_of_http
-from ovmstrio.protocol.wire_tensors import datatype_of, from_raw, to_raw
-from ovmstrio.wire.statuses import STATUS_OF
+from ovmstrio.encoding.messages import REQUEST, decode_request, name_in
+from ovmstrio.encoding.status_errors import error_of_grpc, error_of_http
+from ovmstrio.encoding.wire_tensors import datatype_of, from_raw, to_raw
+from ovmstrio.transport.statuses import STATUS_OF
 
 
 def _text(number: int, value: str) -> bytes:

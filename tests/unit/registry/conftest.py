@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from ovmstrio.registry import Registry
+from ovmstrio.serving.registry import Registry
 from tests.support.stub_registry import StubLoader, registry_of, running
 
 Loading = Callable[..., AbstractAsyncContextManager[trio.Nursery]]

@@ -11,14 +11,15 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.api.kserve.repository_index import repository_index
-from ovmstrio.config.ovms_json import parse_config
+from ovmstrio.config.config_file import parse_config
 from ovmstrio.config.specs import AllVersions, GraphSpec, ModelSpec, PipelineNode, PipelineSpec, ServableSpec
 from ovmstrio.core.errors import InvalidRequest, ModelFailure, Problem, ServiceLoading, VersionRetired
-from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.registry import Registry, VersionState
-from ovmstrio.registry.source import ConfigSource
-from ovmstrio.runtimes.table import KINDS
+from ovmstrio.protocols.kserve.documents import repository_index
+from ovmstrio.server.kinds import KINDS
+from ovmstrio.serving.data_plane import DataPlane
+from ovmstrio.serving.records import VersionState
+from ovmstrio.serving.registry import Registry
+from ovmstrio.serving.source import ConfigSource
 from tests.support.graphs import graph_calling
 from tests.support.pipelines import dag_entry
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running

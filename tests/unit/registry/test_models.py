@@ -22,10 +22,12 @@ from ovmstrio.core.errors import (
     VersionMissing,
     VersionRetired,
 )
-from ovmstrio.observability.metrics import Metrics
-from ovmstrio.observability.resident_memory import GrowthWatch
-from ovmstrio.registry import Readiness, Registry, VersionState, VersionStatus, version_loader
-from ovmstrio.runtimes.kind import LoadContext
+from ovmstrio.serving import loading as version_loader
+from ovmstrio.serving.kind import LoadContext
+from ovmstrio.serving.records import Readiness, VersionState, VersionStatus
+from ovmstrio.serving.registry import Registry
+from ovmstrio.telemetry.metrics import Metrics
+from ovmstrio.telemetry.process_metrics import GrowthWatch
 from tests.support.stub_registry import StubLoader, add_versions, registry_of, running
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.registry.conftest import Loading

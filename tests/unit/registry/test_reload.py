@@ -13,8 +13,9 @@ from structlog.testing import capture_logs
 from ovmstrio.config.specs import ModelSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, ModelFailure, Problem, VersionsFailure
 from ovmstrio.core.request import InferRequest
-from ovmstrio.registry import ApplyResult, Registry, VersionState
-from ovmstrio.registry.source import ConfigSource, reload_versions
+from ovmstrio.serving.records import ApplyResult, VersionState
+from ovmstrio.serving.registry import Registry
+from ovmstrio.serving.source import ConfigSource, reload_versions
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
 from tests.support.waits import until_async
 from tests.unit.registry.conftest import Loading

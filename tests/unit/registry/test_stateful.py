@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec, SpecificVersions
 from ovmstrio.core.errors import NotFound, VersionLoading
-from ovmstrio.registry import Lease, VersionState
+from ovmstrio.serving.instances import Lease
+from ovmstrio.serving.records import VersionState
 from tests.support.examples import examples
 from tests.support.loops import TrioThread
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running

@@ -10,7 +10,7 @@ from h2.events import DataReceived, RequestReceived, StreamReset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.runtimes.remote.grpc.client_core import ClientCore, Exchange, ProtocolViolation, literal
+from ovmstrio.remote.grpc_client import ClientCore, Exchange, ProtocolViolation, literal
 
 MAX_MESSAGE_BYTES = 2**31
 

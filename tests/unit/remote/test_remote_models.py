@@ -12,21 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from trio.testing import MockClock
 
-from ovmstrio.config.ovms_json import parse_config
+from ovmstrio.config.config_file import parse_config
 from ovmstrio.config.remote_entries import RemoteAddress, RemoteSpec
 from ovmstrio.config.specs import ModelSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, NotReady, PayloadTooLarge, ServerError
-from ovmstrio.core.reconsidering import readiness_reconsidered
 from ovmstrio.core.request import InferRequest, InferResponse, ParameterValue
+from ovmstrio.core.service import readiness_reconsidered
 from ovmstrio.core.tensor import RawTensor
-from ovmstrio.runtimes.remote.breaker import Breaker
-from ovmstrio.runtimes.remote.endpoint import NotSent, RemoteDescription
-from ovmstrio.runtimes.remote.health import watch
-from ovmstrio.runtimes.remote.hedging import hedged
-from ovmstrio.runtimes.remote.remote_servable import RemoteServable
-from ovmstrio.runtimes.remote.sequence import SequenceStep
-from ovmstrio.runtimes.remote.targets import Target, Targets
-from ovmstrio.runtimes.table import KINDS
+from ovmstrio.remote.endpoint import NotSent, RemoteDescription
+from ovmstrio.remote.servable import RemoteServable, SequenceStep, hedged
+from ovmstrio.remote.targets import Breaker, Target, Targets, watch
+from ovmstrio.server.kinds import KINDS
 
 Script = Callable[[InferRequest, float], Awaitable[InferResponse]]
 

@@ -11,11 +11,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.config.specs import GraphSpec
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.repository.fingerprints import content_mark, tree_mark
-from ovmstrio.repository.graph_files import graph_mark
-from ovmstrio.repository.versions import find_model_file, list_versions, scan
-from ovmstrio.repository.watcher import FileWatcher
-from ovmstrio.work.backoff import Backoff
+from ovmstrio.serving.file_watcher import FileWatcher
+from ovmstrio.serving.fingerprints import content_mark, graph_mark, tree_mark
+from ovmstrio.serving.model_versions import find_model_file, list_versions, scan
+from ovmstrio.util.backoff import Backoff
 
 
 def _touch(directory: Path, *names: str) -> Path:

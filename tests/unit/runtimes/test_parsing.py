@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.generation import Conversation, Finish
 from ovmstrio.core.tracing import current_span
-from ovmstrio.observability.tracing.recent import RecentTraces
-from ovmstrio.observability.tracing.spans import RecordedSpan
-from ovmstrio.runtimes.generation.answers import Made
-from ovmstrio.runtimes.generation.generation_span import GenerationSpan
-from ovmstrio.runtimes.generation.output_reading import AnswerReading
-from ovmstrio.runtimes.generation.parsing import (
+from ovmstrio.telemetry.recent_traces import RecentTraces
+from ovmstrio.telemetry.spans import RecordedSpan
+from ovmstrio.text.answers import Made
+from ovmstrio.text.engine_link import GenerationSpan
+from ovmstrio.text.parsing import (
     REASONING_PARSERS,
     TOOL_PARSERS,
     OutputParser,
@@ -25,6 +24,7 @@ from ovmstrio.runtimes.generation.parsing import (
     make_parser,
     opens_reasoning,
 )
+from ovmstrio.text.text_model import AnswerReading
 from tests.support.examples import examples
 from tests.support.parser_samples import SAMPLES, TOOLS, Sample
 

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
-from ovmstrio.runtimes.resident import ResidentService, host
+from ovmstrio.serving.hosted_service import ResidentService, host
 
 
 @asynccontextmanager

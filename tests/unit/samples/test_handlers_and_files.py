@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 import ovmstrio_samples
-from ovmstrio.runtimes.handlers.config.project_file import read_project
+from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio_samples.catalog import HANDLERS, ProjectSample
 from ovmstrio_samples.embedding.wordpiece import WordPieces
 from ovmstrio_samples.face_detection.client import faces

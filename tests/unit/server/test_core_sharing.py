@@ -8,8 +8,8 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from ovmstrio.server.core_sharing import Sharing, share_cores
-from ovmstrio.work.cores import CoreShare
+from ovmstrio.server.server import Sharing, share_cores
+from ovmstrio.util.cores import CoreShare
 
 
 class _User:

@@ -10,15 +10,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.observability.log_level import LOG_LEVEL
-from ovmstrio.server.command_line import UsageProblems
-from ovmstrio.server.plan import Plan, read_plan
-from ovmstrio.server.project_plan import plan_project
+from ovmstrio.server.command_line import UsageProblems, text_model
+from ovmstrio.server.plan import Plan, plan_project, read_plan
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.start_failures import log_failures
-from ovmstrio.server.text_model_options import text_model
-from ovmstrio.server.workers.task import WorkerTask
-from ovmstrio.server.workers.worker import _plan_of
+from ovmstrio.telemetry.log_levels import LOG_LEVEL
+from ovmstrio.workers.worker import WorkerTask, _plan_of
 from tests.support.projects import make_project
 
 FILE = Path("file.pem")

@@ -13,13 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import SequenceExists, SequenceMissing, TooManySequences
-from ovmstrio.core.sequence_owners import SequenceElsewhere
-from ovmstrio.runtimes.models.sequences import Control, Sequence, SequenceManager, SequenceManagers
-from ovmstrio.runtimes.models.sequences.cleaner import scan
-from ovmstrio.runtimes.models.sequences.store import SequenceStore
-from ovmstrio.server.workers.board import Board
-from ovmstrio.server.workers.sequence_directory import BoardDirectory
-from ovmstrio.server.workers.sequence_memory import SequenceMemory, slots_for
+from ovmstrio.core.worker_peers import SequenceElsewhere
+from ovmstrio.models.sequences import Control, Sequence, SequenceManager, SequenceManagers
+from ovmstrio.models.sequences.manager import scan
+from ovmstrio.models.sequences.store import SequenceStore
+from ovmstrio.workers.sequences import BoardDirectory
+from ovmstrio.workers.shared_state import Board, SequenceMemory, slots_for
 from tests.support.examples import examples
 
 SECRET = "secret"

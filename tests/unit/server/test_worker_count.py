@@ -8,19 +8,17 @@ import pytest
 import trio
 
 from ovmstrio.config.remote_entries import RemoteSpec
-from ovmstrio.config.specs import HandlerSpec, ModelSpec, ServerSpec
-from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.config.specs import HandlerSpec, ModelSpec, ServerSpec, TextModelSpec
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.models.sequences.parts import check_store, part_of_store
-from ovmstrio.runtimes.models.sequences.store import STORE_FILE
+from ovmstrio.models.sequences.store import STORE_FILE, check_store, part_of_store
 from ovmstrio.server.command_line import UsageProblems, read_settings
-from ovmstrio.server.life import serve
 from ovmstrio.server.plan import read_plan
+from ovmstrio.server.server import serve
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.worker_count import MeasuredCall, choose_count, count_workers, worth_measuring
-from ovmstrio.server.workers.choosing import choose_workers
-from ovmstrio.server.workers.serve import serve_in_processes
-from ovmstrio.work.cores import usable_cores
+from ovmstrio.util.cores import usable_cores
+from ovmstrio.workers.auto_workers import choose_workers
+from ovmstrio.workers.serve import serve_in_processes
 from tests.support import ir
 
 if TYPE_CHECKING:
@@ -108,7 +106,7 @@ def test_only_models_whose_times_decide_are_measured() -> None:
 
 
 async def test_stored_sequences_decide_the_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ovmstrio.server.workers.choosing.usable_cores", lambda: 2)
+    monkeypatch.setattr("ovmstrio.workers.auto_workers.usable_cores", lambda: 2)
     ir.save(ir.dummy(), tmp_path, "m")
     store = tmp_path / "store"
     for row in range(3):
@@ -134,9 +132,9 @@ async def test_signal_while_workers_are_measured_ends_the_server_gently(
         signal.raise_signal(number)
         await trio.sleep_forever()
 
-    monkeypatch.setattr("ovmstrio.server.workers.choosing.choose_workers", measure)
+    monkeypatch.setattr("ovmstrio.workers.auto_workers.choose_workers", measure)
     # This process does not belong to the server.
-    monkeypatch.setattr("ovmstrio.server.own_process.keep_freed_memory", lambda: None)
+    monkeypatch.setattr("ovmstrio.server.process_main.keep_freed_memory", lambda: None)
     monkeypatch.setattr("sys.setswitchinterval", lambda _: None)
     settings = ServerSettings(model_name="m", model_path=tmp_path / "m", workers=0, readiness_file=ready)
     plan = await read_plan(settings)

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovmstrio.core.errors import ConfigError, ModelFailure
-from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.dataplane.whole_server import metrics_of_all
-from ovmstrio.runtimes.models.sequences.owners import owner_of
-from ovmstrio.runtimes.models.sequences.parts import check_store, part_of_store
+from ovmstrio.models.sequences.requests import owner_of
+from ovmstrio.models.sequences.store import check_store, part_of_store
 from ovmstrio.server.reloading import RELOAD, RESTORE, Reloading
-from ovmstrio.server.workers.kept_figures import KeptFigures
+from ovmstrio.serving.aggregate import metrics_of_all
+from ovmstrio.serving.data_plane import DataPlane
+from ovmstrio.workers.aggregate import KeptFigures
 
 # Reloads
 

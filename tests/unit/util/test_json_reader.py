@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ovmstrio.util import json_reader, number_arrays
-from ovmstrio.util.json_reader import (
+from ovmstrio.encoding import json_reader, number_arrays
+from ovmstrio.encoding.json_reader import (
     JsonLimitExceeded,
     JsonLimits,
     JsonSyntaxError,
@@ -23,7 +23,7 @@ from ovmstrio.util.json_reader import (
     read_json,
     without_arrays,
 )
-from ovmstrio.util.number_arrays import NumberArray, NumberKind, read_numbers
+from ovmstrio.encoding.number_arrays import NumberArray, NumberKind, read_numbers
 from ovmstrio.util.slices import run_to_end
 from tests.support.examples import examples
 

@@ -9,15 +9,13 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from ovmstrio.core.pending_answers import PendingAnswers, current_share
 from ovmstrio.core.request import Buffer
 from ovmstrio.server.rest_front_end import make_router
-from ovmstrio.wire.closing import LINGER_SECONDS
-from ovmstrio.wire.direct_stream import DirectStream, direct, told_of_waiting
-from ovmstrio.wire.http.bounded_sending import send_bounded
-from ovmstrio.wire.http.fast_lane import FastLane
-from ovmstrio.wire.http.prefixed_stream import PrefixedStream
-from ovmstrio.wire.standstill import unsent_bytes
+from ovmstrio.transport.direct_stream import LINGER_SECONDS, DirectStream, direct, told_of_waiting
+from ovmstrio.transport.http.buffered_stream import PrefixedStream, send_bounded
+from ovmstrio.transport.http.fast_path import FastLane
+from ovmstrio.transport.send_budget import PendingAnswers, current_share
+from ovmstrio.transport.stall_detector import unsent_bytes
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.api.rest.servers import stack
 

@@ -17,8 +17,7 @@ from trio.testing import MockClock
 
 from ovmstrio.core.errors import DeadlineExceeded, ModelFailure, NotReady, Overloaded
 from ovmstrio.core.hooks import BatchHooks
-from ovmstrio.work.batching import Batcher, BatchOptions, open_batcher
-from ovmstrio.work.batching.policy import BatchPolicy
+from ovmstrio.serving.batching import Batcher, BatchOptions, BatchPolicy, open_batcher
 from tests.support.examples import examples
 
 Options = BatchOptions

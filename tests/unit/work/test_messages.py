@@ -18,12 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ovmstrio.core.errors import ConfigError, Overloaded, Problem, ServerError
-from ovmstrio.core.texts import MOST_CAUSES, MOST_CHARACTERS
-from ovmstrio.work.messages.error_codec import decode_error, encode_error
-from ovmstrio.work.messages.message_packets import MOST_INLINE, NO_MESSAGE, MessagePackets
-from ovmstrio.work.messages.regions import MOST_KEPT, RegionPool, find_shared
-from ovmstrio.work.messages.value_codec import Encoded, decode
-from ovmstrio.work.user_code.places import place_in
+from ovmstrio.isolation.channel import MOST_INLINE, NO_MESSAGE, MessagePackets
+from ovmstrio.isolation.codec import MOST_KEPT, Encoded, RegionPool, decode, decode_error, encode_error, find_shared
+from ovmstrio.isolation.user_code import place_in
+from ovmstrio.util.truncation import MOST_CAUSES, MOST_CHARACTERS
 
 # Values
 

@@ -9,12 +9,11 @@ import pytest
 import trio
 import trio.lowlevel
 
-from ovmstrio.work import loop_load
-from ovmstrio.work.cores import CoreShare, usable_cores
-from ovmstrio.work.crowd import Crowd
-from ovmstrio.work.demand import Demand
-from ovmstrio.work.loop_load import LoopLoad, current_loop_load
-from ovmstrio.work.placement import (
+from ovmstrio.inference.tuner import Crowd, Demand
+from ovmstrio.telemetry import loop_load
+from ovmstrio.telemetry.loop_load import LoopLoad, current_loop_load
+from ovmstrio.util.cores import CoreShare, usable_cores
+from ovmstrio.util.placement import (
     FEW_CORES_THRESHOLD_SECONDS,
     FILLING_THRESHOLD_SECONDS,
     INLINE_THRESHOLD_SECONDS,

@@ -12,12 +12,10 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.runtimes.pipelines.custom_nodes.native.abi import PRECISIONS
-from ovmstrio.work.messages.message_packets import MOST_INLINE, NO_MESSAGE
-from ovmstrio.work.messages.regions import Region
-from ovmstrio.work.processes.message_channel import MessageChannel
-from ovmstrio.work.processes.packet_socket import PacketSocket, packet_pair
-from ovmstrio.work.processes.program import describe_end, describe_exit
+from ovmstrio.isolation.channel import MOST_INLINE, NO_MESSAGE, MessageChannel, PacketSocket, packet_pair
+from ovmstrio.isolation.codec import Region
+from ovmstrio.isolation.program import describe_end, describe_exit
+from ovmstrio.pipelines.native.abi import PRECISIONS
 
 
 def _descriptors() -> int:

@@ -5,10 +5,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ovmstrio.core.stacks import SampledThreads
-from ovmstrio.work.messages.blocking_channel import BlockingChannel
-from ovmstrio.work.processes.packet_socket import packet_pair
-from ovmstrio.work.stack_sampling import StackSampler
+from ovmstrio.core.service import SampledThreads
+from ovmstrio.isolation.blocking_channel import BlockingChannel
+from ovmstrio.isolation.channel import packet_pair
+from ovmstrio.telemetry.stack_sampling import StackSampler
 
 SECONDS = 30.0
 

@@ -13,8 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.work.threads.lending import lent_place
-from ovmstrio.work.threads.worker_threads import ThreadCall, WorkerThreads
+from ovmstrio.isolation.thread_pool import ThreadCall, WorkerThreads, lent_place
 from tests.support.waits import WAIT_SECONDS, until_async
 
 

@@ -18,14 +18,14 @@ import trio
 from opentelemetry import trace
 from structlog.testing import capture_logs
 
-from ovmstrio.core.line_streams import running_code_of
-from ovmstrio.work import isolation
-from ovmstrio.work.isolation import followed_trace
-from ovmstrio.work.threads.worker_threads import WorkerThreads
-from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_user_code
-from ovmstrio.work.user_code.importing import HandlerPackage
-from ovmstrio.work.user_code.printing import log_printed, prints_logged
-from ovmstrio.work.user_code.pumps import ThreadPump
+from ovmstrio.isolation import isolated_code as isolation
+from ovmstrio.isolation import trace_propagation as followed_trace
+from ovmstrio.isolation.generators import ThreadPump
+from ovmstrio.isolation.importing import HandlerPackage
+from ovmstrio.isolation.printing import log_printed, prints_logged
+from ovmstrio.isolation.thread_pool import WorkerThreads
+from ovmstrio.isolation.user_code import UserCodeRaisedError, call_user_code
+from ovmstrio.util.stdio import running_code_of
 
 NAMES = {"servable": "graph", "node": "counter"}
 

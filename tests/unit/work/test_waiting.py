@@ -4,8 +4,8 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.work.backoff import Backoff
-from ovmstrio.work.overdue import wait_within, watch_overdue
+from ovmstrio.util.backoff import Backoff
+from ovmstrio.util.deadline_sweeper import wait_within, watch_overdue
 
 
 def test_pauses_double_up_to_the_maximum_and_restart_after_a_success() -> None:

@@ -1,7 +1,7 @@
 """The message classes, from a pool of their own: another copy of them may be loaded in the same process."""
 
-from ovmstrio.protocol.pipeline_messages import REQUEST as Request  # noqa: N811 - names of messages
-from ovmstrio.protocol.pipeline_messages import RESPONSE as Response  # noqa: N811 - as above
-from ovmstrio.protocol.pipeline_messages import TENSOR as Tensor  # noqa: N811 - as above
+from ovmstrio.encoding.messages import REQUEST as Request  # noqa: N811 - names of messages
+from ovmstrio.encoding.messages import RESPONSE as Response  # noqa: N811 - as above
+from ovmstrio.encoding.messages import TENSOR as Tensor  # noqa: N811 - as above
 
 __all__ = ["Request", "Response", "Tensor"]

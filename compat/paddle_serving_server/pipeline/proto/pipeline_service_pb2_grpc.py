@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE, SERVICE
+from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE, SERVICE
 
 __all__ = ["PipelineServiceServicer", "PipelineServiceStub", "add_PipelineServiceServicer_to_server"]
 

@@ -13,22 +13,20 @@ from typing import Any, Final
 import pytest
 import trio
 
-from ovmstrio.access.authentication import Authentication
-from ovmstrio.access.directory import Directory
-from ovmstrio.access.gate import Gate
-from ovmstrio.api.console.assets import asset_names
-from ovmstrio.api.console.guard import CHANGE_HEADER
-from ovmstrio.api.console.live import Wishes
+from ovmstrio.auth.authentication import Authentication, Directory
+from ovmstrio.auth.gate import Gate
+from ovmstrio.console.routes import CHANGE_HEADER, asset_names
+from ovmstrio.console.stream import Wishes
 from ovmstrio.core.callers import Caller, Scopes
 from ovmstrio.core.events import CallEvent, Door, WireRequest
 from ovmstrio.core.http import HttpAnswer, HttpRequest
-from ovmstrio.dataplane.guarded_plane import GuardedPlane
-from ovmstrio.observability.log_level import LOG_LEVEL
-from ovmstrio.observability.logs import configure_logs
-from ovmstrio.observability.recent_past import RecentPast
 from ovmstrio.server.rest_front_end import make_router
-from ovmstrio.wire.http.answers import Cors
-from ovmstrio.wire.http.router import Route
+from ovmstrio.serving.authorization import GuardedPlane
+from ovmstrio.telemetry.log_levels import LOG_LEVEL
+from ovmstrio.telemetry.logs import configure_logs
+from ovmstrio.telemetry.recent_history import RecentPast
+from ovmstrio.transport.http.responses import Cors
+from ovmstrio.transport.http.router import Route
 from tests.support.callers import LOCAL, bearer, gate_of, peer_at
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.api.rest.servers import BODY, Serving, load_version_1, serving_rest, stack
@@ -209,7 +207,7 @@ def test_failures_and_traces_are_sent_on_request_only() -> None:
 
 
 async def test_the_number_of_viewers_is_limited(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ovmstrio.api.console.live.MOST_VIEWERS", 1)
+    monkeypatch.setattr("ovmstrio.console.stream.MOST_VIEWERS", 1)
     async with _live(server) as events:
         await events.next("whole")
         refused = await server.get(LIVE)

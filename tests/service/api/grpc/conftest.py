@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.observability.metrics import Metrics
+from ovmstrio.telemetry.metrics import Metrics
 from tests.service.api.grpc.servers import Serving, serving_grpc
 from tests.support.stub_registry import load_pass_through
 

@@ -14,12 +14,12 @@ import trio
 
 from ovmstrio.config.specs import GraphSpec, ModelSpec
 from ovmstrio.core.events import CallEvent, CallObserver
-from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.observability.metrics import Metrics
-from ovmstrio.observability.request_log import RequestLog
-from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.registry import Registry
+from ovmstrio.encoding.messages import message_class
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from ovmstrio.serving.data_plane import DataPlane
+from ovmstrio.serving.registry import Registry
+from ovmstrio.telemetry.access_log import RequestLog
+from ovmstrio.telemetry.metrics import Metrics
 from tests.support.stub_registry import GRAPH, Load, load_scripted, registry_of
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.wire.grpc.bytes_client import message

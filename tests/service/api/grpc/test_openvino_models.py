@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.runtimes.models.load_model import load_model
+from ovmstrio.models.kind import load_model
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from ovmstrio.serving.data_plane import DataPlane
 from tests.support import ir
 from tests.support.api_clients import call, with_triton
 from tests.support.stub_registry import registry_of

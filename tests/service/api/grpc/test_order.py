@@ -12,14 +12,13 @@ import h2.events
 import numpy as np
 import pytest
 
-from ovmstrio.api import grpc_codec
-from ovmstrio.api.kserve.grpc.request_decoding import decode_request
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.request import InferRequest
-from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST
-from ovmstrio.runtimes.models.load_model import load_model
-from ovmstrio.runtimes.models.sequences import SequenceManagers
+from ovmstrio.encoding.messages import METHOD, REQUEST, message_class
+from ovmstrio.models.kind import load_model
+from ovmstrio.models.sequences import SequenceManagers
+from ovmstrio.protocols import grpc_codec
+from ovmstrio.protocols.kserve.grpc_requests import decode_request
 from tests.service.api.grpc.servers import INFER, STREAM, Serving, open_peer, serving_grpc, streaming_server
 from tests.support import ir
 from tests.support.loops import COINS, scheduled

@@ -18,9 +18,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tritonclient.grpc import InferInput
 from tritonclient.utils import InferenceServerException
 
-from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.encoding.messages import message_class
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from ovmstrio.serving.data_plane import DataPlane
 from tests.service.api.grpc.servers import INFER, STREAM, Serving
 from tests.support.api_clients import call, with_channel, with_triton
 from tests.support.stub_registry import load_pass_through, registry_of

@@ -14,11 +14,9 @@ import trio
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput
-from ovmstrio.core.tensor import RawTensor, Tensor
-from ovmstrio.dataplane.shared_memory.client_regions import ClientRegions
-from ovmstrio.dataplane.shared_memory.placed_tensors import output_places, write_outputs
+from ovmstrio.core.tensor import BY_NAME, RawTensor, Tensor
+from ovmstrio.serving.shared_memory import ClientRegions, output_places, write_outputs
 from tests.support import ir
 from tests.support.api_clients import DOORS, serving_both, triton_module
 from tests.support.servables import EXACT
@@ -348,7 +346,7 @@ def test_at_most_1024_regions_are_registered(tmp_path: Path) -> None:
 async def test_other_machines_register_only_with_remote_administration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, allowed: bool, expected: str
 ) -> None:
-    monkeypatch.setattr("ovmstrio.api.admin.locality.is_local", lambda _: False)
+    monkeypatch.setattr("ovmstrio.protocols.admin.request_origin.is_local", lambda _: False)
 
     def work(client: Any, _: Any) -> str:
         return refusal(lambda: client.register_system_shared_memory("in", "/nothing", 8))

@@ -15,9 +15,9 @@ from tritonclient.utils import InferenceServerException
 
 from ovmstrio.config.specs import BatchingSpec, ModelSpec, ShapeSpec
 from ovmstrio.core.tensor import Dim
-from ovmstrio.observability.log_level import LogLevel
-from ovmstrio.observability.logs import configure_logs
-from ovmstrio.runtimes.models.load_model import load_model
+from ovmstrio.models.kind import load_model
+from ovmstrio.telemetry.log_levels import LogLevel
+from ovmstrio.telemetry.logs import configure_logs
 from tests.support import ir
 from tests.support.api_clients import DOORS, BothDoors, serving_both
 from tests.support.servables import EXACT
@@ -223,7 +223,7 @@ async def test_invalid_log_settings_are_refused_by_name_and_change_nothing(
 async def test_the_log_of_an_embedding_program_is_not_changed(
     empty: BothDoors, door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ovmstrio.api.kserve.observation_settings.LOG_LEVEL", LogLevel())
+    monkeypatch.setattr("ovmstrio.protocols.kserve.trace_log_settings.LOG_LEVEL", LogLevel())
     with pytest.raises(InferenceServerException, match="up to the program that the server runs in"):
         await _change(empty, door, {"log_info": False})
 

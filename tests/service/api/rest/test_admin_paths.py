@@ -15,9 +15,9 @@ from ovmstrio.core.errors import (
     VersionsFailure,
 )
 from ovmstrio.core.http import HttpRequest
-from ovmstrio.observability.metrics import Metrics
 from ovmstrio.server.rest_front_end import make_router
-from ovmstrio.wire.http.router import Route
+from ovmstrio.telemetry.metrics import Metrics
+from ovmstrio.transport.http.router import Route
 from tests.support.callers import peer_at
 from tests.unit.api.rest.servers import BODY, Serving, load_version_1, serving_rest
 

@@ -10,8 +10,8 @@ import trio
 import trio.testing
 
 from ovmstrio.config.specs import GraphSpec
-from ovmstrio.observability.metrics import Metrics
-from ovmstrio.wire.http.answers import Cors
+from ovmstrio.telemetry.metrics import Metrics
+from ovmstrio.transport.http.responses import Cors
 from tests.support.stub_registry import FIRST_TIMESTAMP, GRAPH, ScriptedServable, load_scripted
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.api.rest.servers import Serving, serving_rest

@@ -16,11 +16,11 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from ovmstrio.api.kserve.rest.infer_answer import HEAD_LENGTH
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import NotFound, Overloaded
-from ovmstrio.observability.metrics import Metrics
-from ovmstrio.wire.http.answers import Cors
+from ovmstrio.protocols.kserve.rest_responses import HEAD_LENGTH
+from ovmstrio.telemetry.metrics import Metrics
+from ovmstrio.transport.http.responses import Cors
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.api.rest.servers import BODY, Peer, Serving, infer_head, infer_post, load_version_1, serving_rest
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.api.mounts import ServiceItself, ServiceMounts
-from ovmstrio.api.refusals import OvmsRefusals
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.http import HttpAnswer, HttpRequest
-from ovmstrio.wire.http.router import Router
+from ovmstrio.protocols.mounts import ServiceItself, ServiceMounts
+from ovmstrio.serving.ovms_errors import OvmsRefusals
+from ovmstrio.transport.http.router import Router
 from tests.support.stub_registry import PassThrough, load_pass_through
 from tests.unit.api.rest.servers import BODY, Serving, infer_post, stack
 

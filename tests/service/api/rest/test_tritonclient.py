@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.servable import Servable
-from ovmstrio.runtimes.models.load_model import load_model
+from ovmstrio.core.service import Servable
+from ovmstrio.models.kind import load_model
 from tests.support import ir
 from tests.support.servables import EXACT
 from tests.support.stub_registry import load_pass_through

@@ -12,14 +12,14 @@ import outcome
 import pytest
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, GraphFailure
-from ovmstrio.registry import Registry
-from ovmstrio.runtimes.graphs.calculator import ContractError
-from ovmstrio.runtimes.graphs.calculators.session import Session
-from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
-from ovmstrio.runtimes.graphs.packets import MediaPipeTensor, OvTensor, Packet, TfTensor
-from ovmstrio.runtimes.models.load_model import load_model
+from ovmstrio.core.tensor import BY_NAME, BYTES
+from ovmstrio.graphs.calculator import ContractError
+from ovmstrio.graphs.calculators.inference import Session
+from ovmstrio.graphs.graph_config import NodeConfig, Port
+from ovmstrio.graphs.packets import MediaPipeTensor, OvTensor, Packet, TfTensor
+from ovmstrio.models.kind import load_model
+from ovmstrio.serving.registry import Registry
 from tests.support import ir
 from tests.support.graph_nodes import contract_of, options, refs, run_nodes
 from tests.support.servables import EXACT, raw_request

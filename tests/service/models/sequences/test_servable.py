@@ -19,18 +19,18 @@ from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec
 from ovmstrio.core import errors
 from ovmstrio.core.errors import ConfigError, SequenceExists, SequenceMissing
 from ovmstrio.core.request import Contents, InferInput, InferRequest
-from ovmstrio.core.sequence_owners import ForwardedStep, SequenceElsewhere
-from ovmstrio.core.servable import SequenceServable
+from ovmstrio.core.service import SequenceServable
 from ovmstrio.core.tensor import Array, RawTensor, Tensor
-from ovmstrio.registry import VersionState
-from ovmstrio.runtimes.models.load_model import load_model
-from ovmstrio.runtimes.models.sequences import Control, SequenceManagers
-from ovmstrio.runtimes.models.sequences.sequence_requests import read_control
-from ovmstrio.runtimes.models.stateful import StatefulServable
-from ovmstrio.server.workers.board import Board
-from ovmstrio.server.workers.sequence_directory import BoardDirectory
-from ovmstrio.wire.statuses import status_of
-from ovmstrio.work.placement import Placement
+from ovmstrio.core.worker_peers import ForwardedStep, SequenceElsewhere
+from ovmstrio.models.kind import load_model
+from ovmstrio.models.sequences import Control, SequenceManagers
+from ovmstrio.models.sequences.requests import read_control
+from ovmstrio.models.stateful import StatefulServable
+from ovmstrio.serving.records import VersionState
+from ovmstrio.transport.statuses import status_of
+from ovmstrio.util.placement import Placement
+from ovmstrio.workers.sequences import BoardDirectory
+from ovmstrio.workers.shared_state import Board
 from tests.support import ir
 from tests.support.servables import (
     EXACT,
@@ -375,7 +375,7 @@ async def test_failing_low_latency_transformation_is_refused(tmp_path: Path, mon
     def refuse(*_: Any) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr("ovmstrio.openvino.compile.Manager.run_passes", refuse)
+    monkeypatch.setattr("ovmstrio.inference.compile.Manager.run_passes", refuse)
     with pytest.raises(ConfigError, match=r"low_latency_transformation: the low latency transformation fails: no"):
         await load_stateful(ir.accumulator(), tmp_path, low_latency_transformation=True)
 

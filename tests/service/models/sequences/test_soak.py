@@ -10,11 +10,11 @@ import psutil
 import pytest
 import trio
 
-from ovmstrio.openvino.network import Network
-from ovmstrio.runtimes.models.sequences import Sequence, SequenceManagers
-from ovmstrio.runtimes.models.sequences.cleaner import scan
-from ovmstrio.runtimes.models.stateful import StatefulServable
-from ovmstrio.work.placement import Placement
+from ovmstrio.inference.network import Network
+from ovmstrio.models.sequences import Sequence, SequenceManagers
+from ovmstrio.models.sequences.manager import scan
+from ovmstrio.models.stateful import StatefulServable
+from ovmstrio.util.placement import Placement
 from tests.support import ir
 from tests.support.servables import sequence_request, stateful_over, tensors
 

@@ -23,9 +23,9 @@ from ovmstrio.core.errors import (
     TooManySequences,
 )
 from ovmstrio.core.tensor import Tensor
-from ovmstrio.runtimes.models.sequences import SequenceManagers
-from ovmstrio.runtimes.models.sequences.cleaner import scan
-from ovmstrio.runtimes.models.stateful import StatefulServable
+from ovmstrio.models.sequences import SequenceManagers
+from ovmstrio.models.sequences.manager import scan
+from ovmstrio.models.stateful import StatefulServable
 from tests.support import ir
 from tests.support.examples import examples
 from tests.support.loops import TrioThread

@@ -13,15 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.core.tensor import Dim, TensorSpec
-from ovmstrio.runtimes.models.sequences import Control, SequenceManager, SequenceManagers
-from ovmstrio.runtimes.models.sequences.cleaner import scan
-from ovmstrio.runtimes.models.sequences.encoding import DamagedStore, Segment, fill, read_segments
-from ovmstrio.runtimes.models.sequences.store import STORE_FILE, SequenceStore
-from ovmstrio.runtimes.models.sequences.store_lock import locked_folder
-from ovmstrio.runtimes.models.stateful import StatefulServable
+from ovmstrio.core.tensor import BY_NAME, Dim, TensorSpec
+from ovmstrio.models.sequences import Control, SequenceManager, SequenceManagers
+from ovmstrio.models.sequences.manager import scan
+from ovmstrio.models.sequences.store import (
+    STORE_FILE,
+    DamagedStore,
+    Segment,
+    SequenceStore,
+    fill,
+    locked_folder,
+    read_segments,
+)
+from ovmstrio.models.stateful import StatefulServable
 from tests.support import ir
 from tests.support.servables import load_stateful, sequence_request, tensors
 
@@ -37,7 +42,7 @@ def clock(autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatc
         await trio.lowlevel.checkpoint()
         return function(*args)
 
-    monkeypatch.setattr("ovmstrio.runtimes.models.sequences.store.trio.to_thread.run_sync", run_sync)
+    monkeypatch.setattr("ovmstrio.models.sequences.store.trio.to_thread.run_sync", run_sync)
     return autojump_clock
 
 
@@ -56,7 +61,7 @@ def _fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ovmstrio.runtimes.models.sequences.store.os.fsync", fail)
+    monkeypatch.setattr("ovmstrio.models.sequences.store.os.fsync", fail)
 
 
 def _names(folder: Path) -> list[str]:

@@ -13,10 +13,10 @@ import openvino.opset13 as op
 import pytest
 
 from ovmstrio.core.errors import AlreadyExists, ConfigError
-from ovmstrio.openvino.conversion import Conversion, Converted, convert, detect_state, new_version
-from ovmstrio.openvino.conversion.inputs import parse_input_form
-from ovmstrio.openvino.conversion.sources import find_models, framework_of
-from ovmstrio.openvino.reading import read_model
+from ovmstrio.inference.conversion import Conversion, Converted, convert, detect_state, new_version
+from ovmstrio.inference.conversion.inputs import parse_input_form
+from ovmstrio.inference.conversion.sources import find_models, framework_of
+from ovmstrio.inference.reading import read_model
 from tests.support.onnx_files import onnx_file, onnx_loss_file
 from tests.support.paddle_files import Layer, layers, write_model
 from tests.support.servables import EXACT

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import BuiltinNode
-from ovmstrio.runtimes.pipelines.custom_nodes.native.native_node import NativeNode
-from ovmstrio.runtimes.pipelines.custom_nodes.open_node import open_custom_node
-from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import PythonNode
+from ovmstrio.pipelines.builtin.builtin_node import BuiltinNode
+from ovmstrio.pipelines.native.node import NativeNode
+from ovmstrio.pipelines.open_node import open_custom_node
+from ovmstrio.pipelines.python_node import PythonNode
 from tests.support.native_nodes import compiled, copy_of_fixture
 from tests.support.pipelines import hosting, write_node
 

@@ -14,14 +14,14 @@ import openvino.opset13 as op
 import pytest
 import trio
 
-from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core.errors import ConfigError, ContextExceeded, InvalidField, Overloaded, Problem
 from ovmstrio.core.generation import Padding, Task
 from ovmstrio.core.hooks import NULL_METERS, Meters
-from ovmstrio.core.text_bounds import MAX_TOKENIZED_CHARACTERS, max_characters
-from ovmstrio.openvino.network import Network
-from ovmstrio.runtimes.generation.loading import load_task
-from ovmstrio.runtimes.kind import LoadContext, lease_nothing
+from ovmstrio.inference.network import Network
+from ovmstrio.serving.kind import LoadContext, lease_nothing
+from ovmstrio.text.kind import load_task
+from ovmstrio.util.truncation import MAX_TOKENIZED_CHARACTERS, max_characters
 from tests.support.servables import RecordingHooks
 from tests.support.tiny_encoders import LONGEST, VOCABULARY, TinyEncoder, word_pieces, write_embedder, write_reranker
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from ovmstrio.core.generation import CallDelta, Conversation, Grammar, GrammarKind
-from ovmstrio.runtimes.generation.grammars import GrammarRefused, check_grammar, impose_calls, on_one_line
-from ovmstrio.runtimes.generation.grammars.numerals import INTEGER, NUMBER, integers, numbers
-from ovmstrio.runtimes.generation.grammars.one_line import one_line_rules
-from ovmstrio.runtimes.generation.parsing import TOOL_PARSERS, make_parser
+from ovmstrio.text.grammars import GrammarRefused, check_grammar, impose_calls, on_one_line
+from ovmstrio.text.grammars.compact_json import INTEGER, NUMBER, integers, numbers, one_line_rules
+from ovmstrio.text.parsing import TOOL_PARSERS, make_parser
 from tests.support.examples import examples
 from tests.support.grammar_engine import GrammarEngine, grammar_engine
 from tests.support.tiny_llm import write_tiny_folder

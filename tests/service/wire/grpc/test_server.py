@@ -16,12 +16,11 @@ import trio.testing
 import trustme
 from grpclib.const import Cardinality, Handler, Status
 
-from ovmstrio.wire.grpc import TransportLimits
-from ovmstrio.wire.grpc.frames import ErrorCode, FrameType
-from ovmstrio.wire.grpc.lent_scope import LentScope
-from ovmstrio.wire.grpc.stream import Call
-from ovmstrio.wire.listeners import open_listeners, tls_context
-from ovmstrio.wire.socket_listeners import PlainListener
+from ovmstrio.transport.grpc.connection import LentScope
+from ovmstrio.transport.grpc.frames import ErrorCode, FrameType
+from ovmstrio.transport.grpc.limits import TransportLimits
+from ovmstrio.transport.grpc.stream import Call
+from ovmstrio.transport.listeners import PlainListener, open_listeners, tls_context
 from tests.support.bare_http2 import BareConnection, frame, framed
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.wire.grpc.echo import echo_server, serving

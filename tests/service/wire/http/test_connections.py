@@ -13,11 +13,11 @@ import trio.testing
 import trustme
 
 from ovmstrio.core.http import HttpAnswer, HttpRequest
-from ovmstrio.core.pending_answers import PendingAnswers, PendingShare, current_share
-from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS
-from ovmstrio.wire.http.http_server import HttpFrontEnd
-from ovmstrio.wire.http.router import Refusals, Router, rule
-from ovmstrio.wire.listeners import tls_context
+from ovmstrio.transport.http.router import Refusals, Router, rule
+from ovmstrio.transport.http.server import HttpFrontEnd
+from ovmstrio.transport.http.shutdown import IDLE_GRACE_SECONDS
+from ovmstrio.transport.listeners import tls_context
+from ovmstrio.transport.send_budget import PendingAnswers, PendingShare, current_share
 from tests.service.wire.http.conftest import GET_METADATA, MEBIBYTE, SLOW_BODY, chunk, chunked
 from tests.support.waits import WAIT_SECONDS, until_async
 from tests.unit.api.rest.servers import BODY, Peer, Serving, infer_head, infer_post, serving_rest

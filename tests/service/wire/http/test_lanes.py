@@ -16,12 +16,11 @@ import trio.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.dataplane.guarded_plane import GuardedPlane
-from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.server.rest_front_end import make_router
-from ovmstrio.wire.http.answers import Cors
-from ovmstrio.wire.http.fast_lane import IDLE_SECONDS, RECEIVE_SECONDS, FastLane
-from ovmstrio.wire.http.heads import read_head
+from ovmstrio.serving.authorization import GuardedPlane
+from ovmstrio.serving.data_plane import DataPlane
+from ovmstrio.transport.http.fast_path import IDLE_SECONDS, RECEIVE_SECONDS, FastLane, read_head
+from ovmstrio.transport.http.responses import Cors
 from tests.service.api.rest.handlers.servers import serving_handler
 from tests.service.wire.http.conftest import GET_METADATA, MEBIBYTE, SLOW_BODY, chunk, chunked
 from tests.support.callers import gate_of

@@ -16,11 +16,12 @@ from ovmstrio.config.mapping import read_mapping
 from ovmstrio.config.specs import BatchingSpec, LayoutSpec, ModelSpec, ShapeSpec
 from ovmstrio.core.errors import NotReady
 from ovmstrio.core.tensor import Dim
-from ovmstrio.openvino.compile import ModelFile
-from ovmstrio.openvino.trials import pool, trial_workers
-from ovmstrio.openvino.trials.model_trial import compile_plain, trial_of
-from ovmstrio.runtimes.models.load_model import load_model
-from ovmstrio.work.processes import WorkerProcess
+from ovmstrio.inference.compile import ModelFile
+from ovmstrio.inference.crash_probe import workers as pool
+from ovmstrio.inference.crash_probe import workers as trial_workers
+from ovmstrio.inference.crash_probe.probe import compile_plain, trial_of
+from ovmstrio.isolation.worker_process import WorkerProcess
+from ovmstrio.models.kind import load_model
 from tests.support import ir
 from tests.support.servables import load_saved, raw_request, refusal_of, saved, trying, verdicts
 from tests.support.waits import WAIT_SECONDS

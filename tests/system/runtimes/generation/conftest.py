@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.runtimes.generation.text_model import TextModel
+from ovmstrio.text.text_model import TextModel
 from tests.support.served_text_models import HostOf, ModelHost, hosts_of, serve_without_bound, server_of
 from tests.support.tiny_llm import write_tiny_folder
 

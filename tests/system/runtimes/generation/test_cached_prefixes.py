@@ -12,19 +12,19 @@ import pytest
 import trio
 from prometheus_client import CollectorRegistry
 
-from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core.generation import Prompt
 from ovmstrio.core.hooks import Collectors, Meters
-from ovmstrio.openvino.engine.cached_prefixes import CachedPrefixes
-from ovmstrio.runtimes.generation.load_text_model import load_text_model
-from ovmstrio.runtimes.generation.text_model import TextModel
-from ovmstrio.runtimes.kind import LoadContext, lease_nothing
+from ovmstrio.inference.engine.prefill_scheduler import CachedPrefixes
+from ovmstrio.serving.kind import LoadContext, lease_nothing
+from ovmstrio.text.load_text_model import load_text_model
+from ovmstrio.text.text_model import TextModel
 from tests.support.served_text_models import greedy, made
 
 _PROGRAM: Final = """
 import json, random, sys
 import numpy as np, openvino as ov, openvino_genai as genai
-from ovmstrio.openvino.engine.cached_prefixes import CachedPrefixes
+from ovmstrio.inference.engine.prefill_scheduler import CachedPrefixes
 
 folder = sys.argv[1]
 

@@ -17,8 +17,8 @@ import trio
 from ovmstrio.core.errors import ConfigError, InvalidField, ModelFailure, Overloaded
 from ovmstrio.core.generation import Task
 from ovmstrio.core.speech import SoundForm, SpeechPart, SpeechRequest, TranscriptionRequest, TranscriptPart
-from ovmstrio.runtimes.generation.speech.speech_model import SpeechModel
-from ovmstrio.runtimes.generation.speech.transcription_model import TranscriptionModel
+from ovmstrio.text.speech import SpeechModel
+from ovmstrio.text.transcription import TranscriptionModel
 from tests.support.recordings import wave_file
 from tests.support.served_text_models import server_of
 from tests.support.tiny_speakers import (

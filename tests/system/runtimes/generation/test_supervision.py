@@ -13,15 +13,15 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core.errors import InvalidField, ModelFailure, NotReady
 from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling
-from ovmstrio.runtimes.generation import load_text_model as loading
-from ovmstrio.runtimes.generation.load_text_model import load_text_model
-from ovmstrio.runtimes.generation.sharing.choosing_engine import engine_of
-from ovmstrio.runtimes.generation.text_model import TextModel
-from ovmstrio.runtimes.kind import LoadContext, lease_nothing
-from ovmstrio.work.processes import WorkerProcess
+from ovmstrio.isolation.worker_process import WorkerProcess
+from ovmstrio.serving.kind import LoadContext, lease_nothing
+from ovmstrio.text import load_text_model as loading
+from ovmstrio.text.engine_sharing import engine_of
+from ovmstrio.text.load_text_model import load_text_model
+from ovmstrio.text.text_model import TextModel
 from tests.support.served_text_models import greedy, made, text_of
 from tests.support.waits import WAIT_SECONDS
 from tests.system.runtimes.generation.conftest import ServeTiny
@@ -66,7 +66,7 @@ async def test_stopped_engine_is_killed_and_replaced(
 ) -> None:
     if seconds is not None:
         short = partial(WorkerProcess, stopped_seconds=seconds)
-        monkeypatch.setattr("ovmstrio.runtimes.generation.engine_process.WorkerProcess", short)
+        monkeypatch.setattr("ovmstrio.text.engine_process.WorkerProcess", short)
     async with serve_tiny() as model:
         before = text_of(await made(model, greedy("hello", 40)))
         with trio.fail_after(WAIT_SECONDS), pytest.raises(ModelFailure, match="was stopped"):
@@ -82,7 +82,7 @@ async def test_form_that_cannot_be_compiled_changes_no_other_text(
     poison = GenerationRequest("hello", grammar=Grammar(GrammarKind.JSON_SCHEMA, '{"type": "nonsense"}'))
     texts: dict[str, str] = {}
     # The check would refuse this grammar before the engine does.
-    monkeypatch.setattr("ovmstrio.runtimes.generation.output_reading.check_grammar", lambda _: None)
+    monkeypatch.setattr("ovmstrio.text.text_model.check_grammar", lambda _: None)
 
     async def ask(model: TextModel, prompt: str) -> None:
         texts[prompt] = text_of(await made(model, greedy(prompt, 200)))

@@ -21,7 +21,7 @@ from ovmstrio.core.errors import (
     Overloaded,
 )
 from ovmstrio.core.generation import Conversation, Finish, GenerationRequest, Grammar, GrammarKind, Piece, Sampling
-from ovmstrio.runtimes.generation.text_model import TextModel
+from ovmstrio.text.text_model import TextModel
 from tests.support.served_text_models import (
     PROMPTS,
     HostOf,

@@ -10,17 +10,16 @@ from typing import Any, cast
 import pytest
 import trio
 
-from ovmstrio.api.console.frames import FrameMaker
-from ovmstrio.api.console.gathering import FAILURES, LINES, TRACES, Gathering
-from ovmstrio.api.console.merged_services import merged_figures, merged_rows
+from ovmstrio.console.aggregator import FAILURES, LINES, TRACES, Gathering, merged_figures, merged_rows
+from ovmstrio.console.stream import FrameMaker
 from ovmstrio.core.errors import ModelFailure, NotFound
 from ovmstrio.core.events import CallEvent, Door
-from ovmstrio.core.siblings import Siblings
-from ovmstrio.core.time_bands import TIME_BOUNDS, no_times
-from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.observability.call_statistics import CallStatistics
-from ovmstrio.observability.recent_past import RecentPast
-from ovmstrio.observability.tracing.recent import KeptSpan, RecentTraces
+from ovmstrio.core.latency_histogram import TIME_BOUNDS, no_times
+from ovmstrio.core.worker_peers import Siblings
+from ovmstrio.serving.data_plane import DataPlane
+from ovmstrio.telemetry.call_statistics import CallStatistics
+from ovmstrio.telemetry.recent_history import RecentPast
+from ovmstrio.telemetry.recent_traces import KeptSpan, RecentTraces
 from tests.support.stub_registry import load_pass_through
 from tests.unit.api.rest.servers import load_version_1, stack
 

@@ -12,17 +12,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 
-from ovmstrio.api.admitted_calls import first_text
-from ovmstrio.api.grpc_codec import Codec
-from ovmstrio.api.kserve.grpc.plain_requests import PlainRequests
-from ovmstrio.api.kserve.grpc.request_decoding import decode_request, read_elements
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Contents, InferRequest
-from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.core.tensor import BY_NAME
 from ovmstrio.encoding.generated import inference
 from ovmstrio.encoding.generated.grpc.health.v1 import HealthCheckRequest
 from ovmstrio.encoding.generated.grpc.reflection.v1 import ServerReflectionRequest
+from ovmstrio.encoding.messages import message_class
+from ovmstrio.protocols.grpc_codec import Codec
+from ovmstrio.protocols.kserve.grpc_requests import PlainRequests, decode_request, read_elements
+from ovmstrio.serving.early_admission import first_text
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 

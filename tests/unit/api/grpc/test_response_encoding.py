@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelStreamInferResponse
 
-from ovmstrio.api.grpc_codec import Codec
-from ovmstrio.api.kserve.grpc.response_encoding import StreamInferResponse, encode_response, encode_stream_response
-from ovmstrio.api.raw_contents import WrittenMessage
-from ovmstrio.core.datatypes import BY_NAME, BYTES
-from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.core.request import InferResponse
-from ovmstrio.core.tensor import Array, RawTensor, Tensor
-from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.core.tensor import BY_NAME, BYTES, Array, RawTensor, Tensor
 from ovmstrio.encoding.generated import inference as pb
+from ovmstrio.encoding.messages import message_class
+from ovmstrio.encoding.raw_contents import WrittenMessage
+from ovmstrio.protocols.grpc_codec import Codec
+from ovmstrio.protocols.kserve.grpc_responses import StreamInferResponse, encode_response, encode_stream_response
+from ovmstrio.util.buffers import PiecedMessage
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)

@@ -16,9 +16,9 @@ import trio.testing
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ModelFailure
-from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.registry import Registry
 from ovmstrio.server.rest_front_end import RestFrontEnd
+from ovmstrio.serving.data_plane import DataPlane
+from ovmstrio.serving.registry import Registry
 from tests.support.stub_registry import PassThrough, load_pass_through, registry_of
 from tests.support.waits import WAIT_SECONDS
 

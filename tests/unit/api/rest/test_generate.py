@@ -7,11 +7,10 @@ import numpy as np
 import orjson
 import pytest
 
-from ovmstrio.api.kserve.rest.generate import error_event, event, generate_document, read_generate_request
-from ovmstrio.core.datatypes import BY_NAME, INVALID
 from ovmstrio.core.errors import GraphFailure, InvalidRequest, MalformedJson
 from ovmstrio.core.request import Contents, InferRequest, InferResponse
-from ovmstrio.core.tensor import ANY_SIZE, RawTensor, Tensor, TensorSpec
+from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, INVALID, RawTensor, Tensor, TensorSpec
+from ovmstrio.protocols.kserve.generate import error_event, event, generate_document, read_generate_request
 
 GRAPH = (TensorSpec("text", INVALID, (), None), TensorSpec("seed", INVALID, (), None))
 MODEL = (

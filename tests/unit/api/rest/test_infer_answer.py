@@ -6,13 +6,12 @@ import numpy as np
 import orjson
 import pytest
 
-from ovmstrio.api.kserve.rest.infer_answer import HEAD_LENGTH, render_infer_answer
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput
-from ovmstrio.core.tensor import RawTensor, Tensor
+from ovmstrio.core.tensor import BY_NAME, RawTensor, Tensor
+from ovmstrio.protocols.kserve.rest_responses import HEAD_LENGTH, render_infer_answer
+from ovmstrio.util.buffers import PiecedMessage
 
 NOT_FINITE = [np.nan, np.inf, -np.inf]
 

@@ -10,15 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.api.kserve.rest.infer_request import read_infer_request
-from ovmstrio.api.kserve.rest.known_documents import KnownDocuments
-from ovmstrio.api.kserve.rest.large_document import LARGE_BYTES, read_large_document
-from ovmstrio.api.kserve.rest.plain_request import read_plain_request
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.request import InferInput
-from ovmstrio.core.tensor import Dim, TensorSpec
-from ovmstrio.runtimes.models.contents import to_array
+from ovmstrio.core.tensor import BY_NAME, Dim, TensorSpec
+from ovmstrio.models.tensor_contents import to_array
+from ovmstrio.protocols.kserve.large_document import LARGE_BYTES, read_large_document
+from ovmstrio.protocols.kserve.rest_requests import KnownDocuments, read_infer_request, read_plain_request
 
 EMPTY: dict[str, Any] = {}
 FP32_INPUT: dict[str, Any] = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.5, 2]}

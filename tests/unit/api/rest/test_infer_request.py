@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.api.kserve.rest.infer_request import INPUT_UNREADABLE, read_infer_request
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest, MalformedJson, ServerError
 from ovmstrio.core.request import InferRequest
-from ovmstrio.core.tensor import Dim, TensorSpec
-from ovmstrio.wire.statuses import status_of
+from ovmstrio.core.tensor import BY_NAME, Dim, TensorSpec
+from ovmstrio.protocols.kserve.rest_requests import INPUT_UNREADABLE, read_infer_request
+from ovmstrio.transport.statuses import status_of
 from tests.support.servables import validate
 
 EMPTY: dict[str, Any] = {}

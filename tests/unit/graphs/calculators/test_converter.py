@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import GraphFailure
-from ovmstrio.runtimes.graphs.calculator import ContractError, NodeFailure
-from ovmstrio.runtimes.graphs.calculators.converter import CONVERTER, to_ov, to_python
-from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
-from ovmstrio.runtimes.graphs.packets import OvTensor
-from ovmstrio.runtimes.graphs.tensors.python_tensors import contents_of, python_tensor
+from ovmstrio.core.tensor import BY_NAME, BYTES
+from ovmstrio.graphs.calculator import ContractError, NodeFailure
+from ovmstrio.graphs.calculators.inference import CONVERTER, to_ov, to_python
+from ovmstrio.graphs.graph_config import NodeConfig, Port
+from ovmstrio.graphs.packets import OvTensor
+from ovmstrio.graphs.tensors import contents_of, python_tensor
 from pyovms import Tensor
 from tests.support.graph_nodes import Feed, options, refs, run_nodes
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ovmstrio.core.errors import FailedPrecondition, GraphFailure
-from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.runtimes.graphs.calculator import ContractError
-from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, PolicyConfig, Port
-from ovmstrio.runtimes.graphs.packets import Packet
+from ovmstrio.encoding.messages import message_class
+from ovmstrio.graphs.calculator import ContractError
+from ovmstrio.graphs.graph_config import NodeConfig, PolicyConfig, Port
+from ovmstrio.graphs.packets import Packet
 from tests.support.graph_nodes import contract_of, refs, run_nodes
 
 IMMEDIATE = PolicyConfig("ImmediateInputStreamHandler")

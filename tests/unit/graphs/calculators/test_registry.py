@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, GraphFailure
-from ovmstrio.runtimes.graphs.calculator import ContractError
-from ovmstrio.runtimes.graphs.calculators import find_kind, known_names
-from ovmstrio.runtimes.graphs.calculators.pass_through import PASS_THROUGH
-from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig
-from ovmstrio.runtimes.graphs.packets import OvTensor
+from ovmstrio.core.tensor import BY_NAME
+from ovmstrio.graphs.calculator import ContractError
+from ovmstrio.graphs.calculators import find_kind, known_names
+from ovmstrio.graphs.calculators.flow import PASS_THROUGH
+from ovmstrio.graphs.graph_config import NodeConfig
+from ovmstrio.graphs.packets import OvTensor
 from tests.support.graph_nodes import refs, run_nodes
 
 BUILT_IN = [
@@ -39,7 +39,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         information = tmp_path / f"{module}-1.0.dist-info"
         information.mkdir()
         (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-        (information / "entry_points.txt").write_text(f"[ovmstrio.ext.calculators]\n{entry}\n")
+        (information / "entry_points.txt").write_text(f"[ovmstrio.calculators]\n{entry}\n")
 
     return add
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.graphs.config.graph_config import ChatRoles, GraphConfig, NodeConfig, Port
-from ovmstrio.runtimes.graphs.config.graph_file import examine_text, read_graph
+from ovmstrio.graphs.graph_config import ChatRoles, GraphConfig, NodeConfig, Port
+from ovmstrio.graphs.graph_file import examine_text, read_graph
 from tests.support.graphs import LOOPBACK, graph_text, python_node
 
 FILE = "graph.pbtxt"

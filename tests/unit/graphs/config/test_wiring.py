@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import pytest
 
 from ovmstrio.core.errors import Problem
-from ovmstrio.runtimes.graphs.calculator import ContractError, NodeContract
-from ovmstrio.runtimes.graphs.config.graph_config import Port
-from ovmstrio.runtimes.graphs.config.graph_file import read_graph
-from ovmstrio.runtimes.graphs.config.wiring import check_wiring
-from ovmstrio.runtimes.graphs.packets import OvTensor
-from ovmstrio.runtimes.graphs.policies import policy_names
+from ovmstrio.graphs.calculator import ContractError, NodeContract
+from ovmstrio.graphs.graph_config import Port
+from ovmstrio.graphs.graph_file import read_graph
+from ovmstrio.graphs.packets import OvTensor
+from ovmstrio.graphs.policies import policy_names
+from ovmstrio.graphs.validate import check_wiring
 from pyovms import Tensor
 from tests.support.graphs import LOOPBACK, graph_text, python_node
 

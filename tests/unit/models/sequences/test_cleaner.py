@@ -4,8 +4,8 @@ import trio
 import trio.testing
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.runtimes.models.sequences import Control, SequenceManager, SequenceManagers
-from ovmstrio.runtimes.models.sequences.cleaner import clean_sequences, scan
+from ovmstrio.models.sequences import Control, SequenceManager, SequenceManagers
+from ovmstrio.models.sequences.manager import clean_sequences, scan
 from tests.support.loops import scheduled
 
 MINUTE = 60

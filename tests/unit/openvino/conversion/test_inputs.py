@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
-from ovmstrio.openvino.conversion.calibration import MOST_SAMPLES, read_calibration
-from ovmstrio.openvino.paddle_program import fields, read_program
+from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, Dim, TensorSpec
+from ovmstrio.inference.conversion.quantization import MOST_SAMPLES, read_calibration
+from ovmstrio.inference.reading import fields, read_program
 from tests.support.paddle_files import write_field
 
 X = TensorSpec("x", BY_NAME["FP32"], (ANY_SIZE, Dim.fixed(3)))

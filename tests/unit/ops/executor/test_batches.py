@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
 from ovmstrio.ext.ops import Op, PipelineResponse
-from ovmstrio.runtimes.ops.config.op_settings import OpSettings
-from ovmstrio.runtimes.ops.executor import Executor, open_executor
-from ovmstrio.runtimes.ops.observing.hooks import NULL, OpHooks
+from ovmstrio.ops.executor import Executor, open_executor
+from ovmstrio.ops.observing.hooks import NULL, OpHooks
+from ovmstrio.ops.settings import OpSettings
 from tests.support.ops import asking, op_class, settings, single, text_graph
 from tests.support.waits import WAIT_SECONDS
 

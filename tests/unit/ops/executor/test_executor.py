@@ -10,15 +10,15 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.core.errors import ConfigError, ModelFailure
-from ovmstrio.core.reconsidering import readiness_reconsidered
+from ovmstrio.core.service import readiness_reconsidered
 from ovmstrio.ext.ops import Op, PipelineRequest, PipelineResponse
-from ovmstrio.runtimes.ops.config.op_settings import OpSettings
-from ovmstrio.runtimes.ops.executor import Executor, open_executor
-from ovmstrio.runtimes.ops.executor.channel import Result, Sample
-from ovmstrio.runtimes.ops.executor.workers import WorkerPool
-from ovmstrio.runtimes.ops.graph import OpGraph
-from ovmstrio.runtimes.ops.observing.hooks import NULL, ChannelState, OpHooks, Span, Stage
-from ovmstrio.runtimes.ops.tensors import from_array
+from ovmstrio.ops.executor import Executor, open_executor
+from ovmstrio.ops.executor.channel import Result, Sample
+from ovmstrio.ops.executor.workers import WorkerPool
+from ovmstrio.ops.graph import OpGraph
+from ovmstrio.ops.observing.hooks import NULL, ChannelState, OpHooks, Span, Stage
+from ovmstrio.ops.settings import OpSettings
+from ovmstrio.ops.tensors import from_array
 from tests.support.ops import (
     Model,
     TextOp,
@@ -291,7 +291,7 @@ class _Blocking(Op):
 
 @pytest.fixture
 def blocking(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Blocking]]:
-    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers.GRACE_SECONDS", 0.01)
+    monkeypatch.setattr("ovmstrio.ops.executor.workers.GRACE_SECONDS", 0.01)
     _Blocking.release, _Blocking.may_start, _Blocking.copies = Gate(), threading.Event(), []
     _Blocking.started = trio.Event()
     yield _Blocking
@@ -323,7 +323,7 @@ async def test_requests_get_the_reason_while_a_worker_cannot_be_started_again(
 async def test_the_number_of_stuck_copies_is_limited(
     mock_clock: MockClock, blocking: type[_Blocking], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers.MOST_STUCK", 2)
+    monkeypatch.setattr("ovmstrio.ops.executor.workers.MOST_STUCK", 2)
     blocking.may_start.set()
     async with open_executor(single(blocking), settings(worker_num=1)) as executor:
         for _ in range(2):
@@ -336,7 +336,7 @@ async def test_the_number_of_stuck_copies_is_limited(
 async def test_a_copy_is_replaced_when_many_of_its_threads_are_stuck(
     mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers.GRACE_SECONDS", 0.01)
+    monkeypatch.setattr("ovmstrio.ops.executor.workers.GRACE_SECONDS", 0.01)
     copies: list[Op] = []
     release = Gate()
 

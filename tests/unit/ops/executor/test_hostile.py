@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.ext.ops import Op, PipelineRequest, PipelineResponse, RequestOp, ResponseOp
-from ovmstrio.runtimes.ops.config.op_settings import OpSettings
-from ovmstrio.runtimes.ops.executor import Executor, open_executor
-from ovmstrio.runtimes.ops.graph import OpGraph, build
-from ovmstrio.runtimes.ops.tensors import from_array
+from ovmstrio.ops.executor import Executor, open_executor
+from ovmstrio.ops.graph import OpGraph, build
+from ovmstrio.ops.settings import OpSettings
+from ovmstrio.ops.tensors import from_array
 from tests.support.ops import asking, infer_until_deadline, op_class, settings, text_graph
 from tests.support.pipelines import gather
 from tests.support.waits import WAIT_SECONDS
@@ -171,7 +171,7 @@ SHAPES = {"chain": ["a<@", "b<a"], "diamond": ["a<@", "b<@", "c<a b"], "fork": [
 
 @pytest.fixture
 def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[Release]:
-    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers.GRACE_SECONDS", 0.01)
+    monkeypatch.setattr("ovmstrio.ops.executor.workers.GRACE_SECONDS", 0.01)
     made = Release()
     monkeypatch.setattr(Hostile, "release", made, raising=False)
     yield made
@@ -247,7 +247,7 @@ async def test_attempts_that_never_end_release_their_threads(release: Release, m
 async def test_stuck_package_hooks_cost_only_their_own_requests(
     release: Release, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.package_hooks.PACK_SECONDS", 0.2)
+    monkeypatch.setattr("ovmstrio.ops.executor.executor.PACK_SECONDS", 0.2)
     read = StubbornRequest()
     read.release = release
     answer = StubbornResponse(input_ops=Op(input_ops=read))
@@ -265,7 +265,7 @@ async def test_stuck_package_hooks_cost_only_their_own_requests(
 
 
 async def test_a_pipeline_that_closes_waits_for_no_hook(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.package_hooks.PACK_SECONDS", 0.3)
+    monkeypatch.setattr("ovmstrio.ops.executor.executor.PACK_SECONDS", 0.3)
     read = StubbornRequest()
     response = StubbornResponse(input_ops=AsyncHostile(name="op", input_ops=read))
     read.release = response.release = release

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.ext.ops import Op, PipelineRequest, RequestOp, ResponseOp
-from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, PipelineSettings
-from ovmstrio.runtimes.ops.executor import Executor, open_executor
-from ovmstrio.runtimes.ops.executor.channel import Channel, Sample, Ticket
-from ovmstrio.runtimes.ops.graph import OpGraph, build
-from ovmstrio.runtimes.ops.observing.hooks import NOBODY, Asker, ChannelState, OpHooks, Span, Stage
-from ovmstrio.runtimes.ops.op import EXECUTOR_NAME
-from ovmstrio.runtimes.ops.tensors import from_array
+from ovmstrio.ops.executor import Executor, open_executor
+from ovmstrio.ops.executor.channel import Channel, Sample, Ticket
+from ovmstrio.ops.graph import OpGraph, build
+from ovmstrio.ops.observing.hooks import NOBODY, Asker, ChannelState, OpHooks, Span, Stage
+from ovmstrio.ops.op import EXECUTOR_NAME
+from ovmstrio.ops.settings import DagSettings, OpSettings, PipelineSettings
+from ovmstrio.ops.tensors import from_array
 from tests.support.examples import examples
 from tests.support.ops import asking, text_graph
 from tests.support.ops import settings as op_settings
@@ -562,9 +562,7 @@ def _drop(*_: object) -> Any:
 @pytest.mark.parametrize("takes_first", [False, True])
 async def test_memory_reaches_a_plateau(takes_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("processing", "stages"):
-        monkeypatch.setattr(
-            f"ovmstrio.runtimes.ops.executor.{module}.log", structlog.wrap_logger(None, processors=[_drop])
-        )
+        monkeypatch.setattr(f"ovmstrio.ops.executor.{module}.log", structlog.wrap_logger(None, processors=[_drop]))
     one = OpSettings(batch_size=4, auto_batching_timeout=2, timeout=20, concurrency=2)
     pipeline = op_settings(
         worker_num=24, channel_size=4, channel_recv_frist_arrive=takes_first, ops=dict.fromkeys("abcd", one)

@@ -8,9 +8,9 @@ import pytest
 import trio
 
 from ovmstrio.ext.ops import CustomException, CustomExceptionCode, Op, PipelineRequest, PipelineResponse, ProductErrCode
-from ovmstrio.runtimes.ops.config.op_settings import OpSettings
-from ovmstrio.runtimes.ops.executor import open_executor
-from ovmstrio.runtimes.ops.predictor.protocol import FeedMismatch
+from ovmstrio.ops.executor import open_executor
+from ovmstrio.ops.predictor.protocol import FeedMismatch
+from ovmstrio.ops.settings import OpSettings
 from tests.support.ops import Model, asking, op_class, settings, single, text_graph, with_model
 
 

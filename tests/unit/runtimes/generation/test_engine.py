@@ -18,14 +18,13 @@ import trio.testing
 from openvino_genai.py_openvino_genai import GenerationStatus
 from trio.testing import MockClock
 
-from ovmstrio.core.engine_sharing import PartedAnswer
 from ovmstrio.core.errors import ContextExceeded, ModelFailure, NotReady
 from ovmstrio.core.generation import Conversation, GenerationRequest, Grammar, GrammarKind, Sampling
-from ovmstrio.core.text_bounds import max_characters, size_of
-from ovmstrio.openvino.engine.batch import Batch
-from ovmstrio.openvino.engine.form_compiler import FormCompiler
-from ovmstrio.openvino.engine.form_trials import FormTrials
-from ovmstrio.openvino.engine.frames import (
+from ovmstrio.core.worker_peers import PartedAnswer
+from ovmstrio.inference.engine.batch import Batch
+from ovmstrio.inference.engine.engine import TextTokenizing
+from ovmstrio.inference.engine.grammar_precompile import FormCompiler, FormTrials
+from ovmstrio.inference.engine.messages import (
     REFUSED,
     TOKENS,
     decode_failure,
@@ -33,18 +32,16 @@ from ovmstrio.openvino.engine.frames import (
     encode_request,
     encode_texts,
 )
-from ovmstrio.openvino.engine.pipeline import Pipeline
-from ovmstrio.openvino.engine.program import EngineProgram
-from ovmstrio.openvino.engine.prompts import Prompts
-from ovmstrio.openvino.engine.text_tokenizing import TextTokenizing
-from ovmstrio.openvino.engine.texts import AskedTexts
-from ovmstrio.runtimes.generation.engine_link import EngineLink
-from ovmstrio.runtimes.generation.sharing.asking import TEXTS
-from ovmstrio.runtimes.generation.sharing.remote_engine import RemoteEngine
-from ovmstrio.runtimes.generation.sharing.shown_engine import ANSWERED, LEAVING, LOST, READY, ShownEngine
-from ovmstrio.server.workers.engines import ASK_ENGINE, HEAR_ENGINE, WorkerEngines
-from ovmstrio.server.workers.peers import Peers
-from ovmstrio.work.processes import WorkerProcess
+from ovmstrio.inference.engine.pipeline import Pipeline
+from ovmstrio.inference.engine.program import EngineProgram
+from ovmstrio.inference.engine.prompts import Prompts
+from ovmstrio.inference.engine.sequences import AskedTexts
+from ovmstrio.isolation.worker_process import WorkerProcess
+from ovmstrio.text.engine_link import EngineLink
+from ovmstrio.text.engine_sharing import ANSWERED, LEAVING, LOST, READY, TEXTS, RemoteEngine, ShownEngine
+from ovmstrio.util.truncation import max_characters, size_of
+from ovmstrio.workers.engines import ASK_ENGINE, HEAR_ENGINE, WorkerEngines
+from ovmstrio.workers.rpc import Peers
 from tests.support.scripted_channel import ScriptedChannel
 from tests.support.waits import WAIT_SECONDS
 

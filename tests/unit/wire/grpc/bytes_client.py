@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from hpack import Decoder, Encoder
 
-from ovmstrio.wire.grpc import frames
-from ovmstrio.wire.grpc.core import Http2Core
-from ovmstrio.wire.grpc.events import Event
-from ovmstrio.wire.grpc.frames import PREFACE, FrameType
+from ovmstrio.transport.grpc import frames
+from ovmstrio.transport.grpc.core import Event, Http2Core
+from ovmstrio.transport.grpc.frames import PREFACE, FrameType
 from tests.support.bare_http2 import END_HEADERS, END_STREAM, call_headers, frame, framed
 
 __all__ = ["HELLO", "data", "decoded", "headers", "message", "receive_all", "request_headers"]

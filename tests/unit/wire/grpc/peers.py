@@ -12,9 +12,10 @@ import h2.events
 import trio
 import trio.testing
 
-from ovmstrio.core.pending_answers import PendingAnswers
-from ovmstrio.wire.grpc import GrpcServer, TransportLimits
-from ovmstrio.wire.grpc.frames import FrameType
+from ovmstrio.transport.grpc.frames import FrameType
+from ovmstrio.transport.grpc.limits import TransportLimits
+from ovmstrio.transport.grpc.server import GrpcServer
+from ovmstrio.transport.send_budget import PendingAnswers
 from tests.unit.wire.grpc.bytes_client import message, request_headers
 from tests.unit.wire.grpc.echo import BytesCodec, Echo
 

@@ -18,8 +18,9 @@ from grpclib.exceptions import GRPCError
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from ovmstrio.wire.grpc import TransportLimits, frames
-from ovmstrio.wire.grpc.frames import ErrorCode
+from ovmstrio.transport.grpc import frames
+from ovmstrio.transport.grpc.frames import ErrorCode
+from ovmstrio.transport.grpc.limits import TransportLimits
 from tests.support.bare_http2 import frame
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.wire.grpc.bytes_client import HELLO, data, headers, message, request_headers

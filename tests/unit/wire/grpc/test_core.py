@@ -11,20 +11,20 @@ from hpack import Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.wire.grpc import TransportLimits, frames
-from ovmstrio.wire.grpc.core import Http2Core
-from ovmstrio.wire.grpc.events import (
+from ovmstrio.transport.grpc import frames
+from ovmstrio.transport.grpc.core import (
     DataReceived,
     Event,
+    Http2Core,
     PeerLeaving,
     PingAcknowledged,
     RequestStarted,
     StreamReset,
     WindowOpened,
 )
-from ovmstrio.wire.grpc.frames import MAX_WINDOW, ConnectionFault, ErrorCode, FrameType, Setting
-from ovmstrio.wire.grpc.headers import HeaderDecoder, RequestHead
-from ovmstrio.wire.grpc.replies import trailers_block
+from ovmstrio.transport.grpc.frames import MAX_WINDOW, ConnectionFault, ErrorCode, FrameType, Setting
+from ovmstrio.transport.grpc.headers import HeaderDecoder, RequestHead, trailers_block
+from ovmstrio.transport.grpc.limits import TransportLimits
 from tests.support.bare_http2 import END_HEADERS, END_STREAM, frame
 from tests.support.examples import examples
 from tests.unit.wire.grpc.bytes_client import HELLO, data, decoded, headers, message, receive_all, request_headers

@@ -16,10 +16,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from ovmstrio.core.pending_answers import PendingAnswers
-from ovmstrio.wire.grpc import TransportLimits, frames
-from ovmstrio.wire.grpc.core import Http2Core
-from ovmstrio.wire.grpc.frames import MAX_WINDOW, ConnectionFault, ErrorCode, FrameType, Setting
+from ovmstrio.transport.grpc import frames
+from ovmstrio.transport.grpc.core import Http2Core
+from ovmstrio.transport.grpc.frames import MAX_WINDOW, ConnectionFault, ErrorCode, FrameType, Setting
+from ovmstrio.transport.grpc.limits import TransportLimits
+from ovmstrio.transport.send_budget import PendingAnswers
 from tests.support.bare_http2 import frame
 from tests.support.examples import examples
 from tests.unit.wire.grpc.bytes_client import HELLO, data, headers, message, receive_all, request_headers

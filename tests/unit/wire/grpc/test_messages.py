@@ -19,11 +19,11 @@ from grpclib.exceptions import GRPCError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.core.inflation import GZIP_BITS, Inflation, InflationError
-from ovmstrio.core.pieced_message import PiecedMessage
-from ovmstrio.wire.grpc import Call, TransportLimits
-from ovmstrio.wire.grpc.inflation import Inflater
-from ovmstrio.wire.grpc.messages import MessageBuffer
+from ovmstrio.encoding.inflate import GZIP_BITS, Inflation, InflationError
+from ovmstrio.transport.grpc.limits import TransportLimits
+from ovmstrio.transport.grpc.messages import Inflater, MessageBuffer
+from ovmstrio.transport.grpc.stream import Call
+from ovmstrio.util.buffers import PiecedMessage
 from tests.support.examples import examples
 from tests.support.kept_by_errors import bytes_kept_by
 from tests.support.waits import WAIT_SECONDS

@@ -11,10 +11,10 @@ from ovmstrio.core import errors
 from ovmstrio.core.errors import InvalidRequest, NotFound, Overloaded
 from ovmstrio.core.events import CallEvent, Door, WireRequest
 from ovmstrio.core.http import HttpAnswer, HttpRequest
-from ovmstrio.core.pieced_message import PiecedMessage
-from ovmstrio.wire.http.answers import JSON_TYPE, answer_head, error_answer, json_answer, plain_answer
-from ovmstrio.wire.http.told_requests import ToldRequests
-from ovmstrio.wire.statuses import STATUS_OF, map_error, status_of
+from ovmstrio.transport.http.responses import JSON_TYPE, answer_head, error_answer, json_answer, plain_answer
+from ovmstrio.transport.http.router import ToldRequests
+from ovmstrio.transport.statuses import STATUS_OF, map_error, status_of
+from ovmstrio.util.buffers import PiecedMessage
 
 
 @pytest.mark.parametrize(

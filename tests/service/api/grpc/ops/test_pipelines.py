@@ -14,8 +14,8 @@ import trio
 
 from ovmstrio.config.specs import OpPipelineSpec, ServableSpec
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
-from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
-from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse
+from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE
+from ovmstrio.ops.values import PipelineRequest, PipelineResponse
 from tests.service.api.grpc.servers import KeptCalls, serving_grpc
 from tests.support.api_clients import call, with_channel
 from tests.support.fetched_samples import unpack_original

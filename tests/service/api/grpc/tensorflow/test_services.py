@@ -11,14 +11,14 @@ import pytest
 import trio
 from PIL import Image
 
-from ovmstrio.api.doors import KSERVE_GRPC
-from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.observability.metrics import Metrics
-from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.registry import VersionState
-from ovmstrio.runtimes.models.load_model import load_model
-from ovmstrio.runtimes.models.sequences import SequenceManagers
+from ovmstrio.encoding.messages import message_class
+from ovmstrio.models.kind import load_model
+from ovmstrio.models.sequences import SequenceManagers
+from ovmstrio.protocols.tensorflow.types import BY_DATATYPE
+from ovmstrio.serving.interfaces import KSERVE_GRPC
+from ovmstrio.serving.records import VersionState
+from ovmstrio.telemetry.metrics import Metrics
 from tests.service.api.grpc.servers import Serving, serving_grpc
 from tests.support import ir
 from tests.support.api_clients import call

@@ -13,10 +13,10 @@ import trio
 
 from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.limits import LocalLimit
-from ovmstrio.runtimes.handlers.handler import LoadedHandler
-from ovmstrio.runtimes.handlers.models.clients import open_clients
-from ovmstrio.runtimes.handlers.mounting import HandlerServable
-from ovmstrio.runtimes.handlers.project import open_handler
+from ovmstrio.handlers.building import open_handler
+from ovmstrio.handlers.handler import LoadedHandler
+from ovmstrio.handlers.handler_service import HandlerServable
+from ovmstrio.handlers.models.library import open_clients
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from tests.support.projects import make_project
 from tests.support.stub_registry import open_plane_of

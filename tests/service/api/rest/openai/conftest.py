@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.observability.metrics import Metrics
+from ovmstrio.telemetry.metrics import Metrics
 from tests.service.api.rest.openai.servers import serve_openai
 from tests.unit.api.rest.servers import Serving
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import trio
 
-from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core.generation import Task
 from tests.support.scripted_services import (
     LetterEncoder,

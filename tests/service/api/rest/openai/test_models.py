@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ovmstrio.server.rest_front_end import make_router
-from ovmstrio.wire.http.router import Route
+from ovmstrio.transport.http.router import Route
 from tests.service.api.rest.openai.servers import CHAT, EARS, PREFIXES, VOICE, WORDS
 from tests.unit.api.rest.servers import Serving
 

@@ -19,7 +19,7 @@ from ovmstrio.core.generation import (
     TokenLogprob,
 )
 from ovmstrio.server.rest_front_end import make_router
-from ovmstrio.wire.http.router import Route
+from ovmstrio.transport.http.router import Route
 from tests.service.api.rest.openai.servers import CHAT, PREFIXES, chat_body, events_of, post_of, service_of
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.api.rest.servers import Serving

@@ -10,11 +10,6 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.api.openai.api import Body
-from ovmstrio.api.openai.chat import Chat
-from ovmstrio.api.openai.completions import Completions
-from ovmstrio.api.openai.responses.endpoint import Responses
-from ovmstrio.api.openai.text_endpoint import TextEndpoint, Usage
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.generation import (
     Conversation,
@@ -22,8 +17,13 @@ from ovmstrio.core.generation import (
     GenerationLimits,
     Piece,
 )
-from ovmstrio.core.text_bounds import MAX_ITEMS, MAX_TOKENIZED_CHARACTERS, max_characters
-from ovmstrio.runtimes.generation.grammars import check_grammar, impose_calls
+from ovmstrio.protocols.openai.api import Body
+from ovmstrio.protocols.openai.chat import Chat
+from ovmstrio.protocols.openai.completions import Completions
+from ovmstrio.protocols.openai.responses import Responses
+from ovmstrio.protocols.openai.text_endpoint import TextEndpoint, Usage
+from ovmstrio.text.grammars import check_grammar, impose_calls
+from ovmstrio.util.truncation import MAX_ITEMS, MAX_TOKENIZED_CHARACTERS, max_characters
 from tests.service.api.rest.openai.servers import CHAT, WORDS, events_of, post_of, service_of
 from tests.support.examples import examples
 from tests.support.scripted_services import LIMITS

@@ -7,8 +7,8 @@ import httpx
 import pytest
 import trio
 
-from ovmstrio.access.allowance import CallerAllowance
-from ovmstrio.observability.metrics import Metrics
+from ovmstrio.auth.quota import CallerAllowance
+from ovmstrio.telemetry.metrics import Metrics
 from tests.service.api.rest.openai.servers import EARS, VOICE, WORDS, chat_body, serve_openai
 from tests.support.callers import bearer, gate_of
 from tests.unit.api.rest.servers import Serving

@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 
 from ovmstrio.config.specs import GraphSpec, ModelSpec, ServableSpec
-from ovmstrio.core.servable import Servable
-from ovmstrio.observability.metrics import Metrics
-from ovmstrio.runtimes.models.load_model import load_model
+from ovmstrio.core.service import Servable
+from ovmstrio.models.kind import load_model
 from ovmstrio.server.rest_front_end import make_router
-from ovmstrio.wire.http.router import Route
+from ovmstrio.telemetry.metrics import Metrics
+from ovmstrio.transport.http.router import Route
 from tests.support import ir
 from tests.support.servables import EXACT
 from tests.support.stub_registry import GRAPH, load_pass_through, load_scripted

@@ -16,7 +16,7 @@ import numpy as np
 import trio
 
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure
-from ovmstrio.runtimes.pipelines.custom_nodes.native.native_node import open_native_node
+from ovmstrio.pipelines.native.node import open_native_node
 
 CALLS: Final = ("echo", "write", "address", "return_input", "error", "null", "zero", "negative", "huge")
 OUTPUTS: Final = ("g", "gzc", "ga", "za", "n", "p", "q", "s", "d", "m", "h", "r", "x", "i", "gngpgsgdgmghgrgxgi")

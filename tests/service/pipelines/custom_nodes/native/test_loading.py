@@ -15,11 +15,9 @@ import pytest
 import trio
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.pipelines.custom_nodes.native import native_library
-from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
-from ovmstrio.runtimes.pipelines.custom_nodes.native.native_library import load_library
-from ovmstrio.runtimes.pipelines.custom_nodes.native.native_node import NativeNode, open_native_node
-from ovmstrio.runtimes.pipelines.custom_nodes.native.private_copy import private_copy, remove_leftovers
+from ovmstrio.pipelines.native import library as native_library
+from ovmstrio.pipelines.native.library import NodeIdentity, load_library, private_copy, remove_leftovers
+from ovmstrio.pipelines.native.node import NativeNode, open_native_node
 from tests.support.native_nodes import FIXTURE_SOURCE, INCLUDE, Account, compiled, copy_of_fixture, names_in
 from tests.support.pipelines import hosting
 from tests.support.waits import WAIT_SECONDS, until_async

@@ -18,12 +18,11 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Overloaded
-from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
-from ovmstrio.runtimes.pipelines.custom_nodes.native import native_node as node
-from ovmstrio.runtimes.pipelines.custom_nodes.native.native_node import NativeNode, open_native_node
-from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import CALLS_AT_ONCE
+from ovmstrio.core.tensor import BY_NAME
+from ovmstrio.pipelines.custom_node import CALLS_AT_ONCE, ItemInfo
+from ovmstrio.pipelines.native import node
+from ovmstrio.pipelines.native.node import NativeNode, open_native_node
 from tests.support.examples import examples
 from tests.support.native_nodes import FIXTURE_SOURCE, Account, compiled, copy_of_fixture
 from tests.support.pipelines import hosting

@@ -15,7 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from structlog.testing import capture_logs
 
-from ovmstrio.work.isolation.isolated_code import Isolation
+from ovmstrio.isolation.isolated_code import Isolation
 from tests.support.api_clients import with_channel
 from tests.support.handler_grpc import ServedProject, as_async, kinds_source, served, served_kinds
 from tests.support.waits import WAIT_SECONDS, until_async

@@ -19,12 +19,12 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from ovmstrio.config.specs import HandlerSpec, ServableSpec
 from ovmstrio.core.events import CallEvent, CallObserver
-from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.observability.metrics import Metrics
-from ovmstrio.registry import Registry
-from ovmstrio.runtimes.handlers.mounting import HandlerServable, load_handler
-from ovmstrio.runtimes.kind import LoadContext, lease_nothing
+from ovmstrio.handlers.handler_service import HandlerServable, load_handler
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from ovmstrio.serving.data_plane import DataPlane
+from ovmstrio.serving.kind import LoadContext, lease_nothing
+from ovmstrio.serving.registry import Registry
+from ovmstrio.telemetry.metrics import Metrics
 from tests.support.api_clients import with_channel
 from tests.support.projects import write_project
 from tests.support.stub_registry import registry_of
@@ -334,6 +334,6 @@ def test_the_front_end_imports_neither_grpcio_nor_handlers() -> None:
     code = "import sys, ovmstrio.server.grpc_front_end; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     imported = done.stdout.split()
-    assert "ovmstrio.api.kserve.grpc.inference_service" in imported
+    assert "ovmstrio.protocols.kserve.grpc_service" in imported
     assert "grpc" not in imported
     assert not [name for name in imported if name.startswith("ovmstrio.") and "handlers" in name]

@@ -9,8 +9,8 @@ import grpc
 import pytest
 import trio
 
-from ovmstrio.core.peers import TrustedProxies
-from ovmstrio.work.isolation.isolated_code import Isolation
+from ovmstrio.core.connection import TrustedProxies
+from ovmstrio.isolation.isolated_code import Isolation
 from tests.support.handler_grpc import as_async, kinds_source, served, served_kinds
 from tests.support.projects import PRIMES
 from tests.support.waits import WAIT_SECONDS

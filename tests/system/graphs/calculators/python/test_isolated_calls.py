@@ -15,11 +15,11 @@ import trio
 from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import ConfigError, Overloaded
-from ovmstrio.runtimes.graphs.calculator import NodeFailure
-from ovmstrio.runtimes.graphs.config.graph_config import Port
-from ovmstrio.work.isolation import isolated_code
-from ovmstrio.work.isolation.isolated_code import Isolation
-from ovmstrio.work.user_code.printing import prints_logged
+from ovmstrio.graphs.calculator import NodeFailure
+from ovmstrio.graphs.graph_config import Port
+from ovmstrio.isolation import isolated_code
+from ovmstrio.isolation.isolated_code import Isolation
+from ovmstrio.isolation.printing import prints_logged
 from pyovms import Tensor
 from tests.support.graph_nodes import Node, make_node, nodes
 from tests.support.graphs import handler

@@ -15,9 +15,9 @@ import trio
 from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import NotReady
-from ovmstrio.runtimes.graphs.calculator import NodeFailure
-from ovmstrio.work.isolation import isolated_code
-from ovmstrio.work.isolation.isolated_code import Isolation
+from ovmstrio.graphs.calculator import NodeFailure
+from ovmstrio.isolation import isolated_code
+from ovmstrio.isolation.isolated_code import Isolation
 from tests.support.graph_nodes import Node, Nodes, Opened, make_node, nodes
 from tests.support.graphs import handler
 from tests.support.waits import WAIT_SECONDS, until_async
@@ -278,7 +278,7 @@ def test_process_ends_with_its_server(tmp_path: Path, action: str) -> None:
     program = f"""
     import trio
     from pathlib import Path
-    from ovmstrio.work.isolation.isolated_code import Isolation
+    from ovmstrio.isolation.isolated_code import Isolation
     from tests.system.graphs.calculators.python.test_isolated_crashes import load
     from tests.support.graph_nodes import nodes
     async def main():

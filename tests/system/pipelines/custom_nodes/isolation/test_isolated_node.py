@@ -15,12 +15,12 @@ import psutil
 import pytest
 import trio
 
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure
-from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
-from ovmstrio.runtimes.pipelines.custom_nodes.native.isolated_node import IsolatedNode, open_isolated_node
-from ovmstrio.runtimes.pipelines.custom_nodes.open_node import open_custom_node
-from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import PythonNode
+from ovmstrio.core.tensor import BY_NAME
+from ovmstrio.pipelines.custom_node import ItemInfo
+from ovmstrio.pipelines.native.isolated_node import IsolatedNode, open_isolated_node
+from ovmstrio.pipelines.open_node import open_custom_node
+from ovmstrio.pipelines.python_node import PythonNode
 from tests.support.native_nodes import compiled, copy_of_fixture, names_in
 from tests.support.pipelines import write_node
 from tests.support.processes import is_resource_tracker
@@ -255,7 +255,7 @@ async def test_cancelled_open_leaves_no_process(library: Path) -> None:
 async def test_process_ends_with_its_server(library: Path) -> None:
     program = """if True:
         import sys, trio, pathlib
-        from ovmstrio.runtimes.pipelines.custom_nodes.native.isolated_node import open_isolated_node
+        from ovmstrio.pipelines.native.isolated_node import open_isolated_node
         async def main():
             async with trio.open_nursery() as nursery:
                 node = await open_isolated_node(pathlib.Path(sys.argv[1]), "n", {}, nursery=nursery)

@@ -8,9 +8,8 @@ import trio.testing
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from ovmstrio.runtimes.handlers.grpc.call_run import BlockingRequests
-from ovmstrio.runtimes.handlers.grpc.ends import CallEndedError
-from ovmstrio.wire.grpc.stream import Call
+from ovmstrio.handlers.grpc.call_run import BlockingRequests, CallEndedError
+from ovmstrio.transport.grpc.stream import Call
 
 
 class _Call:

@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
-from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.encoding.messages import message_class
 
 __all__ = ["array_of", "content", "model_spec", "predict_request", "refusal", "tensor"]
 

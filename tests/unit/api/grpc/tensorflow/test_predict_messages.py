@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ovmstrio.api.grpc_codec import Codec
-from ovmstrio.api.tensorflow.grpc.predict_messages import PredictRequest, encode_predict
-from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE, BY_NUMBER, TensorFlowType
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest, NotSupported
 from ovmstrio.core.request import InferResponse
-from ovmstrio.core.tensor import ANY_SIZE, Dim, RawTensor, Tensor, TensorSpec
-from ovmstrio.protocol.descriptors import POOL, message_class
+from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, Dim, RawTensor, Tensor, TensorSpec
+from ovmstrio.encoding.messages import POOL, message_class
+from ovmstrio.protocols.grpc_codec import Codec
+from ovmstrio.protocols.tensorflow.grpc_service import PredictRequest, encode_predict
+from ovmstrio.protocols.tensorflow.types import BY_DATATYPE, BY_NUMBER, TensorFlowType
 from tests.support.servables import validate
 from tests.unit.api.grpc.tensorflow.calls import array_of, content, predict_request, tensor
 

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from ovmstrio.api.doors import HANDLERS_HTTP
-from ovmstrio.api.handlers.http.handler_routes import HandlerRoutes, refuse
 from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.errors import TooManyRequests
 from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.core.limits import LocalLimit
-from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.runtimes.handlers.mounting import HandlerServable
-from ovmstrio.runtimes.handlers.project import open_handler
+from ovmstrio.handlers.building import open_handler
+from ovmstrio.handlers.handler_service import HandlerServable
+from ovmstrio.handlers.routes import HandlerRoutes, refuse
+from ovmstrio.serving.data_plane import DataPlane
+from ovmstrio.serving.interfaces import HANDLERS_HTTP
 from tests.support.examples import examples
 from tests.support.projects import make_project
 from tests.support.stub_registry import open_plane_of

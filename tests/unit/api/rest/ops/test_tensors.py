@@ -9,11 +9,10 @@ from google.protobuf.json_format import ParseDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.api.paddle.http.pipeline_json import read_request
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.protocol.pipeline_messages import TENSOR
-from ovmstrio.runtimes.ops.messages import tensor_from_message
-from ovmstrio.runtimes.ops.values import PipelineTensor
+from ovmstrio.encoding.messages import TENSOR
+from ovmstrio.ops.http_json import read_request
+from ovmstrio.ops.values import PipelineTensor, tensor_from_message
 from tests.support.examples import examples
 
 _NAMES = [name for field in TENSOR.DESCRIPTOR.fields for name in (field.name, field.json_name)]

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ovmstrio.api.tensorflow.rest.predict_answer import render_predict_answer
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest, ModelFailure
 from ovmstrio.core.request import InferResponse
-from ovmstrio.core.tensor import RawTensor, Tensor
+from ovmstrio.core.tensor import BY_NAME, RawTensor, Tensor
+from ovmstrio.protocols.tensorflow.rest_responses import render_predict_answer
 
 NUMBERS = [name for name in BY_NAME if name not in {"BYTES", "BF16"}]
 

@@ -11,15 +11,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ovmstrio.api.kserve.rest.infer_request import parse_document
-from ovmstrio.api.kserve.rest.large_document import LARGE_BYTES
-from ovmstrio.api.tensorflow.rest.large_predict import read_large_predict
-from ovmstrio.api.tensorflow.rest.predict_request import MAX_RANK, PredictBody, read_predict_body, unnest
-from ovmstrio.core.datatypes import BY_NAME, from_bf16, to_bf16
 from ovmstrio.core.errors import InvalidRequest, MalformedJson, ServerError
 from ovmstrio.core.request import InferRequest
-from ovmstrio.core.tensor import ANY_SIZE, TensorSpec
-from ovmstrio.wire.statuses import status_of
+from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, TensorSpec, from_bf16, to_bf16
+from ovmstrio.protocols.kserve.large_document import LARGE_BYTES
+from ovmstrio.protocols.kserve.rest_requests import parse_document
+from ovmstrio.protocols.tensorflow.rest_requests import (
+    MAX_RANK,
+    PredictBody,
+    read_large_predict,
+    read_predict_body,
+    unnest,
+)
+from ovmstrio.transport.statuses import status_of
 from tests.support.servables import validate
 
 NO_INSTANCE = "Could not parse instance content. Not valid ndarray detected"

@@ -9,8 +9,8 @@ import trio
 from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import Overloaded
-from ovmstrio.runtimes.graphs.calculator import NodeFailure
-from ovmstrio.runtimes.graphs.config.graph_config import Port
+from ovmstrio.graphs.calculator import NodeFailure
+from ovmstrio.graphs.graph_config import Port
 from pyovms import Tensor
 from tests.support.graph_nodes import Node, Opened, make_node, nodes
 from tests.support.graphs import handler

@@ -9,9 +9,9 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from ovmstrio.runtimes.graphs.calculator import NodeFailure
-from ovmstrio.runtimes.graphs.config.graph_config import Port
-from ovmstrio.work.user_code.pumps import CREDIT
+from ovmstrio.graphs.calculator import NodeFailure
+from ovmstrio.graphs.graph_config import Port
+from ovmstrio.isolation.generators import CREDIT
 from tests.support.graph_nodes import Node, Nodes, PythonNodeCall, make_node, nodes
 from tests.support.graphs import handler
 from tests.support.waits import WAIT_SECONDS, until_async

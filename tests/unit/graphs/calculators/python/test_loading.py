@@ -10,11 +10,11 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from ovmstrio.config.located import Located
+from ovmstrio.config.documents import Located
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.graphs.calculator import ContractError
-from ovmstrio.runtimes.graphs.calculators.python import python_handler as handler_module
-from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
+from ovmstrio.graphs.calculator import ContractError
+from ovmstrio.graphs.graph_config import NodeConfig, Port
+from ovmstrio.graphs.python_nodes import handler as handler_module
 from pyovms import Tensor
 from tests.support.graph_nodes import LOOP, contract_of, make_node, nodes, options
 from tests.support.waits import WAIT_SECONDS, until_async

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure
-from ovmstrio.core.tensor import Array
-from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import BUILTIN_NAMES, builtin_name
-from ovmstrio.runtimes.pipelines.custom_nodes.builtin.east_boxes import FoundText, suppress_overlaps
-from ovmstrio.runtimes.pipelines.custom_nodes.builtin.pictures import Box
+from ovmstrio.core.tensor import BY_NAME, Array
+from ovmstrio.pipelines.builtin.builtin_node import BUILTIN_NAMES, builtin_name
+from ovmstrio.pipelines.builtin.east_ocr import FoundText, suppress_overlaps
+from ovmstrio.pipelines.builtin.pictures import Box
 from tests.support.pipelines import opened_builtin
 
 HEIGHT, WIDTH = 24, 32

@@ -9,10 +9,10 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Overloaded, Problem
-from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
-from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import open_python_node
+from ovmstrio.core.tensor import BY_NAME
+from ovmstrio.pipelines.custom_node import ItemInfo
+from ovmstrio.pipelines.python_node import open_python_node
 from tests.support.pipelines import DOUBLER, hosting, opened_python, write_node
 from tests.support.waits import until_async
 

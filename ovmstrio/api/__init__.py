@@ -1,1 +1,0 @@
-"""The protocols by which servables are reached."""

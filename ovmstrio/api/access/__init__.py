@@ -1,1 +1,0 @@
-"""What the operations of each protocol need of who asks for them."""

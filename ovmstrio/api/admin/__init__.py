@@ -1,1 +1,0 @@
-"""What operators ask: the state of the configuration, its reload, metrics."""

@@ -1,1 +1,0 @@
-"""Services that every gRPC server has: health, reflection."""

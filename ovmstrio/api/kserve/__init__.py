@@ -1,1 +1,0 @@
-"""KServe v2 with Triton's extensions."""

@@ -1,1 +1,0 @@
-"""The gRPC front end: services of grpclib's shape on a trio transport."""

@@ -1,1 +1,0 @@
-"""The REST front end."""

@@ -1,1 +1,0 @@
-"""OpenAI's API over REST, below ``/v3``, ``/v1`` and ``/v3/v1``."""

@@ -1,1 +1,0 @@
-"""Speech in OpenAI's API."""

@@ -1,1 +1,0 @@
-"""Paddle Serving's pipelines over HTTP and gRPC."""

@@ -1,1 +1,0 @@
-"""The gRPC way into Paddle Serving's pipelines."""

@@ -1,1 +1,0 @@
-"""``POST /{name}/{method}``: the HTTP way into Paddle Serving's pipelines."""

@@ -1,1 +1,0 @@
-"""The TensorFlow Serving API."""

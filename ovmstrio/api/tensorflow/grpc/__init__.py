@@ -1,1 +1,0 @@
-"""TensorFlow Serving's protocol over gRPC."""

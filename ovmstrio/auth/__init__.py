@@ -1,0 +1,1 @@
+"""Authentication and quotas: API keys, tokens, client certificates, scopes and the gate that checks them."""

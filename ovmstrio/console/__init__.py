@@ -1,0 +1,1 @@
+"""The web console: its page, its data and its live updates."""

@@ -1,0 +1,380 @@
+"""``/console`` and ``/console/api``: the page, what it is told, and what administrators change from it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import logging
+import sys
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from ovmstrio.console.aggregator import FAILURES, LINES, TRACES, Gathering
+from ovmstrio.console.stream import FrameMaker, Viewers, Wishes, error_event, stream, told_failures
+from ovmstrio.core.callers import Need, current_caller, current_certificate
+from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported, PermissionDenied
+from ovmstrio.core.http import HttpAnswer
+from ovmstrio.protocols.admin.request_origin import check_is_local, foreign_origin, foreign_site, is_own_name
+from ovmstrio.protocols.kserve.documents import server_version
+from ovmstrio.protocols.kserve.repository_requests import control_of
+from ovmstrio.protocols.kserve.rest_requests import read_document
+from ovmstrio.protocols.kserve.trace_log_settings import change_log_settings, set_log_level
+from ovmstrio.serving.data_plane import DEFAULT_NAME
+from ovmstrio.telemetry.denied_admin_log import tell_refused
+from ovmstrio.telemetry.log_levels import LOG_LEVEL, written_log_levels
+from ovmstrio.telemetry.logs import LEVELS
+from ovmstrio.transport.http.event_streams import answer_with_events
+from ovmstrio.transport.http.responses import json_answer
+from ovmstrio.transport.http.router import rule
+from ovmstrio.util.truncation import shown
+
+if TYPE_CHECKING:
+    from ovmstrio.auth.gate import Gate
+    from ovmstrio.core.http import Headers, HttpRequest
+    from ovmstrio.protocols.admin.changes import Changes
+    from ovmstrio.serving.data_plane import DataPlane
+    from ovmstrio.telemetry.recent_history import RecentPast
+    from ovmstrio.transport.http.event_streams import EventSink
+    from ovmstrio.transport.http.router import Rule, View
+
+__all__ = [
+    "CHANGE_HEADER",
+    "INDEX",
+    "ConsoleGuard",
+    "ConsoleMode",
+    "asset_answer",
+    "asset_names",
+    "console_rules",
+    "security_headers",
+]
+
+# ----------------------------------------------------------------------
+# The files of the page, which come with the package; nothing of it is of another host
+# ----------------------------------------------------------------------
+
+INDEX: Final = "index.html"
+_TYPES: Final = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+security_headers: Final[Headers] = (
+    (
+        "content-security-policy",
+        (
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; media-src blob:; "
+            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+            "require-trusted-types-for 'script'"
+        ),
+    ),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+)
+
+
+@cache
+def asset_names() -> frozenset[str]:
+    """Give the names of all files of the page."""
+    return frozenset(each.name for each in files("ovmstrio.console").joinpath("page").iterdir() if each.is_file())
+
+
+@cache
+def _packed(name: str) -> tuple[bytes, bytes, str]:
+    """Give a file, the same compressed, and its mark."""
+    content = files("ovmstrio.console").joinpath("page", name).read_bytes()
+    return content, gzip.compress(content, 9, mtime=0), f'"{hashlib.sha256(content).hexdigest()[:20]}"'
+
+
+def asset_answer(name: str, request: HttpRequest) -> HttpAnswer:
+    """Answer with a file of the page.
+
+    Raises:
+        NotFound: there is no such file.
+    """
+    if name not in asset_names():
+        raise NotFound(f"the console has no {name[:80]!r}")
+    content, packed, mark = _packed(name)
+    kind = _TYPES.get(name.rpartition(".")[2], "application/octet-stream")
+    headers = (
+        ("content-type", kind),
+        ("cache-control", "no-cache"),
+        ("etag", mark),
+        ("vary", "accept-encoding"),
+        *security_headers,
+    )
+    if request.header("if-none-match") == mark:
+        return HttpAnswer(304, headers)
+    if "gzip" in (request.header("accept-encoding") or ""):
+        return HttpAnswer(200, (*headers, ("content-encoding", "gzip")), packed)
+    return HttpAnswer(200, headers, content)
+
+
+# ----------------------------------------------------------------------
+# Who may look at the console, and from which pages: not every page that a browser shows may ask on its behalf
+# ----------------------------------------------------------------------
+
+ConsoleMode = Literal["off", "local", "on"]
+
+CHANGE_HEADER: Final = "x-ovms-console"
+"""What a request has that changes the server; a form of another page cannot have it."""
+
+
+class ConsoleGuard:
+    """Lets requests in.
+
+    Args:
+        mode: ``local`` for those of this machine, ``on`` for all.
+    """
+
+    def __init__(self, mode: ConsoleMode) -> None:
+        self._is_local = mode == "local"
+
+    def let_in(self, request: HttpRequest) -> None:
+        """Let pass a request for the page, or of it.
+
+        Raises:
+            PermissionDenied: it is of another machine, or a page of another origin makes it.
+        """
+        if self._is_local:
+            _check_local(request)
+        _check_origin(request)
+
+    def let_change(self, request: HttpRequest) -> None:
+        """Let pass a request that changes the server.
+
+        Raises:
+            PermissionDenied: as :meth:`let_in`, or it may be one that a form of another page sends.
+        """
+        self.let_in(request)
+        if request.header(CHANGE_HEADER) is None:
+            raise PermissionDenied(f"what changes the server needs the header {CHANGE_HEADER}: 1")
+
+
+def _check_local(request: HttpRequest) -> None:
+    way_out = "--console on shows it to other machines, best with --keys_file"
+    check_is_local(request.client, "the console is for this machine", way_out)
+    host = request.header("host") or ""
+    # A name that leads here and is another's page would make that page one of this machine.
+    if current_caller.get() is None and not is_own_name(host):
+        raise PermissionDenied(f"the console is at localhost or at an address, and not at {host[:80]!r}; {way_out}")
+
+
+def _check_origin(request: HttpRequest) -> None:
+    site, origin = foreign_site(request), foreign_origin(request)
+    # Whoever follows a link to the page comes from anywhere; that is no request of another page's code.
+    follows_link = request.header("sec-fetch-mode") == "navigate" and request.method in {"GET", "HEAD"}
+    if site and not follows_link:
+        raise PermissionDenied(f"the console is for its own page, and this is {site}")
+    if origin:
+        raise PermissionDenied(f"the console is for its own page, and this is of {origin}")
+
+
+# ----------------------------------------------------------------------
+# ``/console`` and ``/console/api``: the page, what it is told, and what administrators change from it
+# ----------------------------------------------------------------------
+
+_API: Final = "/console/api"
+_PARTS: Final = "log_levels"
+_LONGEST: Final = 80
+_NOT_KEPT: Final = (("cache-control", "no-store"), ("x-content-type-options", "nosniff"))
+
+
+def console_rules(
+    plane: DataPlane, changes: Changes, past: RecentPast, mode: ConsoleMode, gate: Gate | None = None
+) -> list[Rule]:
+    """Make the rules over one data plane; none where the console is off.  The gate ends streams of callers that go."""
+    if mode == "off":
+        return []
+    guard, gathering = ConsoleGuard(mode), Gathering(plane, past)
+    return [
+        *_page_rules(guard),
+        *_reading_rules(plane, changes, gathering, guard),
+        *_live_rules(plane, changes, gathering, guard, gate),
+        *_change_rules(plane, changes, guard),
+    ]
+
+
+def _page_rules(guard: ConsoleGuard) -> list[Rule]:
+    """Make the rules of the page's files: they hold nothing of the server's, and the page asks for a key itself."""
+
+    async def page(request: HttpRequest) -> HttpAnswer:
+        guard.let_in(request)
+        return asset_answer(INDEX, request)
+
+    async def asset(request: HttpRequest, file: str) -> HttpAnswer:
+        guard.let_in(request)
+        return asset_answer(file, request)
+
+    return [
+        rule("/console", "GET", page, is_hot=True, need=Need.NOTHING),
+        rule("/console/page/<file>", "GET", asset, is_hot=True, need=Need.NOTHING),
+    ]
+
+
+def _reading_rules(plane: DataPlane, changes: Changes, gathering: Gathering, guard: ConsoleGuard) -> list[Rule]:
+    past = gathering.past
+
+    async def server(request: HttpRequest) -> HttpAnswer:
+        guard.let_in(request)
+        return json_answer(_server(plane, may_change=changes.lets_page(request))).with_headers(_NOT_KEPT)
+
+    def reading(path: str, tell: Any) -> Rule:
+        async def answer(request: HttpRequest, **places: str) -> HttpAnswer:
+            guard.let_in(request)
+            return json_answer(await tell(**places)).with_headers(_NOT_KEPT)
+
+        return rule(f"{_API}/{path}", "GET", answer, is_hot=True, need=Need.READ)
+
+    async def failures(request: HttpRequest) -> HttpAnswer:
+        guard.let_in(request)
+        await gathering.look_back(FAILURES)
+        told = told_failures(past, 0, shows_bodies=changes.lets_page(request))
+        return json_answer({"failures": told}).with_headers(_NOT_KEPT)
+
+    async def services() -> dict[str, Any]:
+        return {"services": list((await gathering.rows()).values())}
+
+    async def service(model: str) -> dict[str, Any]:
+        return await gathering.document(model)
+
+    async def traces() -> dict[str, Any]:
+        _check_traces(plane)
+        await gathering.look_back(TRACES)
+        return {"traces": past.traces}
+
+    async def trace(trace: str) -> dict[str, Any]:
+        _check_traces(plane)
+        return await gathering.trace(trace)
+
+    async def log() -> dict[str, Any]:
+        await gathering.look_back(LINES)
+        return {"lines": past.lines.since(0)}
+
+    return [
+        rule(f"{_API}/server", "GET", server, is_hot=True, need=Need.READ),
+        rule(f"{_API}/failures", "GET", failures, is_hot=True, need=Need.READ),
+        reading("services", services),
+        reading("services/<model>", service),
+        reading("traces", traces),
+        reading("traces/<trace>", trace),
+        reading("log", log),
+    ]
+
+
+def _live_rules(
+    plane: DataPlane, changes: Changes, gathering: Gathering, guard: ConsoleGuard, gate: Gate | None
+) -> list[Rule]:
+    viewers, frames = Viewers(), FrameMaker(plane, gathering)
+
+    async def live(request: HttpRequest) -> HttpAnswer:
+        guard.let_in(request)
+        wishes = Wishes.read(request.query)
+
+        async def still_may() -> bool:
+            known = None
+            if gate is not None:
+                known = await gate.look_again(Need.READ, request.headers, current_certificate.get())
+            return changes.lets_page(request) if known is None else known.scopes.admin
+
+        async def make(events: EventSink) -> None:
+            with viewers.one():
+                await stream(plane, frames, gathering, wishes, events, still_may=still_may)
+
+        return await answer_with_events(request, make, error_event)
+
+    return [rule(f"{_API}/live", "GET", live, is_hot=True, has_tasks=True, need=Need.READ)]
+
+
+def _change_rules(plane: DataPlane, changes: Changes, guard: ConsoleGuard) -> list[Rule]:
+    def changing(path: str, view: View) -> Rule:
+        async def answer(request: HttpRequest, **places: str) -> HttpAnswer:
+            try:
+                guard.let_change(request)
+            except PermissionDenied as error:
+                tell_refused(f"console {path}", error, client=request.client, about=request.path)
+                raise
+            told = await view(request, **places)
+            return told.with_headers(_NOT_KEPT)
+
+        return rule(f"{_API}/{path}", "POST", answer)
+
+    async def reload(request: HttpRequest) -> HttpAnswer:
+        with changes.requested("reload", request):
+            changed = await plane.reload_config()
+        return json_answer({"changed": changed})
+
+    async def load(request: HttpRequest, model: str) -> HttpAnswer:
+        with changes.requested("load", request, model=model):
+            await control_of(plane).load(model)
+        return json_answer({"loaded": model})
+
+    async def unload(request: HttpRequest, model: str) -> HttpAnswer:
+        with changes.requested("unload", request, model=model):
+            await control_of(plane).unload(model)
+        return json_answer({"unloaded": model})
+
+    async def log_level(request: HttpRequest) -> HttpAnswer:
+        with changes.requested("log level", request):
+            _set_levels(await read_document(request.body))
+        return json_answer(_levels("level"))
+
+    return [
+        changing("reload", reload),
+        changing("services/<model>/load", load),
+        changing("services/<model>/unload", unload),
+        changing("log_level", log_level),
+    ]
+
+
+def _check_traces(plane: DataPlane) -> None:
+    if plane.traces is None:
+        raise NotSupported("this server keeps no traces")
+
+
+def _set_levels(asked: dict[str, Any]) -> None:
+    """Set the level of the log, those of its parts, or both; neither is set if one of them is none.
+
+    Raises:
+        InvalidRequest: there is no such level or setting.
+    """
+    if not asked or asked.keys() - {"level", _PARTS}:
+        raise InvalidRequest(f"expected level, {_PARTS} or both, got {shown(list(asked), _LONGEST)}")
+    level, parts = asked.get("level", "INFO"), asked.get(_PARTS, "")
+    if not isinstance(level, str) or level.upper() not in LEVELS:
+        raise InvalidRequest(f"level: expected one of {', '.join(LEVELS)}, got {shown(level, _LONGEST)}")
+    if not isinstance(parts, str):
+        raise InvalidRequest(f"{_PARTS}: expected a text, got {shown(parts, _LONGEST)}")
+    if _PARTS in asked:
+        change_log_settings({_PARTS: parts})
+    if "level" in asked:
+        set_log_level(LEVELS[level.upper()])
+
+
+def _levels(name: str) -> dict[str, str]:
+    """Tell from what level on is logged, by a name, and the levels of parts of the log."""
+    return {name: logging.getLevelName(LOG_LEVEL.value), _PARTS: written_log_levels(LOG_LEVEL.parts)}
+
+
+def _server(plane: DataPlane, *, may_change: bool) -> dict[str, Any]:
+    readiness, caller = plane.readiness(), current_caller.get()
+    return {
+        # The name by default is for clients that look for it.
+        "name": "ovmstrio" if plane.server_name == DEFAULT_NAME else plane.server_name,
+        "version": server_version(),
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "ready": readiness.ready,
+        "reason": readiness.reason,
+        "caller": "" if caller is None else caller.name,
+        "may_change": may_change,
+        "loads_by_name": plane.control is not None,
+        **({} if plane.siblings is None else {"worker": plane.siblings.row}),
+        "workers": 1 if plane.siblings is None else len(plane.siblings.others) + 1,
+        "workers_reason": plane.workers_reason,
+        **_levels("log_level"),
+        "has_metrics": plane.render_metrics(["ovmstrio_ready"]) is not None,
+    }

@@ -1,1 +1,0 @@
-"""What every call passes on its way to a service: look-up, admission, observation."""

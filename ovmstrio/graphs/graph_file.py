@@ -1,0 +1,528 @@
+"""Read a graph file, and the comments in it that ask for instances that are kept or name the streams of a chat.
+
+::
+
+    text ── parse_proto (fields) ── fit_message (what does not fit is told and left out) ── protobuf's own parser
+         └─ pool directive              └────────── located values ─────────┐                    │ message
+                                                                            GraphConfig  <───────┘
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from google.protobuf import text_format
+from google.protobuf.message import DecodeError
+
+from ovmstrio.config.documents import Findings, InvalidSyntax, Located, did_you_mean, suggest_key
+from ovmstrio.config.proto_text import fit_message, parse_proto
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.encoding.messages import POOL, message_class
+from ovmstrio.graphs.graph_config import (
+    FILE_INVALID,
+    INITIALIZATION,
+    ChatRoles,
+    GraphConfig,
+    InvalidName,
+    NodeConfig,
+    PolicyConfig,
+    Port,
+    StreamReader,
+    StreamRef,
+    parse_tag_index,
+    refuse_name,
+)
+from ovmstrio.graphs.packets import PYTHON_TENSOR
+
+__all__ = [
+    "PoolDirective",
+    "Reading",
+    "canonical_names",
+    "check_executors",
+    "examine_text",
+    "read_chat_roles",
+    "read_graph",
+    "read_nodes",
+    "read_policy",
+    "read_pool",
+]
+
+# ----------------------------------------------------------------------
+# The nodes of a graph file: message and lines become values
+# ----------------------------------------------------------------------
+
+_HANDLER = "input_stream_handler"
+_INVALID = f"{INITIALIZATION} - INVALID_ARGUMENT"
+
+
+def canonical_names(nodes: Sequence[Any]) -> list[str]:
+    """Give each node a name of its own: its name or calculator, numbered from 1 where several share it."""
+    wanted = [node.name or node.calculator for node in nodes]
+    counts = Counter(wanted)
+    taken = {name for name, count in counts.items() if count == 1}
+    numbers: Counter[str] = Counter()
+    names = []
+    for name in wanted:
+        unique = name
+        while counts[name] > 1 and (unique == name or unique in taken):
+            numbers[name] += 1
+            unique = f"{name}_{numbers[name]}"
+        taken.add(unique)
+        names.append(unique)
+    return names
+
+
+def read_policy(message: Any, at: Located, default: PolicyConfig) -> PolicyConfig:
+    """Read the input stream handler of a message that may have one."""
+    if not message.HasField(_HANDLER) or not message.input_stream_handler.input_stream_handler:
+        return default
+    handler = message.input_stream_handler.input_stream_handler
+    wanted = f"mediapipe.{handler}Options"
+    extensions = [value for known, value in message.input_stream_handler.options.ListFields() if known.is_extension]
+    options = next((value for value in extensions if value.DESCRIPTOR.full_name == wanted), None)
+    inside = at.find(_HANDLER, "options", f"{wanted}.ext")
+    tags = [tag for each in inside.items("sync_set") for tag in each.items("tag_index")]
+    if "timestamp_base_tag_index" in inside.members:
+        tags.append(inside.find("timestamp_base_tag_index"))
+    return PolicyConfig(handler, options, at.find(_HANDLER, _HANDLER).line, tuple(tag.line for tag in tags))
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeReader:
+    message: Any
+    at: Located
+    findings: Findings
+
+    def streams(self, kind: str, *aliases: str) -> tuple[StreamRef, ...]:
+        texts = [text for name in (kind, *aliases) for text in getattr(self.message, name)]
+        places = [place for name in (kind, *aliases) for place in self.at.items(name)]
+        return StreamReader(self.findings).read(kind, texts, places)
+
+    def back_edges(self, inputs: Sequence[StreamRef]) -> frozenset[Port]:
+        known = {ref.port for ref in inputs}
+        found: set[Port] = set()
+        infos = zip(self.message.input_stream_info, self.at.items("input_stream_info"), strict=True)
+        for info, place in infos:
+            at, text = place.find("tag_index"), info.tag_index
+            try:
+                port = parse_tag_index(text)
+            except InvalidName as error:
+                refuse_name(self.findings, at, error, text)
+                continue
+            if port in known:
+                found.update({port} if info.back_edge else ())
+            elif info.back_edge:
+                have = ", ".join(map(str, sorted(known))) or "none"
+                message = f'{_INVALID}: input_stream_info names "{text}", which is no input of the node'
+                self.findings.refuse(at, message, expected=f"one of its inputs: {have}", found=text or "nothing")
+            else:
+                self.findings.warn(at, f'input_stream_info names "{text}", which is no input')
+        return frozenset(found)
+
+    def node_options(self) -> tuple[Any, ...]:
+        found: dict[str, Any] = {}
+        for packed, at in zip(self.message.node_options, self.at.items("node_options"), strict=True):
+            name = packed.TypeName()
+            if name in found:
+                message = f"{_INVALID}: Options type {name} is specified more than once"
+                self.findings.refuse(at, message, suggestion="keep one of them")
+            elif name:
+                try:
+                    found[name] = message_class(name).FromString(packed.value)
+                except (KeyError, DecodeError):
+                    details = f"{name} is unknown, or the bytes beside it are no such message"
+                    self.findings.refuse(at, f"{FILE_INVALID} - {details}")
+        return tuple(found.values())
+
+
+def read_nodes(message: Any, at: Located, policy: PolicyConfig, findings: Findings) -> Iterator[NodeConfig]:
+    """Read the nodes of a graph, whose own input stream handler is ``policy``."""
+    for name, node, place in zip(canonical_names(message.node), message.node, at.items("node"), strict=True):
+        yield _read_node(_NodeReader(node, place, findings), name, policy)
+
+
+def _read_node(reader: _NodeReader, name: str, policy: PolicyConfig) -> NodeConfig:
+    message = reader.message
+    inputs = reader.streams("input_stream")
+    return NodeConfig(
+        name=message.name,
+        canonical_name=name,
+        calculator=message.calculator,
+        inputs=inputs,
+        outputs=reader.streams("output_stream"),
+        side_inputs=reader.streams("input_side_packet", "external_input"),
+        side_outputs=reader.streams("output_side_packet"),
+        node_options=reader.node_options(),
+        options=tuple(value for known, value in message.options.ListFields() if known.is_extension),
+        policy=read_policy(message, reader.at, policy),
+        back_edges=reader.back_edges(inputs),
+        max_in_flight=max(message.max_in_flight, 1),
+        executor=message.executor,
+        at=reader.at,
+        options_line=_first_line(reader.at.items("node_options")),
+    )
+
+
+def _first_line(options: Sequence[Located]) -> int:
+    """Give the line of the first field inside the first message of options."""
+    messages = [each for each in options[0].members.values() if each.members] if options else []
+    return _first_of(next(iter(messages[0].members.values()))).line if messages else 0
+
+
+def _first_of(member: Located) -> Located:
+    return member.value[0] if isinstance(member.value, list) else member
+
+
+# ----------------------------------------------------------------------
+# Which streams of a graph carry a chat: those that a comment names, or those that a generative graph has anyway
+# ----------------------------------------------------------------------
+
+_NAME: Final = "OVMSTRIO_CHAT"
+_COMMENT: Final = re.compile(r"^[ \t]*#[ \t]*(?P<name>OVMSTRIO_\w+)[ \t]*:(?P<value>.*)$", re.MULTILINE)
+_OF_INPUTS: Final = ("prompt", "messages")
+_OF_OUTPUTS: Final = ("text", "end", "usage")
+_EXAMPLE: Final = f"# {_NAME}: prompt=NAME text=NAME"
+
+
+def read_chat_roles(
+    content: str,
+    inputs: Sequence[StreamRef],
+    outputs: Sequence[StreamRef],
+    nodes: Sequence[NodeConfig],
+    findings: Findings,
+) -> ChatRoles | None:
+    """Find the streams of a chat; None if the graph answers none.
+
+    Args:
+        content: the graph file's text.
+        inputs: those of the graph itself, as its outputs are.
+        outputs: see ``inputs``.
+        nodes: all of them.
+        findings: is told what is wrong with the comment.
+    """
+    comment = _find(content, findings)
+    if comment is None:
+        return _unasked(inputs, outputs, nodes)
+    at, value = comment
+    reader = _Comment(at, {ref.name: ref for ref in inputs}, {ref.name: ref for ref in outputs}, findings)
+    return reader.read(value)
+
+
+def _find(content: str, findings: Findings) -> tuple[Located, str] | None:
+    """Find the comment; tell of others that were meant to be it, and of a second one."""
+    found: tuple[Located, str] | None = None
+    for match in _COMMENT.finditer(content):
+        at = Located(None, content.count("\n", 0, match.start("name")) + 1)
+        if match["name"] != _NAME:
+            hint = did_you_mean(match["name"], [_NAME], otherwise=f"the only one is {_NAME}")
+            findings.warn(at, f"{match['name']} is passed over", hint)
+        elif found is None:
+            found = at, match["value"]
+        else:
+            findings.refuse(
+                at, f"{FILE_INVALID} - {_NAME} is given twice", suggestion=f"remove it; line {found[0].line} has one"
+            )
+    return found
+
+
+def _unasked(
+    inputs: Sequence[StreamRef], outputs: Sequence[StreamRef], nodes: Sequence[NodeConfig]
+) -> ChatRoles | None:
+    """Give the roles that the streams of a generative graph have without a word."""
+    most_outputs = 2
+    fits = len(inputs) == 1 and 0 < len(outputs) <= most_outputs and all(map(_is_text, (*inputs, *outputs)))
+    if not fits or not any(ref.port.tag == "LOOPBACK" for node in nodes for ref in node.inputs):
+        return None
+    return ChatRoles(prompt=inputs[0].name, text=outputs[0].name, end=outputs[1].name if len(outputs) > 1 else "")
+
+
+def _is_text(ref: StreamRef) -> bool:
+    return ref.port.tag.startswith(PYTHON_TENSOR)
+
+
+class _Comment:
+    """Reads the roles that a comment gives to the streams of a graph."""
+
+    def __init__(
+        self, at: Located, inputs: dict[str, StreamRef], outputs: dict[str, StreamRef], findings: Findings
+    ) -> None:
+        self._at = at
+        self._inputs = inputs
+        self._outputs = outputs
+        self._findings = findings
+        self._roles: dict[str, str] = {}
+        self._is_wrong = False
+
+    def read(self, value: str) -> ChatRoles | None:
+        """Read the comment; None if it cannot be used, which has been told."""
+        for part in value.split():
+            self._take(*part.partition("="))
+        if not self._is_wrong:
+            self._complete()
+        return None if self._is_wrong else ChatRoles(**self._roles)
+
+    def _take(self, role: str, equals: str, name: str) -> None:
+        if not equals or not name:
+            self._refuse("a part is no role=name", "role=name, such as text=completion", role + equals)
+        elif role not in (*_OF_INPUTS, *_OF_OUTPUTS):
+            self._refuse(f"{role!r} is no role of a chat", suggestion=suggest_key(role, (*_OF_INPUTS, *_OF_OUTPUTS)))
+        elif role in self._roles:
+            self._refuse(f"{role} is given twice", suggestion="remove one of them")
+        else:
+            self._give(role, name)
+
+    def _give(self, role: str, name: str) -> None:
+        kind, streams = ("input", self._inputs) if role in _OF_INPUTS else ("output", self._outputs)
+        ref = streams.get(name)
+        taken = next((other for other, stream in self._roles.items() if stream == name), "")
+        if ref is None:
+            known = ", ".join(streams) or "none"
+            fix = did_you_mean(name, streams, otherwise=f"{kind}_stream has: {known}")
+            self._refuse(f"{role}: the graph has no {kind} {name!r}", suggestion=fix)
+        elif taken:
+            self._refuse(f"{role}: {name!r} is {taken} already", suggestion="give each stream one role")
+        elif not _is_text(ref):
+            self._refuse(f"{role}: {name!r} carries no text", f"{PYTHON_TENSOR}:{name}", f"{ref.port.tag}:{name}")
+        else:
+            self._roles[role] = name
+
+    def _complete(self) -> None:
+        """Give the roles that the comment leaves out, where there is no doubt, and see that every input has one."""
+        if not any(role in self._roles for role in _OF_INPUTS) and len(self._inputs) == 1:
+            self._give("prompt", next(iter(self._inputs)))
+        if "text" not in self._roles:
+            free = [name for name in self._outputs if name not in self._roles.values()]
+            if not free:
+                self._refuse("no output is left for the text", suggestion=f"write {_EXAMPLE}")
+                return
+            self._give("text", free[0])
+        nameless = [name for name in self._inputs if name not in self._roles.values()]
+        if nameless and not self._is_wrong:
+            self._refuse(
+                f"a chat gives nothing to the input {nameless[0]!r}",
+                suggestion="name it as prompt or messages, or remove the comment",
+            )
+
+    def _refuse(self, message: str, expected: str = "", found: str = "", *, suggestion: str = "") -> None:
+        self._is_wrong = True
+        self._findings.refuse(
+            self._at, f"{FILE_INVALID} - {_NAME}: {message}", expected=expected, found=found, suggestion=suggestion
+        )
+
+
+# ----------------------------------------------------------------------
+# Executors: checked as OpenVINO Model Server does.  Nodes run as tasks here, so they change nothing
+# ----------------------------------------------------------------------
+
+_TYPES: Final = ("ApplicationThreadExecutor", "ThreadPoolExecutor")
+_POOL: Final = "ThreadPoolExecutor"
+_RESERVED: Final = frozenset({"default", "gpu"})
+
+
+def check_executors(message: Any, root: Located, findings: Findings) -> None:
+    """Check what a graph says of executors, and that its nodes name those that it has."""
+    first: dict[str, int] = {}
+    for executor, at in zip(message.executor, root.items("executor"), strict=True):
+        if executor.name in first:
+            details = f'ExecutorConfig for "{executor.name}" is given twice'
+            fix = f"keep one; line {first[executor.name]} has it too"
+        else:
+            details, fix = _wrong(executor, message)
+            first[executor.name] = at.line
+        if details:
+            findings.refuse(at, f"{INITIALIZATION} - INVALID_ARGUMENT: {details}", suggestion=fix)
+    for name, at in ((node.executor, at) for node, at in zip(message.node, root.items("node"), strict=True)):
+        if name and name not in first:
+            details = f'The executor "{name}" is not declared in an ExecutorConfig.'
+            fix = did_you_mean(name, first, otherwise="remove it: nodes run as tasks")
+            findings.refuse(at.find("executor"), f"{INITIALIZATION} - INVALID_ARGUMENT: {details}", suggestion=fix)
+
+
+def _wrong(executor: Any, graph: Any) -> tuple[str, str]:
+    """Give what is wrong with one executor and the way out."""
+    name, kind = executor.name, executor.type
+    if name in _RESERVED or name.startswith("__"):
+        return f'"{name}" is reserved and cannot be the name of an executor', "use another name"
+    if not name and graph.num_threads:
+        return "num_threads is given beside an executor without a name", "remove num_threads"
+    if name and not kind:
+        return f'executor "{name}" has no type', f'add type: "{_POOL}"'
+    if kind and kind not in _TYPES:
+        known = did_you_mean(kind, _TYPES, otherwise=f"there are: {', '.join(_TYPES)}")
+        return f'"{kind}" is not a registered executor', known
+    if kind == _POOL and _threads(executor) <= 0:
+        option = "[mediapipe.ThreadPoolExecutorOptions.ext] { num_threads: 4 }"
+        return f"a {_POOL} needs num_threads", f"add options {{ {option} }}"
+    return "", ""
+
+
+def _threads(executor: Any) -> int:
+    extension = POOL.FindExtensionByName("mediapipe.ThreadPoolExecutorOptions.ext")
+    return int(executor.options.Extensions[extension].num_threads)
+
+
+# ----------------------------------------------------------------------
+# Read a graph file, and the comments in it that ask for instances that are kept or name the streams of a chat
+# ----------------------------------------------------------------------
+
+_GRAPH: Final = "mediapipe.CalculatorGraphConfig"
+_OPTIONS: Final = "mediapipe.CalculatorOptions"
+_QUEUE_SIZE: Final = 100
+_IN_ORDER: Final = "InOrderOutputStreamHandler"
+_BESIDE_CONTRACTS: Final = re.compile(r"node\[\d+\]\.(?:executor|output_stream_handler|input_stream_info)")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a file says as far as it could be read.
+
+    ``config`` is None where nothing could.  ``doubtful`` are the canonical names of nodes of which a part was left
+    out, so that what else is said of them may be misleading.
+    """
+
+    config: GraphConfig | None
+    problems: tuple[Problem, ...]
+    doubtful: frozenset[str] = frozenset()
+
+
+def read_graph(content: str, file: str) -> GraphConfig:
+    """Read a graph file's text; ``file`` is how problems call it.
+
+    Raises:
+        ConfigError: it cannot be used; has every problem.
+    """
+    reading = examine_text(content, file)
+    errors = [problem for problem in reading.problems if problem.severity == "error"]
+    if errors or reading.config is None:
+        raise ConfigError(errors)
+    return reading.config
+
+
+def examine_text(content: str, file: str) -> Reading:
+    """Read as much of a graph file as can be read."""
+    findings = Findings(file)
+    pool = read_pool(content, findings)
+    config = _read(content, pool, findings)
+    if config is None:
+        return Reading(None, findings.all)
+    left_out = [problem.path for problem in findings.all if not _BESIDE_CONTRACTS.match(problem.path)]
+    doubtful = frozenset(
+        node.canonical_name
+        for node in config.nodes
+        if any(path == node.at.path or path.startswith(f"{node.at.path}.") for path in left_out)
+    )
+    _check_pool(pool, config.nodes, findings)
+    return Reading(config, findings.all, doubtful)
+
+
+def _read(content: str, pool: PoolDirective, findings: Findings) -> GraphConfig | None:
+    try:
+        fields = parse_proto(content)
+    except InvalidSyntax as error:
+        message, at = f"{FILE_INVALID} - {error.message}", Located(None, error.line or 1)
+        findings.refuse(at, message, expected=error.expected, found=error.found, suggestion=error.suggestion)
+        return None
+    if not fields:
+        findings.refuse(Located(None, 1), f"{FILE_INVALID} - the file is empty", expected="a graph", found="nothing")
+        return None
+    graph, options = (POOL.FindMessageTypeByName(name) for name in (_GRAPH, _OPTIONS))
+    root, text = fit_message(content, fields, graph, findings, refusal=FILE_INVALID, options=options)
+    try:
+        with warnings.catch_warnings():
+            # An escape that means nothing is kept as it is, of which Python's decoder warns.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            message = text_format.Parse(text, message_class(_GRAPH)(), descriptor_pool=POOL)
+    except text_format.ParseError as error:
+        findings.refuse(Located(None, error.GetLine() or 1), f"{FILE_INVALID} - {error}")
+        return None
+    config = _build(message, root, pool, findings)
+    chat = read_chat_roles(content, config.inputs, config.outputs, config.nodes, findings)
+    return config if chat is None else replace(config, chat=chat)
+
+
+def _build(message: Any, root: Located, pool: PoolDirective, findings: Findings) -> GraphConfig:
+    reader = StreamReader(findings, is_graph=True)
+    streams = {
+        kind: reader.read(kind, getattr(message, kind), root.items(kind))
+        for kind in ("input_stream", "output_stream", "input_side_packet", "output_side_packet")
+    }
+    nodes = tuple(read_nodes(message, root, read_policy(message, root, PolicyConfig()), findings))
+    for each, at in ((message, root), *zip(message.node, root.items("node"), strict=True)):
+        _check_output_handler(each, at, findings)
+    check_executors(message, root, findings)
+    return GraphConfig(
+        file=findings.file,
+        inputs=streams["input_stream"],
+        outputs=streams["output_stream"],
+        side_inputs=streams["input_side_packet"],
+        side_outputs=streams["output_side_packet"],
+        nodes=nodes,
+        max_queue_size=max(message.max_queue_size or _QUEUE_SIZE, -1),
+        num_threads=message.num_threads,
+        report_deadlock=message.report_deadlock,
+        pool_size=pool.size,
+    )
+
+
+def _check_output_handler(message: Any, at: Located, findings: Findings) -> None:
+    name = message.output_stream_handler.output_stream_handler
+    if name not in {"", _IN_ORDER}:
+        found = f'{INITIALIZATION} - NOT_FOUND: "{name}" is not a registered output stream handler.'
+        at = at.find("output_stream_handler", "output_stream_handler")
+        findings.refuse(at, found, expected=_IN_ORDER, found=name, suggestion="remove it")
+
+
+def _check_pool(pool: PoolDirective, nodes: tuple[NodeConfig, ...], findings: Findings) -> None:
+    for node in nodes if pool.size else ():
+        loops = [ref for ref in node.inputs if ref.port.tag.startswith("LOOPBACK")]
+        if loops and node.calculator == "PythonExecutorCalculator":
+            findings.refuse(
+                Located(None, pool.line, f"{node.at.path}.input_stream"),
+                f'{FILE_INVALID} - OVMS_GRAPH_QUEUE_MAX_SIZE is given, and node "{node.canonical_name}" has a '
+                "LOOPBACK, which ends with each stream",
+                suggestion="remove OVMS_GRAPH_QUEUE_MAX_SIZE",
+            )
+
+
+_DIRECTIVE: Final = re.compile(r"^[ \t]*#[ \t]*OVMS_GRAPH_QUEUE_MAX_SIZE[ \t]*:(?P<value>.*)$", re.MULTILINE)
+_SIZE: Final = re.compile(r"[0-9]{1,9}")
+_OFF_SWITCH: Final = "OVMS_GRAPH_QUEUE_OFF"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDirective:
+    """How many instances are asked for, 0 for none, and where."""
+
+    size: int = 0
+    line: int = 0
+
+
+def read_pool(text: str, findings: Findings) -> PoolDirective:
+    """Find the directive; the number is bounded by that of processors."""
+    match = _DIRECTIVE.search(text)
+    if match is None:
+        return PoolDirective()
+    line = text.count("\n", 0, match.start()) + 1
+    value = match["value"].strip()
+    if value != "AUTO" and not _SIZE.fullmatch(value):
+        findings.refuse(
+            Located(None, line),
+            f"{FILE_INVALID} - OVMS_GRAPH_QUEUE_MAX_SIZE cannot be used",
+            expected="AUTO or a number from 0",
+            found=value,
+            suggestion="write AUTO, a number, or remove the line",
+        )
+        return PoolDirective(line=line)
+    processors = os.cpu_count() or 1
+    asked = processors if value == "AUTO" else int(value)
+    if asked > processors:
+        message = f"OVMS_GRAPH_QUEUE_MAX_SIZE is more than there are processors; {processors} are used"
+        findings.warn(Located(None, line), message)
+    is_off = os.environ.get(_OFF_SWITCH) == "1"
+    return PoolDirective(0 if is_off else min(asked, processors), line)

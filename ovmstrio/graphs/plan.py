@@ -1,0 +1,268 @@
+"""A loaded graph, laid out for running: which stream leads where, and in which order nodes open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ovmstrio.core.hooks import NULL_NODE_HOOKS
+from ovmstrio.core.service import NodeTally, StreamTally
+from ovmstrio.graphs.graph_config import GraphConfig, NodeConfig, PolicyConfig, Port, StreamRef
+from ovmstrio.util.drawing import BoxKind, Drawing, DrawnBox, DrawnEdge, arrange
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ovmstrio.core.hooks import NodeHooks
+    from ovmstrio.graphs.calculator import NodeContract, NodeResources
+    from ovmstrio.isolation.thread_pool import WorkerThreads
+
+__all__ = [
+    "Consumer",
+    "GraphNodePlan",
+    "GraphPlan",
+    "LoadedGraph",
+    "LoadedNode",
+    "StreamRoute",
+    "close_nodes",
+    "draw",
+    "make_graph_plan",
+]
+
+# ----------------------------------------------------------------------
+# A loaded graph, laid out for running: which stream leads where, and in which order nodes open
+# ----------------------------------------------------------------------
+
+
+class LoadedNode(NamedTuple):
+    """A node with what its calculator said and made; ``hooks`` are told of its runs."""
+
+    config: NodeConfig
+    contract: NodeContract
+    resources: NodeResources
+    hooks: NodeHooks = NULL_NODE_HOOKS
+
+
+class Consumer(NamedTuple):
+    """One end of a stream: the input number ``slot``, in the order of tags, of a node, and the type that it takes."""
+
+    node: int
+    slot: int
+    type: type
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRoute:
+    """Where the packets of one stream go: inputs of nodes, and outputs of the graph by number, counted by ``tally``."""
+
+    stream: str
+    consumers: tuple[Consumer, ...]
+    outputs: tuple[int, ...]
+    tally: StreamTally = field(default_factory=StreamTally, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNodePlan:
+    """One node, with its inputs in the order of tags, the routes of its outputs in that order, and its input policy.
+
+    ``tally`` counts its runs.
+    """
+
+    config: NodeConfig
+    contract: NodeContract
+    resources: NodeResources
+    inputs: tuple[StreamRef, ...]
+    routes: Mapping[Port, StreamRoute]
+    policy: PolicyConfig
+    tally: NodeTally = field(default_factory=NodeTally, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """One loaded graph; nodes are in the order in which they open, makers of side packets before their users.
+
+    ``is_chain``: no two nodes can ever have something to do at once, so that running them in parallel gains nothing.
+    """
+
+    config: GraphConfig
+    nodes: tuple[GraphNodePlan, ...]
+    inputs: Mapping[str, StreamRoute]
+    outputs: tuple[str, ...]
+    is_chain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedGraph:
+    """A graph whose nodes are ready; ``side`` are the side packets that the server gives every instance."""
+
+    plan: GraphPlan
+    threads: WorkerThreads
+    side: dict[str, Any] = field(default_factory=dict)
+
+    async def aclose(self) -> None:
+        """Give back what the nodes share, the last node first, and end the threads.
+
+        Cancellation: whoever calls this shields it; each node bounds its own time.
+        """
+        await close_nodes(self.plan.nodes, self.threads)
+
+
+async def close_nodes(nodes: Sequence[LoadedNode | GraphNodePlan], threads: WorkerThreads) -> None:
+    """Give back what nodes share, the last one first, and end the threads.
+
+    Cancellation: whoever calls this shields it; each node bounds its own time.
+    """
+    for node in reversed(nodes):
+        await node.resources.aclose()
+    await threads.aclose()
+
+
+def make_graph_plan(config: GraphConfig, nodes: Sequence[LoadedNode]) -> GraphPlan:
+    """Lay out a graph that has been checked (``graphs.config.wiring``)."""
+    ordered = _by_side_packets(nodes)
+    routes = _routes(config, ordered)
+
+    def route(name: str) -> StreamRoute:
+        return routes.get(name) or StreamRoute(name, (), ())
+
+    plans = tuple(
+        GraphNodePlan(
+            node.config,
+            node.contract,
+            node.resources,
+            node.config.sorted_inputs,
+            {ref.port: route(ref.name) for ref in node.config.sorted_outputs},
+            _policy(node),
+            NodeTally(node.hooks),
+        )
+        for node in ordered
+    )
+    inputs = {ref.name: route(ref.name) for ref in config.inputs}
+    return GraphPlan(config, plans, inputs, tuple(ref.name for ref in config.outputs), _is_chain(ordered))
+
+
+def _policy(node: LoadedNode) -> PolicyConfig:
+    """Give the policy that the file names, else the calculator's own, else the default."""
+    own = node.contract.policy
+    return PolicyConfig(own) if own and node.config.policy == PolicyConfig() else node.config.policy
+
+
+def _is_chain(nodes: Sequence[LoadedNode]) -> bool:
+    """Tell whether each node that takes packets takes those of one stream, and no two the same."""
+    feeds = [
+        tuple(ref.name for ref in node.config.inputs if ref.port not in node.config.back_edges)
+        for node in nodes
+        if node.config.inputs
+    ]
+    if len(feeds) <= 1:
+        return all(node.config.max_in_flight <= 1 for node in nodes)
+    single = all(len(names) == 1 for names in feeds)
+    return single and len({names[0] for names in feeds}) == len(feeds) and _has_one_start(nodes, feeds)
+
+
+def _has_one_start(nodes: Sequence[LoadedNode], feeds: Sequence[tuple[str, ...]]) -> bool:
+    made = {ref.name for node in nodes for ref in node.config.outputs}
+    fans_out = any(
+        sum(any(ref.name == names[0] for names in feeds) for ref in node.config.outputs) > 1 for node in nodes
+    )
+    return not fans_out and sum(names[0] not in made for names in feeds) == 1
+
+
+def _routes(config: GraphConfig, nodes: Sequence[LoadedNode]) -> dict[str, StreamRoute]:
+    consumers: dict[str, list[Consumer]] = {}
+    outputs: dict[str, list[int]] = {}
+    for number, node in enumerate(nodes):
+        for slot, ref in enumerate(node.config.sorted_inputs):
+            wanted = node.contract.inputs.get(ref.port, object)
+            consumers.setdefault(ref.name, []).append(Consumer(number, slot, wanted))
+    for index, ref in enumerate(config.outputs):
+        outputs.setdefault(ref.name, []).append(index)
+    return {
+        name: StreamRoute(name, tuple(consumers.get(name, ())), tuple(outputs.get(name, ())))
+        for name in consumers.keys() | outputs.keys()
+    }
+
+
+def _by_side_packets(nodes: Sequence[LoadedNode]) -> list[LoadedNode]:
+    """Order nodes so that each comes after the makers of its side packets, else as in the file."""
+    makers = {ref.name: node for node in nodes for ref in node.config.side_outputs}
+    ordered: list[LoadedNode] = []
+
+    def add(node: LoadedNode) -> None:
+        if any(node is known for known in ordered):
+            return
+        for ref in node.config.side_inputs:
+            maker = makers.get(ref.name)
+            if maker is not None and maker is not node:
+                add(maker)
+        ordered.append(node)
+
+    for node in nodes:
+        add(node)
+    return ordered
+
+
+# ----------------------------------------------------------------------
+# Graphs as pictures: a box for each node, and for each stream or side packet that enters or leaves the graph
+# ----------------------------------------------------------------------
+
+
+def draw(graph: GraphConfig) -> Drawing:
+    """Arrange a graph, which may be wrong: streams without a producer are left out, cycles are cut somewhere."""
+    keys = [f"n{number}" for number in range(len(graph.nodes))]
+    inputs = [_border(ref, f"i{number}", "input") for number, ref in enumerate(graph.inputs)]
+    inputs += [_border(ref, f"s{number}", "input", "side packet") for number, ref in enumerate(graph.side_inputs)]
+    nodes = [_node(node, key) for node, key in zip(graph.nodes, keys, strict=True)]
+    outputs = [_border(ref, f"o{number}", "output") for number, ref in enumerate(graph.outputs)]
+    return arrange(inputs, nodes, outputs, _edges(graph, keys))
+
+
+def _border(ref: StreamRef, key: str, kind: BoxKind, what: str = "") -> DrawnBox:
+    return DrawnBox(key, kind, ref.name, " ".join(part for part in (what, _tag(ref.port)) if part))
+
+
+def _tag(port: Port) -> str:
+    return str(port) if port.tag or port.index else ""
+
+
+def _node(node: NodeConfig, key: str) -> DrawnBox:
+    notes = [node.policy.handler.removesuffix("InputStreamHandler")] if node.policy.line else []
+    if notes and node.policy.handler.startswith("SyncSet") and node.policy.options is not None:
+        sets = [", ".join(each.tag_index) for each in node.policy.options.sync_set]
+        notes[0] += "".join(f" {{{members}}}" for members in sets)
+    if node.max_in_flight > 1:
+        notes.append(f"{node.max_in_flight} in flight")
+    calculator = node.calculator if node.calculator != node.canonical_name else ""
+    return DrawnBox(key, "node", node.canonical_name, calculator, tuple(notes))
+
+
+def _edges(graph: GraphConfig, keys: list[str]) -> list[DrawnEdge]:
+    made = {ref.name: (f"i{number}", ref) for number, ref in enumerate(graph.inputs)}
+    side = {ref.name: (f"s{number}", ref) for number, ref in enumerate(graph.side_inputs)}
+    for key, node in zip(keys, graph.nodes, strict=True):
+        made.update((ref.name, (key, ref)) for ref in node.outputs)
+        side.update((ref.name, (key, ref)) for ref in node.side_outputs)
+    edges = []
+    for key, node in zip(keys, graph.nodes, strict=True):
+        edges += [_edge(made[ref.name], key, ref, node) for ref in node.inputs if ref.name in made]
+        edges += [_edge(side[ref.name], key, ref, node, is_side=True) for ref in node.side_inputs if ref.name in side]
+    for number, ref in enumerate(graph.outputs):
+        if ref.name in made:
+            edges.append(_edge(made[ref.name], f"o{number}", ref))
+    return edges
+
+
+def _edge(
+    producer: tuple[str, StreamRef], target: str, ref: StreamRef, node: NodeConfig | None = None, *,
+    is_side: bool = False,
+) -> DrawnEdge:  # fmt: skip
+    source, given = producer
+    return DrawnEdge(
+        source=source,
+        target=target,
+        stream=ref.name,
+        source_tag=_tag(given.port) if source.startswith("n") else "",
+        target_tag=_tag(ref.port) if node is not None else "",
+        is_back=not is_side and node is not None and ref.port in node.back_edges,
+        is_side=is_side,
+    )

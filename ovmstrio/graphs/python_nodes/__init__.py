@@ -1,0 +1,1 @@
+"""Python nodes of graphs: ``OvmsPythonModel`` classes in the event loop, in threads and in worker processes."""

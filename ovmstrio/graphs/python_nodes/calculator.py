@@ -1,0 +1,230 @@
+"""A Python node in one running graph."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import structlog
+import trio
+
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.graphs.calculator import CalculatorKind, DefinitionScope, NodeContext, NodeContract, NodeFailure
+from ovmstrio.graphs.graph_config import NodeConfig
+from ovmstrio.graphs.python_nodes.handler import EXECUTION_ERROR, LOOPBACK, NodeHandler, contract_of, handler_path_of
+from ovmstrio.graphs.python_nodes.node_model import Outputs, WrongOutputError
+from ovmstrio.isolation.generators import End, Failed, Pump
+from ovmstrio.isolation.user_code import UserCodeRaisedError
+from ovmstrio.isolation.worker_process import WorkerEnded
+
+__all__ = ["PYTHON_EXECUTOR", "PythonCalculator"]
+
+# ----------------------------------------------------------------------
+# A Python node in one running graph
+# ----------------------------------------------------------------------
+
+_T = TypeVar("_T")
+
+log = structlog.get_logger(__name__)
+
+_BUSY: Final = "Node is already processing data. Create new stream for another request."
+_NOTHING_YIELDED: Final = "the generator of execute ended without yielding anything; yield [] to send nothing"
+
+
+class PythonCalculator:
+    """Runs a handler's object for one call or stream."""
+
+    def __init__(self, handler: NodeHandler, context: NodeContext) -> None:
+        instance = context.instance
+        self._handler = handler
+        self._instance = instance
+        self._code = handler.code.instance(instance)
+        self._pump: Pump[Outputs] | None = None
+        self._timestamp = 0
+        self._is_open = False
+
+    # Life
+
+    async def open(self) -> None:
+        """Run the handler's ``open``, where it has one.
+
+        Raises:
+            NodeFailure: it raised.
+            ServerError: it raised this itself.
+
+        Cancellation: as ``process``; the handler's ``close`` is run even so.
+        """
+        try:
+            await self._call("open", self._code.open())
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True):
+                await self._close_handler()
+            raise
+        self._is_open = True
+
+    async def close(self, context: NodeContext) -> None:
+        """Stop and close the generator, then run the handler's ``close``; what they raise is logged.
+
+        Cancellation: shielded, for as long as the pool gives user code that is to stop.
+        """
+        del context
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            self._code.stop()
+            error = await pump.aclose()
+            if error is not None:
+                self._handler.user_code.report(error, "closing a generator", request_id=self._instance.request_id)
+        if self._is_open:
+            self._is_open = False
+            await self._close_handler()
+
+    async def _close_handler(self) -> None:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + self._handler.grace_seconds) as scope:
+            try:
+                await self._call("close", self._code.close())
+            except Exception:  # noqa: BLE001 - it has been logged, and an end has nobody to tell
+                return
+        if scope.cancelled_caught:
+            log.error("close of a Python node did not end", servable=self._instance.graph, node=self._handler.node.name)
+
+    # Runs
+
+    async def process(self, context: NodeContext) -> None:
+        """Call ``execute``, or take the next value of its generator.
+
+        Raises:
+            NodeFailure: user code raised, or gave back something wrong; or data came while a generator runs.
+            ServerError: user code raised it.
+
+        Cancellation: user code in a thread is told, and given the pool's grace; user code on the event loop is
+        cancelled where it waits; user code in a process is told, and left.
+        """
+        if self._pump is not None:
+            if any(port != LOOPBACK for port in context.inputs):
+                raise NodeFailure(_BUSY, "RESOURCE_EXHAUSTED")
+            await self._take(context, self._pump)
+            return
+        inputs = [value for port, value in context.inputs.items() if port != LOOPBACK]
+        if len(inputs) != self._handler.input_count:
+            log.debug("a Python node runs without some of its inputs", node=self._handler.node.name, given=len(inputs))
+        result = await self._call("execute", self._code.execute(inputs))
+        if isinstance(result, list):
+            for port, tensor in result:
+                context.emit(port, tensor)
+        else:
+            self._pump = result
+            self._timestamp = context.timestamp
+            await self._take(context, result, is_first=True)
+
+    async def _take(self, context: NodeContext, pump: Pump[Outputs], *, is_first: bool = False) -> None:
+        """Send the next value of the generator, and call for the next run."""
+        item = await pump.pull()
+        if isinstance(item, End):
+            self._pump = None
+            if is_first:
+                raise self._handler.user_code.wrong(_NOTHING_YIELDED)
+        elif isinstance(item, Failed):
+            raise self._failure(item.error, "execute")
+        else:
+            timestamp = self._timestamp
+            for port, tensor in item:
+                context.emit(port, tensor, timestamp)
+            self._timestamp = timestamp + 1
+            context.emit(LOOPBACK, value=True, timestamp=timestamp + 1)
+
+    # User code
+
+    async def _call(self, step: str, call: Awaitable[_T]) -> _T:
+        try:
+            return await call
+        except (UserCodeRaisedError, WorkerEnded) as error:
+            raise self._failure(error.error if isinstance(error, UserCodeRaisedError) else error, step) from None
+
+    def _failure(self, error: BaseException, step: str) -> Exception:
+        user_code = self._handler.user_code
+        if isinstance(error, WorkerEnded):
+            return NodeFailure(f"{EXECUTION_ERROR}: the worker process of the node {error.why}")
+        if isinstance(error, WrongOutputError):
+            return user_code.wrong(error)
+        place = self._handler.code.place_of(step)
+        return user_code.failure(error, step, request_id=self._instance.request_id, otherwise=place)
+
+
+# ----------------------------------------------------------------------
+# The kind of calculator that graph files call PythonExecutorCalculator
+# ----------------------------------------------------------------------
+
+_NO_FILE: Final = "The Python Node file path does not exist"
+
+
+class PythonNodeResources(NodeHandler):
+    """What all instances of a Python node share."""
+
+    async def open(self, context: NodeContext) -> PythonCalculator:
+        """Make the calculator of one instance.
+
+        Raises:
+            NodeFailure: the handler's ``open`` raised.
+            ServerError: it raised this itself.
+
+        Cancellation: while the handler's ``open`` runs.
+        """
+        calculator = PythonCalculator(self, context)
+        await calculator.open()
+        return calculator
+
+
+class _PythonExecutorKind:
+    name: str = "PythonExecutorCalculator"
+
+    def contract(self, node: NodeConfig) -> NodeContract:
+        """Say that the node's streams carry Python tensors.
+
+        Raises:
+            ContractError: a stream, side packet, name or option is missing or too many.
+        """
+        return contract_of(node)
+
+    async def load(self, node: NodeConfig, scope: DefinitionScope) -> PythonNodeResources:
+        """Import the handler, make its object and initialize it, in the graph's worker threads.
+
+        Raises:
+            ConfigError: there is no such file, it does not import, or its class or ``initialize`` fails.
+
+        Cancellation: user code that runs is given the pool's grace; an object that was made is finalized.
+        """
+        file = _existing(node, scope.directory)
+        handler = PythonNodeResources(node, file, scope)
+        try:
+            await handler.load()
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await handler.aclose()
+            raise
+        return handler
+
+
+def _existing(node: NodeConfig, directory: Path) -> Path:
+    """Find the handler's file; a relative path starts at the graph's folder.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    written = handler_path_of(node)
+    # Only the text is tidied: a folder of links, as clusters mount them, stays the folder that siblings are in.
+    file = Path(os.path.normpath(directory.absolute() / written.replace("\\", "/")))
+    if file.is_file():
+        return file
+    found = "is a folder" if file.is_dir() else "does not exist"
+    problem = Problem(
+        f"{_NO_FILE} - Python node handler_path: {file} {found}.",
+        line=node.line or None,
+        path=f"node {node.name!r}",
+        suggestion=f"a relative handler_path starts at {directory}",
+    )
+    raise ConfigError([problem])
+
+
+PYTHON_EXECUTOR: Final[CalculatorKind] = _PythonExecutorKind()

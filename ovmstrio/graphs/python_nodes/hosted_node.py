@@ -1,0 +1,129 @@
+"""A Python node in a worker process: the user's object there, and the calls and streams that it works for."""
+
+from __future__ import annotations
+
+import contextvars
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ovmstrio.graphs.python_nodes.node_model import (
+    HookPair,
+    NodeModel,
+    NodeOutline,
+    as_tensors,
+    routed,
+    routed_yield,
+    tensor_of,
+    tensor_row,
+    unexpected_result,
+)
+from ovmstrio.isolation.hosted import Hosted, Invocation
+from pyovms import Context
+from pyovms.context import CURRENT
+
+__all__ = ["host_node"]
+
+
+class _Instance:
+    """One call or stream, as the object knows it."""
+
+    __slots__ = ("context", "is_stopped", "pair", "variables")
+
+    def __init__(self, told: list[Any]) -> None:
+        parameters, request_id, seconds = told
+        self.is_stopped = False
+        self.pair = HookPair()
+        left = math.inf if seconds is None else seconds
+        self.context = Context(parameters, request_id, left, lambda: self.is_stopped)
+        self.variables = contextvars.copy_context()
+        self.variables.run(CURRENT.set, self.context)
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+class _HostedNode:
+    """See :class:`Hosted`; an instance is kept only while there is something to remember of it."""
+
+    def __init__(self, outline: NodeOutline) -> None:
+        self._made = NodeModel(outline)
+        self._names = {name: name for name in outline.outputs}
+        self._has_loopback = outline.has_loopback
+        self._documents = outline.documents
+        self._instances: dict[int, _Instance] = {}
+
+    def invoke(self, method: str, value: Any) -> Invocation:
+        match method:
+            case "make":
+                return Invocation(self._made.make, convert=self._describe)
+            case "initialize":
+                return Invocation(self._made.initialize)
+            case "finalize":
+                return Invocation(self._finalize())
+            case "execute":
+                return self._execute(*value)
+        return self._run_hook(method, *value)
+
+    def _describe(self, _: Any) -> dict[str, Any]:
+        made = {name: self._made.method(name) for name in ("execute", *self._made.hooks)}
+        codes = {name: getattr(method, "__code__", None) for name, method in made.items()}
+        places = {name: [code.co_filename, code.co_firstlineno] for name, code in codes.items() if code is not None}
+        return {"hooks": list(self._made.hooks), "places": places}
+
+    def _finalize(self) -> Callable[[], Any]:
+        finalize = self._made.method("finalize")
+        if finalize is None:
+            return lambda: None
+        if self._made.is_initializing:
+            raise RuntimeError("initialize has not ended")
+        return finalize
+
+    def _execute(self, number: int, told: list[Any], inputs: list[Any]) -> Invocation:
+        instance = self._instance(number, told)
+        tensors = [tensor_of(row) for row in inputs]
+        return Invocation(
+            self._made.model.execute,
+            (tensors,),
+            instance.variables,
+            convert=partial(self._outputs, number, instance),
+            convert_item=self._yielded if self._has_loopback else None,
+            stop=instance.stop,
+        )
+
+    def _run_hook(self, method: str, number: int, told: list[Any]) -> Invocation:
+        instance = self._instance(number, told)
+        hook: Callable[..., Any] = self._made.hooks[method]
+        if method == "open":
+            hook = instance.pair.opening(hook)
+        elif "open" in self._made.hooks and not instance.pair.end():
+            return Invocation(lambda: None)
+        return Invocation(hook, (instance.context,), instance.variables, convert=lambda _: None, stop=instance.stop)
+
+    def _instance(self, number: int, told: list[Any]) -> _Instance:
+        known = self._instances.get(number)
+        if known is None:
+            known = self._instances[number] = _Instance(told)
+        return known
+
+    def _outputs(self, number: int, instance: _Instance, result: Any) -> list[Any]:
+        """Give what is sent of a list, and whether the instance is kept."""
+        is_kept = bool(instance.context.storage or self._made.hooks)
+        if not is_kept:
+            self._instances.pop(number, None)
+        result = [] if result is None else as_tensors(result, self._documents)
+        if not isinstance(result, list):
+            raise unexpected_result(result)
+        return [is_kept, [tensor_row(each) for _, each in routed(result, self._names, "execute returned a list")]]
+
+    def _yielded(self, value: Any) -> list[Any]:
+        return [tensor_row(tensor) for _, tensor in routed_yield(as_tensors(value, self._documents), self._names)]
+
+    def forget(self, value: Any) -> None:
+        self._instances.pop(value, None)
+
+
+def host_node(argument: Any) -> Hosted:
+    """Host the node of an outline."""
+    return _HostedNode(NodeOutline(*argument))

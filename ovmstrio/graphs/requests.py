@@ -1,0 +1,190 @@
+"""From requests to packets: the values of a graph's inputs, the timestamp, and the side packets.
+
+Fixed parts of the texts are OVMS's, for clients match on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from ovmstrio.core.errors import FailedPrecondition, Gathered, GraphFailure, InvalidRequest, ServerError
+from ovmstrio.core.request import Buffer, InferInput, InferRequest, ParameterValue
+from ovmstrio.graphs.calculator import NodeFailure
+from ovmstrio.graphs.graph_config import StreamRef
+from ovmstrio.graphs.packets import ImageFrame, MediaPipeTensor, OvTensor, TfTensor, is_range_value, show, stream_type
+from ovmstrio.graphs.streams import TimestampMismatch
+from ovmstrio.graphs.tensors import (
+    read_image,
+    read_mediapipe_tensor,
+    read_ov_tensor,
+    read_python_tensor,
+    read_tf_tensor,
+)
+from ovmstrio.models.rejections import refused
+from ovmstrio.models.validation import check_style
+from ovmstrio.util.truncation import text_of
+from pyovms import Tensor
+
+__all__ = [
+    "DEADLOCK",
+    "TIMESTAMP_PARAMETER",
+    "RequestReader",
+    "graph_failure",
+    "node_failure",
+    "side_packets",
+    "timestamp_of",
+]
+
+# ----------------------------------------------------------------------
+# From requests to packets: the values of a graph's inputs, the timestamp, and the side packets
+# ----------------------------------------------------------------------
+
+TIMESTAMP_PARAMETER: Final = "OVMS_MP_TIMESTAMP"
+
+_BAD_TIMESTAMP: Final = "Malformed packet timestamp"
+_PYTHON_SIDE_PACKET: Final = "py"
+_SERVER_SIDE_PACKETS: Final = frozenset(
+    {"llm", "llm_ctx", "pipes", "embeddings_servable", "rerank_servable", "s2t_servable", "t2s_servable"}
+)
+_COUNTS: Final = "Size of raw_input_contents: {actual} is different than number of inputs: {expected}"
+_INT64_MIN: Final = -(2**63)
+_INT64_MAX: Final = 2**63 - 1
+
+_READERS: Final[dict[type, Callable[[InferInput, Buffer | None], Any]]] = {
+    Tensor: read_python_tensor,
+    OvTensor: read_ov_tensor,
+    MediaPipeTensor: read_mediapipe_tensor,
+    TfTensor: read_tf_tensor,
+    ImageFrame: read_image,
+}
+
+
+class RequestReader:
+    """Reads the requests of one graph; knows the type of each of its inputs."""
+
+    __slots__ = ("_readers", "_whole")
+
+    def __init__(self, inputs: Sequence[StreamRef]) -> None:
+        types = {ref.name: stream_type(ref.port.tag) for ref in inputs}
+        self._readers = {name: _READERS[kind] for name, kind in types.items() if kind in _READERS}
+        self._whole = frozenset(name for name, kind in types.items() if kind is InferRequest)
+
+    def packets(self, request: InferRequest) -> Iterator[tuple[str, Any]]:
+        """Give name and value of each input, one by one in the order of the request.
+
+        What comes before an input that cannot be read has already been given then.
+
+        Raises:
+            InvalidRequest: the request is not made as it should be, or inputs are unknown or do not fit their types,
+                all of which are told.
+        """
+        inputs, raws = request.inputs, request.raw_inputs
+        if raws:
+            check_style(inputs, raws, _COUNTS)
+        wrong = Gathered()
+        for position, given in enumerate(inputs):
+            try:
+                value = self._value(request, given, raws[position] if raws else None)
+            except InvalidRequest as error:
+                wrong.add(error.with_traceback(None))
+                continue
+            if not wrong:
+                yield given.name, value
+        wrong.tell()
+
+    def _value(self, request: InferRequest, given: InferInput, raw: Buffer | None) -> Any:
+        read = self._readers.get(given.name)
+        if read is not None:
+            return read(given, raw)
+        if given.name in self._whole:
+            return request
+        raise refused("Unexpected input", f"{given.name} is unexpected")
+
+
+def _is_int64(value: ParameterValue) -> bool:
+    return type(value) is int and _INT64_MIN <= value <= _INT64_MAX
+
+
+def timestamp_of(request: InferRequest) -> int | None:
+    """Give the timestamp that the caller chose, None where it left that to the server.
+
+    Raises:
+        InvalidRequest: it is no integer, or one with a meaning of its own.
+    """
+    value = request.parameters.get(TIMESTAMP_PARAMETER)
+    if value is None:
+        return None
+    if not _is_int64(value):
+        detail = f"Invalid timestamp format in request parameter {TIMESTAMP_PARAMETER}. Should be int64"
+        raise refused(_BAD_TIMESTAMP, detail)
+    timestamp = int(value)
+    if not is_range_value(timestamp):
+        raise refused(_BAD_TIMESTAMP, show(timestamp))
+    return timestamp
+
+
+def side_packets(request: InferRequest) -> dict[str, str | int]:
+    """Give the request's parameters as side packets, by name; those that only the server may set are left out.
+
+    Raises:
+        InvalidRequest: parameters are neither text, nor truth value, nor an integer of 64 bits.
+        FailedPrecondition: one has the name of the Python nodes' own side packet.
+    """
+    packets: dict[str, str | int] = {}
+    if not request.parameters:
+        return packets
+    wrong = Gathered()
+    for name, value in request.parameters.items():
+        if name == TIMESTAMP_PARAMETER or name in _SERVER_SIDE_PACKETS:
+            continue
+        if name == _PYTHON_SIDE_PACKET:
+            fixed = "Failed to initialize mediapipe graph"
+            detail = f"Incoming input side packet: {name} is special reserved name and cannot be used"
+            raise FailedPrecondition(f"{fixed} - {detail}")
+        with wrong:
+            packets[name] = _side_packet(name, value)
+    wrong.tell()
+    return packets
+
+
+def _side_packet(name: str, value: ParameterValue) -> str | int:
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, int) and _is_int64(value):
+        return value
+    fixed = "Functionality not implemented"
+    rule = "Handling parameters of other types than: bool, string, int64 is not supported"
+    raise InvalidRequest(f"{fixed} - {rule}; parameter {name!r} is {value!r}")
+
+
+# ----------------------------------------------------------------------
+# What a client is told when a graph fails: OVMS's text, with the node and the cause
+# ----------------------------------------------------------------------
+
+_EXECUTION: Final = "Mediapipe execution failed. MP status"
+_RUN_FAILED: Final = "CalculatorGraph::Run() failed: \n"
+
+DEADLOCK: Final = (
+    "Detected a deadlock due to input throttling: every queue that would have to be emptied first is full; raise "
+    "max_queue_size, or remove report_deadlock"
+)
+
+
+def graph_failure(detail: str, code: str = "INTERNAL") -> GraphFailure:
+    """Make the failure of a run, ``code`` being the absl status that MediaPipe would give."""
+    return GraphFailure(f"{_EXECUTION} - {code}: {_RUN_FAILED}{detail}")
+
+
+def node_failure(node: str, phase: str, error: Exception) -> ServerError:
+    """Make the failure of a run out of what a calculator raised in ``Open``, ``Process`` or ``Close``."""
+    match error:
+        case ServerError():
+            return error
+        case TimestampMismatch():
+            return graph_failure(str(error), "INVALID_ARGUMENT")
+        case NodeFailure():
+            message, code = error.message, error.code
+        case _:
+            message, code = f"{type(error).__name__}: {text_of(error)}", "INTERNAL"
+    return graph_failure(f'Calculator::{phase}() for node "{node}" failed: {message}', code)

@@ -1,0 +1,91 @@
+"""One input stream of a node: the packets that wait, and the smallest timestamp that may still come."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ovmstrio.graphs.packets import DONE, MAX, MIN, is_range_value, next_allowed, show
+
+if TYPE_CHECKING:
+    from ovmstrio.graphs.graph_config import Port
+    from ovmstrio.graphs.packets import Packet
+
+__all__ = ["InputStream", "TimestampMismatch", "check_timestamp"]
+
+
+class TimestampMismatch(Exception):
+    """A packet came too early for what its stream has already promised."""
+
+
+def check_timestamp(name: str, timestamp: int, bound: int) -> None:
+    """Check a packet's timestamp against the bound of the stream ``name`` that it goes to.
+
+    Raises:
+        TimestampMismatch: it is below the bound, or no packet may have it; the text is MediaPipe's.
+    """
+    if not is_range_value(timestamp):
+        illegal = f"timestamp not specified or set to illegal value: {show(timestamp)}"
+        raise TimestampMismatch(f'In stream "{name}", {illegal}')
+    if timestamp < bound:
+        raise TimestampMismatch(
+            f'Packet timestamp mismatch on a calculator receiving from stream "{name}". Current minimum expected '
+            f"timestamp is {show(bound)} but received {show(timestamp)}. Are you using a custom InputStreamHandler?"
+        )
+
+
+class InputStream:
+    """The queue of one input.
+
+    Attributes:
+        bound: the smallest timestamp that a packet to come may have; ``DONE`` when nothing will come.
+        limit: packets that may wait before whoever feeds the stream has to; -1 is no limit.
+    """
+
+    __slots__ = ("bound", "is_back_edge", "limit", "name", "port", "queue")
+
+    def __init__(self, name: str, port: Port, *, limit: int = -1, is_back_edge: bool = False) -> None:
+        self.name = name
+        self.port = port
+        self.limit = limit
+        self.is_back_edge = is_back_edge
+        self.bound = MIN
+        self.queue: deque[Packet] = deque()
+
+    def push(self, packet: Packet) -> None:
+        """Add a packet.
+
+        Raises:
+            TimestampMismatch: its timestamp is below the bound.
+        """
+        timestamp = packet.timestamp
+        if timestamp < self.bound or timestamp > MAX:
+            check_timestamp(self.name, timestamp, self.bound)
+        self.bound = next_allowed(timestamp)
+        self.queue.append(packet)
+
+    def advance(self, bound: int) -> bool:
+        """Promise that nothing below ``bound`` will come; True if that is news."""
+        if bound <= self.bound:
+            return False
+        self.bound = bound
+        return True
+
+    def close(self) -> None:
+        """Promise that nothing more will come."""
+        self.bound = DONE
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing waits and nothing will come."""
+        return not self.queue and self.bound == DONE
+
+    @property
+    def is_full(self) -> bool:
+        """Whether whoever feeds the stream has to wait."""
+        return 0 <= self.limit <= len(self.queue)
+
+    @property
+    def earliest(self) -> int:
+        """The timestamp of the first packet that waits, or else the bound."""
+        return self.queue[0].timestamp if self.queue else self.bound

@@ -1,0 +1,515 @@
+"""From a project to an object of its class ``Handler``, in the threads that the object's methods will run in."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from types import ModuleType, TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import structlog
+import trio
+
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
+from ovmstrio.handlers.batches import BatchedMethod, BatchItem, Patience, batch_options
+from ovmstrio.handlers.callbacks import DRAIN_SECONDS, Callbacks
+from ovmstrio.handlers.config.project_spec import ProjectBatching, ProjectSpec
+from ovmstrio.handlers.handler import LoadedHandler, invoke
+from ovmstrio.handlers.handler_class import (
+    GRPC_ARGUMENTS,
+    HTTP_ARGUMENTS,
+    VERBS,
+    HandlerMethod,
+    import_folders,
+    load_handler_class,
+    on_sys_path,
+)
+from ovmstrio.handlers.handler_code import HandlerCode
+from ovmstrio.isolation.importing import HandlerPackage
+from ovmstrio.isolation.thread_pool import WorkerThreads
+from ovmstrio.isolation.user_code import (
+    SourceLine,
+    UserCodeRaisedError,
+    call_in_thread,
+    describe,
+    is_async,
+    missing_module_fix,
+    place_in,
+    place_of,
+)
+from ovmstrio.serving.batching import Batcher
+
+__all__ = ["NO_SUPPLIES", "HandlerBuilder", "Supplies", "drain_batcher", "open_handler", "start_batcher"]
+
+# ----------------------------------------------------------------------
+# From a project to an object of its class ``Handler``, in the threads that the object's methods will run in
+# ----------------------------------------------------------------------
+
+LOAD_MODEL: Final = "load_model"
+_KINDS: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_REST: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class HandlerContract:
+    """What a project asks of its Handler.
+
+    Args:
+        file: the handler's, for problems without a better place.
+        injected: all names that its constructor may ask for.
+        rpc_names: the methods of its gRPC service; None where it is called over HTTP.
+        is_batched: whether requests are gathered.
+        loads_models: whether it must load the project's models.
+        client_names: of which the constructor must take one.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        injected: Collection[str],
+        *,
+        rpc_names: Collection[str] | None = None,
+        is_batched: bool = False,
+        loads_models: bool = False,
+        client_names: Collection[str] = (),
+    ) -> None:
+        self.file = file
+        self.injected = injected
+        self.rpc_names = rpc_names
+        self.is_batched = is_batched
+        self.loads_models = loads_models
+        self.client_names = client_names
+
+
+def check_handler(made: type[Any], contract: HandlerContract) -> list[Problem]:
+    """Find everything that is wrong with a Handler class."""
+    checks = (_constructor, _load_model, _verbs if contract.rpc_names is None else _rpcs)
+    return [problem for check in checks for problem in check(made, contract)]
+
+
+def constructor_parameters(made: type[Any]) -> dict[str, inspect.Parameter]:
+    """Give the parameters of a class's constructor; none where it has no constructor of its own."""
+    return {} if made.__init__ is object.__init__ else _parameters_of(made, "__init__")
+
+
+def _constructor(made: type[Any], contract: HandlerContract) -> Iterator[Problem]:
+    parameters = constructor_parameters(made)
+    place = _place(made, "__init__", contract)
+    yield from _unknown(parameters, contract.injected, "__init__", place)
+    if contract.client_names and not set(contract.client_names) & set(parameters):
+        name = next(iter(contract.client_names))
+        message = f"the constructor does not take {name}, although the project has models"
+        yield _problem(message, place, f"write def __init__(self, {name}, ...)")
+
+
+def _load_model(made: type[Any], contract: HandlerContract) -> Iterator[Problem]:
+    if not contract.loads_models:
+        return
+    place = _place(made, LOAD_MODEL, contract)
+    if _method(made, LOAD_MODEL) is None:
+        fix = f"define {LOAD_MODEL}(self, model_path) that returns the model"
+        yield _problem(f"the Handler has no {LOAD_MODEL}, although the project has models", place, fix)
+        return
+    method = getattr(made, LOAD_MODEL)
+    parameters = _parameters_of(made, LOAD_MODEL)
+    required = [name for name, each in parameters.items() if each.default is each.empty and each.kind not in _REST]
+    if is_async(method):
+        yield _problem(f"{LOAD_MODEL} is async; it is called in a thread", place, "write a plain def")
+    if not parameters or len(required) > 1:
+        found = f"({', '.join(['self', *parameters])})"
+        yield _problem(f"{LOAD_MODEL} must take one argument", place, expected="(self, model_path)", found=found)
+
+
+def _verbs(made: type[Any], contract: HandlerContract) -> Iterator[Problem]:
+    names = [f"handle_{verb}" for verb in VERBS]
+    present = [name for name in names if _method(made, name) is not None]
+    if not present:
+        message = "the Handler has no method for any verb"
+        near = [name for name in vars(made) if difflib.get_close_matches(name, names, 1)]
+        yield _problem(message, _place(made, "", contract), _did_you_mean(near), expected=" or ".join(names))
+    for name in present:
+        yield from _unknown(_parameters_of(made, name), HTTP_ARGUMENTS, name, _place(made, name, contract))
+    if contract.is_batched:
+        yield from _batched(made, contract)
+
+
+def _batched(made: type[Any], contract: HandlerContract) -> Iterator[Problem]:
+    method = _method(made, "handle_post")
+    place = _place(made, "handle_post", contract)
+    if method is None:
+        message = "server_side_batching is for handle_post, which the Handler does not have"
+        yield _problem(message, place, "define handle_post, or remove server_side_batching")
+    elif inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+        message = "handle_post yields, but with server_side_batching it must return a list"
+        yield _problem(message, place, "return a list with one result for each payload")
+
+
+def _rpcs(made: type[Any], contract: HandlerContract) -> Iterator[Problem]:
+    for name in contract.rpc_names or ():
+        place = _place(made, name, contract)
+        if _method(made, name) is None:
+            message = f"the Handler does not implement the method {name} of its service"
+            yield _problem(message, place, f"define {name}(self, payload, context)")
+        else:
+            yield from _unknown(_parameters_of(made, name), GRPC_ARGUMENTS, name, place)
+
+
+def _unknown(
+    parameters: Mapping[str, inspect.Parameter], known: Collection[str], method: str, place: SourceLine
+) -> Iterator[Problem]:
+    """Find parameters that nobody gives a value."""
+    for name, parameter in parameters.items():
+        if parameter.kind in _REST or (parameter.default is not parameter.empty and name not in known):
+            continue
+        if parameter.kind not in _KINDS:
+            message = f"{method} takes {name} by position only; arguments are given by name"
+            yield _problem(message, place, "remove the / from its signature")
+        elif name not in known:
+            near = _did_you_mean(difflib.get_close_matches(name, known, 1))
+            message = f"{method} asks for {name!r}, which the server does not have"
+            yield _problem(message, place, near, expected=", ".join(sorted(known)) or "no arguments", found=name)
+
+
+# The class
+
+
+def _method(made: type[Any], name: str) -> Callable[..., Any] | None:
+    method = getattr(made, name, None)
+    return method if callable(method) else None
+
+
+def _parameters_of(made: type[Any], name: str) -> dict[str, inspect.Parameter]:
+    """Give the parameters of a method beside ``self``; those of a callable that hides them are taken as fitting."""
+    method = getattr(made, name)
+    try:
+        parameters = dict(inspect.signature(method).parameters)
+    except (TypeError, ValueError):
+        return {}
+    if inspect.isfunction(method) and not isinstance(inspect.getattr_static(made, name), staticmethod) and parameters:
+        parameters.pop(next(iter(parameters)))
+    return parameters
+
+
+def _place(made: type[Any], name: str, contract: HandlerContract) -> SourceLine:
+    method = _method(made, name)
+    place = None if method is None else place_of(method)
+    if place is not None:
+        return place
+    try:
+        return SourceLine(inspect.getsourcefile(made) or contract.file, inspect.getsourcelines(made)[1])
+    except (OSError, TypeError):
+        return SourceLine(contract.file, 0)
+
+
+def _problem(message: str, place: SourceLine, fix: str = "", *, expected: str = "", found: str = "") -> Problem:
+    line = place.line or None
+    return Problem(message, file=place.file, line=line, expected=expected, found=found, suggestion=fix)
+
+
+def _did_you_mean(names: Collection[str]) -> str:
+    return "" if not names else f"did you mean {next(iter(names))}?"
+
+
+_MODEL_CLIENT: Final = ("model_client", "python_client")
+_TENSORFLOW_CLIENT: Final = ("tensorflow_client",)
+_PROTO_MODULE: Final = ("proto_module_pb2", "module_proto_pb2")
+_BATCHED: Final = "handle_post"
+
+
+@dataclass(frozen=True, slots=True)
+class Supplies:
+    """What the server has for a handler.
+
+    Attributes:
+        clients: of the models, by the name that a constructor asks for: ``model_client`` or ``tensorflow_client``.
+        proto_module: the messages of its service.
+        modules: what it can import besides the modules in its folders.
+        rpc_names: the methods of its service.
+    """
+
+    clients: Mapping[str, Any] = field(default_factory=dict)
+    proto_module: ModuleType | None = None
+    modules: Mapping[str, ModuleType] = field(default_factory=dict)
+    rpc_names: tuple[str, ...] = ()
+
+    def arguments(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Give all arguments that a constructor may ask for, under all names that they go by."""
+        given: dict[str, Any] = {"config": copy.deepcopy(config)}
+        if self.proto_module is not None:
+            given |= dict.fromkeys(_PROTO_MODULE, self.proto_module)
+        for name, client in self.clients.items():
+            given |= dict.fromkeys(_MODEL_CLIENT if name in _MODEL_CLIENT else (name,), client)
+        return given
+
+
+NO_SUPPLIES: Final = Supplies()
+
+
+class HandlerBuilder:
+    """Makes a project's handler; as a context it holds the modules that were imported for it.
+
+    Args:
+        project: whose handler.
+        supplies: what the server has for it.
+        code: whose code it is.
+        threads: where it is made.
+        is_alone: whether nothing else is served in this process, so that its modules may have their plain names.
+    """
+
+    def __init__(
+        self,
+        project: ProjectSpec,
+        supplies: Supplies,
+        code: HandlerCode,
+        threads: WorkerThreads,
+        *,
+        is_alone: bool = False,
+    ) -> None:
+        self._project = project
+        self._supplies = supplies
+        self._code = code
+        self._threads = threads
+        self._package = HandlerPackage(*import_folders(project), is_public=is_alone)
+
+    def __enter__(self) -> Self:
+        for name, module in self._supplies.modules.items():
+            self._package.provide(name, module)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._package.unload()
+
+    async def load(self) -> type[Any]:
+        """Import the file and check the class, without making an object.
+
+        Raises:
+            ConfigError: any of these failed; all problems of the class are told at once.
+
+        Cancellation: as a plain method's call.
+        """
+        made: type[Any] = await self._run("the import", load_handler_class, self._package, self._project.handler_path)
+        problems = check_handler(made, self._contract())
+        if problems:
+            raise ConfigError(problems)
+        return made
+
+    async def build(self) -> tuple[Any, dict[str, HandlerMethod]]:
+        """Load the class and make the object.
+
+        Raises:
+            ConfigError: as :meth:`load`, or the constructor failed.
+
+        Cancellation: as a plain method's call.
+        """
+        made = await self.load()
+        instance = await self._run("the constructor", self._construct, made)
+        return instance, self._methods(instance)
+
+    async def _run(self, step: str, function: Any, *args: Any) -> Any:
+        try:
+            return await call_in_thread(self._threads, function, *args)
+        except UserCodeRaisedError as raised:
+            if isinstance(raised.error, ConfigError):
+                raise raised.error from None
+            raise self._failed(raised.error, step) from raised.error
+
+    def _failed(self, error: BaseException, step: str) -> ConfigError:
+        self._code.report(error, step)
+        file = str(self._project.handler_path)
+        place = place_in(self._project.directory, error)
+        reason = describe(error).replace(f"{self._package.name}.", "")
+        where, line = (file, None) if place is None else place
+        message = f"{step} of the handler failed: {reason}"
+        return ConfigError([Problem(message, file=where, line=line, suggestion=missing_module_fix(error))])
+
+    # The class
+
+    def _contract(self) -> HandlerContract:
+        project = self._project
+        is_python = project.type == "python"
+        client_names = _MODEL_CLIENT if is_python and project.models else () if is_python else _TENSORFLOW_CLIENT
+        return HandlerContract(
+            str(project.handler_path),
+            {*self._supplies.arguments({}), *client_names},
+            rpc_names=None if project.protobuf_path is None else self._supplies.rpc_names,
+            is_batched=self._is_batched,
+            loads_models=is_python and project.models is not None,
+            client_names=client_names,
+        )
+
+    @property
+    def _is_batched(self) -> bool:
+        """Whether calls are gathered here; those of TensorFlow models are gathered where the models run."""
+        return self._project.batching is not None and self._project.type == "python"
+
+    def _construct(self, made: type[Any]) -> Any:
+        """Make the object; its models can be loaded as soon as it exists, even while its constructor runs."""
+        given = self._supplies.arguments(self._project.config)
+        wanted = constructor_parameters(made)
+        arguments = {name: value for name, value in given.items() if name in wanted}
+        if type(made).__call__ is not type.__call__:
+            instance = made(**arguments)
+            self._offer(instance)
+            return instance
+        make_new: Any = made.__new__
+        instance = make_new(made, **arguments)
+        self._offer(instance)
+        # Type.__call__ does the same: what __new__ gives may be of another class.
+        if isinstance(instance, made):
+            instance.__init__(**arguments)
+        return instance
+
+    def _offer(self, instance: Any) -> None:
+        """Let the client of the models load them with the object's method."""
+        load_model = getattr(instance, "load_model", None)
+        for client in self._supplies.clients.values():
+            take = getattr(client, "set_load_method", None)
+            if take is not None and load_model is not None:
+                take(load_model)
+
+    def _methods(self, instance: Any) -> dict[str, HandlerMethod]:
+        if self._project.protobuf_path is not None:
+            return {name: HandlerMethod.of(instance, name, GRPC_ARGUMENTS) for name in self._supplies.rpc_names}
+        names = [f"handle_{verb}" for verb in VERBS]
+        return {
+            name: HandlerMethod.of(instance, name, HTTP_ARGUMENTS, is_batched=self._is_batched and name == _BATCHED)
+            for name in names
+            if callable(getattr(instance, name, None))
+        }
+
+
+# ----------------------------------------------------------------------
+# Load a project's handler, and keep what it needs to run
+# ----------------------------------------------------------------------
+
+BatchedT = TypeVar("BatchedT")
+
+log = structlog.get_logger(__name__)
+
+
+@asynccontextmanager
+async def open_handler(
+    project: ProjectSpec,
+    supplies: Supplies = NO_SUPPLIES,
+    *,
+    batch_hooks: BatchHooks = NULL_BATCH_HOOKS,
+    is_alone: bool = False,
+    code: HandlerCode | None = None,
+    gathers: bool = True,
+    queue_timeout: float = 0,
+) -> AsyncIterator[LoadedHandler]:
+    """Import a project's handler, make its object, and run it while the block lasts.
+
+    The constructor runs in the threads that methods run in, in the same one if there is only one.
+
+    Args:
+        project: what to load.
+        supplies: what its constructor may ask for, and what it can import.
+        batch_hooks: are told of batches.
+        is_alone: whether nothing else is served in this process, so that its folders may be on ``sys.path``.
+        code: whose code it is, and what becomes of its errors; logged here, by default.
+        gathers: whether requests are gathered here where the project has batches; else whoever calls has done so.
+        queue_timeout: for how many seconds a call waits for a thread; 0 for any time.
+
+    Raises:
+        ConfigError: the handler cannot be loaded; every problem of its class is told at once.
+        ExceptionGroup: of what the block raises.
+
+    Ownership: the handler's threads, batches and callbacks; those that have not ended ``DRAIN_SECONDS`` after the
+    block are left.
+
+    Cancellation: while it loads, and at the end while batches and callbacks end.
+    """
+    code = code or HandlerCode(project.name, project.directory)
+    threads = WorkerThreads(limit=project.threads_per_process, idle_seconds=None, is_strict=True, names=code.names)
+    callbacks = Callbacks(code)
+    builder = HandlerBuilder(project, supplies, code, threads, is_alone=is_alone)
+    failure: ConfigError | None = None
+    with _path(project, is_alone=is_alone), builder:
+        async with trio.open_nursery() as nursery:
+            try:
+                await nursery.start(threads.run)
+                await nursery.start(callbacks.run)
+                instance, methods = await builder.build()
+                batcher = await _start_own_batcher(
+                    nursery, project if gathers else None, methods, threads=threads, code=code, hooks=batch_hooks
+                )
+                patience = Patience.of(project, queue_timeout)
+                yield LoadedHandler(
+                    instance, methods, threads, callbacks, code=code, batcher=batcher, patience=patience
+                )
+                await drain_batcher(batcher, nursery.cancel_scope)
+            except ConfigError as error:
+                # Raised outside, so that it does not come in a group.
+                failure = error
+            finally:
+                callbacks.close()
+                with trio.CancelScope(shield=True):
+                    await threads.aclose()
+    if failure is not None:
+        raise failure
+
+
+def _path(project: ProjectSpec, *, is_alone: bool) -> AbstractContextManager[None]:
+    return on_sys_path(import_folders(project)) if is_alone else nullcontext()
+
+
+async def _start_own_batcher(
+    nursery: trio.Nursery,
+    project: ProjectSpec | None,
+    methods: Mapping[str, HandlerMethod],
+    *,
+    threads: WorkerThreads,
+    code: HandlerCode,
+    hooks: BatchHooks,
+) -> Batcher[BatchItem, Any] | None:
+    batched = next((method for method in methods.values() if method.is_batched), None)
+    if batched is None or project is None or project.batching is None:
+        return None
+    run = BatchedMethod(batched, partial(invoke, threads, code), code).run
+    return await start_batcher(nursery, project.batching, run, concurrency=project.threads_per_process, hooks=hooks)
+
+
+async def start_batcher(
+    nursery: trio.Nursery,
+    batching: ProjectBatching,
+    run: Callable[[Sequence[BatchedT]], Awaitable[Sequence[Any]]],
+    *,
+    concurrency: int,
+    hooks: BatchHooks,
+) -> Batcher[BatchedT, Any]:
+    """Start what gathers the requests of a project.
+
+    Args:
+        nursery: hosts it.
+        batching: how the project says so.
+        run: answers the requests of a batch.
+        concurrency: how many batches run at once.
+        hooks: are told of batches.
+    """
+    batcher: Batcher[BatchedT, Any] = Batcher(
+        run, batch_options(batching), concurrency=concurrency, retry_singly=batching.retry_singly, hooks=hooks
+    )
+    await nursery.start(batcher.serve)
+    return batcher
+
+
+async def drain_batcher(batcher: Batcher[Any, Any] | None, everything: trio.CancelScope) -> None:
+    """Let the batches that run end, and end everything if they do not in time.
+
+    Cancellation: at once.
+    """
+    if batcher is None:
+        return
+    with trio.move_on_after(DRAIN_SECONDS) as scope:
+        await batcher.aclose()
+    if scope.cancelled_caught:
+        log.warning("a batch did not end in time", seconds=DRAIN_SECONDS)
+        everything.cancel()

@@ -1,0 +1,1 @@
+"""Configuration of handler projects: ``nucleus.yaml``, environment files and container images."""

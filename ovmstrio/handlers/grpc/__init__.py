@@ -1,0 +1,1 @@
+"""Handlers as gRPC services: compiled ``.proto`` files, calls and the user's context object."""

@@ -1,0 +1,79 @@
+"""A project that is called over gRPC, from its ``.proto`` to its handler."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.handlers.building import Supplies, open_handler
+from ovmstrio.handlers.config.project_spec import ProjectSpec
+from ovmstrio.handlers.grpc.call_run import PASSING
+from ovmstrio.handlers.grpc.rpc_call import RpcCall
+from ovmstrio.handlers.grpc.services import Rpc, UserProto, open_proto
+from ovmstrio.handlers.handler import LoadedHandler
+from ovmstrio.handlers.handler_code import HandlerCode
+
+__all__ = ["GrpcProject", "RpcHandler", "open_rpc_handler", "proto_of"]
+
+
+class RpcHandler(Protocol):
+    """A handler that is called over gRPC, wherever its code runs."""
+
+    async def answer_rpc(self, rpc: Rpc, call: RpcCall) -> None:
+        """Answer one call.
+
+        Raises:
+            GRPCError: the handler failed, ended the call with a status, or gave back something wrong; or a request
+                cannot be read.
+            ServerError: the handler met an error of the server's that is fit for callers.
+
+        Ownership: the tasks that feed the handler with requests and look after its context.
+        Cancellation: at any checkpoint; a generator is closed after the step that it is in.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcProject:
+    """What a front end serves: the services, and the handler with a method for each of their RPCs."""
+
+    proto: UserProto
+    handler: RpcHandler
+
+
+@asynccontextmanager
+async def open_rpc_handler(
+    project: ProjectSpec,
+    proto: UserProto,
+    *,
+    clients: Mapping[str, Any] | None = None,
+    is_alone: bool = False,
+    code: HandlerCode | None = None,
+    queue_timeout: float = 0,
+) -> AsyncIterator[LoadedHandler]:
+    """Load a project's handler, which has a method for each RPC of its services; see ``open_handler``.
+
+    Raises:
+        ConfigError: the handler cannot be used, or does not fit the services.
+
+    Ownership: as ``open_handler``.
+    Cancellation: as ``open_handler``.
+    """
+    supplies = Supplies(clients or {}, proto.module, proto.modules, tuple(rpc.name for rpc in proto.rpcs))
+    code = code or HandlerCode(project.name, project.directory, PASSING)
+    async with open_handler(project, supplies, is_alone=is_alone, code=code, queue_timeout=queue_timeout) as handler:
+        yield handler
+
+
+def proto_of(project: ProjectSpec) -> AbstractAsyncContextManager[UserProto]:
+    """Compile a project's ``.proto``; see :func:`~ovmstrio.handlers.grpc.services.open_proto`.
+
+    Raises:
+        ConfigError: it has none; or, in the block, it cannot be used.
+    """
+    if project.protobuf_path is None:
+        raise ConfigError([Problem("is missing", file=str(project.file), path="protobuf_path")])
+    return open_proto(project.protobuf_path, project.directory)

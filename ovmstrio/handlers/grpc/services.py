@@ -1,0 +1,336 @@
+"""The services of a project's ``.proto``, ready for a handler and for a front end."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any, Final
+
+import structlog
+import trio
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.isolation.importing import HandlerPackage
+from ovmstrio.isolation.user_code import describe
+from ovmstrio.util.extras import Extra, way_to_install
+from ovmstrio.util.regular_files import read_regular_bytes
+
+__all__ = [
+    "GOOGLE_FILES",
+    "CompiledProto",
+    "Rpc",
+    "UserProto",
+    "UserService",
+    "compile_proto",
+    "module_name",
+    "open_proto",
+]
+
+# ----------------------------------------------------------------------
+# Run the protobuf compiler over a project's ``.proto``
+# ----------------------------------------------------------------------
+
+log = structlog.get_logger(__name__)
+
+GOOGLE_FILES: Final = "google/protobuf/"
+"""Where the files lie that come with protobuf itself, ready to be imported."""
+_DESCRIPTORS: Final = "descriptors.binpb"
+_MESSAGE: Final = re.compile(r"(?P<file>[^:]+\.proto):(?:(?P<line>\d+):\d+:)? ?(?P<warning>warning: )?(?P<text>.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledProto:
+    """What the compiler made.
+
+    Attributes:
+        source: the file that was compiled.
+        name: the name of that file among ``files``.
+        files: the descriptors of the file and all that it imports, by name.
+        folder: where the generated Python modules lie.
+    """
+
+    source: Path
+    name: str
+    files: dict[str, FileDescriptorProto]
+    folder: Path
+
+
+def module_name(file: str) -> str:
+    """Give the name of the Python module that the compiler makes of a file, such as ``iris_pb2``."""
+    return file.removesuffix(".proto").replace("-", "_").replace("/", ".") + "_pb2"
+
+
+async def compile_proto(source: Path, roots: Sequence[Path], folder: Path) -> CompiledProto:
+    """Compile a file, and those of the project that it imports, to Python modules in ``folder``.
+
+    Args:
+        source: the ``.proto``; it lies below one of the roots.
+        roots: the folders that imports are relative to.
+        folder: where to write; nothing is written elsewhere.
+
+    Raises:
+        ConfigError: the file cannot be compiled, with the compiler's own messages, or there is no compiler.
+
+    Ownership: the process of the compiler.
+    Cancellation: kills the compiler.
+    """
+    if importlib.util.find_spec("grpc_tools") is None:
+        raise ConfigError([_no_compiler(source)])
+    if not await trio.Path(source).is_file():
+        raise ConfigError([Problem("the protobuf file does not exist", file=str(source), path="protobuf_path")])
+    includes = [f"-I{root}" for root in roots]
+    descriptors = folder / _DESCRIPTORS
+    await _run(source, [*includes, "--include_imports", f"--descriptor_set_out={descriptors}", str(source)])
+    files = {file.name: file for file in FileDescriptorSet.FromString(read_regular_bytes(descriptors)).file}
+    # The file itself is last, behind all that it imports.
+    name = list(files)[-1]
+    own = [each for each in files if not each.startswith(GOOGLE_FILES)]
+    await _run(source, [*includes, f"--python_out={folder}", f"--grpc_python_out={folder}", *own])
+    _make_packages(folder)
+    return CompiledProto(source, name, files, folder)
+
+
+async def _run(source: Path, arguments: Sequence[str]) -> None:
+    done = await trio.run_process(
+        # Without -P, modules of the working directory, which may be the project's, would come before all others.
+        [sys.executable, "-P", "-m", "grpc_tools.protoc", *arguments],
+        check=False,
+        stdout=subprocess.DEVNULL,
+        capture_stderr=True,
+    )
+    problems = _problems_in(done.stderr.decode("utf-8", "replace"), source)
+    for problem in problems:
+        if problem.severity == "warning":
+            log.warning("the protobuf compiler warns", problem=str(problem))
+    if done.returncode:
+        errors = [problem for problem in problems if problem.severity == "error"]
+        raise ConfigError(errors or [Problem(f"the compiler failed with code {done.returncode}", file=str(source))])
+
+
+def _problems_in(output: str, source: Path) -> list[Problem]:
+    return [_problem_in(line, source) for line in output.splitlines() if line.strip()]
+
+
+def _problem_in(line: str, source: Path) -> Problem:
+    found = _MESSAGE.fullmatch(line.strip())
+    if found is None:
+        return Problem(line.strip(), file=str(source))
+    # The compiler names a file as those do who import it.
+    file = str(source) if Path(found["file"]).name == source.name else found["file"]
+    number = None if found["line"] is None else int(found["line"])
+    return Problem(found["text"], file=file, line=number, severity="warning" if found["warning"] else "error")
+
+
+def _no_compiler(source: Path) -> Problem:
+    return Problem(
+        "the protobuf compiler is not installed",
+        file=str(source),
+        path="protobuf_path",
+        suggestion=f"{way_to_install(Extra.HANDLERS)}, or install the package grpcio-tools",
+    )
+
+
+def _make_packages(folder: Path) -> None:
+    """Turn the folders of generated modules into packages, so that they come before any that is installed.
+
+    Only ``google`` stays open, because the modules of protobuf itself are there.
+    """
+    for each in folder.rglob("*"):
+        if each.is_dir() and each.relative_to(folder).parts[0] != "google":
+            (each / "__init__.py").touch()
+
+
+# ----------------------------------------------------------------------
+# The services of a project's ``.proto``, ready for a handler and for a front end
+# ----------------------------------------------------------------------
+
+_POOL_IMPORT: Final = "from google.protobuf import descriptor_pool as _descriptor_pool\n"
+_PRIVATE_POOL: Final = "ovmstrio_private_pool"
+
+
+@contextmanager
+def imported_modules(proto: CompiledProto) -> Iterator[dict[str, ModuleType]]:
+    """Import what was generated, and give the modules by the names that a handler imports them by; blocking.
+
+    These are the names within the project, and for the file itself also those without its folder.
+
+    Raises:
+        ConfigError: the generated code cannot be imported.
+    """
+    package = HandlerPackage(proto.folder)
+    try:
+        yield _load(proto, package)
+    finally:
+        package.unload()
+
+
+def _load(proto: CompiledProto, package: HandlerPackage) -> dict[str, ModuleType]:
+    try:
+        try:
+            modules = _import_all(proto, package)
+        except TypeError as error:
+            log.info("messages get a descriptor pool of their own", file=str(proto.source), reason=str(error))
+            _use_private_pool(proto, package)
+            modules = _import_all(proto, package)
+    except Exception as error:
+        text = f"the code generated from it cannot be imported: {describe(error)}"
+        raise ConfigError([Problem(text, file=str(proto.source), path="protobuf_path")]) from error
+    main = module_name(proto.name)
+    short = main.rpartition(".")[2]
+    return {short: modules[main], f"{short}_grpc": modules[f"{main}_grpc"], **modules}
+
+
+def _import_all(proto: CompiledProto, package: HandlerPackage) -> dict[str, ModuleType]:
+    modules: dict[str, ModuleType] = {}
+    for file in _own_files(proto.files):
+        for name in (module_name(file), f"{module_name(file)}_grpc"):
+            modules[name] = importlib.import_module(f"{package.name}.{name}")
+    return modules
+
+
+def _own_files(files: Mapping[str, FileDescriptorProto]) -> list[str]:
+    return [name for name in files if not name.startswith(GOOGLE_FILES)]
+
+
+def _use_private_pool(proto: CompiledProto, package: HandlerPackage) -> None:
+    pool = DescriptorPool()
+    for name, file in proto.files.items():
+        if name.startswith(GOOGLE_FILES):
+            pool.Add(file)
+    holder: Any = ModuleType(_PRIVATE_POOL)
+    holder.Default = lambda: pool
+    sys.modules[f"{package.name}.{_PRIVATE_POOL}"] = holder
+    for name in _own_files(proto.files):
+        path = proto.folder / (module_name(name).replace(".", "/") + ".py")
+        path.write_text(path.read_text().replace(_POOL_IMPORT, f"import {_PRIVATE_POOL} as _descriptor_pool\n"))
+
+
+@dataclass(frozen=True, slots=True)
+class Rpc:
+    """One method of a service.
+
+    Attributes:
+        name: of the RPC, and of the handler's method.
+        path: ``/package.Service/Method``.
+        request_class: the generated class of the requests.
+        reply_class: the generated class of the replies.
+        client_streaming: whether the client sends any number of requests.
+        server_streaming: whether the handler sends any number of replies.
+    """
+
+    name: str
+    path: str
+    request_class: type[Any]
+    reply_class: type[Any]
+    client_streaming: bool
+    server_streaming: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UserService:
+    """A service by its full name."""
+
+    name: str
+    rpcs: tuple[Rpc, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UserProto:
+    """A compiled and imported ``.proto``.
+
+    Attributes:
+        source: the file.
+        module: the generated module with the messages, which a handler's constructor gets.
+        modules: all generated modules, by the names that the handler can import them by (``iris_pb2``,
+            ``iris_pb2_grpc``).
+        services: what the file declares, in its order.
+        files: the descriptors of the file and all that it imports, by name, imported ones first.
+    """
+
+    source: Path
+    module: ModuleType
+    modules: Mapping[str, ModuleType]
+    services: tuple[UserService, ...]
+    files: Mapping[str, FileDescriptorProto]
+
+    @property
+    def rpcs(self) -> Iterator[Rpc]:
+        """Every method of every service."""
+        return (rpc for service in self.services for rpc in service.rpcs)
+
+
+@asynccontextmanager
+async def open_proto(source: Path, directory: Path) -> AsyncIterator[UserProto]:
+    """Compile and import the ``.proto`` of a project, and keep the result while the block runs.
+
+    Both paths are absolute, and the project's folder is only read.  Imports of the file are looked for in ``directory``
+    and beside the file.
+
+    Raises:
+        ConfigError: the file cannot be compiled or imported, declares no service, or two of its services have a
+            method of the same name.
+
+    Ownership: a temporary folder and the imported modules, which are gone when the block has ended.
+    Cancellation: kills the compiler; an import that has begun is waited for.
+    """
+    roots = [directory, source.parent] if source.is_relative_to(directory) else [source.parent]
+    with TemporaryDirectory(prefix="ovmstrio-proto-") as folder:
+        compiled = await compile_proto(source, list(dict.fromkeys(roots)), Path(folder))
+        modules_of = imported_modules(compiled)
+        modules = await trio.to_thread.run_sync(modules_of.__enter__)
+        try:
+            module = modules[module_name(compiled.name)]
+            yield UserProto(source, module, modules, _services_of(module, source), compiled.files)
+        finally:
+            modules_of.__exit__(None, None, None)
+
+
+def _services_of(module: Any, source: Path) -> tuple[UserService, ...]:
+    services = tuple(_service(each) for each in module.DESCRIPTOR.services_by_name.values())
+    problems = _problems_of(services, source)
+    if problems:
+        raise ConfigError(problems)
+    return services
+
+
+def _service(descriptor: Any) -> UserService:
+    return UserService(
+        descriptor.full_name,
+        tuple(
+            Rpc(
+                method.name,
+                f"/{descriptor.full_name}/{method.name}",
+                GetMessageClass(method.input_type),
+                GetMessageClass(method.output_type),
+                method.client_streaming,
+                method.server_streaming,
+            )
+            for method in descriptor.methods
+        ),
+    )
+
+
+def _problems_of(services: tuple[UserService, ...], source: Path) -> list[Problem]:
+    if not services:
+        return [Problem("declares no service", file=str(source), path="protobuf_path", expected="at least one service")]
+    declared: dict[str, str] = {}
+    problems: list[Problem] = []
+    for service in services:
+        for rpc in service.rpcs:
+            first = declared.setdefault(rpc.name, service.name)
+            if first != service.name:
+                text = f"{first} and {service.name} both have a method {rpc.name}, but a Handler can have only one"
+                problems.append(Problem(text, file=str(source), suggestion="rename one of the two"))
+    return problems

@@ -1,0 +1,414 @@
+"""Headers, query parameters and forms: mappings whose keys may have several values.
+
+They have the names that handlers know from Starlette's classes, which are not needed for them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from io import BytesIO
+from typing import Any, BinaryIO, Final, Generic, TypeVar
+from urllib.parse import parse_qsl, urlencode
+
+import trio
+
+from ovmstrio.core.errors import MalformedPayload, ServerError, UserCodeError
+from ovmstrio.core.http import Headers, HttpAnswer, HttpRequest
+from ovmstrio.encoding.json_reader import (
+    MAX_MEMBERS,
+    USER_DOCUMENT,
+    JsonLimitExceeded,
+    JsonSyntaxError,
+    parse_as_python,
+    parse_json,
+)
+from ovmstrio.encoding.multipart import FormPart, decoded, form_parts
+from ovmstrio.handlers.http_results import HTTPError
+
+__all__ = [
+    "FormData",
+    "MultiDict",
+    "QueryParams",
+    "RequestHeaders",
+    "UploadFile",
+    "error_answer",
+    "http_arguments",
+    "multipart_form",
+    "parse_payload",
+    "plain_error",
+    "text_answer",
+    "urlencoded_form",
+    "wants_json",
+]
+
+# ----------------------------------------------------------------------
+# Headers, query parameters and forms: mappings whose keys may have several values
+# ----------------------------------------------------------------------
+
+_V = TypeVar("_V")
+
+
+class UploadFile:
+    """A file of a form, in memory.
+
+    ``file`` is for plain handlers; the ``async`` methods do the same for ``async def`` ones.
+
+    Attributes:
+        filename: as the client named it.
+        file: its content, open for reading from the start.
+        size: of the content in bytes.
+        headers: of its part of the form.
+    """
+
+    def __init__(self, content: bytes, filename: str, headers: Headers = ()) -> None:
+        self.filename = filename
+        self.file: BinaryIO = BytesIO(content)
+        self.size = len(content)
+        self.headers = dict(headers)
+
+    @property
+    def content_type(self) -> str | None:
+        """What the client says the content is."""
+        return self.headers.get("content-type")
+
+    def __repr__(self) -> str:
+        return f"UploadFile(filename={self.filename!r}, size={self.size}, content_type={self.content_type!r})"
+
+    async def read(self, size: int = -1) -> bytes:
+        """Read up to ``size`` bytes, all by default.
+
+        Cancellation: before anything is read.
+        """
+        await trio.lowlevel.checkpoint()
+        return self.file.read(size)
+
+    async def seek(self, offset: int) -> None:
+        """Go to a place in the content.
+
+        Cancellation: before that.
+        """
+        await trio.lowlevel.checkpoint()
+        self.file.seek(offset)
+
+    async def write(self, data: bytes) -> None:
+        """Change the content at the place where it is read.
+
+        Cancellation: before that.
+        """
+        await trio.lowlevel.checkpoint()
+        self.file.write(data)
+
+    async def close(self) -> None:
+        """Forget the content.
+
+        Cancellation: nowhere.
+        """
+        self.file.close()
+
+
+class MultiDict(Mapping[str, _V], Generic[_V]):
+    """A mapping that gives the last of several values; the others are in :meth:`getlist`.
+
+    Args:
+        pairs: keys and values in their order.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, _V]] = ()) -> None:
+        self._pairs = list(pairs)
+        self._last = dict(self._pairs)
+
+    def __getitem__(self, key: str) -> _V:
+        return self._last[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._last)
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._pairs!r})"
+
+    def getlist(self, key: str) -> list[_V]:
+        """Give all values of a key."""
+        return [value for each, value in self._pairs if each == key]
+
+    def multi_items(self) -> list[tuple[str, _V]]:
+        """Give all keys and values in their order."""
+        return list(self._pairs)
+
+
+class QueryParams(MultiDict[str]):
+    """The parameters of a URL's query.
+
+    Args:
+        query: what follows the question mark, as it was sent.
+    """
+
+    def __init__(self, query: str = "") -> None:
+        super().__init__(parse_qsl(query, keep_blank_values=True))
+
+    def __str__(self) -> str:
+        return urlencode(self._pairs)
+
+
+class FormData(MultiDict[str | UploadFile]):
+    """The fields of a form: text, or files that were uploaded."""
+
+    async def close(self) -> None:
+        """Close the files.
+
+        Cancellation: nowhere, as they lie in memory.
+        """
+        for _, value in self._pairs:
+            if isinstance(value, UploadFile):
+                await value.close()
+
+
+class RequestHeaders(Mapping[str, str]):
+    """Headers of a request; names are compared without case, and are given in lower case.
+
+    Args:
+        pairs: names and values in their order.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
+        self._pairs = [(name.lower(), value) for name, value in pairs]
+        self._first: dict[str, str] = {}
+        for name, value in self._pairs:
+            self._first.setdefault(name, value)
+
+    def __getitem__(self, name: str) -> str:
+        return self._first[name.lower()]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self._first
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._first)
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def __repr__(self) -> str:
+        return f"RequestHeaders({self._pairs!r})"
+
+    def getlist(self, name: str) -> list[str]:
+        """Give all values of a name."""
+        wanted = name.lower()
+        return [value for each, value in self._pairs if each == wanted]
+
+    @property
+    def raw(self) -> list[tuple[bytes, bytes]]:
+        """All names and values as bytes."""
+        return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._pairs]
+
+
+_TEXT_HEADER: Final = ("content-type", "text/plain; charset=utf-8")
+_JSON_HEADER: Final = ("content-type", "application/json")
+_NO_BODY: Final = frozenset({204, 304})
+
+
+def text_answer(status: int, text: str) -> HttpAnswer:
+    """Make an answer of a line of text."""
+    return HttpAnswer(status, (_TEXT_HEADER,), text.encode("utf-8", "replace"))
+
+
+def wants_json(accept: str | None) -> bool:
+    """Tell whether a client wants errors in JSON: it says that it takes JSON, and not that it takes text."""
+    return accept is not None and _JSON_HEADER[1] in accept and "text/" not in accept
+
+
+def plain_error(status: int, text: str, *, as_json: bool) -> HttpAnswer:
+    """Make the answer of an error that the server itself tells."""
+    if as_json:
+        return HttpAnswer(status, (_JSON_HEADER,), json.dumps({"error": text}).encode())
+    return text_answer(status, text)
+
+
+def error_answer(
+    error: ServerError | HTTPError, status: int, *, shows_details: bool = False, as_json: bool = False
+) -> HttpAnswer:
+    """Make the answer to a request that failed.
+
+    Args:
+        error: what the handler, or the server before it, raised.
+        status: what the front end's table has for errors of the server; an ``HTTPError`` brings its own.
+        shows_details: whether the client may see what the handler's code raised, and where.
+        as_json: whether the client wants it in JSON; what the handler chose to say is sent as it says it.
+    """
+    if isinstance(error, HTTPError):
+        return _chosen(error)
+    if isinstance(error, MalformedPayload) and error.is_json:
+        as_json = True
+    text = error.message
+    if isinstance(error, UserCodeError) and shows_details and error.detail:
+        text = f"{text}: {error.detail}"
+    return plain_error(status, text, as_json=as_json)
+
+
+def _chosen(error: HTTPError) -> HttpAnswer:
+    extra = tuple((name.lower(), value) for name, value in error.headers.items())
+    # Statuses below 200 and these have no body, whatever the handler says.
+    if error.status_code in _NO_BODY:
+        return HttpAnswer(error.status_code, extra)
+    kind = () if any(name == "content-type" for name, _ in extra) else (_TEXT_HEADER,)
+    return HttpAnswer(error.status_code, (*kind, *extra), error.detail.encode("utf-8", "replace"))
+
+
+# ----------------------------------------------------------------------
+# Forms: fields and files, in Starlette's classes where that is installed, else in look-alikes
+# ----------------------------------------------------------------------
+
+_DEFAULT_CHARSET: Final = "utf-8"
+_JSON_TYPE: Final = "application/json"
+_TEXT_TYPE: Final = "text/plain"
+_MULTIPART: Final = "multipart/form"
+_URLENCODED: Final = "application/x-www-form-urlencoded"
+_MOST_URLENCODED_BYTES: Final = 1024 * 1024
+_MAX_PARTS: Final = 4_096
+"""Parts of a multipart form; each takes 20 microseconds."""
+_AT_ONCE_BYTES: Final = 16 * 1024
+"""Of a form of many small fields, which takes milliseconds; larger ones are read beside the event loop."""
+
+
+def urlencoded_form(body: bytes) -> Any:
+    """Parse ``application/x-www-form-urlencoded``; bytes that are no text become what Latin-1 has for them.
+
+    Raises:
+        MalformedPayload: the form is larger than such a form may be, or has too many fields.
+    """
+    if len(body) > _MOST_URLENCODED_BYTES:
+        raise MalformedPayload(
+            f"expected a form of at most {_MOST_URLENCODED_BYTES} bytes, got {len(body)}; send multipart/form-data"
+        )
+    try:
+        return _form(parse_qsl(body.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_MEMBERS))
+    except ValueError:
+        raise MalformedPayload(f"expected at most {MAX_MEMBERS} fields in a form, got more") from None
+
+
+def multipart_form(content_type: str, body: bytes) -> Any:
+    """Parse ``multipart/form-data``.
+
+    Args:
+        content_type: as it was sent, because the boundary in it is not without case.
+        body: the form.
+
+    Raises:
+        MalformedPayload: it cannot be parsed, or there is no boundary.
+    """
+    return _form([(part.name, _value(part)) for part in form_parts(content_type, body, most=_MAX_PARTS)])
+
+
+def _value(part: FormPart) -> Any:
+    return part.text if part.filename is None else _upload(part.content, part.filename, part.headers)
+
+
+def _upload(content: bytes, filename: str, headers: Headers) -> Any:
+    classes = _starlette()
+    if classes is None:
+        return UploadFile(content, filename, headers)
+    raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
+    kinds = classes.Headers(raw=raw)
+    return classes.UploadFile(file=BytesIO(content), size=len(content), filename=filename, headers=kinds)
+
+
+def _form(pairs: list[tuple[str, Any]]) -> Any:
+    classes = _starlette()
+    return FormData(pairs) if classes is None else classes.FormData(pairs)
+
+
+@cache
+def _starlette() -> Any:
+    """Give the module with Starlette's classes, once, or None where it is not installed."""
+    try:
+        import starlette.datastructures as classes  # noqa: PLC0415 - loaded only when a form is parsed
+    except ImportError:
+        return None
+    return classes
+
+
+async def http_arguments(wanted: frozenset[str], request: HttpRequest) -> dict[str, Any]:
+    """Make the arguments that a method wants; a large payload is read in a worker thread.
+
+    Raises:
+        MalformedPayload: it wants the payload, which is not what its content type says.
+
+    Cancellation: before a thread reads a form, and between slices of large JSON.
+    """
+    made: dict[str, Any] = {}
+    if "payload" in wanted:
+        given, body = request.header("content-type"), request.body
+        made["payload"] = await _read_payload(given, body)
+    if "headers" in wanted:
+        made["headers"] = RequestHeaders(request.headers)
+    if "query_params" in wanted:
+        made["query_params"] = QueryParams(request.query)
+    return made
+
+
+async def _read_payload(given: str | None, body: bytes) -> Any:
+    """Read a payload as :func:`parse_payload`, in a worker thread if that may take long."""
+    kind = (given or "").lower()
+    if len(body) <= _AT_ONCE_BYTES or not kind.startswith((_JSON_TYPE, _TEXT_TYPE, _MULTIPART, _URLENCODED)):
+        return parse_payload(given, body)
+    if not kind.startswith(_JSON_TYPE):
+        return await trio.to_thread.run_sync(parse_payload, given, body)
+    try:
+        return await parse_json(body, USER_DOCUMENT, parse=parse_as_python)
+    except (JsonSyntaxError, JsonLimitExceeded) as error:
+        raise MalformedPayload(str(error), is_json=True) from error
+
+
+_CHARSET: Final = re.compile(r"charset=\s*[\"']?([^\s;\"']+)")
+
+
+def parse_payload(content_type: str | None, body: bytes) -> Any:
+    """Give what a handler gets as ``payload``.
+
+    ===================================== ==========================================
+    content type begins with              payload
+    ===================================== ==========================================
+    ``application/json``                  any JSON value; ``NaN`` and infinities, too
+    ``text/plain``                        text, in UTF-8 or the ``charset`` given
+    ``multipart/form``                    a form of text and uploaded files
+    ``application/x-www-form-urlencoded`` a form of text
+    anything else, or nothing             the bytes
+    ===================================== ==========================================
+
+    Raises:
+        MalformedPayload: the body is not what its content type says.
+    """
+    given = content_type or ""
+    kind = given.lower()
+    if kind.startswith(_JSON_TYPE):
+        return _parsed_json(body)
+    if kind.startswith(_TEXT_TYPE):
+        return _decoded(kind, body)
+    if kind.startswith(_MULTIPART):
+        return multipart_form(given, body)
+    if kind.startswith(_URLENCODED):
+        return urlencoded_form(body)
+    return body
+
+
+def _parsed_json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise MalformedPayload(str(error), is_json=True) from error
+    except RecursionError as error:
+        raise MalformedPayload("the JSON is nested too deeply", is_json=True) from error
+
+
+def _decoded(kind: str, body: bytes) -> str:
+    charsets = _CHARSET.findall(kind)
+    charset = charsets[-1] if charsets else _DEFAULT_CHARSET
+    try:
+        return decoded(body, charset)
+    except (LookupError, ValueError) as error:
+        raise MalformedPayload(f"the text is not in {charset}: {error}") from error

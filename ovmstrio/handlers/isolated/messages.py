@@ -1,0 +1,84 @@
+"""Requests and answers as plain data, on their way to a worker process and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ovmstrio.core.errors import MalformedPayload
+from ovmstrio.core.http import HttpAnswer, HttpRequest
+from ovmstrio.handlers.http_results import HTTPError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ovmstrio.core.http import Headers
+
+__all__ = [
+    "ANSWER",
+    "AnswerHead",
+    "MethodRow",
+    "answer_head",
+    "read_refusal",
+    "read_request",
+    "refusal_row",
+    "request_row",
+]
+
+ANSWER: Final = "answer"
+_CHOSEN: Final = "chosen"
+_MALFORMED: Final = "malformed"
+
+
+def refusal_row(error: MalformedPayload | HTTPError) -> list[Any]:
+    """Give what is sent of an error that says itself what the client gets, all of it."""
+    if isinstance(error, HTTPError):
+        return [_CHOSEN, error.status_code, error.detail, error.headers]
+    return [_MALFORMED, error.message, error.is_json]
+
+
+def read_refusal(row: list[Any]) -> MalformedPayload | HTTPError | None:
+    """Read such an error; None if it is none."""
+    kind, *rest = row
+    if kind == _CHOSEN:
+        return HTTPError(*rest)
+    return MalformedPayload(rest[0], is_json=rest[1]) if kind == _MALFORMED else None
+
+
+class MethodRow(NamedTuple):
+    """What the server is told of a handler's method."""
+
+    name: str
+    wanted: list[str]
+    is_generator: bool
+    is_batched: bool
+    is_async: bool
+
+
+class AnswerHead(NamedTuple):
+    """An answer without its body; ``after`` is the number of its callbacks, 0 for none."""
+
+    status: int
+    headers: list[list[str]]
+    after: int
+
+    def answer(self, body: Any, run_after: Callable[[int], None]) -> HttpAnswer:
+        """Make the answer, whose callbacks have their number told."""
+        headers: Headers = tuple((name, value) for name, value in self.headers)
+        number = self.after
+        return HttpAnswer(self.status, headers, body, (lambda: run_after(number),) if number else ())
+
+
+def answer_head(answer: HttpAnswer, after: int) -> list[Any]:
+    """Give what is sent of an answer besides its body."""
+    return [answer.status, [list(pair) for pair in answer.headers], after]
+
+
+def request_row(request: HttpRequest) -> list[Any]:
+    """Give what is sent of a request."""
+    return [request.method, request.path, request.query, [list(pair) for pair in request.headers], request.body]
+
+
+def read_request(row: list[Any]) -> HttpRequest:
+    """Read a request."""
+    method, path, query, headers, body = row
+    return HttpRequest(method, path, query, tuple((name, value) for name, value in headers), body)

@@ -1,0 +1,105 @@
+"""Handler projects beside other services as the server knows them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from ovmstrio.config.mounted_entries import HANDLERS, read_handlers
+from ovmstrio.config.specs import HandlerSpec
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.serving.fingerprints import paths_mark, python_files
+from ovmstrio.serving.kind import Kind, Takes
+from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ovmstrio.config.config_file import ConfigFile
+    from ovmstrio.core.errors import Problem
+    from ovmstrio.core.service import Service
+    from ovmstrio.serving.kind import LoadContext
+
+__all__ = ["HandlerKind", "handler_mark"]
+
+# ----------------------------------------------------------------------
+# Marks by which a change of what a handler is loaded from is seen: its code and its settings, not what it writes
+# ----------------------------------------------------------------------
+
+_SETTINGS: Final = (".yaml", ".yml", ".proto", ".pickle")
+_DOTENV: Final = ".env"
+
+
+def handler_mark(spec: HandlerSpec) -> str:
+    """Give a mark of a project's files that changes when one is written, appears or goes.
+
+    What cannot be read is a state like any other.
+    """
+    return paths_mark([*python_files(spec.base_path), *_settings(spec.base_path)])
+
+
+def _settings(directory: Path) -> set[Path]:
+    try:
+        return {path for path in directory.iterdir() if path.suffix in _SETTINGS or path.name == _DOTENV}
+    except OSError:
+        return set()
+
+
+# ----------------------------------------------------------------------
+# Handler projects beside other services as the server knows them
+# ----------------------------------------------------------------------
+
+
+class HandlerKind(Kind[HandlerSpec]):
+    """Projects with a ``nucleus.yaml``."""
+
+    name = HandlerSpec.kind
+    spec = HandlerSpec
+    takes = frozenset({Takes.HTTP, Takes.GRPC})
+    imports = True
+    fills_cores = True
+    section = HANDLERS
+    occupied = "Handler has a name that is taken"
+
+    def read(self, file: ConfigFile) -> list[HandlerSpec]:
+        """Read the handlers of the file."""
+        return read_handlers(file)
+
+    def list_versions(self, spec: HandlerSpec) -> Listing:
+        """Give the one version there is."""
+        return Listing({ONLY_VERSION: spec.base_path}, mark=handler_mark(spec))
+
+    def files_mark(self, spec: HandlerSpec, directory: Path) -> str:
+        """Look at the project's code and settings."""
+        del directory
+        return handler_mark(spec)
+
+    def examine(self, spec: HandlerSpec) -> Sequence[Problem]:
+        """Tell everything about the project's file; it is told again when it keeps the handler from being loaded."""
+        from ovmstrio.handlers.handler_service import examine_mounted  # noqa: PLC0415 - as in `load`
+
+        try:
+            return examine_mounted(spec)[1]
+        except ConfigError as error:
+            return error.problems
+
+    def obstacle(self, service: Service) -> str:
+        """Tell that its processes have ended, where it has some and none is left."""
+        from ovmstrio.handlers.handler_service import HandlerServable  # noqa: PLC0415 - as in `load`
+
+        return service.obstacle if isinstance(service, HandlerServable) else ""
+
+    async def load(self, spec: HandlerSpec, version: int, directory: Path, context: LoadContext) -> Service:
+        """Import the project's code and make its handler; a trial does it in a process of its own."""
+        # What only handlers need is left alone by those who have none.
+        from ovmstrio.handlers.handler_service import load_handler, read_mounted  # noqa: PLC0415 - loaded on demand
+
+        del version, directory
+        if context.is_trial:
+            from ovmstrio.handlers.trial import try_mounted  # noqa: PLC0415 - checks alone need it
+
+            project = await trio.to_thread.run_sync(read_mounted, spec, abandon_on_cancel=True)
+            return await try_mounted(project, spec.name)
+        return await load_handler(spec, context)

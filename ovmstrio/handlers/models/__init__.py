@@ -1,0 +1,1 @@
+"""Models that handlers load by name: storages, versions, local cache and clients."""

@@ -1,0 +1,312 @@
+"""Finds models for those who ask, and loads them at most once at a time."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextvars import copy_context
+from typing import Any, Final
+
+import structlog
+import trio
+
+from cortex_internal.lib.exceptions import UserRuntimeException
+from ovmstrio.core.errors import Overloaded, StorageFailure
+from ovmstrio.handlers.models.model_cache import LoadedModel, Shelf
+from ovmstrio.handlers.models.storage import Copy, CopyMaker
+from ovmstrio.handlers.models.version_index import LATEST, ModelKey, VersionFiles
+from ovmstrio.isolation.thread_pool import lent_place
+from ovmstrio.util.truncation import text_of
+
+__all__ = ["MAX_WAITING", "LoadModel", "ModelLoader", "StorageThreads"]
+
+# ----------------------------------------------------------------------
+# Threads in which storages are read for those who ask for models; nobody else's code runs there
+# ----------------------------------------------------------------------
+
+MAX_WAITING: Final = 64
+"""How many calls may wait for storages; each of them has a thread."""
+
+
+class _Fetch:
+    """One version that is to be copied.
+
+    Attributes:
+        moved: when a piece of it has come, or it has begun; in seconds as ``time.monotonic``.
+    """
+
+    __slots__ = ("context", "future", "is_begun", "key", "moved", "version")
+
+    def __init__(self, key: ModelKey, version: VersionFiles) -> None:
+        self.key = key
+        self.version = version
+        # What is asked of the storage is a part of the call that asked first.
+        self.context = copy_context()
+        self.future: Future[Copy] = Future()
+        self.is_begun = False
+        self.moved = time.monotonic()
+
+    def note(self) -> None:
+        """Note that something has come."""
+        self.moved = time.monotonic()
+
+
+class StorageThreads:
+    """Fetches versions of models for callers that block, from any thread, the event loop's too.
+
+    Args:
+        maker: makes copies.
+        count: how many are made at once.
+        stall_seconds: how long a storage may give nothing.
+    """
+
+    def __init__(self, maker: CopyMaker, count: int, stall_seconds: float) -> None:
+        self._maker = maker
+        self._count = count
+        self._stall_seconds = stall_seconds
+        self._queue: queue.SimpleQueue[_Fetch | None] = queue.SimpleQueue()
+        self._open: set[_Fetch] = set()
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    async def run(self) -> None:
+        """Host the threads until cancelled.
+
+        Ownership: the threads; one that a storage keeps is left to it.
+
+        Cancellation: at once; whoever waits is told so.
+        """
+        limiter = trio.CapacityLimiter(math.inf)
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(self._count):
+                    nursery.start_soon(self._host, limiter)
+        finally:
+            self._close()
+
+    async def _host(self, limiter: trio.CapacityLimiter) -> None:
+        await trio.to_thread.run_sync(self._work, abandon_on_cancel=True, limiter=limiter)
+
+    def _close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            for fetch in self._open:
+                _settle(fetch, StorageFailure("the models are about to be closed"))
+        for _ in range(self._count):
+            self._queue.put(None)
+
+    def fetch(self, key: ModelKey, version: VersionFiles) -> Copy:
+        """Copy a version, and give the copy; the place of the calling thread is lent meanwhile.
+
+        Raises:
+            StorageFailure: it cannot be read or kept, or nothing came of it for ``stall_seconds``.
+            Overloaded: too many wait.
+        """
+        fetch = _Fetch(key, version)
+        with self._lock:
+            if self._is_closed:
+                raise StorageFailure("the models are about to be closed")
+            if len(self._open) >= MAX_WAITING:
+                raise Overloaded(
+                    f"{key} cannot be fetched now: {MAX_WAITING} calls wait for models of storages already"
+                )
+            self._open.add(fetch)
+        try:
+            self._queue.put(fetch)
+            with lent_place():
+                return self._wait(fetch)
+        finally:
+            with self._lock:
+                self._open.discard(fetch)
+
+    def _wait(self, fetch: _Fetch) -> Copy:
+        while True:
+            seconds = self._moved(fetch) + self._stall_seconds - time.monotonic()
+            try:
+                return fetch.future.result(max(seconds, 0))
+            except TimeoutError:
+                if fetch.future.done() or self._moved(fetch) + self._stall_seconds > time.monotonic():
+                    continue
+                what = "nothing came from its storage" if fetch.is_begun else "the storage threads stood still"
+                _settle(fetch, StorageFailure(f"{fetch.key}: {what} for {self._stall_seconds:g} s"))
+
+    def _moved(self, fetch: _Fetch) -> float:
+        """Tell when it last went on, or, while it waits for a thread, when any of them did."""
+        if fetch.is_begun:
+            return fetch.moved
+        with self._lock:
+            return max([fetch.moved, *(each.moved for each in self._open if each.is_begun)])
+
+    # In the threads
+
+    def _work(self) -> None:
+        while (fetch := self._queue.get()) is not None:
+            if not fetch.future.done():
+                self._make(fetch)
+            del fetch
+
+    def _make(self, fetch: _Fetch) -> None:
+        fetch.note()
+        fetch.is_begun = True
+        try:
+            copy = fetch.context.run(self._maker.make, fetch.key, fetch.version, fetch.note)
+        except BaseException as error:  # noqa: BLE001 - for whoever waits
+            _settle(fetch, error)
+            return
+        if not _settle(fetch, copy):
+            self._maker.remove(copy)
+
+
+def _settle(fetch: _Fetch, outcome: Copy | BaseException) -> bool:
+    """Give an outcome to whoever waits; False if it has one."""
+    try:
+        if isinstance(outcome, BaseException):
+            fetch.future.set_exception(outcome)
+        else:
+            fetch.future.set_result(outcome)
+    except InvalidStateError:
+        return False
+    return True
+
+
+# ----------------------------------------------------------------------
+# Finds models for those who ask, and loads them at most once at a time
+# ----------------------------------------------------------------------
+
+log = structlog.get_logger(__name__)
+
+LoadModel = Callable[[str], Any]
+"""Loads a model from its folder."""
+
+
+class ModelLoader:
+    """Gives models; it blocks, and may be asked from any thread.
+
+    While a version is fetched, others get its old copy if that is in memory, and if they ask for the latest version the
+    latest one that is here; who waits lends the place of the thread.
+
+    Args:
+        shelf: what is here.
+        maker: removes copies.
+        storage: fetches them.
+
+    Attributes:
+        load_model: makes of a version's folder what is given.
+    """
+
+    def __init__(self, shelf: Shelf, maker: CopyMaker, storage: StorageThreads) -> None:
+        self.load_model: LoadModel | None = None
+        self._shelf = shelf
+        self._maker = maker
+        self._storage = storage
+        self._limiter = trio.CapacityLimiter(2 * MAX_WAITING)
+
+    def get(self, name: str, version: str) -> LoadedModel:
+        """Give a version of a model, leased to the current call.
+
+        Where the latest one cannot be loaded, the highest one that can takes its place until the storage changes.
+
+        Raises:
+            UserRuntimeException: there is no such version, or it cannot be loaded.
+            Overloaded: it is not here, and too many wait for storages.
+        """
+        found = self._shelf.find(name, version)
+        if found is not None:
+            return found
+        failed: dict[ModelKey, UserRuntimeException] = {}
+        while True:
+            key = self._shelf.resolve(name, version)
+            if key is None:
+                raise self._absent(name, version)
+            if key in failed:
+                raise failed[key]
+            try:
+                return self._load_in_turn(key)
+            except UserRuntimeException as error:
+                if version != LATEST:
+                    raise
+                failed[key] = error
+
+    async def aget(self, name: str, version: str) -> LoadedModel:
+        """Give a model as :meth:`get` does, without blocking.
+
+        Raises:
+            UserRuntimeException: as there.
+
+        Cancellation: at once while it is loaded, which goes on; a model that is here is given without a checkpoint.
+        """
+        found = self._shelf.find(name, version)
+        if found is not None:
+            return found
+        return await trio.to_thread.run_sync(self.get, name, version, abandon_on_cancel=True, limiter=self._limiter)
+
+    def _absent(self, name: str, version: str) -> UserRuntimeException:
+        if version == LATEST:
+            return UserRuntimeException(f"no version of model {name} is left: all of them were removed")
+        return UserRuntimeException(f"model {name} of version {version} wasn't found")
+
+    def _load_in_turn(self, key: ModelKey) -> LoadedModel:
+        version, copy = self._shelf.begin_load(key)
+        try:
+            # Whoever had the turn before may have loaded it.
+            found = self._shelf.find(*key)
+            if found is not None:
+                return found
+            if version is None:
+                raise self._absent(*key)
+            try:
+                if copy is None or copy.fingerprint != version.fingerprint:
+                    copy = self._fetch(key, version, copy)
+                self._shelf.make_room(key)
+                loaded = LoadedModel(copy, self._call_user(copy))
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the border of user code
+                return self._failed(key, version, error)
+            self._shelf.put(loaded)
+            return loaded
+        finally:
+            self._shelf.end_load(key, copy)
+            self.empty_trash()
+
+    def _fetch(self, key: ModelKey, version: VersionFiles, old: Copy | None) -> Copy:
+        self._shelf.begin_fetch(key)
+        try:
+            self.empty_trash()
+            copy = self._storage.fetch(key, version)
+        finally:
+            self._shelf.end_fetch(key)
+        self._shelf.replace_copy(copy, old)
+        log.debug("a model was fetched", model=key.name, version=key.version)
+        return copy
+
+    def _call_user(self, copy: Copy) -> Any:
+        if self.load_model is None:
+            raise UserRuntimeException("the handler has no method load_model, which models are loaded with")
+        return self.load_model(str(copy.folder))
+
+    def _failed(self, key: ModelKey, version: VersionFiles, error: BaseException) -> LoadedModel:
+        is_unreachable = isinstance(error, StorageFailure | Overloaded)
+        old, is_news = self._shelf.keep_old(key, version, is_unreachable=is_unreachable)
+        if is_news:
+            log.warning(
+                "a model cannot be loaded",
+                model=key.name,
+                version=key.version,
+                reason=f"{type(error).__name__}: {text_of(error)}",
+                keeps_old=old is not None,
+                exc_info=None if is_unreachable else error,
+            )
+        if old is not None:
+            return old
+        if isinstance(error, Overloaded):
+            raise error
+        message = f"failed (re-)loading model {key.name} of version {key.version}"
+        raise UserRuntimeException(message, text_of(error)) from error
+
+    def empty_trash(self) -> None:
+        """Remove the files of copies that nobody needs any more."""
+        for copy in self._shelf.take_trash():
+            self._maker.remove(copy)

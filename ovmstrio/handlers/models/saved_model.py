@@ -1,0 +1,367 @@
+"""What a TensorFlow SavedModel says of its signatures, read without TensorFlow."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import trio
+from google.protobuf.message import DecodeError
+
+from cortex_internal.lib.exceptions import UserRuntimeException
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.request import InferInput, InferRequest
+from ovmstrio.core.service import Servable
+from ovmstrio.core.tensor import BYTES, RawTensor, Tensor
+from ovmstrio.encoding.messages import message_class
+from ovmstrio.handlers.models.client import Array
+from ovmstrio.models.kind import load_model
+from ovmstrio.serving.batching import Batcher
+from ovmstrio.util.regular_files import read_regular_bytes
+from ovmstrio.util.truncation import text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "BatchedRun",
+    "RunnableModel",
+    "SavedModel",
+    "SavedModelSignature",
+    "SavedModelTensor",
+    "choose_signature",
+    "load_saved_model",
+    "read_saved_model",
+    "run_batch",
+    "run_model",
+    "submit",
+]
+
+# ----------------------------------------------------------------------
+# What a TensorFlow SavedModel says of its signatures, read without TensorFlow
+# ----------------------------------------------------------------------
+
+_MESSAGE: Final = message_class("saved_model.SavedModel")
+_GRAPH: Final = "saved_model.pb"
+_SERVE: Final = "serve"
+_OWN: Final = "__saved_model_init_op"
+_PREDICT: Final = "predict"
+
+_DTYPES: Final = {
+    1: ("DT_FLOAT", "float32"),
+    2: ("DT_DOUBLE", "float64"),
+    3: ("DT_INT32", "int32"),
+    4: ("DT_UINT8", "uint8"),
+    5: ("DT_INT16", "int16"),
+    6: ("DT_INT8", "int8"),
+    7: ("DT_STRING", "string"),
+    9: ("DT_INT64", "int64"),
+    10: ("DT_BOOL", "bool"),
+    14: ("DT_BFLOAT16", "bfloat16"),
+    17: ("DT_UINT16", "uint16"),
+    19: ("DT_HALF", "float16"),
+    22: ("DT_UINT32", "uint32"),
+    23: ("DT_UINT64", "uint64"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SavedModelTensor:
+    """An input or output: its tensor in the graph, and which arrays it takes; ``shape`` is None for any rank."""
+
+    tensor: str
+    dtype: int
+    shape: tuple[int, ...] | None
+
+    @property
+    def type_name(self) -> str:
+        """The element type as numpy calls it."""
+        return _DTYPES.get(self.dtype, ("", f"type {self.dtype}"))[1]
+
+    def described(self) -> dict[str, Any]:
+        """Describe it as TensorFlow Serving's metadata does."""
+        dims = [{"size": str(size), "name": ""} for size in self.shape or ()]
+        return {
+            "dtype": _DTYPES.get(self.dtype, (f"DT_{self.dtype}", ""))[0],
+            "tensor_shape": {"dim": dims, "unknown_rank": self.shape is None},
+            "name": self.tensor,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SavedModelSignature:
+    """One way to call a SavedModel."""
+
+    inputs: Mapping[str, SavedModelTensor]
+    outputs: Mapping[str, SavedModelTensor]
+    method_name: str
+
+    def described(self) -> dict[str, Any]:
+        """Describe it as TensorFlow Serving's metadata does."""
+        return {
+            "inputs": {name: info.described() for name, info in self.inputs.items()},
+            "outputs": {name: info.described() for name, info in self.outputs.items()},
+            "method_name": self.method_name,
+        }
+
+
+class SavedModel:
+    """The signatures of a SavedModel; ``signatures`` has those that can be called, by key."""
+
+    def __init__(self, message: Any) -> None:
+        self._message = message
+        graphs = list(message.meta_graphs)
+        self._served = next((graph for graph in graphs if _SERVE in graph.info.tags), graphs[0] if graphs else None)
+        entries = self._served.signature_def if self._served is not None else ()
+        # TensorFlow notes things of its own as signatures, without outputs or under a key of its own.
+        self.signatures: dict[str, SavedModelSignature] = {
+            entry.key: _signature(entry.value) for entry in entries if entry.value.outputs and entry.key != _OWN
+        }
+
+    @property
+    def keys_in_file(self) -> set[str]:
+        """The keys of all signatures, also of those that cannot be called."""
+        return {entry.key for entry in self._served.signature_def} if self._served is not None else set()
+
+    def with_only(self, key: str) -> bytes:
+        """Give the file's content with one signature alone."""
+        served = type(self._message).FromString(self._message.SerializeToString())
+        for graph in served.meta_graphs:
+            kept = [entry for entry in graph.signature_def if entry.key == key]
+            del graph.signature_def[:]
+            graph.signature_def.extend(kept)
+        content: bytes = served.SerializeToString()
+        return content
+
+
+def read_saved_model(folder: Path) -> SavedModel:
+    """Read the signatures of a SavedModel.  Blocks.
+
+    Raises:
+        ConfigError: there is none, or its file is damaged.
+    """
+    file = folder / _GRAPH
+    try:
+        return SavedModel(_MESSAGE.FromString(read_regular_bytes(file, max_bytes=None)))
+    except (OSError, DecodeError) as error:
+        raise ConfigError([Problem(f"the SavedModel cannot be read: {text_of(error)}", file=str(file))]) from error
+
+
+def choose_signature(signatures: Mapping[str, SavedModelSignature], wanted: str | None) -> str:
+    """Choose which signature counts: the one that is wanted, else the only one, else ``predict``.
+
+    Raises:
+        ConfigError: there is no such signature, or there are many.
+    """
+    known = ", ".join(sorted(signatures)) or "none"
+    if wanted is not None:
+        if wanted in signatures:
+            return wanted
+        raise _no_signature(f"the SavedModel has no signature {wanted!r}", known)
+    if len(signatures) == 1:
+        return next(iter(signatures))
+    if _PREDICT in signatures:
+        return _PREDICT
+    message = "the SavedModel has several signatures" if signatures else "the SavedModel has no signatures"
+    raise _no_signature(message, known)
+
+
+def _no_signature(message: str, known: str) -> ConfigError:
+    suggestion = "say in the configuration with 'signature_key' which one to use"
+    return ConfigError([Problem(message, expected=f"one of: {known}", suggestion=suggestion)])
+
+
+def _signature(message: Any) -> SavedModelSignature:
+    return SavedModelSignature(_tensors(message.inputs), _tensors(message.outputs), message.method_name)
+
+
+def _tensors(entries: Any) -> dict[str, SavedModelTensor]:
+    return {entry.key: _tensor(entry.value) for entry in entries}
+
+
+def _tensor(info: Any) -> SavedModelTensor:
+    shape = info.tensor_shape
+    sizes = None if shape.unknown_rank else tuple(int(dim.size) for dim in shape.dim)
+    return SavedModelTensor(info.name, int(info.dtype), sizes)
+
+
+# ----------------------------------------------------------------------
+# SavedModels that run in this process, alone or several callers' inputs at once
+# ----------------------------------------------------------------------
+
+_PRECISE: Final = {"EXECUTION_MODE_HINT": "ACCURACY"}
+"""Floats stay floats, as they would in TensorFlow Serving; some processors are faster with half of their digits."""
+_LENGTH: Final = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunnableModel:
+    """A SavedModel with one of its signatures; equal to itself alone.
+
+    Attributes:
+        name: of the model.
+        version: of the model.
+        servable: what runs.
+        key: of the signature.
+        signature: what the file says of it.
+        outputs: what the servable calls the outputs, by their names in the signature.
+    """
+
+    name: str
+    version: str
+    servable: Servable
+    key: str
+    signature: SavedModelSignature
+    outputs: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return f"model {self.name} of version {self.version}"
+
+
+async def load_saved_model(folder: Path, signature_key: str | None) -> RunnableModel:
+    """Load a SavedModel out of a folder that is called ``<name>/<version>``.
+
+    Raises:
+        ConfigError: it cannot be loaded, or has no such signature.
+
+    Cancellation: at once; the load goes on in its thread and its result is dropped.
+    """
+    name, version = folder.parts[-2:]
+    saved = await trio.to_thread.run_sync(read_saved_model, folder, abandon_on_cancel=True)
+    key = choose_signature(saved.signatures, signature_key)
+    # A servable has one version; which one of the handler's model this is does not matter to it.
+    spec = ModelSpec(name=name, base_path=folder.parent, plugin_config=_PRECISE)
+    if saved.keys_in_file == {key}:
+        servable = await load_model(spec, 1, folder)
+    else:
+        # OpenVINO takes the inputs and outputs of all signatures, or of one whose key cannot be said to it.
+        with _beside(folder, saved.with_only(key)) as chosen:
+            servable = await load_model(spec, 1, chosen)
+    signature = saved.signatures[key]
+    outputs = _names_of_outputs(signature, [spec.name for spec in servable.metadata.outputs])
+    return RunnableModel(name, version, servable, key, signature, outputs)
+
+
+def _names_of_outputs(signature: SavedModelSignature, found: Sequence[str]) -> dict[str, str]:
+    """Find the outputs of a signature among OpenVINO's, where a tensor has one name alone, be it an input's."""
+    names = {name: name for name in signature.outputs if name in found}
+    by_tensor = {signature.outputs[name].tensor: name for name in names}
+    for name, info in signature.outputs.items():
+        if info.tensor in by_tensor:
+            names.setdefault(name, by_tensor[info.tensor])
+    missing = [name for name in signature.outputs if name not in names]
+    nameless = [name for name in found if name not in signature.outputs]
+    if len(missing) == len(nameless) == 1:
+        return names | {missing[0]: nameless[0]}
+    # Which is which cannot be told, and a wrong name would be worse than OpenVINO's.
+    return names | {name: name for name in nameless}
+
+
+@contextmanager
+def _beside(folder: Path, content: bytes) -> Iterator[Path]:
+    """Give a folder with another graph file, and links to everything else."""
+    with tempfile.TemporaryDirectory(prefix="ovmstrio-signature-", ignore_cleanup_errors=True) as made:
+        for path in folder.iterdir():
+            if path.name != _GRAPH:
+                (Path(made) / path.name).symlink_to(path)
+        (Path(made) / _GRAPH).write_bytes(content)
+        yield Path(made)
+
+
+async def run_model(model: RunnableModel, arrays: Mapping[str, Array]) -> list[Tensor]:
+    """Run a model on one set of inputs, which have been checked.
+
+    Raises:
+        ModelFailure: OpenVINO failed.
+
+    Cancellation: while it waits or runs; the run is then stopped.
+    """
+    request = InferRequest(model.name, model.version)
+    for spec in model.servable.metadata.inputs:
+        array = arrays[spec.name]
+        request.inputs.append(InferInput(spec.name, spec.datatype.name, array.shape))
+        request.raw_inputs.append(_framed(array) if spec.datatype is BYTES else array.reshape(-1).view(np.uint8).data)
+    response = await model.servable.infer(request)
+    # Raw tensors only come from user code, which is not what runs here.
+    return [output for output in response.outputs if not isinstance(output, RawTensor)]
+
+
+def _framed(array: Array) -> bytes:
+    return b"".join(_LENGTH.pack(len(value)) + value for value in array.flat)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchedRun:
+    """What one caller wants to run; ``size`` is its part of a batch."""
+
+    model: RunnableModel
+    arrays: Mapping[str, Array]
+    size: int
+
+
+async def submit(
+    batcher: Batcher[BatchedRun, list[Tensor]], model: RunnableModel, arrays: Mapping[str, Array]
+) -> list[Tensor]:
+    """Run a model together with other callers whose inputs have the same shapes but for the first dimension.
+
+    Raises:
+        UserRuntimeException: an input or output has no first dimension to join along.
+        Exception: as :meth:`Batcher.submit`.
+
+    Cancellation: as :meth:`Batcher.submit`.
+    """
+    sizes = {array.shape[0] if array.ndim else None for array in arrays.values()}
+    if None in sizes:
+        raise UserRuntimeException("Batching session Run() input tensors must have at least one dimension.")
+    if len(sizes) != 1:
+        raise UserRuntimeException("Batching session Run() input tensors must have equal 0th-dimension size.")
+    (size,) = sizes
+    if not size:
+        return await run_model(model, arrays)
+    key = (model, tuple(array.shape[1:] for array in arrays.values()))
+    return await batcher.submit(BatchedRun(model, arrays, size), key=key, size=size)
+
+
+async def run_batch(runs: Sequence[BatchedRun]) -> list[list[Tensor] | Exception]:
+    """Run the inputs of several callers of one model at once, and divide the outputs among them.
+
+    Raises:
+        UserRuntimeException: an output cannot be divided.
+        ModelFailure: OpenVINO failed.
+
+    Cancellation: as :func:`run_model`.
+    """
+    model = runs[0].model
+    if len(runs) == 1:
+        outputs = await run_model(model, runs[0].arrays)
+        _check_outputs(outputs, runs[0].size)
+        return [outputs]
+    joined = {name: np.concatenate([run.arrays[name] for run in runs]) for name in runs[0].arrays}
+    outputs = await run_model(model, joined)
+    total = sum(run.size for run in runs)
+    _check_outputs(outputs, total)
+    divided: list[list[Tensor] | Exception] = []
+    begin = 0
+    for run in runs:
+        part = slice(begin, begin + run.size)
+        divided.append([Tensor(output.name, output.datatype, output.array[part]) for output in outputs])
+        begin = part.stop
+    return divided
+
+
+def _check_outputs(outputs: Sequence[Tensor], size: int) -> None:
+    for output in outputs:
+        if not output.shape:
+            raise UserRuntimeException("Batched output tensor has 0 dimensions.", f"it is {output.name!r}")
+        if output.shape[0] != size:
+            raise UserRuntimeException(
+                "Batched output tensor's 0th dimension does not equal the sum of the 0th dimension sizes of the inputs",
+                f"{output.name!r} has {output.shape[0]} of {size}",
+            )

@@ -1,0 +1,359 @@
+"""One handler over HTTP: the request's arguments, the method of its verb, and the answer, whatever happens."""
+
+from __future__ import annotations
+
+import logging
+import re
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import orjson
+import structlog
+import trio
+
+from ovmstrio.core.callers import Need
+from ovmstrio.core.errors import ServerError
+from ovmstrio.core.events import note_failure
+from ovmstrio.core.http import HttpAnswer
+from ovmstrio.handlers.batches import current_request_id, in_log, request_id_for
+from ovmstrio.handlers.handler_code import HIDDEN
+from ovmstrio.handlers.http_results import HTTPError
+from ovmstrio.handlers.http_values import error_answer, plain_error, text_answer, wants_json
+from ovmstrio.serving.interfaces import HANDLERS_HTTP
+from ovmstrio.transport.http.responses import JSON_TYPE, retry_after
+from ovmstrio.transport.statuses import status_of
+from ovmstrio.util.truncation import text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ovmstrio.auth.revocable_streams import LongRequest
+    from ovmstrio.core.http import ByteStream, Headers, HttpRequest
+    from ovmstrio.core.service import HttpRoutes
+    from ovmstrio.handlers.handler import HttpHandler
+    from ovmstrio.handlers.handler_class import HandlerMethod
+
+__all__ = ["HandlerMountKind", "HandlerRoutes", "HeldStream", "refuse", "text_to_send"]
+
+# ----------------------------------------------------------------------
+# Streams that hold a request until they are closed
+# ----------------------------------------------------------------------
+
+
+class HeldStream:
+    """A stream that holds something until it is closed, and whose failures are those of a connection.
+
+    Args:
+        body: the stream.
+        give_back: gives back what it holds; None if that is nothing.
+        request_id: of the request that it answers, for the log.
+        known: that request while it goes on, and what ends it; None where nobody has to be known.
+    """
+
+    def __init__(
+        self,
+        body: ByteStream,
+        give_back: Callable[[], None] | None = None,
+        request_id: str = "",
+        known: tuple[LongRequest, Callable[[], None]] | None = None,
+    ) -> None:
+        self._body = body
+        self._request_id = request_id
+        self._give_back = give_back
+        self._known = known
+
+    def __aiter__(self) -> Self:
+        """Give itself."""
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Give the next piece.
+
+        Raises:
+            trio.BrokenResourceError: the handler failed, or it is not known any more who asks.
+
+        Cancellation: as the handler's stream.
+        """
+        if self._known is None:
+            return await self._next()
+        request = self._known[0]
+        if request.error is None:
+            # The handler may be waiting for what comes next when it is not known any more who asks.
+            with trio.CancelScope() as request.scope:
+                return await self._next()
+        raise trio.BrokenResourceError(f"an answer breaks off: {request.error}")
+
+    async def _next(self) -> bytes:
+        try:
+            with self._in_log():
+                return await anext(self._body)
+        except (ServerError, HTTPError) as error:
+            # The status has been sent; all that can be said is that this is not the whole.
+            raise trio.BrokenResourceError(f"the handler failed within its answer: {text_of(error)}") from error
+
+    async def aclose(self) -> None:
+        """Stop the stream.
+
+        Cancellation: as the handler's stream.
+        """
+        give_back, self._give_back = self._give_back, None
+        known, self._known = self._known, None
+        if known is not None:
+            known[1]()
+        try:
+            with self._in_log():
+                await self._body.aclose()
+        finally:
+            if give_back is not None:
+                give_back()
+
+    def _in_log(self) -> AbstractContextManager[Any]:
+        return in_log(self._request_id) if self._request_id else nullcontext()
+
+
+# ----------------------------------------------------------------------
+# One handler over HTTP: the request's arguments, the method of its verb, and the answer, whatever happens
+# ----------------------------------------------------------------------
+
+_CORS: Final[Headers] = (
+    ("access-control-allow-origin", "*"),
+    ("access-control-allow-methods", "POST, GET, PUT, PATCH, DELETE, OPTIONS"),
+    ("access-control-allow-headers", "*"),
+    ("access-control-expose-headers", "Content-Length,Content-Range"),
+)
+_NAMES: Final = frozenset(name for name, _ in _CORS)
+
+PREFLIGHT: Final[Headers] = (
+    *_CORS,
+    ("access-control-max-age", "1728000"),
+    ("content-type", "text/plain; charset=utf-8"),
+)
+"""The headers of the answer to ``OPTIONS``."""
+
+
+def with_cors(headers: Headers) -> Headers:
+    """Give headers with those of CORS added; a handler that sets any of them has the say over that one."""
+    given = {name for name, _ in headers}
+    if _NAMES.isdisjoint(given):
+        return (*headers, *_CORS)
+    return (*headers, *((name, value) for name, value in _CORS if name not in given))
+
+
+def text_to_send(status: int, text: str) -> HttpAnswer:
+    """Answer with a line of text."""
+    answer = text_answer(status, text)
+    return HttpAnswer(status, with_cors(answer.headers), answer.body)
+
+
+def refuse(error: Exception) -> HttpAnswer:
+    """Answer for an error; of one that nobody foresaw nothing is told."""
+    if not isinstance(error, ServerError):
+        return text_to_send(500, HIDDEN)
+    answer = error_answer(error, status_of(error).http)
+    return HttpAnswer(answer.status, with_cors((*answer.headers, *retry_after(error))), answer.body)
+
+
+_LOGGER: Final = logging.getLogger("uvicorn.access")
+_TEXTS: Final = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
+
+
+def log_access(client: str, verb: str, target: str, status: int, request_id: str = "") -> None:
+    """Log that a request has been answered; ``client`` is who asked, if that is known, as ``request_id`` is."""
+    if not _LOGGER.isEnabledFor(logging.INFO):
+        return
+    code = _TEXTS.get(status, str(status))
+    path = target.partition("?")[0]
+    extra = {"method": verb, "path": path, "status_code": code}
+    if request_id:
+        extra["request_id"] = request_id
+    _LOGGER.info('%s - "%s %s HTTP/1.1" %s', client or "-", verb, target, code, extra=extra)
+
+
+log = structlog.get_logger(__name__)
+
+_OPTIONS: Final = "OPTIONS"
+_REQUEST_ID: Final = "x-request-id"
+_FAILURES: Final = range(500, 600)
+_OF_THE_CONNECTION: Final = frozenset({"content-length", "transfer-encoding", "connection", "keep-alive", "date"})
+_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_VALUE: Final = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\u0100-\U0010ffff]*")
+_STATUSES: Final = range(200, 1000)
+_INFO: Final = "/info"
+
+
+class HandlerRoutes:
+    """The paths of one handler: its own at ``/``, and what is told of its models at ``/info``.
+
+    Args:
+        handler: whose methods are called.
+        info: what is told of its models; blocking.
+        shows_details: whether clients may see what the handler's code raised.
+        logs_access: whether every request is logged.
+    """
+
+    def __init__(
+        self,
+        handler: HttpHandler,
+        *,
+        info: Callable[[], Mapping[str, Any]] = dict,
+        shows_details: bool = False,
+        logs_access: bool = False,
+    ) -> None:
+        self._handler = handler
+        self._info = info
+        self._shows_details = shows_details
+        self._logs_access = logs_access
+        self._methods = {
+            name.removeprefix("handle_").upper(): method
+            for name, method in handler.methods.items()
+            if name.startswith("handle_")
+        }
+
+    async def answer_http(self, request: HttpRequest) -> HttpAnswer | None:
+        """Answer one request; None if there is no such path.
+
+        Raises: nothing but cancellation; every failure becomes an answer.
+
+        Ownership: a stream in the answer is the caller's to close.
+
+        Cancellation: as :meth:`HttpHandler.answer`, or while it waits for files.
+        """
+        if request.path in {"/", ""}:
+            return await self._answer_method(request)
+        answer = await self._beside(request)
+        return None if answer is None else self._logged(request, answer)
+
+    async def _beside(self, request: HttpRequest) -> HttpAnswer | None:
+        if request.path.removesuffix("/") != _INFO:
+            # At the root all paths are the handler's.
+            return None if request.mount else text_to_send(404, "Not Found")
+        if request.method not in {"GET", "HEAD"}:
+            return text_to_send(405, "Method Not Allowed")
+        if request.path != _INFO:
+            location = f"/{request.mount}{_INFO}" if request.mount else _INFO
+            return HttpAnswer(307, with_cors((("location", location),)))
+        # This may need files; no thread of the handler's is needed for that.
+        told = await trio.to_thread.run_sync(self._info)
+        return HttpAnswer(200, JSON_TYPE, orjson.dumps(told))
+
+    async def _answer_method(self, request: HttpRequest) -> HttpAnswer:
+        method = self._methods.get(request.method)
+        if method is None:
+            return self._logged(request, self._without_method(request.method))
+        sent_id = request.header(_REQUEST_ID)
+        request_id = request_id_for(sent_id)
+        with in_log(request_id):
+            made = await self._finished(method, request)
+        if (request_id == sent_id or made.status in _FAILURES) and _REQUEST_ID not in dict(made.headers):
+            made = made.with_headers(((_REQUEST_ID, request_id),))
+        return self._logged(request, made, request_id)
+
+    def _refusal(self, error: ServerError | HTTPError, *, as_json: bool) -> HttpAnswer:
+        if isinstance(error, HTTPError):
+            return error_answer(error, 0, as_json=as_json)
+        status = status_of(error).http
+        answer = error_answer(error, status, shows_details=self._shows_details, as_json=as_json)
+        return answer.with_headers(retry_after(error))
+
+    def _logged(self, request: HttpRequest, answer: HttpAnswer, request_id: str = "") -> HttpAnswer:
+        if self._logs_access:
+            log_access(request.client.host, request.method, request.target, answer.status, request_id)
+        return answer
+
+    async def _finished(self, method: HandlerMethod, request: HttpRequest) -> HttpAnswer:
+        answer = await self._answered(method, request)
+        headers = with_cors(tuple(line for line in answer.headers if line[0] not in _OF_THE_CONNECTION))
+        # What comes later is still of this request, for the log.
+        after = (partial(copy_context().run, self._handler.run_after, answer.after),) if answer.after else ()
+        body, stream = answer.body, answer.stream
+        if stream is not None:
+            body = HeldStream(stream, request_id=current_request_id())
+        return HttpAnswer(answer.status, headers, body, after)
+
+    def _without_method(self, verb: str) -> HttpAnswer:
+        if verb == _OPTIONS:
+            return HttpAnswer(204, PREFLIGHT)
+        allowed = ", ".join(sorted({*self._methods, _OPTIONS}))
+        return HttpAnswer(405, with_cors((("allow", allowed),)), b"Method Not Allowed")
+
+    async def _answered(self, method: HandlerMethod, request: HttpRequest) -> HttpAnswer:
+        as_json = wants_json(request.header("accept"))
+        try:
+            answer = await self._handler.answer(method.name, request)
+        except (ServerError, HTTPError) as error:
+            note_failure(getattr(error, "detail", "") or text_of(error))
+            answer = self._refusal(error, as_json=as_json)
+        except Exception as error:  # the border of one request
+            note_failure(text_of(error))
+            log.exception("request failed", method=method.name)
+            answer = plain_error(500, HIDDEN, as_json=as_json)
+        wrong = _fault(answer)
+        if wrong is None:
+            return answer
+        log.error("a handler's answer cannot be sent", method=method.name, problem=wrong)
+        if answer.stream is not None:
+            await answer.stream.aclose()
+        return plain_error(500, HIDDEN, as_json=as_json)
+
+
+def _fault(answer: HttpAnswer) -> str | None:
+    """Tell what of an answer is not HTTP, such as a line break in a header, which would begin another."""
+    if answer.status not in _STATUSES:
+        return f"the status is {answer.status}; expected one of {_STATUSES.start} to {_STATUSES.stop - 1}"
+    for name, value in answer.headers:
+        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+            return f"the header {name!r} with the value {value!r} is not one of HTTP"
+    return None
+
+
+class HandlerMountKind:
+    """How handlers are mounted.
+
+    Args:
+        shows_details: whether callers may see what a handler's code raised.
+    """
+
+    door = HANDLERS_HTTP
+
+    def __init__(self, *, shows_details: bool = False) -> None:
+        self._shows_details = shows_details
+
+    def routes(self, name: str, service: Any, *, is_root: bool) -> HttpRoutes:
+        """Give the paths of a handler, whose requests are logged where it has the port for itself."""
+        if service.grpc is not None:
+            return _CalledOverGrpc(name)
+        return HandlerRoutes(
+            service.handler,
+            info=service.models.info,
+            shows_details=self._shows_details,
+            logs_access=is_root,
+        )
+
+    def refuse(self, error: Exception) -> HttpAnswer:
+        """Answer for an error in text, which pages of any origin may read."""
+        return refuse(error)
+
+    def is_call(self, method: str, path: str) -> bool:
+        """Take what has one of the handler's methods run for a call."""
+        return path in {"", "/"} and method != _OPTIONS
+
+    def need(self, method: str, path: str) -> Need:
+        """Have calls need what calls need; browsers ask what they may do before they can say who they are."""
+        if self.is_call(method, path):
+            return Need.INFER
+        return Need.NOTHING if method == _OPTIONS else Need.ABOUT
+
+
+class _CalledOverGrpc:
+    """The paths of a handler that has a gRPC service instead."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    async def answer_http(self, request: HttpRequest) -> HttpAnswer:
+        """Say how it is called."""
+        del request
+        return text_to_send(404, f"{self._name} is called over gRPC")

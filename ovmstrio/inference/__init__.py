@@ -1,0 +1,1 @@
+"""OpenVINO models: reading, compiling, running and tuning them; the only importer of ``openvino``."""

@@ -1,0 +1,219 @@
+"""Turn a model of any framework into a version directory of a repository that is known to load."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import openvino as ov
+from openvino.frontend import FrontEndManager, OpConversionFailure
+
+from ovmstrio.config.mapping import NO_MAPPING
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.errors import AlreadyExists, ConfigError
+from ovmstrio.core.tensor import TensorSpec
+from ovmstrio.inference.compile import ModelFile, compile_model
+from ovmstrio.inference.conversion.inputs import InputForm, describe_inputs, make_stateful
+from ovmstrio.inference.conversion.quantization import quantize
+from ovmstrio.inference.conversion.sources import EXPORT, SCRIPT, framework_of, refused
+from ovmstrio.inference.conversion.torch_programs import read_torch
+from ovmstrio.inference.reading import check_files, read_onnx_content, read_paddle
+from ovmstrio.inference.runtime import OPENVINO_ERRORS, reason
+from ovmstrio.inference.signature import own_specs, read_signature
+
+__all__ = ["Conversion", "Converted", "convert", "new_folder", "new_version", "read_source", "refuse_existing", "save"]
+
+# ----------------------------------------------------------------------
+# Read a model with the frontend of the framework that wrote it: asked for any, OpenVINO lets all try and complain
+# ----------------------------------------------------------------------
+
+_FRONTENDS: Final = {
+    "OpenVINO IR": "ir",
+    "ONNX": "onnx",
+    "TensorFlow frozen graph": "tf",
+    "TensorFlow SavedModel": "tf",
+    "TensorFlow Lite": "tflite",
+}
+
+
+def read_source(source: Path, framework: str) -> ov.Model:
+    """Read a model.
+
+    Args:
+        source: the file, or the folder that the framework takes for one model.
+        framework: what :func:`~.sources.framework_of` says of it.
+
+    Raises:
+        ConfigError: it cannot be read or converted; the message tells why.
+    """
+    if framework == "PaddlePaddle":
+        model = read_paddle(source)
+    elif framework in {EXPORT, SCRIPT}:
+        model = read_torch(source, framework)
+    else:
+        model = _read(source, framework)
+    if not model.outputs:
+        # An empty file is a whole model to some readers, and nothing could be served of it.
+        raise refused(source, f"as {framework} it is a model without outputs", "is the file complete?")
+    return model
+
+
+def _read(source: Path, framework: str) -> ov.Model:
+    check_files(source)
+    try:
+        frontend = FrontEndManager().load_by_framework(_FRONTENDS[framework])
+        return frontend.convert(frontend.load(str(source)))
+    except OpConversionFailure as error:
+        model = read_onnx_content(source)
+        if model is not None:
+            return model
+        raise refused(source, f"OpenVINO cannot convert all of it: {reason(error)}") from error
+    except OPENVINO_ERRORS as error:
+        raise refused(source, f"cannot be read as {framework}: {reason(error)}", "is the file complete?") from error
+
+
+# ----------------------------------------------------------------------
+# Folders that appear when they are whole: versions of a repository, and what else a server may be watching
+# ----------------------------------------------------------------------
+
+
+def refuse_existing(target: Path, another: str, *, force: bool) -> None:
+    """Refuse to write what exists; ``another`` is the option that leads elsewhere.
+
+    Raises:
+        AlreadyExists: it exists and ``force`` is not set.
+    """
+    if target.exists() and not force:
+        raise AlreadyExists(f"{target} exists; choose another {another}, or replace it with --force")
+
+
+@contextmanager
+def new_folder(target: Path, *, force: bool = False, another: str = "--repository") -> Iterator[Path]:
+    """Give a folder to fill, which becomes ``target`` when the block ends without error.
+
+    A server that watches the repository never sees it half-written.  After an error nothing is left of it, nor of the
+    folders above it that were not there.
+
+    Raises:
+        AlreadyExists: it exists and ``force`` is not set; ``another`` is the option that leads elsewhere.
+    """
+    refuse_existing(target, another, force=force)
+    new_parents = [parent for parent in target.parents if not parent.exists()]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
+    try:
+        made = scratch / "made"
+        made.mkdir()
+        yield made
+        if target.exists():
+            target.rename(scratch / "replaced")
+        made.rename(target)
+    finally:
+        shutil.rmtree(scratch)
+        for parent in new_parents:
+            with suppress(OSError):  # what is not empty stays
+                parent.rmdir()
+
+
+@contextmanager
+def new_version(repository: Path, name: str, version: int = 1, *, force: bool = False) -> Iterator[Path]:
+    """Give a folder to fill, which becomes ``<repository>/<name>/<version>``; as :func:`new_folder` otherwise."""
+    with new_folder(repository / name / str(version), force=force, another="--version") as made:
+        yield made
+
+
+# ----------------------------------------------------------------------
+# Turn a model of any framework into a version directory of a repository that is known to load
+# ----------------------------------------------------------------------
+
+_MODEL: Final = "model.xml"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What is asked of a conversion.
+
+    ``state`` maps inputs to the outputs that hold their next value; with ``stateful`` and no pairs they are found by
+    name and shape.  ``fp16`` stores the weights in half precision.  ``inputs`` tells types and shapes of inputs.
+    ``calibration`` is a folder of samples with which the model is quantized to int8.
+    """
+
+    fp16: bool = False
+    stateful: bool = False
+    low_latency: bool = False
+    state: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, InputForm] = field(default_factory=dict)
+    calibration: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What came out: where it lies and how it is called.
+
+    ``state`` holds the pairs that became variables, ``samples`` is with how many it was quantized.
+    """
+
+    directory: Path
+    framework: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    state: Mapping[str, str]
+    samples: int = 0
+
+
+def save(model: ov.Model, directory: Path, *, fp16: bool = False) -> None:
+    """Write ``model.xml`` and ``model.bin`` into ``directory``."""
+    ov.save_model(model, directory / _MODEL, compress_to_fp16=fp16)
+
+
+def convert(
+    source: Path,
+    repository: Path,
+    name: str,
+    version: int = 1,
+    *,
+    wanted: Conversion | None = None,
+    force: bool = False,
+) -> Converted:
+    """Convert ``source`` into ``<repository>/<name>/<version>/model.xml`` and ``model.bin``, and load it once.
+
+    Raises:
+        ConfigError: the source cannot be read, not be transformed as asked, or what comes out cannot be loaded; the
+            message names the way out, and nothing is written.
+        AlreadyExists: the version exists and ``force`` is not set.
+    """
+    wanted = wanted or Conversion()
+    target = repository / name / str(version)
+    framework = framework_of(source)
+    refuse_existing(target, "--version", force=force)
+    model = read_source(source, framework)
+    describe_inputs(source, model, wanted.inputs)
+    read_signature(model, NO_MAPPING, str(source))  # refuses what no protocol can carry
+    samples = 0
+    if wanted.calibration is not None:
+        model, samples = quantize(source, model, wanted.calibration)
+    pairs = wanted.state if wanted.stateful or wanted.state else None
+    state = make_stateful(source, model, pairs=pairs, low_latency=wanted.low_latency)
+    inputs, outputs = own_specs(model.inputs, is_input=True), own_specs(model.outputs, is_input=False)
+    with new_version(repository, name, version, force=force) as directory:
+        save(model, directory, fp16=wanted.fp16)
+        _load(source, directory, name)
+    return Converted(target, framework, inputs, outputs, state, samples)
+
+
+def _load(source: Path, directory: Path, name: str) -> None:
+    """Load what was written as a server would.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    spec = ModelSpec(name=name, base_path=directory.parent)
+    try:
+        compile_model(ModelFile(directory / _MODEL, spec))
+    except ConfigError as error:
+        raise ConfigError([replace(problem, file=str(source)) for problem in error.problems]) from error

@@ -1,0 +1,107 @@
+"""Read programs of PyTorch through torch, which has to be installed for it alone."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import openvino as ov
+
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.inference.conversion.sources import EXPORT, refused, was_traced
+from ovmstrio.inference.runtime import OPENVINO_ERRORS, reason
+from ovmstrio.util.extras import Extra, way_to_install
+from ovmstrio.util.regular_files import open_regular
+from ovmstrio.util.truncation import text_of
+
+__all__ = ["read_torch"]
+
+_NEEDED: Final = ("torch", "packaging")
+_REWRITE: Final = "write it again with the torch that is installed here, with torch.export.save() or torch.jit.save()"
+
+
+def read_torch(source: Path, framework: str) -> ov.Model:
+    """Read a program of ``torch.export`` or TorchScript; its inputs are called like the arguments of ``forward``.
+
+    TorchScript tells types and numbers of dimensions of the inputs only if it was traced.
+
+    Raises:
+        ConfigError: torch is not installed, cannot read the file, or OpenVINO cannot convert the program.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        message = f"reading {framework} needs {' and '.join(missing)}"
+        raise refused(source, message, f"{way_to_install(Extra.TORCH)}, or give the model as ONNX")
+    with _quiet():
+        program = _load(source, framework)
+        try:
+            model: ov.Model = ov.convert_model(program)
+        except OPENVINO_ERRORS as error:
+            raise refused(source, f"OpenVINO cannot convert all of it: {reason(error)}") from error
+        _describe(model, _sizes(program) if framework == EXPORT else _arguments(program))
+    return model
+
+
+def _load(source: Path, framework: str) -> Any:
+    torch: Any = importlib.import_module("torch")
+    try:
+        if framework == EXPORT:
+            with open_regular(source) as opened:  # by its path torch reads files alone that are called .pt2
+                return importlib.import_module("torch.export").load(opened)
+        return torch.jit.load(str(source), map_location="cpu", _restore_shapes=was_traced(source)).eval()
+    except Exception as error:
+        # Anything may come out of a file that another version wrote.
+        raise _unreadable(source, error) from error
+
+
+def _unreadable(source: Path, error: Exception) -> ConfigError:
+    first, _, _ = text_of(error).strip().partition("\n")
+    return refused(source, f"torch cannot read it: {type(error).__name__}: {first}", _REWRITE)
+
+
+def _sizes(program: Any) -> dict[str, list[int] | None]:
+    """Give the inputs of an exported program with their shapes, in which -1 is a size that it leaves open."""
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    shapes: dict[str, list[int] | None] = {}
+    for name in program.graph_signature.user_inputs:
+        value = placeholders[name].meta.get("val") if name in placeholders else None
+        shape = getattr(value, "shape", None)
+        shapes[str(name)] = None if shape is None else [size if isinstance(size, int) else -1 for size in shape]
+    return shapes
+
+
+def _arguments(module: Any) -> dict[str, list[int] | None]:
+    _, *arguments = module.forward.schema.arguments
+    return {str(argument.name): None for argument in arguments}
+
+
+def _describe(model: ov.Model, inputs: Mapping[str, Sequence[int] | None]) -> None:
+    """Give the inputs the names and shapes that the program has for them, where there are as many."""
+    if len(inputs) != len(model.inputs):
+        return
+    for port, (name, shape) in zip(model.inputs, inputs.items(), strict=True):
+        port.set_names({name})
+        node = port.get_node()
+        node.set_friendly_name(name)
+        if shape is not None:
+            node.set_partial_shape(ov.PartialShape(list(shape)))
+    model.validate_nodes_and_infer_types()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch and OpenVINO's decoders from telling of their own affairs."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)

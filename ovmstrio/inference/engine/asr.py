@@ -1,0 +1,203 @@
+"""The library's pipeline for speech, a window of a recording at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import openvino_genai as genai
+
+from ovmstrio.core.errors import InvalidField, ModelFailure
+from ovmstrio.inference.engine.audio_files import RATE, Samples
+from ovmstrio.inference.engine.pipeline import reason_of
+from ovmstrio.util.regular_files import read_regular_bytes
+
+__all__ = ["HeardWindow", "Hearing", "Wanted"]
+
+Span = tuple[float, float, str]
+"""Start and end in seconds from the window's beginning, and what was said."""
+
+_PREPROCESSOR: Final = "preprocessor_config.json"
+_WINDOW_SECONDS: Final = 30
+_PROMPT_TOKENS: Final = 223
+"""Of what was said before: half of what the decoder takes, less the mark in front of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How windows are heard; see :class:`ovmstrio.core.speech.TranscriptionRequest`."""
+
+    translates: bool = False
+    language: str = ""
+    prompt: str = ""
+    temperature: float = 0.0
+    has_segments: bool = False
+    has_words: bool = False
+
+
+@dataclass(slots=True)
+class HeardWindow:
+    """What was understood of a window, and how many samples of it that is."""
+
+    text: str
+    samples: int
+    language: str
+    segments: list[Span] = field(default_factory=list)
+    words: list[Span] = field(default_factory=list)
+
+
+class Hearing:
+    """One model.
+
+    Args:
+        folder: as Optimum exports Whisper.
+        device: where it runs.
+        properties: of the device.
+        tells_words: whether it can tell when words were spoken, which makes it slower.
+
+    Attributes:
+        window: how many samples it hears at once.
+        languages: that it knows, as ``en``; none if it knows English alone.
+
+    Raises:
+        RuntimeError: it cannot be loaded.
+    """
+
+    def __init__(self, folder: str, device: str, properties: dict[str, Any], *, tells_words: bool) -> None:
+        self._make: Callable[[], Any] = lambda: genai.WhisperPipeline(
+            folder, device, **properties, **({"word_timestamps": True} if tells_words else {})
+        )
+        self._pipeline = self._make()
+        config = self._pipeline.get_generation_config()
+        self.languages = {name.strip("<|>"): name for name in config.lang_to_id} if config.is_multilingual else {}
+        self.window = _samples(Path(folder))
+
+    def hear(
+        self, sound: Samples, wanted: Wanted, *, is_first: bool, is_last: bool, tell: Callable[[str], bool]
+    ) -> HeardWindow:
+        """Write a window down.
+
+        Args:
+            sound: up to :attr:`window` samples.
+            wanted: how.
+            is_first: whether the recording begins with it.
+            is_last: whether the recording ends with it.
+            tell: gets text as it is made, of a window that is the whole recording and has no times; False from it ends
+                that.
+
+        Raises:
+            ModelFailure: the library failed; it is loaded again.
+        """
+        is_timed = wanted.has_segments or wanted.has_words or not (is_first and is_last)
+        try:
+            config = self._config(wanted, is_first=is_first, is_timed=is_timed)
+            if not is_timed:
+                made = self._pipeline.generate(sound.tolist(), config, lambda text: _status(goes_on=tell(text)))
+                return HeardWindow(made.texts[0], len(sound), made.language or "")
+            return self._hear_timed(sound, config, is_last=is_last)
+        except RuntimeError as error:
+            # What it was doing would stay in its state.
+            self._pipeline = self._make()
+            raise ModelFailure(f"the model failed: {reason_of(error)}") from error
+
+    def _hear_timed(self, sound: Samples, config: Any, *, is_last: bool) -> HeardWindow:
+        passes = _Passes(ends_after=None if is_last else 2 if config.word_timestamps else 1)
+        made = self._pipeline.generate(sound.tolist(), config, passes)
+        length = len(sound) / RATE
+        spans = [(each.start_ts, each.end_ts if each.end_ts >= 0 else length, each.text) for each in made.chunks or ()]
+        words = [(each.start_ts, each.end_ts, each.word) for each in made.words or ()]
+        if is_last:
+            samples = len(sound)
+        else:
+            spans = self._of_first_pass(spans, passes)
+            samples = round(spans[-1][1] * RATE) if spans else len(sound)
+            # A model that stands still would never come to the end.
+            samples = min(samples, len(sound)) if samples >= RATE else len(sound)
+        text = "".join(span[2] for span in spans)
+        return HeardWindow(text, samples, made.language or "", spans, words)
+
+    def _of_first_pass(self, spans: list[Span], passes: _Passes) -> list[Span]:
+        """Give the segments of the first pass; what the library has heard of the rest belongs to the next window."""
+        if len(passes.tokens) <= 1:
+            return spans
+        room = len(self._pipeline.get_tokenizer().decode(passes.tokens[0]))
+        kept: list[Span] = []
+        for span in spans:
+            if room <= 0:
+                break
+            kept.append(span)
+            room -= len(span[2])
+        return kept
+
+    def _config(self, wanted: Wanted, *, is_first: bool, is_timed: bool) -> Any:
+        config = self._pipeline.get_generation_config()
+        config.return_timestamps = is_timed
+        config.word_timestamps = wanted.has_words
+        if self.languages:
+            config.task = "translate" if wanted.translates else "transcribe"
+            if wanted.language:
+                config.language = self.languages[wanted.language]
+        if wanted.temperature > 0:
+            config.do_sample = True
+            config.temperature = wanted.temperature
+        if wanted.prompt and is_first:
+            config.initial_prompt = self._cut(wanted.prompt)
+        return config
+
+    def _cut(self, prompt: str) -> str:
+        """Give the end of a prompt that the decoder has room for."""
+        tokenizer = self._pipeline.get_tokenizer()
+        ids = tokenizer.encode(prompt, add_special_tokens=False).input_ids.data[0].tolist()
+        return prompt if len(ids) <= _PROMPT_TOKENS else str(tokenizer.decode(ids[-_PROMPT_TOKENS:]))
+
+    def check(self, wanted: Wanted) -> None:
+        """See that the model does what is wanted.
+
+        Raises:
+            InvalidField: it does not.
+        """
+        if wanted.translates and not self.languages:
+            raise InvalidField("this model knows English alone and translates nothing", field="model")
+        known = self.languages or {"en": ""}
+        if wanted.language and wanted.language not in known:
+            expected = (
+                f"one of {', '.join(sorted(known))}" if self.languages else "en, which is all that the model knows"
+            )
+            message = f"Invalid language code. Expected {expected}"
+            raise InvalidField(message, field="language", got=repr(wanted.language[:40]))
+
+
+class _Passes(genai.StreamerBase):  # type: ignore[misc]  # the library has no types
+    """Hears of each pass over a window, of which the library makes one more for what the last one has left.
+
+    Args:
+        ends_after: this many; None for as many as there are.
+    """
+
+    def __init__(self, ends_after: int | None) -> None:
+        super().__init__()
+        self.tokens: list[list[int]] = []
+        self._ends_after = ends_after
+
+    def write(self, tokens: int | list[int]) -> Any:
+        """Take the tokens of a pass."""
+        self.tokens.append([tokens] if isinstance(tokens, int) else list(tokens))
+        return _status(goes_on=len(self.tokens) != self._ends_after)
+
+    def end(self) -> None:
+        """Nothing more comes."""
+
+
+def _status(*, goes_on: bool) -> Any:
+    return genai.StreamingStatus.RUNNING if goes_on else genai.StreamingStatus.CANCEL
+
+
+def _samples(folder: Path) -> int:
+    try:
+        told = json.loads(read_regular_bytes(folder / _PREPROCESSOR)).get("n_samples")
+    except (OSError, ValueError, AttributeError):
+        told = None
+    return told if isinstance(told, int) and told > 0 else _WINDOW_SECONDS * RATE

@@ -1,0 +1,491 @@
+"""What the server asks of a model, on its way through template, queue, batch and rows."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ovmstrio.core.errors import Overloaded, ServerError
+from ovmstrio.core.generation import Conversation, Finish
+from ovmstrio.inference.engine.batch import Batch, BlockAdmission, BlockNeed, BlockRoom
+from ovmstrio.inference.engine.grammar_precompile import FormTrials
+from ovmstrio.inference.engine.messages import (
+    ACCEPTED,
+    CANCELLED,
+    REFUSED,
+    TOKENS,
+    decode_request,
+    decode_texts,
+    encode_failure,
+)
+from ovmstrio.inference.engine.prompts import PromptScores
+from ovmstrio.inference.engine.sequences import AskedTexts, NewTokens
+from ovmstrio.inference.engine.step_output import TextRows
+from ovmstrio.inference.engine.template_process import Renderings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ovmstrio.core.generation import GenerationRequest
+    from ovmstrio.inference.engine.grammar_precompile import CompilesForms
+    from ovmstrio.inference.engine.pipeline import Pipeline
+    from ovmstrio.inference.engine.prompts import Prompts
+    from ovmstrio.inference.engine.template_process import TemplateProcess
+
+__all__ = ["Engine", "Limits", "TextTokenizing"]
+
+# ----------------------------------------------------------------------
+# What the server asks of a model, on its way through template, queue, batch and rows
+# ----------------------------------------------------------------------
+
+_LEARNS: Final = 0.2
+_LONGEST_RETRY: Final = 60.0
+_SEEDS: Final = 2**32
+_RENDER_SECONDS: Final = 0.02
+"""How long the texts that run wait for a conversation to be rendered; most take less than a millisecond."""
+
+
+class Limits(NamedTuple):
+    """What requests may ask for.
+
+    Attributes:
+        tokens: of a prompt and its answer together.
+        answer: tokens of an answer; None for as many as fit.
+        texts: side by side.
+        waiting: requests in the queue.
+        overcommit: how much of the cache is promised, 1 for what there is.
+    """
+
+    tokens: int
+    answer: int | None = None
+    texts: int = 256
+    waiting: int = 256
+    overcommit: float = 1.0
+
+
+class _AddedRequest(NamedTuple):
+    """A request before its prompt is known: the number of its message, its own, and what it requests."""
+
+    message: int
+    number: int
+    request: GenerationRequest
+
+
+class Engine:
+    """One model's requests.
+
+    Args:
+        pipeline: makes the texts.
+        prompts: makes tokens of prompts.
+        limits: what requests may ask for.
+        answer: is told the number of a message and what it is answered with.
+        forms: compiles those that answers are to have.
+        templates: renders conversations; without it ``prompts`` does.
+        caches_prefixes: whether the pipeline computes once what prompts have in common.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        prompts: Prompts,
+        limits: Limits,
+        answer: Callable[[int, Any], None],
+        forms: CompilesForms,
+        *,
+        templates: TemplateProcess | None = None,
+        caches_prefixes: bool = True,
+    ) -> None:
+        self._pipeline = pipeline
+        self._prompts = prompts
+        self._limits = limits
+        self._answer = answer
+        room = BlockRoom(pipeline.blocks, pipeline.block_tokens, limits.texts, limits.overcommit, caches_prefixes)
+        self._admission: BlockAdmission[AskedTexts] = BlockAdmission(room, limits.waiting)
+        self._batch = Batch(pipeline)
+        self._trials = FormTrials(forms)
+        self._renderings = None if templates is None else Renderings[_AddedRequest](templates)
+        self._scores = PromptScores(pipeline, limits.tokens)
+        self._rows = TextRows(self._decode)
+        self._unrendered: dict[int, _AddedRequest] = {}
+        self._asked: dict[int, AskedTexts] = {}
+        self._rows_told: list[list[Any]] = []
+        self._failures: list[list[Any]] = []
+        self._pace = 1.0
+        self._last_end = time.monotonic()
+
+    def _decode(self, rows: list[list[int]], skips_special_tokens: bool) -> list[str]:
+        """Give the texts of rows of tokens."""
+        decode = self._pipeline.tokenizer.decode
+        if skips_special_tokens:
+            return decode(rows, skip_special_tokens=True)  # type: ignore[no-any-return]
+        # The library fills shorter rows up with tokens that are special, and would be shown.
+        return [decode(row, skip_special_tokens=False) for row in rows]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a step has something to do."""
+        has_rendered = self._renderings is not None and self._renderings.has_ended
+        has_news = self._rows_told or self._failures or self._trials.has_ended or has_rendered
+        return self._batch.is_busy or self._scores.is_busy or bool(has_news)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Descriptors that become readable when a trial or a rendering has ended."""
+        return [self._trials.descriptor, *([] if self._renderings is None else [self._renderings.descriptor])]
+
+    @property
+    def seconds_left(self) -> float | None:
+        """After how many seconds :attr:`is_busy` may change without a message or a descriptor."""
+        return None if self._renderings is None else self._renderings.seconds_left
+
+    # Requests
+
+    def add(self, message: int, number: int, plain: dict[str, Any]) -> None:
+        """Take a request of a number; the message is answered when it runs, or cannot.
+
+        What is wrong with it is the answer.
+        """
+        try:
+            request = decode_request(plain)
+            waiting = self._admission.waiting if request.grammar is None else self._trials.waiting
+            if self._renderings is not None and isinstance(request.prompt, Conversation):
+                waiting += self._renderings.waiting
+            if waiting and self._waiting >= self._limits.waiting:
+                raise self._overloaded()
+            added = _AddedRequest(message, number, request)
+            if self._renderings is None or not isinstance(request.prompt, Conversation):
+                self._add_tokens(added, self._prompts.tokens_of(request.prompt))
+                return
+            self._unrendered[number] = added
+            self._renderings.add(added, request.prompt, _RENDER_SECONDS)
+            self._take_rendered()
+        except ServerError as error:
+            self._answer(message, [REFUSED, encode_failure(error)])
+
+    def _take_rendered(self) -> None:
+        """Go on with the requests whose conversations have been rendered."""
+        while self._renderings is not None and self._renderings.has_ended:
+            rendered = self._renderings.take()
+            if rendered is None:
+                continue
+            added, outcome = rendered
+            del self._unrendered[added.number]
+            try:
+                if isinstance(outcome, ServerError):
+                    raise outcome
+                self._add_tokens(added, self._prompts.tokens_of_rendered(outcome))
+            except ServerError as error:
+                self._answer(added.message, [REFUSED, encode_failure(error)])
+
+    def _add_tokens(self, added: _AddedRequest, tokens: list[int]) -> None:
+        """Take a request with the tokens of its prompt.
+
+        Raises:
+            InvalidRequest: it does not fit.
+            Overloaded: too many others wait.
+        """
+        asked = self._prepare(added, tokens)
+        if asked.is_proven:
+            self._take(asked)
+            return
+        self._asked[added.number] = asked
+        self._trials.wait(asked)
+        self._try_next()
+
+    @property
+    def _waiting(self) -> int:
+        rendered = 0 if self._renderings is None else self._renderings.waiting
+        return self._admission.waiting + self._trials.waiting + rendered
+
+    def _overloaded(self) -> Overloaded:
+        waiting = self._waiting
+        seconds = min(max(1.0, waiting * self._pace), _LONGEST_RETRY)
+        message = f"{waiting} requests wait for room already (max_queue); try again in {seconds:.0f} s"
+        return Overloaded(message, retry_after_seconds=seconds)
+
+    def _prepare(self, added: _AddedRequest, tokens: list[int]) -> AskedTexts:
+        """Check that a prompt fits, and return what is to be made.
+
+        Raises:
+            InvalidRequest: it does not fit.
+        """
+        request = added.request
+        wished = request.sampling.max_tokens
+        self._prompts.check_length(tokens, needs_answer=wished != 0)
+        most = min(value for value in (wished, self._limits.answer, self._limits.tokens) if value is not None)
+        seed = request.sampling.seed
+        return AskedTexts(
+            id=added.number,
+            answer_to=added.message,
+            request=request,
+            prompt=tokens,
+            most=min(most, self._limits.tokens - len(tokens)),
+            seed=random.randrange(_SEEDS) if seed is None else seed,  # noqa: S311 - no secret
+            is_open=wished is None and self._limits.answer is None,
+            is_proven=request.grammar is None,
+        )
+
+    def _take(self, asked: AskedTexts) -> None:
+        """Have a request run as soon as there is room.
+
+        Raises:
+            Overloaded: too many others wait.
+        """
+        texts = max(asked.request.n, asked.request.sampling.best_of)
+        need = BlockNeed(len(asked.prompt), asked.most, texts, asked.is_open)
+        if self._admission.is_full and (self._admission.waiting or not self._admission.fits_now(need)):
+            raise self._overloaded()
+        self._asked[asked.id] = asked
+        self._admission.wait(asked, need)
+        self._admit()
+
+    def _try_next(self) -> None:
+        """Begin the next trial; none compiles while a text of the batch is about to ask for what is of its form."""
+        self._trials.go_on(may_compile=not self._batch.is_forming)
+
+    def _take_tried(self) -> None:
+        """Go on with the requests whose forms have been tried."""
+        while self._trials.has_ended:
+            tried = self._trials.take()
+            if tried is not None:
+                self._begin_tried(*tried)
+            self._try_next()
+
+    def _begin_tried(self, asked: AskedTexts, error: ServerError | None) -> None:
+        try:
+            if error is not None:
+                raise error
+            self._take(asked)
+        except ServerError as failure:
+            self._forget(asked)
+            self._fail(asked, failure)
+
+    def _admit(self) -> None:
+        """Let in those whose turn it is; of forms that the library may not take only one at a time."""
+        while (asked := self._admission.head()) is not None and self._batch.takes(asked):
+            if not asked.is_proven and self._batch.has_unproven:
+                return
+            self._admission.enter(asked.id)
+            try:
+                self._begin(asked)
+            except ServerError as error:
+                self._forget(asked)
+                self._fail(asked, error)
+
+    def _begin(self, asked: AskedTexts) -> None:
+        """Run a request, whose prompt is read first if it is to be told how likely that was.
+
+        Raises:
+            InvalidRequest: the library does not take it.
+        """
+        request = asked.request
+        asked.left = request.n
+        if request.echo and request.logprobs and not asked.prompt_logprobs:
+            self._scores.begin(asked)
+        elif asked.most:
+            self._batch.begin(asked)
+        else:
+            self._tell_prompt(asked)
+        if asked.is_proven:
+            self._accept(asked)
+
+    def _accept(self, asked: AskedTexts) -> None:
+        if asked.answer_to:
+            end = self._prompts.end_of(asked.request.prompt, asked.prompt)
+            self._answer(asked.answer_to, [ACCEPTED, len(asked.prompt), end, asked.cached])
+            asked.answer_to = 0
+
+    def _tell_prompt(self, asked: AskedTexts) -> None:
+        """Answer a request that asks for no token."""
+        ends = [NewTokens(asked, index, [], [], Finish.LENGTH) for index in range(asked.request.n)]
+        self._tell(ends)
+
+    def cancel(self, number: int) -> None:
+        """Forget a request, wherever it is; one that has ended is nothing."""
+        added = self._unrendered.pop(number, None)
+        if added is not None and self._renderings is not None:
+            self._renderings.withdraw(added)
+            self._answer(added.message, [REFUSED, encode_failure(CANCELLED)])
+        asked = self._asked.get(number)
+        if asked is None:
+            return
+        self._trials.withdraw(asked)
+        self._admission.withdraw(asked)
+        reads_on = self._batch.cancel(asked)
+        self._scores.cancel(asked)
+        self._forget(asked, keeps_room=reads_on)
+        if asked.answer_to:
+            self._answer(asked.answer_to, [REFUSED, encode_failure(CANCELLED)])
+            asked.answer_to = 0
+        self._admit()
+        self._try_next()
+
+    def _forget(self, asked: AskedTexts, *, has_ended: bool = False, keeps_room: bool = False) -> None:
+        self._asked.pop(asked.id, None)
+        self._rows.forget(asked)
+        if keeps_room:
+            return
+        self._admission.leave(asked.id, asked.generated // asked.request.n if has_ended else None)
+        if has_ended:
+            now = time.monotonic()
+            self._pace += _LEARNS * (now - self._last_end - self._pace)
+            self._last_end = now
+
+    def _fail(self, asked: AskedTexts, error: ServerError) -> None:
+        if asked.answer_to:
+            self._answer(asked.answer_to, [REFUSED, encode_failure(error)])
+            asked.answer_to = 0
+        else:
+            self._failures.append([asked.id, encode_failure(error)])
+
+    # Steps
+
+    def step(self) -> list[Any]:
+        """Make the next token of each text; give what there is to tell.
+
+        That is: rows of texts, failures of requests, and figures: seconds, texts in the step, texts that go on,
+        requests that wait, the part of the cache that is filled, how often the batch was made again, and how often a
+        text was suspended.
+
+        Raises:
+            RuntimeError: the model is lost.
+        """
+        started = time.perf_counter()
+        self._take_rendered()
+        self._take_tried()
+        size = self._batch.running
+        if self._batch.is_busy:
+            self._step_batch()
+        for asked, error in self._scores.step():
+            self._take_scored(asked, error)
+        self._admit()
+        self._try_next()
+        rows, self._rows_told = self._rows_told, []
+        failures, self._failures = self._failures, []
+        seconds = time.perf_counter() - started
+        batch = self._batch
+        counts = [batch.rebuilds, batch.suspensions]
+        figures = [seconds, size, batch.running, self._waiting, batch.used, *counts]
+        return [rows, failures, figures]
+
+    def _step_batch(self) -> None:
+        outcome = self._batch.step()
+        for asked, error in outcome.failed:
+            self._forget(asked)
+            self._fail(asked, error)
+        for asked in outcome.left:
+            self._admission.leave(asked.id)
+        for asked in outcome.proven:
+            self._accept(asked)
+        self._tell([new for new in outcome.news if new.asked.id in self._asked])
+
+    def _take_scored(self, asked: AskedTexts, error: ServerError | None) -> None:
+        """Go on with a request whose prompt has been read."""
+        try:
+            if error is not None:
+                raise error
+            self._begin(asked)
+        except ServerError as failure:
+            self._forget(asked)
+            self._fail(asked, failure)
+
+    def _tell(self, news: list[NewTokens]) -> None:
+        rows = self._rows.make(news)
+        self._rows_told += rows
+        for new, row in zip(news, rows, strict=True):
+            asked = new.asked
+            asked.generated += len(new.tokens)
+            if row[-1] is None:
+                continue
+            if new.finish is None:
+                self._batch.end(asked, new.index)
+            asked.left -= 1
+            if not asked.left:
+                self._forget(asked, has_ended=True)
+
+
+# ----------------------------------------------------------------------
+# Requests for the tokens of texts, which are tokenized a few texts at a time between the steps of an engine
+# ----------------------------------------------------------------------
+
+_CHARACTERS_AT_ONCE: Final = 2**15
+"""Characters that are tokenized within some 10 ms, for which the texts that are made wait."""
+_MOST_AT_ONCE: Final = 64
+
+Tokens = npt.NDArray[np.int64]
+
+
+class _Tokenized:
+    """One request: its texts that are left, and the tokens of the others."""
+
+    __slots__ = ("message", "options", "rows", "texts")
+
+    def __init__(self, message: int, texts: list[str], options: dict[str, Any]) -> None:
+        self.message = message
+        self.texts = deque(texts)
+        self.options = options
+        self.rows: list[Tokens] = []
+
+    def next_texts(self) -> list[str]:
+        """Take one text, or several that are short; all of them take as much room as the longest one."""
+        taken = [self.texts.popleft()]
+        longest = len(taken[0])
+        while self.texts and len(taken) < _MOST_AT_ONCE:
+            longest = max(longest, len(self.texts[0]))
+            if longest * (len(taken) + 1) > _CHARACTERS_AT_ONCE:
+                break
+            taken.append(self.texts.popleft())
+        return taken
+
+
+class TextTokenizing:
+    """The open requests, by their numbers; the oldest one is served first.
+
+    Args:
+        tokenize: tokenizes texts, with the options of a request.
+        answer: receives the number of a message and its answer.
+    """
+
+    def __init__(self, tokenize: Callable[..., list[Tokens]], answer: Callable[[int, Any], None]) -> None:
+        self._tokenize = tokenize
+        self._answer = answer
+        self._open: dict[int, _Tokenized] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """True if a request is open."""
+        return bool(self._open)
+
+    def add(self, message: int, number: int, texts: dict[str, Any], options: dict[str, Any]) -> None:
+        """Add a request, which is answered by :meth:`go_on`."""
+        self._open[number] = _Tokenized(message, decode_texts(texts), options)
+
+    def cancel(self, number: int) -> None:
+        """Forget a request; the rest of its texts is not tokenized."""
+        tokenized = self._open.pop(number, None)
+        if tokenized is not None:
+            self._answer(tokenized.message, [REFUSED, encode_failure(CANCELLED)])
+
+    def go_on(self) -> None:
+        """Tokenize one text of the oldest request, or several that are short, and answer if there are no more."""
+        number = next(iter(self._open), None)
+        if number is None:
+            return
+        tokenized = self._open[number]
+        try:
+            if tokenized.texts:
+                tokenized.rows += self._tokenize(tokenized.next_texts(), **tokenized.options)
+        except ServerError as error:
+            del self._open[number]
+            self._answer(tokenized.message, [REFUSED, encode_failure(error)])
+            return
+        if not tokenized.texts:
+            del self._open[number]
+            counts = np.array([len(row) for row in tokenized.rows], np.int64)
+            tokens = np.concatenate(tokenized.rows) if tokenized.rows else np.empty(0, np.int64)
+            self._answer(tokenized.message, [TOKENS, tokens, counts])

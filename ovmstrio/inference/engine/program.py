@@ -1,0 +1,163 @@
+"""The loop of an engine process: all messages that have come, then a step, then one frame with what it has brought.
+
+::
+
+    first                                       ["loaded", facts] or ["failed", reason]
+    ["add", id, request]                        ["accepted", prompt tokens] or ["refused", error]
+    ["tokenize", id, texts, options]            ["tokens", tokens, counts] or ["refused", error]
+    ["cancel", id]                              is not answered; what it ends is refused if it was not answered yet
+    number 0, each step                         [rows, failures, figures]; see :meth:`Engine.step`
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ovmstrio.inference.engine.engine import Engine, Limits, TextTokenizing
+from ovmstrio.inference.engine.grammar_precompile import FormCompiler
+from ovmstrio.inference.engine.messages import CANCELLED, FAILED, LOADED, REFUSED, encode_failure
+from ovmstrio.inference.engine.pipeline import Pipeline, PipelineOptions, reason_of
+from ovmstrio.inference.engine.prompts import Prompts, choose_renderer, context_length
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ovmstrio.isolation.blocking_channel import BlockingChannel
+    from ovmstrio.isolation.channel import Message
+
+__all__ = ["EngineProgram", "serve"]
+
+_CANCEL: Final = "cancel"
+_TELL: Final = 0
+"""The number of what nobody has asked for, or is not to be answered."""
+
+_READS_SECONDS: Final = 0.05
+"""How long messages are read before the texts that run get their next token."""
+
+
+class EngineProgram:
+    """Serves one channel.
+
+    Args:
+        channel: the server's.
+        engine: makes the texts.
+        tokenizing: makes tokens of texts.
+    """
+
+    def __init__(self, channel: BlockingChannel, engine: Engine, tokenizing: TextTokenizing) -> None:
+        self._channel = channel
+        self._engine = engine
+        self._tokenizing = tokenizing
+        self._ahead: deque[Message | None] = deque()
+        self._cancelled: set[int] = set()
+
+    def run(self) -> None:
+        """Serve until the server has nothing more to say.
+
+        Raises:
+            RuntimeError: the model is lost.
+            ChannelLost: the socket is not there any more.
+        """
+        while self._take_messages():
+            if self._engine.is_busy:
+                self._channel.send([_TELL, self._engine.step()])
+            self._tokenizing.go_on()
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._engine.is_busy or self._tokenizing.is_busy
+
+    def _take_messages(self) -> bool:
+        """Take what has come, or wait for something where no text is made; False once nothing more will come."""
+        started = time.monotonic()
+        while True:
+            self._read_ahead()
+            if not self._ahead:
+                if self._is_busy:
+                    return True
+                self._channel.wait(self._engine.descriptors, self._engine.seconds_left)
+                continue
+            message = self._ahead.popleft()
+            if message is None:
+                return False
+            self._take(*message.value)
+            if self._is_busy and time.monotonic() - started > _READS_SECONDS:
+                return True
+
+    def _read_ahead(self) -> None:
+        """Read the messages that have come, so that no work is done for a request whose cancellation is among them."""
+        while not (self._ahead and self._ahead[-1] is None) and self._channel.has_message():
+            message = self._channel.receive()
+            self._ahead.append(message)
+            if message is not None and message.value[1][0] == _CANCEL:
+                self._cancelled.add(message.value[1][1])
+
+    def _take(self, number: int, value: list[Any]) -> None:
+        kind, request, *parts = value
+        if kind == _CANCEL:
+            self._cancelled.discard(request)
+            self._tokenizing.cancel(request)
+            self._engine.cancel(request)
+        elif request in self._cancelled:
+            self._channel.send([number, [REFUSED, encode_failure(CANCELLED)]])
+        elif kind == "tokenize":
+            self._tokenizing.add(number, request, *parts)
+        else:
+            self._engine.add(number, request, *parts)
+
+
+def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[Engine, TextTokenizing, dict[str, Any]]:
+    """Load what makes texts and tokens, and return it with facts of the model.
+
+    Raises:
+        RuntimeError: the model cannot be loaded.
+    """
+    pipeline = Pipeline(PipelineOptions(**options["pipeline"]))
+    folder = Path(options["pipeline"]["folder"])
+    room = pipeline.blocks * pipeline.block_tokens
+    context = context_length(folder)
+    limits = Limits(min(room, context or room), **options["limits"])
+    renderer = choose_renderer(pipeline.tokenizer, folder, options["template_mode"])
+    prompts = Prompts(pipeline.tokenizer, renderer.render, limits.tokens)
+    engine = Engine(
+        pipeline,
+        prompts,
+        limits,
+        answer,
+        FormCompiler(pipeline, folder),
+        templates=renderer.process,
+        caches_prefixes=options["pipeline"]["caches_prefixes"],
+    )
+    facts = {
+        "context_length": limits.tokens,
+        "vocabulary_size": prompts.vocabulary_size,
+        "longest_token": prompts.longest_token,
+        "blocks": pipeline.blocks,
+        "block_tokens": pipeline.block_tokens,
+        "chat_template": renderer.source,
+    }
+    return engine, TextTokenizing(prompts.tokenize_all, answer), facts
+
+
+def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> None:
+    """Be an engine of the model that the first message names.
+
+    Raises:
+        RuntimeError: the model is lost.
+        ChannelLost: the socket is not there any more.
+    """
+
+    def answer(message: int, value: Any) -> None:
+        if message != _TELL:
+            channel.send([message, value])
+
+    try:
+        engine, tokenizing, facts = _load(options, answer)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the server says why there is no model
+        channel.send([number, [FAILED, reason_of(error)]])
+        return
+    channel.send([number, [LOADED, facts]])
+    EngineProgram(channel, engine, tokenizing).run()

@@ -1,0 +1,96 @@
+"""The program that writes speech down: a window of one recording at a time, in the order in which they are asked for.
+
+::
+
+    first                                       ["loaded", facts] or ["failed", reason]
+    ["open", number, file, wanted]              as programs that answer in parts do
+    ["part", number]                            ["part", window] or ["refused", error]
+    number 0, while a short recording is heard  [number, text]
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from ovmstrio.inference.engine.chunk_worker import TurnProgram, run_process
+from ovmstrio.inference.engine.messages import FAILED, LOADED
+from ovmstrio.inference.engine.pipeline import reason_of
+from ovmstrio.util.extras import Extra, way_to_install
+
+if TYPE_CHECKING:
+    from ovmstrio.inference.engine.asr import Hearing, Wanted
+    from ovmstrio.inference.engine.audio_files import Recording
+    from ovmstrio.isolation.blocking_channel import BlockingChannel
+
+__all__ = ["serve"]
+
+_TELL: Final = 0
+
+
+class _Opened:
+    """A recording that is being heard, and from which sample on."""
+
+    __slots__ = ("position", "recording", "wanted")
+
+    def __init__(self, recording: Recording, wanted: Wanted) -> None:
+        self.recording = recording
+        self.wanted = wanted
+        self.position = 0
+
+
+class _Program(TurnProgram[_Opened]):
+    def __init__(self, channel: BlockingChannel, hearing: Hearing) -> None:
+        super().__init__(channel)
+        self._hearing = hearing
+
+    def open(self, *asked: Any) -> _Opened:
+        from ovmstrio.inference.engine.asr import Wanted  # noqa: PLC0415 - loaded by then
+        from ovmstrio.inference.engine.audio_files import Recording  # noqa: PLC0415 - loaded by then
+
+        data, wanted = asked
+        how = Wanted(**wanted)
+        self._hearing.check(how)
+        return _Opened(Recording(data), how)
+
+    def make_part(self, number: int, opened: _Opened) -> dict[str, Any]:
+        from ovmstrio.inference.engine.audio_files import RATE  # noqa: PLC0415 - loaded by then
+
+        start, length = opened.position, self._hearing.window
+        sound = opened.recording.window(start, length)
+        is_last = opened.recording.ends_at(start + length)
+        heard = self._hearing.hear(
+            sound, opened.wanted, is_first=not start, is_last=is_last, tell=lambda text: self._tell(number, text)
+        )
+        opened.position += heard.samples
+        return {**asdict(heard), "start": start / RATE, "is_last": is_last, "seconds": opened.recording.seconds}
+
+    def _tell(self, number: int, text: str) -> bool:
+        """Tell of text, and whether there is still somebody who wants it."""
+        if text:
+            self.channel.send([_TELL, [number, text]])
+        return self.is_wanted(number)
+
+
+def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> None:
+    """Be the model that the first message names."""
+    try:
+        from ovmstrio.inference.engine.asr import Hearing  # noqa: PLC0415 - what is not installed is told
+    except ImportError as error:
+        message = f"{error.name or error} is not installed, which reads files of sound: {way_to_install(Extra.LLM)}"
+        channel.send([number, [FAILED, message]])
+        return
+    try:
+        hearing = Hearing(
+            options["folder"], options["device"], options["properties"], tells_words=options["tells_words"]
+        )
+    except Exception as error:  # noqa: BLE001 - whatever it is, the server says why there is no model
+        channel.send([number, [FAILED, reason_of(error)]])
+        return
+    facts = {"languages": sorted(hearing.languages), "window": hearing.window}
+    channel.send([number, [LOADED, facts]])
+    _Program(channel, hearing).run()
+
+
+if __name__ == "__main__":
+    run_process(serve)

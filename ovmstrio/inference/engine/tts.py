@@ -1,0 +1,404 @@
+"""What speaks: the library's pipelines for SpeechT5 and Kokoro; see also :mod:`ovmstrio.inference.engine.tts`."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import unicodedata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+import openvino as ov
+import openvino_genai as genai
+
+from ovmstrio.core.errors import InvalidField, ModelFailure
+from ovmstrio.inference.engine.pipeline import reason_of
+from ovmstrio.util.regular_files import read_regular_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ovmstrio.inference.engine.audio_files import Samples
+
+__all__ = [
+    "MOST_CHARACTERS",
+    "PipelineSpeaker",
+    "PiperSpeaker",
+    "Speaker",
+    "UnusableVoice",
+    "bounded_memory",
+    "sentences_of",
+    "voice_missing",
+]
+
+# ----------------------------------------------------------------------
+# What speaks: the library's pipelines for SpeechT5 and Kokoro; see also :mod:`ovmstrio.inference.engine.tts`
+# ----------------------------------------------------------------------
+
+_VOICES: Final = "voices"
+_KOKORO_FILE: Final = "openvino_model.xml"
+_REMEMBERED: Final = "CPU_RUNTIME_CACHE_CAPACITY"
+_SHOWN_VOICES: Final = 12
+_SPEECHT5_SHAPE: Final = (1, 512)
+_KOKORO_LANGUAGES: Final = ("en-us", "en-gb", "es", "fr-fr", "hi", "it", "pt-br")
+_KOKORO_ALIASES: Final = ("a", "b", "e", "f", "h", "i", "p", "en")
+
+
+class Speaker(Protocol):
+    """Speaks sentences.
+
+    Attributes:
+        voices: whose names may be asked for.
+    """
+
+    voices: tuple[str, ...]
+
+    def check(self, voice: str, language: str, speed: float) -> None:
+        """See that it can speak so; empty texts are its own choice.
+
+        Raises:
+            InvalidField: it cannot.
+        """
+        ...
+
+    def say(self, sentence: str, voice: str, language: str, speed: float) -> tuple[Samples, int]:
+        """Speak a sentence; give samples from -1 to 1 and how many of them are a second.
+
+        Raises:
+            InvalidField: it cannot speak that.
+            ModelFailure: it failed.
+        """
+        ...
+
+
+def bounded_memory(device: str, properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Add to properties what keeps networks from remembering all lengths that they have seen.
+
+    What is prepared for a sentence has tens of megabytes and helps the next one of the same length, of which there is
+    none for long.
+    """
+    return {_REMEMBERED: 0, **properties} if device == "CPU" else dict(properties)
+
+
+def voice_missing(voice: str, voices: tuple[str, ...]) -> InvalidField:
+    """Refuse a voice that nobody has."""
+    more = f" and {len(voices) - _SHOWN_VOICES} more" if len(voices) > _SHOWN_VOICES else ""
+    there = (
+        f"there are: {', '.join(voices[:_SHOWN_VOICES])}{more}" if voices else "leave it out: the model has one voice"
+    )
+    message = f"Requested voice '{voice[:80]}' not found in available voices; {there}"
+    return InvalidField(message, field="voice")
+
+
+class PipelineSpeaker:
+    """A folder that the library reads.
+
+    Args:
+        folder: as Optimum exports SpeechT5, or one of Kokoro.
+        device: where it runs.
+        properties: of the device.
+        voices: files of speaker embeddings, 32-bit floats one after the other, by name; in addition to those in the
+            folder's ``voices``.
+
+    Attributes:
+        voices: whose names may be asked for.
+
+    Raises:
+        RuntimeError, ValueError, OSError: it cannot be loaded.
+    """
+
+    def __init__(self, folder: str, device: str, properties: Mapping[str, Any], voices: Mapping[str, str]) -> None:
+        if (Path(folder) / _KOKORO_FILE).is_file():
+            properties = bounded_memory(device, properties)
+        self._make: Callable[[], Any] = lambda: genai.Text2SpeechPipeline(folder, device, **properties)
+        self._pipeline = self._make()
+        shape = tuple(self._pipeline.get_speaker_embedding_shape())
+        self._is_kokoro = shape != _SPEECHT5_SHAPE
+        files = {path.stem: path for path in sorted((Path(folder) / _VOICES).glob("*.bin"))}
+        files |= {name: Path(path) for name, path in voices.items()}
+        self._embeddings = {name: _read_embedding(name, path, shape) for name, path in files.items()}
+        self.voices = tuple(self._embeddings)
+
+    def check(self, voice: str, language: str, speed: float) -> None:
+        """See that it can speak so, as :meth:`Speaker.check` says."""
+        if voice and voice not in self._embeddings:
+            raise voice_missing(voice, self.voices)
+        if not self._is_kokoro:
+            if speed != 1:
+                raise InvalidField(
+                    "speed must be 1: this model speaks at its own speed", field="speed", got=f"{speed:g}"
+                )
+            return
+        if not voice and not self.voices:
+            message = "this model speaks by voices alone, and none is configured: add files of speaker embeddings to it"
+            raise InvalidField(message, field="voice")
+        if language and language.lower() not in {*_KOKORO_LANGUAGES, *_KOKORO_ALIASES}:
+            message = f"language should be one of {', '.join(_KOKORO_LANGUAGES)}"
+            raise InvalidField(message, field="language", got=repr(language[:40]))
+
+    def say(self, sentence: str, voice: str, language: str, speed: float) -> tuple[Samples, int]:
+        """Speak a sentence, as :meth:`Speaker.say` says."""
+        options = {"speed": speed, "language": language.lower() or _KOKORO_LANGUAGES[0]} if self._is_kokoro else {}
+        if self._is_kokoro and not voice:
+            voice = self.voices[0]
+        embedding = self._embeddings[voice] if voice else None
+        try:
+            made = self._pipeline.generate(sentence, embedding, **options)
+            return np.array(made.speeches[0].data, np.float32).reshape(-1), made.output_sample_rate
+        except Exception as error:  # the library's come as those of Python that resemble them
+            reason = reason_of(error)
+            # What it was doing would stay in its state.
+            self._pipeline = self._make()
+            raise ModelFailure(f"the model failed: {reason}") from error
+
+
+def _read_embedding(name: str, path: Path, shape: tuple[int, ...]) -> ov.Tensor:
+    data = read_regular_bytes(path, max_bytes=None)
+    wanted = int(np.prod(shape))
+    if len(data) != 4 * wanted:
+        message = f"File must contain speaker embedding with {wanted} 32-bit floats. Got: {len(data) / 4:g}"
+        raise ValueError(f"voice {name!r}, {path}: {message}")
+    return ov.Tensor(np.frombuffer(data, "<f4").reshape(shape).copy())
+
+
+# ----------------------------------------------------------------------
+# Voices of Piper: one network that speaks phonemes, and a file that says which numbers these have
+# ----------------------------------------------------------------------
+
+_PROGRAM: Final = "espeak-ng"
+_PROGRAM_SECONDS: Final = 10.0
+_ESPEAK: Final = "espeak"
+_LETTERS: Final = "text"
+_BEGIN, _PAD, _END = "^", "_", "$"
+_CLAUSE: Final = re.compile(r"([^,;:.!?…]+(?:[,;:.!?…]+(?=\S)[^,;:.!?…]*)*)([,;:.!?…]*)\s*")
+_OTHER_LANGUAGE: Final = re.compile(r"\([a-z-]+\)")
+_RATES: Final = range(8_000, 192_001)
+_PRECISION: Final = "INFERENCE_PRECISION_HINT"
+_MOST_PHONEMES: Final = 500
+"""Of one run of the network, at the voice's own speed: a few characters may be many of them, as pictures and numbers
+are, and memory grows with them."""
+_LEAST_PHONEMES: Final = 50
+_NOISE, _LENGTH, _NOISE_OF_LENGTH = 0.667, 1.0, 0.8
+
+
+class UnusableVoice(Exception):
+    """A voice that cannot be served, with the reason."""
+
+
+class PiperSpeaker:
+    """One voice, or several speakers in one network.
+
+    Args:
+        network: the ONNX file; beside it stands one with ``.json`` behind its name.
+        device: where it runs.
+        properties: of the device.
+
+    Attributes:
+        voices: whose names may be asked for: the file's, the data set's, and those of the speakers.
+
+    Raises:
+        UnusableVoice: it is no such voice, or what makes phonemes is not there.
+        RuntimeError: the network cannot be loaded.
+    """
+
+    def __init__(self, network: Path, device: str, properties: Mapping[str, Any]) -> None:
+        config = _read_config(network.with_name(f"{network.name}.json"))
+        self._numbers: dict[str, list[int]] = config["phoneme_id_map"]
+        self._rate = int(config["audio"]["sample_rate"])
+        self._scales = {"noise_scale": _NOISE, "length_scale": _LENGTH, "noise_w": _NOISE_OF_LENGTH}
+        self._scales |= config.get("inference") or {}
+        self._speakers: dict[str, int] = dict(config.get("speaker_id_map") or {})
+        self._phonemes = _phonemes_of(config)
+        self.languages = _languages_of(config)
+        self.voices = tuple(dict.fromkeys((network.stem, str(config.get("dataset") or network.stem), *self._speakers)))
+        # Numbers of processors that have shorter ones are not good enough for sound.
+        settings = {_PRECISION: "f32", **bounded_memory(device, properties)}
+        model = ov.Core().compile_model(str(network), device, settings)
+        self._has_speakers = len(model.inputs) > len(("input", "input_lengths", "scales"))
+        self._request = model.create_infer_request()
+        self.say("a.", "", "", 1.0)
+
+    def check(self, voice: str, language: str, speed: float) -> None:
+        """See that it can speak so, as :meth:`Speaker.check` says."""
+        del speed
+        if voice and voice not in self.voices:
+            raise voice_missing(voice, self.voices)
+        if language and self.languages and language.lower().replace("_", "-") not in self.languages:
+            message = f"this voice speaks {self.languages[0]}"
+            raise InvalidField(message, field="language", got=repr(language[:40]))
+
+    def say(self, sentence: str, voice: str, language: str, speed: float) -> tuple[Samples, int]:
+        """Speak a sentence, as :meth:`Speaker.say` says."""
+        del language
+        most = max(_LEAST_PHONEMES, int(_MOST_PHONEMES * min(1.0, speed)))
+        runs = _runs_of(self._known(self._spoken(sentence)), most)
+        return np.concatenate([self._say_run(each, voice, speed) for each in runs]), self._rate
+
+    def _say_run(self, phonemes: str, voice: str, speed: float) -> Samples:
+        numbers = self._numbers_of(phonemes)
+        scales = [self._scales["noise_scale"], self._scales["length_scale"] / speed, self._scales["noise_w"]]
+        inputs: list[Any] = [
+            np.array([numbers], np.int64),
+            np.array([len(numbers)], np.int64),
+            np.array(scales, np.float32),
+        ]
+        if self._has_speakers:
+            inputs.append(np.array([self._speakers.get(voice, 0)], np.int64))
+        try:
+            made = self._request.infer(inputs)
+            sound: Samples = np.array(next(iter(made.values())), np.float32).reshape(-1)
+        except RuntimeError as error:
+            raise ModelFailure(f"the model failed: {reason_of(error)}") from error
+        return np.clip(np.nan_to_num(sound), -1, 1)
+
+    def _spoken(self, sentence: str) -> str:
+        """Give phonemes, with the marks between clauses, by which the voice rises and falls."""
+        if self._phonemes is None:
+            return sentence
+        said = []
+        for clause, marks in _CLAUSE.findall(sentence):
+            said.append(_run_espeak(self._phonemes, clause))
+            said.append(f"{marks[:1].replace('…', '.')} " if marks else " ")
+        return "".join(said).rstrip()
+
+    def _known(self, phonemes: str) -> str:
+        """Leave out what the voice has no numbers for, and its own marks, which texts have for other things."""
+        spoken = self._numbers.keys() - {_BEGIN, _PAD, _END}
+        return "".join(each for each in unicodedata.normalize("NFD", phonemes) if each in spoken)
+
+    def _numbers_of(self, phonemes: str) -> list[int]:
+        pad = self._numbers[_PAD]
+        found = [*self._numbers[_BEGIN], *pad]
+        for phoneme in phonemes:
+            found += [*self._numbers[phoneme], *pad]
+        return [*found, *self._numbers[_END]]
+
+
+def _runs_of(phonemes: str, most: int) -> list[str]:
+    """Cut what is too long for one run of the network, between words where that is possible."""
+    runs = []
+    while len(phonemes) > most:
+        at = phonemes.rfind(" ", most // 2, most) + 1 or most
+        runs.append(phonemes[:at])
+        phonemes = phonemes[at:]
+    return [*runs, phonemes]
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config: Any = json.loads(read_regular_bytes(path))
+        known = config["phoneme_id_map"]
+        missing = [mark for mark in (_BEGIN, _PAD, _END) if mark not in known]
+        rate = int(config["audio"]["sample_rate"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UnusableVoice(f"{path} does not describe a voice of Piper: {error!r:.200}") from error
+    if missing:
+        raise UnusableVoice(f"{path}: phoneme_id_map has no {' and no '.join(missing)}")
+    if rate not in _RATES:
+        raise UnusableVoice(f"{path}: audio.sample_rate should be from {_RATES[0]} to {_RATES[-1]}: got {rate}")
+    described: dict[str, Any] = config
+    return described
+
+
+def _phonemes_of(config: Mapping[str, Any]) -> str | None:
+    """Give the language by which espeak-ng makes phonemes; None where letters are spoken as they are."""
+    kind = config.get("phoneme_type", _ESPEAK)
+    if kind == _LETTERS:
+        return None
+    if kind != _ESPEAK:
+        raise UnusableVoice(f"voices whose phoneme_type is {kind!r:.40} are not served; {_ESPEAK} and {_LETTERS} are")
+    if shutil.which(_PROGRAM) is None:
+        reason = f"this voice speaks phonemes that the program {_PROGRAM} makes, which is not installed"
+        raise UnusableVoice(f"{reason}: apt install {_PROGRAM}")
+    language = (config.get("espeak") or {}).get("voice")
+    if not isinstance(language, str):
+        raise UnusableVoice("the voice does not say for which language espeak-ng makes its phonemes: espeak.voice")
+    _run_espeak(language, "a")
+    return language
+
+
+def _run_espeak(language: str, clause: str) -> str:
+    command = [_PROGRAM, "-q", "--ipa", "-v", language, "--stdin"]
+    try:
+        done = subprocess.run(  # noqa: S603 - the program of the voice's choice, whose text comes on standard input
+            command, input=clause.encode(), capture_output=True, timeout=_PROGRAM_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ModelFailure(f"{_PROGRAM} made no phonemes: {error}") from error
+    if done.returncode:
+        raise ModelFailure(f"{_PROGRAM} made no phonemes: {done.stderr.decode(errors='replace').strip()[-200:]}")
+    return " ".join(_OTHER_LANGUAGE.sub("", done.stdout.decode(errors="replace")).split())
+
+
+def _languages_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Give the names of what it speaks, the fullest one first; none if it does not say."""
+    told = config.get("language") or {}
+    names = (told.get("code"), (config.get("espeak") or {}).get("voice"), told.get("family"))
+    return tuple(dict.fromkeys(name.lower().replace("_", "-") for name in names if isinstance(name, str)))
+
+
+# ----------------------------------------------------------------------
+# Texts cut into what is spoken in one go: sentences, and parts of those that are too long
+# ----------------------------------------------------------------------
+
+MOST_CHARACTERS: Final = 300
+"""Of one sentence: about twenty seconds, after which a request can be left, and the next one has its turn."""
+_WIDE: Final = 5
+"""As how many characters one counts that takes the place of two on a screen: it is a syllable, a word or a picture."""
+
+_SENTENCE_END: Final = re.compile(
+    r"(?<=[.!?\u2026\u3002\uff01\uff1f])[\"'\u201d\u2019\u00bb)\]]*\s+|\n+|(?<=[\u3002\uff01\uff1f])"
+)
+_PAUSE: Final = re.compile(r"(?<=[,;:\uff0c\u3001\uff1b\uff1a\u2014\u2013])\s*")
+_SPACE: Final = re.compile(r"\s+")
+_ABBREVIATED: Final = re.compile(r"(?:^|[\s(])(?:[^\W\d_]|Mr|Mrs|Ms|Dr|Prof|St|vs|etc|e\.g|i\.e)\.$")
+_ABBREVIATED_CHARACTERS: Final = len(" Prof.")
+_SPOKEN: Final = frozenset("LNS")
+"""First letters of the categories of Unicode that letters, numbers and symbols have."""
+
+
+def sentences_of(text: str) -> list[str]:
+    """Give the sentences of a text in their order, without what nobody can speak; none if that is all of it."""
+    said = "".join(" " if unicodedata.category(letter) == "Cc" and letter != "\n" else letter for letter in text)
+    found = [part for sentence in _whole_sentences(said) for part in _cut(sentence)]
+    return [each for each in found if any(unicodedata.category(letter)[0] in _SPOKEN for letter in each)]
+
+
+def _whole_sentences(text: str) -> list[str]:
+    found: list[str] = []
+    start = 0
+    for end in _SENTENCE_END.finditer(text):
+        # Of what has been said no more is looked at than one abbreviation: a text may be nothing else.
+        closed = end.start() + len(end[0].rstrip())
+        said = text[max(start, closed - _ABBREVIATED_CHARACTERS) : closed]
+        follower = text[end.end() : end.end() + 1]
+        goes_on = "\n" not in end[0] and (follower.islower() or _ABBREVIATED.search(said))
+        if not goes_on:
+            found.append(text[start : end.end()])
+            start = end.end()
+    return [_SPACE.sub(" ", each).strip() for each in (*found, text[start:])]
+
+
+def _cut(sentence: str) -> list[str]:
+    """Cut a sentence that is too long, at its pauses, else between words, else anywhere."""
+    parts: list[str] = []
+    while (most := _fitting(sentence)) < len(sentence):
+        head = sentence[:most]
+        pauses = [each.end() for each in _PAUSE.finditer(head) if each.end() >= most // 4]
+        at = pauses[-1] if pauses else head.rfind(" ") + 1 or most
+        parts.append(sentence[:at].strip())
+        sentence = sentence[at:].strip()
+    return [*parts, sentence]
+
+
+def _fitting(sentence: str) -> int:
+    """Tell how many characters of a sentence are spoken in one go at most."""
+    room = MOST_CHARACTERS
+    for at, letter in enumerate(sentence):
+        room -= _WIDE if unicodedata.east_asian_width(letter) in "WF" else 1
+        if room < 0:
+            return at
+    return len(sentence)

@@ -1,0 +1,66 @@
+"""Time the layers of a model on a copy that is compiled for it; the one that serves keeps no times."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from ovmstrio.core.errors import ModelFailure
+from ovmstrio.core.service import LayerTime, LayerTimes
+from ovmstrio.inference.infer_requests import Blocking, Slot
+from ovmstrio.inference.runtime import OPENVINO_ERRORS, reason
+from ovmstrio.inference.tensors import placeholder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import openvino as ov
+
+    from ovmstrio.inference.signature import ModelSignature
+
+__all__ = ["WITH_TIMES", "clock_layers"]
+
+WITH_TIMES: Final = {"PERF_COUNT": "YES"}
+_MOST_RUNS: Final = 200
+_NOT_COMPUTED: Final = ("unknown", "undef")
+"""How the implementation of a layer is called that only stands for a tensor."""
+
+
+def clock_layers(
+    compile_timed: Callable[[], ov.CompiledModel], signature: ModelSignature, seconds: float
+) -> LayerTimes:
+    """Compile a model with ``WITH_TIMES`` and run it on ones, open dimensions being 1; blocking.
+
+    The first run, which allocates, is not counted.
+
+    Raises:
+        ConfigError: it cannot be compiled so.
+        ModelFailure: it does not run on ones, or the device tells no times.
+    """
+    slot = Slot(compile_timed(), signature, Blocking.QUEUED)
+    slot.bind([placeholder(spec) for spec in signature.inputs])
+    try:
+        slot.infer()
+        sums: dict[tuple[str, str, str], float] = {}
+        runs, begun = 0, time.perf_counter()
+        while runs < _MOST_RUNS and (not runs or time.perf_counter() - begun < seconds):
+            slot.infer()
+            runs += 1
+            _add_times(slot, sums)
+        taken = time.perf_counter() - begun
+    finally:
+        slot.unbind()
+    layers = tuple(LayerTime(*layer, total / runs) for layer, total in sums.items())
+    return LayerTimes(runs, taken / runs, layers)
+
+
+def _add_times(slot: Slot, sums: dict[tuple[str, str, str], float]) -> None:
+    try:
+        told = slot.request.get_profiling_info()
+    except OPENVINO_ERRORS as error:
+        raise ModelFailure(f"the device tells no times of layers: {reason(error)}") from error
+    for each in told:
+        # One that takes less than the device's clock can tell is said not to have run.
+        if each.status.name == "EXECUTED" or not each.exec_type.startswith(_NOT_COMPUTED):
+            layer = each.node_name, each.node_type, each.exec_type
+            sums[layer] = sums.get(layer, 0.0) + each.real_time.total_seconds()

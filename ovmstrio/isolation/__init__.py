@@ -1,0 +1,1 @@
+"""User code in threads and processes: calls, worker processes and the messages between them."""

@@ -1,0 +1,1 @@
+"""OpenVINO models as services: loading, request validation, batching and sequences."""

@@ -1,0 +1,333 @@
+"""Models, those with sequences among them, as the server knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+from weakref import finalize
+
+import structlog
+import trio
+
+from ovmstrio.config.mapping import MAPPING_FILE, read_mapping
+from ovmstrio.config.model_entries import ModelEntries
+from ovmstrio.config.specs import ModelSpec, SpecificVersions
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
+from ovmstrio.core.service import NOTHING_INSIDE, Inside, Servable
+from ovmstrio.core.worker_peers import SequenceOwners
+from ovmstrio.inference.blob_cache import LentFolder, compiled_files, let_file_pages_go
+from ovmstrio.inference.compile import ModelFile, compile_model
+from ovmstrio.inference.compiled import Compiled
+from ovmstrio.inference.crash_probe import TrialMemory, trials_folder, try_model
+from ovmstrio.inference.crash_probe.probe import trial_of
+from ovmstrio.inference.network import Network
+from ovmstrio.inference.warmup import warm_buckets
+from ovmstrio.models.sequences import SequenceManagers
+from ovmstrio.models.servable import BatchedServable, ModelServable, NetworkSource, check_auto, follows_requests
+from ovmstrio.models.stateful import StatefulServable
+from ovmstrio.serving.fingerprints import tree_mark
+from ovmstrio.serving.kind import Kind, Takes
+from ovmstrio.serving.model_versions import check_regular_files, find_model_file, scan
+from ovmstrio.util.lazy_import import import_aside
+from ovmstrio.util.placement import run_load
+from ovmstrio.util.regular_files import read_regular_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ovmstrio.config.config_file import ConfigFile
+    from ovmstrio.config.specs import ServableSpec
+    from ovmstrio.core.service import Service
+    from ovmstrio.serving.kind import LoadContext
+    from ovmstrio.serving.model_versions import Listing
+
+__all__ = ["ModelKind", "load_model"]
+
+# ----------------------------------------------------------------------
+# Models, those with sequences among them, as the server knows them
+# ----------------------------------------------------------------------
+
+_KIND_CHANGED: Final = "Model type cannot be changed after it is loaded"
+
+
+class ModelKind(Kind[ModelSpec]):
+    """Versions of models in directories of their own."""
+
+    name = ModelSpec.kind
+    spec = ModelSpec
+    takes = frozenset({Takes.TENSORS})
+    loads_with: ClassVar[str] = "ovmstrio.models.kind"
+    runs_user_code = False
+    fills_cores = True
+    has_versions = True
+    section: ClassVar[str] = ModelEntries.section
+    occupied = "Model has a name that is taken"
+
+    def read(self, file: ConfigFile) -> list[ModelSpec]:
+        """Give the models of the file, and those that its graphs bring with them."""
+        return [model.spec for model in file.models.known.values()]
+
+    def list_versions(self, spec: ModelSpec) -> Listing:
+        """List the version directories."""
+        if spec.errors:
+            raise ConfigError(spec.errors)
+        return scan(spec.base_path)
+
+    def files_mark(self, spec: ModelSpec, directory: Path) -> str:
+        """Look at all files of the version."""
+        del spec
+        return tree_mark(directory)
+
+    def check_change(self, spec: ModelSpec, served: Sequence[ServableSpec]) -> None:
+        """Refuse to put a stateful model in the place of one without state, and the other way round."""
+        models = [each for each in (spec, *served) if isinstance(each, ModelSpec)]
+        if len({each.stateful for each in models}) > 1:
+            suggestion = "give it another name, or take the model out of the configuration first"
+            raise ConfigError([Problem(_KIND_CHANGED, file=spec.origin, path="stateful", suggestion=suggestion)])
+
+    def examine(self, spec: ModelSpec) -> Sequence[Problem]:
+        """Tell which versions are asked for and are not there."""
+        if not isinstance(spec.version_policy, SpecificVersions):
+            return ()
+        try:
+            listed = scan(spec.base_path).versions
+        except ConfigError:
+            return ()
+        found = ", ".join(map(str, listed)) or "none"
+        return [
+            Problem(
+                f"version {version} does not exist",
+                path="model_version_policy",
+                expected=str(spec.base_path / str(version)),
+                found=found,
+                severity="warning",
+            )
+            for version in sorted(set(spec.version_policy.versions) - set(listed))
+        ]
+
+    def place(self, spec: ModelSpec, problem: Problem, directory: Path | None) -> Problem:
+        """Point at the setting that causes a problem, or at the model's own files."""
+        if problem in spec.problems or problem.file == spec.origin:
+            return spec.placed(problem)
+        if directory is None:
+            in_settings = replace(problem, file="", path="base_path", found=problem.found or str(spec.base_path))
+            return problem if spec.place is None else spec.placed(in_settings)
+        if problem.path and Path(problem.file).name != MAPPING_FILE:
+            return spec.placed(replace(problem, file=""))
+        return problem if problem.file else replace(problem, file=str(directory))
+
+    async def load(self, spec: ModelSpec, version: int, directory: Path, context: LoadContext) -> Service:
+        """Read, compile and warm up a version."""
+        # OpenVINO is left alone by those who have no models, and the event loop goes on while it is imported.
+        await import_aside(self.loads_with)
+        from ovmstrio.models.sequences import SequenceManagers  # noqa: PLC0415 - for who loads only
+
+        started = perf_counter()
+        hooks = context.meters.servable(spec.name, str(version))
+        managers = context.shared(SequenceManagers)
+        servable = await load_model(
+            spec,
+            version,
+            directory,
+            hooks=hooks,
+            managers=managers,
+            tasks=context.tasks,
+            remark=context.remark,
+            owners=context.sequence_owners,
+        )
+        hooks.set_load_seconds(perf_counter() - started)
+        return servable
+
+    def look_inside(self, spec: ModelSpec, service: Service) -> Inside:
+        """Tell what the model was compiled to."""
+        from ovmstrio.models.servable import BatchedServable, ModelServable  # noqa: PLC0415 - as above
+        from ovmstrio.models.stateful import StatefulServable  # noqa: PLC0415 - as above
+
+        if not isinstance(service, ModelServable | BatchedServable | StatefulServable):
+            return NOTHING_INSIDE
+        batching = {} if spec.batching is None else {"batches": f"up to {spec.batching.max_batch_size}"}
+        return Inside(facts={"device": spec.target_device, **service.facts, **batching})
+
+
+# ----------------------------------------------------------------------
+# Load one version of a model out of its directory
+# ----------------------------------------------------------------------
+
+log = structlog.get_logger(__name__)
+
+LABELS_FILE: Final = "labels.txt"
+
+
+def _ignore(_: Problem) -> None:
+    """Tell nobody."""
+
+
+async def load_model(
+    spec: ModelSpec,
+    version: int,
+    directory: Path,
+    *,
+    hooks: ServableHooks = NULL_HOOKS,
+    managers: SequenceManagers | None = None,
+    tasks: trio.Nursery | None = None,
+    remark: Callable[[Problem], None] = _ignore,
+    owners: SequenceOwners | None = None,
+) -> Servable:
+    """Load, compile and warm up one version; the caller owns the servable and closes it.
+
+    Args:
+        spec: how it was configured.
+        version: its number.
+        directory: where its files are.
+        hooks: are told of inferences and batches.
+        managers: has the sequences of stateful models, those that go on after a reload among them.
+        tasks: owns what models run in the background, which only those with batching do; must outlive the servable.
+        remark: is told what is odd with a model that is loaded all the same.
+        owners: has the sequences that other processes of the server have; None if there are none.
+
+    Raises:
+        ConfigError: there is no model in the directory, it cannot be read, its settings do not fit it, or OpenVINO
+            crashes when it runs.
+        NotReady: the model could not be tried.
+
+    Cancellation: at once; the load goes on in its thread and its result is dropped.
+    """
+    source = await run_load(partial(_find, spec, directory))
+    network = await _load_kept(source, directory, hooks, tasks, remark)
+    if spec.stateful:
+        return StatefulServable(spec, version, network, managers or SequenceManagers(), owners)
+    if spec.batching is not None:
+        servable = BatchedServable(spec, spec.batching, version, network, hooks)
+        if tasks is None:
+            raise ValueError("a model with batching needs a nursery for its batches: give tasks")
+        await tasks.start(servable.serve)
+        return servable
+    if not follows_requests(spec):
+        return ModelServable(spec, version, network)
+    refusal = check_auto(network.signature.inputs)
+    if refusal:
+        raise ConfigError([Problem(refusal, file=spec.origin, path="shape")])
+    follower = NetworkSource(network, partial(_load_network, source, hooks))
+    return ModelServable(spec, version, network, follower)
+
+
+async def _load_kept(
+    source: ModelFile,
+    directory: Path,
+    hooks: ServableHooks,
+    tasks: trio.Nursery | None,
+    remark: Callable[[Problem], None],
+) -> Network:
+    """Try a model and load it, and keep what it compiles to if there is somebody to do that later."""
+    lent = None if tasks is None else await run_load(partial(_lend, source, directory))
+    if lent is None or tasks is None:
+        return await _try_and_load(source, directory, hooks, remark)
+    try:
+        network = await _try_and_load(replace(source, kept=lent.place), directory, hooks, remark)
+    except BaseException:
+        lent.give_back()
+        raise
+    # What it may be compiled from again is there for as long as the model is, and until that is kept.
+    finalize(network, lent.give_back)
+    tasks.start_soon(_keep, lent, network)
+    return network
+
+
+async def _keep(lent: LentFolder, _: Network) -> None:
+    """Keep what a model has compiled to, which goes with the model otherwise.
+
+    Cancellation: at once; what has been begun goes on in its thread.
+    """
+    await run_load(lent.keep)
+
+
+async def _try_and_load(
+    source: ModelFile, directory: Path, hooks: ServableHooks, remark: Callable[[Problem], None]
+) -> Network:
+    verdict = await try_model(trial := trial_of(source, directory))
+    if (odd := verdict.remark(trial)) is not None:
+        remark(odd)
+    return await _load_network(source, hooks, {}, remark)
+
+
+async def _load_network(
+    source: ModelFile,
+    hooks: ServableHooks,
+    requested: Mapping[str, tuple[int, ...]],
+    remark: Callable[[Problem], None] = _ignore,
+) -> Network:
+    compiled, warnings = await run_load(partial(_compile, replace(source, requested=requested)))
+    for warning in warnings:
+        log.warning(warning.message, model=source.spec.name, setting=warning.path, suggestion=warning.suggestion)
+        remark(warning)
+    timing = compiled.timing
+    if source.labels:
+        compiled = replace(compiled, signature=replace(compiled.signature, labels=source.labels))
+    network = Network(compiled, hooks)
+    log.debug(
+        "model compiled",
+        model=source.spec.name,
+        nireq=compiled.nireq,
+        streams=compiled.streams,
+        inline=network.runs_inline,
+        median_seconds=None if timing is None else timing.median_seconds,
+    )
+    return network
+
+
+def _compile(source: ModelFile) -> tuple[Compiled, list[Problem]]:
+    """Compile a model, and keep its weights in memory once; gives what is odd with it as well."""
+    compiled, warnings = warm_buckets(compile_model(source))
+    for folder in {source.file.parent, source.spec.cache_dir or source.kept or source.file.parent}:
+        let_file_pages_go(folder)
+    return compiled, warnings
+
+
+def _lend(source: ModelFile, directory: Path) -> LentFolder | None:
+    """Give a place for what a model compiles to; None if nothing of it is kept, or it cannot be read."""
+    files = compiled_files()
+    if files is None or source.spec.cache_dir is not None:
+        return None
+    try:
+        key = TrialMemory(trials_folder()).key_of(trial_of(source, directory))
+        weights = source.file.with_suffix(".bin")
+        return files.lend(key, weights.stat().st_size if weights.exists() else 0)
+    except OSError:
+        return None
+
+
+def _find(spec: ModelSpec, directory: Path) -> ModelFile:
+    check_regular_files(directory)
+    problems: list[Problem] = []
+    found: list[Any] = []
+    for read in (find_model_file, read_mapping):
+        try:
+            found.append(read(directory))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    file, mapping = found
+    return ModelFile(file, spec, mapping, labels=_labels(directory))
+
+
+def _labels(directory: Path) -> tuple[str, ...]:
+    """Read the names of classes, a line each, that lie beside the model or its versions; none without such a file.
+
+    Raises:
+        ConfigError: they are no text.
+    """
+    for folder in (directory, directory.parent) if directory.is_dir() else ():
+        path = folder / LABELS_FILE
+        try:
+            return tuple(read_regular_text(path).splitlines())
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise ConfigError([Problem(f"the labels cannot be read: {error}", file=str(path))]) from None
+    return ()

@@ -1,0 +1,219 @@
+"""What a request says of its sequence: OVMS's two special inputs, or Triton's three parameters.
+
+The inputs are ``sequence_id`` (UINT64 [1], 0 for none) and ``sequence_control_input`` (UINT32 [1]: 0 for a step, 1 for
+the start, 2 for the end).  The parameters are ``sequence_id``, a number or a text, and the flags ``sequence_start`` and
+``sequence_end``, which may both be set: that is a sequence of one request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.request import SEQUENCE_CONTROL, SEQUENCE_ID, InferRequest, ParameterValue
+from ovmstrio.core.tensor import BY_NAME, Dim, RawTensor, Tensor, TensorSpec
+from ovmstrio.models.rejections import mismatch, refused, show_shape
+from ovmstrio.models.validation import InputValidator, check_style
+from ovmstrio.util.truncation import utf8
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ovmstrio.core.tensor import Array
+
+__all__ = ["SPECIAL_INPUTS", "Control", "owner_of", "pack", "read_control", "read_outputs", "tell_outputs", "unpack"]
+
+# ----------------------------------------------------------------------
+# What a request says of its sequence: OVMS's two special inputs, or Triton's three parameters
+# ----------------------------------------------------------------------
+
+SPECIAL_INPUTS: Final = (SEQUENCE_ID, SEQUENCE_CONTROL)
+"""In the order in which they are read, and complained of."""
+
+_START: Final = 1
+_END: Final = 2
+_MAX_ID: Final = 2**64 - 1
+_MAX_DIGITS: Final = 20
+_MAX_CHARACTERS: Final = 256
+_SHOWN_CHARACTERS: Final = 40
+
+_CHECKS: Final = {
+    SEQUENCE_ID: InputValidator(TensorSpec(SEQUENCE_ID, BY_NAME["UINT64"], (Dim.fixed(1),), None)),
+    SEQUENCE_CONTROL: InputValidator(TensorSpec(SEQUENCE_CONTROL, BY_NAME["UINT32"], (Dim.fixed(1),), None)),
+}
+_NOT_FOUND: Final = {
+    SEQUENCE_ID: "Could not find sequence id in expected tensor proto field uint64_val",
+    SEQUENCE_CONTROL: "Could not find sequence control input in expected tensor proto field uint32_val",
+}
+_NO_SHAPE: Final = "Special input proto does not contain tensor shape information"
+_NO_ID: Final = "Sequence ID has not been provided in request inputs"
+_BAD_CONTROL: Final = "Unexpected value of sequence control input"
+
+
+class Control(NamedTuple):
+    """Which sequence a request is for, 0 if it does not say, and whether it is its first or last one."""
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+
+
+def read_control(request: InferRequest) -> tuple[Control, InferRequest]:
+    """Read what a request says of its sequence; gives the request for the model behind it.
+
+    Raises:
+        InvalidRequest: a special input has another form or value, no sequence is named though none is to be started,
+            or inputs and parameters name different ones.
+    """
+    positions: dict[str, int] = {}
+    for position, given in enumerate(request.inputs):
+        if given.name in _CHECKS:
+            positions.setdefault(given.name, position)
+    if positions and request.raw_inputs:
+        check_style(request.inputs, request.raw_inputs)
+    identity = _value(request, positions[SEQUENCE_ID]) if SEQUENCE_ID in positions else 0
+    control = _value(request, positions[SEQUENCE_CONTROL]) if SEQUENCE_CONTROL in positions else 0
+    if control not in {0, _START, _END}:
+        raise refused(_BAD_CONTROL, f"Expected: 0, {_START} (start) or {_END} (end); Actual: {control}")
+    found = Control(identity, control == _START, control == _END)
+    if request.parameters:
+        found = _with_parameters(found, request.parameters)
+    if not found.id and not found.start:
+        raise refused(_NO_ID)
+    return found, _without(request, positions.values()) if positions else request
+
+
+def _value(request: InferRequest, position: int) -> int:
+    given = request.inputs[position]
+    check = _CHECKS[given.name]
+    raw = request.raw_inputs[position] if request.raw_inputs else None
+    datatype = check.spec.datatype
+    # What nearly every request has; the rest checks the same, and says what is wrong.
+    if raw is not None and given.shape == (1,) and given.datatype == datatype.name and len(raw) == datatype.itemsize:
+        return int.from_bytes(raw, "little")
+    if not given.shape:
+        raise refused(_NO_SHAPE, f"Expected: (1); input name: {given.name}")
+    if len(given.shape) > 1:
+        raise mismatch("Invalid number of shape dimensions", "(1)", show_shape(given.shape), check.spec)
+    if given.shape != (1,):
+        raise mismatch("Invalid input shape", "(1)", show_shape(given.shape), check.spec)
+    try:
+        array = check(given, raw)
+    except InvalidRequest as error:
+        raise refused(_NOT_FOUND[given.name], error.message) from None
+    return int(array[0])
+
+
+def _with_parameters(control: Control, parameters: Mapping[str, ParameterValue]) -> Control:
+    given = _identity(parameters.get("sequence_id", 0))
+    if control.id and given and control.id != given:
+        raise InvalidRequest(f"the input sequence_id is {control.id}, and the parameter sequence_id {given}")
+    return Control(
+        control.id or given,
+        control.start or _flag("sequence_start", parameters.get("sequence_start", False)),
+        control.end or _flag("sequence_end", parameters.get("sequence_end", False)),
+    )
+
+
+def _identity(value: ParameterValue) -> int | str:
+    """Read an id: a number, which a text of its digits means as well, or any other text; an empty one is none."""
+    text = str(value)
+    if isinstance(value, int | str) and text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS:
+        number = int(text)
+        if number <= _MAX_ID:
+            return number
+    if isinstance(value, str) and len(value) <= _MAX_CHARACTERS:
+        return value or 0
+    found = f"{value!r}"[:_SHOWN_CHARACTERS]
+    raise InvalidRequest(
+        f"the parameter sequence_id must be an integer of 0 to {_MAX_ID}, or a text of at most {_MAX_CHARACTERS} "
+        f"characters, got {found}"
+    )
+
+
+def _flag(name: str, value: ParameterValue) -> bool:
+    if not isinstance(value, bool):
+        found = f"{value!r}"[:_SHOWN_CHARACTERS]
+        raise InvalidRequest(f"the parameter {name} must be true or false, got {found}")
+    return value
+
+
+def _without(request: InferRequest, positions: Iterable[int]) -> InferRequest:
+    inputs, raws = [*request.inputs], [*request.raw_inputs]
+    for position in sorted(positions, reverse=True):
+        del inputs[position]
+        if raws:
+            del raws[position]
+    # `dataclasses.replace` takes several times as long, in every step of every sequence.
+    return InferRequest(
+        request.model_name,
+        request.model_version,
+        request.id,
+        request.parameters,
+        inputs,
+        request.outputs,
+        raws,
+        request.deadline,
+    )
+
+
+# ----------------------------------------------------------------------
+# Whose a sequence is where several servers share them by their ids, and what is told on the way to whoever has one
+# ----------------------------------------------------------------------
+
+_ID_BYTES: Final = 8
+
+
+def owner_of(identity: int | str, owners: int) -> int:
+    """Tell which of so many has a sequence; the same whoever is asked, and whenever."""
+    data = utf8(identity) if isinstance(identity, str) else identity.to_bytes(_ID_BYTES, "little")
+    return crc32(data) % owners
+
+
+def pack(arrays: Iterable[tuple[str, str, Array]]) -> tuple[list[Any], list[Any]] | None:
+    """Give what :func:`unpack` makes arrays of again, with what is told of each; None if one has objects.
+
+    Args:
+        arrays: names, what else is told of them, and what they are.
+    """
+    heads, buffers = [], []
+    for name, told, array in arrays:
+        if array.dtype.hasobject:
+            return None
+        heads.append([name, told, array.dtype.str, array.shape])
+        buffers.append(array.tobytes())
+    return heads, buffers
+
+
+def unpack(heads: Sequence[Sequence[Any]], tail: Any) -> Iterator[tuple[str, str, Array]]:
+    """Make names, what is told and arrays of what :func:`pack` gave.
+
+    Raises:
+        ValueError: there are fewer bytes than there should be.
+    """
+    at = 0
+    for name, told, kind, shape in heads:
+        dtype = np.dtype(kind)
+        count = math.prod(shape)
+        # Copies are aligned, and may be written.
+        yield (
+            name,
+            told,
+            np.frombuffer(tail, dtype, count, at).reshape(shape).copy() if count else np.empty(shape, dtype),
+        )
+        at += count * dtype.itemsize
+
+
+def tell_outputs(outputs: Sequence[Tensor | RawTensor]) -> list[list[Any]]:
+    """Make plain data of a model's outputs."""
+    return [[each.name, each.datatype_name, each.array] for each in outputs if isinstance(each, Tensor)]
+
+
+def read_outputs(told: Sequence[Sequence[Any]]) -> list[Tensor | RawTensor]:
+    """Make outputs of what :func:`tell_outputs` gave."""
+    return [Tensor(name, BY_NAME[datatype], np.asarray(array)) for name, datatype, array in told]

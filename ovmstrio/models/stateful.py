@@ -1,0 +1,182 @@
+"""One version of one OpenVINO model with state, as a servable: each sequence of requests has a state of its own."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import trio
+
+from ovmstrio.core.errors import ConfigError, Problem, SequenceExists
+from ovmstrio.core.request import SEQUENCE_ID, InferRequest, InferResponse
+from ovmstrio.core.tensor import BY_NAME, BYTES, Tensor
+from ovmstrio.core.worker_peers import ForwardedStep, SequenceElsewhere
+from ovmstrio.inference.tensors import StateChange
+from ovmstrio.models.sequences.manager import EXISTS
+from ovmstrio.models.sequences.requests import SPECIAL_INPUTS, Control, read_control
+from ovmstrio.models.servable import model_metadata, named_outputs
+from ovmstrio.models.validation import Validator
+from ovmstrio.util.truncation import utf8
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ovmstrio.config.specs import ModelSpec
+    from ovmstrio.core.request import ServableMetadata
+    from ovmstrio.core.service import LayerTimes, SequenceInfo
+    from ovmstrio.core.tensor import Array, RawTensor
+    from ovmstrio.core.worker_peers import SequenceOwners
+    from ovmstrio.inference.network import Network
+    from ovmstrio.inference.signature import ModelSignature
+    from ovmstrio.models.sequences.manager import SequenceManagers
+
+__all__ = ["StatefulServable"]
+
+
+class StatefulServable:
+    """Validates requests, runs each with the state of its sequence, and tells which sequence that is.
+
+    Raises:
+        ConfigError: a tensor of the model has a name that requests need for their sequences.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        version: int,
+        network: Network,
+        managers: SequenceManagers,
+        owners: SequenceOwners | None = None,
+    ) -> None:
+        _check_names(spec, network.signature)
+        self.name = spec.name
+        self.version = str(version)
+        self.metadata: ServableMetadata = replace(model_metadata(spec.name, network.signature), has_sequences=True)
+        self._network: Network | None = network
+        self._validate = Validator(network.signature.inputs)
+        self._variables = {variable.name: variable for variable in network.variables}
+        self._managers = managers
+        self._manager = managers.open(spec, version, network.variables)
+        self._owners = owners
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it was compiled to, for those who look; nothing once it is closed."""
+        return {} if self._network is None else self._network.facts
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Answer one call with all outputs of the model, in the order of their names, and ``sequence_id`` behind them.
+
+        Requests of one sequence run one after the other in the order of their arrival, those of different sequences
+        side by side.  A request that fails or is cancelled leaves no trace in its sequence.  The caller owns the
+        request, whose buffers must stay unchanged until this returns.
+
+        Raises:
+            InvalidRequest: the request does not fit the inputs, or does not say which sequence it is for.
+            SequenceMissing: its sequence is not alive.
+            SequenceExists: it starts a sequence that is alive.
+            SequenceEnding: it starts a sequence whose last request is not done yet.
+            TooManySequences: it starts one more sequence than the model may have.
+            ModelFailure: OpenVINO failed on a valid request.
+
+        Cancellation: while waiting for the turn in the sequence; otherwise see :meth:`Network.infer`.
+        """
+        control, plain = read_control(request)
+        arrays = self._validate(plain)
+        outputs = await self._answer(control, arrays, request)
+        return InferResponse(self.name, self.version, outputs, request.id, is_private=True)
+
+    async def _answer(
+        self, control: Control, arrays: Mapping[str, Array], request: InferRequest
+    ) -> list[Tensor | RawTensor]:
+        """Give the outputs of a request, from whichever process has its sequence, or will."""
+        by_default = not request.model_version.strip("0")
+        owners, identity = self._owners, control.id
+        if owners is None:
+            return await self._run(control, arrays, request, by_default=by_default)
+        while True:
+            with suppress(SequenceElsewhere):
+                if not identity or identity in self._manager:
+                    return await self._run(control, arrays, request, by_default=by_default)
+                owner = owners.owner(self.name, identity)
+                if owner is None:
+                    return await self._run(control, arrays, request, by_default=by_default)
+                asked = "" if by_default else self.version, identity, control.start, control.end
+                return await owners.run_step(owner, ForwardedStep(self.name, *asked, arrays, request.most_bytes))
+
+    async def run_step(self, step: ForwardedStep) -> list[Tensor | RawTensor]:
+        """Give the outputs of a request of a sequence that is here, which came to another process; as :meth:`infer`.
+
+        Raises:
+            ServerError: as there.
+
+        Cancellation: as there.
+        """
+        request = InferRequest(self.name, step.version, most_bytes=step.most_bytes)
+        control = Control(step.id, step.start, step.end)
+        try:
+            return await self._run(control, step.arrays, request, by_default=not step.version)
+        except SequenceElsewhere:
+            # It ended here while the request was on its way, and somebody else has been faster to begin the next one.
+            raise SequenceExists(EXISTS) from None
+
+    async def _run(
+        self, control: Control, arrays: Mapping[str, Array], request: InferRequest, *, by_default: bool
+    ) -> list[Tensor | RawTensor]:
+        network = self._network
+        if network is None:
+            raise trio.ClosedResourceError
+        async with self._manager.turn(control, by_default=by_default) as sequence:
+            change = StateChange(self._variables, sequence.state, keep=not control.end)
+            results = await network.infer(tuple(arrays.values()), change, request.event, request.most_bytes)
+            outputs = named_outputs(network.signature, results)
+            sequence.advance(change.after)
+        outputs.append(_id_tensor(sequence.id))
+        return outputs
+
+    def sequences(self) -> list[SequenceInfo]:
+        """List the live sequences, by id, texts behind numbers."""
+        return sorted(
+            (sequence.info for sequence in self._manager), key=lambda info: (isinstance(info.id, str), info.id)
+        )
+
+    async def layer_times(self, seconds: float) -> LayerTimes:
+        """Time the model's layers; see ``LayeredServable``."""
+        if self._network is None:
+            raise trio.ClosedResourceError
+        return await self._network.layer_times(seconds)
+
+    async def aclose(self) -> None:
+        """Unload the model.  Called once, when no call is in flight.
+
+        Cancellation: never; it does not wait.
+        """
+        self._network = None
+        self._managers.close(self._manager)
+
+
+def _id_tensor(identity: int | str) -> Tensor:
+    if isinstance(identity, str):
+        return Tensor(SEQUENCE_ID, BYTES, np.array([utf8(identity)], object))
+    return Tensor(SEQUENCE_ID, BY_NAME["UINT64"], np.array([identity], np.uint64))
+
+
+def _check_names(spec: ModelSpec, signature: ModelSignature) -> None:
+    problems = [
+        Problem(
+            f"the {kind} {tensor.name!r} has a name that requests need for their sequences",
+            file=spec.origin,
+            path="stateful",
+            suggestion="rename it in mapping_config.json",
+        )
+        for kind, tensors, reserved in (
+            ("input", signature.inputs, SPECIAL_INPUTS),
+            ("output", signature.outputs, (SEQUENCE_ID,)),
+        )
+        for tensor in tensors
+        if tensor.name in reserved
+    ]
+    if problems:
+        raise ConfigError(problems)

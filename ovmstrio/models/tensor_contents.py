@@ -1,0 +1,298 @@
+"""Turn values that came one by one into an array, refusing what the element type cannot hold.
+
+OVMS narrows integers silently; here a value out of range is refused, because the model would see another number.
+"""
+
+from __future__ import annotations
+
+import array as arrays
+import struct
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from ovmstrio.core.request import Buffer, Contents, InferInput
+from ovmstrio.core.tensor import BY_NAME, BYTES, Array, Tensor, TensorSpec, to_bf16
+from ovmstrio.models.rejections import mismatch, refused, show_shape
+from ovmstrio.util.truncation import utf8
+
+__all__ = [
+    "count_values",
+    "elements_of",
+    "is_string_matrix",
+    "listed_numbers",
+    "native_strings",
+    "string_matrix",
+    "strings_of_rows",
+    "to_array",
+]
+
+# ----------------------------------------------------------------------
+# Turn values that came one by one into an array, refusing what the element type cannot hold
+# ----------------------------------------------------------------------
+
+_PYTHON_TYPES: Final[dict[str, frozenset[type]]] = {
+    "b": frozenset({bool}),
+    "i": frozenset({int}),
+    "u": frozenset({int}),
+    "f": frozenset({int, float}),
+}
+MAX_FILLED_BYTES: Final = 2**26
+"""The largest array that fewer values than elements may stand for: a small message must not ask for a large one."""
+
+_MOST_LISTED: Final = 1024
+"""Elements up to which the standard library's arrays take less time than numpy's, which have more to look at first."""
+_CODES: Final = {
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+    "FP32": "f",
+    "FP64": "d",
+}
+_BF16: Final = BY_NAME["BF16"]
+_ARRAY_KINDS: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+
+
+def count_values(contents: Contents | None, spec: TensorSpec) -> int:
+    """Count the values in the one field that may carry this element type; values elsewhere count as none."""
+    if contents is None or contents.field != spec.datatype.contents_field:
+        return 0
+    return len(contents.values)
+
+
+def listed_numbers(spec: TensorSpec, shape: tuple[int, ...]) -> Callable[[Contents | None], Array | None]:
+    """Make what gives the numbers of an input of one shape that come as a list of Python's, as an array.
+
+    It gives None where they are no such list, too many, or not right, for :func:`to_array` to judge.
+    """
+    code, count = _CODES.get(spec.datatype.name), prod(shape)
+    if code is None or not 0 < count <= _MOST_LISTED:
+        return _no_numbers
+    dtype, field = spec.datatype.numpy, spec.datatype.contents_field
+    allowed = _PYTHON_TYPES[dtype.kind]
+
+    def numbers(contents: Contents | None) -> Array | None:
+        if contents is None or contents.field != field:
+            return None
+        values = contents.values
+        if type(values) is not list or len(values) != count:
+            return None
+        if not contents.is_checked and not allowed.issuperset(map(type, values)):
+            return None
+        try:
+            return np.ndarray(shape, dtype, arrays.array(code, values))
+        except OverflowError:
+            return None
+
+    return numbers
+
+
+def _no_numbers(_: Contents | None) -> None:
+    return None
+
+
+def to_array(contents: Contents | None, shape: tuple[int, ...], count: int, spec: TensorSpec) -> Array:
+    """Make an array of ``shape``, which has ``count`` elements.
+
+    Raises:
+        InvalidRequest: there are more or fewer values, values of another kind, or values out of range.
+    """
+    actual = count_values(contents, spec)
+    if actual != count and not _may_fill(contents, actual, count, spec):
+        fixed = "Invalid number of values in tensor proto container"
+        raise mismatch(fixed, f"{count} values", f"{actual} values", spec)
+    if contents is None or not count:
+        return np.empty(shape, spec.datatype.numpy)
+    values = contents.values
+    try:
+        return _filled(_elements(values, spec), count).reshape(shape)
+    except (OverflowError, ValueError) as error:
+        raise _wrong_values(spec, str(error)) from None
+
+
+def _elements(values: Sequence[Any] | Array, spec: TensorSpec) -> Array:
+    dtype = spec.datatype.numpy
+    is_bits = isinstance(values, np.ndarray) and values.dtype == dtype
+    if spec.datatype is _BF16 and not is_bits:
+        _check_kind(values, "f", spec)
+        with np.errstate(over="ignore"):
+            return to_bf16(np.asarray(values, np.float32))
+    _check_kind(values, dtype.kind, spec)
+    if dtype.kind in "iu":
+        _check_range(values, spec)
+    with np.errstate(over="ignore"):
+        return np.asarray(values, dtype)
+
+
+def _may_fill(contents: Contents | None, actual: int, count: int, spec: TensorSpec) -> bool:
+    if contents is None or not contents.repeat_last:
+        return False
+    return 0 < actual < count and count * spec.datatype.itemsize <= MAX_FILLED_BYTES
+
+
+def _filled(array: Array, count: int) -> Array:
+    """Repeat the last element until there are ``count``."""
+    if array.size == count:
+        return array
+    filled = np.full(count, array[-1])
+    filled[: array.size] = array
+    return filled
+
+
+def _wrong_values(spec: TensorSpec, detail: str) -> Exception:
+    return refused("Invalid values in tensor proto container", f"{detail}; input name: {spec.name}")
+
+
+def _check_kind(values: Sequence[Any] | Array, kind: str, spec: TensorSpec) -> None:
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind not in _ARRAY_KINDS[kind] or values.ndim != 1:
+            raise _wrong_values(spec, f"Expected: {spec.datatype.name}; Actual: {values.dtype}")
+        return
+    strangers = set(map(type, values)) - _PYTHON_TYPES[kind]
+    if strangers:
+        names = ", ".join(sorted(stranger.__name__ for stranger in strangers))
+        raise _wrong_values(spec, f"Expected: {spec.datatype.name}; Actual: {names}")
+
+
+def _check_range(values: Sequence[Any] | Array, spec: TensorSpec) -> None:
+    limits = np.iinfo(spec.datatype.numpy)
+    if isinstance(values, np.ndarray):
+        low, high = int(values.min()), int(values.max())
+    else:
+        low, high = min(values), max(values)
+    if low < limits.min or high > limits.max:
+        outside = low if low < limits.min else high
+        raise _wrong_values(spec, f"{outside} is out of range of {spec.datatype.name} [{limits.min}, {limits.max}]")
+
+
+# ----------------------------------------------------------------------
+# BYTES elements: their framing in raw buffers, and the two ways in which models take and give strings
+# ----------------------------------------------------------------------
+
+MAX_ELEMENTS: Final = 2**25
+"""The most strings in one tensor; 33.5 million, as in OVMS."""
+
+MAX_BYTES: Final = 2**30
+"""The most bytes that the strings of one tensor may take as rows of the longest one's length."""
+
+_LENGTH: Final = struct.Struct("<I")
+_STRING_OUTPUT_SUFFIX: Final = "_string"
+_MATRIX_RANK: Final = 2
+
+
+def elements_of(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> list[bytes]:
+    """Take the elements out of wherever the request has them.
+
+    Raises:
+        InvalidRequest: the framing of a raw buffer is broken, or an element is no string.
+    """
+    if raw is not None:
+        return _unframe(raw, spec)
+    contents = given.contents
+    if contents is None or contents.field != BYTES.contents_field:
+        return []
+    return [_encoded(value, contents, spec) for value in contents.values]
+
+
+def _encoded(value: object, contents: Contents, spec: TensorSpec) -> bytes:
+    if isinstance(value, str):
+        return utf8(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    detail = f"Expected: BYTES; Actual: {type(value).__name__} in {contents.field}; input name: {spec.name}"
+    raise refused("Invalid values in tensor proto container", detail)
+
+
+def _unframe(raw: Buffer, spec: TensorSpec) -> list[bytes]:
+    view = memoryview(raw)
+    end, position = view.nbytes, 0
+    elements: list[bytes] = []
+    while position < end:
+        start = position + _LENGTH.size
+        if start > end:
+            raise _bad_framing(spec, f"{end - position} bytes are left where a length of 4 bytes must stand")
+        (length,) = _LENGTH.unpack_from(view, position)
+        position = start + length
+        if position > end:
+            raise _bad_framing(spec, f"an element of {length} bytes is announced and {end - start} are left")
+        elements.append(bytes(view[start:position]))
+    return elements
+
+
+def _bad_framing(spec: TensorSpec, detail: str) -> Exception:
+    fixed = "Inputs inside buffer do not match the expected format"
+    return refused(
+        fixed, f"BYTES elements are each behind a little-endian uint32 length; {detail}; input name: {spec.name}"
+    )
+
+
+def _check_size(elements: Sequence[bytes], width: int, spec: TensorSpec) -> None:
+    if len(elements) * width > MAX_BYTES:
+        fixed = "String max size exceeded"
+        detail = f"{len(elements)} strings, of which the longest has {width} bytes"
+        raise mismatch(fixed, f"at most {MAX_BYTES} bytes", detail, spec)
+
+
+def native_strings(given: InferInput, raw: Buffer | None, count: int, spec: TensorSpec) -> Array:
+    """Make an object array of the request's shape, which has been checked and has ``count`` elements.
+
+    Raises:
+        InvalidRequest: too many or too large strings, broken framing, or another number of them than the shape has.
+    """
+    if count > MAX_ELEMENTS:
+        raise mismatch("String max size exceeded", f"at most {MAX_ELEMENTS} strings", count, spec)
+    elements = elements_of(given, raw, spec)
+    if len(elements) != count:
+        raise mismatch("Invalid string input", f"{count} strings", f"{len(elements)} strings", spec)
+    _check_size(elements, max(map(len, elements), default=0), spec)
+    array = np.empty(count, dtype=object)
+    array[:] = elements
+    return array.reshape(given.shape)
+
+
+def is_string_matrix(spec: TensorSpec) -> bool:
+    """Tell whether an endpoint can take strings as rows of bytes."""
+    return spec.datatype.name == "UINT8" and len(spec.shape) == _MATRIX_RANK
+
+
+def string_matrix(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> Array:
+    """Make a ``UINT8`` matrix of the strings, each padded with zeros to one more than the longest.
+
+    Raises:
+        InvalidRequest: the shape, the number or the lengths of the strings do not fit the input.
+    """
+    if len(given.shape) != 1:
+        raise mismatch("Invalid number of shape dimensions", "(-1)", show_shape(given.shape), spec)
+    elements = elements_of(given, raw, spec)
+    fixed = "Invalid input batch size"
+    if given.shape[0] != len(elements):
+        raise mismatch(fixed, given.shape[0], f"{len(elements)} strings", spec)
+    if not elements:
+        raise mismatch(fixed, "at least 1", "no strings", spec)
+    if not spec.shape[0].accepts(len(elements)):
+        raise mismatch(fixed, spec.shape[0], len(elements), spec)
+    width = max(map(len, elements)) + 1
+    if not spec.shape[1].accepts(width):
+        raise mismatch("Invalid input shape", show_shape(spec.shape), show_shape((len(elements), width)), spec)
+    _check_size(elements, width, spec)
+    padded = b"".join(element.ljust(width, b"\0") for element in elements)
+    return np.frombuffer(padded, np.uint8).reshape(len(elements), width)
+
+
+def strings_of_rows(output: Tensor) -> Tensor:
+    """Give an output called ``..._string`` that is a matrix of bytes as strings, each cut at its first NUL."""
+    array = output.array
+    if output.datatype is not BY_NAME["UINT8"] or array.ndim != _MATRIX_RANK:
+        return output
+    if not output.name.endswith(_STRING_OUTPUT_SUFFIX):
+        return output
+    rows = np.empty(array.shape[0], dtype=object)
+    rows[:] = [row.tobytes().partition(b"\0")[0] for row in array]
+    return Tensor(output.name, BYTES, rows)

@@ -1,0 +1,188 @@
+"""Check a request against a servable's inputs and turn it into arrays; one place for every protocol.
+
+The checks, their order and the fixed part of their texts are OVMS's (KServe validation), because clients match on
+them.  Differences are improvements: ``INT64`` and ``UINT64`` have their whole range, narrow integers are refused when
+out of range instead of being cut, what does not decode as an image is the caller's fault, and all inputs that do not
+fit are named behind the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import islice
+from math import prod
+from typing import Final
+
+from ovmstrio.config.documents import did_you_mean
+from ovmstrio.core.errors import MAX_ERRORS, Gathered, InvalidRequest
+from ovmstrio.core.request import Buffer, InferInput, InferRequest
+from ovmstrio.core.tensor import BYTES, Array, TensorSpec
+from ovmstrio.encoding.raw_contents import wrapped
+from ovmstrio.models.images import IMAGE_RANK, image_batch
+from ovmstrio.models.rejections import BOTH_STYLES, mismatch, refused, show_shape
+from ovmstrio.models.tensor_contents import is_string_matrix, listed_numbers, native_strings, string_matrix, to_array
+
+__all__ = ["InputValidator", "Validator", "check_style"]
+
+_COUNTS: Final = "raw_input_contents must hold one buffer an input. Expected: {expected}; Actual: {actual}"
+_MAX_BYTES: Final = 2**63 - 1
+
+
+class InputValidator:
+    """Checks one input, about which everything that can be known beforehand is."""
+
+    __slots__ = ("_datatype", "_dtype", "_exact_shape", "_last_bytes", "_last_shape", "_listed", "spec")
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self.spec = spec
+        self._datatype = spec.datatype.name
+        self._dtype = spec.datatype.numpy
+        fixed = spec.datatype is not BYTES and all(dim.is_fixed for dim in spec.shape)
+        least = tuple(dim.low for dim in spec.shape)
+        self._exact_shape = self._last_shape = least if fixed else None
+        self._last_bytes = prod(least) * spec.datatype.itemsize
+        self._listed = listed_numbers(spec, least)
+
+    def __call__(self, given: InferInput, raw: Buffer | None) -> Array:
+        """Check one input and give its array.
+
+        Raises:
+            InvalidRequest: it does not fit.
+        """
+        shape = given.shape
+        if given.datatype == self._datatype:
+            if raw is not None:
+                # Of open shapes the last one is tried first: it has been checked.
+                if shape == self._last_shape and len(raw) == self._last_bytes:
+                    return wrapped(raw, shape, self._dtype)
+            elif shape == self._exact_shape:
+                array = self._listed(given.contents)
+                if array is not None:
+                    return array
+        return self._careful(given, raw)
+
+    def _careful(self, given: InferInput, raw: Buffer | None) -> Array:
+        shape = given.shape
+        spec = self.spec
+        if any(size < 0 for size in shape):
+            raise mismatch("Invalid input shape", show_shape(spec.shape), show_shape(shape), spec)
+        if given.datatype == BYTES.name:
+            return self._bytes(given, raw)
+        if given.datatype != self._datatype:
+            raise mismatch("Invalid input precision", self._datatype, given.datatype, spec)
+        self._check_shape(shape)
+        count = prod(shape)
+        expected = count * spec.datatype.itemsize
+        if expected > _MAX_BYTES:
+            raise mismatch("Invalid content size of tensor proto", f"at most {_MAX_BYTES} bytes", expected, spec)
+        if raw is None:
+            return to_array(given.contents, shape, count, spec)
+        if len(raw) != expected:
+            fixed = "Invalid content size of tensor proto"
+            raise mismatch(fixed, f"{expected} bytes", f"{len(raw)} bytes", spec)
+        self._last_shape, self._last_bytes = shape, expected
+        return wrapped(raw, shape, self._dtype)
+
+    def _bytes(self, given: InferInput, raw: Buffer | None) -> Array:
+        spec = self.spec
+        if spec.datatype is BYTES:
+            self._check_rank(given.shape)
+            if not all(dim.accepts(size) for dim, size in zip(spec.shape, given.shape, strict=True)):
+                raise mismatch("Invalid input shape", show_shape(spec.shape), show_shape(given.shape), spec)
+            return native_strings(given, raw, prod(given.shape), spec)
+        if is_string_matrix(spec):
+            return string_matrix(given, raw, spec)
+        if len(spec.shape) == IMAGE_RANK:
+            return image_batch(given, raw, spec)
+        raise InvalidRequest(f"Functionality not implemented - BYTES for an input of {spec}; input name: {spec.name}")
+
+    def _check_rank(self, shape: tuple[int, ...]) -> None:
+        spec = self.spec
+        if len(shape) != len(spec.shape):
+            raise mismatch("Invalid number of shape dimensions", show_shape(spec.shape), show_shape(shape), spec)
+
+    def _check_shape(self, shape: tuple[int, ...]) -> None:
+        spec = self.spec
+        self._check_rank(shape)
+        wrong = [axis for axis, (dim, size) in enumerate(zip(spec.shape, shape, strict=True)) if not dim.accepts(size)]
+        if spec.batch_axis in wrong:
+            axis = spec.batch_axis
+            raise mismatch("Invalid input batch size", spec.shape[axis], shape[axis], spec)
+        if wrong:
+            raise mismatch("Invalid input shape", show_shape(spec.shape), show_shape(shape), spec)
+
+
+class Validator:
+    """Checks requests against one set of inputs, about which everything that can be known beforehand is."""
+
+    __slots__ = ("_inputs",)
+
+    def __init__(self, inputs: Sequence[TensorSpec]) -> None:
+        self._inputs = [InputValidator(spec) for spec in sorted(inputs, key=lambda spec: spec.name)]
+
+    def __call__(self, request: InferRequest) -> dict[str, Array]:
+        """Give the arrays of a request by name, in the order of names.
+
+        Arrays are read-only views of the request's raw buffers where these are aligned.
+
+        Raises:
+            InvalidRequest: the request does not fit; the text is of the first thing wrong, the rest follows it.
+        """
+        inputs, raws = request.inputs, request.raw_inputs
+        if len(inputs) != len(self._inputs):
+            number = refused("Invalid number of inputs", f"Expected: {len(self._inputs)}; Actual: {len(inputs)}")
+            # What is sent with as many buffers as inputs can be looked at, so that all is told at once.
+            others = self._check(inputs, raws)[1] if len(raws) in {0, len(inputs)} else []
+            raise Gathered([number, *others]).error()
+        if raws:
+            check_style(inputs, raws)
+        if len(inputs) == 1 and inputs[0].name == self._inputs[0].spec.name:
+            return {inputs[0].name: self._inputs[0](inputs[0], raws[0] if raws else None)}
+        return self._by_name(inputs, raws)
+
+    def _by_name(self, inputs: Sequence[InferInput], raws: Sequence[Buffer | None]) -> dict[str, Array]:
+        arrays, errors = self._check(inputs, raws)
+        if errors:
+            raise Gathered(errors).error()
+        return arrays
+
+    def _check(
+        self, inputs: Sequence[InferInput], raws: Sequence[Buffer | None]
+    ) -> tuple[dict[str, Array], list[InvalidRequest]]:
+        """Give the arrays that can be made, by name, and everything that is wrong."""
+        positions = {given.name: position for position, given in reversed(list(enumerate(inputs)))}
+        arrays: dict[str, Array] = {}
+        errors: list[InvalidRequest] = []
+        for check in self._inputs:
+            name = check.spec.name
+            position = positions.get(name)
+            if position is None:
+                errors.append(refused("Missing input with specific name", f"Required input: {name}"))
+                continue
+            try:
+                arrays[name] = check(inputs[position], raws[position] if raws else None)
+            except InvalidRequest as error:
+                errors.append(error)
+        known = {check.spec.name for check in self._inputs}
+        if errors or len(inputs) != len(known):
+            unknown = (name for name in positions if name not in known)
+            errors += [_unknown(name, known) for name in islice(unknown, MAX_ERRORS)]
+        return arrays, errors
+
+
+def _unknown(name: str, known: Collection[str]) -> InvalidRequest:
+    hint = did_you_mean(name, known, otherwise=f"the inputs are: {', '.join(sorted(known)) or 'none'}")
+    return refused("Unexpected input", f"{name[:80]}; {hint}")
+
+
+def check_style(inputs: Sequence[InferInput], raws: Sequence[Buffer | None], counts: str = _COUNTS) -> None:
+    """Check that a request with raw buffers has a place for each input, and no values besides a buffer.
+
+    Raises:
+        InvalidRequest: it has not.
+    """
+    if len(raws) != len(inputs):
+        raise refused(BOTH_STYLES, counts.format(expected=len(inputs), actual=len(raws)))
+    for given, raw in zip(inputs, raws, strict=True):
+        if given.contents is not None and raw is not None:
+            raise refused(BOTH_STYLES, f"input name: {given.name}")

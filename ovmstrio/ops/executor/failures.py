@@ -1,0 +1,136 @@
+"""How a sample fails: the number and the text that answer its request."""
+
+from __future__ import annotations
+
+from ovmstrio.core.errors import ServerError
+from ovmstrio.isolation.thread_pool import Refusal
+from ovmstrio.isolation.user_code import UserCodeRaisedError
+from ovmstrio.ops.predictor.protocol import FeedMismatch, FeedTypeError
+from ovmstrio.ops.values import CustomException, CustomExceptionCode, product_number
+from ovmstrio.util.truncation import MOST_CHARACTERS, cut, text_of
+
+__all__ = [
+    "OpFailure",
+    "cause_of",
+    "closed",
+    "in_hook",
+    "in_process",
+    "late",
+    "lost",
+    "of_product",
+    "out_of_time",
+    "refusal",
+    "returned_by_process",
+    "unforeseen",
+]
+
+_HIDDEN = "the message is in the log of the server"
+
+
+class OpFailure(Exception):
+    """A request ends with ``code`` and ``info``; ``is_product`` if the service itself chose them.
+
+    ``is_overload`` tells that it was refused because too many wait.
+    """
+
+    def __init__(self, code: int, info: str, *, is_product: bool = False, is_overload: bool = False) -> None:
+        info = cut(info, 2 * MOST_CHARACTERS)
+        super().__init__(code, info)
+        self.code = code
+        self.info = info
+        self.is_product = is_product
+        self.is_overload = is_overload
+
+
+def refusal(most: float, what: str) -> Refusal:
+    """Refuse calls while so many do not end though their callers have left."""
+    return lambda left: TimeoutError(f"{left} {what} do not end") if left >= most else None
+
+
+def of_product(code: object, info: object) -> OpFailure:
+    """Give the failure that a hook returned."""
+    try:
+        return OpFailure(product_number(code), cut(str(info)), is_product=True)
+    except (TypeError, ValueError):
+        text = f"error codes of products are numbers, got {type(code).__name__}"
+        return OpFailure(CustomExceptionCode.TYPE_ERROR.value, text)
+
+
+def cause_of(raised: BaseException) -> BaseException:
+    """Give what user code raised."""
+    return raised.error if isinstance(raised, UserCodeRaisedError) else raised
+
+
+def _chosen(error: CustomException, text: str) -> OpFailure:
+    """Give the failure of an exception that has a code."""
+    return OpFailure(error.code, text)
+
+
+def in_hook(raised: BaseException, log_id: int, stage: str) -> OpFailure:
+    """Give the failure of a sample whose ``preprocess`` or ``postprocess`` raised."""
+    error = cause_of(raised)
+    if isinstance(error, CustomException):
+        text = cut(error.message.split(":", 1)[0]) if error.is_sent_to_user else _HIDDEN
+        return _chosen(error, _framed(text, log_id, stage))
+    return OpFailure(CustomExceptionCode.UNKNOW.value, _framed(text_of(error).replace("'", ""), log_id, stage))
+
+
+def _framed(text: str, log_id: int, stage: str) -> str:
+    function = f"{stage}_help"
+    return (
+        f"Log_id: {log_id}  Raise_msg: {text}  ClassName: Op._run_{stage}.<locals>.{function}  FunctionName: {function}"
+    )
+
+
+def in_process(op: str, raised: BaseException, log_id: int) -> OpFailure:
+    """Give the failure of a sample whose feed or model failed."""
+    error = cause_of(raised)
+    if isinstance(error, CustomException):
+        return _chosen(error, _failed(op, cut(error.message) if error.is_sent_to_user else _HIDDEN))
+    if isinstance(error, FeedMismatch):
+        text = _failed(op, f"Log_id: {log_id}  Raise_msg: invalid arg list: {error.message}")
+        return OpFailure(CustomExceptionCode.INPUT_PARAMS_ERROR.value, text)
+    if isinstance(error, FeedTypeError):
+        return OpFailure(CustomExceptionCode.TYPE_ERROR.value, _failed(op, error.message))
+    text = error.message if isinstance(error, ServerError) else text_of(error) or type(error).__name__
+    return OpFailure(CustomExceptionCode.UNKNOW.value, _failed(op, f"Log_id: {log_id}  Raise_msg: {text}"))
+
+
+def _failed(op: str, text: str) -> str:
+    return (
+        f"[{op}] failed to predict. {text}. Please check the input dict and checkout "
+        "PipelineServingLogs/pipeline.log for more details."
+    )
+
+
+def returned_by_process(op: str, code: int, info: object) -> OpFailure:
+    """Give the failure that a ``process`` hook returned."""
+    return OpFailure(code, _failed(op, cut(str(info))))
+
+
+def late(op: str, attempts: int, seconds: float) -> OpFailure:
+    """Give the failure of a sample whose ``process`` took too long each time."""
+    text = f"{attempts} attempts of {seconds:g} s each: exceeded retry count"
+    return OpFailure(CustomExceptionCode.TIMEOUT.value, _failed(op, text))
+
+
+def unforeseen(op: str, error: Exception) -> OpFailure:
+    """Give the failure of samples with which something went wrong outside of their hooks."""
+    return OpFailure(CustomExceptionCode.UNKNOW.value, f"[{op}] {type(error).__name__}: {text_of(error)}")
+
+
+def closed() -> OpFailure:
+    """Give the failure of a request that the shutdown of the pipeline ends."""
+    return OpFailure(CustomExceptionCode.CLOSED_ERROR.value, "dag closed.")
+
+
+def out_of_time() -> OpFailure:
+    """Give the failure of a request that its own time ends."""
+    return OpFailure(CustomExceptionCode.TIMEOUT.value, "the deadline passed before the request was answered")
+
+
+def lost(op: str, why: str) -> OpFailure:
+    """Give the failure of a sample whose worker process ended."""
+    return OpFailure(
+        CustomExceptionCode.UNKNOW.value, f"[{op}] the worker process {why} while it worked on the request"
+    )

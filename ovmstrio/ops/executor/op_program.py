@@ -1,0 +1,113 @@
+"""The program of a worker process: one worker of one Op.
+
+The first request says which worker it is; each later one is a batch, of which the server sends one at a time.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from typing import Any
+
+import trio
+
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.isolation.trace_propagation import flush_spans, following_trace
+from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, leave, run_program
+from ovmstrio.ops.config_file import settings_of
+from ovmstrio.ops.executor.pipeline_source import RECOVER, BatchAnswer, PipelineSource, batch_of, message_of, sendable
+from ovmstrio.ops.executor.workers import GRACE_SECONDS, InstanceWorker
+from ovmstrio.ops.observing.log_files import join_log_files
+from ovmstrio.telemetry.log_writer import WRITER
+from ovmstrio.telemetry.logs import configure_logs
+from ovmstrio.util.stdio import print_whole_lines
+from ovmstrio.util.truncation import format_error
+
+__all__ = ["main"]
+
+
+async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
+    """Start the worker that the first request names, and answer batches until the server has no more.
+
+    Ownership: the worker, which is closed at the end.
+
+    Cancellation: at once.
+    """
+    async with WRITER.in_thread(), trio.open_nursery() as nursery:
+        await _serve_worker(first, requests, nursery)
+        nursery.cancel_scope.cancel()
+
+
+async def _serve_worker(first: WorkRequest, requests: WorkRequests, nursery: trio.Nursery) -> None:
+    answer = BatchAnswer()
+    with ExitStack() as opened:
+        try:
+            worker = _worker(first.value, answer, opened, nursery)
+            await worker.start()
+        except Exception as error:  # noqa: BLE001 - the border of the user's script
+            await first.answer(_text(error))
+            return
+        try:
+            await first.answer("")
+            await requests.handle_all(partial(_answer, worker, answer), grace_seconds=GRACE_SECONDS)
+        finally:
+            await worker.aclose()
+
+
+def _text(error: Exception) -> str:
+    return error.message if isinstance(error, ConfigError) else format_error(error)
+
+
+def _worker(request: dict[str, Any], answer: BatchAnswer, opened: ExitStack, nursery: trio.Nursery) -> InstanceWorker:
+    sys.path[:] = request["path"]
+    loaded = PipelineSource(request["loader"], request["argument"]).load()
+    opened.enter_context(join_log_files(loaded.settings.logging))
+    op = loaded.graph.ops[request["op"]]
+    settings = settings_of(op, loaded.settings)
+
+    def report_stage(*stage: Any) -> None:
+        answer.stages.append(stage)
+
+    return InstanceWorker(
+        op, settings, request["index"], loaded.make_predictor, report_stage=report_stage, nursery=nursery
+    )
+
+
+async def _answer(worker: InstanceWorker, answer: BatchAnswer, request: WorkRequest) -> None:
+    """Work on a batch and send what became of it, or make the worker fit for the next one.
+
+    Cancellation: at once; nobody is there to be answered then.
+    """
+    if request.value == RECOVER:
+        if worker.is_spoiled:
+            await worker.recover()
+        await request.answer(RECOVER)
+        return
+    samples, trace = batch_of(request.value)
+    with following_trace("hooks", trace) if trace else nullcontext() as fail:
+        answer.results = await worker.run(samples)
+        failures = [result.failure.info for result in answer.results if result.failure is not None]
+        if fail is not None and failures:
+            fail(failures[0])
+    answer.is_spoiled = worker.is_spoiled
+    try:
+        await request.answer(message_of(answer))
+    except TypeError:
+        answer.results = [sendable(result) for result in answer.results]
+        await request.answer(message_of(answer))
+    # What is large must not stay until the next batch comes.
+    answer.results, answer.stages = [], []
+
+
+def main() -> None:
+    """Serve the server whose socket's descriptor is the first argument."""
+    configure_logs(level="WARNING")
+    print_whole_lines()
+    run_program(_serve)
+    flush_spans()
+    leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""Opens a pipeline: starts the workers of its Ops, and ends them."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, repeat
+from typing import Any, Protocol
+
+import structlog
+import trio
+
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.isolation.user_code import UserCodeRaisedError, call_on_loop, is_async
+from ovmstrio.ops.config_file import settings_of
+from ovmstrio.ops.executor.channel import StallDetector, Worker
+from ovmstrio.ops.executor.executor import Executor, OpRunner
+from ovmstrio.ops.executor.op_instance import init_failed
+from ovmstrio.ops.executor.pipeline_source import PipelineSource
+from ovmstrio.ops.executor.process_worker import ProcessWorker
+from ovmstrio.ops.executor.workers import InstanceWorker, WorkerPool
+from ovmstrio.ops.graph import OpGraph
+from ovmstrio.ops.observing.figures import names_of_code
+from ovmstrio.ops.observing.hooks import NULL, OpHooks
+from ovmstrio.ops.op import Op
+from ovmstrio.ops.predictor.protocol import MakePredictor
+from ovmstrio.ops.settings import OpSettings, PipelineSettings
+
+__all__ = ["GRACE_SECONDS", "kept_by_preprocess", "open_executor", "refuse_unpredictable"]
+
+
+def kept_by_preprocess(op: Op) -> list[str]:
+    """Give the names of the attributes that an Op's ``preprocess`` sets, as far as its own code shows."""
+    method: Any = inspect.unwrap(type(op).preprocess)
+    code = getattr(method, "__code__", None)
+    if code is None or not code.co_argcount:
+        return []
+    owner, names, loaded = code.co_varnames[0], [], ""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "STORE_ATTR" and loaded == owner:
+            names.append(str(instruction.argval))
+        loaded = _loaded(instruction)
+    return list(dict.fromkeys(names))
+
+
+def _loaded(instruction: dis.Instruction) -> str:
+    """Tell which variable an instruction leaves on top of the stack; empty for none."""
+    if "LOAD_FAST" not in instruction.opname:
+        return ""
+    # One instruction may load or store two of them.
+    value = instruction.argval
+    return str(value[-1] if isinstance(value, tuple) else value)
+
+
+GRACE_SECONDS = 5.0
+"""How long requests may go on when the pipeline is closed."""
+
+_LAST_NUMBER = 10**18
+
+log = structlog.get_logger(__name__)
+
+
+class _Startable(Worker, Protocol):
+    async def start(self) -> None:
+        """Start it."""
+        ...
+
+    async def aclose(self) -> None:
+        """End it."""
+        ...
+
+
+@dataclass(slots=True)
+class _Opening:
+    """What workers are made with, those that have been made, and why some could not be started."""
+
+    graph: OpGraph
+    settings: PipelineSettings
+    make_predictor: MakePredictor | None
+    hooks: OpHooks
+    source: PipelineSource | None
+    nursery: trio.Nursery
+    stall_detector: StallDetector
+    workers: list[_Startable] = field(default_factory=list)
+    pools: dict[str, WorkerPool] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    async def runners(self) -> dict[str, OpRunner]:
+        """Start the workers of every Op; those that could not be started are in ``problems``.
+
+        Ownership: the caller must close ``workers``, whatever comes of it.
+
+        Cancellation: at once.
+        """
+        resolved = {name: settings_of(op, self.settings) for name, op in self.graph.ops.items()}
+        runners = {name: self._runner(self.graph.ops[name], one) for name, one in resolved.items()}
+        await self._start_ends()
+        async with trio.open_nursery() as starting:
+            for worker in self.workers:
+                starting.start_soon(self._attempt, worker.start)
+        return runners
+
+    async def executor(self, runners: dict[str, OpRunner], numbers: Iterable[int]) -> Executor:
+        """Have Ops run whose workers have been started.
+
+        Ownership: the caller must close the executor.
+
+        Cancellation: at any checkpoint.
+        """
+        for runner in runners.values():
+            await self.nursery.start(runner.serve)
+        self.nursery.start_soon(self.stall_detector.watch)
+        in_turn = chain.from_iterable(repeat(numbers))
+        executor = Executor(
+            self.graph, self.settings, runners,
+            hooks=self.hooks, stall_detector=self.stall_detector, numbers=in_turn, nursery=self.nursery,
+        )  # fmt: skip
+        await executor.start()
+        self.hooks.opened(list(self.graph.ops), executor.channels)
+        log.info("pipeline is open", ops=list(self.graph.ops), inputs=dict(self.graph.inputs))
+        return executor
+
+    def _runner(self, op: Op, settings: OpSettings) -> OpRunner:
+        make = self._thread_worker if self.settings.dag.is_thread_op else self._process_worker
+        if settings.batch_size > 1 and (kept := kept_by_preprocess(op)):
+            what = "preprocess keeps what is one sample's, and there are several in a batch: set batch_size to 1"
+            log.warning(what, op=op.name, attributes=kept, batch_size=settings.batch_size)
+        workers = [make(op, settings, index) for index in range(settings.concurrency)]
+        self.workers += workers
+        pool = self.pools[op.name] = WorkerPool(op.name, workers, self.nursery, self.hooks)
+        report_stage = partial(self.hooks.stage, op.name, 0)
+        size = self.settings.dag.channel_size
+        return OpRunner(op.name, settings, size, pool, stall_detector=self.stall_detector, report_stage=report_stage)
+
+    def _thread_worker(self, op: Op, settings: OpSettings, index: int) -> _Startable:
+        report_stage = partial(self.hooks.stage, op.name, index)
+        return InstanceWorker(op, settings, index, self.make_predictor, report_stage=report_stage, nursery=self.nursery)
+
+    def _process_worker(self, op: Op, _settings: OpSettings, index: int) -> _Startable:
+        if self.source is None:
+            raise AssertionError("a pipeline of processes was opened without its source")
+
+        def died(why: str) -> None:
+            self.hooks.worker_died(op.name, index, why)
+            self.pools[op.name].notice(worker)
+
+        report_stage = partial(self.hooks.stage, op.name, index)
+        worker = ProcessWorker(op.name, index, self.source, nursery=self.nursery, report_stage=report_stage, died=died)
+        return worker
+
+    async def _start_ends(self) -> None:
+        for end in (self.graph.request, self.graph.response):
+            if is_async(end.init_op):
+                await self._attempt(partial(_init_end, end))
+
+    async def _attempt(self, start: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await start()
+        except ConfigError as error:
+            self.problems += error.problems
+        except OSError as error:
+            self.problems.append(Problem(f"a worker cannot be started: {error}", suggestion="see what it lacks"))
+
+
+async def _init_end(end: Op) -> None:
+    """Run the ``init_op`` of an end of a pipeline on the loop.
+
+    Raises:
+        ConfigError: it raised.
+
+    Cancellation: where it waits.
+    """
+    try:
+        await call_on_loop(end.init_op, names=names_of_code(end.name))
+    except UserCodeRaisedError as raised:
+        raise init_failed(end, raised) from raised.error
+
+
+@asynccontextmanager
+async def open_executor(
+    graph: OpGraph,
+    settings: PipelineSettings,
+    *,
+    make_predictor: MakePredictor | None = None,
+    hooks: OpHooks = NULL,
+    source: PipelineSource | None = None,
+    numbers: Iterable[int] = range(_LAST_NUMBER),
+    grace_seconds: float = GRACE_SECONDS,
+) -> AsyncIterator[Executor]:
+    """Start the workers of a pipeline's Ops and run them; leaving the block ends them.
+
+    Args:
+        graph: the Ops.
+        settings: what holds for them.
+        make_predictor: makes what runs their models; not called for Ops without one.
+        hooks: are told of what goes on.
+        source: how worker processes make the pipeline, needed with ``is_thread_op: false``.
+        numbers: the numbers that requests get, in turn.
+        grace_seconds: how long requests may go on when the block is left; those that go on get 3001.
+
+    Raises:
+        ConfigError: an Op cannot be started, such as because ``init_op`` raised; every problem is listed.
+
+    Ownership: the executor is the block's; threads of hooks that have not ended are left to themselves.
+
+    Cancellation: at any checkpoint; requests get the same time to end.
+    """
+    refuse_unpredictable(graph, settings)
+    _refuse_unmade(graph, settings, source)
+    problems: list[Problem] = []
+    async with trio.open_nursery() as nursery:
+        stall_detector = StallDetector(settings.worker_num)
+        opening = _Opening(graph, settings, make_predictor, hooks, source, nursery, stall_detector)
+        try:
+            runners = await opening.runners()
+            problems = opening.problems
+            if not problems:
+                executor = await opening.executor(runners, numbers)
+                try:
+                    yield executor
+                finally:
+                    await executor.aclose(grace_seconds)
+        finally:
+            await _close_all(opening.workers)
+            nursery.cancel_scope.cancel()
+    if problems:
+        raise ConfigError(problems)
+
+
+async def _close_all(workers: Sequence[_Startable]) -> None:
+    """Close workers at the same time.
+
+    Cancellation: shielded, for each is bounded.
+    """
+    with trio.CancelScope(shield=True):
+        async with trio.open_nursery() as nursery:
+            for worker in workers:
+                nursery.start_soon(worker.aclose)
+
+
+def _refuse_unmade(graph: OpGraph, settings: PipelineSettings, source: PipelineSource | None) -> None:
+    """Refuse processes of which it is not said how they make their Ops.
+
+    Raises:
+        ConfigError: the settings ask for that.
+    """
+    if source is None and not settings.dag.is_thread_op:
+        message = f"{', '.join(graph.ops)} cannot have processes, for it is not said how they make the pipeline"
+        raise ConfigError([Problem(message, suggestion="give the pipeline's source, or set `is_thread_op: true`")])
+
+
+def refuse_unpredictable(graph: OpGraph, settings: PipelineSettings) -> None:
+    """Refuse loops where an Op takes the first of its inputs, which may be one of the round before.
+
+    Raises:
+        ConfigError: the settings ask for that.
+    """
+    joins = [name for name, inputs in graph.inputs.items() if len(inputs) > 1]
+    if settings.dag.channel_recv_frist_arrive and graph.jumps and joins:
+        message = f"channel_recv_frist_arrive is set, but {', '.join(graph.jumps)} jump and {', '.join(joins)} join"
+        raise ConfigError([Problem(message, suggestion="unset it")])

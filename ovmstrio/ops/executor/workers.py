@@ -1,0 +1,289 @@
+"""The workers of one Op: the ones in this process, and who of all of them is free."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from operator import attrgetter
+from typing import Any, Final
+
+import structlog
+import trio
+
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.service import readiness_may_have_changed
+from ovmstrio.core.tracing import part_of_call
+from ovmstrio.ops.executor import failures
+from ovmstrio.ops.executor.channel import ReportStage, Result, Sample, Worker
+from ovmstrio.ops.executor.failures import OpFailure
+from ovmstrio.ops.executor.op_instance import OpInstance, start_instance
+from ovmstrio.ops.executor.stages import run_batch
+from ovmstrio.ops.observing.hooks import OpHooks
+from ovmstrio.ops.op import Op
+from ovmstrio.ops.predictor.protocol import MakePredictor
+from ovmstrio.ops.settings import OpSettings
+from ovmstrio.ops.values import CustomExceptionCode
+from ovmstrio.util.backoff import Backoff
+from ovmstrio.util.truncation import text_of
+
+__all__ = ["GRACE_SECONDS", "InstanceWorker", "WorkerPool"]
+
+GRACE_SECONDS: Final = 5.0
+"""How long a hook whose request has gone may go on, before its worker gets a new copy of the Op."""
+
+MOST_STUCK: Final = 8
+"""How many copies of one worker may be stuck in hooks; until one of these has ended the worker counts as failing."""
+
+PATIENCE_SECONDS: Final = 60.0
+"""How long a worker may take to recover before requests are told instead of waiting for it."""
+
+_FIRST_DELAY: Final = 0.1
+_LONGEST_DELAY: Final = 30.0
+
+_FAILURE: Final[Callable[[Result], OpFailure | None]] = attrgetter("failure")
+
+log = structlog.get_logger(__name__)
+
+
+class InstanceWorker:
+    """A worker of this process: hooks run on its loop and in its threads.
+
+    Args:
+        op: what it has a copy of.
+        settings: what holds for the Op.
+        index: the worker's number.
+        make_predictor: makes what runs the Op's model.
+        report_stage: is told of stages.
+        nursery: hosts the hooks.
+    """
+
+    def __init__(
+        self,
+        op: Op,
+        settings: OpSettings,
+        index: int,
+        make_predictor: MakePredictor | None,
+        *,
+        report_stage: ReportStage,
+        nursery: trio.Nursery,
+    ) -> None:
+        self.index = index
+        self._op = op
+        self._settings = settings
+        self._make_predictor = make_predictor
+        self._report_stage = report_stage
+        self._nursery = nursery
+        self._instance: OpInstance | None = None
+        self._stuck: list[OpInstance] = []
+
+    async def start(self) -> None:
+        """Make the worker's copy of the Op.
+
+        Raises:
+            ConfigError: as ``start_instance``.
+
+        Ownership: the caller must close the worker.
+
+        Cancellation: as ``start_instance``.
+        """
+        make = self._make_predictor
+        self._instance = await start_instance(self._op, self._settings, self.index, make, self._nursery)
+
+    @property
+    def is_spoiled(self) -> bool:
+        """Whether hooks still run for requests that have gone, and the next one has to wait for them."""
+        return self._instance is None or self._instance.is_spoiled
+
+    def run(self, samples: Sequence[Sample]) -> Coroutine[Any, Any, list[Result]]:
+        """Work on samples, and give the result of each.
+
+        Ownership: the samples until it returns.
+
+        Cancellation: at once; the worker may be spoiled then.
+        """
+        if self._instance is None:
+            raise AssertionError("a worker without its copy of the Op was given samples")
+        return run_batch(self._instance, samples, self._report_stage)
+
+    async def recover(self) -> None:
+        """Wait until the hook has ended, or leave it alone with its copy of the Op and make a new one.
+
+        Raises:
+            ConfigError: as ``start_instance``; or so many copies are stuck already that there will be no more.
+
+        Cancellation: at once.
+        """
+        if self._instance is not None:
+            with trio.move_on_after(GRACE_SECONDS):
+                await self._instance.idle()
+                return
+            log.warning("hook does not end, its worker gets a new copy of the Op", op=self._op.name, worker=self.index)
+            self._stuck.append(self._instance)
+            self._instance = None
+        self._bury()
+        await self.start()
+
+    def _bury(self) -> None:
+        """Forget the copies whose hooks have ended.
+
+        Raises:
+            ConfigError: too many have not.
+        """
+        for instance in [one for one in self._stuck if not one.is_busy]:
+            self._stuck.remove(instance)
+            instance.close()
+        if len(self._stuck) >= MOST_STUCK:
+            message = f"{len(self._stuck)} hooks of Op {self._op.name} do not end"
+            raise ConfigError([Problem(message, suggestion="see what they wait for")])
+
+    async def aclose(self) -> None:
+        """Let go of the models; hooks on the loop that go on have to end before the pipeline does.
+
+        Cancellation: nowhere; it does not wait.
+        """
+        if self._stuck or (self._instance is not None and self._instance.is_busy):
+            log.warning("hooks go on though nobody waits for them", op=self._op.name, worker=self.index)
+        for instance in (*self._stuck, *([] if self._instance is None else [self._instance])):
+            instance.close()
+
+
+class WorkerPool:
+    """Hands out the workers of one Op, and sees to it that those that are spoiled recover.
+
+    Args:
+        name: the Op's name.
+        workers: all of them.
+        nursery: hosts the tasks that wait until workers recover; is cancelled when the pool ends.
+        hooks: are told of batches, and how long workers waited for them.
+    """
+
+    def __init__(self, name: str, workers: Sequence[Worker], nursery: trio.Nursery, hooks: OpHooks) -> None:
+        self._name = name
+        self._hooks = hooks
+        self._free_since = dict.fromkeys((worker.index for worker in workers), time.perf_counter())
+        self._free = deque(workers)
+        self._count = len(workers)
+        self._failing: dict[int, str] = {}
+        self._nursery = nursery
+        self._lot = trio.lowlevel.ParkingLot()
+        self._parked = 0
+
+    @property
+    def is_working(self) -> bool:
+        """Whether there is a worker that works, or is going to before long."""
+        return len(self._failing) < self._count
+
+    async def run(self, samples: Sequence[Sample]) -> list[Result]:
+        """Have a worker work on samples as soon as one is free.
+
+        Ownership: the samples until it returns.
+
+        Cancellation: at once; what the worker still does is waited for elsewhere.
+        """
+        try:
+            worker = self._free.popleft() if self._free else await self._acquire()
+        except OpFailure as failure:
+            return [Result(failure=failure)] * len(samples)
+        begun = self._tell(worker, samples)
+        failed: bool | None = None
+        try:
+            with part_of_call(f"op {self._name}") as span:
+                try:
+                    results = await worker.run(samples)
+                except OpFailure as error:
+                    results = [Result(failure=error)] * len(samples)
+                except Exception as error:  # the last border of whatever users make hooks and values of
+                    log.exception("batch failed", op=self._name, data_ids=[sample.data_id for sample in samples])
+                    results = [Result(failure=failures.unforeseen(self._name, error))] * len(samples)
+                first = next(filter(None, map(_FAILURE, results)), None)
+                if span is not None and first is not None:
+                    span.end(first)
+            failed = first is not None
+            return results
+        finally:
+            self._hooks.batch_ended(self._name, worker.index, begun, failed=failed)
+            if worker.is_spoiled:
+                self._nursery.start_soon(self._recover, worker)
+            else:
+                self._release(worker)
+
+    def _tell(self, worker: Worker, samples: Sequence[Sample]) -> float:
+        """Tell of a batch that begins now, and give the time."""
+        data_ids = [samples[0].data_id] if len(samples) == 1 else [sample.data_id for sample in samples]
+        self._hooks.batch(self._name, worker.index, data_ids)
+        waited = (self._free_since[worker.index], time.perf_counter())
+        self._hooks.stage(self._name, worker.index, "in", data_ids, waited)
+        return waited[1]
+
+    def notice(self, worker: Worker) -> None:
+        """Have a worker recover that has been spoiled while it was free; one that is in use will when it is done."""
+        if worker in self._free:
+            self._free.remove(worker)
+            self._nursery.start_soon(self._recover, worker)
+
+    async def _acquire(self) -> Worker:
+        while not self._free:
+            if not self.is_working:
+                why = next(iter(self._failing.values()))
+                text = f"no worker of Op {self._name} can be started: {why}"
+                raise OpFailure(CustomExceptionCode.UNKNOW.value, text)
+            self._parked += 1
+            try:
+                await self._lot.park()
+            finally:
+                self._parked -= 1
+        return self._free.popleft()
+
+    def _release(self, worker: Worker) -> None:
+        if self._failing.pop(worker.index, None) is not None:
+            readiness_may_have_changed()
+        self._free_since[worker.index] = time.perf_counter()
+        self._free.append(worker)
+        if self._parked:
+            self._lot.unpark()
+
+    async def _recover(self, worker: Worker) -> None:
+        """Try until a worker works again, after longer and longer pauses.
+
+        Cancellation: at once.
+        """
+        backoff = Backoff(_FIRST_DELAY, _LONGEST_DELAY)
+        while True:
+            try:
+                await self._patiently(worker)
+            except Exception as error:  # whatever a model or a script does, the other Ops go on
+                log.exception("worker cannot be started again", op=self._name, worker=worker.index)
+                self._fail(worker, (text_of(error) or type(error).__name__).splitlines()[0])
+                await trio.sleep(backoff.seconds_after())
+            else:
+                self._release(worker)
+                return
+
+    async def _patiently(self, worker: Worker) -> None:
+        """Recover a worker; if it takes long it counts as failing meanwhile.
+
+        Raises:
+            Exception: as the worker's.
+
+        Cancellation: at once.
+        """
+        watch = trio.CancelScope()
+        self._nursery.start_soon(self._watch, worker, watch)
+        try:
+            await worker.recover()
+        finally:
+            watch.cancel()
+
+    async def _watch(self, worker: Worker, scope: trio.CancelScope) -> None:
+        with scope:
+            await trio.sleep(PATIENCE_SECONDS)
+            log.error("worker takes long to start again", op=self._name, worker=worker.index)
+            self._fail(worker, f"worker {worker.index} has not started within {PATIENCE_SECONDS:g} s")
+
+    def _fail(self, worker: Worker, why: str) -> None:
+        """Count a worker as failing; if none is left, tell those who wait for one."""
+        self._failing[worker.index] = why
+        if not self.is_working:
+            self._lot.unpark_all()
+            readiness_may_have_changed()

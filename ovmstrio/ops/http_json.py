@@ -1,0 +1,373 @@
+"""The JSON form of a pipeline's requests, and of its answers, byte for byte as the gateway of Paddle Serving writes it.
+
+Every field is there, in the order of its number, without blanks; numbers of 64 bits are texts, bytes are base64, and
+characters that mean something in HTML are escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import orjson
+from google.protobuf.json_format import ParseDict, ParseError
+
+from ovmstrio.core.errors import Gathered, InvalidRequest
+from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.tensor import BY_NAME, Tensor
+from ovmstrio.encoding.json_output import json_values
+from ovmstrio.encoding.json_reader import (
+    AT_ONCE_BYTES,
+    LONG_STRINGS,
+    MAX_MEMBERS,
+    JsonLimitExceeded,
+    JsonSyntaxError,
+    check_arrays,
+    parse_at_once,
+    read_json,
+    without_arrays,
+)
+from ovmstrio.encoding.messages import TENSOR
+from ovmstrio.encoding.number_arrays import NumberArray
+from ovmstrio.ops.values import PipelineRequest, PipelineTensor, tensor_from_message
+from ovmstrio.transport.http.responses import JSON_TYPE
+from ovmstrio.util.slices import run_in_slices, run_to_end
+from ovmstrio.util.truncation import cut
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from ovmstrio.core.tensor import Array
+
+__all__ = ["error_answer", "read_request", "receive_request", "render", "status_of_code", "text_answer"]
+
+_INT64: Final = range(-(2**63), 2**63)
+_MOST_DIGITS: Final = 100
+_AT_ONCE_BYTES: Final = 8 * 1024
+"""Larger bodies may have so many tensors that reading all of them takes long."""
+
+
+async def receive_request(body: bytes, name: str, method: str) -> PipelineRequest:
+    """Read a body as :func:`read_request`, in a worker thread if the body is large.
+
+    Cancellation: as :func:`run_in_slices`; not a checkpoint for small bodies.
+    """
+    if len(body) <= _AT_ONCE_BYTES:
+        return read_request(body, name, method)
+    return await run_in_slices(_request_in_slices(body, name, method))
+
+
+def read_request(body: bytes, name: str, method: str) -> PipelineRequest:
+    """Read a body; ``name`` and ``method`` are those of the path, whatever the body says.
+
+    Raises:
+        InvalidRequest: the body is not JSON, exceeds a limit, or fields do not have their types; all of them are named.
+    """
+    return run_to_end(_request_in_slices(body, name, method))
+
+
+def _request_in_slices(body: bytes, name: str, method: str) -> Generator[None, None, PipelineRequest]:
+    arrays: list[NumberArray] = []
+    try:
+        document = yield from _document_in_slices(body, arrays)
+        request = yield from _read_document(document, PipelineRequest(name=name, method=method))
+        yield from check_arrays(arrays)
+    except (JsonSyntaxError, JsonLimitExceeded) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    return request
+
+
+def _document_in_slices(body: bytes, arrays: list[NumberArray]) -> Generator[None, None, dict[str, Any]]:
+    if not body or body.isspace():
+        return {}
+    if len(body) <= AT_ONCE_BYTES:
+        parsed = parse_at_once(body)
+    else:
+        parsed = yield from read_json(body, LONG_STRINGS, arrays=arrays)
+    document = {} if parsed is None else parsed
+    if not isinstance(document, dict):
+        raise InvalidRequest(f"the body: expected a JSON object, got {_kind(document)}")
+    return document
+
+
+def _read_document(document: dict[str, Any], request: PipelineRequest) -> Generator[None, None, PipelineRequest]:
+    wrong = Gathered()
+    with wrong:
+        request.keys = [_read_text("key", key) for key in _list(document, "key")]
+    with wrong:
+        request.values = [_stringified(value) for value in _list(document, "value")]
+    with wrong:
+        for index, tensor in enumerate(_list(document, "tensors")):
+            yield
+            with wrong:
+                request.tensors.append(_read_tensor(index, tensor))
+    with wrong:
+        request.logid = _integer("logid", document.get("logid"))
+    with wrong:
+        request.clientip = _read_text("clientip", document.get("clientip") or "")
+    wrong.tell()
+    return request
+
+
+def _list(document: dict[str, Any], field: str) -> list[Any]:
+    value = document.get(field)
+    if value is None:
+        return []
+    if type(value) is NumberArray:
+        value = without_arrays(value)
+    if isinstance(value, list):
+        if len(value) > MAX_MEMBERS:
+            raise InvalidRequest(f"{field}: expected at most {MAX_MEMBERS}, got {len(value)}")
+        return value
+    if field == "value" and not isinstance(value, str):
+        return [value]
+    raise InvalidRequest(f"{field}: expected a list, got {_kind(value)}")
+
+
+def _read_text(field: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{field}: expected a string, got {_kind(value)}")
+    return value
+
+
+def _stringified(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return orjson.dumps(without_arrays(value)).decode()
+    except orjson.JSONEncodeError:
+        raise InvalidRequest("value: expected lists and objects that are not so deep in one another") from None
+
+
+def _integer(field: str, value: Any) -> int:
+    if value is None:
+        return 0
+    number = None
+    if isinstance(value, str):
+        digits = value.removeprefix("-")
+        number = int(value) if digits.isdecimal() and value.isascii() and len(digits) <= _MOST_DIGITS else None
+    elif isinstance(value, float):
+        number = int(value) if value.is_integer() else None
+    elif isinstance(value, int) and not isinstance(value, bool):
+        number = value
+    if number is None or number not in _INT64:
+        raise InvalidRequest(f"{field}: expected a whole number of 64 bits, or its text, got {_kind(value)}")
+    return number
+
+
+def _read_tensor(index: int, value: Any) -> PipelineTensor:
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"tensors[{index}]: expected an object, got {_kind(value)}")
+    plain: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, given in value.items():
+        read = _PLAIN_FIELDS.get(name)
+        elements = None if read is None else read(given)
+        if read is not None and elements is None and type(given) is NumberArray:
+            # Booleans, null or lists.
+            given = without_arrays(given)  # noqa: PLW2901 - the same value
+            elements = read(given)
+        if elements is not None:
+            plain[name] = elements
+        elif name in _FIELDS:
+            if isinstance(given, list) and len(given) > MAX_MEMBERS:
+                raise InvalidRequest(
+                    f"tensors[{index}]: {name}: expected JSON values of the field's own type in a list of more than "
+                    f"{MAX_MEMBERS}"
+                )
+            others[name] = given
+    if not others:
+        return PipelineTensor(**plain)
+    try:
+        read_others = tensor_from_message(ParseDict(without_arrays(others), TENSOR()))
+    except (ParseError, OverflowError) as error:
+        raise InvalidRequest(f"tensors[{index}]: {cut(str(error), _MAX_REASON_CHARACTERS)}") from None
+    return replace(read_others, **plain)
+
+
+def _whole_numbers(bounds: range) -> Callable[[Any], list[int] | None]:
+    """Return a reader of lists of whole numbers, or of their texts; it returns None for any other list."""
+
+    def read(value: Any) -> list[int] | None:
+        if type(value) is NumberArray:
+            array = value.numbers("i") if len(value.shape() or ()) == 1 else None
+            is_inside = array is not None and int(array.min()) in bounds and int(array.max()) in bounds
+            return array.tolist() if array is not None and is_inside else None
+        if type(value) is not list:
+            return None
+        kinds = set(map(type, value))
+        if kinds == {str} and _INTEGERS.fullmatch(",".join(value)):
+            value, kinds = list(map(int, value)), {int}
+        is_plain = not value or (kinds == {int} and min(value) in bounds and max(value) in bounds)
+        return value if is_plain else None
+
+    return read
+
+
+def _fractions(datatype: str) -> Callable[[Any], list[float] | None]:
+    """Return a reader of lists of numbers, rounded to a datatype; it returns None for any other list."""
+    dtype = np.dtype(datatype)
+
+    def read(value: Any) -> list[float] | None:
+        array: Array | None = None
+        if type(value) is NumberArray:
+            array = value.numbers("d") if len(value.shape() or ()) == 1 else None
+        elif type(value) is list and {int, float, bool} >= set(map(type, value)):
+            with suppress(OverflowError):
+                array = np.array(value, np.float64)
+        if array is None:
+            return None
+        with np.errstate(over="ignore"):
+            rounded = array.astype(dtype)
+        return rounded.tolist() if np.isfinite(rounded).all() else None
+
+    return read
+
+
+def _elements_of(kind: type) -> Callable[[Any], list[Any] | None]:
+    """Return a reader of lists of one type; it returns None for any other list."""
+    return lambda value: value if type(value) is list and {kind} >= set(map(type, value)) else None
+
+
+def _texts(value: Any) -> list[str] | None:
+    if type(value) is not list or not {str} >= set(map(type, value)):
+        return None
+    try:
+        "".join(value).encode()
+    except UnicodeEncodeError:
+        return None
+    return value
+
+
+_INTEGERS: Final = re.compile(r"(?:-?[0-9]{1,18},)*-?[0-9]{1,18}")
+_MAX_REASON_CHARACTERS: Final = 300
+_FIELDS: Final = frozenset(name for field in TENSOR.DESCRIPTOR.fields for name in (field.name, field.json_name))
+_INT32: Final = range(-(2**31), 2**31)
+_PLAIN_FIELDS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "int64_data": _whole_numbers(_INT64),
+    "int_data": _whole_numbers(_INT32),
+    "uint32_data": _whole_numbers(range(2**32)),
+    "shape": _whole_numbers(_INT32),
+    "lod": _whole_numbers(_INT32),
+    "float_data": _fractions("f4"),
+    "float64_data": _fractions("f8"),
+    "bool_data": _elements_of(bool),
+    "str_data": _texts,
+    "elem_type": lambda value: value if type(value) is int and value in _INT32 else None,
+    "name": lambda value: value if type(value) is str and value.isascii() else None,
+}
+"""Readers of fields as nearly all clients write them; protobuf's slower reader takes all other values."""
+
+
+def _kind(value: Any) -> str:
+    kinds = {
+        dict: "an object",
+        list: "a list",
+        NumberArray: "a list",
+        str: "a string",
+        bool: "a boolean",
+        type(None): "null",
+    }
+    kind = "null" if value is None else kinds.get(type(value), "a number")
+    return f"{kind} {value!r:.40}" if isinstance(value, str | int | float) and not isinstance(value, bool) else kind
+
+
+_ESCAPES: Final[Mapping[bytes, bytes]] = {
+    b"<": b"\\u003c",
+    b">": b"\\u003e",
+    b"&": b"\\u0026",
+    "\u2028".encode(): b"\\u2028",
+    "\u2029".encode(): b"\\u2029",
+}
+_ESCAPED: Final = re.compile(b"|".join(map(re.escape, _ESCAPES)))
+_SHORT: Final = re.compile(rb'\\(?:\\|"|[bf])')
+_LONG: Final[Mapping[bytes, bytes]] = {rb"\b": rb"\u0008", rb"\f": rb"\u000c"}
+
+_OK: Final = 200
+_OF_PRODUCT: Final = 422
+_STATUS_BY_CODE: Final[Mapping[int, int]] = {
+    0: _OK,
+    3000: 501,
+    3001: 503,
+    3002: 404,
+    3003: 503,
+    4000: 500,
+    5000: 400,
+    6000: 504,
+    7000: 500,
+    8000: 400,
+    9000: 502,
+    10000: 500,
+}
+
+INVALID_ARGUMENT: Final = 3
+"""gRPC's number of the error that every unreadable body is."""
+
+
+def render(message: Any) -> bytes:
+    """Write an answer's message."""
+    tensors = b",".join(_tensor(tensor) for tensor in message.tensors)
+    head = _dump(
+        {
+            "err_no": message.err_no,
+            "err_msg": message.err_msg,
+            "key": list(message.key),
+            "value": list(message.value),
+        }
+    )
+    return head[:-1] + b',"tensors":[' + tensors + b"]}"
+
+
+def status_of_code(code: int) -> int:
+    """Give the HTTP status of an ``err_no``; a product's codes have one in common."""
+    return _STATUS_BY_CODE.get(code, _OF_PRODUCT)
+
+
+def error_answer(text: str, status: int = 400, code: int = INVALID_ARGUMENT) -> HttpAnswer:
+    """Refuse a body that cannot be read."""
+    body = _dump({"error": text, "code": code, "message": text, "details": []})
+    return HttpAnswer(status, JSON_TYPE, body)
+
+
+def text_answer(status: int, text: str) -> HttpAnswer:
+    """Refuse a path or a verb."""
+    headers = (("content-type", "text/plain; charset=utf-8"), ("x-content-type-options", "nosniff"))
+    return HttpAnswer(status, headers, f"{text}\n".encode())
+
+
+def _dump(value: Any) -> bytes:
+    """Write JSON with the escapes that the gateway's library makes."""
+    plain = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    plain = _ESCAPED.sub(lambda match: _ESCAPES[match[0]], plain)
+    return _SHORT.sub(lambda match: _LONG.get(match[0], match[0]), plain)
+
+
+def _tensor(tensor: Any) -> bytes:
+    fields: dict[str, Any] = {
+        "int64_data": [str(number) for number in tensor.int64_data],
+        "float_data": _numbers("FP32", tensor.float_data),
+        "int_data": list(tensor.int_data),
+        "float64_data": _numbers("FP64", tensor.float64_data),
+        "uint32_data": list(tensor.uint32_data),
+        "bool_data": list(tensor.bool_data),
+        "complex64_data": _numbers("FP32", tensor.complex64_data),
+        "complex128_data": _numbers("FP64", tensor.complex128_data),
+        "str_data": list(tensor.str_data),
+        "byte_data": b64encode(tensor.byte_data).decode(),
+        "elem_type": tensor.elem_type,
+        "shape": list(tensor.shape),
+        "lod": list(tensor.lod),
+        "name": tensor.name,
+    }
+    return _dump(fields)
+
+
+def _numbers(datatype: str, values: Any) -> Any:
+    """Give numbers with as many digits as their type has, and texts for those that JSON does not have."""
+    known = BY_NAME[datatype]
+    return json_values(Tensor("", known, np.array(values, known.numpy)))

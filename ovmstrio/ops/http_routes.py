@@ -1,0 +1,212 @@
+"""The HTTP paths of a pipeline.
+
+::
+
+    POST /{name}/{method}     a request of the pipeline; any method is accepted
+    GET  /health              200 once every worker is there, else 503 with why
+    GET  /metrics             Prometheus's text
+    GET  /trace               the figures of Ops and channels, for a live view
+
+Below its name in a server that serves others as well, ``/{method}`` alone is enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from ovmstrio.core.callers import Need
+from ovmstrio.core.errors import PayloadTooLarge, ServerError
+from ovmstrio.core.events import note_failure
+from ovmstrio.core.http import HttpAnswer
+from ovmstrio.ops.http_json import error_answer, receive_request, render, status_of_code, text_answer
+from ovmstrio.ops.values import CustomExceptionCode, to_message
+from ovmstrio.serving.interfaces import PADDLE_HTTP
+from ovmstrio.serving.ovms_errors import inflated_body
+from ovmstrio.telemetry.metrics import CONTENT_TYPE
+from ovmstrio.transport.http import responses as answers
+from ovmstrio.transport.http.responses import JSON_TYPE, json_answer
+from ovmstrio.transport.http.router import Router, Rule, rule
+from ovmstrio.transport.statuses import status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ovmstrio.auth.gate import Gate
+    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.service import HttpRoutes
+    from ovmstrio.ops.op_service import OpService
+    from ovmstrio.ops.values import PipelineResponse
+    from ovmstrio.serving.data_plane import DataPlane
+
+__all__ = ["OpsMountKind", "metrics_router", "note_answer"]
+
+# ----------------------------------------------------------------------
+# Answers of pipelines that tell of a failure, as observers of their calls see them
+# ----------------------------------------------------------------------
+
+
+def note_answer(response: PipelineResponse) -> None:
+    """Note in the event of the running call that its answer tells of a failure, if it does."""
+    if response.err_no and not response.is_overload:
+        note_failure(response.err_msg, code=_code_of(response.err_no))
+
+
+def _code_of(number: int) -> str:
+    """Name an error; those that services define themselves have one name together."""
+    try:
+        return CustomExceptionCode(number).name
+    except ValueError:
+        return CustomExceptionCode.PRODUCT_ERROR.name
+
+
+# ----------------------------------------------------------------------
+# The HTTP paths of a pipeline
+# ----------------------------------------------------------------------
+
+_RESOURCE_EXHAUSTED: Final = 8
+
+
+class OpsMountKind:
+    """How pipelines of Ops are mounted.
+
+    Args:
+        plane: knows whether requests will be answered.
+        max_body_bytes: what a body may have once it is not encoded any more.
+    """
+
+    door = PADDLE_HTTP
+
+    def __init__(self, plane: DataPlane, max_body_bytes: int) -> None:
+        self._plane = plane
+        self._max_body_bytes = max_body_bytes
+
+    def routes(self, name: str, service: Any, *, is_root: bool) -> HttpRoutes:
+        """Give the paths of a pipeline."""
+        del name, is_root
+        return _PipelineRoutes(service, self._plane, self._max_body_bytes)
+
+    def refuse(self, error: Exception) -> HttpAnswer:
+        """Answer for an error in the form of the gateway."""
+        if not isinstance(error, ServerError):
+            return answers.error_answer(error)
+        if isinstance(error, PayloadTooLarge):
+            return error_answer(error.message, 413, _RESOURCE_EXHAUSTED)
+        status = status_of(error)
+        return error_answer(error.message, status.http, status.grpc.value).with_headers(answers.retry_after(error))
+
+    def is_call(self, method: str, path: str) -> bool:
+        """Take requests of the pipeline for calls, and no questions about it."""
+        del path
+        return method == "POST"
+
+    def need(self, method: str, path: str) -> Need:
+        """Leave health to everybody, and metrics to who scrapes."""
+        if self.is_call(method, path):
+            return Need.INFER
+        return {"health": Need.NOTHING, "metrics": Need.METRICS}.get(path.strip("/"), Need.ABOUT)
+
+
+class _PipelineRoutes:
+    """The paths of one pipeline."""
+
+    def __init__(self, service: OpService, plane: DataPlane, max_body_bytes: int) -> None:
+        self._service = service
+        self._plane = plane
+        self._max_body_bytes = max_body_bytes
+
+    async def answer_http(self, request: HttpRequest) -> HttpAnswer | None:
+        """Answer one request; None if there is no such path below the pipeline's name.
+
+        Raises:
+            InvalidRequest: the body cannot be read.
+            PayloadTooLarge: it is too large once it is not encoded any more.
+
+        Cancellation: as the pipeline's.
+        """
+        _, *parts = request.path.split("/")
+        if request.method in {"GET", "HEAD"} and parts[1:] in ([], [""]) and parts:
+            answer = self._operation(parts[0])
+            if answer is not None:
+                return answer
+        called = _called(parts, self._service.own_name if request.mount else None)
+        if called is None:
+            return None if request.mount else _refused(request.method, parts)
+        if request.method != "POST":
+            return text_answer(405, "Method Not Allowed")
+        return await self._infer(request, *called)
+
+    async def _infer(self, request: HttpRequest, name: str, method: str) -> HttpAnswer:
+        asked = await receive_request(await inflated_body(request, self._max_body_bytes), name, method)
+        asked.clientip = asked.clientip or request.client.host
+        response = await self._service.answer(asked, math.inf)
+        note_answer(response)
+        message = to_message(response)
+        by_code = status_of_code(message.err_no) if self._service.settings.http_status else 200
+        return HttpAnswer(429 if response.is_overload else by_code, JSON_TYPE, render(message))
+
+    def _operation(self, name: str) -> HttpAnswer | None:
+        if name == "health":
+            return _health(self._plane)
+        if name == "metrics":
+            return _metrics(self._service.render_metrics)
+        if name == "trace":
+            snapshot = self._service.snapshot
+            return text_answer(404, "Not Found") if snapshot is None else json_answer(snapshot())
+        return None
+
+
+def _called(parts: list[str], own: str | None) -> tuple[str, str] | None:
+    """Read name and method, the one of which is known below a mount; a method may be empty, its slash must be there."""
+    is_ended = len(parts) > 1 and not parts[-1]
+    if own is not None and len(parts) == 1 + is_ended:
+        return own, parts[0]
+    name, *methods = parts or [""]
+    if not name or len(methods) not in {1, 1 + is_ended}:
+        return None
+    return name, methods[0]
+
+
+def _refused(method: str, parts: list[str]) -> HttpAnswer:
+    """Refuse a path at the root that no request of a pipeline has; a name alone is one of another method."""
+    if method == "POST" or len(parts) > 1 or not parts[0]:
+        return text_answer(404, "Not Found")
+    return text_answer(405, "Method Not Allowed")
+
+
+def metrics_router(plane: DataPlane, metrics: Iterable[Rule], gate: Gate | None = None) -> Router:
+    """Return the router of the metrics port: ``/metrics`` with authentication by the gate, and ``/health`` without."""
+
+    async def health(_: HttpRequest) -> HttpAnswer:
+        return _health(plane)
+
+    rules = [rule("/health", "GET", health, need=Need.NOTHING), *metrics]
+    return Router(rules, _Refusals(), gate=gate)
+
+
+class _Refusals:
+    """The gateway's words for what there is not."""
+
+    def no_path(self, method: str, path: str) -> HttpAnswer:
+        """Answer for a path that there is not."""
+        del method, path
+        return text_answer(404, "Not Found")
+
+    def no_method(self, method: str, path: str) -> HttpAnswer:
+        """Answer for a method that there is not."""
+        del method, path
+        return text_answer(405, "Method Not Allowed")
+
+
+def _health(plane: DataPlane) -> HttpAnswer:
+    readiness = plane.readiness()
+    document = {"status": "ok"} if readiness.ready else {"status": "not ready", "reason": readiness.reason}
+    return json_answer(document, 200 if readiness.ready else 503)
+
+
+def _metrics(render: Callable[[], bytes | None] | None) -> HttpAnswer:
+    text = None if render is None else render()
+    if text is None:
+        return text_answer(404, "Not Found")
+    return HttpAnswer(200, (("content-type", CONTENT_TYPE),), text)

@@ -1,0 +1,1 @@
+"""Observation of Ops: metrics, profiles, log files and hooks of user code."""

@@ -1,0 +1,343 @@
+"""All that observes one running pipeline, opened with the server and closed with it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import prometheus_client
+import structlog
+import trio
+import yaml
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from ovmstrio.core.service import Inside
+from ovmstrio.ops.observing.figures import PipelineFigures, no_hooks, percentile, working_on
+from ovmstrio.ops.observing.hooks import NOBODY, STAGES, Asker, OpHooks, Several, Span
+from ovmstrio.ops.observing.log_files import open_log_files
+from ovmstrio.ops.observing.tracer import PERCENTS, Timelines, benchmark_document, tracer_lines
+from ovmstrio.util.regular_files import open_regular
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
+
+    from ovmstrio.core.hooks import NodeHooks
+    from ovmstrio.ops.observing.log_files import LogFiles
+    from ovmstrio.ops.settings import PipelineSettings
+    from ovmstrio.util.drawing import Drawing
+
+__all__ = ["BENCHMARK_VARIABLE", "Observing", "OpMetrics", "look_inside", "open_observing", "snapshot"]
+
+# ----------------------------------------------------------------------
+# What a running pipeline of Ops shows of itself: its picture, and what each Op has done
+# ----------------------------------------------------------------------
+
+
+def look_inside(figures: PipelineFigures, drawing: Drawing | None) -> Inside:
+    """Join a picture, whose nodes have the names of Ops, with what is known of these."""
+    layers = () if drawing is None else drawing.layers
+    keys = {box.title: box.key for layer in layers for box in layer if box.kind == "node"}
+    waiting: dict[str, int] = {}
+    for channel in figures.channels:
+        for key in {keys[name] for name in channel.consumers if name in keys}:
+            waiting[key] = waiting.get(key, 0) + channel.size
+    nodes = {keys[name]: tally for name, tally in figures.tallies.items() if name in keys}
+    facts = {
+        "requests under way": figures.running,
+        "clients that left": figures.left,
+        "worker deaths": sum(each.deaths for each in figures.totals.values()),
+    }
+    return Inside(drawing, facts, nodes, waiting=waiting)
+
+
+# ----------------------------------------------------------------------
+# Counters of a pipeline for Prometheus: the names that dashboards of Paddle Serving ask for, as real counters
+# ----------------------------------------------------------------------
+
+_MICROSECONDS: Final = 1e6
+_BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+
+_Values = Mapping[tuple[str, ...], float]
+
+
+class OpMetrics:
+    """Makes counters of a pipeline's figures whenever somebody scrapes; a collector.
+
+    Args:
+        figures: what is counted.
+    """
+
+    def __init__(self, figures: PipelineFigures) -> None:
+        self._figures = figures
+        self._created = time.time()
+
+    def collect(self) -> Iterator[Metric]:
+        """Give every family, those of the Ops at zero before anything has happened."""
+        figures, totals = self._figures, self._figures.totals
+        yield from self._of_requests()
+        inferred = sum(each.inferred for each in totals.values())
+        inferring = sum(each.seconds.get("midp", 0.0) for each in totals.values())
+        yield self._counter("pd_inference_count", "Samples that went through a model or `process`.", inferred)
+        spent = "Microseconds in `process`, by its batches."
+        yield self._counter("pd_inference_duration_us", spent, _microseconds(inferring))
+        stages: dict[tuple[str, ...], float] = {
+            (op, stage): _microseconds(seconds)
+            for op, each in figures.with_ends.items()
+            for stage, seconds in each.seconds.items()
+        }
+        yield self._counters("ovmstrio_op_stage_us", "Microseconds in each stage of an Op.", ("op", "stage"), stages)
+        deaths: dict[tuple[str, ...], float] = {(op,): each.deaths for op, each in totals.items()}
+        yield self._counters("ovmstrio_op_worker_deaths", "Workers that ended by themselves.", ("op",), deaths)
+        yield self._batches()
+        depth = GaugeMetricFamily("ovmstrio_channel_depth", "Samples that wait between Ops.", labels=["channel"])
+        for channel in figures.channels:
+            depth.add_metric([channel.name], channel.size)
+        yield depth
+
+    def _of_requests(self) -> Iterable[Metric]:
+        codes = self._figures.codes
+        succeeded, took = codes.get(0, 0), _microseconds(self._figures.seconds)
+        failed = codes.total() - succeeded
+        yield self._counter("pd_query_request_success", "Requests that were answered without an error.", succeeded)
+        yield self._counter("pd_query_request_failure", "Requests that were answered with an error.", failed)
+        yield self._counter("pd_query_request_duration_us", "Microseconds that requests took.", took)
+        ends: dict[tuple[str, ...], float] = {(str(code),): count for code, count in codes.items()}
+        if self._figures.left:
+            ends["left",] = self._figures.left
+        text = "Requests by err_no; `left` without one."
+        yield self._counters("ovmstrio_pipeline_requests", text, ("code",), ends)
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        return self._counters(name, text, (), {(): value})
+
+    def _counters(self, name: str, text: str, labels: Sequence[str], values: _Values) -> Metric:
+        family = CounterMetricFamily(name, text, labels=labels)
+        for key, value in values.items():
+            family.add_metric(key, value, created=self._created)
+        return family
+
+    def _batches(self) -> Metric:
+        name = "ovmstrio_op_batch_size"
+        family = HistogramMetricFamily(name, "Samples in each batch.", labels=["op"])
+        for op, figures in self._figures.totals.items():
+            buckets = [(f"{most:.1f}", _upto(figures.batches, most)) for most in _BATCH_SIZES]
+            buckets.append(("+Inf", _upto(figures.batches, math.inf)))
+            total = sum(size * count for size, count in figures.batches.items())
+            family.add_metric([op], buckets, total)
+            family.add_sample(f"{name}_created", {"op": op}, self._created)
+        return family
+
+
+def _microseconds(seconds: float) -> float:
+    return max(0.0, seconds) * _MICROSECONDS
+
+
+def _upto(batches: Mapping[int, int], most: float) -> float:
+    """Tell how many batches have so many samples at most."""
+    return sum(count for size, count in batches.items() if size <= most)
+
+
+# ----------------------------------------------------------------------
+# All that observes one running pipeline, opened with the server and closed with it
+# ----------------------------------------------------------------------
+
+_MS: Final = 1e3
+_RATE_SECONDS: Final = 10.0
+
+
+def snapshot(figures: PipelineFigures, worker_num: int) -> dict[str, Any]:
+    """Give what there is to see now; times are milliseconds, percentiles those of the newest values."""
+    latencies = [seconds for _, seconds in figures.newest_requests]
+    return {
+        "uptime_s": figures.now - figures.began,
+        "worker_num": worker_num,
+        "running": figures.running,
+        "left": figures.left,
+        "codes": {str(code): count for code, count in sorted(figures.codes.items())},
+        "requests": {"count": figures.codes.total(), "qps": _rate(figures), "latency_ms": _times(latencies)},
+        "ops": {name: _op(figures, name) for name in figures.totals},
+        "channels": [
+            {
+                "name": each.name,
+                "in": list(each.producers),
+                "out": list(each.consumers),
+                "size": each.size,
+                "capacity": each.capacity,
+            }
+            for each in figures.channels
+        ],
+    }
+
+
+def _op(figures: PipelineFigures, name: str) -> dict[str, Any]:
+    of_op = figures.totals[name]
+    return {
+        "idle": of_op.idle,
+        "deaths": of_op.deaths,
+        "batches": {str(size): count for size, count in sorted(of_op.batches.items())},
+        "stages": {
+            stage: {"count": of_op.counts.get(stage, 0), **_times(list(figures.newest.get((name, stage), ())))}
+            for stage in STAGES
+        },
+    }
+
+
+def _times(seconds: list[float]) -> dict[str, float]:
+    ordered = sorted(each * _MS for each in seconds)
+    average = sum(ordered) / len(ordered) if ordered else 0.0
+    return {"avg": average, **{str(percent): percentile(ordered, percent) for percent in PERCENTS}}
+
+
+def _rate(figures: PipelineFigures) -> float:
+    """Give how many requests a second were answered of late."""
+    ended = [at for at, _ in figures.newest_requests]
+    since = max(figures.now - _RATE_SECONDS, figures.began)
+    if len(ended) == figures.newest_requests.maxlen:
+        since = max(since, ended[0])
+    recent = sum(1 for at in ended if at >= since)
+    return recent / (figures.now - since) if figures.now > since else 0.0
+
+
+class OpLog(OpHooks):
+    """Logs what the executor reports, with the ids of the samples; an observer of one pipeline.
+
+    Args:
+        files: get a line of each request that was answered, which nobody else is told of.
+    """
+
+    def __init__(self, files: LogFiles | None = None) -> None:
+        self._files = files
+        self._log_ids: dict[int, int] = {}
+        self._callers: dict[int, str] = {}
+
+    def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:  # noqa: ARG002 - the hook has it
+        """Remember the ids that belong together, and whose request it is."""
+        self._log_ids[data_id] = log_id
+        if self._files is not None:
+            client, method = caller
+            self._callers[data_id] = f"client={client or '-'} method={method or '-'}"
+
+    def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:
+        """Log which samples went together; a single one is not worth a line."""
+        if len(data_ids) > 1:
+            with working_on(*((data_id, self._log_ids.get(data_id, 0)) for data_id in data_ids)):
+                _log.info("batch", op=op, worker=worker, data_ids=list(data_ids))
+
+    def worker_died(self, op: str, worker: int, reason: str) -> None:
+        """Log a worker that ended by itself."""
+        _log.error("worker ended by itself, another takes its place", op=op, worker=worker, reason=reason)
+
+    def request_finished(self, data_id: int, log_id: int, code: int | None, span: Span, message: str = "") -> None:
+        """Log a request's end; one that failed is a warning."""
+        self._log_ids.pop(data_id, None)
+        caller = self._callers.pop(data_id, "")
+        if code == 0 and self._files is None and not _LEVEL.isEnabledFor(logging.DEBUG):
+            return
+        milliseconds = round((span[1] - span[0]) * 1e3, 3)
+        with working_on((data_id, log_id)):
+            if code is None:
+                _log.info("client left", ms=milliseconds)
+            elif code:
+                _log.warning("request failed", err_no=code, err_msg=message, ms=milliseconds)
+            elif self._files is None:
+                _log.debug("request answered", ms=milliseconds)
+            else:
+                self._files.note(f"request answered {caller} ms={milliseconds}")
+
+
+BENCHMARK_VARIABLE: Final = "FLAGS_profile_pipeline"
+"""Set to 1, the tracer's figures are also written to ``benchmark.log`` in the current directory."""
+
+_BENCHMARK_FILE: Final = Path("benchmark.log")
+_log = structlog.get_logger(__name__)
+_LEVEL: Final = logging.getLogger(__name__)
+"""Knows what is written; to ask the log itself takes as long as to write into it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observing:
+    """What observes a pipeline: ``hooks`` is for the executor, the rest for whoever serves figures."""
+
+    hooks: OpHooks
+    figures: PipelineFigures
+    registry: CollectorRegistry
+    _worker_num: int
+
+    def snapshot(self) -> dict[str, Any]:
+        """Give the figures for the live view."""
+        return snapshot(self.figures, self._worker_num)
+
+    def inside(self, drawing: Drawing | None) -> Inside:
+        """Join the picture of the pipeline with what its Ops have done."""
+        return look_inside(self.figures, drawing)
+
+    @property
+    def collectors(self) -> tuple[CollectorRegistry]:
+        """What gives the families of the metrics."""
+        return (self.registry,)
+
+    def render_metrics(self) -> bytes:
+        """Print the metrics in Prometheus's text format."""
+        return prometheus_client.generate_latest(self.registry)
+
+
+@asynccontextmanager
+async def open_observing(
+    settings: PipelineSettings,
+    registry: CollectorRegistry | None = None,
+    hooks_of: Callable[[str], NodeHooks] = no_hooks,
+) -> AsyncIterator[Observing]:
+    """Open log files, and run the tracer where one is wanted, until the block is left.
+
+    Owns the open files and the tracer's task; may be cancelled at any time.  An error of the block is in an exception
+    group, as one of a nursery's is.
+
+    Args:
+        settings: the pipeline's.
+        registry: where the metrics go; one of their own if None.
+        hooks_of: gives who else is told of the runs of an Op.
+
+    Raises:
+        ConfigError: the log files cannot be made.
+    """
+    registry = prometheus_client.CollectorRegistry() if registry is None else registry
+    figures = PipelineFigures(keeps_window=settings.dag.tracer.enabled, hooks_of=hooks_of)
+    timelines = Timelines(everything=settings.dag.use_profile)
+    with open_log_files(settings.logging) as files:
+        registry.register(OpMetrics(figures))
+        hooks = Several(figures, timelines, OpLog(files))
+        async with trio.open_nursery() as nursery:
+            if settings.dag.tracer.enabled:
+                nursery.start_soon(_trace, settings, figures, files)
+            yield Observing(hooks, figures, registry, settings.worker_num)
+            nursery.cancel_scope.cancel()
+
+
+async def _trace(settings: PipelineSettings, figures: PipelineFigures, files: LogFiles | None) -> None:
+    """Write a block of the tracer at every interval; cancelled when the pipeline ends."""
+    wants_benchmark = os.environ.get(BENCHMARK_VARIABLE) == "1"
+    while True:
+        await trio.sleep(settings.dag.tracer.interval_s)
+        _write(figures, settings.worker_num, files, wants_benchmark=wants_benchmark)
+
+
+def _write(figures: PipelineFigures, worker_num: int, files: LogFiles | None, *, wants_benchmark: bool) -> None:
+    window, now = figures.take_window(), figures.now
+    if files is not None:
+        for line in tracer_lines(window, now, figures.channels, worker_num):
+            files.trace(line)
+    document = benchmark_document(window, now) if wants_benchmark else {}
+    if document:
+        try:
+            with open_regular(_BENCHMARK_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+                file.write(yaml.safe_dump(document).encode())
+        except OSError as error:
+            _log.warning("file cannot be written", file=str(_BENCHMARK_FILE), reason=str(error))

@@ -1,0 +1,308 @@
+"""A pipeline of Ops as the server has it: called by KServe v2 and by Paddle Serving's own protocols."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+import structlog
+
+from ovmstrio.core.errors import (
+    DeadlineExceeded,
+    Gathered,
+    InvalidRequest,
+    ModelFailure,
+    NotReady,
+    NotSupported,
+    Overloaded,
+    ServerError,
+    noted,
+)
+from ovmstrio.core.request import InferResponse, ServableMetadata
+from ovmstrio.core.service import NOTHING_INSIDE, Inside
+from ovmstrio.core.tensor import BY_NAME, BYTES, Datatype, Dim, Tensor, TensorSpec
+from ovmstrio.models.tensor_contents import elements_of, to_array
+from ovmstrio.ops.tensors import STRINGS, ArrayTensor
+from ovmstrio.ops.tensors import to_array as array_of
+from ovmstrio.ops.values import CustomExceptionCode, PipelineRequest, PipelineResponse, PipelineTensor
+from ovmstrio.ops.values import CustomExceptionCode as Code
+from ovmstrio.serving.hosted_service import ResidentService
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ovmstrio.core.request import Buffer, InferInput, InferRequest
+    from ovmstrio.ops.settings import PipelineSettings
+    from ovmstrio.util.drawing import Drawing
+
+__all__ = ["NAMELESS", "OpService", "PipelineExecutor", "PipelineInsight", "wrong_name"]
+
+_VERSION: Final = "1"
+
+_ERRORS: Final[Mapping[int, type[ServerError]]] = {
+    Code.NOT_IMPLEMENTED.value: NotSupported,
+    Code.CLOSED_ERROR.value: NotReady,
+    Code.INIT_ERROR.value: NotReady,
+    Code.INPUT_PARAMS_ERROR.value: InvalidRequest,
+    Code.TIMEOUT.value: DeadlineExceeded,
+    Code.RPC_PACKAGE_ERROR.value: InvalidRequest,
+}
+"""What an ``err_no`` is to the callers of other protocols; all others are failures of the pipeline."""
+
+
+def pipeline_request(request: InferRequest) -> PipelineRequest:
+    """Give a call as a request; arrays stay arrays, over the call's buffers where these have their elements.
+
+    Raises:
+        InvalidRequest: inputs are not what they say they are, all of which are told.
+    """
+    log_id = _log_id(request) if request.parameters else 0
+    made = PipelineRequest(name=request.model_name, method="infer", logid=log_id, keeps_arrays=True)
+    wrong: Gathered | None = None
+    for index, given in enumerate(request.inputs):
+        try:
+            _add_input(made, given, request.raw_inputs[index] if index < len(request.raw_inputs) else None)
+        except InvalidRequest as error:
+            wrong = noted(wrong, error)
+    if wrong is not None:
+        wrong.tell()
+    return made
+
+
+def _add_input(made: PipelineRequest, given: InferInput, raw: Buffer | None) -> None:
+    if given.datatype != BYTES.name:
+        made.tensors.append(ArrayTensor(given.name, _array(given, raw)))
+        return
+    texts = _texts(given, raw)
+    if len(texts) == 1:
+        made.keys.append(given.name)
+        made.values.append(texts[0])
+    else:
+        made.tensors.append(PipelineTensor(given.name, STRINGS, list(given.shape), str_data=texts))
+
+
+def infer_response(name: str, request: InferRequest, response: PipelineResponse) -> InferResponse:
+    """Give a pipeline's answer as that of a call.
+
+    Raises:
+        InvalidRequest: the pipeline refused it.
+        ServerError: of the kind that the pipeline's ``err_no`` stands for.
+    """
+    if response.is_overload:
+        raise Overloaded(response.err_msg)
+    if response.err_no:
+        error = _ERRORS.get(response.err_no, ModelFailure)
+        raise error(f"{name}: err_no {response.err_no}: {response.err_msg}")
+    outputs = _outputs(response)
+    return InferResponse(name, _VERSION, [*outputs.values()], request.id)
+
+
+def _log_id(request: InferRequest) -> int:
+    given = request.parameters.get("log_id", 0)
+    if not isinstance(given, int):
+        raise InvalidRequest(f"parameter log_id: expected a whole number, got {given!r}")
+    return given
+
+
+def _texts(given: InferInput, raw: Buffer | None) -> list[str]:
+    elements = elements_of(given, raw, TensorSpec(given.name, _datatype(given), ()))
+    if len(elements) != prod(given.shape):
+        shape = list(given.shape)
+        raise InvalidRequest(
+            f"input {given.name}: expected {prod(shape)} elements of shape {shape}, got {len(elements)}"
+        )
+    try:
+        return [*map(bytes.decode, elements)]
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"input {given.name}: its BYTES are not UTF-8; send base64, or a UINT8 tensor") from None
+
+
+def _array(given: InferInput, raw: Buffer | None) -> np.ndarray[Any, Any]:
+    spec = _spec(given)
+    count = prod(given.shape)
+    if raw is None:
+        return to_array(given.contents, given.shape, count, spec)
+    expected = count * spec.datatype.itemsize
+    if len(raw) != expected:
+        raise InvalidRequest(f"input {given.name}: expected {expected} bytes for {spec}, got {len(raw)}")
+    return np.ndarray(given.shape, spec.datatype.numpy, raw)
+
+
+def _spec(given: InferInput) -> TensorSpec:
+    return TensorSpec(given.name, _datatype(given), tuple(map(Dim.fixed, given.shape)))
+
+
+def _datatype(given: InferInput) -> Datatype:
+    datatype = BY_NAME.get(given.datatype)
+    if datatype is None or min(given.shape, default=0) < 0:
+        raise InvalidRequest(
+            f"input {given.name}: expected one of {', '.join(BY_NAME)} and sizes of at least 0, "
+            f"got {given.datatype} {list(given.shape)}"
+        )
+    return datatype
+
+
+def _outputs(response: PipelineResponse) -> dict[str, Tensor]:
+    """Give the outputs by name, in the order in which they are shown."""
+    outputs: dict[str, Tensor] = {}
+    for name, value in zip(response.keys, response.values, strict=False):
+        outputs[name] = _bytes_tensor(name, [value])
+    for tensor in response.tensors:
+        outputs[tensor.name] = _tensor(tensor)
+        if tensor.lod:
+            lod = f"{tensor.name}.lod"
+            outputs[lod] = Tensor(lod, BY_NAME["INT32"], np.array(tensor.lod, np.int32))
+    return outputs
+
+
+def _tensor(tensor: PipelineTensor) -> Tensor:
+    if tensor.elem_type == STRINGS:
+        return _bytes_tensor(tensor.name, tensor.str_data)
+    array = tensor.array if isinstance(tensor, ArrayTensor) else array_of(tensor)
+    dtype = array.dtype.newbyteorder("<")
+    datatype = next(known for known in BY_NAME.values() if known.numpy == dtype)
+    return Tensor(tensor.name, datatype, array)
+
+
+def _bytes_tensor(name: str, texts: list[str]) -> Tensor:
+    array = np.empty(len(texts), object)
+    array[:] = [*map(str.encode, texts)]
+    return Tensor(name, BYTES, array)
+
+
+NAMELESS: Final = "pipeline"
+"""What KServe v2 calls a service without a name."""
+
+_PLATFORM: Final = "ovmstrio_ops"
+_WRONG_NAME: Final = "Failed to inference: Service name error."
+_CLOSED: Final = "dag closed."
+
+log = structlog.get_logger(__name__)
+
+
+class PipelineExecutor(Protocol):
+    """A running pipeline."""
+
+    async def infer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
+        """Answer one request; raises nothing but cancellation."""
+        ...
+
+    def obstacle(self) -> str:
+        """Tell why requests cannot be answered now, such as a worker that died; empty if they can."""
+        ...
+
+    def close(self) -> None:
+        """Answer with 3001 what waits for its turn, and whatever still comes; what is worked on goes on."""
+        ...
+
+
+class PipelineInsight(Protocol):
+    """What is known of a running pipeline."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Give the figures for a live view."""
+        ...
+
+    @property
+    def collectors(self) -> Sequence[Any]:
+        """What gives the families of the metrics."""
+        ...
+
+    def render_metrics(self) -> bytes:
+        """Print what scrapers get."""
+        ...
+
+    def inside(self, drawing: Drawing | None) -> Inside:
+        """Join a picture with what its Ops count."""
+        ...
+
+
+class OpService(ResidentService):
+    """One running pipeline.
+
+    Args:
+        name: under which it is served; None for a service without a name, which answers only nameless requests.
+        executor: runs the Ops; whoever opened it closes it.
+        figures: what is known of it; None for nothing.
+        settings: its configuration.
+        drawing: how its Ops are joined.
+
+    Attributes:
+        metadata: what it tells of itself, which has neither inputs nor outputs.
+        obstacle: tells why requests cannot be answered now; empty if they can.
+        snapshot: gives the figures for a live view; None for none.
+        render_metrics: prints what scrapers get; None for nothing.
+        metrics: what gives the same to whoever has more to print.
+        own_name: what requests must call it; empty for one that answers only nameless requests.
+        keeps_order: true, for an Op with one worker may go by what it has seen.
+    """
+
+    keeps_order: Final = True
+
+    def __init__(
+        self,
+        name: str | None,
+        executor: PipelineExecutor,
+        figures: PipelineInsight | None,
+        settings: PipelineSettings,
+        drawing: Drawing | None = None,
+    ) -> None:
+        super().__init__()
+        self.name = name or NAMELESS
+        self.settings = settings
+        self.metadata = ServableMetadata(self.name, _PLATFORM, (), ())
+        self.obstacle = executor.obstacle
+        self.snapshot = None if figures is None else figures.snapshot
+        self.render_metrics = None if figures is None else figures.render_metrics
+        self.metrics: Sequence[Any] = () if figures is None else figures.collectors
+        self.own_name = name or ""
+        self._figures = figures
+        self._drawing = drawing
+        self._executor = executor
+        self._is_closed = False
+
+    @property
+    def inside(self) -> Inside:
+        """Its Ops, with what they count."""
+        return NOTHING_INSIDE if self._figures is None else self._figures.inside(self._drawing)
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Answer one call.
+
+        The caller owns the request, whose buffers must stay unchanged until this returns.
+
+        Raises:
+            InvalidRequest: an input is not what it says it is, or the pipeline refused it.
+            ServerError: of the kind that the pipeline's ``err_no`` stands for.
+
+        Cancellation: at any checkpoint; the pipeline gives back what the call held.
+        """
+        asked = pipeline_request(request)
+        return infer_response(self.name, request, await self._executor.infer(asked, request.deadline))
+
+    async def answer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
+        """Answer one request, whatever comes of it.
+
+        Raises: nothing but cancellation.
+
+        Cancellation: at any checkpoint; the pipeline gives back what the request held.
+        """
+        if request.name and request.name != self.own_name:
+            return wrong_name(request, name=self.own_name)
+        if self._is_closed:
+            return PipelineResponse(CustomExceptionCode.CLOSED_ERROR.value, _CLOSED)
+        return await self._executor.infer(request, deadline)
+
+    # End
+
+    def begin_drain(self) -> None:
+        """Answer what waits for its turn, and all that comes, with 3001; what is worked on goes on."""
+        self._is_closed = True
+        self._executor.close()
+
+
+def wrong_name(request: PipelineRequest, **known: str) -> PipelineResponse:
+    """Answer a request that asks for a pipeline that is not there; ``known`` is logged."""
+    log.error("service name error", log_id=request.logid, asked=request.name[:80], **known)
+    return PipelineResponse(CustomExceptionCode.NO_SERVICE.value, _WRONG_NAME)

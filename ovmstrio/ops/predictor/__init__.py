@@ -1,0 +1,1 @@
+"""Clients with which Ops call models: local models, KServe servers and model folders."""

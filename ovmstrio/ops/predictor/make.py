@@ -1,0 +1,201 @@
+"""Choosing and making what an Op's workers infer with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from weakref import WeakValueDictionary
+
+import structlog
+import trio
+
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.tensor import Array
+from ovmstrio.inference.compiled import Compiled
+from ovmstrio.inference.crash_probe import try_model
+from ovmstrio.inference.network import Network
+from ovmstrio.ops.predictor.kserve import Endpoints, KServePredictor, PipelinePredictor
+from ovmstrio.ops.predictor.local_model import (
+    LocalModel,
+    device_for,
+    load_local_model,
+    local_trial,
+    plugin_config,
+    workers_on,
+)
+from ovmstrio.ops.predictor.model_config import check_fetch, read_model_config
+from ovmstrio.ops.predictor.protocol import Feed, FeedMismatch, Predictor
+from ovmstrio.ops.settings import OpSettings
+
+__all__ = ["PredictorMaker"]
+
+
+class LocalNetwork:
+    """A model with its infer requests, which all workers on its device share."""
+
+    def __init__(self, model: LocalModel, compiled: Compiled) -> None:
+        self.model = model
+        self.network = Network(compiled)
+
+
+class WorkerPredictor:
+    """What one worker infers with.
+
+    Args:
+        shared: the model.
+        fetch: what is fetched by default; without names, everything.
+
+    Raises:
+        FeedMismatch: the model does not give what is to be fetched.
+    """
+
+    def __init__(self, shared: LocalNetwork, fetch: Sequence[str]) -> None:
+        self._shared = shared
+        self._default = shared.model.wanted(fetch)
+
+    @property
+    def feed_names(self) -> list[str]:
+        """The aliases of what the model takes."""
+        return self._shared.model.feed_names
+
+    @property
+    def fetch_names(self) -> list[str]:
+        """The aliases of what the model gives."""
+        return self._shared.model.fetch_names
+
+    async def predict(self, feed: Feed, fetch: Sequence[str] | None = None, *, batch: bool = True) -> dict[str, Array]:
+        """Infer; without names in ``fetch`` gives what the Op is configured to fetch.
+
+        Raises:
+            FeedMismatch: names or shapes are not those of the model, or ``fetch`` names what it does not give.
+            FeedTypeError: a value is neither an array nor a list of ``str``.
+            ModelFailure: the model failed.
+
+        Ownership: the feed's values must stay unchanged until it returns; the answer is the caller's.
+
+        Cancellation: as :meth:`~ovmstrio.inference.network.Network.infer`.
+        """
+        model = self._shared.model
+        wanted = model.wanted(fetch) if fetch else self._default
+        outputs = await self._shared.network.infer(model.arrays(feed, batch=batch))
+        return model.answer(outputs, wanted)
+
+    def check(self, feed: Feed) -> None:
+        """Refuse a feed that can never be inferred on.
+
+        Raises:
+            FeedMismatch: names or shapes are not those of the model.
+            FeedTypeError: a value is neither an array nor a list of ``str``.
+        """
+        self._shared.model.check(feed)
+
+    def close(self) -> None:
+        """Do nothing: the model is let go with the last of those who share it."""
+
+
+log = structlog.get_logger(__name__)
+
+_TIMEOUT_SECONDS: Final = 60.0
+"""How long a call of another server may take for an Op without a timeout."""
+_KSERVE: Final = frozenset({"kserve", "grpc"})
+_PIPELINE: Final = "pipeline_grpc"
+_LOCAL: Final = "local_predictor"
+_REMOTE_KINDS: Final = "kserve (or grpc) for OpenVINO Model Server, Triton and other KServe servers, or pipeline_grpc"
+_TENSORRT: Final = 2
+
+
+class PredictorMaker:
+    """Makes predictors for the workers of one process.
+
+    Workers with the same settings and device share one model, which is held as long as one of them is open.
+
+    Args:
+        is_thread_op: whether all workers of an Op are in this process; otherwise each has one of its own.
+    """
+
+    def __init__(self, *, is_thread_op: bool) -> None:
+        self._is_thread_op = is_thread_op
+        self._loading = trio.Lock()
+        self._shared: WeakValueDictionary[tuple[OpSettings, str], LocalNetwork] = WeakValueDictionary()
+
+    async def __call__(self, settings: OpSettings, worker: int) -> Predictor:
+        """Make what a worker infers with.
+
+        Raises:
+            ConfigError: there is no such model, it cannot be loaded, or the settings ask for what is not supported;
+                lists every problem of the settings.
+
+        Ownership: the caller closes it; the model is let go when the last that share it are gone.
+
+        Cancellation: while loading; a model that is being loaded is first loaded.
+        """
+        _refuse(settings)
+        return _remote(settings) if settings.server_endpoints else await self._local(settings, worker)
+
+    async def _local(self, settings: OpSettings, worker: int) -> WorkerPredictor:
+        conf = settings.local_service_conf
+        device = device_for(conf, worker)
+        async with self._loading:
+            shared = self._shared.get((settings, device))
+            if shared is None:
+                workers = workers_on(device, conf, settings.concurrency) if self._is_thread_op else 1
+                config = plugin_config(conf, device, workers)
+                folder = Path(conf.model_config or "")
+                await try_model(local_trial(folder, device, config))
+                loaded = await trio.to_thread.run_sync(load_local_model, folder, device, config)
+                shared = self._shared[settings, device] = LocalNetwork(*loaded)
+                log.info("model loaded", op=settings.name, model=str(folder), device=device, **config)
+        with _fetch_list_of(settings):
+            return WorkerPredictor(shared, conf.fetch_list or ())
+
+
+def _remote(settings: OpSettings) -> Predictor:
+    fetch = settings.fetch_list or ()
+    config = None
+    if settings.client_config is not None and settings.client_type != _PIPELINE:
+        config = read_model_config(Path(settings.client_config))
+        with _fetch_list_of(settings):
+            check_fetch(fetch, [variable.alias for variable in config.fetches])
+    endpoints = Endpoints(settings.server_endpoints, timeout=settings.timeout_seconds or _TIMEOUT_SECONDS)
+    if settings.client_type == _PIPELINE:
+        return PipelinePredictor(endpoints, fetch)
+    return KServePredictor(endpoints, settings.model_name or settings.name, config, fetch)
+
+
+@contextmanager
+def _fetch_list_of(settings: OpSettings) -> Iterator[None]:
+    """Turn what a predictor says of names that it is made with into a problem of the configuration."""
+    try:
+        yield
+    except FeedMismatch as error:
+        raise ConfigError([Problem(error.message, path=f"op.{settings.name}.fetch_list")]) from error
+
+
+def _refuse(settings: OpSettings) -> None:
+    """Refuse what only Paddle's own libraries can do, and say what can be done instead."""
+    where = f"op.{settings.name}."
+    problems: list[Problem] = []
+    if settings.use_encryption_model:
+        message, way_out = "encrypted models are not supported", "decrypt the model and serve it without encryption"
+        problems.append(Problem(message, path=f"{where}use_encryption_model", suggestion=way_out))
+    kind = settings.client_type
+    if settings.server_endpoints:
+        if kind not in {*_KSERVE, _PIPELINE}:
+            way_out = "serve the model with OpenVINO Model Server or 'ovms serve', and write client_type: kserve"
+            problems.append(_unsupported(f"{where}client_type", kind, _REMOTE_KINDS, way_out))
+    elif settings.local_service_conf.model_config is not None:
+        kind = settings.local_service_conf.client_type or _LOCAL
+        if kind != _LOCAL:
+            way_out = f"write client_type: {_LOCAL}, and the model runs in this process"
+            problems.append(_unsupported(f"{where}local_service_conf.client_type", kind, _LOCAL, way_out))
+    if problems:
+        raise ConfigError(problems)
+    if settings.local_service_conf.device_type == _TENSORRT:
+        log.warning("TensorRT is not supported, OpenVINO's GPU plugin takes its place", op=settings.name)
+
+
+def _unsupported(path: str, kind: str | None, expected: str, way_out: str) -> Problem:
+    message = "models cannot be reached in this way"
+    return Problem(message, path=path, expected=expected, found=str(kind), suggestion=way_out)

@@ -1,0 +1,1 @@
+"""DAG pipelines: structure, custom nodes, demultiplexing, gathering and the servable."""

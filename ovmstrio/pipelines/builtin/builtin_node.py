@@ -1,0 +1,161 @@
+"""A built-in node as a pipeline sees it, and the names and paths by which a configuration asks for one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import ClassVar, Final, Protocol
+
+import structlog
+import trio
+
+from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem
+from ovmstrio.core.tensor import BY_NAME, Array
+from ovmstrio.pipelines.builtin.parameters import Parameters
+from ovmstrio.pipelines.custom_node import ItemInfo, read_only
+from ovmstrio.pipelines.native.library import NodeIdentity
+from ovmstrio.util.extras import Extra, way_to_install
+from ovmstrio.util.placement import run_load
+
+__all__ = ["BUILTIN_NAMES", "CLASS_OF", "Builtin", "BuiltinNode", "builtin_name", "described", "open_builtin"]
+
+log = structlog.get_logger(__name__)
+
+
+class Builtin(Protocol):
+    """What a built-in node does; made with its parameters, which it checks.
+
+    ``is_instant`` says that a run takes less time than sending it to a thread would.
+    """
+
+    is_instant: ClassVar[bool]
+    inputs: Mapping[str, ItemInfo]
+    outputs: Mapping[str, ItemInfo]
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Make the outputs; blocking, and called from several threads at once.
+
+        Raises:
+            CustomNodeFailure: it cannot be done with these inputs.
+        """
+        ...
+
+
+def described(name: str, datatype: str, *shape: int) -> ItemInfo:
+    """Describe an input or output."""
+    return ItemInfo(name, BY_NAME[datatype], shape)
+
+
+class BuiltinNode:
+    """Runs a built-in node; see :class:`~ovmstrio.pipelines.custom_node.CustomNode`."""
+
+    def __init__(self, identity: NodeIdentity, builtin: Builtin) -> None:
+        self.inputs = builtin.inputs
+        self.outputs = builtin.outputs
+        self._identity = identity
+        self._limiter = trio.CapacityLimiter(os.cpu_count() or 1)
+        self._builtin = builtin
+
+    async def execute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the node once, in a worker thread unless it takes no time.
+
+        Raises:
+            CustomNodeFailure: the inputs are not what the node takes, or nothing can be made of them.
+
+        Cancellation: at once; a thread that runs ends by itself.
+        """
+        for info in self.inputs.values():
+            self._check(inputs.get(info.name), info)
+        if self._builtin.is_instant:
+            await trio.lowlevel.checkpoint()
+            return self._run(read_only(inputs))
+        return await trio.to_thread.run_sync(
+            self._run, read_only(inputs), abandon_on_cancel=True, limiter=self._limiter
+        )
+
+    async def aclose(self) -> None:
+        """Do nothing: there is nothing to give back.
+
+        Cancellation: at once.
+        """
+        await trio.lowlevel.checkpoint()
+
+    def _run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        try:
+            return self._builtin.run(inputs)
+        except CustomNodeFailure as failure:
+            raise self._failed(str(failure)) from None
+
+    def _check(self, array: Array | None, info: ItemInfo) -> None:
+        if array is None:
+            raise self._failed(f"there is no input {info.name!r}")
+        if info.datatype is not None and array.dtype != info.datatype.numpy:
+            expected, found = info.datatype.name, array.dtype.name
+        elif not _fits(array.shape, info.shape):
+            expected, found = str(info.shape), str(array.shape)
+        else:
+            return
+        raise self._failed(f"input {info.name!r} cannot be used - Expected: {expected}; Actual: {found}")
+
+    def _failed(self, detail: str) -> CustomNodeFailure:
+        return self._identity.failed("NODE_LIBRARY_EXECUTION_FAILED", detail)
+
+
+def _fits(shape: tuple[int, ...], allowed: tuple[int, ...]) -> bool:
+    return len(shape) == len(allowed) and all(wanted in (-1, size) for size, wanted in zip(shape, allowed, strict=True))
+
+
+async def open_builtin(builtin: str, name: str, params: Mapping[str, str]) -> BuiltinNode:
+    """Make a built-in node; it holds nothing that has to be given back.
+
+    Raises:
+        ConfigError: parameters are missing or cannot be used, or OpenCV is not installed.
+
+    Cancellation: at once.
+    """
+    module = f"{__package__}.{builtin}"
+    try:
+        kind = getattr(await run_load(lambda: import_module(module)), CLASS_OF[builtin])
+    except ModuleNotFoundError as error:
+        if error.name != "cv2":
+            raise
+        fix = f"install it: {way_to_install(Extra.VISION)}"
+        raise ConfigError([Problem(f"the custom node {builtin} needs OpenCV", suggestion=fix)]) from None
+    parameters = Parameters(params)
+    made: Builtin = kind(parameters)
+    for problem in parameters.finish():
+        log.warning("parameter of a custom node", node=name, problem=str(problem))
+    return BuiltinNode(NodeIdentity(name, Path(builtin)), made)
+
+
+CLASS_OF: Final[Mapping[str, str]] = {
+    "add_one": "AddOne",
+    "east_ocr": "EastOcr",
+    "face_blur": "FaceBlur",
+    "horizontal_ocr": "HorizontalOcr",
+    "image_transformation": "ImageTransformation",
+    "model_zoo_intel_object_detection": "ObjectDetection",
+}
+"""The class of each node, which is in the module of the node's name; imported when a node is opened, for OpenCV."""
+BUILTIN_NAMES: Final = tuple(CLASS_OF)
+_CONTAINER_FOLDER: Final = Path("/ovms/lib/custom_nodes")
+"""Where OVMS's container image has the libraries."""
+
+_PREFIX: Final = "libcustom_node_"
+_SUFFIX: Final = ".so"
+
+
+def builtin_name(library: Path) -> str | None:
+    """Give the name of the node that a path means: a short name, or a library of OVMS's container.
+
+    The latter means the library itself where there is such a file.
+    """
+    if library.is_file():
+        return None
+    if library.parent == _CONTAINER_FOLDER and library.name.startswith(_PREFIX) and library.suffix == _SUFFIX:
+        name = library.name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
+    else:
+        name = str(library)
+    return name if name in BUILTIN_NAMES else None

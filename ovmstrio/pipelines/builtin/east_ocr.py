@@ -1,0 +1,166 @@
+"""``east_ocr``: cuts the texts out of an image that an EAST detector has found, and turns them level."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+import cv2
+import numpy as np
+
+from ovmstrio.core.errors import CustomNodeFailure
+from ovmstrio.core.tensor import Array
+from ovmstrio.pipelines.builtin.builtin_node import described
+from ovmstrio.pipelines.builtin.parameters import Parameters
+from ovmstrio.pipelines.builtin.pictures import Box, PictureSettings, cut, to_pixels
+
+__all__ = ["EastOcr", "FoundText", "find_texts", "suppress_overlaps"]
+
+# ----------------------------------------------------------------------
+# Where texts are, as EAST detectors tell it: for each cell a score, four distances and an angle
+# ----------------------------------------------------------------------
+
+_CELL: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FoundText:
+    """A text: the upright box around it, how high it is itself, and by how much (in radians) it slants."""
+
+    box: Box
+    score: float
+    angle: float
+    height: float
+
+    def grown(self, wider: float, higher: float, width: int, height: int) -> FoundText:
+        """Widen the box on each side by a share of its size, within an image.
+
+        Raises:
+            CustomNodeFailure: nothing of the box lies in the image.
+        """
+        box = self.box
+        across, down = int(box.width * wider), int(box.height * higher)
+        grown = Box(box.left - across, box.top - down, box.right + across, box.bottom + down).clamped(width, height)
+        if grown.is_empty:
+            raise CustomNodeFailure(f"nothing of the text at {box} lies in the image of {width} x {height} pixels")
+        return replace(self, box=grown)
+
+
+def find_texts(scores: Array, geometry: Array, threshold: float) -> list[FoundText]:
+    """Give the text of every cell whose score is high enough, row by row.
+
+    Raises:
+        CustomNodeFailure: a distance or an angle is not finite.
+    """
+    rows, columns = np.nonzero(scores >= np.float32(threshold))
+    found = geometry[rows, columns].astype(np.float64)
+    up, right, down, left, angle = found.T
+    if not np.isfinite(found).all():
+        raise CustomNodeFailure("the geometry has values that are no places in an image")
+    heights, widths = up + down, right + left
+    cos, sin = np.cos(angle), np.sin(angle)
+    # The second corner is where the text ends below; the others follow from it along the text's own axes.
+    second = to_pixels(
+        np.stack([columns * _CELL + cos * right + sin * down, rows * _CELL - sin * right + cos * down]), "geometry"
+    )
+    first = second + np.stack([-sin * heights, -cos * heights])
+    third = second + np.stack([-cos * widths, sin * widths])
+    corners = np.stack([first, second, third, third + first - second])
+    low, high = to_pixels(corners.min(axis=0), "geometry").T, to_pixels(corners.max(axis=0), "geometry").T
+    return [
+        FoundText(Box(*start, *end), score, slant, height)
+        for start, end, score, slant, height in zip(
+            low.tolist(), high.tolist(), scores[rows, columns].tolist(), angle.tolist(), heights.tolist(), strict=True
+        )
+    ]
+
+
+def suppress_overlaps(texts: Sequence[FoundText], threshold: float, limit: int) -> list[FoundText]:
+    """Take the best text again and again, leaving out those that overlap with one that was taken.
+
+    Args:
+        texts: all that were found; of equal ones the first is the best.
+        threshold: the largest share of two boxes that may be common to both.
+        limit: how many are taken at most.
+    """
+    edges = np.array([(text.box.left, text.box.top, text.box.right, text.box.bottom) for text in texts], np.float64)
+    waiting = np.argsort([-text.score for text in texts], kind="stable")
+    taken: list[FoundText] = []
+    while waiting.size and len(taken) < limit:
+        best, waiting = waiting[0], waiting[1:]
+        taken.append(texts[best])
+        waiting = waiting[_overlaps(edges[best], edges[waiting]) <= threshold]
+    return taken
+
+
+def _overlaps(box: Array, others: Array) -> Array:
+    """Give what a box and each of others have in common as a share of what both cover."""
+    sides = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
+    common = np.clip(sides, 0, None).prod(axis=1)
+    covered = (box[2:] - box[:2]).prod() + (others[:, 2:] - others[:, :2]).prod(axis=1) - common
+    share: Array = common / covered
+    return share
+
+
+# ----------------------------------------------------------------------
+# ``east_ocr``: cuts the texts out of an image that an EAST detector has found, and turns them level
+# ----------------------------------------------------------------------
+
+_DEFAULT_BATCH: Final = 100
+_DEFAULT_OVERLAP: Final = 0.3
+_DEFAULT_ANGLE: Final = 20
+
+
+class EastOcr:
+    """Takes the scores and the geometry that the detector gives for every four by four pixels."""
+
+    is_instant: ClassVar = False
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._pictures = pictures = PictureSettings.read(parameters)
+        for name, size in (("original_image_width", pictures.width), ("original_image_height", pictures.height)):
+            if parameters.is_given(name) and size % _CELL:
+                parameters.refuse(name, f"a multiple of {_CELL}")
+        self._threshold = parameters.number("confidence_threshold", low=0, high=1)
+        self._overlap = parameters.number("overlap_threshold", default=_DEFAULT_OVERLAP, low=0, high=1)
+        self._angle = parameters.number("rotation_angle_threshold", default=_DEFAULT_ANGLE)
+        self._wider = parameters.number("box_width_adjustment", default=0, low=0)
+        self._higher = parameters.number("box_height_adjustment", default=0, low=0)
+        self._batch = parameters.integer("max_output_batch", default=_DEFAULT_BATCH)
+        cells = (1, pictures.height // _CELL, pictures.width // _CELL)
+        self.inputs = {
+            "image": pictures.image,
+            "scores": described("scores", "FP32", *cells, 1),
+            "geometry": described("geometry", "FP32", *cells, 5),
+        }
+        self.outputs = pictures.texts
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Cut out the best texts.
+
+        Raises:
+            CustomNodeFailure: nothing of a text lies in the image.
+        """
+        image = self._pictures.read_image(inputs["image"])
+        height, width = image.shape[:2]
+        texts = find_texts(inputs["scores"][0, :, :, 0], inputs["geometry"][0], self._threshold)
+        texts = [text.grown(self._wider, self._higher, width, height) for text in texts]
+        texts = suppress_overlaps(texts, self._overlap, self._batch)
+        parts = [self._level(image, text) for text in texts]
+        confidences = np.array([text.score for text in texts], np.float32)
+        return self._pictures.found_texts(parts, [text.box for text in texts], confidences)
+
+    def _level(self, image: Array, text: FoundText) -> Array:
+        """Cut out a text; one that slants too much is turned, and what is above and below it is cut off."""
+        part = cut(image, text.box)
+        degrees = math.degrees(text.angle)
+        if abs(degrees) <= self._angle:
+            return part
+        height, width = part.shape[:2]
+        turn = cv2.getRotationMatrix2D((width / 2, height / 2), -degrees, 1)
+        turned = cv2.warpAffine(part, turn, (width, height))
+        wanted = min(max(int(text.height), 1), height)
+        top = (height - wanted) // 2
+        return np.ascontiguousarray(turned[top : top + wanted])

@@ -1,0 +1,56 @@
+"""``face_blur``: blurs what a detector of faces has found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+import cv2
+import numpy as np
+
+from ovmstrio.core.tensor import Array
+from ovmstrio.pipelines.builtin.builtin_node import described
+from ovmstrio.pipelines.builtin.parameters import Parameters
+from ovmstrio.pipelines.builtin.pictures import ROW, Box, PictureSettings, boxes_of, chosen_rows, resized, to_tensor
+
+__all__ = ["FaceBlur"]
+
+_DETECTIONS: Final = 200
+_LARGEST_KERNEL: Final = 2**15 - 1
+
+
+class FaceBlur:
+    """Blurs the part of each detection that lies in the image."""
+
+    is_instant: ClassVar = False
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._pictures = pictures = PictureSettings.read(parameters, can_be_grey=False)
+        self._threshold = parameters.number("confidence_threshold", low=0, high=1)
+        self._kernel = parameters.integer("gaussian_blur_kernel_size", high=_LARGEST_KERNEL, must_be_odd=True)
+        self.inputs = {"image": pictures.image, "detection": described("detection", "FP32", 1, 1, _DETECTIONS, ROW)}
+        self.outputs = {"image": pictures.target("image", 1)}
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Blur one detection after the other, then change the size of the image.
+
+        Raises:
+            CustomNodeFailure: a place is not finite.
+        """
+        pictures = self._pictures
+        image = pictures.read_image(inputs["image"]).copy()
+        for box in boxes_of(chosen_rows(inputs["detection"], self._threshold), pictures):
+            if not box.is_empty:
+                self._blur(image, box)
+        made = resized(image, pictures.target_width, pictures.target_height)
+        return {"image": to_tensor(made, pictures.target_layout)}
+
+    def _blur(self, image: Array, box: Box) -> None:
+        """Blur a part; what surrounds it weighs in at its edges, as for a part of a matrix of OpenCV's."""
+        reach = self._kernel // 2
+        around = Box(box.left - reach, box.top - reach, box.right + reach, box.bottom + reach)
+        around = around.clamped(image.shape[1], image.shape[0])
+        whole = np.ascontiguousarray(image[around.top : around.bottom, around.left : around.right])
+        blurred = cv2.GaussianBlur(whole, (self._kernel, self._kernel), 0)
+        left, top = box.left - around.left, box.top - around.top
+        image[box.top : box.bottom, box.left : box.right] = blurred[top : top + box.height, left : left + box.width]

@@ -1,0 +1,49 @@
+"""``horizontal_ocr``: cuts the texts out of an image that a detector of horizontal text has found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+import numpy as np
+
+from ovmstrio.core.errors import CustomNodeFailure
+from ovmstrio.core.tensor import Array
+from ovmstrio.pipelines.builtin.builtin_node import described
+from ovmstrio.pipelines.builtin.parameters import Parameters
+from ovmstrio.pipelines.builtin.pictures import Box, PictureSettings, cut, to_pixels
+
+__all__ = ["HorizontalOcr"]
+
+_DEFAULT_BATCH: Final = 100
+
+
+class HorizontalOcr:
+    """Takes boxes of left, top, right, bottom in pixels and a confidence."""
+
+    is_instant: ClassVar = False
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._pictures = pictures = PictureSettings.read(parameters)
+        self._threshold = parameters.number("confidence_threshold", low=0, high=1)
+        self._batch = parameters.integer("max_output_batch", default=_DEFAULT_BATCH)
+        self.inputs = {"image": pictures.image, "boxes": described("boxes", "FP32", -1, 5)}
+        self.outputs = pictures.texts
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Cut out the first boxes whose confidence is high enough.
+
+        Raises:
+            CustomNodeFailure: a box is empty, or does not lie in the image.
+        """
+        rows = inputs["boxes"]
+        rows = rows[rows[:, 4] >= np.float32(self._threshold)]
+        places = to_pixels(rows[:, :4], "boxes")
+        boxes = [Box(*place) for place in places.tolist()]
+        empty = next((box for box in boxes if box.is_empty), None)
+        if empty is not None:
+            raise CustomNodeFailure(f"{empty} is empty: the right and lower edges must be beyond the left and upper")
+        boxes = boxes[: self._batch]
+        image = self._pictures.read_image(inputs["image"])
+        parts = [cut(image, box) for box in boxes]
+        return self._pictures.found_texts(parts, boxes, rows[: self._batch, 4].copy())

@@ -1,0 +1,68 @@
+"""``model_zoo_intel_object_detection``: cuts out what a detector of OpenVINO's model zoo has found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+import numpy as np
+
+from ovmstrio.core.tensor import Array
+from ovmstrio.pipelines.builtin.builtin_node import described
+from ovmstrio.pipelines.builtin.parameters import Parameters
+from ovmstrio.pipelines.builtin.pictures import (
+    CONFIDENCE,
+    LABEL,
+    PLACE,
+    ROW,
+    PictureSettings,
+    boxes_of,
+    chosen_rows,
+    cut,
+    to_pixels,
+)
+
+__all__ = ["ObjectDetection"]
+
+_DEFAULT_BATCH: Final = 100
+_DEFAULT_QUEUE: Final = 24
+_ALL_LABELS: Final = -1
+
+
+class ObjectDetection:
+    """All outputs have as many rows as there are images; OVMS cuts only some of them to ``max_output_batch``.
+
+    ``buffer_queue_size`` is read and checked, and has no effect: nothing is kept between calls.
+    """
+
+    is_instant: ClassVar = False
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._pictures = pictures = PictureSettings.read(parameters)
+        self._threshold = parameters.number("confidence_threshold", low=0, high=1)
+        self._batch = parameters.integer("max_output_batch", default=_DEFAULT_BATCH)
+        self._label = parameters.integer("filter_label_id", default=_ALL_LABELS, low=_ALL_LABELS)
+        parameters.integer("buffer_queue_size", default=_DEFAULT_QUEUE)
+        self.inputs = {"image": pictures.image, "detection": described("detection", "FP32", 1, 1, -1, ROW)}
+        self.outputs = {
+            "images": pictures.target("images", -1, 1),
+            "coordinates": described("coordinates", "FP32", -1, 1, 4),
+            "confidences": described("confidences", "FP32", -1, 1, 1),
+            "label_ids": described("label_ids", "INT32", -1, 1, 1),
+        }
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Cut out the first detections that are certain enough and of the label.
+
+        Raises:
+            CustomNodeFailure: nothing of a detection lies in the image.
+        """
+        rows = chosen_rows(inputs["detection"], self._threshold, self._label)[: self._batch]
+        image = self._pictures.read_image(inputs["image"])
+        parts = [cut(image, box) for box in boxes_of(rows, self._pictures)]
+        return {
+            "images": self._pictures.finished(parts),
+            "coordinates": rows[:, PLACE].reshape(-1, 1, 4),
+            "confidences": rows[:, CONFIDENCE].reshape(-1, 1, 1),
+            "label_ids": to_pixels(rows[:, LABEL], "labels").astype(np.int32).reshape(-1, 1, 1),
+        }

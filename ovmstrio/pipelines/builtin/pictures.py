@@ -1,0 +1,233 @@
+"""What the built-in nodes that work on images have in common.
+
+Inside the nodes an image is an array of height, width and channels, whatever the layout of the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import cv2
+import numpy as np
+
+from ovmstrio.core.errors import CustomNodeFailure
+from ovmstrio.core.tensor import Array
+from ovmstrio.pipelines.builtin.builtin_node import described
+from ovmstrio.pipelines.builtin.parameters import Parameters
+from ovmstrio.pipelines.custom_node import ItemInfo
+
+__all__ = [
+    "COLOURS",
+    "CONFIDENCE",
+    "LABEL",
+    "LAYOUTS",
+    "PLACE",
+    "ROW",
+    "Box",
+    "PictureSettings",
+    "boxes_of",
+    "chosen_rows",
+    "cut",
+    "from_tensor",
+    "picture_shape",
+    "resized",
+    "to_grey",
+    "to_pixels",
+    "to_tensor",
+]
+
+LAYOUTS: Final = ("NCHW", "NHWC")
+COLOURS: Final = 3
+_LARGEST: Final = 2.0**31
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A part of an image in pixels; the right and lower edges are no more in it."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no pixel in it."""
+        return self.right <= self.left or self.bottom <= self.top
+
+    @property
+    def width(self) -> int:
+        """How many pixels it is wide."""
+        return self.right - self.left
+
+    @property
+    def height(self) -> int:
+        """How many pixels it is high."""
+        return self.bottom - self.top
+
+    def clamped(self, width: int, height: int) -> Box:
+        """Give the part that lies in an image of this size."""
+        return Box(
+            min(max(self.left, 0), width),
+            min(max(self.top, 0), height),
+            min(max(self.right, 0), width),
+            min(max(self.bottom, 0), height),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PictureSettings:
+    """The parameters that say what images come and what is to be made of them."""
+
+    width: int
+    height: int
+    layout: str
+    target_width: int
+    target_height: int
+    target_layout: str
+    is_grey: bool = False
+
+    @classmethod
+    def read(cls, parameters: Parameters, *, can_be_grey: bool = True) -> PictureSettings:
+        """Read them, and those that have no effect but are known."""
+        parameters.flag("debug")
+        return cls(
+            parameters.integer("original_image_width"),
+            parameters.integer("original_image_height"),
+            parameters.choice("original_image_layout", LAYOUTS, "NCHW"),
+            parameters.integer("target_image_width"),
+            parameters.integer("target_image_height"),
+            parameters.choice("target_image_layout", LAYOUTS, "NCHW"),
+            can_be_grey and parameters.flag("convert_to_gray_scale"),
+        )
+
+    @property
+    def image(self) -> ItemInfo:
+        """Describe the input ``image``."""
+        return described("image", "FP32", 1, *picture_shape(self.layout, COLOURS, self.height, self.width))
+
+    def target(self, name: str, *before: int) -> ItemInfo:
+        """Describe an output of finished images."""
+        channels = 1 if self.is_grey else COLOURS
+        shape = picture_shape(self.target_layout, channels, self.target_height, self.target_width)
+        return described(name, "FP32", *before, *shape)
+
+    @property
+    def texts(self) -> dict[str, ItemInfo]:
+        """Describe the outputs of a node that cuts out texts."""
+        return {
+            "text_images": self.target("text_images", -1, 1),
+            "text_coordinates": described("text_coordinates", "INT32", -1, 1, 4),
+            "confidence_levels": described("confidence_levels", "FP32", -1, 1, 1),
+        }
+
+    def found_texts(self, images: Sequence[Array], boxes: Sequence[Box], confidences: Array) -> dict[str, Array]:
+        """Give the outputs of a node that cuts out texts, for parts of an image where boxes are."""
+        coordinates = [(box.left, box.top, box.width, box.height) for box in boxes]
+        return {
+            "text_images": self.finished(images),
+            "text_coordinates": np.array(coordinates, np.int32).reshape(-1, 1, 4),
+            "confidence_levels": confidences.reshape(-1, 1, 1),
+        }
+
+    def read_image(self, tensor: Array) -> Array:
+        """Give the image of the input ``image``."""
+        return from_tensor(tensor, self.layout)
+
+    def finished(self, images: Sequence[Array]) -> Array:
+        """Resize parts of an image, turn them grey if asked to, and give the tensor of all: [N,1,...]."""
+        made = [self._finish(image) for image in images]
+        if not made:
+            return np.empty((0, 1, *self.target("").shape), np.float32)
+        return np.stack([to_tensor(image, self.target_layout) for image in made])
+
+    def _finish(self, image: Array) -> Array:
+        image = resized(image, self.target_width, self.target_height)
+        return to_grey(image) if self.is_grey else image
+
+
+def picture_shape(layout: str, channels: int, height: int, width: int) -> tuple[int, int, int]:
+    """Give the shape of one image in a layout."""
+    return (channels, height, width) if layout == "NCHW" else (height, width, channels)
+
+
+def from_tensor(tensor: Array, layout: str) -> Array:
+    """Give the only image of a tensor, which is not to be written into."""
+    image = tensor[0]
+    return np.ascontiguousarray(image.transpose(1, 2, 0)) if layout == "NCHW" else image
+
+
+def to_tensor(image: Array, layout: str) -> Array:
+    """Make an image the only one of a tensor."""
+    return np.ascontiguousarray(image.transpose(2, 0, 1) if layout == "NCHW" else image)[np.newaxis]
+
+
+def resized(image: Array, width: int, height: int) -> Array:
+    """Change the size of an image, with bilinear interpolation.
+
+    Raises:
+        CustomNodeFailure: OpenCV cannot do it.
+    """
+    if image.shape[:2] == (height, width):
+        return image
+    try:
+        made = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
+    except cv2.error as error:
+        raise CustomNodeFailure(f"OpenCV cannot resize {image.shape} to {width} x {height}: {error}") from None
+    return made.reshape(height, width, image.shape[2])
+
+
+def to_grey(image: Array) -> Array:
+    """Turn an image of blue, green and red grey; it keeps a third dimension."""
+    return cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)[:, :, np.newaxis]
+
+
+def cut(image: Array, box: Box) -> Array:
+    """Give a part of an image as an array of its own.
+
+    Raises:
+        CustomNodeFailure: the box is empty, or reaches beyond the image.
+    """
+    height, width = image.shape[:2]
+    if box.is_empty or box != box.clamped(width, height):
+        raise CustomNodeFailure(f"{box} does not lie in the image of {width} x {height} pixels")
+    return np.ascontiguousarray(image[box.top : box.bottom, box.left : box.right])
+
+
+def to_pixels(values: Array, what: str) -> Array:
+    """Cut numbers to whole ones.
+
+    Raises:
+        CustomNodeFailure: some are not finite, or too large.
+    """
+    if not np.all(np.abs(values) < _LARGEST):
+        raise CustomNodeFailure(f"the {what} have values that are no places in an image")
+    return values.astype(np.int64)
+
+
+LABEL: Final = 1
+CONFIDENCE: Final = 2
+PLACE: Final = slice(3, 7)
+ROW: Final = 7
+
+
+def chosen_rows(detection: Array, threshold: float, label: int = -1) -> Array:
+    """Give the rows of the first image that are certain enough and, unless ``label`` is -1, of this label."""
+    rows = detection.reshape(-1, ROW)
+    is_chosen = (np.abs(rows[:, 0]) < 1) & (rows[:, CONFIDENCE] >= np.float32(threshold))
+    if label != -1:
+        is_chosen &= np.trunc(rows[:, LABEL]) == label
+    return rows[is_chosen]
+
+
+def boxes_of(rows: Array, pictures: PictureSettings) -> list[Box]:
+    """Give the boxes of rows, within the image.
+
+    Raises:
+        CustomNodeFailure: a place is not finite.
+    """
+    sizes = np.array([pictures.width, pictures.height] * 2, np.float32)
+    places = to_pixels(rows[:, PLACE] * sizes, "detections")
+    return [Box(*place).clamped(pictures.width, pictures.height) for place in places.tolist()]

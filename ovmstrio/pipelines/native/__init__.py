@@ -1,0 +1,1 @@
+"""Custom nodes in shared libraries: the C interface, loading, and nodes in worker processes."""

@@ -1,0 +1,223 @@
+"""A node of a pipeline that is a shared library in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import structlog
+import trio
+
+from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem
+from ovmstrio.core.tensor import BY_NAME, Array
+from ovmstrio.isolation.worker_process import WorkerEnded, WorkerProcess
+from ovmstrio.pipelines.custom_node import CALLS_AT_ONCE, ItemInfo
+from ovmstrio.pipelines.native.library import NodeIdentity, remove_leftovers
+from ovmstrio.pipelines.native.node import refuse_unknown_types
+from ovmstrio.util.backoff import Backoff
+
+__all__ = ["GRACE_SECONDS", "IsolatedNode", "open_isolated_node"]
+
+GRACE_SECONDS: Final = 5.0
+"""How long a call may go on whose caller has left, and closing may take, before the process is killed."""
+
+_SECONDS_BETWEEN_STARTS: Final = 1.0
+"""How long calls fail at once after a process could not be started, before the next call tries again."""
+
+_PROGRAM: Final = "ovmstrio.pipelines.native.node_program"
+
+log = structlog.get_logger(__name__)
+
+
+class IsolatedNode:
+    """One custom node of one pipeline; see ``ports.CustomNode``.  Made by :func:`open_isolated_node`.
+
+    A process that has crashed is replaced at once; a call finds the new one or waits for it.
+
+    Attributes:
+        identity: what the node is called in messages.
+        inputs: what the node takes.
+        outputs: what the node gives.
+    """
+
+    def __init__(
+        self, identity: NodeIdentity, params: Mapping[str, str], nursery: trio.Nursery, grace_seconds: float
+    ) -> None:
+        self.identity = identity
+        self.inputs: Mapping[str, ItemInfo] = {}
+        self.outputs: Mapping[str, ItemInfo] = {}
+        self._params = params
+        self._nursery = nursery
+        self._grace_seconds = grace_seconds
+        self._starting = trio.Lock()
+        self._worker: WorkerProcess | None = None
+        self._workers: set[WorkerProcess] = set()
+        self._is_closed = False
+        self._failure = ""
+        self._next_start = 0.0
+        self._backoff = Backoff(_SECONDS_BETWEEN_STARTS, _SECONDS_BETWEEN_STARTS)
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process that gets the calls, if there is one."""
+        return None if self._worker is None else self._worker.pid
+
+    async def execute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the node once; may be called many times at once.
+
+        Inputs are copied to the process, and what it gives is copied once there.
+
+        Raises:
+            CustomNodeFailure: the library returned an error, what it gave cannot be used, or the process ended before
+                it answered (the message has the signal's name).
+
+        Ownership: nothing once the caller has left.
+
+        Cancellation: at once.  The call gets ``grace_seconds`` to end; after that the process is replaced, and killed
+        as soon as nobody waits for another call in it.
+        """
+        refuse_unknown_types(self.identity, inputs)
+        while True:
+            worker = await self._usable_worker()
+            try:
+                outputs: str | dict[str, Array] = await worker.call(dict(inputs))
+            except WorkerEnded as end:
+                if end.was_called:
+                    raise CustomNodeFailure(self._crashed(end.why)) from end
+                continue
+            except OSError as error:
+                raise CustomNodeFailure(f"{self.identity}: the inputs cannot be handed over ({error})") from error
+            if isinstance(outputs, str):
+                raise CustomNodeFailure(outputs)
+            if not _are_arrays(outputs):
+                worker.condemn(TypeError("outputs that are no arrays"))
+                await worker.ended.wait()
+                raise CustomNodeFailure(self._crashed(worker.why))
+            return outputs
+
+    def _crashed(self, why: str) -> str:
+        return (
+            f"Custom node failed during execution; {self.identity}: its process {why} (NODE_LIBRARY_EXECUTION_FAILED)"
+        )
+
+    async def aclose(self) -> None:
+        """Deinitialise the node and end its process, by force if it takes ``grace_seconds``; may be called twice.
+
+        Cancellation: shielded, for it is bounded.
+        """
+        self._is_closed = True
+        for worker in self._workers:
+            if worker is not self._worker:
+                worker.kill()
+        with trio.CancelScope(shield=True):
+            if self._worker is not None:
+                await self._worker.close(self._grace_seconds)
+            for worker in list(self._workers):
+                await worker.ended.wait()
+
+    # Processes
+
+    async def open(self) -> None:
+        """Start the first process.
+
+        Raises:
+            ConfigError: as ``open_native_node``, or the process ended (the message has the signal's name).
+
+        Cancellation: at once; the process is killed.
+        """
+        worker, opened = await self._start()
+        self.inputs, self.outputs = _items(opened["inputs"]), _items(opened["outputs"])
+        self._worker = worker
+
+    async def _usable_worker(self) -> WorkerProcess:
+        async with self._starting:
+            if self._is_closed:
+                raise CustomNodeFailure(f"{self.identity} is closed")
+            if self._worker is None or self._worker.is_retired:
+                self._worker = None
+                if trio.current_time() < self._next_start:
+                    raise CustomNodeFailure(self._failure)
+                self._worker = await self._restart()
+            return self._worker
+
+    async def _restart(self) -> WorkerProcess:
+        try:
+            worker, _ = await self._start()
+        except ConfigError as error:
+            self._failure = f"{self.identity} cannot be started again: {error.message}"
+            self._next_start = trio.current_time() + self._backoff.seconds_after()
+            raise CustomNodeFailure(self._failure) from error
+        log.info("custom node has a new process", node=str(self.identity), pid=worker.pid)
+        return worker
+
+    async def _start(self) -> tuple[WorkerProcess, dict[str, Any]]:
+        def stuck() -> None:
+            log.warning("custom node is replaced: a call does not end", node=str(self.identity), pid=worker.pid)
+
+        worker = WorkerProcess(
+            _PROGRAM,
+            calls_at_once=CALLS_AT_ONCE,
+            grace_seconds=self._grace_seconds,
+            stuck=stuck,
+            names={"node": self.identity.name},
+        )
+        self._workers = {worker, *(one for one in self._workers if not one.ended.is_set())}
+        first = {"path": str(self.identity.path), "name": self.identity.name, "params": dict(self._params)}
+        try:
+            opened = await worker.start(self._nursery, first, buried=partial(self._replace, worker))
+        except OSError as error:
+            raise self.identity.unusable("NODE_LIBRARY_INITIALIZE_FAILED", f"no process for it ({error})") from error
+        except WorkerEnded as end:
+            await trio.to_thread.run_sync(remove_leftovers, self.identity.path)
+            raise self.identity.unusable("NODE_LIBRARY_INITIALIZE_FAILED", f"its process {end.why}") from end
+        if "problems" not in opened:
+            return worker, opened
+        await worker.ended.wait()
+        raise ConfigError([Problem(**problem) for problem in opened["problems"]])
+
+    async def _replace(self, worker: WorkerProcess) -> None:
+        """See that there is another process if one has ended while it was in use.
+
+        Cancellation: at once; the process is killed.
+        """
+        if worker is self._worker and not self._is_closed:
+            log.error("process of a custom node has ended", node=str(self.identity), pid=worker.pid, why=worker.why)
+            try:
+                await self._usable_worker()
+            except CustomNodeFailure as failure:
+                log.error("custom node is down until a call can start it", reason=failure.message)  # noqa: TRY400 - told
+
+
+def _are_arrays(outputs: object) -> bool:
+    return isinstance(outputs, dict) and all(isinstance(array, np.ndarray) for array in outputs.values())
+
+
+def _items(rows: list[tuple[str, str | None, list[int]]]) -> Mapping[str, ItemInfo]:
+    return {name: ItemInfo(name, None if kind is None else BY_NAME[kind], tuple(shape)) for name, kind, shape in rows}
+
+
+async def open_isolated_node(
+    path: Path,
+    name: str,
+    params: Mapping[str, str],
+    *,
+    nursery: trio.Nursery,
+    grace_seconds: float = GRACE_SECONDS,
+) -> IsolatedNode:
+    """Load a library in a process of its own and initialise a node of it; the caller must close the node.
+
+    ``nursery`` hosts the tasks that own the processes, and outlives the node.
+
+    Raises:
+        ConfigError: as ``open_native_node``; a library that ends the process is ``NODE_LIBRARY_INITIALIZE_FAILED``.
+
+    Ownership: the returned node; its processes are the nursery's.
+
+    Cancellation: at once; the process is killed.
+    """
+    node = IsolatedNode(NodeIdentity(name, path), dict(params), nursery, grace_seconds)
+    await node.open()
+    return node

@@ -1,0 +1,71 @@
+"""The program of a worker process: one node of one library, called in threads as it would be in the server.
+
+The first request says what to open; each later one is a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from ovmstrio.core.errors import ConfigError, ServerError
+from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, leave, run_program
+from ovmstrio.pipelines.custom_node import ItemInfo
+from ovmstrio.pipelines.native.node import NativeNode, open_native_node
+from ovmstrio.telemetry.log_writer import WRITER
+from ovmstrio.telemetry.logs import configure_logs
+
+__all__ = ["main"]
+
+
+async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
+    """Open the node that the first request names, and answer calls until the server has no more.
+
+    Ownership: the node, which is closed at the end.
+
+    Cancellation: at once, but for the closing of the node.
+    """
+    path, name, params = (first.value[key] for key in ("path", "name", "params"))
+    async with WRITER.in_thread(), trio.open_nursery() as tasks:
+        try:
+            node = await open_native_node(Path(path), name, params, tasks=tasks)
+        except ConfigError as error:
+            await first.answer({"problems": [asdict(problem) for problem in error.problems]})
+            return
+        try:
+            await first.answer({"inputs": _rows(node.inputs), "outputs": _rows(node.outputs)})
+            await requests.handle_all(partial(_answer, node))
+        finally:
+            await node.aclose()
+
+
+def _rows(items: Mapping[str, ItemInfo]) -> list[tuple[str, str | None, tuple[int, ...]]]:
+    return [(item.name, None if item.datatype is None else item.datatype.name, item.shape) for item in items.values()]
+
+
+async def _answer(node: NativeNode, request: WorkRequest) -> None:
+    """Run one call and send what it gives.
+
+    Cancellation: at once; nobody is there to be answered then.
+    """
+    try:
+        outputs = await node.execute(request.value)
+    except ServerError as error:
+        await request.answer(error.message)
+    else:
+        await request.answer(outputs)
+
+
+def main() -> None:
+    """Serve the server whose socket's descriptor is the first argument."""
+    configure_logs(level="WARNING")
+    run_program(_serve)
+    leave()
+
+
+if __name__ == "__main__":
+    main()

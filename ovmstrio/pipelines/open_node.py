@@ -1,0 +1,69 @@
+"""Open the library of a custom node, whatever it is written in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.pipelines.builtin.builtin_node import BUILTIN_NAMES, builtin_name, open_builtin
+from ovmstrio.pipelines.custom_node import CustomNode
+from ovmstrio.pipelines.native.isolated_node import open_isolated_node
+from ovmstrio.pipelines.native.node import open_native_node
+from ovmstrio.pipelines.python_node import open_python_node
+
+__all__ = ["open_custom_node"]
+
+_PYTHON: Final = ".py"
+
+
+async def open_custom_node(
+    library: Path,
+    name: str,
+    params: Mapping[str, str],
+    *,
+    tasks: trio.Nursery,
+    hide_errors: bool = False,
+    is_isolated: bool = False,
+) -> CustomNode:
+    """Open a library for one node of a pipeline; the caller owns the node and closes it.
+
+    Args:
+        library: a shared library, a Python file, or the short name of a node that is built in.
+        name: of the node in its pipeline.
+        params: its parameters as they are configured.
+        tasks: hosts the node's threads or processes; must outlive the node.
+        hide_errors: tell clients only the type of what a Python file raises.
+        is_isolated: whether a shared library runs in a process of its own.
+
+    Raises:
+        ConfigError: there is no such library, it cannot be used, or not with these parameters.
+
+    Cancellation: at once; what was initialized is given back.
+    """
+    builtin = builtin_name(library)
+    if builtin is not None:
+        return await open_builtin(builtin, name, params)
+    problem = _find_problem(library, name)
+    if problem is not None:
+        raise ConfigError([problem])
+    if library.suffix == _PYTHON:
+        return await open_python_node(library, name, params, tasks=tasks, hide_errors=hide_errors)
+    if is_isolated:
+        return await open_isolated_node(library, name, params, nursery=tasks)
+    return await open_native_node(library, name, params, tasks=tasks)
+
+
+def _find_problem(library: Path, name: str) -> Problem | None:
+    """Tell why a library is none, if that is so."""
+    if library.is_file():
+        return None
+    found = "it is a folder" if library.is_dir() else "there is no such file"
+    return Problem(
+        f"the library of custom node {name!r} cannot be opened: {found}",
+        file=str(library),
+        suggestion=f"give a shared library, a .py file, or one that is built in: {', '.join(BUILTIN_NAMES)}",
+    )

@@ -1,0 +1,392 @@
+"""One request going through a pipeline.
+
+A *session* is one call of a node for one shard: its ``path`` holds an index for each demultiplexer around it, outermost
+first.  A session is ready once all its inputs have come.  What a node gives goes to whoever is connected to it, split
+or gathered on the way::
+
+    session ends ─> outputs ─> shards ─┬─> inputs of a session behind it ─> ready
+                                       └─> gathering, until all shards are there ─> inputs ─> ready
+
+A run of which only one session is ready at a time, as in a chain, stays in the caller's task; from where it branches on
+it is a nursery with a task for each further session, up to ``MAX_TASKS``.  Sessions beyond that wait for a task to be
+free, so that ten thousand shards leave the event loop to other requests in between.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+import trio
+
+from ovmstrio.core.errors import (
+    CustomNodeFailure,
+    GraphFailure,
+    InvalidRequest,
+    ModelFailure,
+    NotFound,
+    NothingToGather,
+    NotReady,
+    PipelineFailure,
+    ServerError,
+)
+from ovmstrio.core.hooks import NULL_NODE_HOOKS
+from ovmstrio.core.request import InferInput, InferRequest
+from ovmstrio.core.service import NodeTally
+from ovmstrio.core.tensor import BY_NAME, Dim, RawTensor, Tensor, TensorSpec
+from ovmstrio.core.tracing import part_of_call
+from ovmstrio.encoding.raw_contents import buffer_of
+from ovmstrio.models.validation import InputValidator
+from ovmstrio.pipelines.signatures import MIN_RANK_TO_SPLIT
+from ovmstrio.pipelines.structure import DYNAMIC, ENTRY, EXIT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ovmstrio.core.hooks import NodeHooks
+    from ovmstrio.core.service import LeaseServable
+    from ovmstrio.pipelines.custom_node import CustomNode
+    from ovmstrio.pipelines.plan import Link, NodePlan
+
+__all__ = ["CustomNodeCall", "NodeCall", "PipelineRun", "ServableCall", "TimedNodeCall"]
+
+# ----------------------------------------------------------------------
+# One request going through a pipeline
+# ----------------------------------------------------------------------
+
+Path = tuple[int, ...]
+Session = tuple["NodePlan", Path, dict[str, Tensor]]
+
+MAX_SHARDS = 10_000
+
+MAX_TASKS = 64
+"""How many sessions of one request may be under way."""
+
+
+class PipelineRun:
+    """Takes one request through a plan; used once."""
+
+    __slots__ = ("_answer", "_backlog", "_counts", "_entry", "_failure", "_gathering", "_request", "_tasks", "_waiting")
+
+    def __init__(self, entry: NodePlan, request: InferRequest) -> None:
+        self._entry = entry
+        self._request = request
+        self._waiting: dict[tuple[str, Path], dict[str, Tensor]] = {}
+        self._gathering: dict[tuple[Link, int, Path], dict[int, Tensor]] = {}
+        self._counts: dict[tuple[str, Path], int] = {}
+        self._tasks = 0
+        self._backlog: list[Session] = []
+        self._failure: Exception | None = None
+        self._answer: dict[str, Tensor] = {}
+
+    async def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Give the pipeline's outputs by name.
+
+        Raises:
+            ServerError: the first failure of a node; the others have been cancelled.
+            NothingToGather: a demultiplexer had nothing to split.
+            PipelineFailure: what a node gave cannot be split or gathered.
+
+        Ownership: the tasks of the sessions, at most ``MAX_TASKS``, until this returns.
+        Cancellation: at any checkpoint; every session is cancelled first.
+        """
+        ready = self._deliver(self._entry, (), inputs)
+        while len(ready) == 1:
+            node, path, given = ready[0]
+            if node.name == EXIT:
+                return given
+            ready = self._deliver(node, path, await node.call(given, self._request))
+        return await self._branch(ready)
+
+    async def _branch(self, ready: Sequence[Session]) -> dict[str, Tensor]:
+        # Nothing here may come to refer to itself: tensors would be kept until the garbage collector looks.
+        async with trio.open_nursery() as nursery:
+            self._tasks = 1
+            nursery.start_soon(self._work, nursery, self._start(nursery, ready))
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            try:
+                raise failure
+            finally:
+                del failure
+        return self._answer
+
+    async def _work(self, nursery: trio.Nursery, session: Session | None) -> None:
+        try:
+            while session is not None:
+                session = self._start(nursery, await self._call(session)) or await self._next()
+        except Exception as error:  # noqa: BLE001 - kept from becoming a group, and raised by _branch
+            self._failure = self._failure or error
+            nursery.cancel_scope.cancel()
+        finally:
+            self._tasks -= 1
+
+    def _start(self, nursery: trio.Nursery, sessions: Sequence[Session]) -> Session | None:
+        """Start a task for each session but the last, which is the caller's to go on with; some may have to wait."""
+        if sessions and sessions[0][0].name == EXIT:
+            self._answer = sessions[0][2]
+            return None
+        for session in sessions[:-1]:
+            if self._tasks < MAX_TASKS:
+                self._tasks += 1
+                nursery.start_soon(self._work, nursery, session)
+            else:
+                self._backlog.append(session)
+        return sessions[-1] if sessions else None
+
+    async def _next(self) -> Session | None:
+        """Take a session that waits for a task, if there is one: the latest, which brings what is deepest to its end.
+
+        Cancellation: at once; the session goes on waiting.
+        """
+        if not self._backlog:
+            return None
+        await trio.lowlevel.checkpoint()  # other requests get their turn, even if no node ever waits
+        return self._backlog.pop() if self._backlog else None
+
+    async def _call(self, session: Session) -> list[Session]:
+        """PipelineRun one session and give those that are ready now."""
+        node, path, inputs = session
+        return self._deliver(node, path, await node.call(inputs, self._request))
+
+    def _deliver(self, node: NodePlan, path: Path, outputs: Mapping[str, Tensor]) -> list[Session]:
+        """Pass on what a node gave, and give the sessions that are ready by that."""
+        if node.follower is not None:
+            return [(node.follower, path, {link.name: _shared(outputs[link.item], link) for link in node.links})]
+        ready: list[Session] = []
+        if not node.splits:
+            for link in node.links:
+                self._pass(link, path, _shared(outputs[link.item], link), ready)
+            return ready
+        count = self._counts[node.name, path] = _count_shards(node, outputs)
+        for link in node.links:
+            tensor = _shared(outputs[link.item], link)
+            link.tally.passed += count - 1
+            for shard in range(count):
+                self._pass(link, (*path, shard), Tensor(tensor.name, tensor.datatype, tensor.array[shard]), ready)
+        return ready
+
+    def _pass(self, link: Link, path: Path, tensor: Tensor, ready: list[Session]) -> None:
+        """Bring a tensor to where a connection leads, if it need not wait for other shards."""
+        for depth, demultiplexer in enumerate(link.gathers):
+            key = (link, depth, path[:-1])
+            shards = self._gathering.setdefault(key, {})
+            shards[path[-1]] = tensor
+            path = path[:-1]
+            if len(shards) < self._counts[demultiplexer, path]:
+                return
+            del self._gathering[key]
+            tensor = _gather(link, shards)
+        inputs = self._waiting.setdefault((link.target.name, path), {})
+        inputs[link.name] = tensor
+        if len(inputs) == link.target.needs:
+            del self._waiting[link.target.name, path]
+            ready.append((link.target, path, inputs))
+
+
+def _shared(tensor: Tensor, link: Link) -> Tensor:
+    """Count a tensor that goes along a connection, and keep one that others get as well from being written to."""
+    link.tally.passed += 1
+    if not link.is_shared or not tensor.array.flags.writeable:
+        return tensor
+    view = tensor.array.view()
+    view.flags.writeable = False
+    return Tensor(tensor.name, tensor.datatype, view)
+
+
+def _count_shards(node: NodePlan, outputs: Mapping[str, Tensor]) -> int:
+    """Find out into how many shards a node's outputs are split.
+
+    Raises:
+        PipelineFailure: they cannot be split, or not all alike.
+        NothingToGather: into none.
+    """
+    shapes = {link.item: outputs[link.item].shape for link in node.links}
+    whose = "the pipeline" if node.name == ENTRY else f"node {node.name!r}"
+    for item, shape in shapes.items():
+        if len(shape) < MIN_RANK_TO_SPLIT:
+            raise _failed("Wrong number of dimensions in a blob!", f"{whose} splits {item!r} of shape {_show(shape)}")
+        if shape[0] > MAX_SHARDS:
+            raise _failed(
+                "Too large dimension size to demultiply", f"{whose}: {item!r} is {_show(shape)}, at most {MAX_SHARDS}"
+            )
+    counts = {shape[0] for shape in shapes.values()}
+    expected = node.splits if node.splits != DYNAMIC else next(iter(counts))
+    if counts != {expected}:
+        shown = ", ".join(f"{item!r} of shape {_show(shape)}" for item, shape in shapes.items())
+        raise _failed("Wrong dimension size to demultiply", f"{whose} is to be split into {expected}: {shown}")
+    if not expected:
+        raise NothingToGather(f"Demultiplexer had no results: {whose} gave nothing to split")
+    return expected
+
+
+def _gather(link: Link, shards: Mapping[int, Tensor]) -> Tensor:
+    """Put shards together along a new first dimension, in their order.
+
+    Raises:
+        PipelineFailure: they are not all alike.
+    """
+    first = shards[0]
+    for index, shard in shards.items():
+        if shard.shape != first.shape or shard.datatype is not first.datatype:
+            found = f"shard 0 is {first.datatype.name} {_show(first.shape)}"
+            other = f"shard {index} is {shard.datatype.name} {_show(shard.shape)}"
+            raise _failed("Shards have inconsistent dimensions", f"gathering {link.item!r}: {found}, {other}")
+    arrays: list[Any] = [shards[index].array for index in range(len(shards))]
+    return Tensor(first.name, first.datatype, np.stack(arrays))
+
+
+def _failed(fixed: str, detail: str) -> PipelineFailure:
+    return PipelineFailure(f"{fixed} - {detail}")
+
+
+def _show(shape: tuple[int, ...]) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+# ----------------------------------------------------------------------
+# How one node of a pipeline is called: what a servable or a custom node makes of a set of tensors
+# ----------------------------------------------------------------------
+
+_TOLD_WITH_NODE: Final = (InvalidRequest, ModelFailure, GraphFailure)
+
+
+class NodeCall(Protocol):
+    """What a node does with its inputs."""
+
+    async def __call__(self, inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
+        """Give the outputs by name; ``request`` is the pipeline's, for its id and deadline.
+
+        Raises:
+            ServerError: the node failed, or the inputs do not fit it.
+
+        Ownership: inputs whose arrays are not writeable are shared with other nodes.
+        Cancellation: at any checkpoint; nothing is held.
+        """
+        ...
+
+
+class TimedNodeCall:
+    """Calls a node, and counts that with the time that it took.
+
+    Args:
+        node: its name.
+        call: what the node does.
+        hooks: are told of runs.
+
+    Attributes:
+        tally: what was counted.
+    """
+
+    __slots__ = ("_call", "_node", "tally")
+
+    def __init__(self, node: str, call: NodeCall, hooks: NodeHooks = NULL_NODE_HOOKS) -> None:
+        self._node = node
+        self._call = call
+        self.tally = NodeTally(hooks)
+
+    async def __call__(self, inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
+        """See :class:`NodeCall`."""
+        tally = self.tally
+        begun = tally.begin()
+        try:
+            with part_of_call(f"node {self._node}"):
+                outputs = await self._call(inputs, request)
+        except Exception as error:
+            tally.failed(begun)
+            if isinstance(error, ServerError):
+                error.node = self._node
+            raise
+        except BaseException:
+            tally.left()
+            raise
+        tally.succeeded(begun)
+        return outputs
+
+
+class ServableCall:
+    """Calls what is served under a name at that moment, under a lease that ends with the call."""
+
+    __slots__ = ("_lease", "_node", "_servable", "_version")
+
+    def __init__(self, lease: LeaseServable, node: str, servable: str, version: int) -> None:
+        self._lease = lease
+        self._node = node
+        self._servable = servable
+        self._version = str(version) if version else ""
+
+    async def __call__(self, inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
+        """See :class:`NodeCall`.
+
+        Raises:
+            NotFound: nothing is served under the name or version any more.
+            NotReady: nor will it be in time.
+            InvalidRequest: the inputs do not fit.
+            ServerError: as the servable's own ``infer``.
+        """
+        call = InferRequest(
+            self._servable,
+            self._version,
+            request.id,
+            {},
+            [InferInput(name, tensor.datatype.name, tensor.array.shape) for name, tensor in inputs.items()],
+            [],
+            [buffer_of(tensor.array) for tensor in inputs.values()],
+            request.deadline,
+            keeps_rows=True,
+            event=request.event,
+        )
+        try:
+            with await self._lease(self._servable, self._version) as lease:
+                response = await lease.servable.infer(call)
+        except (NotFound, NotReady) as error:
+            raise type(error)(f"{error.message}; node: {self._node}, which calls {self._servable!r}") from error
+        except _TOLD_WITH_NODE as error:
+            kind = next(each for each in _TOLD_WITH_NODE if isinstance(error, each))
+            raise kind(f"{error.message}; node: {self._node}") from error
+        return {
+            output.name: output if isinstance(output, Tensor) else self._typed(output) for output in response.outputs
+        }
+
+    def _typed(self, output: RawTensor) -> Tensor:
+        """Make sure that what user code in a graph calls a tensor is one."""
+        datatype = BY_NAME.get(output.datatype)
+        if datatype is None:
+            raise PipelineFailure(f"node {self._node!r} gave {output.name!r} of the unknown type {output.datatype!r}")
+        dims = tuple(map(Dim.fixed, output.shape))
+        check = InputValidator(TensorSpec(output.name, datatype, dims, batch_axis=None))
+        try:
+            array = check(InferInput(output.name, output.datatype, output.shape), output.data)
+        except InvalidRequest as error:
+            raise PipelineFailure(f"node {self._node!r} gave what is no tensor: {error.message}") from error
+        return Tensor(output.name, datatype, array)
+
+
+class CustomNodeCall:
+    """Calls a custom node."""
+
+    __slots__ = ("_library", "_node", "_wanted")
+
+    def __init__(self, node: str, library: CustomNode, wanted: Iterable[str]) -> None:
+        self._node = node
+        self._library = library
+        self._wanted = tuple(wanted)
+
+    async def __call__(self, inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
+        """See :class:`NodeCall`.
+
+        Raises:
+            CustomNodeFailure: the node failed, or did not give what is connected to other nodes.
+        """
+        del request
+        results = await self._library.execute(
+            {name: np.asarray(tensor.array, order="C") for name, tensor in inputs.items()}
+        )
+        missing = [name for name in self._wanted if name not in results]
+        if missing:
+            given = ", ".join(map(repr, results)) or "nothing"
+            raise CustomNodeFailure(f"custom node {self._node!r} gave no {missing[0]!r}; it gave {given}")
+        return {name: Tensor(name, _DATATYPES[results[name].dtype.str], results[name]) for name in self._wanted}
+
+
+_DATATYPES = {datatype.numpy.str: datatype for datatype in BY_NAME.values() if datatype.name != "BF16"}

@@ -1,1 +1,0 @@
-"""Messages of the wire protocols: typed classes in ``generated``, their descriptors in ``descriptors``."""

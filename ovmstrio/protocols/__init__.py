@@ -1,0 +1,1 @@
+"""Protocol adapters: gRPC and REST requests as calls of the data plane."""

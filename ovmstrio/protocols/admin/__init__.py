@@ -1,0 +1,1 @@
+"""Administration over REST: configuration, reload, changes of services and profiles."""

@@ -1,0 +1,1 @@
+"""gRPC's standard services: health and reflection."""

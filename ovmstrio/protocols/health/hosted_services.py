@@ -1,0 +1,210 @@
+"""gRPC services that come and go with what is served: those that a service brings, and those of Paddle Serving.
+
+::
+
+    registry ── changes ──> HostedServices ── path -> entry <── asked by the transport, where its fixed services end
+                                │ names, descriptors            │
+                            health, reflection           call ──┴─> DataPlane.call ─> handlers of the loaded instance
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import trio
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError, StreamTerminatedError
+
+from ovmstrio.config.specs import OpPipelineSpec
+from ovmstrio.core.errors import NotReady, ServerError
+from ovmstrio.core.events import CANCELLED
+from ovmstrio.encoding.messages import Descriptors
+from ovmstrio.serving.interfaces import HANDLERS_GRPC
+from ovmstrio.serving.kind import Takes
+from ovmstrio.serving.loading import declaration_of
+from ovmstrio.serving.records import OK, VersionState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ovmstrio.core.events import CallEvent
+    from ovmstrio.core.service import GrpcDeclaration, Service
+    from ovmstrio.serving.data_plane import DataPlane
+    from ovmstrio.serving.records import VersionStatus
+    from ovmstrio.transport.grpc.stream import Call
+
+__all__ = ["HostedServices"]
+
+
+class HostedServices:
+    """The services of users and of pipelines, as they are served now.
+
+    Args:
+        plane: every call goes through it.
+        root: the entry that answers where no name is given; empty for none.
+    """
+
+    def __init__(self, plane: DataPlane, root: str = "") -> None:
+        self._plane = plane
+        self._registry = plane.registry
+        self._root = root
+        # What they bring is not known before they are loaded.
+        self._bring = {name for name, kind in plane.registry.kinds.items() if Takes.GRPC in kind.takes}
+        self._entries: dict[str, _HostedEntry] = {}
+        self._owners: dict[str, str] = {}
+        self._loading: set[str] = set()
+        self._pipelines: Mapping[str, Handler] = {}
+        # What it takes is known when the call has found its service.
+        self._handler = Handler(self._run, Cardinality.STREAM_STREAM, bytes, bytes)
+        self._has_begun = plane.registry.has_loaded
+        for statuses in self._registry.statuses().values():
+            for status in statuses:
+                self._follow(status)
+        self._registry.subscribe(self._follow)
+        self._registry.subscribe_readiness(lambda _: self._begin())
+
+    # What is told
+
+    def get(self, path: str, /) -> Handler | None:
+        """Give the handler of a path; while something loads that may have any path, none is unknown."""
+        handler = self._pipelines.get(path)
+        if handler is not None:
+            return handler
+        return self._handler if path in self._owners or self._may_come() else None
+
+    def names(self) -> set[str]:
+        """Give the full names of the services."""
+        return {path.split("/")[1] for path in (*self._owners, *self._pipelines)}
+
+    def entry_of(self, service: str) -> str:
+        """Give the entry that brings a service, empty if none does."""
+        return next((name for name, entry in self._entries.items() if service in entry.declaration.names), "")
+
+    def descriptors(self) -> Iterator[Descriptors]:
+        """Give what describes the services that entries bring."""
+        return (entry.descriptors for entry in self._entries.values())
+
+    # What changes
+
+    def _begin(self) -> None:
+        self._has_begun = True
+
+    def _follow(self, status: VersionStatus) -> None:
+        self._begin()
+        if self._pipelines or status.kind == OpPipelineSpec.kind:
+            self._follow_pipelines()
+        if status.kind in self._bring and status.state <= VersionState.LOADING and status.error_code == OK:
+            self._loading.add(status.name)
+        else:
+            self._loading.discard(status.name)
+        found = self._find(status.name)
+        if found is not None or status.name in self._entries:
+            self._entries.pop(status.name, None)
+            if found is not None:
+                self._entries[status.name] = found
+            self._owners = {path: name for name, entry in self._entries.items() for path in entry.handlers}
+
+    def _find(self, name: str) -> _HostedEntry | None:
+        try:
+            service = self._registry.peek(name)
+        except ServerError:
+            return None
+        declaration = declaration_of(self._registry.kinds[self._registry.kind_of(name)], service)
+        if declaration is None:
+            return None
+        known = self._entries.get(name)
+        return known if known is not None and known.service is service else _HostedEntry(service, declaration)
+
+    def _follow_pipelines(self) -> None:
+        if not self._registry.names_of(OpPipelineSpec.kind):
+            self._pipelines = {}
+        elif not self._pipelines:
+            # What only pipelines need is left alone by those who serve none.
+            from ovmstrio.ops.grpc_service import PipelineService  # noqa: PLC0415 - for these alone
+
+            self._pipelines = PipelineService(self._plane, self._root).__mapping__()
+
+    # Calls
+
+    def _may_come(self) -> bool:
+        return bool(self._loading) or not self._has_begun
+
+    async def _run(self, call: Call) -> None:
+        """Answer one call by the instance that is loaded now, which stays until the call has ended.
+
+        Raises:
+            GRPCError: there is no such method; or how the service ends the call.
+            ServerError: the service is not there yet, or any more; or what its method met.
+
+        Ownership: the lease of the service.
+        Cancellation: at any checkpoint; as the service's handler.
+        """
+        path = call.path
+        name = self._owners.get(path) or await self._owner_later(path)
+        refusal: GRPCError | StreamTerminatedError | None = None
+        is_stream, method = self._is_stream(name, path), path.rpartition("/")[2]
+        with await self._plane.call(name, HANDLERS_GRPC, method, is_stream=is_stream) as observed:
+            entry = self._entries.get(name)
+            handler = None if entry is None else entry.handlers.get(path)
+            if handler is None:
+                raise _unknown(path)
+            call.handler = handler
+            try:
+                await handler.func(call)
+            except (GRPCError, StreamTerminatedError) as error:
+                refusal = error
+                _note_end(observed.event, error)
+            finally:
+                observed.event.received, observed.event.sent = call.received, call.sent
+        if refusal is not None:
+            raise refusal
+
+    def _is_stream(self, name: str, path: str) -> bool:
+        entry = self._entries.get(name)
+        handler = None if entry is None else entry.handlers.get(path)
+        return handler is not None and bool(handler.cardinality.server_streaming)
+
+    async def _owner_later(self, path: str) -> str:
+        """Wait, as leases do, until what loads has the path or has it not."""
+        with trio.move_on_after(self._registry.load_wait_seconds):
+            while path not in self._owners and self._may_come():
+                await self._registry.wait_change()
+        owner = self._owners.get(path)
+        if owner is not None:
+            return owner
+        for name in self._loading:
+            self._registry.peek(name)
+        if self._may_come():
+            raise NotReady("what is served is not known yet")
+        raise _unknown(path)
+
+
+class _HostedEntry:
+    """A loaded service with what it brings."""
+
+    def __init__(self, service: Service, declaration: GrpcDeclaration) -> None:
+        # As with pipelines.
+        from ovmstrio.handlers.grpc.rpcs import handlers_of  # noqa: PLC0415 - for these alone
+
+        self.service = service
+        self.declaration = declaration
+        self.handlers = handlers_of(service)
+
+    @cached_property
+    def descriptors(self) -> Descriptors:
+        return Descriptors.of(self.declaration.files)
+
+
+def _unknown(path: str) -> GRPCError:
+    return GRPCError(Status.UNIMPLEMENTED, f"unknown method {path}")
+
+
+def _note_end(event: CallEvent, error: GRPCError | StreamTerminatedError) -> None:
+    """Note how a call has ended: by what its service raised, or else with the status that it was given."""
+    if isinstance(error, StreamTerminatedError):
+        event.code = CANCELLED
+        return
+    cause = error.__cause__
+    event.code = error.status.name if cause is None else type(cause).__name__
+    event.error = cause if isinstance(cause, ServerError) else None

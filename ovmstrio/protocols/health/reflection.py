@@ -1,0 +1,139 @@
+"""gRPC server reflection, versions v1 and v1alpha, which differ in nothing but the name of their package."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import betterproto2
+from grpclib.const import Cardinality, Handler, Status
+
+from ovmstrio.encoding.generated.grpc.reflection import v1, v1alpha
+from ovmstrio.encoding.messages import FILES, POOL, Descriptors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
+
+    from ovmstrio.protocols.health.grpc_health import EndlessCalls
+    from ovmstrio.transport.grpc.server import GrpclibService
+    from ovmstrio.transport.grpc.stream import Call
+
+__all__ = ["OtherServices", "ReflectionService"]
+
+_VERSIONS: Final = {"v1": v1, "v1alpha": v1alpha}
+_OWN: Final = Descriptors(FILES, POOL)
+
+
+class OtherServices(Protocol):
+    """Services that come and go."""
+
+    def names(self) -> set[str]:
+        """Give the full names of those that there are."""
+        ...
+
+    def descriptors(self) -> Iterable[Descriptors]:
+        """Give what describes them, besides the server's own files."""
+        ...
+
+
+class ReflectionService:
+    """Describes the services of a server and their messages.
+
+    Args:
+        services: those that are always there, to be listed.
+        others: are listed as well; the server's own files come first where names meet.
+        streams: where open streams are held, so that a drain can end them.
+    """
+
+    def __init__(self, services: Sequence[GrpclibService], others: OtherServices, streams: EndlessCalls) -> None:
+        self._services = {path.split("/")[1] for service in services for path in service.__mapping__()}
+        self._others = others
+        self._streams = streams
+
+    def names(self) -> list[str]:
+        """List the full names of the services."""
+        return sorted({*self._services, *self._others.names()})
+
+    def described(self) -> list[Descriptors]:
+        """List what describes the services."""
+        return [_OWN, *self._others.descriptors()]
+
+    def hold(self, call: Call) -> AbstractContextManager[None]:
+        """Count a stream among those that a drain ends, while the block runs.
+
+        Raises:
+            GRPCError: UNAVAILABLE, the drain has begun.
+        """
+        return self._streams.hold(call)
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """Give the handlers of both versions by path."""
+        return {
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo": Handler(
+                _Conversation(messages, self).run,
+                Cardinality.STREAM_STREAM,
+                messages.ServerReflectionRequest,
+                messages.ServerReflectionResponse,
+            )
+            for version, messages in _VERSIONS.items()
+        }
+
+
+class _Conversation:
+    """Answers streams of questions in the messages of one version."""
+
+    def __init__(self, messages: Any, service: ReflectionService) -> None:
+        self._pb = messages
+        self._service = service
+
+    async def run(self, call: Call) -> None:
+        """Answer question after question until the client has no more or the server drains.
+
+        Cancellation: at any checkpoint; nothing is held.
+        """
+        with self._service.hold(call):
+            async for question in call:
+                answer = self._answer(question)
+                answer.valid_host = question.host
+                answer.original_request = question
+                await call.send_message(answer)
+
+    def _answer(self, question: Any) -> Any:
+        field, value = _choice(question)
+        match field:
+            case "list_services":
+                services = [self._pb.ServiceResponse(name) for name in self._service.names()]
+                return self._respond(list_services_response=self._pb.ListServiceResponse(services))
+            case "file_by_filename":
+                return self._describe_file(lambda each: value if value in each.files else None, f'no file "{value}"')
+            case "file_containing_symbol":
+                return self._describe_file(lambda each: each.file_of(value), f'no symbol "{value}"')
+            case "all_extension_numbers_of_type":
+                return self._list_extensions(value)
+            case "file_containing_extension":
+                return self._refuse(Status.NOT_FOUND, "the services of this server use no extensions")
+            case _:
+                return self._refuse(Status.INVALID_ARGUMENT, "expected one message_request, got none")
+
+    def _describe_file(self, find: Callable[[Descriptors], str | None], problem: str) -> Any:
+        for each in self._service.described():
+            name = find(each)
+            if name is not None:
+                files = [file.SerializeToString() for file in each.with_imports(name)]
+                return self._respond(file_descriptor_response=self._pb.FileDescriptorResponse(files))
+        return self._refuse(Status.NOT_FOUND, f"{problem} among the services of this server")
+
+    def _list_extensions(self, name: str) -> Any:
+        if not any(each.has_message(name) for each in self._service.described()):
+            return self._refuse(Status.NOT_FOUND, f'no message "{name}" among the services of this server')
+        return self._respond(all_extension_numbers_response=self._pb.ExtensionNumberResponse(base_type_name=name))
+
+    def _refuse(self, status: Status, text: str) -> Any:
+        return self._respond(error_response=self._pb.ErrorResponse(status.value, text))
+
+    def _respond(self, **answer: Any) -> Any:
+        return self._pb.ServerReflectionResponse(**answer)
+
+
+def _choice(question: Any) -> tuple[str, Any]:
+    return betterproto2.which_one_of(question, "message_request")

@@ -1,0 +1,347 @@
+"""Triton's generate extension: ``/generate`` answers once, ``/generate_stream`` with server-sent events.
+
+An answer begins with the first event; what fails before it has a status of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import orjson
+
+from ovmstrio.core.callers import Need
+from ovmstrio.core.errors import Gathered, InvalidRequest, NotFound, ServerError
+from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.request import Contents, InferInput, InferRequest, StreamProblem
+from ovmstrio.core.tensor import BY_NAME, BYTES, INVALID, RawTensor, Tensor
+from ovmstrio.encoding.json_output import json_values
+from ovmstrio.encoding.json_reader import AT_ONCE_BYTES, check_arrays, without_arrays
+from ovmstrio.encoding.number_arrays import read_numbers
+from ovmstrio.encoding.raw_contents import raw_contents
+from ovmstrio.protocols.kserve.rest_requests import (
+    NUMBER_KINDS,
+    document_in_slices,
+    json_errors,
+    kind_of,
+    read_contents,
+    read_id,
+)
+from ovmstrio.protocols.kserve.rest_responses import check_version
+from ovmstrio.protocols.kserve.rest_routes import model_paths
+from ovmstrio.serving.interfaces import KSERVE_REST
+from ovmstrio.serving.ovms_errors import admits, body_of_call
+from ovmstrio.transport.http.event_streams import answer_with_events
+from ovmstrio.transport.http.responses import JSON_TYPE, error_answer
+from ovmstrio.transport.http.router import rule
+from ovmstrio.util.slices import run_in_slices, run_to_end
+from ovmstrio.util.truncation import utf8
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.request import Buffer, InferResponse, StreamReply
+    from ovmstrio.core.tensor import TensorSpec
+    from ovmstrio.encoding.number_arrays import NumberArray, NumberKind
+    from ovmstrio.serving.data_plane import DataPlane
+    from ovmstrio.transport.http.event_streams import EventSink
+    from ovmstrio.transport.http.router import Rule
+
+__all__ = ["error_event", "event", "generate_document", "generate_rules", "read_generate_request"]
+
+_PARAMETERS: Final = "parameters"
+_ID: Final = "id"
+_INT64: Final = range(-(2**63), 2**63)
+_UINT64: Final = range(2**64)
+_MOST_LEVELS: Final = 32
+"""What numpy can walk through."""
+
+Array = np.ndarray[Any, Any]
+
+
+def read_generate_request(model: str, version: str, body: Buffer, inputs: Sequence[TensorSpec]) -> InferRequest:
+    """Read a whole body.
+
+    Args:
+        model: the name in the path.
+        version: the version in the path, or empty.
+        body: the JSON object.
+        inputs: what the servable takes.
+
+    Raises:
+        MalformedJson: the body is not JSON.
+        InvalidRequest: anything else that the body should not be.
+    """
+    return run_to_end(_request_in_slices(model, version, body, inputs))
+
+
+def _request_in_slices(
+    model: str, version: str, body: Buffer, inputs: Sequence[TensorSpec]
+) -> Generator[None, None, InferRequest]:
+    arrays: list[NumberArray] = []
+    document = yield from document_in_slices(body, arrays)
+    yield
+    specs = {spec.name: spec for spec in inputs}
+    request = InferRequest(model, version, "" if _ID in specs else read_id(document))
+    nested = document.get(_PARAMETERS, {})
+    if _PARAMETERS not in specs:
+        if not isinstance(nested, dict):
+            raise InvalidRequest(f"{_PARAMETERS}: expected an object, got {kind_of(nested)}")
+        document = {name: value for name, value in document.items() if name != _PARAMETERS} | nested
+    wrong = Gathered()
+    for name, value in document.items():
+        with wrong:
+            if name in specs:
+                _add_input(request, specs[name], value)
+            elif name != _ID:
+                _add_parameter(request, name, value, specs)
+    wrong.tell()
+    with json_errors():
+        yield from check_arrays(arrays)
+    return request
+
+
+def _add_parameter(request: InferRequest, name: str, value: Any, specs: dict[str, TensorSpec]) -> None:
+    if not isinstance(value, str | bool | int | float):
+        known = ", ".join(specs) or "none"
+        found = kind_of(value)
+        raise InvalidRequest(
+            f"{name[:80]}: expected a text, number or boolean for a parameter, got {found}; inputs are: {known}"
+        )
+    request.parameters[name] = value
+
+
+def _add_input(request: InferRequest, spec: TensorSpec, value: Any) -> None:
+    if spec.datatype is not INVALID:
+        request.inputs.append(_typed(spec, value))
+        return
+    if isinstance(value, str):
+        raw: Buffer = utf8(value)
+        given = InferInput(spec.name, BYTES.name, (len(raw),))
+    else:
+        tensor = _guessed(spec.name, value)
+        raw = raw_contents(tensor)
+        given = InferInput(spec.name, tensor.datatype.name, tensor.shape)
+    request.inputs.append(given)
+    request.raw_inputs.append(raw)
+
+
+def _elements(name: str, value: Any) -> tuple[list[Any], tuple[int, ...]]:
+    """Return the elements of a value depth first, and its shape; a value that is no list has the shape of one element.
+
+    Raises:
+        InvalidRequest: lists of one level differ in length or lie too deep, or an element is null or an object.
+    """
+    with json_errors():
+        lists = without_arrays(value)
+    level = lists if isinstance(lists, list) else [lists]
+    shape = [len(level)]
+    while list in (kinds := set(map(type, level))):
+        sizes = set(map(len, level)) if len(kinds) == 1 else set()
+        if len(sizes) != 1:
+            raise InvalidRequest(f"input {name}: expected lists of one length on each level, got lists of several")
+        shape.append(sizes.pop())
+        if len(shape) > _MOST_LEVELS:
+            raise InvalidRequest(f"input {name}: expected lists of at most {_MOST_LEVELS} levels, got more")
+        level = list(chain.from_iterable(level))
+    if not level:
+        raise InvalidRequest(f"input {name}: expected at least one element, got an empty list")
+    if not kinds <= {str, int, float, bool}:
+        found = kind_of({} if dict in kinds else None)
+        raise InvalidRequest(f"input {name}: expected texts, numbers or booleans, got {found}")
+    return level, tuple(shape)
+
+
+def _typed(spec: TensorSpec, value: Any) -> InferInput:
+    kind = NUMBER_KINDS.get(spec.datatype.contents_field)
+    array = None if kind is None else read_numbers(value, kind)
+    elements, shape = _elements(spec.name, value) if array is None else ([], array.shape)
+    given = InferInput(spec.name, spec.datatype.name, (1,) * (len(spec.shape) - len(shape)) + shape)
+    if array is None:
+        given.contents = read_contents(given, elements)
+    else:
+        given.contents = Contents(spec.datatype.contents_field, array.ravel())
+    return given
+
+
+_KINDS: Final[dict[NumberKind, str]] = {"i": "INT64", "u": "UINT64", "d": "FP64"}
+
+
+def _guessed(name: str, value: Any) -> Tensor:
+    """Return a tensor of the narrowest datatype that has all the elements of a value."""
+    for kind, datatype in _KINDS.items():
+        numbers = read_numbers(value, kind)
+        # These may be whole numbers that no datatype holds together.
+        is_too_wide = kind == "d" and numbers is not None and numbers.min() < 0 and numbers.max() >= _INT64.stop
+        if numbers is not None and not is_too_wide:
+            return Tensor(name, BY_NAME[datatype], numbers)
+    elements, shape = _elements(name, value)
+    kinds = set(map(type, elements))
+    if kinds == {str}:
+        texts = np.empty(len(elements), object)
+        texts[:] = list(map(utf8, elements))
+        return Tensor(name, BYTES, texts.reshape(shape))
+    if kinds == {bool}:
+        datatype = "BOOL"
+    elif kinds == {int}:
+        datatype = _integers(name, elements)
+    elif kinds <= {int, float}:
+        datatype = "FP64"
+    else:
+        raise InvalidRequest(f"input {name}: expected elements of one type, got {_names(kinds)}")
+    return Tensor(name, BY_NAME[datatype], np.array(elements, BY_NAME[datatype].numpy).reshape(shape))
+
+
+def _integers(name: str, elements: list[int]) -> str:
+    smallest, largest = min(elements), max(elements)
+    if smallest in _INT64 and largest in _INT64:
+        return "INT64"
+    if smallest in _UINT64 and largest in _UINT64:
+        return "UINT64"
+    raise InvalidRequest(f"input {name}: {smallest} and {largest} fit no integer type together")
+
+
+def _names(kinds: set[type]) -> str:
+    words = {str: "texts", bool: "booleans", int: "numbers", float: "numbers"}
+    return " and ".join(sorted({words[kind] for kind in kinds}))
+
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+"""Characters that no text has; bytes that hold one are numbers."""
+
+
+def generate_document(response: InferResponse) -> dict[str, Any]:
+    """Give what a response says: each output under its name, as one value or a flat list of them.
+
+    Of an output that came several times, as graphs that stream give them, texts are joined, and other values listed.
+
+    Raises:
+        InvalidRequest: JSON cannot carry an output.
+    """
+    document: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
+    if response.id:
+        document["id"] = response.id
+    if response.parameters:
+        document["parameters"] = response.parameters
+    pieces: dict[str, list[Tensor | RawTensor]] = {}
+    for tensor in response.outputs:
+        pieces.setdefault(tensor.name, []).append(tensor)
+    for name, several in pieces.items():
+        document[name] = _value(several[0]) if len(several) == 1 else _joined(several)
+    return document
+
+
+def event(response: InferResponse) -> bytes:
+    """Write a response as an event.
+
+    Raises:
+        InvalidRequest: JSON cannot carry an output.
+    """
+    return b"data: %b\n\n" % orjson.dumps(generate_document(response), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def error_event(error: Exception) -> bytes:
+    """Write an error as the last event."""
+    return b"event: error\ndata: %b\n\n" % error_answer(error).content
+
+
+def _joined(pieces: Sequence[Tensor | RawTensor]) -> Any:
+    """Give a text of pieces that are one together, between which a letter may be cut; else the list of their values."""
+    raw = [piece for piece in pieces if isinstance(piece, RawTensor)]
+    if len(raw) == len(pieces) and len({piece.datatype for piece in raw}) == 1:
+        data = b"".join(piece.data for piece in raw)
+        text = _text(RawTensor(raw[0].name, raw[0].datatype, (len(data),), data))
+        if text is not None and all(len(piece.shape) == 1 for piece in raw):
+            return text
+    values = [_value(piece) for piece in pieces]
+    return "".join(values) if all(isinstance(each, str) for each in values) else values
+
+
+def _value(tensor: Tensor | RawTensor) -> Any:
+    if isinstance(tensor, RawTensor):
+        text = _text(tensor)
+        if text is not None:
+            return text
+    values = json_values(tensor)
+    if len(values) != 1:
+        return values
+    return values[0].item() if isinstance(values, np.ndarray) else values[0]
+
+
+def _text(tensor: RawTensor) -> str | None:
+    """Read the bytes that Python nodes give for a text, which have the datatype ``UINT8`` unless they say another."""
+    if tensor.datatype == "BYTES" and not len(tensor.data):
+        return ""
+    if tensor.datatype != "UINT8" or len(tensor.shape) != 1:
+        return None
+    try:
+        text = bytes(tensor.data).decode()
+    except UnicodeDecodeError:
+        return None
+    return None if _CONTROL.search(text) else text
+
+
+def generate_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
+    """Make the rules over one data plane."""
+
+    async def generate(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
+        asked = await _read(plane, request, model, check_version(version), max_body_bytes)
+        asked.wants_all_packets, asked.most_bytes = True, max_body_bytes
+        return await plane.infer(asked, KSERVE_REST, _render)
+
+    async def generate_stream(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
+        asked = await _read(plane, request, model, check_version(version), max_body_bytes, streamed=True)
+        return await answer_with_events(request, partial(_stream, plane, asked), error_event)
+
+    admit = admits(plane, KSERVE_REST)
+    return [
+        *(rule(path, "POST", generate, admit=admit, need=Need.INFER) for path in model_paths("/generate")),
+        *(
+            rule(path, "POST", generate_stream, is_hot=True, has_tasks=True, admit=admit, need=Need.INFER)
+            for path in model_paths("/generate_stream")
+        ),
+    ]
+
+
+async def _read(
+    plane: DataPlane, request: HttpRequest, model: str, version: str, limit: int, *, streamed: bool = False
+) -> InferRequest:
+    described = await plane.describe(model, version, KSERVE_REST)
+    if streamed and not described.has_streams:
+        raise NotFound(f'"{model[:80]}" is a model, and only graphs have streams; POST to /generate for one answer')
+    body = await body_of_call(plane, request, model, version, limit=limit)
+    try:
+        if len(body) <= AT_ONCE_BYTES:
+            asked = read_generate_request(model, version, body, described.inputs)
+        else:
+            asked = await run_in_slices(_request_in_slices(model, version, body, described.inputs))
+        if streamed and not asked.inputs:
+            known = ", ".join(spec.name for spec in described.inputs)
+            raise InvalidRequest(f"expected at least one input, got none; the inputs of {model[:80]} are: {known}")
+    except ServerError as error:
+        plane.count_unparsed(model, version, error, KSERVE_REST, len(body))
+        raise
+    return asked
+
+
+def _render(response: InferResponse) -> tuple[HttpAnswer, int]:
+    body = orjson.dumps(generate_document(response), option=orjson.OPT_SERIALIZE_NUMPY)
+    return HttpAnswer(200, JSON_TYPE, body), len(body)
+
+
+async def _stream(plane: DataPlane, asked: InferRequest, events: EventSink) -> None:
+    async with plane.open_stream(asked, KSERVE_REST) as stream:
+        stream.end()
+        async for reply in stream:
+            await events.send(_event(reply))
+
+
+def _event(reply: StreamReply) -> bytes:
+    """Write a reply; the stream has but one request, and what is wrong with that one is its end."""
+    if isinstance(reply, StreamProblem):
+        raise InvalidRequest(reply.message)
+    return event(reply)

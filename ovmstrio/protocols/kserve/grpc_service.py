@@ -1,0 +1,539 @@
+"""``inference.GRPCInferenceService``: the calls of KServe v2 over the data plane.
+
+The calls that infer work on the domain's values, which the codec reads and writes; all others on betterproto2's
+messages.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import trio
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError, StreamTerminatedError
+
+from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported, PayloadTooLarge, ServerError
+from ovmstrio.core.events import CANCELLED
+from ovmstrio.core.request import InferRequest, StreamProblem
+from ovmstrio.encoding.generated import inference as pb
+from ovmstrio.protocols.admin.changes import Changes
+from ovmstrio.protocols.kserve.documents import (
+    config_message,
+    extensions_of,
+    repository_index,
+    server_version,
+    statistics_message,
+)
+from ovmstrio.protocols.kserve.grpc_requests import decode_request
+from ovmstrio.protocols.kserve.grpc_responses import StreamInferResponse, encode_response, encode_stream_response
+from ovmstrio.protocols.kserve.grpc_streams import answer_requests
+from ovmstrio.protocols.kserve.repository_requests import control_of, load_parameters, unload_parameters
+from ovmstrio.protocols.kserve.trace_log_settings import (
+    TRACE_SETTINGS,
+    change_log_settings,
+    check_trace_settings,
+    log_settings,
+)
+from ovmstrio.serving.aggregate import statistics_of_all
+from ovmstrio.serving.broadcast_changes import register_region, unregister_region
+from ovmstrio.serving.early_admission import answer_admitted, first_text, keep_place
+from ovmstrio.serving.interfaces import KSERVE_GRPC
+from ovmstrio.transport.grpc.stream import OrderedHandler, current_call
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
+
+    from ovmstrio.core.request import InferResponse
+    from ovmstrio.core.tensor import TensorSpec
+    from ovmstrio.encoding.raw_contents import WrittenMessage
+    from ovmstrio.serving.data_plane import DataPlane
+    from ovmstrio.serving.open_stream import OpenStream
+    from ovmstrio.serving.shared_memory import ClientRegion
+    from ovmstrio.transport.grpc.stream import Call
+
+__all__ = [
+    "NO_CUDA",
+    "AdministeredService",
+    "InferenceService",
+    "ObservationCalls",
+    "RepositoryCalls",
+    "SharedMemoryCalls",
+]
+
+# ----------------------------------------------------------------------
+# What the calls have in common that change the server, over gRPC
+# ----------------------------------------------------------------------
+
+
+class AdministeredService(pb.GrpcInferenceServiceBase):
+    """A service over a data plane, which is changed by those who may."""
+
+    def __init__(self, plane: DataPlane, changes: Changes | None = None) -> None:
+        self._plane = plane
+        self._changes = changes or Changes()
+
+    def _making(self, change: str, **facts: object) -> AbstractContextManager[None]:
+        """Make a change within the block.
+
+        Raises:
+            PermissionDenied: who asks may not.
+        """
+        return self._changes.making(change, current_call().client, **facts)
+
+
+# ----------------------------------------------------------------------
+# ``inference.GRPCInferenceService``: the repository's index, and loads and unloads by name
+# ----------------------------------------------------------------------
+
+
+class RepositoryCalls(AdministeredService):
+    """The calls of the repository extension; the server has one repository, which has no name."""
+
+    async def repository_index(self, message: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        """List every version that the server knows of.  Does not block.
+
+        Raises:
+            InvalidRequest: one of several repositories is asked for.
+        """
+        _check_repository(message.repository_name)
+        entries = repository_index(self._plane, only_ready=message.ready)
+        return pb.RepositoryIndexResponse(
+            [
+                pb.RepositoryIndexResponseModelIndex(entry.name, entry.version, entry.state, entry.reason)
+                for entry in entries
+            ]
+        )
+
+    async def repository_model_load(self, message: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+        """Load a model.
+
+        Raises:
+            PermissionDenied: who asks may not.
+            FailedPrecondition: the server follows its configuration.
+            InvalidRequest: a parameter is unknown, or one of several repositories is named.
+            ModelFailure: it cannot be loaded.
+
+        Cancellation: at once; the load goes on.
+        """
+        with self._making("load", model=message.model_name):
+            _check_repository(message.repository_name)
+            config, files = load_parameters(_parameter_values(message.parameters))
+            await control_of(self._plane).load(message.model_name, config, files)
+        return pb.RepositoryModelLoadResponse()
+
+    async def repository_model_unload(
+        self, message: pb.RepositoryModelUnloadRequest
+    ) -> pb.RepositoryModelUnloadResponse:
+        """Unload a model.
+
+        Raises:
+            PermissionDenied: who asks may not.
+            FailedPrecondition: the server follows its configuration.
+            InvalidRequest: a parameter is unknown, or one of several repositories is named.
+            NotFound: nothing of that name could be loaded.
+
+        Cancellation: at once; it goes on.
+        """
+        with self._making("unload", model=message.model_name):
+            _check_repository(message.repository_name)
+            with_callees = unload_parameters(_parameter_values(message.parameters))
+            await control_of(self._plane).unload(message.model_name, with_callees=with_callees)
+        return pb.RepositoryModelUnloadResponse()
+
+
+def _parameter_values(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str, object]:
+    return {
+        name: next(
+            (each for each in (one.bool_param, one.int64_param, one.string_param, one.bytes_param) if each is not None),
+            None,
+        )
+        for name, one in parameters.items()
+    }
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        raise InvalidRequest(f'repository_name: expected none, as this server has one repository, got "{name}"')
+
+
+# ----------------------------------------------------------------------
+# ``inference.GRPCInferenceService``: settings of traces and logs
+# ----------------------------------------------------------------------
+
+
+class ObservationCalls(AdministeredService):
+    """The calls of the extensions for traces and logs."""
+
+    async def trace_setting(self, message: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
+        """Tell that there are no traces.  Does not block.
+
+        Raises:
+            NotSupported: they are to be turned on.
+        """
+        if message.settings:
+            levels = [level for each in message.settings.values() for level in each.value]
+            check_trace_settings(list(message.settings), levels)
+        return pb.TraceSettingResponse(
+            {name: pb.TraceSettingResponseSettingValue(value) for name, value in TRACE_SETTINGS.items()}
+        )
+
+    async def log_settings(self, message: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
+        """Change what is logged, as far as the message says anything of it, and tell what is.  Does not block.
+
+        Raises:
+            PermissionDenied: it is to be changed, and who asks may not.
+            FailedPrecondition: the log is that of the program which the server is a part of.
+            InvalidRequest: a setting is unknown or of another type, or two contradict each other.
+            NotSupported: a setting is chosen when the server starts.
+        """
+        if message.settings:
+            settings = {name: _setting_value(value) for name, value in message.settings.items()}
+            with self._making("log settings", settings=settings):
+                change_log_settings(settings)
+        return pb.LogSettingsResponse({name: _setting(value) for name, value in log_settings().items()})
+
+
+def _setting_value(value: pb.LogSettingsRequestSettingValue) -> object:
+    choices = (value.bool_param, value.uint32_param, value.string_param)
+    return next((each for each in choices if each is not None), None)
+
+
+def _setting(value: bool | int | str) -> pb.LogSettingsResponseSettingValue:
+    if isinstance(value, bool):
+        return pb.LogSettingsResponseSettingValue(bool_param=value)
+    if isinstance(value, int):
+        return pb.LogSettingsResponseSettingValue(uint32_param=value)
+    return pb.LogSettingsResponseSettingValue(string_param=value)
+
+
+# ----------------------------------------------------------------------
+# What both interfaces say of shared memory
+# ----------------------------------------------------------------------
+
+NO_CUDA: Final = (
+    "CUDA shared memory is not supported: models run on OpenVINO's devices; "
+    "register system shared memory, or send tensors in requests"
+)
+
+
+# ----------------------------------------------------------------------
+# ``inference.GRPCInferenceService``: the calls by which clients register regions of shared memory
+# ----------------------------------------------------------------------
+
+
+class SharedMemoryCalls(AdministeredService):
+    """The calls of the extensions for shared memory of the system and of CUDA, of which the latter is refused."""
+
+    async def system_shared_memory_status(
+        self, message: pb.SystemSharedMemoryStatusRequest
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        """List one region, or all.  Does not block.
+
+        Raises:
+            NotFound: no region has that name.
+        """
+        regions = self._plane.regions.listed(message.name)
+        return pb.SystemSharedMemoryStatusResponse({region.name: _status(region) for region in regions})
+
+    async def system_shared_memory_register(
+        self, message: pb.SystemSharedMemoryRegisterRequest
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        """Make a region known.
+
+        Raises:
+            PermissionDenied: who asks may not, or the object is not the server's to use.
+            ServerError: as :meth:`ClientRegions.register`.
+        """
+        with self._making("shared memory registered", region=message.name):
+            await register_region(self._plane, message.name, message.key, message.offset, message.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def system_shared_memory_unregister(
+        self, message: pb.SystemSharedMemoryUnregisterRequest
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        """Forget one region, or all.
+
+        Raises:
+            PermissionDenied: who asks may not.
+        """
+        with self._making("shared memory unregistered", region=message.name):
+            await unregister_region(self._plane, message.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def cuda_shared_memory_status(self, _: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
+        """List no region.  Does not block."""
+        return pb.CudaSharedMemoryStatusResponse()
+
+    async def cuda_shared_memory_register(
+        self, _: pb.CudaSharedMemoryRegisterRequest
+    ) -> pb.CudaSharedMemoryRegisterResponse:
+        """Refuse.
+
+        Raises:
+            NotSupported: always.
+        """
+        raise NotSupported(NO_CUDA)
+
+    async def cuda_shared_memory_unregister(
+        self, _: pb.CudaSharedMemoryUnregisterRequest
+    ) -> pb.CudaSharedMemoryUnregisterResponse:
+        """Forget what there never is.  Does not block."""
+        return pb.CudaSharedMemoryUnregisterResponse()
+
+
+def _status(region: ClientRegion) -> pb.SystemSharedMemoryStatusResponseRegionStatus:
+    return pb.SystemSharedMemoryStatusResponseRegionStatus(region.name, region.key, region.offset, region.byte_size)
+
+
+# ----------------------------------------------------------------------
+# ``inference.GRPCInferenceService``: the calls of KServe v2 over the data plane
+# ----------------------------------------------------------------------
+
+
+async def exchange(call: Call, stream: OpenStream) -> None:
+    """Receive requests and send replies until there are no more replies.
+
+    Requests are not read ahead of the stream: one that takes none fills the client's flow-control window.
+
+    Raises:
+        InvalidRequest: a message of the client cannot be read; its cause is what the transport raised.
+        ServerError: what a message says of its inputs cannot be had.
+        GRPCError: a reply is too large.
+        StreamTerminatedError: the call is over.
+
+    Ownership: the task that receives, which has ended when this returns.
+    Cancellation: at any checkpoint; a reply may have been sent in part.
+    """
+    failure: Exception | None = None
+
+    async def receive() -> None:
+        nonlocal failure
+        try:
+            async for request in call:
+                await stream.send(request)
+            stream.end()
+        except trio.BrokenResourceError:
+            # It has ended by itself, and the sender will see that.
+            pass
+        except GRPCError as error:
+            failure = _refusal(error)
+            nursery.cancel_scope.cancel()
+        except ServerError as error:
+            failure = error
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        try:
+            await _send_replies(call, stream)
+        except (GRPCError, StreamTerminatedError) as error:
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        stream.note_end(_code_of(failure))
+        raise failure
+
+
+def _code_of(failure: Exception) -> str:
+    """Tell under which code a stream is known that the transport ended: the status, or that its client has gone."""
+    if isinstance(failure, ServerError) and failure.__cause__ is None:
+        return type(failure).__name__
+    status = failure if isinstance(failure, GRPCError) else failure.__cause__
+    return status.status.name if isinstance(status, GRPCError) else CANCELLED
+
+
+def _refusal(error: GRPCError) -> InvalidRequest:
+    """Say in the domain's words that a message is the client's mistake."""
+    kind = PayloadTooLarge if error.status is Status.RESOURCE_EXHAUSTED else InvalidRequest
+    refusal = kind(error.message or "")
+    refusal.__cause__ = error
+    return refusal
+
+
+async def _send_replies(call: Call, stream: OpenStream) -> None:
+    async for reply in stream:
+        if isinstance(reply, StreamProblem):
+            data = encode_stream_response(StreamInferResponse(reply.message))
+        else:
+            data = encode_stream_response(StreamInferResponse("", reply))
+        await call.send_message(data)
+        stream.note_sent(len(data))
+
+
+_SERVICE: Final = "/inference.GRPCInferenceService"
+
+
+class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
+    """The service, hosted by a transport that maps the domain's errors to statuses.
+
+    Args:
+        plane: what is served.
+        changes: says who may change the server; those on this machine unless given.
+    """
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """Give the handlers by path."""
+        return {
+            **super().__mapping__(),
+            f"{_SERVICE}/ModelInfer": OrderedHandler(self._model_infer, Cardinality.UNARY_UNARY, memoryview, bytes),
+            f"{_SERVICE}/ModelStreamInfer": Handler(
+                self._model_stream_infer, Cardinality.STREAM_STREAM, InferRequest, bytes
+            ),
+        }
+
+    # Inference
+
+    async def _model_infer(self, call: Call) -> None:
+        """Answer one inference.
+
+        Raises:
+            ServerError: what the data plane raised.
+
+        Cancellation: at any checkpoint; the data plane gives back what the call held.
+        """
+        data: bytes | memoryview = await call.recv_message()
+        if self._plane.has_limits():
+            name = first_text(data)
+            answer = partial(self._answer_admitted, call, data, name)
+            await answer_admitted(self._plane, KSERVE_GRPC, name, answer, arrival=call.arrival)
+        else:
+            await call.send_message(await self._plane.infer(_request_of(call, data), KSERVE_GRPC, _render))
+
+    async def _answer_admitted(self, call: Call, data: bytes | memoryview, name: bytes) -> None:
+        request = _request_of(call, data)
+        keep_place(request.model_name, name)
+        await call.send_message(await self._plane.infer(request, KSERVE_GRPC, _render))
+
+    async def _model_stream_infer(self, call: Call) -> None:
+        """Answer a stream of inferences: what takes streams is given it, all else is called once for each message.
+
+        When a stream of the former kind fails, the client is told at once, by a message on the stream and by the
+        status, unless it has ended its requests before: then the status alone tells it.
+
+        Raises:
+            InvalidRequest: the client left before its first message.
+            ServerError: the stream cannot be opened, or has failed.
+            GRPCError: a later message is malformed, or a reply is too large.
+
+        Ownership: the tasks that receive and send, and the open stream.
+        Cancellation: at any checkpoint; the stream is stopped before this returns.
+        """
+        first: bytes | None = await call.recv_message(is_decoded=False)
+        if first is None:
+            raise InvalidRequest("Client disconnected during reading first streaming request")
+        name = first_text(first)
+        called = name.decode(errors="replace") or call.decode(first).model_name
+        if not await self._plane.takes_streams(called):
+            await answer_requests(call, self._plane, first)
+        elif self._plane.has_limits():
+            answer = partial(self._answer_stream, call, first, name)
+            await answer_admitted(self._plane, KSERVE_GRPC, name, answer, method=KSERVE_GRPC.stream)
+        else:
+            await self._answer_stream(call, first)
+
+    async def _answer_stream(self, call: Call, data: bytes, name: bytes = b"") -> None:
+        first: InferRequest = call.decode(data)
+        keep_place(first.model_name, name)
+        first.deadline = call.deadline
+        opened = False
+        try:
+            async with self._plane.open_stream(first, KSERVE_GRPC) as stream:
+                opened = True
+                await exchange(call, stream)
+        except ServerError as error:
+            if isinstance(error.__cause__, GRPCError):
+                raise error.__cause__ from None
+            if opened and not call.half_closed:
+                await call.send_message(encode_stream_response(StreamInferResponse(error.message)))
+            raise
+
+    # Health and metadata
+
+    async def server_live(self, _: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+        """Tell that the server answers.  Does not block."""
+        return pb.ServerLiveResponse(live=self._plane.is_live())
+
+    async def server_ready(self, _: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
+        """Tell whether requests will be served.  Does not block."""
+        return pb.ServerReadyResponse(ready=self._plane.readiness().ready)
+
+    async def model_ready(self, message: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+        """Tell whether a version, or the default one, can be called.  Does not block.
+
+        What could be loaded and is not is not ready, as Triton says it, where that is for clients to ask for.
+
+        Raises:
+            NotFound: the name or version is unknown.
+            InvalidRequest: the version is not a number.
+        """
+        try:
+            ready = self._plane.model_ready(message.name, message.version, KSERVE_GRPC)
+        except NotFound:
+            if self._plane.control is None or message.name not in self._plane.control.names:
+                raise
+            ready = False
+        return pb.ModelReadyResponse(ready=ready)
+
+    async def server_metadata(self, _: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
+        """Tell the server's name, version and extensions.  Does not block."""
+        return pb.ServerMetadataResponse(self._plane.server_name, server_version(), extensions_of(self._plane))
+
+    async def model_metadata(self, message: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
+        """Tell the inputs, the outputs and the callable versions of a servable.  Does not block.
+
+        Raises:
+            NotFound: the name or version is unknown or retired.
+            VersionLoading: it is not loaded yet.
+            InvalidRequest: the version is not a number.
+        """
+        model = self._plane.model_metadata(message.name, message.version, KSERVE_GRPC)
+        return pb.ModelMetadataResponse(
+            name=model.name,
+            versions=model.versions,
+            platform=model.platform,
+            inputs=[_describe(spec) for spec in model.inputs],
+            outputs=[_describe(spec) for spec in model.outputs],
+        )
+
+    # What load generators and repository browsers ask for
+
+    async def model_config(self, message: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
+        """Tell what load generators read of a configuration.  Does not block.
+
+        Raises:
+            NotFound: the name or version is unknown or retired.
+            VersionLoading: it is not loaded yet.
+            InvalidRequest: the version is not a number.
+        """
+        model = self._plane.model_metadata(message.name, message.version, KSERVE_GRPC)
+        return pb.ModelConfigResponse(config_message(model))
+
+    async def model_statistics(self, message: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+        """Tell what was counted of the calls of a version, of all of a model, or of everything.
+
+        Raises:
+            NotFound: the name or version is unknown or retired.
+            VersionLoading: it is not loaded yet.
+            InvalidRequest: the version is not a number.
+
+        Cancellation: at once.
+        """
+        counted = await statistics_of_all(self._plane, message.name, message.version, KSERVE_GRPC)
+        return pb.ModelStatisticsResponse([statistics_message(*each) for each in counted])
+
+
+def _request_of(call: Call, data: bytes | memoryview) -> InferRequest:
+    request = decode_request(data)
+    request.deadline, request.arrival = call.deadline, call.arrival
+    return request
+
+
+def _render(response: InferResponse) -> tuple[WrittenMessage, int]:
+    data = encode_response(response)
+    return data, len(data)
+
+
+def _describe(spec: TensorSpec) -> pb.ModelMetadataResponseTensorMetadata:
+    return pb.ModelMetadataResponseTensorMetadata(spec.name, spec.datatype.name, spec.reported_shape)

@@ -1,0 +1,196 @@
+"""The paths of the repository extension: the index, and loads and unloads by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ovmstrio.core.callers import Need
+from ovmstrio.core.errors import InvalidRequest, NotSupported
+from ovmstrio.core.http import HttpAnswer
+from ovmstrio.encoding.json_reader import AT_ONCE_BYTES, LONG_STRINGS
+from ovmstrio.protocols.kserve.documents import repository_index
+from ovmstrio.protocols.kserve.grpc_service import NO_CUDA
+from ovmstrio.protocols.kserve.repository_requests import control_of, load_parameters, unload_parameters
+from ovmstrio.protocols.kserve.rest_requests import read_document
+from ovmstrio.protocols.kserve.trace_log_settings import (
+    TRACE_SETTINGS,
+    change_log_settings,
+    check_trace_settings,
+    log_settings,
+)
+from ovmstrio.serving.broadcast_changes import register_region, unregister_region
+from ovmstrio.transport.http.responses import json_answer
+from ovmstrio.transport.http.router import rule
+from ovmstrio.util.truncation import shown
+
+if TYPE_CHECKING:
+    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.protocols.admin.changes import Changes
+    from ovmstrio.serving.data_plane import DataPlane
+    from ovmstrio.transport.http.router import Rule
+
+__all__ = ["observation_rules", "repository_rules", "shared_memory_rules"]
+
+# ----------------------------------------------------------------------
+# The paths of the repository extension: the index, and loads and unloads by name
+# ----------------------------------------------------------------------
+
+
+def repository_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
+    """Make the rules over one data plane."""
+
+    async def index(request: HttpRequest) -> HttpAnswer:
+        only_ready = (await _read(request)).get("ready") is True
+        return json_answer(_index(plane, only_ready=only_ready))
+
+    async def models(_: HttpRequest) -> HttpAnswer:
+        return json_answer({"models": _index(plane, only_ready=False)})
+
+    async def load(request: HttpRequest, model: str) -> HttpAnswer:
+        with changes.requested("load", request, model=model):
+            config, files = await _load_parameters(request)
+            await control_of(plane).load(model, config, files)
+        return HttpAnswer(200)
+
+    async def unload(request: HttpRequest, model: str) -> HttpAnswer:
+        with changes.requested("unload", request, model=model):
+            await control_of(plane).unload(model, with_callees=unload_parameters(await _parameters(request)))
+        return HttpAnswer(200)
+
+    return [
+        rule("/v2/models", "GET", models, is_hot=True, need=Need.READ),
+        rule("/v2/repository/index", "POST", index, is_hot=True, need=Need.READ),
+        rule("/v2/repository/models/<model>/load", "POST", load),
+        rule("/v2/repository/models/<model>/unload", "POST", unload),
+    ]
+
+
+async def _read(request: HttpRequest) -> dict[str, Any]:
+    return await read_document(request.body, LONG_STRINGS) if request.body else {}
+
+
+async def _load_parameters(request: HttpRequest) -> tuple[str | None, dict[str, bytes]]:
+    given = await _parameters(request)
+    if len(request.body) <= AT_ONCE_BYTES:
+        return load_parameters(given)
+    # Decoding a large file takes long.
+    return await trio.to_thread.run_sync(load_parameters, given)
+
+
+async def _parameters(request: HttpRequest) -> dict[str, Any]:
+    given = (await _read(request)).get("parameters", {})
+    if not isinstance(given, dict):
+        raise InvalidRequest("parameters: expected an object")
+    return given
+
+
+def _index(plane: DataPlane, *, only_ready: bool) -> list[dict[str, str]]:
+    # OVMS's benchmark client takes an entry for exactly three values.
+    return [
+        {"name": e.name, "version": e.version, "state": e.state} | ({"reason": e.reason} if e.reason else {})
+        for e in repository_index(plane, only_ready=only_ready)
+    ]
+
+
+# ----------------------------------------------------------------------
+# The paths of Triton's settings of traces and logs
+# ----------------------------------------------------------------------
+
+_TRACES = ("/v2/trace/setting", "/v2/models/<model>/trace/setting")
+
+
+def observation_rules(changes: Changes) -> list[Rule]:
+    """Make the rules."""
+
+    async def traces(_: HttpRequest, model: str = "") -> HttpAnswer:  # noqa: ARG001 - the same for all
+        return json_answer(TRACE_SETTINGS)
+
+    async def set_traces(request: HttpRequest, model: str = "") -> HttpAnswer:  # noqa: ARG001 - the same for all
+        asked = await read_document(request.body) if request.body else {}
+        if asked:
+            level = asked.get("trace_level")
+            check_trace_settings(list(asked), level if isinstance(level, list) else [str(level)])
+        return json_answer(TRACE_SETTINGS)
+
+    async def logs(_: HttpRequest) -> HttpAnswer:
+        return json_answer(log_settings())
+
+    async def set_logs(request: HttpRequest) -> HttpAnswer:
+        with changes.requested("log settings", request):
+            if request.body:
+                change_log_settings(await read_document(request.body))
+        return json_answer(log_settings())
+
+    return [
+        *(rule(path, "GET", traces, need=Need.READ) for path in _TRACES),
+        *(rule(path, "POST", set_traces, need=Need.READ) for path in _TRACES),
+        rule("/v2/logging", "GET", logs, need=Need.READ),
+        rule("/v2/logging", "POST", set_logs),
+    ]
+
+
+# ----------------------------------------------------------------------
+# The paths by which clients register regions of shared memory
+# ----------------------------------------------------------------------
+
+_SYSTEM = "/v2/systemsharedmemory"
+_CUDA = "/v2/cudasharedmemory"
+
+
+def shared_memory_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
+    """Make the rules over one data plane."""
+
+    async def status(_: HttpRequest, region: str = "") -> HttpAnswer:
+        return json_answer(
+            [
+                {"name": each.name, "key": each.key, "offset": each.offset, "byte_size": each.byte_size}
+                for each in plane.regions.listed(region)
+            ]
+        )
+
+    async def register(request: HttpRequest, region: str) -> HttpAnswer:
+        with changes.requested("shared memory registered", request, region=region):
+            asked = await read_document(request.body)
+            key = asked.get("key")
+            if not isinstance(key, str):
+                raise InvalidRequest('key: expected the name of a shared memory object such as "/my_region"')
+            await register_region(plane, region, key, _number(asked, "offset", 0), _number(asked, "byte_size"))
+        return HttpAnswer(200)
+
+    async def unregister(request: HttpRequest, region: str = "") -> HttpAnswer:
+        with changes.requested("shared memory unregistered", request, region=region):
+            await unregister_region(plane, region)
+        return HttpAnswer(200)
+
+    return [
+        *(rule(f"{_SYSTEM}{path}/status", "GET", status, need=Need.READ) for path in ("", "/region/<region>")),
+        rule(f"{_SYSTEM}/region/<region>/register", "POST", register),
+        *(rule(f"{_SYSTEM}{path}/unregister", "POST", unregister) for path in ("", "/region/<region>")),
+        *_cuda_rules(),
+    ]
+
+
+def _cuda_rules() -> list[Rule]:
+    async def status(_: HttpRequest, region: str = "") -> HttpAnswer:  # noqa: ARG001 - there are none
+        return json_answer([])
+
+    async def register(_: HttpRequest, region: str) -> HttpAnswer:  # noqa: ARG001 - whichever it is
+        raise NotSupported(NO_CUDA)
+
+    async def unregister(_: HttpRequest, region: str = "") -> HttpAnswer:  # noqa: ARG001 - there are none
+        return HttpAnswer(200)
+
+    return [
+        *(rule(f"{_CUDA}{path}/status", "GET", status, need=Need.READ) for path in ("", "/region/<region>")),
+        rule(f"{_CUDA}/region/<region>/register", "POST", register),
+        *(rule(f"{_CUDA}{path}/unregister", "POST", unregister) for path in ("", "/region/<region>")),
+    ]
+
+
+def _number(asked: dict[str, Any], key: str, otherwise: int | None = None) -> int:
+    value = asked.get(key, otherwise)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{key}: expected a whole number of bytes, got {shown(value, 40)}")
+    return value

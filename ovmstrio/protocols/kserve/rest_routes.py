@@ -1,0 +1,157 @@
+"""KServe v2's paths: health, metadata, readiness, and inferences that the fast lane left."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ovmstrio.core.callers import Need
+from ovmstrio.core.errors import NotReady, VersionLoading
+from ovmstrio.core.http import HttpAnswer
+from ovmstrio.protocols.kserve.documents import config_document, extensions_of, server_version, statistics_document
+from ovmstrio.protocols.kserve.rest_requests import KnownDocuments
+from ovmstrio.protocols.kserve.rest_responses import HEAD_LENGTH, InferHead, answer_infer, check_version
+from ovmstrio.serving.aggregate import sequences_of_all, statistics_of_all
+from ovmstrio.serving.interfaces import KSERVE_REST, NOT_LOADED
+from ovmstrio.serving.ovms_errors import admits, body_of_call
+from ovmstrio.transport.http.responses import json_answer
+from ovmstrio.transport.http.router import rule
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+
+    from ovmstrio.core.http import Headers, HttpRequest
+    from ovmstrio.core.tensor import TensorSpec
+    from ovmstrio.serving.data_plane import DataPlane
+    from ovmstrio.transport.http.router import BodyView, Rule
+
+__all__ = ["health_rules", "kserve_rules", "model_paths"]
+
+
+def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
+    """Make the rules over one data plane."""
+    known = KnownDocuments()
+
+    def infer_bodies(headers: Headers, model: str, version: str = "") -> BodyView | None:
+        is_encoded, head_length = _about_body(headers)
+        return None if is_encoded else partial(answer_infer, plane, known, InferHead(model, version, head_length))
+
+    def infer(request: HttpRequest, model: str, version: str = "") -> Awaitable[HttpAnswer]:
+        is_encoded, head_length = _about_body(request.headers)
+        if is_encoded and request.view is None:
+            return infer_encoded(request, model, version, head_length)
+        body = request.body if request.view is None else request.view
+        return answer_infer(plane, known, InferHead(model, version, head_length), body)
+
+    async def infer_encoded(request: HttpRequest, model: str, version: str, head_length: str | None) -> HttpAnswer:
+        body = await body_of_call(plane, request, model, version, limit=max_body_bytes)
+        return await answer_infer(plane, known, InferHead(model, version, head_length), body)
+
+    admit = admits(plane, KSERVE_REST)
+    options: dict[str, Any] = {"is_hot": True, "takes_views": True, "admit": admit, "need": Need.INFER}
+    options["of_bodies"] = infer_bodies
+    calls = [rule(path, "POST", infer, **options) for path in model_paths("/infer")]
+    return [*calls, *_server_rules(plane), *_model_rules(plane)]
+
+
+def _about_body(headers: Headers) -> tuple[bool, str | None]:
+    """Tell whether a body is encoded, and how long its JSON is.
+
+    A length that is said again counts once; lengths that differ become a text that is no number.
+    """
+    is_encoded, found = False, None
+    for key, value in headers:
+        if key == "content-encoding":
+            is_encoded = True
+        elif key == HEAD_LENGTH and value != found:
+            found = value if found is None else f"{found}, {value}"
+    return is_encoded, found
+
+
+def model_paths(suffix: str) -> tuple[str, str]:
+    """Give the paths of an operation of a model, without a version and with one."""
+    return f"/v2/models/<model>{suffix}", f"/v2/models/<model>/versions/<version>{suffix}"
+
+
+def _server_rules(plane: DataPlane) -> list[Rule]:
+    async def metadata(_: HttpRequest) -> HttpAnswer:
+        return json_answer({"name": plane.server_name, "version": server_version(), "extensions": extensions_of(plane)})
+
+    async def statistics(_: HttpRequest) -> HttpAnswer:
+        return await _statistics(plane, "", "")
+
+    return [
+        rule("/v2", "GET", metadata, is_hot=True, need=Need.CALLER),
+        *health_rules(plane),
+        rule("/v2/models/stats", "GET", statistics, is_hot=True, need=Need.READ),
+    ]
+
+
+def health_rules(plane: DataPlane) -> list[Rule]:
+    """Make the rules that tell whether the server is live and ready, which are all that probes have."""
+
+    async def live(request: HttpRequest) -> HttpAnswer:
+        if not plane.is_live():
+            raise NotReady("Server is not live")
+        return _healthy(request, "live")
+
+    async def ready(request: HttpRequest) -> HttpAnswer:
+        readiness = plane.readiness()
+        if not readiness.ready:
+            raise NotReady(f"Server is not ready - {readiness.reason}")
+        return _healthy(request, "ready")
+
+    return [
+        rule("/v2/health/live", "GET", live, is_hot=True, need=Need.NOTHING),
+        rule("/v2/health/ready", "GET", ready, is_hot=True, need=Need.NOTHING),
+    ]
+
+
+def _model_rules(plane: DataPlane) -> list[Rule]:
+    async def metadata(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
+        known = plane.model_metadata(model, check_version(version), KSERVE_REST)
+        document: dict[str, Any] = {"name": known.name, "versions": known.versions, "platform": known.platform}
+        document |= {"inputs": _tensors(known.inputs), "outputs": _tensors(known.outputs), **known.extra}
+        return json_answer(document)
+
+    async def model_ready(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
+        if not plane.model_ready(model, check_version(version), KSERVE_REST):
+            raise VersionLoading(NOT_LOADED)
+        return HttpAnswer(200)
+
+    async def config(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
+        known = plane.model_metadata(model, check_version(version), KSERVE_REST)
+        return json_answer(config_document(known))
+
+    async def statistics(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
+        return await _statistics(plane, model, check_version(version))
+
+    async def sequences(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
+        alive = await sequences_of_all(plane, model, check_version(version), KSERVE_REST)
+        return json_answer({"sequences": [asdict(sequence) for sequence in alive]})
+
+    views = (
+        ("", metadata),
+        ("/ready", model_ready),
+        ("/config", config),
+        ("/stats", statistics),
+        ("/sequences", sequences),
+    )
+    return [
+        rule(path, "GET", view, is_hot=True, need=Need.ABOUT) for suffix, view in views for path in model_paths(suffix)
+    ]
+
+
+def _healthy(request: HttpRequest, state: str) -> HttpAnswer:
+    """Answer as KServe's clients read it; ``HEAD`` gets no body."""
+    return HttpAnswer(200) if request.method == "HEAD" else json_answer({state: True})
+
+
+async def _statistics(plane: DataPlane, model: str, version: str) -> HttpAnswer:
+    counted = await statistics_of_all(plane, model, version, KSERVE_REST)
+    return json_answer({"model_stats": [statistics_document(*each) for each in counted]})
+
+
+def _tensors(tensors: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+    return [{"name": t.name, "datatype": t.datatype.name, "shape": t.reported_shape} for t in tensors]

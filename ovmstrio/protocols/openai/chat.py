@@ -1,0 +1,185 @@
+"""``/chat/completions``: the next message of a conversation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ovmstrio.core.errors import Gathered
+from ovmstrio.core.generation import Conversation
+from ovmstrio.protocols.openai.fields import Fields, PromptSize
+from ovmstrio.protocols.openai.request_fields import (
+    make_request,
+    read_max_tokens,
+    read_messages,
+    read_stream_options,
+    read_tools,
+)
+from ovmstrio.protocols.openai.text_endpoint import Asked, EventsOfTexts, WholeTexts, answer_head, text_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ovmstrio.core.generation import CallDelta, Finish, GenerationLimits, Piece, TokenLogprob
+    from ovmstrio.protocols.openai.api import Body, OpenAIApi
+    from ovmstrio.protocols.openai.text_endpoint import Usage
+    from ovmstrio.transport.http.router import Rule
+
+__all__ = ["Chat", "ChatEvents", "WholeChat", "chat_rules"]
+
+# ----------------------------------------------------------------------
+# Answers of chat, whole and as events
+# ----------------------------------------------------------------------
+
+
+class WholeChat(WholeTexts):
+    """A chat's answer that is given at once."""
+
+    def document(self, usage: Usage) -> Mapping[str, Any]:
+        """Give the answer."""
+        return {
+            **answer_head("chatcmpl", "chat.completion", self._model),
+            "choices": [
+                {
+                    "index": index,
+                    "message": text.message(),
+                    "logprobs": _logprobs(text.logprobs) if self._has_logprobs else None,
+                    "finish_reason": text.finish.value,
+                }
+                for index, text in enumerate(self._texts)
+            ],
+            "usage": usage.document(),
+        }
+
+
+class ChatEvents(EventsOfTexts):
+    """A chat's answer as events, each with what has come of one text.
+
+    Args:
+        model: as the body names it.
+        asked: what the body asks for.
+        write_error: writes a failure.
+    """
+
+    def __init__(self, model: str, asked: Asked, write_error: Callable[[Exception], bytes]) -> None:
+        super().__init__(answer_head("chatcmpl", "chat.completion.chunk", model), asked, write_error)
+        self._begun: set[int] = set()
+
+    def write(self, index: int, piece: Piece, usage: Usage) -> bytes:
+        """Write one more piece; the first one of a text says whose it is."""
+        first = b""
+        if index not in self._begun:
+            self._begun.add(index)
+            first = self._chunk(index, {"role": "assistant", "content": ""}, None, None, usage)
+        delta = _delta(piece)
+        if not delta and not piece.finish and not piece.logprobs:
+            return first
+        logprobs = _logprobs(piece.logprobs) if self._has_logprobs and piece.logprobs else None
+        return first + self._chunk(index, delta, logprobs, piece.finish, usage)
+
+    def _chunk(self, index: int, delta: Mapping[str, Any], logprobs: Any, finish: Finish | None, usage: Usage) -> bytes:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": None if finish is None else finish.value,
+        }
+        return self._event([choice], usage)
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    delta: dict[str, Any] = {}
+    if piece.text:
+        delta["content"] = piece.text
+    if piece.reasoning:
+        delta["reasoning_content"] = piece.reasoning
+    if piece.calls:
+        delta["tool_calls"] = [_call_delta(call) for call in piece.calls]
+    return delta
+
+
+def _call_delta(call: CallDelta) -> dict[str, Any]:
+    function: dict[str, Any] = {"arguments": call.arguments}
+    if not call.id and not call.name:
+        return {"index": call.index, "function": function}
+    return {
+        "index": call.index,
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, **function},
+    }
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> Mapping[str, Any]:
+    """Tell tokens with the logarithms of their probabilities; of others that there might have been nothing is known."""
+    content = [
+        {
+            "token": token.text,
+            "logprob": token.logprob if token.logprob is not None else 0.0,
+            "bytes": list(token.text.encode(errors="replace")),
+            "top_logprobs": [],
+        }
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+# ----------------------------------------------------------------------
+# ``/chat/completions``: the next message of a conversation
+# ----------------------------------------------------------------------
+
+
+class Chat:
+    """The endpoint."""
+
+    def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
+        """Read a body: messages, tools, and how tokens are chosen."""
+        wrong = Gathered()
+        fields = Fields(document, wrong, prompt=PromptSize(limits, "messages"))
+        options = read_stream_options(fields, is_stream=is_stream)
+        max_tokens = read_max_tokens(fields, limits, "max_tokens", "max_completion_tokens")
+        request = make_request(
+            fields,
+            limits,
+            _read_conversation(fields),
+            max_tokens=max_tokens,
+            is_stream=is_stream,
+            logprobs=_read_logprobs(fields),
+            deadline=deadline,
+        )
+        wrong.tell()
+        return Asked((request,), options.tells_usage, options.counts_on)
+
+    def whole(self, body: Body, asked: Asked) -> WholeChat:
+        """Make what gathers an answer."""
+        return WholeChat(body.model, asked.requests[0].n, has_logprobs=asked.requests[0].logprobs)
+
+    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> ChatEvents:
+        """Make what writes events."""
+        return ChatEvents(body.model, asked, write_error)
+
+
+def chat_rules(api: OpenAIApi) -> list[Rule]:
+    """Make the rules."""
+    return text_rules(api, "/chat/completions", Chat())
+
+
+def _read_conversation(fields: Fields) -> Conversation:
+    messages = read_messages(fields)
+    tools = read_tools(fields)
+    options = fields.mapping("chat_template_kwargs", "chat_template_kwargs must be an object", is_prompt=True) or {}
+    effort = fields.name_text("reasoning_effort")
+    if effort is not None:
+        options = {"reasoning_effort": effort, **options}
+    modalities = fields.items("modalities") or ["text"]
+    if modalities != ["text"]:
+        fields.refuse("modalities", "this model makes text only", code="unsupported_parameter")
+    once = fields.flag("parallel_tool_calls") is False
+    return Conversation(messages, tools.tools, tools.choice, tools.name, options, calls_once=once)
+
+
+def _read_logprobs(fields: Fields) -> bool:
+    top = fields.unsigned("top_logprobs")
+    if top:
+        told = "top_logprobs above 0 is not supported: the library tells of the chosen token only; leave it out"
+        fields.refuse("top_logprobs", told, got=str(top), code="unsupported_parameter")
+    return bool(fields.flag("logprobs"))

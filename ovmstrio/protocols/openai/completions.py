@@ -1,0 +1,206 @@
+"""``/completions``: how texts go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from ovmstrio.core.errors import ContextExceeded, Gathered
+from ovmstrio.protocols.openai.fields import MAX_PROMPT_TOKENS, Fields, are_tokens, check_length, shown
+from ovmstrio.protocols.openai.request_fields import make_request, read_max_tokens, read_stream_options
+from ovmstrio.protocols.openai.text_endpoint import Asked, EventsOfTexts, WholeTexts, answer_head, text_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ovmstrio.core.generation import Finish, GenerationLimits, Piece, TokenIds, TokenLogprob
+    from ovmstrio.protocols.openai.api import Body, OpenAIApi
+    from ovmstrio.protocols.openai.text_endpoint import Usage
+    from ovmstrio.transport.http.router import Rule
+
+__all__ = ["CompletionEvents", "Completions", "WholeCompletion", "completion_rules"]
+
+# ----------------------------------------------------------------------
+# Answers of completions, whole and as events
+# ----------------------------------------------------------------------
+
+
+def _head(model: str) -> dict[str, Any]:
+    return answer_head("cmpl", "text_completion", model)
+
+
+class WholeCompletion(WholeTexts):
+    """An answer that is given at once."""
+
+    def document(self, usage: Usage) -> Mapping[str, Any]:
+        """Give the answer."""
+        choices = [
+            _choice(
+                index,
+                "".join(text.text),
+                _logprobs(text.logprobs, 0) if self._has_logprobs else None,
+                text.finish,
+            )
+            for index, text in enumerate(self._texts)
+        ]
+        return {**_head(self._model), "choices": choices, "usage": usage.document()}
+
+
+class CompletionEvents(EventsOfTexts):
+    """An answer as events, each with what has come of one text.
+
+    Args:
+        model: as the body names it.
+        asked: what the body asks for.
+        write_error: writes a failure.
+    """
+
+    def __init__(self, model: str, asked: Asked, write_error: Callable[[Exception], bytes]) -> None:
+        super().__init__(_head(model), asked, write_error)
+        self._lengths: dict[int, int] = {}
+
+    def write(self, index: int, piece: Piece, usage: Usage) -> bytes:
+        """Write one more piece."""
+        if not piece.text and not piece.finish and not piece.logprobs:
+            return b""
+        logprobs = None
+        if self._has_logprobs and piece.logprobs:
+            offset = self._lengths.get(index, 0)
+            self._lengths[index] = offset + sum(len(token.text) for token in piece.logprobs)
+            logprobs = _logprobs(piece.logprobs, offset)
+        return self._event([_choice(index, piece.text, logprobs, piece.finish)], usage)
+
+
+def _choice(index: int, text: str, logprobs: Any, finish: Finish | None) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": None if finish is None else finish.value,
+    }
+
+
+def _logprobs(tokens: Sequence[TokenLogprob], offset: int) -> Mapping[str, Any]:
+    """Tell tokens with their probabilities, and where each begins in the text; the first of a prompt has none."""
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token.text)
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [None if token.logprob is None else {token.text: token.logprob} for token in tokens],
+        "text_offset": offsets,
+    }
+
+
+# ----------------------------------------------------------------------
+# ``/completions``: how texts go on
+# ----------------------------------------------------------------------
+
+_MOST_PROMPTS: Final = 1024
+
+
+class Completions:
+    """The endpoint."""
+
+    def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
+        """Read a body: a prompt or many, as texts or as numbers of tokens, and how tokens are chosen."""
+        wrong = Gathered()
+        fields = Fields(document, wrong)
+        options = read_stream_options(fields, is_stream=is_stream)
+        echo = bool(fields.flag("echo"))
+        max_tokens = read_max_tokens(fields, limits, "max_tokens", least=0 if echo else 1)
+        prompts = _read_prompts(fields, limits, wrong)
+        if fields.get("suffix"):
+            fields.refuse("suffix", "suffix is not supported: the model only goes on", code="unsupported_parameter")
+        request = make_request(
+            fields,
+            limits,
+            "",
+            max_tokens=max_tokens,
+            is_stream=is_stream,
+            logprobs=_read_logprobs(fields),
+            echo=echo,
+            deadline=deadline,
+        )
+        wrong.tell()
+        requests = tuple(replace(request, prompt=prompt) for prompt in prompts)
+        return Asked(requests, options.tells_usage, options.counts_on)
+
+    def whole(self, body: Body, asked: Asked) -> WholeCompletion:
+        """Make what gathers an answer."""
+        first = asked.requests[0]
+        return WholeCompletion(body.model, len(asked.requests) * first.n, has_logprobs=first.logprobs)
+
+    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> CompletionEvents:
+        """Make what writes events."""
+        return CompletionEvents(body.model, asked, write_error)
+
+
+def completion_rules(api: OpenAIApi) -> list[Rule]:
+    """Make the rules."""
+    return text_rules(api, "/completions", Completions())
+
+
+def _read_logprobs(fields: Fields) -> bool:
+    value = fields.get("logprobs")
+    if value is None or value is False:
+        return False
+    if value is True or (isinstance(value, int) and value in {0, 1}):
+        return True
+    if isinstance(value, int):
+        fields.refuse("logprobs", "accepted logprobs value is currently 1 only", got=str(value))
+    else:
+        fields.refuse("logprobs", "logprobs accepts integer values", got=shown(value))
+    return False
+
+
+def _read_prompts(fields: Fields, limits: GenerationLimits, wrong: Gathered) -> list[str | TokenIds]:
+    prompt = fields.get("prompt")
+    if isinstance(prompt, str):
+        if not prompt:
+            fields.refuse("prompt", "prompt is missing", got="an empty text")
+        check_length(prompt, limits, "prompt", wrong)
+        return [prompt]
+    if prompt is None:
+        fields.refuse("prompt", "prompt is missing", code="missing_required_parameter")
+        return []
+    if not isinstance(prompt, list):
+        fields.refuse("prompt", "prompt is not a string", got=f"{shown(prompt)}; texts and tokens come in lists")
+        return []
+    if prompt and isinstance(prompt[0], int):
+        return _read_tokens(fields, prompt, "prompt", limits, wrong)
+    if not 0 < len(prompt) <= _MOST_PROMPTS:
+        fields.refuse("prompt", f"prompt: expected 1 to {_MOST_PROMPTS} texts", got=str(len(prompt)))
+        return []
+    return [found for at, each in enumerate(prompt) for found in _read_one(fields, each, at, limits, wrong)]
+
+
+def _read_one(fields: Fields, prompt: Any, at: int, limits: GenerationLimits, wrong: Gathered) -> list[str | TokenIds]:
+    """Read one of several prompts."""
+    name = f"prompt[{at}]"
+    if prompt and isinstance(prompt, str):
+        check_length(prompt, limits, name, wrong)
+        return [prompt]
+    if isinstance(prompt, list):
+        return _read_tokens(fields, prompt, name, limits, wrong)
+    fields.refuse(
+        name, f"{name} is neither a text nor a list of tokens", got="an empty text" if prompt == "" else shown(prompt)
+    )
+    return []
+
+
+def _read_tokens(
+    fields: Fields, prompt: list[Any], name: str, limits: GenerationLimits, wrong: Gathered
+) -> list[str | TokenIds]:
+    most_tokens = MAX_PROMPT_TOKENS if limits.context_length is None else limits.context_length
+    if len(prompt) > most_tokens:
+        told = f"Number of prompt tokens: {len(prompt)} exceeds model max length: {most_tokens}"
+        wrong.add(ContextExceeded(told, field=name))
+        return []
+    most = limits.vocabulary_size or 2**31
+    if not are_tokens(prompt, most):
+        fields.refuse(name, f"{name}: expected at least one number of a token, from 0 to {most - 1}")
+        return []
+    return [tuple(prompt)]

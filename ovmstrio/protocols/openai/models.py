@@ -1,0 +1,76 @@
+"""``/models``: what is served, as OpenAI's clients list it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from ovmstrio.core.errors import ServerError
+from ovmstrio.core.generation import Task
+from ovmstrio.serving.kind import Takes
+from ovmstrio.transport.http.responses import json_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ovmstrio.core.generation import GenerativeService
+    from ovmstrio.core.http import HttpAnswer, HttpRequest
+    from ovmstrio.protocols.openai.api import OpenAIApi
+    from ovmstrio.serving.data_plane import DataPlane
+    from ovmstrio.transport.http.router import Rule
+
+__all__ = ["model_document", "model_rules", "told_with_state"]
+
+_OWNER: Final = "OVMS"
+_STARTED: Final = int(time.time())
+
+
+def model_rules(api: OpenAIApi) -> list[Rule]:
+    """Make the rules of the list, and of one model.
+
+    Below ``/v1`` the path of one model is TensorFlow Serving's, whose answer has what both APIs say of what makes text.
+    """
+
+    async def every(_: HttpRequest) -> HttpAnswer:
+        # Those that can be asked for text come first, for clients that take the first one there is.
+        names = sorted(_loaded(api.plane), key=lambda name: (_rank(_tasks(api.plane, name)), name))
+        return json_answer({"object": "list", "data": [model_document(name) for name in names]})
+
+    async def one(_: HttpRequest, name: str) -> HttpAnswer:
+        if name not in _loaded(api.plane):
+            raise api.missing(name)
+        return json_answer(model_document(name))
+
+    return [
+        *api.rules("/models", "GET", every),
+        # A name may have slashes in it, as those of hubs have.
+        *api.rules("/models/<path:name>", "GET", one, prefixes=("/v3/v1", "/v3")),
+    ]
+
+
+def model_document(name: str) -> dict[str, Any]:
+    """Describe one model; the time is that of the server's start, which is all that is known."""
+    return {"id": name, "object": "model", "created": _STARTED, "owned_by": _OWNER}
+
+
+def told_with_state(plane: DataPlane, name: str) -> Mapping[str, Any]:
+    """Give what the document of a service's states has beside them: nothing for what only TensorFlow's clients call."""
+    return model_document(name) if _tasks(plane, name) else {}
+
+
+def _loaded(plane: DataPlane) -> list[str]:
+    return [name for name in plane.statuses() if plane.registry.available_versions(name)]
+
+
+def _rank(tasks: frozenset[Task]) -> int:
+    """Give the place among the others: what makes text, what does something else of this API, all else."""
+    return 0 if Task.TEXT_GENERATION in tasks else 1 if tasks else 2
+
+
+def _tasks(plane: DataPlane, name: str) -> frozenset[Task]:
+    """Give what a service does of this API; nothing for most."""
+    try:
+        takes, service = plane.registry.takes_of(name), plane.registry.peek(name)
+    except ServerError:
+        return frozenset()
+    return cast("GenerativeService", service).tasks if Takes.GENERATION in takes else frozenset()

@@ -1,0 +1,130 @@
+"""``/rerank``: which documents answer a query best, in the form that Cohere's clients know."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from uuid import uuid4
+
+import orjson
+import trio
+
+from ovmstrio.core.errors import Gathered
+from ovmstrio.core.generation import Task
+from ovmstrio.core.http import HttpAnswer
+from ovmstrio.encoding.json_output import text_pieces
+from ovmstrio.protocols.openai.api import PREFIXES
+from ovmstrio.protocols.openai.fields import Fields, shown
+from ovmstrio.protocols.openai.text_endpoint import read_apart
+from ovmstrio.serving.calls import charge_caller
+from ovmstrio.transport.http.responses import JSON_TYPE
+from ovmstrio.util.truncation import AT_ONCE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ovmstrio.core.generation import Reranker
+    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.protocols.openai.api import OpenAIApi
+    from ovmstrio.transport.http.router import Rule
+
+__all__ = ["rerank_rules"]
+
+_MOST_DOCUMENTS: Final = 500
+_VERSION: Final = "2"
+"""Of Cohere's API, whose form this is."""
+
+
+class _Asked(NamedTuple):
+    """A query, documents, how many are answered (None for all), and whether with their texts."""
+
+    query: str
+    documents: Sequence[str]
+    top_n: int | None
+    returns_documents: bool
+
+
+def rerank_rules(api: OpenAIApi) -> list[Rule]:
+    """Make the rules."""
+
+    async def rerank(request: HttpRequest) -> HttpAnswer:
+        body = await api.body(request)
+        asked = await read_apart(partial(_read, body.document), body)
+        with await api.call(request, body.model, Task.RERANK) as call:
+            scores, tokens = await cast("Reranker", call.service).rerank(asked.query, asked.documents)
+            charge_caller(tokens)
+            write = partial(_write, body.model, asked, scores, tokens)
+            returned = sum(map(len, asked.documents)) if asked.returns_documents else 0
+            content = write() if returned <= AT_ONCE else await trio.to_thread.run_sync(write)
+            call.event.sent = len(content)
+        return HttpAnswer(200, JSON_TYPE, content)
+
+    # Cohere's clients put the version of their API behind the address that they are given.
+    return [*api.rules("/rerank", "POST", rerank), *api.rules("/v2/rerank", "POST", rerank, prefixes=("", *PREFIXES))]
+
+
+def _read(document: Mapping[str, Any]) -> _Asked:
+    """Read a body.
+
+    Raises:
+        InvalidField: it is not what it should be; of several things that are wrong all are told.
+    """
+    wrong = Gathered()
+    fields = Fields(document, wrong)
+    query = fields.text("query", "query is not a string")
+    if document.get("query") is None:
+        fields.refuse("query", "query is missing in request", code="missing_required_parameter")
+    documents = _read_documents(fields)
+    top_n = fields.unsigned("top_n", least=1)
+    returns = fields.flag("return_documents")
+    for unknown in ("rank_fields", "max_chunks_per_doc", "max_tokens_per_doc"):
+        if fields.get(unknown) is not None:
+            fields.refuse(
+                unknown, f"{unknown} is not supported: documents are read as a whole", code="unsupported_parameter"
+            )
+    wrong.tell()
+    return _Asked(query or "", documents, top_n, bool(returns))
+
+
+def _read_documents(fields: Fields) -> list[str]:
+    given = fields.items("documents", "documents is not an array of strings")
+    if fields.get("documents") is None:
+        fields.refuse("documents", "documents is missing in request", code="missing_required_parameter")
+    if given is None:
+        return []
+    if not 1 <= len(given) <= _MOST_DOCUMENTS:
+        fields.refuse("documents", f"documents should be 1 to {_MOST_DOCUMENTS}", got=str(len(given)))
+        return []
+    texts = []
+    for at, each in enumerate(given):
+        # Earlier forms of Cohere's API have a document as an object with its text.
+        text = each.get("text") if isinstance(each, dict) else each
+        if not isinstance(text, str):
+            fields.refuse(
+                f"documents[{at}]", f"documents[{at}] is neither a string nor an object with a text", got=shown(each)
+            )
+            continue
+        texts.append(text)
+    return texts
+
+
+def _write(model: str, asked: _Asked, scores: Sequence[float], tokens: int) -> bytes:
+    """Write the answer, best documents first, equal ones in their order."""
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
+    pieces = [b'{"id":%b,"model":%b,"results":[' % (orjson.dumps(str(uuid4())), orjson.dumps(model))]
+    for place, index in enumerate(order):
+        head = b"," if place else b""
+        pieces.append(head + b'{"index":%d,"relevance_score":%b' % (index, orjson.dumps(scores[index])))
+        if asked.returns_documents:
+            pieces += (b',"document":{"text":', *text_pieces(asked.documents[index]), b"}")
+        pieces.append(b"}")
+    account = {
+        "meta": {
+            "api_version": {"version": _VERSION},
+            "billed_units": {"search_units": 1},
+            "tokens": {"input_tokens": tokens},
+        },
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+    pieces.append(b"],%b" % orjson.dumps(account)[1:])
+    return b"".join(pieces)

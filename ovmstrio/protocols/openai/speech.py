@@ -1,0 +1,163 @@
+"""``/audio/speech``: texts that are spoken, as one file, as a file that is sent while it is made, or as events."""
+
+from __future__ import annotations
+
+import base64
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ovmstrio.core.errors import Gathered
+from ovmstrio.core.generation import Task
+from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.speech import SoundForm, SpeechRequest
+from ovmstrio.protocols.openai.deltas import write_event
+from ovmstrio.protocols.openai.fields import Fields, shown
+from ovmstrio.protocols.openai.raw_http_routes import answer_payload
+from ovmstrio.serving.calls import open_speech
+from ovmstrio.transport.http.deadlines import deadline_of
+from ovmstrio.transport.http.event_streams import UNBUFFERED, answer_with_events
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ovmstrio.core.http import Headers, HttpRequest
+    from ovmstrio.protocols.openai.api import Body, OpenAIApi
+    from ovmstrio.transport.http.event_streams import EventSink
+    from ovmstrio.transport.http.router import Rule
+
+__all__ = ["speech_rules"]
+
+_PATH: Final = "/audio/speech"
+_TYPES: Final[Mapping[SoundForm, str]] = {
+    SoundForm.WAV: "audio/wav",
+    SoundForm.PCM: "audio/pcm",
+    SoundForm.FLAC: "audio/flac",
+    SoundForm.MP3: "audio/mpeg",
+    SoundForm.OPUS: "audio/ogg",
+}
+_WHOLE: Final = frozenset({SoundForm.WAV, SoundForm.FLAC})
+"""Files whose heads tell their lengths, which come whole unless a stream is asked for."""
+
+_AUDIO, _EVENTS = "audio", "sse"
+_MOST_WHOLE: Final = 4096
+_MOST_STREAMED: Final = 100_000
+"""Characters; of what is streamed nobody holds more than a few sentences."""
+
+
+class _Asked(NamedTuple):
+    """What is asked of the model, and whether it is answered with events."""
+
+    request: SpeechRequest
+    has_events: bool
+
+
+def speech_rules(api: OpenAIApi) -> list[Rule]:
+    """Make the rules; a graph that takes whole requests may answer them, too."""
+
+    async def speak(request: HttpRequest) -> HttpAnswer:
+        answered = await answer_payload(api, request, _PATH.removeprefix("/"))
+        if answered is not None:
+            return answered
+        body = await api.body(request)
+        asked = _read(body.document, deadline_of(request))
+        stream = partial(_stream, api, request, body, asked)
+        if asked.has_events:
+            return await answer_with_events(request, stream, api.form.event)
+        headers: Headers = (("content-type", _TYPES[asked.request.form]),)
+        if asked.request.is_streamed:
+            return await answer_with_events(request, stream, None, (*headers, UNBUFFERED))
+        return await _answer_whole(api, request, body, asked.request, headers)
+
+    return api.rules(_PATH, "POST", speak, has_tasks=True)
+
+
+async def _answer_whole(
+    api: OpenAIApi, request: HttpRequest, body: Body, asked: SpeechRequest, headers: Headers
+) -> HttpAnswer:
+    with await api.call(request, body.model, Task.TEXT_TO_SPEECH) as call:
+        async with open_speech(call, asked) as speech:
+            sound = b"".join([part.audio async for part in speech])
+        call.event.sent = len(sound)
+        return HttpAnswer(200, headers, sound)
+
+
+async def _stream(api: OpenAIApi, request: HttpRequest, body: Body, asked: _Asked, sink: EventSink) -> None:
+    """Send the sound of each sentence when it has been spoken, as it is or within an event."""
+    seconds = 0.0
+    with await api.call(request, body.model, Task.TEXT_TO_SPEECH, is_stream=True) as call:
+
+        async def send(data: bytes) -> None:
+            call.event.sent += len(data)
+            await sink.send(data)
+
+        async with open_speech(call, asked.request) as speech:
+            async for part in speech:
+                seconds += part.seconds
+                if part.audio:
+                    await send(_delta(part.audio) if asked.has_events else part.audio)
+        if asked.has_events:
+            usage = {"type": "duration", "seconds": math.ceil(seconds)}
+            await send(write_event({"type": "speech.audio.done", "usage": usage}))
+
+
+def _delta(audio: bytes) -> bytes:
+    return write_event({"type": "speech.audio.delta", "audio": base64.b64encode(audio).decode()})
+
+
+def _read(document: Mapping[str, Any], deadline: float) -> _Asked:
+    """Read a body.
+
+    Raises:
+        InvalidField: it is not what it should be; of several things that are wrong all are told.
+    """
+    wrong = Gathered()
+    fields = Fields(document, wrong)
+    stream = _choice(fields, "stream_format", (_AUDIO, _EVENTS))
+    form = SoundForm(_choice(fields, "response_format", tuple(each.value for each in SoundForm)) or SoundForm.WAV)
+    is_streamed = stream is not None or form not in _WHOLE
+    text = _read_text(fields, is_streamed=is_streamed)
+    voice = fields.name_text("voice", "voice field is not a string")
+    language = fields.name_text("language", "language field is not a string")
+    speed = _read_speed(fields)
+    if fields.text("instructions", "instructions field is not a string"):
+        message = "instructions are not supported: how a voice speaks is its own"
+        fields.refuse("instructions", message, code="unsupported_parameter")
+    wrong.tell()
+    request = SpeechRequest(text, voice or "", language or "", speed, form, is_streamed, deadline)
+    return _Asked(request, stream == _EVENTS)
+
+
+def _read_text(fields: Fields, *, is_streamed: bool) -> str:
+    text = fields.text("input", "input field is not a string")
+    if text is None:
+        if fields.get("input") is None:
+            message = "input field is missing in JSON body"
+            fields.refuse("input", message, code="missing_required_parameter")
+        return ""
+    most = _MOST_STREAMED if is_streamed else _MOST_WHOLE
+    if len(text) > most:
+        more = "" if is_streamed else f", or {_MOST_STREAMED} where stream_format is {_AUDIO}"
+        fields.refuse("input", f"input may have {most} characters{more}", got=str(len(text)))
+    elif not text.strip():
+        fields.refuse("input", "input field is empty: there is nothing to speak")
+    return text
+
+
+def _read_speed(fields: Fields) -> float:
+    speed = fields.get("speed")
+    if speed is None:
+        return 1.0
+    if isinstance(speed, bool) or not isinstance(speed, int | float):
+        fields.refuse("speed", "speed field is not a number", got=shown(speed))
+        return 1.0
+    # The model says how fast it may be; whole numbers may be larger than any other.
+    return float(max(-1e9, min(1e9, speed)))
+
+
+def _choice(fields: Fields, name: str, values: tuple[str, ...]) -> str | None:
+    value = fields.name_text(name, f"{name} field is not a string")
+    if value is not None and value not in values:
+        fields.refuse(name, f"{name} should be one of {', '.join(values)}", got=shown(value))
+        return None
+    return value

@@ -1,0 +1,131 @@
+"""What a request over HTTP asks of a model inside a graph, and its answer as documents that the graph's nodes take on.
+
+::
+
+    path, body ─> endpoint ─> generate ─┬─> one document
+                                        └─> a document an event, without the frame and the end of events
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from ovmstrio.core.callers import allowance_of_caller
+from ovmstrio.core.errors import NotSupported
+from ovmstrio.core.service import PayloadDocument
+from ovmstrio.protocols.openai.api import Body, model_of, read_document
+from ovmstrio.protocols.openai.chat import Chat
+from ovmstrio.protocols.openai.completions import Completions
+from ovmstrio.protocols.openai.errors import OpenAIErrors
+from ovmstrio.protocols.openai.responses import Responses
+from ovmstrio.protocols.openai.text_endpoint import Usage, generate_all, is_stream, read_apart
+from ovmstrio.transport.http.deadlines import deadline_of
+from ovmstrio.transport.http.responses import json_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from ovmstrio.core.generation import Piece, TextGenerator
+    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.protocols.openai.text_endpoint import Asked, TextEndpoint
+
+__all__ = ["OpenAITexts"]
+
+_JSON: Final = "application/json"
+_DATA: Final = b"data: "
+_END: Final = b"[DONE]"
+_ENDPOINTS: Final[dict[str, TextEndpoint]] = {
+    "/chat/completions": Chat(),
+    "/completions": Completions(),
+    "/responses": Responses(),
+}
+
+
+class OpenAITexts:
+    """Endpoints that make text, for nodes of graphs; see :class:`ovmstrio.core.service.TextApi`."""
+
+    async def answer(
+        self,
+        model: TextGenerator,
+        name: str,
+        request: HttpRequest,
+        send: Callable[[PayloadDocument], Awaitable[None]],
+    ) -> None:
+        """Have a model answer a request, whose path says how; the caller is charged for its tokens.
+
+        Raises:
+            NotSupported: the path is none of those.
+            InvalidRequest: the body cannot be read.
+            CallerLimited: the caller has used up its tokens.
+            ServerError: as ``TextGenerator.generate``, and as ``send``.
+
+        Cancellation: anywhere.
+        """
+        endpoint = _endpoint_of(request.path)
+        document = await read_document(request.body)
+        body = Body(document, model_of({"model": name, **document}), len(request.body))
+        allowance = allowance_of_caller()
+        if allowance is not None:
+            allowance.check_tokens()
+        streams, deadline = is_stream(body), deadline_of(request)
+        read = partial(endpoint.read, document, model.limits, is_stream=streams, deadline=deadline)
+        asked = await read_apart(read, body)
+        answer = _stream if streams else _answer_whole
+        await answer(endpoint, model, body, asked, send)
+
+
+def _endpoint_of(path: str) -> TextEndpoint:
+    """Find what a path asks for, below whichever prefix.
+
+    Raises:
+        NotSupported: nothing that makes text.
+    """
+    # The longer one of two that end alike comes first.
+    for known, endpoint in _ENDPOINTS.items():
+        if path.endswith(known):
+            return endpoint
+    raise NotSupported(f"a node that makes text answers {', '.join(_ENDPOINTS)} below /v3 or /v1; got {path:.80}")
+
+
+async def _answer_whole(
+    endpoint: TextEndpoint,
+    model: TextGenerator,
+    body: Body,
+    asked: Asked,
+    send: Callable[[PayloadDocument], Awaitable[None]],
+) -> None:
+    whole, usage = endpoint.whole(body, asked), Usage()
+
+    async def take(index: int, piece: Piece) -> None:
+        whole.take(index, piece)
+
+    await generate_all(model, asked.requests, usage, take)
+    await send(PayloadDocument(json_answer(whole.document(usage)).content, _JSON))
+
+
+async def _stream(
+    endpoint: TextEndpoint,
+    model: TextGenerator,
+    body: Body,
+    asked: Asked,
+    send: Callable[[PayloadDocument], Awaitable[None]],
+) -> None:
+    streamed, usage = endpoint.streamed(body, asked, OpenAIErrors().event), Usage()
+
+    async def send_all(events: bytes) -> None:
+        for data in _data_of(events):
+            await send(PayloadDocument(data, _JSON))
+
+    async def take(index: int, piece: Piece) -> None:
+        await send_all(streamed.write(index, piece, usage))
+
+    await generate_all(model, asked.requests, usage, take, lambda: send_all(streamed.begin()))
+    await send_all(streamed.end(usage))
+
+
+def _data_of(events: bytes) -> Iterator[bytes]:
+    """Give the documents of events as they are written, whose data is one line each; the last of all is none."""
+    for line in events.split(b"\n"):
+        if line.startswith(_DATA) and not line.endswith(_END, len(_DATA)):
+            yield line[len(_DATA) :]

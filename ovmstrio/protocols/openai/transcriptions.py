@@ -1,0 +1,340 @@
+"""``/audio/transcriptions`` and ``/audio/translations``: what is said in a recording, whole or as events."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import trio
+
+from ovmstrio.core.errors import Gathered, InvalidField
+from ovmstrio.core.generation import Task
+from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.speech import TranscriptionRequest
+from ovmstrio.protocols.openai.api import model_of
+from ovmstrio.protocols.openai.deltas import write_event
+from ovmstrio.protocols.openai.fields import Fields, shown
+from ovmstrio.protocols.openai.raw_http_routes import answer_payload
+from ovmstrio.serving.calls import open_transcript
+from ovmstrio.serving.ovms_errors import inflated_body
+from ovmstrio.transport.http.deadlines import deadline_of
+from ovmstrio.transport.http.event_streams import answer_with_events
+from ovmstrio.transport.http.responses import json_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.speech import SpokenSpan, Transcript, TranscriptPart
+    from ovmstrio.protocols.openai.api import OpenAIApi
+    from ovmstrio.transport.http.event_streams import EventSink
+    from ovmstrio.transport.http.router import Rule
+
+__all__ = ["RecordingForm", "WrittenDown", "read_form", "read_request", "transcription_rules"]
+
+# ----------------------------------------------------------------------
+# Forms with a recording that is to be written down, as ``multipart/form-data``
+# ----------------------------------------------------------------------
+
+_MULTIPART: Final = "multipart/form-data"
+_MOST_PARTS: Final = 64
+_AT_ONCE_BYTES: Final = 2**18
+_FILE: Final = "file"
+_LISTS: Final = ("timestamp_granularities", "include")
+_NUMBERS: Final = ("temperature",)
+_FLAGS: Final = {"true": True, "false": False}
+_FORMATS: Final = ("json", "text", "srt", "verbose_json", "vtt")
+_STREAMED: Final = ("json", "text")
+_TIMED: Final = ("json", "verbose_json")
+_GRANULARITIES: Final = ("segment", "word")
+_MOST_PROMPT: Final = 20_000
+
+
+class RecordingForm(NamedTuple):
+    """The fields of a form as a document of JSON would have them, the file, and the model that is named."""
+
+    document: Mapping[str, Any]
+    audio: bytes
+    model: str
+
+
+class AskedTranscript(NamedTuple):
+    """What is asked of the model, and how it is answered.
+
+    ``granularities`` are those that the caller has named.
+    """
+
+    request: TranscriptionRequest
+    form: str
+    granularities: frozenset[str]
+    is_stream: bool
+
+
+async def read_form(api: OpenAIApi, request: HttpRequest) -> RecordingForm:
+    """Read a form.
+
+    Raises:
+        InvalidField: it has no file or no model.
+        InvalidRequest: it is no such form.
+        PayloadTooLarge: it is too large once its encoding is undone.
+
+    Cancellation: while its encoding is undone; not while a thread reads a large one.
+    """
+    kind = request.header("content-type") or ""
+    if not kind.lower().startswith(_MULTIPART):
+        message = f"a recording is sent as the part {_FILE!r} of {_MULTIPART}"
+        raise InvalidField(message, field="content-type", got=repr(kind[:80]))
+    body = await inflated_body(request, api.max_body_bytes)
+    read = partial(_read_parts, kind, body)
+    document, files = read() if len(body) <= _AT_ONCE_BYTES else await trio.to_thread.run_sync(read)
+    model = model_of(document)
+    if _FILE not in files:
+        message = f"{_FILE} is missing in request: the recording is sent as a part of this name, with a filename"
+        raise InvalidField(message, field=_FILE, code="missing_required_parameter")
+    return RecordingForm(document, files[_FILE], model)
+
+
+def _read_parts(kind: str, body: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+    from ovmstrio.encoding.multipart import form_parts  # noqa: PLC0415 - a framework, for the first who sends a form
+
+    document: dict[str, Any] = {}
+    files: dict[str, bytes] = {}
+    for part in form_parts(kind, body, most=_MOST_PARTS):
+        name = part.name.removesuffix("[]")
+        if part.filename is not None:
+            files[name] = part.content
+        elif name in _LISTS:
+            document.setdefault(name, []).append(part.text)
+        elif part.text:
+            document[name] = _value(name, part.text)
+    return document, files
+
+
+def _value(name: str, text: str) -> Any:
+    """Give a field as a document of JSON would have it; what cannot be read so stays a text, which is refused later."""
+    if len(text) > _MOST_PROMPT:
+        return text
+    if name in _NUMBERS:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+    return _FLAGS.get(text.lower(), text) if name == "stream" else text
+
+
+def read_request(form: RecordingForm, *, translates: bool, deadline: float) -> AskedTranscript:
+    """Read what is asked of the model.
+
+    Raises:
+        InvalidField: fields are not what they should be; all of them are told.
+    """
+    wrong = Gathered()
+    fields = Fields(form.document, wrong)
+    is_stream = bool(fields.flag("stream", "stream field is not a boolean"))
+    answer = _choice(fields, "response_format", _FORMATS) or "json"
+    granularities = _granularities(fields, answer)
+    prompt = fields.text("prompt") or ""
+    if len(prompt) > _MOST_PROMPT:
+        fields.refuse("prompt", f"prompt may have {_MOST_PROMPT} characters", got=str(len(prompt)))
+    temperature = fields.number("temperature", 0, 2, "temperature out of range(0.0, 2.0)")
+    if is_stream and answer not in _STREAMED:
+        fields.refuse("response_format", f"a stream has text alone: {' or '.join(_STREAMED)}", got=repr(answer))
+    if fields.get("include"):
+        fields.refuse("include", "include is not supported: tokens are not told", code="unsupported_parameter")
+    if fields.word("chunking_strategy") not in (None, "auto"):
+        fields.refuse("chunking_strategy", "chunking_strategy is auto here", got=shown(fields.get("chunking_strategy")))
+    language = fields.name_text("language") or ""
+    wrong.tell()
+    asked = TranscriptionRequest(
+        audio=form.audio,
+        translates=translates,
+        language=language.lower(),
+        prompt=prompt,
+        temperature=temperature or 0.0,
+        wants_segments=answer in {"srt", "vtt", "verbose_json"} or "segment" in granularities,
+        wants_words="word" in granularities,
+        deadline=deadline,
+    )
+    return AskedTranscript(asked, answer, granularities, is_stream)
+
+
+def _choice(fields: Fields, name: str, values: tuple[str, ...]) -> str | None:
+    value = fields.name_text(name)
+    if value is not None and value not in values:
+        fields.refuse(name, f"{name} should be one of {', '.join(values)}", got=shown(value))
+        return None
+    return value
+
+
+def _granularities(fields: Fields, answer: str) -> frozenset[str]:
+    name = _LISTS[0]
+    given = fields.get(name) or ()
+    for each in given:
+        if each not in _GRANULARITIES:
+            fields.refuse(name, f"{name} should be {' or '.join(_GRANULARITIES)}", got=shown(each))
+    if given and answer not in _TIMED:
+        fields.refuse(name, f"{name} are told where response_format is {' or '.join(_TIMED)}", got=repr(answer))
+    return frozenset(given)
+
+
+# ----------------------------------------------------------------------
+# What was understood of a recording, as JSON, text, or the subtitles of a film
+# ----------------------------------------------------------------------
+
+_TYPES: Final = {"text": "text/plain", "srt": "text/plain", "vtt": "text/vtt"}
+
+
+@dataclass(slots=True)
+class WrittenDown:
+    """All that has come."""
+
+    text: str = ""
+    segments: list[SpokenSpan] = field(default_factory=list)
+    words: list[SpokenSpan] = field(default_factory=list)
+    language: str = ""
+    seconds: float = 0.0
+
+    def take(self, part: TranscriptPart) -> str:
+        """Take one more part, and give its text as it belongs behind what has come before."""
+        text = part.text if self.text else part.text.lstrip()
+        self.text += text
+        self.segments += part.segments
+        self.words += part.words
+        return text
+
+    def finish(self, transcript: Transcript) -> None:
+        """Take what is known at the end."""
+        self.language, self.seconds = transcript.language, transcript.seconds
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Tell what is paid for elsewhere: the seconds, rounded up."""
+        return {"type": "duration", "seconds": int(-(-self.seconds // 1))}
+
+    def answer(self, form: str, granularities: frozenset[str], *, translates: bool, temperature: float) -> HttpAnswer:
+        """Give all of it in the form that was asked for."""
+        if form in _TYPES:
+            return HttpAnswer(200, (("content-type", f"{_TYPES[form]}; charset=utf-8"),), self._plain(form).encode())
+        document: dict[str, Any] = {"text": self.text.strip()}
+        if form == "verbose_json":
+            task = "translate" if translates else "transcribe"
+            document = {"task": task, "language": self.language, "duration": round(self.seconds, 3), **document}
+        if "segment" in granularities or (form == "verbose_json" and not granularities):
+            document["segments"] = [_segment(*each, temperature) for each in enumerate(self.segments)]
+        if "word" in granularities:
+            document["words"] = [
+                {"word": each.text.strip(), "start": each.start, "end": each.end} for each in self.words
+            ]
+        return json_answer({**document, "usage": self.usage})
+
+    def _plain(self, form: str) -> str:
+        if form == "text":
+            return f"{self.text.strip()}\n"
+        return _subtitles(self.segments, is_web=form == "vtt")
+
+
+def _segment(number: int, span: SpokenSpan, temperature: float) -> dict[str, Any]:
+    """Tell of a segment; the library gives no probabilities, so that these say nothing against it."""
+    raw = span.text.encode()
+    return {
+        "id": number,
+        "seek": int(span.start * 100),
+        "start": span.start,
+        "end": span.end,
+        "text": span.text,
+        "tokens": [],
+        "temperature": temperature,
+        "avg_logprob": 0.0,
+        "compression_ratio": round(len(raw) / len(zlib.compress(raw)), 3) if raw else 0.0,
+        "no_speech_prob": 0.0,
+    }
+
+
+def _subtitles(segments: Sequence[SpokenSpan], *, is_web: bool) -> str:
+    """Write segments as WebVTT, or as SubRip's, which numbers them."""
+    mark = "." if is_web else ","
+    blocks = ["WEBVTT\n\n"] if is_web else []
+    for number, each in enumerate(segments, start=1):
+        head = "" if is_web else f"{number}\n"
+        # A line that is empty, or an arrow, would end or begin something.
+        text = " ".join(each.text.split()).replace("-->", "->")
+        blocks.append(f"{head}{_time(each.start, mark)} --> {_time(each.end, mark)}\n{text}\n\n")
+    return "".join(blocks)
+
+
+def _time(seconds: float, mark: str) -> str:
+    whole, milliseconds = divmod(round(seconds * 1000), 1000)
+    minutes, second = divmod(whole, 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour:02}:{minute:02}:{second:02}{mark}{milliseconds:03}"
+
+
+# ----------------------------------------------------------------------
+# ``/audio/transcriptions`` and ``/audio/translations``: what is said in a recording, whole or as events
+# ----------------------------------------------------------------------
+
+
+def transcription_rules(api: OpenAIApi) -> list[Rule]:
+    """Make the rules of both paths; a graph that takes whole requests may answer them, too."""
+
+    async def answer(request: HttpRequest, *, path: str, translates: bool) -> HttpAnswer:
+        answered = await answer_payload(api, request, path.removeprefix("/"))
+        if answered is not None:
+            return answered
+        form = await read_form(api, request)
+        asked = read_request(form, translates=translates, deadline=deadline_of(request))
+        if asked.is_stream:
+            return await answer_with_events(request, partial(_stream, api, request, form, asked), api.form.event)
+        return await _answer_whole(api, request, form, asked)
+
+    async def transcribe(request: HttpRequest) -> HttpAnswer:
+        return await answer(request, path="/audio/transcriptions", translates=False)
+
+    async def translate(request: HttpRequest) -> HttpAnswer:
+        return await answer(request, path="/audio/translations", translates=True)
+
+    return [
+        *api.rules("/audio/transcriptions", "POST", transcribe, has_tasks=True),
+        *api.rules("/audio/translations", "POST", translate, has_tasks=True),
+    ]
+
+
+async def _answer_whole(
+    api: OpenAIApi, request: HttpRequest, form: RecordingForm, asked: AskedTranscript
+) -> HttpAnswer:
+    written = WrittenDown()
+    with await api.call(request, form.model, Task.SPEECH_TO_TEXT) as call:
+        async with open_transcript(call, asked.request) as transcript:
+            async for part in transcript:
+                written.take(part)
+            written.finish(transcript)
+        answer = written.answer(
+            asked.form,
+            asked.granularities,
+            translates=asked.request.translates,
+            temperature=asked.request.temperature,
+        )
+        call.event.sent = len(answer.content)
+        return answer
+
+
+async def _stream(
+    api: OpenAIApi, request: HttpRequest, form: RecordingForm, asked: AskedTranscript, events: EventSink
+) -> None:
+    """Send an event for each part, and one with all of it."""
+    written = WrittenDown()
+    with await api.call(request, form.model, Task.SPEECH_TO_TEXT, is_stream=True) as call:
+
+        async def send(data: bytes) -> None:
+            call.event.sent += len(data)
+            await events.send(data)
+
+        async with open_transcript(call, asked.request) as transcript:
+            async for part in transcript:
+                if text := written.take(part):
+                    await send(write_event({"type": "transcript.text.delta", "delta": text}))
+            written.finish(transcript)
+        done = {"type": "transcript.text.done", "text": written.text.strip(), "usage": written.usage}
+        await send(write_event(done))

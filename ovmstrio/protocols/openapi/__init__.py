@@ -1,0 +1,1 @@
+"""The OpenAPI document of the REST interface and the page that shows it."""

@@ -1,0 +1,1 @@
+"""The TensorFlow Serving API over gRPC and REST."""

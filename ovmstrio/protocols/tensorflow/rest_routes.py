@@ -1,0 +1,184 @@
+"""TensorFlow Serving's paths: predict, status and metadata of what is below ``/v1/models``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from ovmstrio.core.callers import Need
+from ovmstrio.core.errors import InvalidRequest, MethodNotAllowed, NotFound, ServerError
+from ovmstrio.core.request import InferRequest
+from ovmstrio.encoding.json_reader import AT_ONCE_BYTES
+from ovmstrio.protocols.kserve.rest_responses import check_version
+from ovmstrio.protocols.tensorflow.rest_requests import read_large_predict_body, read_predict_body
+from ovmstrio.protocols.tensorflow.rest_responses import render_predict_answer
+from ovmstrio.protocols.tensorflow.types import BY_DATATYPE
+from ovmstrio.serving.interfaces import MODEL_MISSING, TENSORFLOW_REST
+from ovmstrio.serving.ovms_errors import INVALID_URL, UNSUPPORTED_METHOD, admits, body_of_call, status_document
+from ovmstrio.transport.http.responses import json_answer
+from ovmstrio.transport.http.router import rule
+from ovmstrio.util.slices import run_in_slices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ovmstrio.core.http import HttpAnswer, HttpRequest
+    from ovmstrio.core.request import InferResponse
+    from ovmstrio.core.tensor import TensorSpec
+    from ovmstrio.serving.data_plane import DataPlane, ModelMetadata
+    from ovmstrio.transport.http.router import Rule
+
+__all__ = ["ModelTarget", "read_target", "tensorflow_rules"]
+
+
+async def answer_predict(plane: DataPlane, model: str, version: str, body: bytes) -> HttpAnswer:
+    """Look for the servable before looking at the body, as OVMS does; infer, and render the answer.
+
+    Raises:
+        ServerError: the refusal.
+
+    Ownership: none beyond the call; ``body`` is not kept.
+    Cancellation: while the servable is being loaded, and at any checkpoint of its.
+    """
+    check_version(version)
+    described = await plane.describe(model, version, TENSORFLOW_REST)
+    if described.has_streams:
+        # JSON has no datatypes, and graphs tell none either.
+        raise NotFound(MODEL_MISSING)
+    try:
+        if len(body) <= AT_ONCE_BYTES:
+            read = read_predict_body(body, described.inputs)
+        else:
+            read = await run_in_slices(read_large_predict_body(body, described.inputs))
+    except ServerError as error:
+        plane.count_unparsed(model, version, error, TENSORFLOW_REST, len(body))
+        raise
+
+    def render(response: InferResponse) -> tuple[HttpAnswer, int]:
+        answer = render_predict_answer(response, by_rows=read.by_rows)
+        return answer, len(answer.content)
+
+    asked = InferRequest(model, version, inputs=read.inputs, received=len(body))
+    return await plane.infer(asked, TENSORFLOW_REST, render)
+
+
+Operation = Literal["predict", "status", "metadata"]
+
+NO_RESOURCE: Final = "Requested REST resource not found"
+
+_SERVABLE: Final = r"(?P<model>[^/]+?)(?:/versions/(?P<version>[0-9]+)|/labels/[^/:]+)?"
+_CALL: Final = re.compile(rf"{_SERVABLE}:(?P<verb>predict|classify|regress)")
+_QUESTION: Final = re.compile(rf"{_SERVABLE}(?P<metadata>/metadata)?/?")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTarget:
+    """What a path asks for; ``version`` is empty for the default one."""
+
+    operation: Operation
+    model: str
+    version: str
+
+
+def read_target(method: str, path: str) -> ModelTarget:
+    """Read what stands behind ``/v1/models/``.
+
+    Raises:
+        InvalidRequest: it is no path of this API.
+        MethodNotAllowed: it is one, for another method.
+        NotFound: it is an operation that OpenVINO models do not have, or a version larger than any can be.
+    """
+    match, wanted = _CALL.fullmatch(path), "POST"
+    if match is None:
+        match, wanted = _QUESTION.fullmatch(path), "GET"
+    if match is None:
+        raise InvalidRequest(f"{INVALID_URL} - {method} /v1/models/{path}")
+    if (method == "POST") != (wanted == "POST"):
+        raise MethodNotAllowed(f"{UNSUPPORTED_METHOD} - {method} /v1/models/{path}; use {wanted}")
+    operation = _operation(match.groupdict())
+    return ModelTarget(operation, match["model"], check_version(match["version"] or ""))
+
+
+def _operation(found: dict[str, str | None]) -> Operation:
+    verb = found.get("verb")
+    if verb is None:
+        return "metadata" if found["metadata"] else "status"
+    if verb != "predict":
+        raise NotFound(f"{NO_RESOURCE} - {verb} is not supported; use predict")
+    return "predict"
+
+
+_TYPE: Final = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
+
+
+def metadata_document(known: ModelMetadata, version: str) -> dict[str, Any]:
+    """Describe one version; clients index into every key, so those of default values are there too."""
+    signature = {
+        "inputs": _tensors(known.inputs),
+        "outputs": _tensors(known.outputs),
+        "methodName": "",
+        "defaults": {},
+    }
+    definitions = {"@type": _TYPE, "signatureDef": {"serving_default": signature}}
+    return {
+        "modelSpec": {"name": known.name, "signatureName": "", "version": version},
+        "metadata": {"signature_def": definitions},
+    }
+
+
+def _tensors(specs: Sequence[TensorSpec]) -> dict[str, Any]:
+    return {spec.name: _tensor(spec) for spec in specs}
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    sizes = [{"size": str(size), "name": ""} for size in spec.reported_shape]
+    row = BY_DATATYPE.get(spec.datatype.name)
+    dtype = "DT_INVALID" if row is None else row.name
+    return {"dtype": dtype, "tensorShape": {"dim": sizes, "unknownRank": False}, "name": spec.name}
+
+
+def tensorflow_rules(
+    plane: DataPlane, max_body_bytes: int, further: Callable[[str], Mapping[str, Any]] = lambda _: {}
+) -> list[Rule]:
+    """Make the rules over one data plane.
+
+    Which operation a path means is decided here but for the usual ones, because a colon and a slash part it, and
+    because OVMS answers a wrong method even where the servable does not exist.
+
+    ``further`` gives what the document of the states of a name has beside them, for another API that has this path.
+    """
+
+    async def predict(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
+        body = await body_of_call(plane, request, model, version, limit=max_body_bytes, door=TENSORFLOW_REST)
+        return await answer_predict(plane, model, version, body)
+
+    async def answer(request: HttpRequest, path: str) -> HttpAnswer:
+        target = read_target(request.method, path)
+        if target.operation != "predict":
+            return _tell(plane, target, further)
+        return await predict(request, target.model, target.version)
+
+    admit = admits(plane, TENSORFLOW_REST)
+    return [
+        rule("/v1/models/<model>:predict", "POST", predict, is_hot=True, admit=admit, need=Need.INFER),
+        rule(
+            "/v1/models/<model>/versions/<number:version>:predict",
+            "POST",
+            predict,
+            is_hot=True,
+            admit=admit,
+            need=Need.INFER,
+        ),
+        rule("/v1/models/<path:path>", "GET", answer, is_hot=True, need=Need.ABOUT),
+        rule("/v1/models/<path:path>", "POST", answer, need=Need.INFER),
+    ]
+
+
+def _tell(plane: DataPlane, target: ModelTarget, further: Callable[[str], Mapping[str, Any]]) -> HttpAnswer:
+    if target.operation == "status":
+        told = status_document(plane.model_status(target.model, int(target.version or 0), TENSORFLOW_REST))
+        return json_answer(told if target.version else {**told, **further(target.model)})
+    known = plane.model_metadata(target.model, target.version, TENSORFLOW_REST)
+    asked = target.version.lstrip("0")
+    return json_answer(metadata_document(known, asked or known.versions[-1]))

@@ -1,0 +1,101 @@
+"""Connections to other servers, with TLS or without."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from typing import TYPE_CHECKING
+
+import trio
+
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.remote.endpoint import NotSent
+from ovmstrio.util.regular_files import check_regular
+
+if TYPE_CHECKING:
+    from ovmstrio.config.remote_entries import RemoteAddress, RemoteTls
+
+__all__ = ["client_tls", "connect"]
+
+
+def client_tls(tls: RemoteTls, *, speaks_grpc: bool) -> ssl.SSLContext:
+    """Load the files of the TLS settings; blocking.
+
+    Servers of gRPC end connections on which HTTP/2 was not agreed upon (ALPN).
+
+    Raises:
+        ConfigError: one cannot be read, or does not hold what it should.
+    """
+    try:
+        if tls.ca is not None:
+            check_regular(tls.ca)
+        context = ssl.create_default_context(cafile=tls.ca)
+    except OSError as error:
+        raise _refused("tls.ca", f"no certificate of a CA can be read from {tls.ca}", error) from None
+    if tls.cert is not None:
+        try:
+            for path in (tls.cert, tls.key):
+                if path is not None:
+                    check_regular(path)
+            context.load_cert_chain(tls.cert, tls.key, password=_no_password)
+        except (OSError, ValueError) as error:
+            raise _refused("tls.cert", f"no certificate with its key can be read from {tls.cert}", error) from None
+    if speaks_grpc:
+        context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _no_password() -> str:
+    """Refuse a key with a password, for which the library would ask at the terminal."""
+    raise ValueError("the key is encrypted")
+
+
+def _refused(path: str, message: str, error: Exception) -> ConfigError:
+    reason = (isinstance(error, OSError) and error.strerror) or str(error)
+    return ConfigError([Problem(f"{message}: {reason}", path=path)])
+
+
+async def connect(
+    address: RemoteAddress, tls: ssl.SSLContext | None, *, server_name: str, seconds: float
+) -> trio.abc.Stream:
+    """Connect; the caller owns the stream.
+
+    Raises:
+        NotSent: nobody is there, or the one who is there is not who it should be.
+
+    Cancellation: at any checkpoint; nothing is left.
+    """
+    stream: trio.abc.Stream | None = None
+    try:
+        with trio.fail_after(seconds):
+            stream = await trio.open_tcp_stream(address.host, address.port)
+            if tls is None:
+                return stream
+            wrapped = trio.SSLStream(stream, tls, server_hostname=server_name or address.host, https_compatible=True)
+            await wrapped.do_handshake()
+            return wrapped
+    except trio.TooSlowError:
+        failure = f"no connection within {seconds:g} s"
+    except (OSError, trio.BrokenResourceError) as error:
+        failure = _reason(error)
+    except BaseException:
+        if stream is not None:
+            await trio.aclose_forcefully(stream)
+        raise
+    if stream is not None:
+        await trio.aclose_forcefully(stream)
+    raise NotSent(f"{address} cannot be reached: {failure}")
+
+
+def _reason(error: BaseException) -> str:
+    cause = error.__cause__
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[0]
+    for each in (cause, error):
+        if isinstance(each, ssl.SSLError):
+            # Its number is the library's own, and no error of the system's.
+            return getattr(each, "verify_message", "") or each.reason or str(each)
+        if isinstance(each, OSError) and (each.errno or each.strerror):
+            # What trio says of a refusal repeats the address.
+            return os.strerror(each.errno) if each.errno and each.errno > 0 else str(each.strerror)
+    return str(cause or error)

@@ -1,1 +1,0 @@
-"""Where model files lie: version directories and the files in them."""

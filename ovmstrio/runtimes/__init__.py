@@ -1,1 +1,0 @@
-"""The kinds of services, a folder each."""

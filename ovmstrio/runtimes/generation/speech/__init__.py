@@ -1,1 +1,0 @@
-"""Models of speech: what asks the processes that they live in."""

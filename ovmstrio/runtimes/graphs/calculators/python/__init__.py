@@ -1,1 +1,0 @@
-"""PythonExecutorCalculator: nodes that run user code."""

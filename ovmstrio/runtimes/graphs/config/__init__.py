@@ -1,1 +1,0 @@
-"""Graph files: protobuf text format, read and checked with every problem at its line."""

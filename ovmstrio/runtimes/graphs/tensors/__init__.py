@@ -1,1 +1,0 @@
-"""How values of each stream type are read from a request."""

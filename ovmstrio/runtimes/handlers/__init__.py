@@ -1,1 +1,0 @@
-"""Nucleus projects: Handler classes behind HTTP verbs or the user's own gRPC service."""

@@ -1,1 +1,0 @@
-"""What a project's ``nucleus.yaml`` and ``.env`` say: read, checked as a whole, and given as one spec."""

@@ -1,1 +1,0 @@
-"""OpenVINO models as servables, and the one validation of requests."""

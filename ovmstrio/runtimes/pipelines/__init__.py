@@ -1,1 +1,0 @@
-"""Pipelines: models and custom nodes joined to a task graph, with demultiplexing and gathering."""

@@ -1,0 +1,36 @@
+"""The kinds of services that there are; those of the first lines get the names that several want."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ovmstrio.graphs.kind import GraphKind
+from ovmstrio.handlers.kind import HandlerKind
+from ovmstrio.models.kind import ModelKind
+from ovmstrio.ops.kind import OpPipelineKind
+from ovmstrio.pipelines.kind import PipelineKind
+from ovmstrio.remote.kind import RemoteKind
+from ovmstrio.serving.kind import Kind
+from ovmstrio.text.kind import TextModelKind
+
+__all__ = ["KINDS", "Kinds", "table_of"]
+
+Kinds = dict[str, Kind[Any]]
+"""Kinds by their names, which are those of their specs."""
+
+
+def table_of(*kinds: Kind[Any]) -> Kinds:
+    """Make a table."""
+    return {kind.name: kind for kind in kinds}
+
+
+KINDS: Final = table_of(
+    ModelKind(),
+    PipelineKind(),
+    GraphKind(),
+    HandlerKind(),
+    OpPipelineKind(),
+    TextModelKind(),
+    RemoteKind(),
+)
+"""The kinds that the server brings with it."""

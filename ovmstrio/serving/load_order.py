@@ -1,0 +1,175 @@
+"""In which order services are loaded and retired: what is called comes first, everything else side by side.
+
+::
+
+    Kind.depends_on ─> calls of each record ─┬─> circles, names that nothing has: problems of the record
+                                             └─> in_order: a task a record, which waits for those that it calls
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from graphlib import TopologicalSorter
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from ovmstrio.config.documents import did_you_mean
+from ovmstrio.config.specs import ServableSpec
+from ovmstrio.core.errors import Problem
+from ovmstrio.serving.records import DEFAULT_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection
+    from pathlib import Path
+
+    from ovmstrio.serving.kind import Dependency
+    from ovmstrio.serving.model_versions import Listing
+    from ovmstrio.serving.records import ServiceRecord
+
+__all__ = ["Marks", "callers_before", "find_calls", "find_circles", "in_order"]
+
+
+class Marks:
+    """Looks at files and at what is loaded.
+
+    Args:
+        services: everything that the registry knows, by name.
+    """
+
+    def __init__(self, services: Mapping[str, ServiceRecord]) -> None:
+        self.services = services
+
+    async def list(self, record: ServiceRecord, spec: ServableSpec) -> Listing:
+        """List the versions that could be loaded.
+
+        Raises:
+            ConfigError: the settings cannot be used, or the versions cannot be listed.
+
+        Cancellation: once the files have been looked at; nothing is held.
+        """
+        listing = await trio.to_thread.run_sync(record.kind.list_versions, spec)
+        return replace(listing, mark=listing.mark + self._called(record))
+
+    async def of(self, record: ServiceRecord, spec: ServableSpec, directory: Path) -> str:
+        """Give the mark that a version has if it is loaded now.
+
+        Cancellation: once the files have been looked at; nothing is held.
+        """
+        called = self._called(record)
+        return await trio.to_thread.run_sync(record.kind.files_mark, spec, directory) + called
+
+    def _called(self, record: ServiceRecord) -> str:
+        """Tell which loads of which versions answer the calls of what is loaded again with them."""
+        return "".join(f"\n{call.name}:{call.version}:{self._loaded(call)}" for call in record.calls if call.reloads)
+
+    def _loaded(self, call: Dependency) -> str:
+        service = self.services.get(call.name)
+        return "" if service is None else service.loaded(int(call.version or DEFAULT_VERSION))
+
+
+def find_circles(specs: Iterable[ServableSpec], calls: Mapping[str, Sequence[str]]) -> dict[str, Problem]:
+    """Give a problem for each service that calls itself through others, by its name.
+
+    This cannot be left to their loading: while another configuration is taken over, each finds the others as they were.
+    """
+    found = {}
+    for spec in specs:
+        way = _way_back(spec.name, calls)
+        if way:
+            code = f"{spec.kind.replace(' ', '_').upper()}_CALLS_ITSELF"
+            message = f"{code}: it calls itself through others: {' -> '.join(way)}"
+            found[spec.name] = spec.placed(Problem(message, suggestion="have one of them call a model instead"))
+    return found
+
+
+def callers_first(calls: Mapping[str, Sequence[str]]) -> list[str]:
+    """Order names so that each comes before what it calls, except within circles."""
+    acyclic = {
+        name: () if _way_back(name, calls) else [each for each in called if each in calls]
+        for name, called in calls.items()
+    }
+    return list(reversed(tuple(TopologicalSorter(acyclic).static_order())))
+
+
+def _way_back(start: str, calls: Mapping[str, Iterable[str]]) -> Sequence[str]:
+    """Give the shortest way from a service to itself; empty if there is none."""
+    ways: deque[tuple[str, ...]] = deque([(start,)])
+    seen = {start}
+    while ways:
+        way = ways.popleft()
+        for callee in calls.get(way[-1], ()):
+            if callee == start:
+                return (*way, start)
+            if callee not in seen:
+                seen.add(callee)
+                ways.append((*way, callee))
+    return ()
+
+
+log = structlog.get_logger(__name__)
+
+
+async def find_calls(services: Mapping[str, ServiceRecord]) -> None:
+    """Note of everything that is configured what it calls, and what is wrong with that.
+
+    Cancellation: once the files have been looked at; nothing is held.
+    """
+    configured = [(record, spec) for record in services.values() if (spec := record.spec) is not None]
+    if not configured:
+        return
+    found = await trio.to_thread.run_sync(lambda: [tuple(each.kind.depends_on(spec)) for each, spec in configured])
+    for (record, _), calls in zip(configured, found, strict=True):
+        record.calls = calls
+    names = {record.name: [call.name for call in record.calls] for record, _ in configured}
+    circles = find_circles([spec for _, spec in configured], names)
+    for record, _ in configured:
+        record.circle = circles.get(record.name)
+        unmet = tuple(
+            _unmet(call, call.place, names)
+            for call in record.calls
+            if call.place is not None and call.name not in names
+        )
+        for problem in unmet if unmet != record.unmet else ():
+            log.warning(record.kind.name, name=record.name, problem=str(problem))
+        record.unmet = unmet
+
+
+def _unmet(call: Dependency, place: Problem, configured: Collection[str]) -> Problem:
+    return Problem(
+        f"{place.message}, and nothing of that name is configured",
+        place.file,
+        place.line,
+        place.path,
+        suggestion=did_you_mean(call.name, configured),
+        severity="warning",
+    )
+
+
+async def in_order(records: Collection[ServiceRecord], work: Callable[[ServiceRecord], Awaitable[None]]) -> None:
+    """Do something with each record once it is done with all that the record calls; a circle waits for nothing.
+
+    Cancellation: as ``work``, of which any number goes on at once.
+    """
+    done = {record.name: trio.Event() for record in records}
+
+    async def follow(record: ServiceRecord) -> None:
+        for call in record.calls if record.circle is None else ():
+            if call.name in done:
+                await done[call.name].wait()
+        await work(record)
+        done[record.name].set()
+
+    async with trio.open_nursery() as nursery:
+        for record in records:
+            nursery.start_soon(follow, record)
+
+
+def callers_before(records: Collection[ServiceRecord]) -> list[ServiceRecord]:
+    """Order records for retirement: each before what it calls."""
+    by_name = {record.name: record for record in records}
+    calls = {record.name: [call.name for call in record.calls] for record in records}
+    return [by_name[name] for name in callers_first(calls)]

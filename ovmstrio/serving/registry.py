@@ -1,0 +1,608 @@
+"""Name and version to servable: what is served, in which state, and how it changes while calls are in flight.
+
+What kinds of services there are is said by a table; some are names with one version, which answers whatever version is
+asked for.
+
+::
+
+    apply / rescan / watcher ──> JobQueue ──> Reconciler ──> VersionLoader ──> ServiceRecord (states, routing)
+    lease ─────────────────────────────────────────────────────────────────────────^   │ replaced, retired
+                                                        RetiredInstances (close when idle) <──┘
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from ovmstrio.core.errors import InvalidRequest, NotReady, ServiceMissing
+from ovmstrio.core.limits import NO_LIMIT, Limit
+from ovmstrio.core.service import readiness_reconsidered
+from ovmstrio.serving.file_watcher import FileWatcher
+from ovmstrio.serving.instances import Instance, Lease, RetiredInstances
+from ovmstrio.serving.kind import LoadContext
+from ovmstrio.serving.load_order import Marks, callers_before, find_calls, in_order
+from ovmstrio.serving.loading import Reconciler, VersionLoader
+from ovmstrio.serving.records import DEFAULT_VERSION, ApplyResult, Readiness, ServiceRecord, VersionStatus
+from ovmstrio.util.cores import CORES
+from ovmstrio.util.placement import LOADS_AT_ONCE
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from ovmstrio.config.specs import ServableSpec
+    from ovmstrio.core.errors import Problem
+    from ovmstrio.core.limits import ConcurrencyLimit
+    from ovmstrio.core.service import Inside, LeaseServable, Servable
+    from ovmstrio.serving.kind import Kind, Takes
+
+__all__ = ["Job", "JobQueue", "Registry", "parse_version", "readiness_at_start", "readiness_of", "why_not"]
+
+# ----------------------------------------------------------------------
+# Changes of the registry, done one after the other in the order in which they were asked for
+# ----------------------------------------------------------------------
+
+
+class Job:
+    """One change and those who wait for it; ``begun`` turns true when others may not join it any more."""
+
+    def __init__(self, work: Callable[[], Awaitable[ApplyResult]]) -> None:
+        self.begun = False
+        self._work = work
+        self._done = trio.Event()
+        self._result: ApplyResult | None = None
+
+    async def run(self) -> None:
+        """Do the work and wake who waits.
+
+        Cancellation: where the work has its checkpoints; who waits is told by :meth:`abandon`.
+        """
+        self.begun = True
+        self._result = await self._work()
+        self._done.set()
+
+    def abandon(self) -> None:
+        """Wake who waits for work that will not be done."""
+        self._done.set()
+
+    async def wait(self) -> ApplyResult:
+        """Return the result once the work is done.
+
+        Raises:
+            NotReady: the registry has stopped.
+
+        Cancellation: at once; the work goes on.
+        """
+        await self._done.wait()
+        if self._result is None:
+            raise NotReady("the server is shutting down")
+        return self._result
+
+
+class JobQueue:
+    """The changes that are asked for and not done."""
+
+    def __init__(self) -> None:
+        self._sender, self._receiver = trio.open_memory_channel[Job](math.inf)
+        self._open: set[Job] = set()
+        self._closed = False
+
+    def put(self, work: Callable[[], Awaitable[ApplyResult]]) -> Job:
+        """Queue a change; once the queue has been closed, it is abandoned at once."""
+        job = Job(work)
+        if self._closed:
+            job.abandon()
+        else:
+            self._open.add(job)
+            self._sender.send_nowait(job)
+        return job
+
+    async def run(self) -> None:
+        """Do the changes, for ever.
+
+        Cancellation: at any checkpoint; changes that are not done are abandoned, and later ones refused at once.
+        """
+        try:
+            async for job in self._receiver:
+                await job.run()
+                self._open.remove(job)
+        finally:
+            self._closed = True
+            for job in self._open:
+                job.abandon()
+
+
+# ----------------------------------------------------------------------
+# Whether all that is configured can be called, and if not, why
+# ----------------------------------------------------------------------
+
+
+def readiness_at_start(services: Collection[ServiceRecord], kinds: Iterable[str]) -> Readiness:
+    """Tell how far the first pass has come, with the kinds in their order; nothing is ready before it has ended."""
+    waiting = sorted(record.name for record in services if not record.settled)
+    if not waiting:
+        return Readiness(ready=False, reason="the configuration has not been applied yet")
+    names = ", ".join(waiting[:5]) + (", ..." if len(waiting) > len(waiting[:5]) else "")
+    return Readiness(
+        ready=False, reason=f"loading {len(waiting)} of {len(services)} {_kinds(services, kinds)}: {names}"
+    )
+
+
+def readiness_of(services: Collection[ServiceRecord], *, when_empty: bool, when_failed: bool) -> Readiness:
+    """Tell whether everything that is configured can be called.
+
+    One that was added to a serving registry and is being loaded for the first time does not count yet: the
+    server must not be taken out of rotation for it.
+    """
+    configured = [record for record in services if record.spec is not None]
+    if not configured and not when_empty:
+        return Readiness(ready=False, reason="no model is configured")
+    failed = [record for record in configured if record.settled and not record.serving]
+    if failed and not when_failed:
+        reasons = (f'{record.kind.name} "{record.name}": {why_not(record)}' for record in failed)
+        return Readiness(ready=False, reason="; ".join(reasons))
+    obstacles = [text for record in configured for text in _obstacles(record)]
+    return Readiness(ready=not obstacles, reason="; ".join(obstacles))
+
+
+def _obstacles(record: ServiceRecord) -> list[str]:
+    told = (record.kind.obstacle(instance.servable) for instance in {*record.serving.values()})
+    return [text for text in told if text]
+
+
+def _kinds(services: Collection[ServiceRecord], kinds: Iterable[str]) -> str:
+    *first, last = [f"{name}s" for name in dict.fromkeys(kinds) if any(record.kind.name == name for record in services)]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def why_not(record: ServiceRecord) -> str:
+    """Tell why no version of a service can be called."""
+    reasons = [
+        f"version {each.version}: {each.reason}" for each in record.versions.values() if each.failure is not None
+    ]
+    return record.problem or "; ".join(reasons) or "; ".join(record.warnings) or "no version is available"
+
+
+# ----------------------------------------------------------------------
+# Name and version to servable: what is served, in which state, and how it changes while calls are in flight
+# ----------------------------------------------------------------------
+
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_MAX_VERSION: Final = 2**63 - 1
+
+
+class Registry:
+    """Everything that can be called by name.
+
+    Args:
+        kinds: what can be served, by name; they are listed in this order.
+        lend: makes what those that load are lent, of the registry's ``lease`` and the nursery of what services run.
+        poll_seconds: how often the configuration and the version directories are looked at; 0 never.
+        concurrent_loads: how many versions may be loading at once.
+        load_wait_seconds: how long a lease waits for a version that is being loaded.
+        shutdown_seconds: how long calls in flight may hold up the end of :meth:`run`.
+        ready_when_failed: be ready even if something has no version that works (as OVMS is).
+        ready_when_empty: be ready with nothing configured.
+
+    Attributes:
+        has_limits: whether anything that is configured may have only so many calls at once.
+    """
+
+    def __init__(
+        self,
+        kinds: Mapping[str, Kind[Any]],
+        lend: Callable[[LeaseServable, trio.Nursery], LoadContext] = LoadContext,
+        *,
+        poll_seconds: float = 1.0,
+        concurrent_loads: int = LOADS_AT_ONCE,
+        load_wait_seconds: float = 10.0,
+        shutdown_seconds: float = 10.0,
+        ready_when_failed: bool = False,
+        ready_when_empty: bool = False,
+    ) -> None:
+        self.kinds = kinds
+        self._lend = lend
+        self._context: LoadContext | None = None
+        self._poll_seconds = poll_seconds
+        self.load_wait_seconds = load_wait_seconds
+        self._shutdown_seconds = shutdown_seconds
+        self._readiness_options = {"when_failed": ready_when_failed, "when_empty": ready_when_empty}
+        self.has_limits = False
+        self._services: dict[str, ServiceRecord] = {}
+        self._retired = RetiredInstances()
+        marks = Marks(self._services)
+        loader = VersionLoader(lambda: self._context, marks, concurrent_loads)
+        self._reconciler = Reconciler(loader, marks, self._retire)
+        self._jobs = JobQueue()
+        self._queued_rescan: Job | None = None
+        self._nursery: trio.Nursery | None = None
+        self._stopped = False
+        self._loaded = trio.Event()
+        self._changed = trio.Event()
+        self._announced = self.readiness
+        self._on_status: list[Callable[[VersionStatus], None]] = []
+        self._on_readiness: list[Callable[[Readiness], None]] = []
+        self._on_poll: list[Callable[[], Awaitable[object]]] = []
+
+    # Life
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Own loads, the watcher, retirements, and what services run besides their calls, until cancelled; run once.
+
+        Cancellation: loads are cancelled; then, shielded and with a bound, calls in flight may end and everything
+        that is open is closed, and only then what services run is cancelled.
+        """
+        with readiness_reconsidered(self._announce_readiness):
+            async with trio.open_nursery() as outer:
+                services = await outer.start(_run_services)
+                self._context = self._lend(self.lease, services)
+                try:
+                    async with trio.open_nursery() as nursery:
+                        self._nursery = nursery
+                        nursery.start_soon(self._jobs.run)
+                        if self._poll_seconds > 0:
+                            nursery.start_soon(self._watch)
+                        task_status.started()
+                finally:
+                    await self._shut_down()
+                    services.cancel_scope.cancel()
+
+    @property
+    def context(self) -> LoadContext:
+        """What those that load are lent.
+
+        Raises:
+            NotReady: the registry does not run yet.
+        """
+        if self._context is None:
+            raise NotReady("the server is not running")
+        return self._context
+
+    async def apply(self, specs: Sequence[ServableSpec]) -> ApplyResult:
+        """Load, swap and retire until exactly these are served; of two with one name the first counts.
+
+        Names are known, and calls to them wait, as soon as this has begun.  What fails is in the result, and what
+        served before goes on serving.
+
+        Raises:
+            NotReady: the registry has stopped.
+
+        Cancellation: at once; the change itself goes on, owned by :meth:`run`.
+        """
+        return await self._jobs.put(partial(self._apply, tuple(specs))).wait()
+
+    async def rescan(self) -> ApplyResult:
+        """List the version directories of every model again, and try again what has failed; as :meth:`apply`.
+
+        Calls that are made while one is waiting for its turn share its result.
+
+        Raises:
+            NotReady: the registry has stopped.
+
+        Cancellation: at once; the change itself goes on, owned by :meth:`run`.
+        """
+        if self._queued_rescan is None or self._queued_rescan.begun:
+            self._queued_rescan = self._jobs.put(partial(self._reconcile_all, forced=True))
+        return await self._queued_rescan.wait()
+
+    def begin_drain(self) -> None:
+        """Have services refuse what waits in them, for the server ends."""
+        for record in self._services.values():
+            for instance in {*record.serving.values()}:
+                record.kind.begin_drain(instance.servable)
+
+    @property
+    def has_loaded(self) -> bool:
+        """Whether the first :meth:`apply` has ended, whatever came of it."""
+        return self._loaded.is_set()
+
+    async def wait_loaded(self) -> None:
+        """Return once the first :meth:`apply` has ended, whatever came of it.
+
+        Cancellation: at once; nothing is held.
+        """
+        await self._loaded.wait()
+
+    # Calls
+
+    async def lease(self, name: str, version: str = "") -> Lease:
+        """Take a lease of a version, or of the default one, for use in a ``with`` statement.
+
+        Pipelines and graphs have only one.  An available version is leased without a checkpoint; one that is being
+        loaded is waited for.
+
+        Raises:
+            NotFound: the name or version is unknown.
+            VersionRetired: it is not served any more.
+            VersionLoading: it is not loaded yet, and was not after ``load_wait_seconds``.
+            InvalidRequest: the version is not a number.
+            NotReady: the registry has stopped.
+
+        Cancellation: while a load is waited for; nothing is held then.
+        """
+        return self.lease_now(name, version) or await self._lease_later(name, parse_version(version))
+
+    def lease_now(self, name: str, version: str = "") -> Lease | None:
+        """Take a lease of a version, or of the default one, if it is available; None is no more than :meth:`lease`."""
+        service = self._services.get(name)
+        instance = None if service is None else service.serving.get(version)
+        return None if instance is None else Lease(instance)
+
+    def peek(self, name: str, version: str = "") -> Servable:
+        """Give the servable of a version, or of the default one, without a lease: for its metadata, used at once.
+
+        Raises:
+            NotFound: the name or version is unknown, or (``VersionRetired``) not served any more.
+            VersionLoading: it is not loaded yet.
+            InvalidRequest: the version is not a number.
+        """
+        return self._find(name, parse_version(version)).servable
+
+    def takes_of(self, name: str, version: str = "") -> frozenset[Takes]:
+        """Give the calls that a version, or the default one, takes; raises as :meth:`peek`."""
+        return self._find(name, parse_version(version)).takes
+
+    def is_ready(self, name: str, version: str = "") -> bool:
+        """Tell whether a version, or with none named the default one, can be called.
+
+        Raises:
+            NotFound: the name or version is unknown, or no version is available to be the default one; "0" names a
+                version that never exists.
+            InvalidRequest: the version is not a number.
+        """
+        number = parse_version(version)
+        service = self._known(name)
+        record = service.record(number)
+        if record is not None:
+            return record.instance is not None
+        if version == "" and service.serving:
+            return True
+        raise service.missing(number)
+
+    def available_versions(self, name: str) -> list[int]:
+        """List the versions of a name that can be called, ascending; none for an unknown name."""
+        service = self._services.get(name)
+        return [] if service is None else service.available_versions()
+
+    # What is told
+
+    def version_statuses(self, name: str, version: int = DEFAULT_VERSION) -> list[VersionStatus]:
+        """Tell the state of one version ever seen, or of all, ascending, if none is named; a graph has only one.
+
+        Raises:
+            NotFound: the name or version is unknown.
+        """
+        service = self._known(name)
+        if version == DEFAULT_VERSION:
+            return service.statuses()
+        record = service.record(version)
+        if record is None:
+            raise service.missing(version)
+        return [record.status]
+
+    def kind_of(self, name: str) -> str:
+        """Give the kind of what has a name, or had it last; empty for an unknown name."""
+        service = self._services.get(name)
+        return "" if service is None else service.kind.name
+
+    def limit_of(self, name: str) -> Limit:
+        """Give how many calls a service may have, as it is configured now; none for an unknown name."""
+        service = self._services.get(name)
+        spec = None if service is None else service.spec
+        return NO_LIMIT if spec is None else Limit(spec.max_concurrency, spec.max_queue)
+
+    def concurrency_limit(self, name: str) -> ConcurrencyLimit | None:
+        """Give what counts the calls of a service that limits them itself, if it is loaded and does."""
+        service = self._services.get(name)
+        instance = None if service is None else service.find(DEFAULT_VERSION)
+        return None if instance is None else instance.concurrency_limit
+
+    def knows(self, name: str) -> bool:
+        """Tell whether anything of that name is or was configured."""
+        return name in self._services
+
+    def names_of(self, kind: str) -> frozenset[str]:
+        """Give the names that are configured for servables of a kind, loaded or not."""
+        models = self._services.items()
+        return frozenset(name for name, service in models if service.spec is not None and service.kind.name == kind)
+
+    def in_flight(self) -> dict[str, int]:
+        """Count the calls under way by name, where there are any."""
+        counted = {}
+        for name, service in self._services.items():
+            number = sum(each.in_flight for each in {*service.serving.values()})
+            if number:
+                counted[name] = number
+        return counted
+
+    def look_inside(self, name: str, version: str = "") -> Inside:
+        """Tell what a version, or the default one, has inside; raises as :meth:`peek`."""
+        instance = self._find(name, parse_version(version))
+        kind = self.kinds[instance.spec.kind]
+        return kind.look_inside(instance.spec, instance.servable)
+
+    def findings(self) -> list[Problem]:
+        """Tell everything that is wrong with what is configured, with the places where it can be mended."""
+        return [problem for record in self._services.values() if record.spec for problem in record.findings]
+
+    def is_configured(self, name: str) -> bool:
+        """Tell whether a name is to stand for something now."""
+        service = self._services.get(name)
+        return service is not None and service.spec is not None
+
+    def why_not(self, name: str) -> str:
+        """Tell why nothing of a name that is configured can be called; what it tells of one that can has no meaning."""
+        return why_not(self._known(name))
+
+    def statuses(self) -> dict[str, list[VersionStatus]]:
+        """Tell the state of every version ever seen, by name."""
+        return {name: service.statuses() for name, service in self._services.items()}
+
+    @property
+    def readiness(self) -> Readiness:
+        """Whether every model that is configured can be called, and if not, why."""
+        if self._stopped:
+            return Readiness(ready=False, reason="the server is shutting down")
+        if not self._loaded.is_set():
+            return readiness_at_start(self._services.values(), self.kinds)
+        return readiness_of(self._services.values(), **self._readiness_options)
+
+    def subscribe(self, callback: Callable[[VersionStatus], None]) -> None:
+        """Have every change of a version's state told; the callback must neither block nor raise."""
+        self._on_status.append(callback)
+
+    def subscribe_readiness(self, callback: Callable[[Readiness], None]) -> None:
+        """Have every change of :attr:`readiness` told; the callback must neither block nor raise."""
+        self._on_readiness.append(callback)
+
+    def on_poll(self, callback: Callable[[], Awaitable[object]]) -> None:
+        """Have a coroutine run at each poll, before directories are listed; its errors end the server."""
+        self._on_poll.append(callback)
+
+    async def wait_change(self) -> None:
+        """Return at the next change of a version's state or of the readiness.
+
+        Cancellation: at once; nothing is held.
+        """
+        await self._changed.wait()
+
+    # Inside
+
+    def _known(self, name: str) -> ServiceRecord:
+        service = self._services.get(name)
+        if service is None:
+            raise ServiceMissing(f'nothing is served under the name "{name[:80]}"')
+        return service
+
+    def _find(self, name: str, version: int) -> Instance:
+        if self._stopped:
+            raise NotReady("the server is shutting down")
+        service = self._known(name)
+        instance = service.find(version)
+        if instance is None:
+            raise service.refusal(version)
+        return instance
+
+    async def _lease_later(self, name: str, version: int) -> Lease:
+        with trio.move_on_after(self.load_wait_seconds):
+            while (service := self._services.get(name)) is not None and not self._stopped:
+                if service.find(version) is not None or not service.is_pending(version):
+                    break
+                await service.changed.wait()
+        return Lease(self._find(name, version))
+
+    async def _apply(self, specs: Iterable[ServableSpec]) -> ApplyResult:
+        by_name: dict[str, ServableSpec] = {}
+        for spec in specs:
+            by_name.setdefault(spec.name, spec)
+        for name, record in self._services.items():
+            if name not in by_name:
+                record.leave_out()
+        for name, spec in by_name.items():
+            kind = self.kinds[spec.kind]
+            self._services.setdefault(name, ServiceRecord(name, kind, self._publish)).configure(spec, kind)
+        self.has_limits = any(spec.max_concurrency for spec in by_name.values())
+        CORES.services = sum(self.kinds[spec.kind].fills_cores for spec in by_name.values())
+        result = await self._reconcile_all(forced=True)
+        self._loaded.set()
+        self._announce_readiness()
+        return result
+
+    async def _reconcile_all(self, *, forced: bool) -> ApplyResult:
+        """Bring everything in line: what is called before those that call it, and what is not served any more last."""
+        await find_calls(self._services)
+        configured = [record for record in self._services.values() if record.spec is not None]
+        results = await self._reconcile(configured, forced=forced)
+        left_out = [record for record in self._services.values() if record.spec is None]
+        gone = {record.name: self._reconciler.retire_all(record) for record in callers_before(left_out)}
+        for record in left_out:
+            record.settled = True
+            record.touch()
+        callers = [each for each in configured if any(gone.get(call.name) for call in each.calls if call.reloads)]
+        results += await self._reconcile(callers, forced=False)
+        self._announce_readiness()
+        return _sum_up([*results, ApplyResult(changed=any(gone.values()))])
+
+    async def _reconcile(self, records: Collection[ServiceRecord], *, forced: bool) -> list[ApplyResult]:
+        results: list[ApplyResult] = []
+
+        async def reconcile(record: ServiceRecord) -> None:
+            results.append(await self._reconciler.reconcile(record, forced=forced))
+
+        await in_order(records, reconcile)
+        return results
+
+    async def _watch(self) -> None:
+        await self.wait_loaded()
+        await FileWatcher(self._look, self._poll_seconds).run(pauses_first=True)
+
+    async def _look(self) -> bool:
+        for callback in self._on_poll:
+            await callback()
+        await self._jobs.put(partial(self._reconcile_all, forced=False)).wait()
+        # What could not be loaded is tried again after pauses of its own.
+        return True
+
+    def _retire(self, instance: Instance, closed: Callable[[], None] | None) -> None:
+        self._retired.add(instance, closed)
+        if self._nursery is not None and not self._stopped:
+            self._nursery.start_soon(self._retired.close_when_idle, instance)
+
+    async def _shut_down(self) -> None:
+        self._stopped = True
+        for record in callers_before(self._services.values()):
+            self._reconciler.retire_all(record)
+            record.touch()
+        self._announce_readiness()
+        await self._retired.close_all(self._shutdown_seconds)
+
+    def _publish(self, status: VersionStatus) -> None:
+        for callback in self._on_status:
+            callback(status)
+        self._announce()
+
+    def _announce_readiness(self) -> None:
+        if self.readiness == self._announced:
+            return
+        self._announced = self.readiness
+        for callback in self._on_readiness:
+            callback(self._announced)
+        self._announce()
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+def parse_version(version: str) -> int:
+    """Read the number of a version; 0 is the default one, as nothing is.
+
+    Raises:
+        InvalidRequest: it is not a number.
+    """
+    if not version:
+        return DEFAULT_VERSION
+    number = int(version) if _INTEGER.fullmatch(version) else None
+    if number is None or abs(number) > _MAX_VERSION:
+        raise InvalidRequest(f'Model version must be an integer, got "{version[:40]}"')
+    return number
+
+
+async def _run_services(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
+    # Whoever was cancelled before this started gets no nursery, and could not end what is shielded.
+    await trio.lowlevel.checkpoint_if_cancelled()
+    with trio.CancelScope(shield=True):
+        async with trio.open_nursery() as nursery:
+            task_status.started(nursery)
+            await trio.sleep_forever()
+
+
+def _sum_up(results: Iterable[ApplyResult]) -> ApplyResult:
+    results = tuple(results)
+    failures = {(status.name, status.version): status for result in results for status in result.failures}
+    return ApplyResult(any(result.changed for result in results), tuple(failures[key] for key in sorted(failures)))

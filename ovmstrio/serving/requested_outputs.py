@@ -1,0 +1,183 @@
+"""The outputs that a call asks for by name: only those are answered, in that order, whatever is served."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.request import SEQUENCE_ID
+from ovmstrio.core.tensor import BYTES, RawTensor, Tensor, from_bf16
+from ovmstrio.util.truncation import cut, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput, ServableMetadata
+    from ovmstrio.core.tensor import TensorSpec
+
+__all__ = ["StreamedOutputs", "asks_plainly", "check_classes", "check_outputs", "keep_classes", "keep_outputs"]
+
+# ----------------------------------------------------------------------
+# The classification extension: the largest elements of an output in place of all of them, as texts
+# ----------------------------------------------------------------------
+
+_COUNT: Final = "classification"
+
+
+def check_classes(wanted: Sequence[RequestedOutput]) -> None:
+    """See that what a call says of classes can be done, before it is made.
+
+    Raises:
+        InvalidRequest: their number is none.
+    """
+    for output in wanted:
+        count = output.parameters.get(_COUNT, 0)
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise InvalidRequest(
+                f"output {cut(output.name, 80)}: {_COUNT}: expected a number of classes, got {shown(count, 40)}"
+            )
+
+
+def keep_classes(response: InferResponse, wanted: Sequence[RequestedOutput], labels: Sequence[str]) -> None:
+    """Replace outputs of which only so many classes are wanted; those of more than one dimension, row by row.
+
+    Raises:
+        InvalidRequest: an output has no numbers.
+    """
+    counts = {output.name: int(count) for output in wanted if (count := output.parameters.get(_COUNT))}
+    for position, tensor in enumerate(response.outputs) if counts else ():
+        if tensor.name in counts:
+            response.outputs[position] = _classes(tensor, counts[tensor.name], labels)
+
+
+def _classes(tensor: Tensor | RawTensor, count: int, labels: Sequence[str]) -> Tensor:
+    if isinstance(tensor, RawTensor) or tensor.datatype is BYTES or not tensor.shape:
+        raise InvalidRequest(f"output {tensor.name}: {_COUNT} needs numbers, and this is {tensor.datatype_name}")
+    array = from_bf16(tensor.array) if tensor.datatype.name == "BF16" else tensor.array
+    rows = array.reshape(array.shape[0], prod(array.shape[1:])) if array.ndim > 1 else array.reshape(1, array.size)
+    count = min(count, rows.shape[1])
+    texts = np.empty((len(rows), count), object)
+    for number, row in enumerate(rows):
+        # NaN is the largest in numpy's order, and no class at all.
+        ranked = np.argsort(np.where(np.isnan(row), -np.inf, row) if row.dtype.kind == "f" else row, kind="stable")
+        for place, index in enumerate(ranked[::-1][:count].tolist()):
+            texts[number, place] = _text(row[index], index, labels).encode()
+    return Tensor(tensor.name, BYTES, texts if array.ndim > 1 else texts[0])
+
+
+def _text(value: Any, index: int, labels: Sequence[str]) -> str:
+    number = f"{float(value):f}" if value.dtype.kind == "f" else str(int(value))
+    return f"{number}:{index}:{labels[index]}" if index < len(labels) else f"{number}:{index}"
+
+
+# ----------------------------------------------------------------------
+# The outputs that a call asks for by name: only those are answered, in that order, whatever is served
+# ----------------------------------------------------------------------
+
+_OF_THE_WAY: Final = frozenset({"binary_data", "binary_data_size"})
+"""Parameters that say how a tensor comes or goes over REST, and nothing of what it is."""
+
+
+def asks_plainly(request: InferRequest, known: Sequence[TensorSpec]) -> bool:
+    """Tell whether nothing is said of any tensor of a call, and all outputs that it names are known.
+
+    Of such a call there is nothing to look at before it is made.
+    """
+    for given in request.inputs:
+        if given.parameters and not _OF_THE_WAY.issuperset(given.parameters):
+            return False
+    for wanted in request.outputs:
+        if wanted.parameters and not _OF_THE_WAY.issuperset(wanted.parameters):
+            return False
+        for spec in known:
+            if spec.name == wanted.name:
+                break
+        else:
+            return False
+    return True
+
+
+def check_outputs(wanted: Sequence[RequestedOutput], known: Sequence[TensorSpec]) -> None:
+    """Refuse names that a servable has not, before it is called: the call may change the state of a sequence.
+
+    ``known`` is empty where it is not known what will be answered.
+
+    Raises:
+        InvalidRequest: a name is unknown, and all that are known are listed; or a number of classes is none.
+    """
+    check_classes(wanted)
+    if known:
+        _refuse_strangers(wanted, [*(spec.name for spec in known), SEQUENCE_ID])
+
+
+def keep_outputs(response: InferResponse, wanted: Sequence[RequestedOutput]) -> None:
+    """Leave in an answer what was asked for, in that order; a sequence's id stays, for its client goes on with it.
+
+    Raises:
+        InvalidRequest: something that was asked for is not in the answer.
+    """
+    if len(wanted) == len(response.outputs) == 1 and wanted[0].name == response.outputs[0].name:
+        return
+    given = {tensor.name: tensor for tensor in response.outputs}
+    _refuse_strangers(wanted, given)
+    names = dict.fromkeys(output.name for output in wanted)
+    if SEQUENCE_ID in given:
+        names[SEQUENCE_ID] = None
+    response.outputs = [given[name] for name in names]
+
+
+def _refuse_strangers(wanted: Sequence[RequestedOutput], known: Iterable[str]) -> None:
+    known = [*known]
+    strangers = [output.name for output in wanted if output.name not in known]
+    if strangers:
+        names = ", ".join(name for name in known if name != SEQUENCE_ID)
+        raise InvalidRequest(
+            f"requested outputs: expected some of {names or 'none'}, "
+            f"got {', '.join(name[:80] for name in strangers[:10])}"
+        )
+
+
+class StreamedOutputs:
+    """The outputs that a stream is asked for by its first request; replies belong to no one request.
+
+    Args:
+        first: the first request.
+        known: what the servable tells of itself.
+
+    Raises:
+        InvalidRequest: as :func:`check_outputs`.
+    """
+
+    def __init__(self, first: InferRequest, known: ServableMetadata) -> None:
+        if first.outputs:
+            check_outputs(first.outputs, known.outputs)
+        self._wanted = first.outputs
+        self._names = {output.name for output in first.outputs}
+        self._labels = known.labels
+
+    def check(self, request: InferRequest) -> None:
+        """See that a later request asks for nothing else; it may leave that out.
+
+        Raises:
+            InvalidRequest: it does.
+        """
+        if request.outputs and request.outputs != self._wanted:
+            names = ", ".join(sorted(self._names)) or "all, as none were named"
+            raise InvalidRequest(
+                f"requested outputs: expected those of the stream's first request ({names}), got others"
+            )
+
+    def keep(self, reply: InferResponse) -> bool:
+        """Leave in a reply what was asked for; False if that is nothing.
+
+        Raises:
+            InvalidRequest: classes are asked for of an output that has no numbers.
+        """
+        if not self._wanted:
+            return True
+        reply.outputs = [tensor for tensor in reply.outputs if tensor.name in self._names]
+        keep_classes(reply, self._wanted, self._labels)
+        return bool(reply.outputs)

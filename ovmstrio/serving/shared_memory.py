@@ -1,0 +1,391 @@
+"""Regions of POSIX shared memory that clients have made and registered by name.
+
+A region is mapped for reading: inputs are views of it.  Outputs are written through its descriptor, which cannot fault.
+Reading can: whoever shrinks the file under a call that reads it ends the process with SIGBUS, which the kernel gives no
+way to prevent for files of others.  The size is looked at before each use, so that only a file that shrinks within a
+call is left; regions are for clients that the server trusts.
+
+::
+
+    register ─> /dev/shm/<key> ── opened, mapped ──> ClientRegion ─┬─> view ─> InferRequest.raw_inputs
+                                                                   └─> write <─ InferResponse.outputs
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import trio
+
+from ovmstrio.core.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    Gathered,
+    InvalidRequest,
+    NotFound,
+    NotSupported,
+    Overloaded,
+    PermissionDenied,
+)
+from ovmstrio.core.tensor import MemoryPlace, RawTensor
+from ovmstrio.encoding.raw_contents import buffer_of
+from ovmstrio.util.truncation import cut, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ovmstrio.core.request import Buffer, InferRequest, InferResponse, ParameterValue
+    from ovmstrio.core.tensor import Tensor
+
+__all__ = [
+    "ClientRegion",
+    "ClientRegions",
+    "OutputPlaces",
+    "names_regions",
+    "output_places",
+    "place_tensors",
+    "view_inputs",
+    "write_outputs",
+]
+
+# ----------------------------------------------------------------------
+# Regions of POSIX shared memory that clients have made and registered by name
+# ----------------------------------------------------------------------
+
+_FOLDER: Final = Path("/dev/shm")  # noqa: S108 - where the system keeps what `shm_open` makes, not a scratch folder
+_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MOST_REGIONS: Final = 1_024
+_MOST_CHARACTERS: Final = 255
+"""The length of a file's name, and what is enough for a region's."""
+_OFF: Final = "shared memory is not served; --allow_shared_memory turns it on"
+
+
+class ClientRegion:
+    """One region: ``byte_size`` bytes from ``offset`` on in the shared memory object ``key``.
+
+    Mapping and descriptor go with the last view of the region and the last call that writes to it.
+
+    Raises:
+        InvalidRequest: the key names no shared memory object, or the region does not lie within it.
+        NotFound: there is no such object.
+        PermissionDenied: it is not the server's to read and write.
+    """
+
+    def __init__(self, name: str, key: str, offset: int, byte_size: int, folder: Path = _FOLDER) -> None:
+        self.name = name
+        self.key = key
+        self.offset = offset
+        self.byte_size = byte_size
+        self._file = _open(name, folder / _file_name(name, key))
+        self._finalizer = weakref.finalize(self, os.close, self._file)
+        self._check_size()
+        begin = offset - offset % mmap.ALLOCATIONGRANULARITY
+        self._skipped = offset - begin
+        try:
+            length = self._skipped + byte_size
+            self._mapping = mmap.mmap(self._file, length, mmap.MAP_SHARED, mmap.PROT_READ, offset=begin)
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(f"{self}: it cannot be mapped: {error}") from None
+
+    def __str__(self) -> str:
+        return f'shared memory region "{cut(self.name, 80)}"'
+
+    def view(self, offset: int, byte_size: int, whose: str = "") -> memoryview:
+        """Give bytes of the region as they are, to be read and not written; ``whose`` begins a refusal.
+
+        Raises:
+            InvalidRequest: they are not all within the region.
+            FailedPrecondition: the object has gone or has become smaller.
+        """
+        self.check(offset, byte_size, whose)
+        begin = self._skipped + offset
+        return memoryview(self._mapping)[begin : begin + byte_size]
+
+    def write(self, offset: int, data: Sequence[Buffer]) -> None:
+        """Write bytes that :meth:`check` has found to have room; blocking, for as long as copying takes.
+
+        Raises:
+            FailedPrecondition: the object has gone or has become smaller, or there is no memory left for it.
+        """
+        self._check_alive()
+        at = self.offset + offset
+        for part in data:
+            rest = memoryview(part)
+            while rest:
+                try:
+                    written = os.pwrite(self._file, rest, at)
+                except OSError as error:
+                    raise FailedPrecondition(f"{self}: outputs cannot be written to it: {error.strerror}") from None
+                rest = rest[written:]
+                at += written
+
+    def check(self, offset: int, byte_size: int, whose: str = "") -> None:
+        """See that bytes are within the region, and that its object is still what it was; ``whose`` begins a refusal.
+
+        Raises:
+            InvalidRequest: they are not all within the region.
+            FailedPrecondition: the object has gone or has become smaller.
+        """
+        if offset < 0 or byte_size < 0 or offset + byte_size > self.byte_size:
+            raise InvalidRequest(
+                f"{whose}{self}: expected an offset and a size within its {self.byte_size} bytes, "
+                f"got shared_memory_offset {offset} and shared_memory_byte_size {byte_size}"
+            )
+        self._check_alive()
+
+    def _check_alive(self) -> None:
+        found = os.fstat(self._file)
+        if not found.st_nlink:
+            raise FailedPrecondition(f"{self}: its object {self.key!r} has been removed; unregister it")
+        if found.st_size < self.offset + self.byte_size:
+            raise FailedPrecondition(
+                f"{self}: expected {self.offset + self.byte_size} bytes in {self.key!r}, found {found.st_size}: "
+                "it has become smaller since it was registered; unregister it"
+            )
+
+    def _check_size(self) -> None:
+        found = os.fstat(self._file)
+        if not stat.S_ISREG(found.st_mode):
+            raise InvalidRequest(f"{self}: {self.key!r} is no shared memory object")
+        if self.offset < 0 or self.byte_size < 1 or self.offset + self.byte_size > found.st_size:
+            raise InvalidRequest(
+                f"{self}: expected an offset and a size of 1 or more within the {found.st_size} bytes of {self.key!r}, "
+                f"got offset {self.offset} and byte_size {self.byte_size}"
+            )
+
+
+def _file_name(name: str, key: str) -> str:
+    """Give the file's name behind a key, which may begin with a slash and has no other."""
+    file = key.removeprefix("/")
+    if not file or "/" in file or "\0" in file or file in {".", ".."} or len(os.fsencode(file)) > _MOST_CHARACTERS:
+        raise InvalidRequest(
+            f'shared memory region "{cut(name, 80)}": expected a key such as "/my_region", with no other slash, '
+            f"got {cut(key, 80)!r}"
+        )
+    return file
+
+
+def _open(name: str, path: Path) -> int:
+    try:
+        return os.open(path, _FLAGS)
+    except OSError as error:
+        text = f'shared memory region "{cut(name, 80)}": {cut(path.name, 80)!r} cannot be opened: {error.strerror}'
+        if error.errno in {errno.EACCES, errno.EPERM}:
+            raise PermissionDenied(text) from None
+        missing = NotFound if error.errno == errno.ENOENT else InvalidRequest
+        raise missing(text) from None
+
+
+class ClientRegions:
+    """The regions of one server, by name.
+
+    Args:
+        is_allowed: whether there may be any.
+        folder: where the system has shared memory objects as files.
+    """
+
+    def __init__(self, *, is_allowed: bool = False, folder: Path = _FOLDER) -> None:
+        self.is_allowed = is_allowed
+        self._folder = folder
+        self._regions: dict[str, ClientRegion] = {}
+
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Make a region known.
+
+        Raises:
+            NotSupported: shared memory is not served.
+            InvalidRequest: the name is empty or too long, or as :class:`ClientRegion`.
+            AlreadyExists: a region has that name.
+            Overloaded: as many are registered as may be.
+            NotFound: as :class:`ClientRegion`.
+            PermissionDenied: likewise.
+        """
+        self._check_allowed()
+        if not name or len(name) > _MOST_CHARACTERS:
+            raise InvalidRequest(f"the name of a region: expected 1 to {_MOST_CHARACTERS} characters, got {len(name)}")
+        if name in self._regions:
+            raise AlreadyExists(f'shared memory region "{name}" is registered already; unregister it first')
+        if len(self._regions) >= _MOST_REGIONS:
+            raise Overloaded(f"expected at most {_MOST_REGIONS} shared memory regions; unregister some")
+        self._regions[name] = ClientRegion(name, key, offset, byte_size, self._folder)
+
+    def listed(self, name: str = "") -> list[ClientRegion]:
+        """Give one region, or all of them, by name.
+
+        Raises:
+            NotFound: no region has that name.
+        """
+        return [self.find(name)] if name else [self._regions[each] for each in sorted(self._regions)]
+
+    def unregister(self, name: str = "") -> None:
+        """Forget one region, or all; calls that use it go on, and a name that no region has is no error."""
+        if name:
+            self._regions.pop(name, None)
+        else:
+            self._regions.clear()
+
+    def find(self, name: str) -> ClientRegion:
+        """Give a region.
+
+        Raises:
+            NotSupported: shared memory is not served.
+            NotFound: no region has that name.
+        """
+        self._check_allowed()
+        region = self._regions.get(name)
+        if region is None:
+            raise NotFound(
+                f'shared memory region "{cut(name, 80)}" is not registered; '
+                "regions of system shared memory can be, those of CUDA cannot"
+            )
+        return region
+
+    def _check_allowed(self) -> None:
+        if not self.is_allowed:
+            raise NotSupported(_OFF)
+
+
+# ----------------------------------------------------------------------
+# Calls whose tensors lie in regions of clients: inputs become views of them, outputs are written there
+# ----------------------------------------------------------------------
+
+_REGION: Final = "shared_memory_region"
+_OFFSET: Final = "shared_memory_offset"
+_SIZE: Final = "shared_memory_byte_size"
+_WRITTEN_AT_ONCE: Final = 2 * 2**20
+"""Bytes that are copied within a millisecond or two."""
+
+
+class _Place(NamedTuple):
+    region: ClientRegion
+    offset: int
+    byte_size: int
+
+
+OutputPlaces = dict[str, _Place]
+"""Where the outputs of a call go that do not go to its client, by name."""
+
+
+def names_regions(request: InferRequest) -> bool:
+    """Tell whether any tensor of a call lies in a region."""
+    for given in request.inputs:
+        if _REGION in given.parameters:
+            return True
+    return bool(request.outputs) and any(_REGION in wanted.parameters for wanted in request.outputs)
+
+
+def place_tensors(request: InferRequest, regions: ClientRegions) -> OutputPlaces:
+    """Give a request its inputs that lie in regions of its client, and tell where its outputs are to go.
+
+    Raises:
+        ServerError: as :func:`view_inputs` and :func:`output_places`.
+    """
+    if not names_regions(request):
+        return {}
+    view_inputs(request, regions)
+    return output_places(request, regions)
+
+
+def view_inputs(request: InferRequest, regions: ClientRegions) -> None:
+    """Let those inputs of a request that name a region be views of it, which nothing is copied into or out of.
+
+    Raises:
+        NotSupported: shared memory is not served.
+        NotFound: a region is not registered.
+        InvalidRequest: an input has contents as well, or does not lie within its region.
+        FailedPrecondition: a region has gone or has become smaller.
+    """
+    placed = [number for number, given in enumerate(request.inputs) if _REGION in given.parameters]
+    if not placed:
+        return
+    raws = [*request.raw_inputs] or [None] * len(request.inputs)
+    wrong = Gathered()
+    for number in placed:
+        given = request.inputs[number]
+        has_bytes = number < len(raws) and raws[number] is not None
+        with wrong:
+            if has_bytes or (given.contents is not None and len(given.contents.values)):
+                raise InvalidRequest(f"input {given.name}: it has contents besides {_REGION}")
+            place = _place_of(f"input {given.name}", given.parameters, regions)
+            given.contents = None
+            if number < len(raws):
+                raws[number] = place.region.view(place.offset, place.byte_size, f"input {given.name}: ")
+    wrong.tell()
+    request.raw_inputs = raws
+
+
+def output_places(request: InferRequest, regions: ClientRegions) -> OutputPlaces:
+    """Find where the outputs of a call are to go, before it is made.
+
+    Raises:
+        NotSupported: shared memory is not served.
+        NotFound: a region is not registered.
+        InvalidRequest: the place does not lie within its region.
+        FailedPrecondition: a region has gone or has become smaller.
+    """
+    places: OutputPlaces = {}
+    for wanted in request.outputs:
+        if _REGION in wanted.parameters:
+            place = _place_of(f"output {wanted.name}", wanted.parameters, regions)
+            place.region.check(place.offset, place.byte_size, f"output {wanted.name}: ")
+            places[wanted.name] = place
+    return places
+
+
+async def write_outputs(response: InferResponse, places: OutputPlaces) -> None:
+    """Write outputs to their places; the answer tells where they are.
+
+    Raises:
+        InvalidRequest: there is less room than an output has bytes; nothing has been written then.
+        FailedPrecondition: a region has gone or has become smaller.
+
+    Cancellation: not while it writes; before that where an output is large, which is written in a thread.
+    """
+    if not places:
+        return
+    for tensor in response.outputs:
+        place = places.get(tensor.name)
+        if place is not None and (size := tensor.nbytes) > place.byte_size:
+            raise InvalidRequest(
+                f"output {tensor.name}: expected room for {size} bytes in {place.region}, got {_SIZE} {place.byte_size}"
+            )
+    for number, tensor in enumerate(response.outputs):
+        place = places.get(tensor.name)
+        if place is None:
+            continue
+        data, size = _bytes_of(tensor), tensor.nbytes
+        if size <= _WRITTEN_AT_ONCE:
+            place.region.write(place.offset, (data,))
+        else:
+            await trio.to_thread.run_sync(place.region.write, place.offset, (data,))
+        where = MemoryPlace(place.region.name, place.offset, size)
+        response.outputs[number] = RawTensor(tensor.name, tensor.datatype_name, tensor.shape, b"", where)
+
+
+def _bytes_of(tensor: Tensor | RawTensor) -> Buffer:
+    if not isinstance(tensor, RawTensor):
+        return buffer_of(tensor.array)
+    data = tensor.data
+    return data.cast("B") if isinstance(data, memoryview) and data.nbytes else data
+
+
+def _place_of(what: str, parameters: Mapping[str, ParameterValue], regions: ClientRegions) -> _Place:
+    name = parameters[_REGION]
+    if not isinstance(name, str):
+        raise InvalidRequest(f"{what}: {_REGION}: expected the name of a region, got {shown(name, 40)}")
+    region = regions.find(name)
+    if _SIZE not in parameters:
+        raise InvalidRequest(f"{what}: {_REGION} needs {_SIZE}")
+    return _Place(region, *(_number(what, key, parameters.get(key, 0)) for key in (_OFFSET, _SIZE)))
+
+
+def _number(what: str, key: str, value: ParameterValue) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{what}: {key}: expected a whole number of bytes, got {shown(value, 40)}")
+    return value

@@ -1,0 +1,85 @@
+"""What was counted of the calls of each version: the numbers of KServe's and Triton's ``ModelStatistics``.
+
+Kept beside the metrics, which may be off and have other families; counting a call costs a look-up and some sums.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ovmstrio.core.events import OK, QUESTIONS
+from ovmstrio.core.latency_histogram import TIME_BOUNDS, no_times
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ovmstrio.core.events import CallEvent
+
+__all__ = ["CallStatistics", "Total", "VersionStatistics"]
+
+
+@dataclass(slots=True)
+class Total:
+    """How many there were, and how long they took in all."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class VersionStatistics:
+    """The calls of one version.
+
+    Of those that were answered, ``queue`` is what they waited, ``compute`` what the service took, and ``rest`` what
+    is left of ``success``: reading the request and writing the answer.  ``times`` tell how many of all took at most
+    each of :data:`TIME_BOUNDS`, and more than the one before; the last one those beyond them all.  ``last_call`` is in
+    seconds since the epoch.
+    """
+
+    success: Total = field(default_factory=Total)
+    fail: Total = field(default_factory=Total)
+    queue: Total = field(default_factory=Total)
+    compute: Total = field(default_factory=Total)
+    rest: Total = field(default_factory=Total)
+    times: list[int] = field(default_factory=no_times)
+    last_call: float = 0.0
+
+
+class CallStatistics:
+    """Keeps the statistics of every version that was called."""
+
+    def __init__(self) -> None:
+        self._versions: dict[tuple[str, str], VersionStatistics] = {}
+
+    def of(self, names: Iterable[tuple[str, str]]) -> list[tuple[str, str, VersionStatistics]]:
+        """Give those of versions by name and number; of a version that was never called they are zeros."""
+        return [(name, version, self._versions.get((name, version)) or VersionStatistics()) for name, version in names]
+
+    @property
+    def versions(self) -> Mapping[tuple[str, str], VersionStatistics]:
+        """Those of everything that was ever called, by name and number."""
+        return self._versions
+
+    def call_finished(self, event: CallEvent) -> None:
+        """Count a call, but no question; written out, as this is done for every call."""
+        if event.method in QUESTIONS:
+            return
+        key = (event.name, event.version)
+        found = self._versions.get(key)
+        if found is None:
+            found = self._versions[key] = VersionStatistics()
+        found.last_call = time.time()
+        seconds, queued, computed = event.seconds, event.queue_seconds, event.compute_seconds
+        total = found.success if event.code == OK else found.fail
+        total.count += 1
+        total.seconds += seconds
+        found.times[bisect_left(TIME_BOUNDS, seconds)] += 1
+        if total is found.success:
+            found.queue.count = found.compute.count = found.rest.count = total.count
+            found.queue.seconds += queued
+            found.compute.seconds += computed
+            rest = seconds - queued - computed
+            found.rest.seconds += rest if rest > 0 else 0.0

@@ -1,0 +1,289 @@
+"""Where spans go: the exporters that the environment names, behind OpenTelemetry's batches, for a server's life."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+from opentelemetry import context as contexts
+from opentelemetry import trace
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+)
+
+from ovmstrio.telemetry.recent_traces import KeptSpan
+from ovmstrio.telemetry.spans import LONGEST_TEXT, MOST_EVENTS, RecordedSpan, SpanLink, exporter_names, otlp_protocol
+from ovmstrio.util.truncation import cut, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+    from ovmstrio.core.tracing import Span
+    from ovmstrio.telemetry.recent_traces import RecentTraces
+
+__all__ = ["Export", "UserSpans", "context_of", "kept_span", "plain", "readable_span"]
+
+# ----------------------------------------------------------------------
+# Spans of the server's as OpenTelemetry's exporters want them, and those of users' code as recent traces have them
+# ----------------------------------------------------------------------
+
+_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
+_UNSAMPLED: Final = TraceFlags(TraceFlags.DEFAULT)
+_KINDS: Final = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
+_SCOPE: Final = InstrumentationScope("ovmstrio")
+
+
+def context_of(
+    trace: int, span: int, state: str = "", *, is_remote: bool = False, is_sampled: bool = True
+) -> SpanContext:
+    """Give the ids of a span as OpenTelemetry has them."""
+    kept = TraceState.from_header([state]) if state else None
+    return SpanContext(trace, span, is_remote, _SAMPLED if is_sampled else _UNSAMPLED, kept)
+
+
+def readable_span(span: RecordedSpan, resource: Resource) -> ReadableSpan:
+    """Give a span that has ended as exporters take it."""
+    trace, state = span.trace, span.state
+    parent = context_of(trace, span.parent, state, is_remote=span.has_remote_parent) if span.parent else None
+    return ReadableSpan(
+        name=span.name,
+        context=context_of(trace, span.number, state),
+        parent=parent,
+        resource=resource,
+        attributes=span.attributes,
+        events=[Event(event.name, dict(event.attributes), event.at) for event in span.events],
+        links=[Link(context_of(link.trace_id, link.span_id)) for link in span.links],
+        kind=_KINDS[span.kind],
+        status=Status(StatusCode.ERROR, span.failure) if span.failure else Status(StatusCode.UNSET),
+        start_time=span.began,
+        end_time=span.ended,
+        instrumentation_scope=_SCOPE,
+    )
+
+
+def kept_span(span: ReadableSpan) -> tuple[int, KeptSpan] | None:
+    """Give the trace and the span of what code of users has recorded; None for what has no ids."""
+    context = span.context
+    if context is None:
+        return None
+    status = span.status
+    kind = span.kind.name.lower()
+    return context.trace_id, KeptSpan(
+        f"{context.span_id:016x}",
+        "" if span.parent is None else f"{span.parent.span_id:016x}",
+        span.name,
+        kind if kind == "client" else "internal",
+        span.start_time or 0,
+        span.end_time or 0,
+        {name: plain(value) for name, value in (span.attributes or {}).items()},
+        [(event.name, event.timestamp or 0, {k: plain(v) for k, v in (event.attributes or {}).items()})
+         for event in span.events],
+        [(f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}") for link in span.links],
+        cut(status.description or "error", LONGEST_TEXT) if status.status_code is StatusCode.ERROR else "",
+    )  # fmt: skip
+
+
+def plain(value: object) -> str | bool | int | float:
+    """Give a value of users' code as it is kept: a number, or a text that is cut."""
+    if isinstance(value, bool | int | float):
+        return value
+    return cut(value if isinstance(value, str) else str(value), LONGEST_TEXT)
+
+
+# ----------------------------------------------------------------------
+# Where spans go: the exporters that the environment names, behind OpenTelemetry's batches, for a server's life
+# ----------------------------------------------------------------------
+
+log = structlog.get_logger(__name__)
+
+_UNNAMED: Final = "unknown_service"
+_SERVICE: Final = "ovms"
+_PROTOCOLS: Final = ("http/protobuf", "grpc")
+
+
+class Export:
+    """A sink of spans that exports them; it has threads from when it is made until it is closed.
+
+    Spans that code of users makes by OpenTelemetry go the same way, unless its program has set that up itself.
+
+    Args:
+        environ: names the exporters; they read it, too.
+        recent: keeps spans of users' code among the others.
+    """
+
+    def __init__(self, environ: Mapping[str, str], recent: RecentTraces) -> None:
+        made = Resource.create()
+        named = str(made.attributes.get(SERVICE_NAME, _UNNAMED))
+        self._resource = made.merge(Resource({SERVICE_NAME: _SERVICE})) if named.startswith(_UNNAMED) else made
+        exporters = [exporter for name in exporter_names(environ) for exporter in _exporters(name, environ)]
+        self._batches: tuple[SpanProcessor, ...] = tuple(map(BatchSpanProcessor, exporters))
+        _relay_to((*self._batches, _Keeping(recent)), self._resource)
+
+    def span_ended(self, span: RecordedSpan) -> None:
+        """Take a span of the server's."""
+        ended = readable_span(span, self._resource)
+        for batches in self._batches:
+            batches.on_end(ended)
+
+    def close(self) -> None:
+        """Export what waits, and end the threads; blocking, as long as the exporters try."""
+        _RELAY.targets = ()
+        for batches in self._batches:
+            batches.shutdown()
+
+
+class _Relay(SpanProcessor):
+    """What the program's one provider gives spans to, whichever server runs."""
+
+    targets: tuple[SpanProcessor, ...] = ()
+
+    def on_start(self, span: Any, parent_context: Context | None = None) -> None:
+        for target in self.targets:
+            target.on_start(span, parent_context)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        for target in self.targets:
+            target.on_end(span)
+
+
+_RELAY: Final = _Relay()
+
+
+class _Keeping(SpanProcessor):
+    """Has recent traces keep what code of users has recorded."""
+
+    def __init__(self, recent: RecentTraces) -> None:
+        self._recent = recent
+
+    def on_end(self, span: ReadableSpan) -> None:
+        found = kept_span(span)
+        if found is not None:
+            self._recent.keep(*found)
+
+
+def _relay_to(targets: tuple[SpanProcessor, ...], resource: Resource) -> None:
+    """Have spans of users' code go to these, if the program has no provider but the server's."""
+    _RELAY.targets = targets
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(_RELAY)
+        trace.set_tracer_provider(provider)
+
+
+def _exporters(name: str, environ: Mapping[str, str]) -> list[SpanExporter]:
+    """Make an exporter by its name; none, with a warning, for what is not known."""
+    if name == "console":
+        return [ConsoleSpanExporter()]
+    if name != "otlp":
+        log.warning("OTEL_TRACES_EXPORTER names what is not there", found=name, expected=["otlp", "console", "none"])
+        return []
+    protocol = otlp_protocol(environ)
+    if protocol not in _PROTOCOLS:
+        log.warning("OTEL_EXPORTER_OTLP_PROTOCOL is not spoken: http/protobuf is", found=protocol, expected=_PROTOCOLS)
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - brings gRPC
+
+        return [OTLPSpanExporter()]
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415 - one of the two is needed
+        OTLPSpanExporter as HttpSpanExporter,
+    )
+
+    return [HttpSpanExporter()]
+
+
+# ----------------------------------------------------------------------
+# Spans of the server's as code of users sees them: OpenTelemetry's current span, whose parts its own spans become
+# ----------------------------------------------------------------------
+
+
+class UserSpans:
+    """Makes spans OpenTelemetry's current ones."""
+
+    def enter(self, span: Span) -> object:
+        """Make a span the current one; gives the context before."""
+        before = contexts.get_current()
+        if isinstance(span, RecordedSpan):
+            seen: trace.Span = _SeenSpan(span)
+        else:
+            ids = context_of(int(span.trace_id, 16), int(span.span_id, 16), is_sampled=False)
+            seen = NonRecordingSpan(ids)
+        contexts.attach(trace.set_span_in_context(seen, before))
+        return before
+
+    def leave(self, before: object) -> None:
+        """Make the context before the current one again; with None there is none."""
+        contexts.attach(before if isinstance(before, contexts.Context) else contexts.Context())
+
+
+class _SeenSpan(trace.Span):
+    """A span of the server's, which code of users may add to, and which the server ends."""
+
+    def __init__(self, span: RecordedSpan) -> None:
+        self._span = span
+
+    def end(self, end_time: int | None = None) -> None:
+        """Leave that to the server."""
+
+    def get_span_context(self) -> trace.SpanContext:
+        """Give its ids."""
+        return context_of(self._span.trace, self._span.number, self._span.state)
+
+    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Tell more of it."""
+        for name, value in attributes.items():
+            self.set_attribute(name, value)
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        """Tell one more thing of it."""
+        self._span.set(key, plain(value))
+
+    def add_event(self, name: str, attributes: Mapping[str, Any] | None = None, timestamp: int | None = None) -> None:
+        """Tell of something that happens now; a time of its own is not kept."""
+        del timestamp
+        self._span.event(name, {key: plain(value) for key, value in (attributes or {}).items()})
+
+    def add_link(self, context: trace.SpanContext, attributes: Mapping[str, Any] | None = None) -> None:
+        """Tell that another span has to do with it."""
+        del attributes
+        if len(self._span.links) < MOST_EVENTS:
+            self._span.links.append(SpanLink(context.trace_id, context.span_id))
+
+    def update_name(self, name: str) -> None:
+        """Name it otherwise."""
+        self._span.name = name
+
+    def is_recording(self) -> bool:
+        """Whether it has not ended."""
+        return not self._span.ended
+
+    def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
+        """Say that it has failed; that it has not is for the server to say."""
+        code, said = (status.status_code, status.description) if isinstance(status, Status) else (status, description)
+        if code is StatusCode.ERROR:
+            self._span.failure = cut(said or "error", LONGEST_TEXT)
+
+    def record_exception(
+        self,
+        exception: BaseException,
+        attributes: Mapping[str, Any] | None = None,
+        timestamp: int | None = None,
+        escaped: bool = False,  # noqa: FBT002 - as OpenTelemetry has it
+    ) -> None:
+        """Tell of an error that was dealt with, or not."""
+        del timestamp, escaped
+        told = {"exception.type": type(exception).__qualname__, "exception.message": text_of(exception)}
+        self.add_event("exception", {**told, **(attributes or {})})

@@ -1,0 +1,210 @@
+"""The traces of the last calls, kept in memory for whoever wants to look at them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ovmstrio.core.tracing import Attributes
+    from ovmstrio.telemetry.spans import RecordedSpan
+
+
+__all__ = ["KeptSpan", "KeptTrace", "RecentTraces"]
+
+_MOST_TRACES: Final = 200
+_MOST_SPANS: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSpan:
+    """A span that has ended.
+
+    Attributes:
+        span_id: in 16 hexadecimal digits.
+        parent_id: likewise; empty for a call that came without a parent.
+        name: of what was done.
+        kind: ``server``, ``client``, or ``internal``.
+        began: in nanoseconds since the epoch.
+        ended: likewise.
+        attributes: what is told of it.
+        events: names, times in nanoseconds since the epoch, and what is told.
+        links: the ids of traces and spans that have to do with it.
+        failure: what failed it; empty if nothing did.
+    """
+
+    span_id: str
+    parent_id: str
+    name: str
+    kind: str
+    began: int
+    ended: int
+    attributes: Attributes
+    events: Sequence[tuple[str, int, Attributes]] = ()
+    links: Sequence[tuple[str, str]] = ()
+    failure: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """Give it as a document that JSON can have; times are numbers of nanoseconds, as texts."""
+        return {
+            "span_id": self.span_id,
+            "parent_id": self.parent_id,
+            "name": self.name,
+            "kind": self.kind,
+            "began": str(self.began),
+            "ended": str(self.ended),
+            "attributes": dict(self.attributes),
+            "events": [{"name": name, "at": str(at), "attributes": dict(told)} for name, at, told in self.events],
+            "links": [{"trace_id": trace, "span_id": span} for trace, span in self.links],
+            "failure": self.failure,
+        }
+
+
+@dataclass(slots=True)
+class KeptTrace:
+    """The spans of one trace that have ended here.
+
+    Attributes:
+        trace_id: in 32 hexadecimal digits.
+        spans: in the order in which they ended, so that parts come before what they are parts of.
+        dropped: how many more there were than are kept.
+        root: the last call that came; None as long as none has ended.
+    """
+
+    trace_id: str
+    spans: list[KeptSpan] = field(default_factory=list)
+    dropped: int = 0
+    root: KeptSpan | None = None
+
+    @property
+    def began(self) -> int:
+        """When the first of its spans did, in nanoseconds since the epoch."""
+        return min((span.began for span in self.spans), default=0)
+
+    @property
+    def ended(self) -> int:
+        """When the last of its spans did."""
+        return max((span.ended for span in self.spans), default=0)
+
+    def summary(self) -> dict[str, Any]:
+        """Give what a list tells of it."""
+        root = self.root
+        return {
+            "trace_id": self.trace_id,
+            "name": "" if root is None else root.name,
+            "attributes": {} if root is None else dict(root.attributes),
+            "failure": "" if root is None else root.failure,
+            "began": str(self.began),
+            "milliseconds": round((self.ended - self.began) / 1e6, 3),
+            "spans": len(self.spans) + self.dropped,
+        }
+
+    def document(self) -> dict[str, Any]:
+        """Give all of it."""
+        return {**self.summary(), "dropped": self.dropped, "tree": [span.document() for span in self.spans]}
+
+
+class RecentTraces:
+    """The last traces, the oldest of which make room; a sink of spans.
+
+    Args:
+        most: how many are kept.
+        most_spans: how many spans of each, beside its last call.
+
+    Attributes:
+        was_watched: whether somebody may look, for those who ask too often to find out whether that is still so.
+    """
+
+    def __init__(self, most: int = _MOST_TRACES, most_spans: int = _MOST_SPANS) -> None:
+        self._most = most
+        self._most_spans = most_spans
+        self._traces: OrderedDict[int, KeptTrace] = OrderedDict()
+        self._lock = threading.Lock()
+        self._viewers = 0
+        self._watched_until = 0.0
+        self.was_watched = False
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody looks, so that calls are recorded for them even where nobody else wants any."""
+        self.was_watched = self._viewers > 0 or monotonic() < self._watched_until
+        return self.was_watched
+
+    def watch_for(self, seconds: float) -> None:
+        """Have calls be recorded for so long, for somebody who may not be able to tell that it looks no more."""
+        self._watched_until = monotonic() + seconds
+        self.was_watched = True
+
+    @contextmanager
+    def watching(self) -> Iterator[RecentTraces]:
+        """Have calls be recorded within the block."""
+        self._viewers += 1
+        self.was_watched = True
+        try:
+            yield self
+        finally:
+            self._viewers -= 1
+
+    def span_ended(self, span: RecordedSpan) -> None:
+        """Keep a span, in whatever thread it ended."""
+        self.keep(span.trace, _kept(span))
+
+    def keep(self, trace: int, span: KeptSpan) -> None:
+        """Keep a span of a trace, in whatever thread it ended."""
+        with self._lock:
+            kept = self._traces.get(trace)
+            if kept is None:
+                kept = self._traces[trace] = KeptTrace(f"{trace:032x}")
+                if len(self._traces) > self._most:
+                    self._traces.popitem(last=False)
+            is_call = span.kind == "server"
+            if is_call:
+                kept.root = span
+            if len(kept.spans) >= self._most_spans + is_call:
+                kept.dropped += 1
+                if is_call:
+                    # The last call is there, in the place of the one before that was one too many.
+                    kept.spans[-1] = span
+                return
+            kept.spans.append(span)
+
+    def traces(self, most: int = _MOST_TRACES) -> list[KeptTrace]:
+        """Give the last traces whose calls have ended, the newest first."""
+        with self._lock:
+            found = [_copied(trace) for trace in reversed(self._traces.values()) if trace.root is not None]
+        return found[:most]
+
+    def trace(self, trace_id: str) -> KeptTrace | None:
+        """Give a trace by its id in hexadecimal digits; None if it is not kept, or is none."""
+        try:
+            number = int(trace_id, 16)
+        except ValueError:
+            return None
+        with self._lock:
+            found = self._traces.get(number)
+            return None if found is None else _copied(found)
+
+
+def _copied(trace: KeptTrace) -> KeptTrace:
+    return KeptTrace(trace.trace_id, list(trace.spans), trace.dropped, trace.root)
+
+
+def _kept(span: RecordedSpan) -> KeptSpan:
+    return KeptSpan(
+        span.span_id,
+        f"{span.parent:016x}" if span.parent else "",
+        span.name,
+        span.kind,
+        span.began,
+        span.ended,
+        span.attributes,
+        span.events,
+        [(f"{each.trace_id:032x}", f"{each.span_id:016x}") for each in span.links],
+        span.failure,
+    )

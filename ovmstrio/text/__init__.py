@@ -1,0 +1,1 @@
+"""Text models: language, embedding, rerank and speech models in engine processes."""

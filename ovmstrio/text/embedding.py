@@ -1,0 +1,366 @@
+"""Models that make vectors and scores of texts, which OpenVINO runs as it runs any model.
+
+::
+
+    texts ─> TextTokens (tokenizer, an OpenVINO model) ─> rows of tokens ─> RowEncoder (batches of all clients) ─> rows
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.errors import ConfigError, InvalidField, Problem
+from ovmstrio.core.generation import Embeddings, Task
+from ovmstrio.core.request import ServableMetadata
+from ovmstrio.inference.compile import ModelFile
+from ovmstrio.inference.compiled import Compiled
+from ovmstrio.inference.crash_probe import try_model
+from ovmstrio.inference.crash_probe.probe import trial_of
+from ovmstrio.inference.network import Network
+from ovmstrio.inference.text_networks import CompiledTokenizer, compile_embedder, compile_scorer, compile_tokenizer
+from ovmstrio.text.embedding_rows import (
+    Ids,
+    Row,
+    RowEncoder,
+    RowTexts,
+    TextFolder,
+    TextTokens,
+    parts_of,
+    read_text_folder,
+    surround,
+    types_of,
+)
+from ovmstrio.util.placement import run_load
+from ovmstrio.util.truncation import MAX_TOKENIZED_CHARACTERS, has_enough_tokens, max_characters, weight_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ovmstrio.config.specs import TextModelSpec
+    from ovmstrio.core.generation import Padding, TokenIds, TokenRow
+    from ovmstrio.core.hooks import ServableHooks
+    from ovmstrio.inference.tokenizers import Template
+    from ovmstrio.serving.kind import LoadContext
+
+__all__ = [
+    "MOST_DOCUMENTS",
+    "EmbeddingModel",
+    "RerankModel",
+    "TextEncoder",
+    "load_embedding_model",
+    "load_rerank_model",
+]
+
+# ----------------------------------------------------------------------
+# What embedders and rerankers have in common: a tokenizer, a model whose batches all clients share, and a life
+# ----------------------------------------------------------------------
+
+MOST_DOCUMENTS: Final = 500
+"""How many texts one request may have, as in OVMS."""
+
+
+class TextEncoder:
+    """A service that has a model of texts; its batches run as long as ``rows`` serves.
+
+    Args:
+        name: what it is served as.
+        task: what it does.
+        texts: makes rows of texts.
+        rows: makes numbers of rows.
+    """
+
+    def __init__(self, name: str, task: Task, texts: RowTexts, rows: RowEncoder) -> None:
+        self.tasks: frozenset[Task] = frozenset({task})
+        self.metadata = ServableMetadata(name, "OpenVINO", (), ())
+        self._texts = texts
+        self._rows = rows
+
+    async def tokenize(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        max_length: int | None = None,
+        padding: Padding | None = None,
+    ) -> Sequence[TokenRow]:
+        """Do as :class:`ovmstrio.core.generation.Tokenizer`.
+
+        Raises:
+            InvalidRequest, ServerError: as there.
+
+        Cancellation: at any checkpoint.
+        """
+        return await self._texts.tokenize(
+            texts, add_special_tokens=add_special_tokens, max_length=max_length, padding=padding
+        )
+
+    async def aclose(self) -> None:
+        """Unload the model.  Called once, when no call is in flight.
+
+        Cancellation: as :meth:`RowEncoder.aclose`.
+        """
+        await self._rows.aclose()
+
+
+# ----------------------------------------------------------------------
+# Vectors of texts
+# ----------------------------------------------------------------------
+
+
+class EmbeddingModel(TextEncoder):
+    """An :class:`ovmstrio.core.generation.Embedder`, and the tokenizer of its model; arguments as there."""
+
+    def __init__(self, name: str, texts: RowTexts, rows: RowEncoder) -> None:
+        super().__init__(name, Task.EMBEDDINGS, texts, rows)
+
+    async def embed(self, inputs: Sequence[str | TokenIds]) -> Embeddings:
+        """Give a vector for each input, in their order; ``tokens`` are those of all rows, marks included.
+
+        Raises:
+            InvalidRequest: there are no inputs or too many, or one is too long, empty, or has unknown tokens.
+            Overloaded: too many requests wait.
+            ModelFailure: OpenVINO failed.
+
+        Cancellation: at any checkpoint.
+        """
+        if not 1 <= len(inputs) <= MOST_DOCUMENTS:
+            raise InvalidField(f"input must have 1 to {MOST_DOCUMENTS} texts", field="input", got=str(len(inputs)))
+        rows = await self._texts.rows_of(inputs)
+        return Embeddings(await self._rows.encode(rows), sum(len(row.ids) for row in rows))
+
+
+# ----------------------------------------------------------------------
+# How well documents answer a query: a model reads each of them together with the query
+# ----------------------------------------------------------------------
+
+_TOKENS_AT_ONCE: Final = 2**15
+"""Tokens of which rows are made within a millisecond or two."""
+
+
+class RerankModel(TextEncoder):
+    """A :class:`ovmstrio.core.generation.Reranker`, and the tokenizer of its model.
+
+    Args:
+        name: what it is served as.
+        texts: has the tokenizer.
+        rows: makes one score of each row.
+        template: what stands around a query and a document.
+        most_chunks: how many parts the documents of a request may have together.
+    """
+
+    def __init__(self, name: str, texts: RowTexts, rows: RowEncoder, template: Template, most_chunks: int) -> None:
+        super().__init__(name, Task.RERANK, texts, rows)
+        self._template = template
+        self._most_chunks = most_chunks
+
+    async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
+        """Give a score from 0 to 1 for each document, in their order, and how many tokens were read.
+
+        Raises:
+            InvalidRequest: there are no documents or too many, the query leaves no room for them, or they have too
+                many parts.
+            Overloaded: too many requests wait.
+            ModelFailure: OpenVINO failed.
+
+        Cancellation: at any checkpoint.
+        """
+        if not 1 <= len(documents) <= MOST_DOCUMENTS:
+            raise InvalidField(f"documents must be 1 to {MOST_DOCUMENTS}", field="documents", got=str(len(documents)))
+        self._check_characters(query, documents)
+        asked = await self._query(query)
+        room = self._room_beside(asked)
+        rows: list[Row] = []
+        counts: list[int] = []
+        for part in parts_of(documents):
+            read = await self._read([documents[number] for number in part], room, self._most_chunks - len(rows))
+            make = partial(self._rows_of, asked, read, room)
+            is_large = sum(map(len, read)) > _TOKENS_AT_ONCE
+            made = await trio.to_thread.run_sync(make) if is_large else make()
+            counts += map(len, made)
+            rows += chain.from_iterable(made)
+        scores = iter((await self._rows.encode(rows)).tolist())
+        return [max(next(scores) for _ in range(count)) for count in counts], sum(len(row.ids) for row in rows)
+
+    def _check_characters(self, query: str, documents: Sequence[str]) -> None:
+        """Refuse texts that are too long by their characters alone.
+
+        Raises:
+            InvalidField: the query cannot fit the model, or the documents have too many parts.
+        """
+        longest = self._texts.max_length
+        if longest is None:
+            size = sum(map(weight_of, (query, *documents)))
+            if size > MAX_TOKENIZED_CHARACTERS:
+                message = f"documents: expected at most {MAX_TOKENIZED_CHARACTERS} bytes with the query"
+                raise InvalidField(message, field="documents", got=str(size))
+            return
+        most = self._most_of_query(longest)
+        if len(query) > max_characters(most):
+            raise self._query_too_long(most, f"at least {len(query) * most // max_characters(most)}")
+        if sum(map(len, documents)) > max_characters(longest * self._most_chunks):
+            raise self._too_many(longest)
+
+    async def _query(self, query: str) -> Ids:
+        longest = self._texts.max_length
+        encode = self._texts.tokens.encode_within
+        (ids,) = await (
+            encode([query], self._most_of_query(longest)) if longest else self._texts.tokens.encode([query])
+        )
+        return ids
+
+    async def _read(self, documents: Sequence[str], room: int | None, chunks: int) -> list[Ids]:
+        """Return the tokens of documents, which have at most ``chunks`` parts.
+
+        Raises:
+            InvalidField: they have more; of a long document no more is tokenized than is needed to know that.
+        """
+        if room is None:
+            read = await self._texts.tokens.encode(documents)
+        else:
+            read = await self._texts.tokens.encode_within(documents, chunks * room)
+        if sum(_count(each, room) for each in read) > chunks:
+            raise self._too_many(room)
+        return read
+
+    def _too_many(self, room: int | None) -> InvalidField:
+        return InvalidField(
+            f"the documents have more than {self._most_chunks} parts of {room} tokens together, which is as "
+            "many as may; send fewer or shorter ones",
+            field="documents",
+        )
+
+    def _rows_of(self, query: Ids, documents: Sequence[Ids], room: int | None) -> list[list[Row]]:
+        return [[self._row(query, part) for part in _chunks(each, room)] for each in documents]
+
+    def _row(self, query: Ids, document: Ids) -> Row:
+        return Row(surround(self._template, query, document), types_of(self._template, query, document))
+
+    def _room_beside(self, query: Ids) -> int | None:
+        """Tell how many tokens of a document fit beside a query."""
+        longest = self._texts.max_length
+        if longest is None:
+            return None
+        most = self._most_of_query(longest)
+        if len(query) > most:
+            at_least = "at least " if has_enough_tokens(len(query), most) else ""
+            raise self._query_too_long(most, f"{at_least}{len(query)}")
+        return longest - self._template.added - len(query)
+
+    def _most_of_query(self, longest: int) -> int:
+        return (longest - self._template.added) // 2
+
+    def _query_too_long(self, most: int, got: str) -> InvalidField:
+        return InvalidField(
+            f"the query may have {most} tokens, half of what the model reads at once", field="query", got=got
+        )
+
+
+def _count(document: Ids, room: int | None) -> int:
+    return 1 if room is None else max(1, -(-len(document) // room))
+
+
+def _chunks(document: Ids, room: int | None) -> Iterator[Ids]:
+    """Cut a document into parts; an empty one has an empty part."""
+    step = room or max(1, len(document))
+    for start in range(0, max(1, len(document)), step):
+        yield document[start : start + step]
+
+
+# ----------------------------------------------------------------------
+# Load models of embeddings and of ranks from the folders that Optimum writes
+# ----------------------------------------------------------------------
+
+_VERSION: Final = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What is loaded for any model of texts."""
+
+    folder: TextFolder
+    compiled: Compiled
+    tokenizer: CompiledTokenizer
+
+
+async def load_embedding_model(spec: TextModelSpec, context: LoadContext) -> EmbeddingModel:
+    """Load a model of embeddings; the caller owns it and closes it.
+
+    Raises:
+        ConfigError: files are missing, or are not what they must be.
+        NotReady: the model could not be tried.
+
+    Cancellation: at once; the load goes on in its thread and its result is dropped.
+    """
+    started = perf_counter()
+    parts = await _load(spec, partial(compile_embedder, pooling=spec.pooling, normalize=spec.normalize))
+    hooks = context.meters.servable(spec.name, _VERSION)
+    texts = _texts(spec, parts)
+    service = EmbeddingModel(spec.name, texts, await _serve_rows(spec, parts, hooks, context))
+    hooks.set_load_seconds(perf_counter() - started)
+    return service
+
+
+async def load_rerank_model(spec: TextModelSpec, context: LoadContext) -> RerankModel:
+    """Load a model that scores documents by a query; the caller owns it and closes it.
+
+    Raises:
+        ConfigError: files are missing, or are not what they must be.
+        NotReady: the model could not be tried.
+
+    Cancellation: at once; the load goes on in its thread and its result is dropped.
+    """
+    started = perf_counter()
+    parts = await _load(spec, compile_scorer)
+    pair = parts.tokenizer.special_tokens.pair
+    if pair is None:
+        message = "the tokenizer does not say how a query and a document are put together"
+        raise ConfigError([Problem(message, file=str(parts.folder.tokenizer))])
+    hooks = context.meters.servable(spec.name, _VERSION)
+    texts = _texts(spec, parts)
+    rows = await _serve_rows(spec, parts, hooks, context)
+    service = RerankModel(spec.name, texts, rows, pair, spec.max_allowed_chunks)
+    hooks.set_load_seconds(perf_counter() - started)
+    return service
+
+
+async def _load(spec: TextModelSpec, compile_rows: Callable[[ModelFile], Compiled]) -> _Parts:
+    folder = await run_load(partial(read_text_folder, spec.path))
+    model = ModelSpec(
+        name=spec.name,
+        base_path=spec.path,
+        origin=spec.origin,
+        target_device=spec.device,
+        plugin_config=_properties(spec.plugin_config),
+        cache_dir=spec.cache_dir,
+    )
+    source = ModelFile(folder.model, model)
+    await try_model(trial_of(source, spec.path))
+    tokenizer = await run_load(partial(compile_tokenizer, folder.tokenizer, spec.name))
+    return _Parts(folder, await run_load(partial(compile_rows, source)), tokenizer)
+
+
+def _texts(spec: TextModelSpec, parts: _Parts) -> RowTexts:
+    tokenizer = parts.tokenizer
+    tokens = TextTokens(Network(tokenizer.compiled, fills_cores=False), tokenizer.special_tokens, tokenizer.pad_id)
+    return RowTexts(tokens, parts.folder, truncate=spec.truncate)
+
+
+async def _serve_rows(spec: TextModelSpec, parts: _Parts, hooks: ServableHooks, context: LoadContext) -> RowEncoder:
+    network = Network(parts.compiled, hooks)
+    rows = RowEncoder(network, parts.tokenizer.pad_id, spec.max_queue, hooks)
+    await context.tasks.start(rows.serve)
+    return rows
+
+
+def _properties(config: Mapping[str, Any]) -> dict[str, str]:
+    """Write properties as OpenVINO reads them."""
+    return {
+        name: ("YES" if value else "NO") if isinstance(value, bool) else str(value) for name, value in config.items()
+    }

@@ -1,0 +1,129 @@
+"""Grammars that make a model call functions, in the form that its parser reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ovmstrio.core.generation import Conversation, Grammar, GrammarKind
+from ovmstrio.text.grammars.compact_json import one_line_rules
+from ovmstrio.text.grammars.refusals import MOST_TEXT, GrammarRefused
+from ovmstrio.text.grammars.schemas import check_schema, without_wide_bounds
+from ovmstrio.util.truncation import size_of
+
+__all__ = ["ImposedCalls", "impose_calls"]
+
+_ANY_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "additionalProperties": True}
+
+
+@dataclass(frozen=True, slots=True)
+class ImposedCalls:
+    """A grammar of calls.
+
+    Attributes:
+        tool_parser: reads what it makes; not the model's own where that one's form has no grammar.
+        forced: whether a call is all that there can be, without content and reasoning.
+    """
+
+    grammar: Grammar
+    tool_parser: str
+    forced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What stands around the arguments of a call of ``{}``; ``trigger`` is what begins no content."""
+
+    begin: str
+    end: str
+    trigger: str = ""
+    content: str = "json_schema"
+
+
+_FORMS: Final[Mapping[str, _Form]] = {
+    "hermes3": _Form('<tool_call>\n{{"name": "{}", "arguments": ', "}\n</tool_call>", "<tool_call>"),
+    "llama3": _Form('{{"name": "{}", "parameters": ', "}"),
+    "phi4": _Form('functools[{{"name": "{}", "arguments": ', "}]", "functools["),
+    "mistral": _Form('[TOOL_CALLS][{{"name": "{}", "arguments": ', "}]", "[TOOL_CALLS]"),
+    "devstral": _Form("[TOOL_CALLS]{}[ARGS]", "", "[TOOL_CALLS]"),
+    "gptoss": _Form("<|channel|>commentary to=functions.{} <|constrain|>json<|message|>", "<|call|>"),
+    "qwen3coder": _Form(
+        "<tool_call>\n<function={}>\n", "\n</function>\n</tool_call>", "<tool_call>", content="qwen_xml_parameter"
+    ),
+    "generic": _Form('{{"tool_calls": [{{"name": "{}", "arguments": ', "}]}", '{"tool_calls"'),
+}
+
+
+def impose_calls(conversation: Conversation, tool_parser: str, *, guided: bool = False) -> ImposedCalls | None:
+    """Give the grammar that a request's tools ask for; None where the model writes freely.
+
+    ``tool_choice`` ``required`` and a named function force one call.  Otherwise calls of tools that are ``strict``, or
+    of all if ``guided``, have arguments that fit their schemas, where calls have a beginning that content has not.
+
+    Args:
+        conversation: with the tools.
+        tool_parser: of the model, never ``auto``.
+        guided: the model's ``enable_tool_guided_generation``.
+
+    Raises:
+        GrammarRefused: a schema of parameters cannot be imposed.
+    """
+    forced = conversation.tool_choice in {"required", "function"}
+    functions = [tool["function"] for tool in conversation.tools]
+    if not functions or conversation.tool_choice == "none":
+        return None
+    if conversation.tool_choice == "function":
+        functions = [function for function in functions if function["name"] == conversation.tool_name]
+    # Forms without JSON have no grammar, so that those calls are written in one that every model can be made to write.
+    name = tool_parser if tool_parser in _FORMS or not forced else "generic"
+    form = _FORMS.get(name)
+    strict = any(function.get("strict") for function in functions)
+    if form is None or not (forced or (form.trigger and (guided or strict))):
+        return None
+    places = {tool["function"]["name"]: number for number, tool in enumerate(conversation.tools)}
+    if size_of(functions, MOST_TEXT) > MOST_TEXT:
+        raise GrammarRefused("", f"expected at most {MOST_TEXT} characters whose calls are imposed", field="tools")
+    tags = [_tag(form, function, places[function["name"]], imposed=forced or guided) for function in functions]
+    if not forced:
+        shape = {"type": "triggered_tags", "triggers": [form.trigger], "tags": tags}
+    else:
+        shape = tags[0] if len(tags) == 1 else {"type": "or", "elements": tags}
+    text = json.dumps({"type": "structural_tag", "format": shape}, ensure_ascii=False)
+    return ImposedCalls(Grammar(GrammarKind.STRUCTURAL_TAG, text), name, forced)
+
+
+def _tag(form: _Form, function: Mapping[str, Any], index: int, *, imposed: bool) -> dict[str, Any]:
+    schema = function.get("parameters") if imposed or function.get("strict") else None
+    parameters = _parameters(schema)
+    field = f"tools[{index}].function.parameters"
+    try:
+        check_schema(parameters)
+    except GrammarRefused as refused:
+        raise refused.of(field) from None
+    return {
+        "type": "tag",
+        "begin": form.begin.format(json.dumps(function["name"], ensure_ascii=False)[1:-1]),
+        "content": _content(form, without_wide_bounds(parameters)),
+        "end": form.end,
+    }
+
+
+def _content(form: _Form, parameters: Any) -> Mapping[str, Any]:
+    rules = one_line_rules(parameters) if form.content == "json_schema" else None
+    if rules is not None:
+        return {"type": "grammar", "grammar": rules}
+    return {"type": form.content, "json_schema": parameters}
+
+
+def _parameters(schema: Any) -> Any:
+    """Give the schema of arguments, which are an object, and any if nothing is said of them."""
+    if not isinstance(schema, Mapping) or not schema:
+        return _ANY_ARGUMENTS
+    given = dict(schema)
+    if not any(key in given for key in ("$ref", "anyOf", "oneOf", "allOf", "const", "enum")):
+        given["type"] = "object"
+        if "properties" not in given:
+            given.setdefault("additionalProperties", True)
+    return given

@@ -1,0 +1,172 @@
+"""The parsers by their names, and which ones a chat template asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ovmstrio.config.documents import did_you_mean, wrong
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.text.parsing.bracket_formats import Gemma, Liquid
+from ovmstrio.text.parsing.json_formats import DeepSeek, Generic, Hermes, Llama, Mistral, Phi
+from ovmstrio.text.parsing.message_formats import Harmony, Onyx
+from ovmstrio.text.parsing.parser import FormatReading, Machine, OutputParser, Thinking
+from ovmstrio.text.parsing.tagged_formats import MiniCpm, QwenCoder
+
+__all__ = ["REASONING_PARSERS", "TOOL_PARSERS", "chosen_parsers", "make_parser", "opens_reasoning"]
+
+_TOOLS: Final[Mapping[str, type[Machine]]] = {
+    "none": Machine,
+    "generic": Generic,
+    "hermes3": Hermes,
+    "llama3": Llama,
+    "phi4": Phi,
+    "mistral": Mistral,
+    "devstral": Mistral,
+    "gptoss": Harmony,
+    "qwen3coder": QwenCoder,
+    "lfm2": Liquid,
+    "gemma4": Gemma,
+    "onyx": Onyx,
+    "minicpm5": MiniCpm,
+    "deepseek": DeepSeek,
+}
+_THINK: Final = Thinking("<think>", "</think>")
+_REASONING: Final[Mapping[str, Thinking | None]] = {
+    "none": None,
+    "qwen3": _THINK,
+    "deepseek": _THINK,
+    "minicpm5": _THINK,
+    "lfm2": Thinking("<think>", "</think>", special=True),
+    "gemma4": Thinking("<|channel>thought\n", "<channel|>", special=True),
+    "gptoss": None,
+    "onyx": None,
+}
+_BOTH: Final = ("gptoss", "onyx")
+"""Formats that cannot be read for calls or reasoning alone."""
+
+TOOL_PARSERS: Final = ("auto", *_TOOLS)
+"""The names that ``--tool_parser`` knows."""
+
+REASONING_PARSERS: Final = ("auto", *_REASONING)
+"""The names that ``--reasoning_parser`` knows."""
+
+_THINKS: Final = ("<think>", "</think>")
+_SIGNS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("gptoss", ("<|channel|>", "<|message|>")),
+    ("onyx", ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")),
+    ("gemma4", ("<|tool_call>call:",)),
+    ("qwen3coder", ("<parameter=", "</parameter>", "<function=")),
+    ("minicpm5", ('<param name="',)),
+    ("lfm2", ("<|tool_call_start|>",)),
+    ("lfm2", ("<|assistant_tool_call|>",)),
+    ("lfm2", ("keep_past_thinking",)),
+    ("phi4", ("functools",)),
+    ("devstral", ("[TOOL_CALLS]", "[ARGS]")),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("mistral", ("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]")),
+    ("deepseek", ("tool▁calls▁begin",)),
+    ("llama3", ("<|python_tag|>",)),
+    ("llama3", ("<|start_header_id|>", "tools")),
+    ("hermes3", ("<tool_call>", "</tool_call>")),
+)
+_OWN_REASONING: Final = frozenset({"gptoss", "onyx", "gemma4", "minicpm5", "lfm2"})
+
+
+def chosen_parsers(tool_parser: str, reasoning_parser: str, template: str = "") -> tuple[str, str]:
+    """Give the parsers of calls and of reasoning that these names mean with this template, ``auto`` for neither.
+
+    Raises:
+        ConfigError: a name is unknown, or the two do not go together.
+    """
+    _check(tool_parser, TOOL_PARSERS, "tool_parser")
+    _check(reasoning_parser, REASONING_PARSERS, "reasoning_parser")
+    tools, thinks = _detected(template)
+    given = {tool_parser, reasoning_parser} - {"auto"}
+    for both in _BOTH:
+        if both in given:
+            if given - {both, "none"}:
+                other = next(iter(given - {both, "none"}))
+                raise ConfigError([_apart(both, other)])
+            return both, both
+    if tool_parser == reasoning_parser == "auto" and tools in _BOTH:
+        return tools, tools
+    return (
+        _unless_joined(tools, "none") if tool_parser == "auto" else tool_parser,
+        _unless_joined(thinks, "none") if reasoning_parser == "auto" else reasoning_parser,
+    )
+
+
+def make_parser(
+    tool_parser: str,
+    reasoning_parser: str,
+    *,
+    template: str = "",
+    tools: Sequence[Mapping[str, Any]] = (),
+    opened: bool = False,
+) -> OutputParser:
+    """Make the parser of one text.
+
+    Args:
+        tool_parser: one of ``TOOL_PARSERS``; ``none`` for requests without tools.
+        reasoning_parser: one of ``REASONING_PARSERS``.
+        template: the source of the chat template, which ``auto`` goes by.
+        tools: of the request, in OpenAI's form; their schemas say which arguments are texts, where a format has no
+            quotes, and calls without any marker are taken only of these.
+        opened: whether the prompt ended within reasoning, as :func:`opens_reasoning` tells.
+
+    Raises:
+        ConfigError: as :func:`chosen_parsers`.
+    """
+    calls, thinks = chosen_parsers(tool_parser, reasoning_parser, template)
+    thinking = _REASONING[thinks]
+    if thinking is not None and opened:
+        thinking = Thinking(thinking.begin, thinking.end, opened=True, special=thinking.special)
+    return _TOOLS[calls](FormatReading(thinking, dict(map(_schema, tools))))
+
+
+def opens_reasoning(reasoning_parser: str, prompt: str) -> bool:
+    """Tell whether a prompt ends with what begins reasoning, as templates of models write it that always reason.
+
+    Args:
+        reasoning_parser: as :func:`chosen_parsers` gives it.
+        prompt: the text, or its last few letters.
+    """
+    thinking = _REASONING.get(reasoning_parser)
+    return thinking is not None and prompt.rstrip().endswith(thinking.begin.rstrip())
+
+
+def _check(name: str, known: Sequence[str], option: str) -> None:
+    if name not in known:
+        expected = f"one of {', '.join(known)}"
+        raise wrong(option, name, expected, message="there is no such parser", suggestion=did_you_mean(name, known))
+
+
+def _apart(both: str, other: str) -> Problem:
+    return Problem(
+        f"tool_parser and reasoning_parser do not go together: {both!r} reads calls and reasoning together",
+        expected=f"{both!r} for both",
+        found=repr(other),
+        suggestion="leave one of them out",
+    )
+
+
+def _detected(template: str) -> tuple[str, str]:
+    thinks = "qwen3" if any(sign in template for sign in _THINKS) else "none"
+    for name, signs in _SIGNS:
+        if all(sign in template for sign in signs):
+            own = name in _OWN_REASONING and (name != "lfm2" or thinks != "none")
+            return name, name if own else thinks
+    return "generic", thinks
+
+
+def _unless_joined(name: str, otherwise: str) -> str:
+    return otherwise if name in _BOTH else name
+
+
+def _schema(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    function = tool.get("function", tool)
+    if not isinstance(function, Mapping):
+        return "", {}
+    parameters = function.get("parameters")
+    return str(function.get("name", "")), parameters if isinstance(parameters, Mapping) else {}

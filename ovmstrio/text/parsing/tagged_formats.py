@@ -1,0 +1,188 @@
+"""Formats whose calls are tags around each argument; their JSON is made here, by the schemas of the tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from ovmstrio.text.parsing.parser import FormatReading, Give, Machine, Malformed, Markers, Steps
+
+__all__ = ["MiniCpm", "QwenCoder", "TagForm", "Tagged"]
+
+
+@dataclass(frozen=True, slots=True)
+class TagForm:
+    """The tags; ``name_end`` stands behind the names of functions and parameters."""
+
+    function: str
+    function_end: str
+    parameter: str
+    parameter_end: str
+    name_end: str
+    close: str = ""
+    trims: bool = True
+
+
+class Tagged(Machine):
+    """Reads calls made of tags; a text's argument is given as it comes, others when they are whole."""
+
+    form: ClassVar[TagForm]
+
+    def __init__(self, reading: FormatReading) -> None:
+        super().__init__(reading)
+        self._name_end: Final = Markers((self.form.name_end,))
+        self._parameter_end: Final = Markers((self.form.parameter_end,))
+
+    def call(self) -> Steps[None]:
+        """Read calls, of which a function may be the marker itself."""
+        tape, form = self.tape, self.form
+        if self.marker != form.function:
+            yield from tape.blanks()
+            yield from tape.expect(form.function)
+        while True:
+            yield from self._function()
+            yield from tape.blanks()
+            if form.close and (yield from tape.accept(form.close)):
+                return
+            yield from tape.expect(form.function)
+
+    def _function(self) -> Steps[None]:
+        tape, form = self.tape, self.form
+        name, _ = yield from tape.short(self._name_end)
+        name = name.strip()
+        if not name or any(letter in "<>\n" for letter in name):
+            raise Malformed
+        self.begin_call(name)
+        self.out.arguments("{")
+        properties = _properties(self.schemas.get(name, {}))
+        separator = ""
+        while True:
+            self.end_call()
+            yield from tape.blanks()
+            if not (yield from tape.accept(form.parameter)):
+                break
+            key, _ = yield from tape.short(self._name_end)
+            tape.release()
+            self.out.arguments(f"{separator}{_quoted(key)}: ")
+            separator = ", "
+            if not (yield from self._argument(_types(properties.get(key)))):
+                return
+        if (yield from tape.accept(form.function_end)):
+            self.out.arguments("}")
+            self.end_call()
+        elif (yield from tape.peek()):
+            self.out.arguments("}")
+            raise Malformed
+
+    def _argument(self, types: frozenset[str]) -> Steps[bool]:
+        """Read a value, and give its JSON.
+
+        Returns:
+            Whether it ended before the text; where not, its JSON does not end either.
+        """
+        if types == _TEXT:
+            text = _Text(self.out.arguments, trims=self.form.trims)
+            self.out.arguments('"')
+            whole = bool((yield from self.tape.until(self._parameter_end, text.add)))
+            if whole:
+                self.out.arguments('"')
+            return whole
+        kept: list[str] = []
+        whole = bool((yield from self.tape.until(self._parameter_end, kept.append)))
+        shown = "".join(kept)
+        self.out.arguments(_typed(shown, types, trims=self.form.trims) if whole else _quoted(shown)[:-1])
+        return whole
+
+
+class _Text:
+    """A text that becomes a string of JSON, without a line's end at its begin and its end."""
+
+    def __init__(self, give: Give, *, trims: bool) -> None:
+        self._give: Final = give
+        self._trims: Final = trims
+        self._begun = False
+        self._line_end = ""
+
+    def add(self, text: str) -> None:
+        """Give the next part."""
+        if self._trims and not self._begun:
+            text = text.removeprefix("\n")
+        self._begun = True
+        text = self._line_end + text
+        self._line_end = "\n" if self._trims and text.endswith("\n") else ""
+        self._give(_quoted(text[: len(text) - len(self._line_end)])[1:-1])
+
+
+_TEXT: Final = frozenset({"string"})
+_WORDS: Final = {"true": "boolean", "false": "boolean", "null": "null", "none": "null"}
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _types(schema: Any) -> frozenset[str]:
+    """Give the types that a value may have; none where anything may be."""
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    found = schema.get("type")
+    if isinstance(found, str):
+        return frozenset({found})
+    if isinstance(found, list):
+        return frozenset(name for name in found if isinstance(name, str))
+    choices = schema.get("anyOf", schema.get("oneOf"))
+    parts = [_types(choice) for choice in choices] if isinstance(choices, list) else []
+    return frozenset().union(*parts) if all(parts) else frozenset()
+
+
+def _typed(text: str, types: frozenset[str], *, trims: bool) -> str:
+    """Give the JSON of a value that is written without quotes: what it is by its looks, if its schema takes that."""
+    bare = text.strip()
+    kind = _WORDS.get(bare.lower())
+    if kind is not None and (not types or kind in types):
+        return "null" if kind == "null" else bare.lower()
+    try:
+        looks = _TYPES[type(json.loads(bare, parse_constant=_refuse))]
+    except (ValueError, RecursionError):
+        looks = _TEXT
+    if looks != _TEXT and (not types or looks & types):
+        return bare
+    return _quoted(text.removeprefix("\n").removesuffix("\n") if trims else text)
+
+
+_TYPES: Final[Mapping[type, frozenset[str]]] = {
+    int: frozenset({"integer", "number"}),
+    float: frozenset({"number"}),
+    list: frozenset({"array"}),
+    dict: frozenset({"object"}),
+    bool: frozenset({"boolean"}),
+    type(None): frozenset({"null"}),
+    str: _TEXT,
+}
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+class QwenCoder(Tagged):
+    """``<tool_call><function=name><parameter=key>value</parameter></function></tool_call>``, of Qwen 3 Coder."""
+
+    form: ClassVar[TagForm] = TagForm(
+        "<function=", "</function>", "<parameter=", "</parameter>", ">", close="</tool_call>"
+    )
+    begins: ClassVar[tuple[str, ...]] = ("<tool_call>", "<function=")
+
+
+class MiniCpm(Tagged):
+    """``<function name="name"><param name="key">value</param></function>``, of MiniCPM 5."""
+
+    form: ClassVar[TagForm] = TagForm('<function name="', "</function>", '<param name="', "</param>", '">')
+    begins: ClassVar[tuple[str, ...]] = ('<function name="',)

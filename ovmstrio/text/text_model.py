@@ -1,0 +1,393 @@
+"""A model that makes text, as the server sees it."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from ovmstrio.core.errors import InvalidField
+from ovmstrio.core.generation import Conversation, Finish, GenerationLimits, Piece, Task, prompt_too_long
+from ovmstrio.core.request import ServableMetadata
+from ovmstrio.serving.hosted_service import ResidentService
+from ovmstrio.text.engine_link import EngineLink, OpenAnswer
+from ovmstrio.text.grammars import check_grammar, impose_calls, on_one_line
+from ovmstrio.text.parsing import Delta, OutputParser, chosen_parsers, make_parser, opens_reasoning
+from ovmstrio.util.truncation import size_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from typing import Self
+
+    from ovmstrio.config.specs import TextModelSpec
+    from ovmstrio.core.generation import GenerationRequest, Padding, TokenRow
+    from ovmstrio.text.answers import Made
+    from ovmstrio.text.engine_sharing import Engine
+    from ovmstrio.text.model_swap import Handover
+
+__all__ = ["AnswerReading", "OutputReading", "RunningGeneration", "TextModel", "check_proposing"]
+
+# ----------------------------------------------------------------------
+# How texts of a model are read: which parsers take them apart, and which form the engine has to give them
+# ----------------------------------------------------------------------
+
+_QUICK_SIZE: Final = 8192
+"""Characters and members of a form that is checked within a few milliseconds."""
+_AUTO: Final = "auto"
+_NONE: Final = "none"
+
+
+class OutputReading:
+    """The parsers of a model.
+
+    Args:
+        spec: names them.
+        template: the model's chat template, which tells them where the settings do not.
+
+    Raises:
+        ConfigError: a name is unknown, or two do not go together.
+    """
+
+    def __init__(self, spec: TextModelSpec, template: str) -> None:
+        self._tools, self._reasoning = chosen_parsers(
+            spec.tool_parser or _AUTO, spec.reasoning_parser or _AUTO, template
+        )
+        self._guided = spec.enable_tool_guided_generation
+
+    def is_slow(self, asked: GenerationRequest) -> bool:
+        """Return whether :meth:`prepare` takes more than a few milliseconds, for a large grammar or many tools."""
+        if asked.grammar is not None and len(asked.grammar.text) > _QUICK_SIZE:
+            return True
+        conversation = asked.prompt
+        if not isinstance(conversation, Conversation) or not conversation.tools:
+            return False
+        return size_of(conversation.tools, _QUICK_SIZE) > _QUICK_SIZE
+
+    def prepare(self, asked: GenerationRequest) -> tuple[GenerationRequest, AnswerReading]:
+        """Give a request as the engine is to get it, and what reads its texts.
+
+        Raises:
+            GrammarRefused: it asks for a form that cannot be imposed.
+        """
+        if asked.grammar is not None:
+            check_grammar(asked.grammar)
+            asked = replace(asked, grammar=on_one_line(asked.grammar))
+        conversation = asked.prompt
+        if not isinstance(conversation, Conversation):
+            return asked, AnswerReading(conversation=None, tools=_NONE, reasoning=_NONE)
+        has_tools = bool(conversation.tools) and conversation.tool_choice != _NONE
+        tools, reasoning = self._tools if has_tools else _NONE, self._reasoning
+        imposed = impose_calls(conversation, self._tools, guided=self._guided)
+        if imposed is not None and (imposed.forced or asked.grammar is None):
+            asked = replace(asked, grammar=imposed.grammar)
+            if imposed.forced:
+                tools, reasoning = imposed.tool_parser, _NONE
+        if not asked.parses or not asked.skips_special_tokens:
+            tools = reasoning = _NONE
+        reading = AnswerReading(conversation, tools, reasoning)
+        if reading.keeps_special_tokens:
+            asked = replace(asked, skips_special_tokens=False)
+        return asked, reading
+
+
+class AnswerReading:
+    """Reads the texts of one request.
+
+    Args:
+        conversation: what is answered.
+        tools: the parser of calls.
+        reasoning: the parser of reasoning.
+    """
+
+    def __init__(self, conversation: Conversation | None, tools: str, reasoning: str) -> None:
+        self._conversation = conversation
+        self._tools = tools
+        self._reasoning = reasoning
+        self._reads = conversation is not None and (tools, reasoning) != (_NONE, _NONE)
+        self._is_opened = False
+        self._parsers: dict[int, OutputParser] = {}
+        self._calling: set[int] = set()
+        self._ready: deque[Piece] = deque()
+        self._counts: dict[int, ReasoningCount] = {}
+
+    @property
+    def keeps_special_tokens(self) -> bool:
+        """Whether the marks that are read are special tokens."""
+        return self._reads and self._parser().keeps_special_tokens
+
+    def begin(self, prompt_end: str) -> None:
+        """Take the last letters of the prompt, which may have begun reasoning."""
+        self._is_opened = self._reads and opens_reasoning(self._reasoning, prompt_end)
+
+    def _parser(self) -> OutputParser:
+        tools = () if self._conversation is None else self._conversation.tools
+        return make_parser(self._tools, self._reasoning, tools=tools, opened=self._is_opened)
+
+    def next(self) -> Piece | None:
+        """Give a piece that has been read; None if there is none."""
+        return self._ready.popleft() if self._ready else None
+
+    def feed(self, made: Made) -> None:
+        """Read what has been made: one piece, or several where it holds calls, the last of which says how it ended."""
+        deltas, reasoning_tokens = self._deltas(made)
+        if self._conversation is not None and self._conversation.calls_once:
+            deltas = [replace(delta, calls=tuple(call for call in delta.calls if not call.index)) for delta in deltas]
+        last = len(deltas) - 1
+        for position, delta in enumerate(deltas):
+            self._ready.append(
+                Piece(
+                    index=made.index,
+                    text=delta.text,
+                    reasoning=delta.reasoning,
+                    calls=delta.calls,
+                    tokens=0 if position else made.tokens,
+                    reasoning_tokens=0 if position else reasoning_tokens,
+                    logprobs=() if position else tuple(made.logprobs),
+                    finish=self._finish(made) if position == last else None,
+                )
+            )
+
+    def _deltas(self, made: Made) -> tuple[list[Delta], int]:
+        """Give what a text says, at least one thing, and how many of its tokens are reasoning."""
+        if not self._reads:
+            return [Delta(text=made.text)], 0
+        parser = self._parsers.get(made.index)
+        if parser is None:
+            parser = self._parsers[made.index] = self._parser()
+            self._counts[made.index] = ReasoningCount()
+        # Where some of it may be reasoning, what has been joined is read step by step again: tokens are counted so.
+        parts = [(made.text, made.tokens)] if self._reasoning == _NONE else made.parts
+        deltas: list[Delta] = []
+        reasoning_tokens = 0
+        for text, tokens in parts:
+            said = parser.feed(text)
+            reasoning_tokens += self._counts[made.index].take(said, tokens)
+            deltas += said
+        if made.finish is not None:
+            deltas += parser.finish()
+        if any(delta.calls for delta in deltas):
+            self._calling.add(made.index)
+        return deltas or [Delta()], reasoning_tokens
+
+    def _finish(self, made: Made) -> Finish | None:
+        if made.finish is Finish.STOP and made.index in self._calling:
+            return Finish.TOOL_CALLS
+        return made.finish
+
+
+class ReasoningCount:
+    """Tells which of a text's tokens are reasoning: what says nothing, such as marks, belongs to what is before it."""
+
+    __slots__ = ("_is_reasoning", "_undecided")
+
+    def __init__(self) -> None:
+        self._is_reasoning: bool | None = None
+        self._undecided = 0
+
+    def take(self, said: Sequence[Delta], tokens: int) -> int:
+        """Take tokens and what they say; give how many turn out to be reasoning."""
+        if any(delta.text or delta.calls for delta in said):
+            self._is_reasoning = False
+        elif any(delta.reasoning for delta in said):
+            self._is_reasoning = True
+        if self._is_reasoning is None:
+            self._undecided += tokens
+            return 0
+        tokens, self._undecided = tokens + self._undecided, 0
+        return tokens if self._is_reasoning else 0
+
+
+# ----------------------------------------------------------------------
+# Requests to models for which a second model, or the prompt, proposes tokens: what these can, and others cannot
+# ----------------------------------------------------------------------
+
+_UNSUPPORTED: Final = "unsupported_parameter"
+_NEEDS: Final[Mapping[str, str]] = {
+    "num_assistant_tokens": "a model that drafts (draft_models_path) or prompt_lookup",
+    "assistant_confidence_threshold": "a model that drafts (draft_models_path)",
+    "max_ngram_size": "prompt_lookup",
+}
+
+
+def check_proposing(spec: TextModelSpec, asked: GenerationRequest) -> None:
+    """See that a request asks for nothing that needs, or does not go with, tokens that are proposed.
+
+    Raises:
+        InvalidField: it does.
+    """
+    drafts, looks_up = spec.draft_path is not None, spec.looks_up
+    has = {
+        "num_assistant_tokens": drafts or looks_up,
+        "assistant_confidence_threshold": drafts and not looks_up,
+        "max_ngram_size": looks_up,
+    }
+    for field, is_there in has.items():
+        if not is_there and getattr(asked.sampling, field) is not None:
+            message = f"{field} is not supported: this model is served without {_NEEDS[field]}; leave it out"
+            raise InvalidField(message, field=field, code=_UNSUPPORTED)
+    if (drafts or looks_up) and asked.sampling.best_of > 1:
+        raise InvalidField(
+            "best_of above 1 is not supported for this model, whose tokens are proposed and then checked; leave it out",
+            field="best_of",
+            code=_UNSUPPORTED,
+        )
+    if drafts and asked.logprobs:
+        raise InvalidField(
+            "logprobs are not supported for this model: the library has none of tokens that another one has drafted",
+            field="logprobs",
+            code=_UNSUPPORTED,
+        )
+
+
+# ----------------------------------------------------------------------
+# A model that makes text, as the server sees it
+# ----------------------------------------------------------------------
+
+PLATFORM = "openvino_genai"
+
+
+class RunningGeneration:
+    """A request that is being answered; see :class:`ovmstrio.core.generation.Generation`."""
+
+    def __init__(self, opened: OpenAnswer, reading: AnswerReading) -> None:
+        self._answer = opened.answer
+        self._reading = reading
+        reading.begin(opened.prompt_end)
+        self.prompt_tokens = opened.prompt_tokens
+        self.cached_tokens = opened.cached_tokens
+
+    # No generator, which whoever leaves a loop early would have to close.
+    def __aiter__(self) -> Self:
+        """Give pieces until each text has had its last one."""
+        return self
+
+    async def __anext__(self) -> Piece:
+        """Wait for the next piece; see :meth:`Answer.take`."""
+        while (piece := self._reading.next()) is None:
+            made = await self._answer.take()
+            if made is None:
+                raise StopAsyncIteration
+            self._reading.feed(made)
+        return piece
+
+
+class TextModel(ResidentService):
+    """One model; a :class:`TextGenerator` and a :class:`Tokenizer`.
+
+    Args:
+        spec: how it is configured.
+        process: where its engine lives.
+        link: what asks it.
+        handover: what comes after it.
+    """
+
+    def __init__(self, spec: TextModelSpec, process: Engine, link: EngineLink, handover: Handover[TextModel]) -> None:
+        super().__init__()
+        self._handover = handover
+        self._spec = spec
+        self._process = process
+        self._link = link
+        self._limits = GenerationLimits(
+            context_length=process.facts["context_length"],
+            max_tokens_limit=spec.max_tokens_limit,
+            best_of_limit=spec.best_of_limit,
+            vocabulary_size=process.facts["vocabulary_size"],
+            longest_token=process.facts["longest_token"],
+        )
+        self._reading = OutputReading(spec, process.facts["chat_template"])
+        self._metadata = ServableMetadata(spec.name, PLATFORM, (), ())
+
+    @property
+    def metadata(self) -> ServableMetadata:
+        """What it tells of itself: no tensors."""
+        return self._metadata
+
+    @property
+    def tasks(self) -> frozenset[Task]:
+        """It makes text."""
+        return frozenset({Task.TEXT_GENERATION})
+
+    @property
+    def limits(self) -> GenerationLimits:
+        """What it can take."""
+        return self._limits
+
+    @property
+    def obstacle(self) -> str:
+        """Why it cannot answer now; empty if it can."""
+        return self._handover.obstacle or self._process.obstacle
+
+    @property
+    def pid(self) -> int | None:
+        """The number of its engine's process, None while there is none."""
+        return self._process.pid
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What its engine does now, for those who look."""
+        return {"engine process": self._process.place, **self._link.facts}
+
+    @property
+    def open_requests(self) -> int:
+        """How many requests run or wait."""
+        return self._link.open
+
+    @asynccontextmanager
+    async def generate(self, asked: GenerationRequest) -> AsyncIterator[RunningGeneration]:
+        """Begin to answer, as :meth:`TextGenerator.generate` says."""
+        async with self._handover.using() as successor:
+            if successor is not None:
+                async with successor.generate(asked) as generation:
+                    yield generation
+                return
+            self._check(asked)
+            prepare = partial(self._reading.prepare, asked)
+            is_slow = self._reading.is_slow(asked)
+            asked, reading = await trio.to_thread.run_sync(prepare) if is_slow else prepare()
+            process = await self._process.ready()
+            async with self._link.ask(process, asked) as opened:
+                yield RunningGeneration(opened, reading)
+
+    def _check(self, asked: GenerationRequest) -> None:
+        """See that a request asks for no more than the model's settings allow.
+
+        Raises:
+            InvalidField: it does.
+        """
+        limits, sampling = self._limits, asked.sampling
+        if asked.prompt_characters > limits.max_characters:
+            raise prompt_too_long(limits, "prompt", asked.prompt_characters)
+        texts = max(asked.n, sampling.best_of)
+        check_proposing(self._spec, asked)
+        if texts > limits.best_of_limit:
+            field = "n" if asked.n > sampling.best_of else "best_of"
+            raise InvalidField(f"{field} is at most {limits.best_of_limit} here", field=field, got=str(texts))
+        if asked.n > sampling.best_of > 1:
+            raise InvalidField("n is at most best_of", field="n", got=str(asked.n))
+        most = limits.max_tokens_limit
+        if most is not None and sampling.max_tokens is not None and sampling.max_tokens > most:
+            message = f"max_tokens is at most {most} for this model"
+            raise InvalidField(message, field="max_tokens", got=str(sampling.max_tokens))
+
+    async def tokenize(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        max_length: int | None = None,
+        padding: Padding | None = None,
+    ) -> Sequence[TokenRow]:
+        """Give the tokens of each text, as :meth:`Tokenizer.tokenize` says."""
+        options: dict[str, Any] = {"add_special_tokens": add_special_tokens}
+        if max_length is not None:
+            options["max_length"] = max_length
+        async with self._handover.using() as successor:
+            if successor is not None:
+                return await successor.tokenize(texts, padding=padding, **options)
+            if padding is not None:
+                options["padding"] = padding.value
+            return await self._link.tokenize(await self._process.ready(), texts, **options)

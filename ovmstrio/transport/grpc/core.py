@@ -1,0 +1,877 @@
+"""The server's side of one HTTP/2 connection as a state machine without I/O (RFC 9113).
+
+``receive`` turns bytes into events; every other method appends the bytes that it causes to ``outbound``. The core
+knows streams, windows and limits. What a call is, when to read and when to write is the shell's business.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ovmstrio.core.request import Buffer
+from ovmstrio.transport.grpc import frames
+from ovmstrio.transport.grpc.frames import (
+    FRAME_HEADER,
+    FRAME_HEADER_BYTES,
+    LARGEST_DATA_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_STREAM_ID,
+    MAX_WINDOW,
+    PREFACE,
+    ConnectionFault,
+    ErrorCode,
+    Flag,
+    FrameType,
+    Setting,
+)
+from ovmstrio.transport.grpc.headers import TABLE_SIZE_ZERO, HeaderDecoder, MalformedRequest, RequestHead, read_trailers
+from ovmstrio.transport.grpc.limits import RateLimit, TransportLimits
+from ovmstrio.transport.grpc.messages import MessageBuffer
+
+__all__ = [
+    "DEFAULT_WINDOW",
+    "SETTING_BYTES",
+    "ContinuedBlock",
+    "CutData",
+    "DataReceived",
+    "Event",
+    "Http2Core",
+    "PeerLeaving",
+    "PeerSettings",
+    "PingAcknowledged",
+    "RequestStarted",
+    "SendWindows",
+    "StreamReset",
+    "StreamState",
+    "WindowOpened",
+    "greeting",
+    "window_error",
+]
+
+# ----------------------------------------------------------------------
+# What has come of frames that are cut: header blocks over several frames, and DATA over several reads
+# ----------------------------------------------------------------------
+
+
+class CutData(NamedTuple):
+    """A frame of DATA of which a part has come: how many bytes have not, and its flags and stream."""
+
+    left: int
+    flags: int
+    stream_id: int
+
+
+class ContinuedBlock:
+    """A header block that CONTINUATION frames are adding to."""
+
+    __slots__ = ("_frames_left", "_limit", "data", "end_stream", "stream_id")
+
+    def __init__(self, stream_id: int, end_stream: int, payload: bytes, limits: TransportLimits) -> None:
+        self.stream_id = stream_id
+        self.end_stream = end_stream
+        self.data = bytearray(payload)
+        self._limit = max(limits.max_header_list_bytes, MAX_FRAME_BYTES) * 2
+        self._frames_left = limits.max_continuations
+
+    def extend(self, payload: bytes) -> None:
+        """Add a frame's payload.
+
+        Raises:
+            ConnectionFault: the block has too many frames or bytes.
+        """
+        self._frames_left -= 1
+        self.data += payload
+        if self._frames_left < 0 or len(self.data) > self._limit:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_continuations")
+
+
+# ----------------------------------------------------------------------
+# What a peer's SETTINGS say of the frames and header blocks that it is sent (RFC 9113, 6.5)
+# ----------------------------------------------------------------------
+
+SETTING_BYTES: Final = 6
+_DEFAULT_TABLE_BYTES: Final = 4_096
+_LARGEST_FRAME_SETTING: Final = 2**24 - 1
+
+
+class PeerSettings:
+    """The settings of one peer.
+
+    Attributes:
+        max_frame_bytes: of a payload that it is sent.
+        table_update: what its next header block has to begin with; None if nothing.
+    """
+
+    __slots__ = ("_table_given_up", "max_frame_bytes", "table_update")
+
+    def __init__(self) -> None:
+        self.max_frame_bytes = MAX_FRAME_BYTES
+        self.table_update: bytes | None = None
+        self._table_given_up = False
+
+    def apply(self, payload: bytes) -> int | None:
+        """Take over the entries of a SETTINGS frame; gives the window that streams begin with, if it has one.
+
+        A window that is too large is the last entry that is looked at.
+
+        Raises:
+            ConnectionFault: a value is impossible.
+        """
+        initial_window = None
+        for start in range(0, len(payload), SETTING_BYTES):
+            key, value = frames.setting(payload, start)
+            if key == Setting.INITIAL_WINDOW_SIZE:
+                initial_window = value
+                if value > MAX_WINDOW:
+                    break
+            else:
+                self._apply_one(key, value)
+        return initial_window
+
+    def _apply_one(self, key: int, value: int) -> None:
+        if key == Setting.MAX_FRAME_SIZE:
+            if not MAX_FRAME_BYTES <= value <= _LARGEST_FRAME_SETTING:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE {value}")
+            self.max_frame_bytes = min(value, frames.LARGEST_SENT_BYTES)
+        elif key == Setting.ENABLE_PUSH:
+            if value > 1:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}")
+        elif key == Setting.HEADER_TABLE_SIZE and value < _DEFAULT_TABLE_BYTES and not self._table_given_up:
+            self._table_given_up = True
+            self.table_update = TABLE_SIZE_ZERO
+
+
+# ----------------------------------------------------------------------
+# What the peer lets this side send (RFC 9113, sections 5.2 and 6.9): a window for the connection, one a stream
+# ----------------------------------------------------------------------
+
+DEFAULT_WINDOW: Final = 65_535
+
+
+class SendWindows:
+    """The windows of one connection, as the peer has set them.
+
+    Attributes:
+        connection: bytes that all streams together may send; sending takes them off.
+        initial: the peer's INITIAL_WINDOW_SIZE.
+        opened: whether the connection's window or the setting has grown since whoever looks after that cleared it.
+    """
+
+    __slots__ = ("_widest", "connection", "initial", "opened")
+
+    def __init__(self) -> None:
+        self.connection = DEFAULT_WINDOW
+        self.initial = DEFAULT_WINDOW
+        self.opened = False
+        self._widest: StreamState | None = None
+
+    def of(self, stream: StreamState) -> int:
+        """Say how many bytes of a stream its own window allows; negative after the setting has shrunk."""
+        return stream.credit + self.initial
+
+    def grant_connection(self, increment: int) -> None:
+        """Take a WINDOW_UPDATE of the connection.
+
+        Raises:
+            ConnectionFault: it is of nothing, or the window overflows.
+        """
+        self.connection += increment
+        if not increment or self.connection > MAX_WINDOW:
+            raise ConnectionFault(window_error(increment), f"WINDOW_UPDATE by {increment} on the connection")
+        self.opened = True
+
+    def grant(self, stream: StreamState, increment: int) -> bool:
+        """Take a WINDOW_UPDATE of a stream; False if it is of nothing or the window overflows."""
+        stream.credit += increment
+        if not increment or stream.credit + self.initial > MAX_WINDOW:
+            return False
+        if self._widest is None or self._widest.local_closed or stream.credit >= self._widest.credit:
+            self._widest = stream
+        return True
+
+    def set_initial(self, value: int) -> None:
+        """Take a new INITIAL_WINDOW_SIZE.
+
+        Overflow is looked for in the stream that was granted most, not in all of them.  Where that one has ended or
+        sent meanwhile, another one that overflows is found out when it is granted more.
+
+        Raises:
+            ConnectionFault: the value, or the window of a stream by it, is larger than HTTP/2 knows.
+        """
+        if value > MAX_WINDOW:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {value}")
+        widest = self._widest
+        if widest is not None and not widest.local_closed and widest.credit + value > MAX_WINDOW:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {value} overflows a window")
+        if value > self.initial:
+            self.opened = True
+        self.initial = value
+
+
+def window_error(increment: int) -> ErrorCode:
+    """Say what a WINDOW_UPDATE that is refused is guilty of."""
+    return ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR
+
+
+# ----------------------------------------------------------------------
+# The first bytes of a server: its settings, and the window of the connection
+# ----------------------------------------------------------------------
+
+
+def greeting(limits: TransportLimits) -> bytes:
+    """Write them, as the limits say."""
+    written = frames.settings(
+        {
+            Setting.MAX_CONCURRENT_STREAMS: limits.max_concurrent_streams,
+            Setting.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+            Setting.MAX_FRAME_SIZE: LARGEST_DATA_BYTES,
+            Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
+        }
+    )
+    if limits.connection_window_bytes > DEFAULT_WINDOW:
+        written += frames.window_update(0, limits.connection_window_bytes - DEFAULT_WINDOW)
+    return written
+
+
+# ----------------------------------------------------------------------
+# What happened on a connection, and on which of its streams, as the sync core tells the shell around it
+# ----------------------------------------------------------------------
+
+
+class StreamState:
+    """One open stream: what arrived, what may be sent, which directions are closed.
+
+    Attributes:
+        credit: bytes that the peer granted this stream beyond its INITIAL_WINDOW_SIZE, less those that were sent.
+        is_starved: whether somebody waits for its window to open; cleared when that is told.
+    """
+
+    __slots__ = (
+        "buffer",
+        "content_left",
+        "credit",
+        "head",
+        "is_starved",
+        "local_closed",
+        "receive_window",
+        "remote_closed",
+        "reset",
+        "stream_id",
+        "uncredited",
+    )
+
+    def __init__(self, stream_id: int, head: RequestHead, receive_window: int) -> None:
+        self.stream_id = stream_id
+        self.head = head
+        self.buffer = MessageBuffer()
+        self.content_left = head.content_length
+        self.receive_window = receive_window
+        self.credit = 0
+        self.is_starved = False
+        self.uncredited = 0
+        self.remote_closed = False
+        self.local_closed = False
+        self.reset = False
+
+
+@dataclass(slots=True)
+class RequestStarted:
+    """A request's headers are complete; the shell owns the stream until it releases it."""
+
+    stream: StreamState
+
+
+@dataclass(slots=True)
+class DataReceived:
+    """A stream has more bytes, or its end."""
+
+    stream: StreamState
+
+
+@dataclass(slots=True)
+class StreamReset:
+    """A stream was given up, by the peer or because the peer broke a rule on it."""
+
+    stream: StreamState
+
+
+@dataclass(slots=True)
+class WindowOpened:
+    """More may be sent: on one stream that was starved, or wherever the connection's window was in the way."""
+
+    stream: StreamState | None
+
+
+@dataclass(slots=True)
+class PingAcknowledged:
+    """The peer answered a PING of this side."""
+
+    payload: bytes
+
+
+@dataclass(slots=True)
+class PeerLeaving:
+    """The peer sent GOAWAY: it opens no more streams."""
+
+
+Event = RequestStarted | DataReceived | StreamReset | WindowOpened | PingAcknowledged | PeerLeaving
+
+
+# ----------------------------------------------------------------------
+# The server's side of one HTTP/2 connection as a state machine without I/O (RFC 9113)
+# ----------------------------------------------------------------------
+
+_PRIORITY_BYTES: Final = 5
+_RESET_CODES: Final = 4
+_HEADERS: Final = int(FrameType.HEADERS)
+_BLOCK: Final = Flag.END_HEADERS
+_LAST_BLOCK: Final = Flag.END_HEADERS | Flag.END_STREAM
+_LENGTH_BYTES: Final = 3
+_TURN: Final = 1_024
+"""Frames that are handled before others get their turn.  A header block counts as many as it has bytes: its fields may
+have one byte each, and those cost more than a frame."""
+_TURN_OF_REQUEST: Final = _TURN // 16
+"""What a request counts more once it is whole: handlers of short calls run before others get their turn."""
+_WHOLE_FRAME_BYTES: Final = 1_024
+"""Size from which on a DATA frame was not cut down by the peer's windows, and pays for their updates."""
+_VIEWED_FROM_BYTES: Final = 8 * 1024
+"""Size from which on a DATA frame's payload is a view: of what was received, so that it is copied once, when its
+message is complete, or of what is sent, so that it is not copied at all.  Smaller ones are copied, lest a few bytes
+keep a whole read alive, and because a system call over many pieces takes longer."""
+
+
+class Http2Core:
+    """The connection's state.
+
+    Attributes:
+        outbound: the last of the bytes to be sent; the shell takes all of them with ``take_outbound``.
+        streams: every stream that the shell has not released.
+        windows: what the peer lets this side send.
+        more: whether frames wait that ``go_on`` has yet to handle.
+        ready: whether the peer's preface and first SETTINGS have come.
+        draining: whether the final GOAWAY is out, so that new streams are refused.
+    """
+
+    def __init__(self, limits: TransportLimits, clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._decoder = HeaderDecoder(limits.max_header_list_bytes)
+        self._pending = bytearray()
+        self._cut_data = CutData(0, 0, 0)
+        self._unread, self._unread_from = b"", 0
+        self._turn_left = _TURN
+        self._preface_seen = False
+        self._events: list[Event] = []
+        self._last_stream_id = 0
+        self._peer = PeerSettings()
+        self._receive_window = limits.connection_window_bytes
+        self._credit = 0
+        self._queued, self._queued_bytes = list[Buffer](), 0
+        self._continued: ContinuedBlock | None = None
+        self._reset_ids: OrderedDict[int, None] = OrderedDict()
+        self._resets = RateLimit(limits.max_resets_per_second, clock)
+        self._pings = RateLimit(limits.max_pings_per_second, clock)
+        self._settings = RateLimit(limits.max_settings_per_second, clock)
+        self._updates = RateLimit(limits.max_window_updates_per_second, clock)
+        self._has_sent = False
+        self._idle_frames = RateLimit(limits.max_idle_frames_per_second, clock)
+        self._handlers: tuple[Callable[[int, int, bytes], None], ...] = (
+            self._on_data,
+            self._on_headers,
+            self._on_priority,
+            self._on_rst_stream,
+            self._on_settings,
+            self._on_push_promise,
+            self._on_ping,
+            self._on_goaway,
+            self._on_window_update,
+            self._on_continuation,
+        )
+        self.streams: dict[int, StreamState] = {}
+        self.windows = SendWindows()
+        self.more = self.ready = self.draining = False
+        self.outbound = bytearray(greeting(limits))
+
+    # -- bytes in ------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes | bytearray) -> list[Event]:
+        """Take bytes as they came from the peer and return what they mean.
+
+        No more than a turn's worth of frames is handled; while ``more`` is true, ``go_on`` must follow.
+
+        Raises:
+            ConnectionFault: the peer broke a rule of the connection; call ``fail`` and close it.
+        """
+        data, position = bytes(data), 0
+        self._turn_left = _TURN
+        if not self._preface_seen:
+            data = bytes(self._pending) + data
+            if not self._read_preface(data):
+                return []
+            self._pending, position = bytearray(), len(PREFACE)
+        elif self._pending:
+            position = self._complete_frame(data)
+        elif self._cut_data.left:
+            position = self._go_on_with_data(data, 0)
+        if position < len(data):
+            self._read_frames(data, position)
+        return self._take_events()
+
+    def go_on(self) -> list[Event]:
+        """Handle the next of the frames that one turn was too short for; as ``receive``."""
+        data, self._unread = self._unread, b""
+        self._turn_left = _TURN
+        self.more = False
+        self._read_frames(data, self._unread_from)
+        return self._take_events()
+
+    def _take_events(self) -> list[Event]:
+        if self.windows.opened:
+            self.windows.opened = False
+            self._events.append(WindowOpened(None))
+        events, self._events = self._events, []
+        return events
+
+    def _complete_frame(self, data: bytes) -> int:
+        """Put the frame together that was cut, and handle it; gives how many bytes of ``data`` belong to it."""
+        pending, position = self._pending, 0
+        if len(pending) < FRAME_HEADER_BYTES:
+            position = FRAME_HEADER_BYTES - len(pending)
+            pending += data[:position]
+            if len(pending) < FRAME_HEADER_BYTES:
+                return len(data)
+        length = int.from_bytes(pending[:_LENGTH_BYTES])
+        frames.check_size(length, pending[_LENGTH_BYTES])
+        end = position + FRAME_HEADER_BYTES + length - len(pending)
+        if self._is_cut_data(pending, position, len(data)):
+            return self._go_on_with_data(data, position)
+        pending += data[position:end]
+        if end > len(data):
+            return len(data)
+        self._pending = bytearray()
+        self._read_frames(bytes(pending), 0)
+        return end
+
+    def _is_cut_data(self, header: bytes | bytearray, position: int, size: int) -> bool:
+        """Tell whether a header is that of large DATA that is not all there, whose parts are handled as they come."""
+        high, low, kind, flags, stream_id = FRAME_HEADER.unpack_from(header)
+        length = high << 16 | low
+        is_whole = len(header) > FRAME_HEADER_BYTES or position + length <= size
+        if is_whole or kind or flags & Flag.PADDED or length < _VIEWED_FROM_BYTES or self._continued is not None:
+            return False
+        if not self.ready:
+            self._check_order(kind, flags)
+        self._pending = bytearray()
+        self._cut_data = CutData(length, flags, stream_id & MAX_STREAM_ID)
+        return True
+
+    def _go_on_with_data(self, data: bytes, position: int) -> int:
+        """Handle what has come of a frame of DATA; gives where in ``data`` it ends."""
+        left, flags, stream_id = self._cut_data
+        part: bytes | memoryview = memoryview(data)[position : position + left]
+        if len(part) < _VIEWED_FROM_BYTES:
+            part = bytes(part)
+        left -= len(part)
+        self._cut_data = CutData(left, flags, stream_id)
+        if part:
+            self._on_data(flags & ~Flag.END_STREAM if left else flags, stream_id, part)
+        return position + len(part)
+
+    def _read_frames(self, data: bytes, position: int) -> None:
+        """Handle whole frames, a turn of them, and keep the one that was cut; of large DATA what has come."""
+        size = len(data)
+        unpack, handlers, view = FRAME_HEADER.unpack_from, self._handlers, memoryview(data)
+        while size - position >= FRAME_HEADER_BYTES:
+            if self._turn_left <= 0:
+                self._unread, self._unread_from, self.more = data, position, True
+                return
+            self._turn_left -= 1
+            high, low, kind, flags, stream_id = unpack(data, position)
+            if high or low > MAX_FRAME_BYTES:
+                low |= high << 16
+                frames.check_size(low, kind)
+            start = position + FRAME_HEADER_BYTES
+            end = start + low
+            if end > size:
+                if low >= _VIEWED_FROM_BYTES and self._is_cut_data(data[position:start], start, size):
+                    self._go_on_with_data(data, start)
+                    return
+                break
+            position = end
+            if not self.ready or self._continued is not None:
+                self._check_order(kind, flags)
+            if kind < len(handlers):
+                payload = view[start:end] if low >= _VIEWED_FROM_BYTES and not kind else data[start:end]
+                handlers[kind](flags, stream_id & MAX_STREAM_ID, payload)
+            else:
+                self._count_idle_frame()
+        self._pending = bytearray(data[position:])
+
+    def _read_preface(self, data: bytes) -> bool:
+        if data[: len(PREFACE)] != PREFACE[: len(data)]:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "connection does not begin with the HTTP/2 preface")
+        self._pending = bytearray(data)
+        self._preface_seen = len(data) >= len(PREFACE)
+        return self._preface_seen
+
+    def _check_order(self, kind: int, flags: int) -> None:
+        if self._continued is not None:
+            if kind != FrameType.CONTINUATION:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted by another frame")
+        elif kind != FrameType.SETTINGS or flags & Flag.ACK:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        else:
+            self.ready = True
+
+    # -- streams: what comes in ----------------------------------------------------------------------------------
+
+    def _on_data(self, flags: int, stream_id: int, payload: bytes | memoryview) -> None:
+        size = len(payload)
+        self._receive_window -= size
+        if self._receive_window < 0:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "DATA exceeds the connection's window")
+        stream = self.streams.get(stream_id)
+        if stream is None or stream.remote_closed:
+            self._on_stray_data(stream_id, size, stream)
+            return
+        if flags & Flag.PADDED:
+            payload = frames.strip_padding(payload)
+        stream.receive_window -= size
+        if stream.receive_window < 0:
+            self._credit_connection(size)
+            self._stream_error(stream, ErrorCode.FLOW_CONTROL_ERROR)
+            return
+        stream.uncredited += size
+        if payload:
+            stream.buffer.append(payload)
+        elif not flags & Flag.END_STREAM:
+            self._count_idle_frame()
+        if size != len(payload):
+            self.consume(stream, size - len(payload))
+        if stream.content_left is not None:
+            stream.content_left -= len(payload)
+        if flags & Flag.END_STREAM:
+            self._end_request(stream)
+        else:
+            self._tell_of_data(stream)
+
+    def _tell_of_data(self, stream: StreamState) -> None:
+        """Tell of a stream's data, once for frames that have come together."""
+        last = self._events[-1] if self._events else None
+        if not isinstance(last, DataReceived) or last.stream is not stream:
+            self._events.append(DataReceived(stream))
+
+    def _on_stray_data(self, stream_id: int, size: int, stream: StreamState | None) -> None:
+        self._credit_connection(size)
+        if stream_id > self._last_stream_id or not stream_id & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"DATA on stream {stream_id}, which is not open")
+        if stream_id in self._reset_ids:
+            return
+        if stream is not None:
+            self._stream_error(stream, ErrorCode.STREAM_CLOSED)
+        else:
+            self._reset_unknown(stream_id, ErrorCode.STREAM_CLOSED)
+
+    def _end_request(self, stream: StreamState) -> None:
+        self._turn_left -= _TURN_OF_REQUEST
+        stream.remote_closed = True
+        if stream.content_left:
+            self._stream_error(stream, ErrorCode.PROTOCOL_ERROR)
+            return
+        self._events.append(DataReceived(stream))
+
+    def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if flags & Flag.PADDED:
+            payload = bytes(frames.strip_padding(payload))
+        if flags & Flag.PRIORITY:
+            if len(payload) < _PRIORITY_BYTES:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS is too short for its priority")
+            payload = payload[_PRIORITY_BYTES:]
+        if flags & Flag.END_HEADERS:
+            self._on_header_block(stream_id, payload, flags & Flag.END_STREAM)
+        else:
+            self._continued = ContinuedBlock(stream_id, flags & Flag.END_STREAM, payload, self._limits)
+
+    def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
+        block = self._continued
+        if block is None or block.stream_id != stream_id:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without its HEADERS")
+        block.extend(payload)
+        if flags & Flag.END_HEADERS:
+            self._continued = None
+            self._on_header_block(stream_id, bytes(block.data), block.end_stream)
+
+    def _on_header_block(self, stream_id: int, block: bytes, end_stream: int) -> None:
+        self._turn_left -= len(block)
+        if not stream_id & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}, an even number")
+        if stream_id > self._last_stream_id:
+            self._open_stream(stream_id, self._decoder.request(block), end_stream)
+            return
+        trailers = self._decoder.header_list(block)
+        stream = self.streams.get(stream_id)
+        if stream_id in self._reset_ids:
+            return
+        if stream is None or stream.remote_closed:
+            raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
+        try:
+            read_trailers(trailers)
+        except MalformedRequest:
+            self._stream_error(stream, ErrorCode.PROTOCOL_ERROR)
+            return
+        if end_stream:
+            self._end_request(stream)
+        else:
+            self._stream_error(stream, ErrorCode.PROTOCOL_ERROR)
+
+    def _open_stream(self, stream_id: int, head: RequestHead | MalformedRequest, end_stream: int) -> None:
+        self._last_stream_id = stream_id
+        if self.draining or len(self.streams) >= self._limits.max_concurrent_streams:
+            if not self.draining:
+                self._count_reset()
+            self.outbound += frames.rst_stream(stream_id, ErrorCode.REFUSED_STREAM)
+            self._remember_reset(stream_id)
+            return
+        if isinstance(head, MalformedRequest):
+            self._reset_unknown(stream_id, ErrorCode.PROTOCOL_ERROR)
+            return
+        stream = StreamState(stream_id, head, self._limits.stream_window_bytes)
+        self.streams[stream_id] = stream
+        self._events.append(RequestStarted(stream))
+        if end_stream:
+            self._end_request(stream)
+
+    def _on_rst_stream(self, _flags: int, stream_id: int, payload: bytes) -> None:
+        if len(payload) != _RESET_CODES:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not four bytes long")
+        self._check_not_idle(stream_id, "RST_STREAM")
+        self._count_reset()
+        stream = self.streams.get(stream_id)
+        if stream is not None and not stream.reset:
+            self._close_reset(stream)
+            self._events.append(StreamReset(stream))
+
+    def _on_window_update(self, _flags: int, stream_id: int, payload: bytes) -> None:
+        if len(payload) != 4:  # noqa: PLR2004  # a 32-bit number
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is not four bytes long")
+        increment = int.from_bytes(payload, "big") & MAX_WINDOW
+        self._forgive_for_data()
+        if self._updates.exceeded():
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_window_updates")
+        if not stream_id:
+            self.windows.grant_connection(increment)
+            return
+        self._check_not_idle(stream_id, "WINDOW_UPDATE")
+        stream = self.streams.get(stream_id)
+        if stream is None or stream.reset:
+            return
+        if not self.windows.grant(stream, increment):
+            self._stream_error(stream, window_error(increment))
+        elif stream.is_starved and self.windows.of(stream) > 0:
+            stream.is_starved = False
+            self._events.append(WindowOpened(stream))
+
+    def _on_priority(self, _flags: int, stream_id: int, payload: bytes) -> None:
+        if not stream_id:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
+        if len(payload) != _PRIORITY_BYTES:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is not five bytes long")
+        self._count_idle_frame()
+
+    def _on_push_promise(self, _flags: int, _stream_id: int, _payload: bytes) -> None:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client cannot push")
+
+    # -- the connection: what comes in ---------------------------------------------------------------------------
+
+    def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
+        if len(payload) % SETTING_BYTES or (flags & Flag.ACK and payload):
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of an impossible length")
+        if self._settings.exceeded(max(1, len(payload) // SETTING_BYTES)):
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_settings")
+        if flags & Flag.ACK:
+            return
+        if (initial_window := self._peer.apply(payload)) is not None:
+            self.windows.set_initial(initial_window)
+        self.outbound += frames.settings_ack()
+
+    def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING on a stream")
+        if len(payload) != 8:  # noqa: PLR2004  # as RFC 9113 has it
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PING is not eight bytes long")
+        if flags & Flag.ACK:
+            self._count_idle_frame()
+            self._events.append(PingAcknowledged(payload))
+            return
+        self._forgive_for_data()
+        if self._pings.exceeded():
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+        self.outbound += frames.ping(payload, ack=True)
+
+    def _on_goaway(self, _flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
+        if len(payload) < 8:  # noqa: PLR2004  # last stream and code
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY is too short")
+        self._count_idle_frame()
+        self._events.append(PeerLeaving())
+
+    # -- what goes out -------------------------------------------------------------------------------------------
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How many bytes wait to be sent."""
+        return self._queued_bytes + len(self.outbound)
+
+    def take_outbound(self) -> list[Buffer]:
+        """Take over all bytes that wait to be sent, in pieces."""
+        taken, self._queued, self._queued_bytes = self._queued, [], 0
+        if self.outbound:
+            taken.append(self.outbound)
+            self.outbound = bytearray()
+        return taken
+
+    def sendable(self, stream: StreamState) -> int:
+        """Say how many bytes of DATA may go out in one frame now; zero or less when none may."""
+        windows = self.windows
+        return min(stream.credit + windows.initial, windows.connection, self._peer.max_frame_bytes)
+
+    def send_headers(self, stream: StreamState, block: bytes, *, end_stream: bool = False) -> None:
+        """Send a header block: the response's headers, or its trailers when it ends the stream."""
+        peer = self._peer
+        if peer.table_update is not None:
+            block, peer.table_update = peer.table_update + block, None
+        if (size := len(block)) <= MAX_FRAME_BYTES:
+            out = self.outbound
+            out += FRAME_HEADER.pack(0, size, _HEADERS, _LAST_BLOCK if end_stream else _BLOCK, stream.stream_id)
+            out += block
+        else:
+            self.outbound += frames.header_frames(stream.stream_id, block, peer.max_frame_bytes, end_stream=end_stream)
+        if end_stream:
+            stream.local_closed = True
+
+    def send_answer(
+        self, stream: StreamState, headers: bytes, prefix: bytes, payload: bytes | memoryview, most_waiting: int
+    ) -> bool:
+        """Send a message at once, behind the response's headers unless these are empty; False if it has to wait.
+
+        Nothing is sent then.  It waits while more than ``most_waiting`` bytes do, or a window has no room for it.
+        """
+        if len(prefix) + len(payload) > self.sendable(stream) or self.waiting_bytes >= most_waiting:
+            return False
+        if headers:
+            self.send_headers(stream, headers)
+        self.send_data(stream, prefix, payload)
+        return True
+
+    def send_data(self, stream: StreamState, prefix: bytes, payload: bytes | memoryview) -> None:
+        """Send one DATA frame of at most ``sendable(stream)`` bytes; a large payload must stay as it is until then."""
+        size = len(prefix) + len(payload)
+        stream.credit -= size
+        self.windows.connection -= size
+        out = self.outbound
+        out += FRAME_HEADER.pack(size >> 16, size & 0xFFFF, FrameType.DATA, 0, stream.stream_id)
+        out += prefix
+        if len(payload) < _VIEWED_FROM_BYTES:
+            out += payload
+        else:
+            self._queued_bytes += len(out) + len(payload)
+            self._queued += (out, payload)
+            self.outbound = bytearray()
+        if prefix or size >= _WHOLE_FRAME_BYTES:
+            self._has_sent = True
+
+    def consume(self, stream: StreamState, size: int) -> None:
+        """Let the peer send ``size`` bytes more, because so many were read."""
+        stream.uncredited -= size
+        self._credit_connection(size)
+        window = self._limits.stream_window_bytes
+        owed = window - stream.receive_window - stream.uncredited
+        if owed * 2 >= window and not stream.remote_closed:
+            stream.receive_window += owed
+            self.outbound += frames.window_update(stream.stream_id, owed)
+
+    def release(self, stream: StreamState) -> None:
+        """Forget a stream that its owner is done with; one that is still open is given up."""
+        if not stream.reset and not (stream.local_closed and stream.remote_closed):
+            # After a complete answer NO_ERROR asks the client to stop sending its request.
+            self.reset(stream, ErrorCode.NO_ERROR if stream.local_closed else ErrorCode.CANCEL)
+        if stream.uncredited:
+            self._credit_connection(stream.uncredited)
+            stream.uncredited = 0
+        self.streams.pop(stream.stream_id, None)
+
+    def reset(self, stream: StreamState, code: ErrorCode) -> None:
+        """Give a stream up with RST_STREAM."""
+        self.outbound += frames.rst_stream(stream.stream_id, code)
+        self._close_reset(stream)
+
+    def send_ping(self, payload: bytes) -> None:
+        """Ask the peer for a sign of life."""
+        self.outbound += frames.ping(payload, ack=False)
+
+    def announce_drain(self) -> None:
+        """Tell the peer that the connection will end; streams it has already sent are still served."""
+        self.outbound += frames.goaway(MAX_STREAM_ID, ErrorCode.NO_ERROR)
+
+    def drain(self) -> None:
+        """Tell the peer which stream was the last; later ones are refused."""
+        self.draining = True
+        self.outbound += frames.goaway(self._last_stream_id, ErrorCode.NO_ERROR)
+
+    def fail(self, fault: ConnectionFault) -> None:
+        """Tell the peer why the connection ends."""
+        self.draining = True
+        self.outbound += frames.goaway(self._last_stream_id, fault.code, fault.reason.encode("utf-8", "replace"))
+
+    def _credit_connection(self, size: int) -> None:
+        self._credit += size
+        if self._credit * 2 >= self._limits.connection_window_bytes:
+            self.outbound += frames.window_update(0, self._credit)
+            self._receive_window += self._credit
+            self._credit = 0
+
+    def _stream_error(self, stream: StreamState, code: ErrorCode) -> None:
+        self._count_reset()
+        already_reset = stream.reset
+        self.reset(stream, code)
+        if not already_reset:
+            self._events.append(StreamReset(stream))
+
+    def _close_reset(self, stream: StreamState) -> None:
+        stream.reset = stream.remote_closed = stream.local_closed = True
+        stream.buffer.clear()
+        self._remember_reset(stream.stream_id)
+
+    def _reset_unknown(self, stream_id: int, code: ErrorCode) -> None:
+        self._count_reset()
+        self.outbound += frames.rst_stream(stream_id, code)
+        self._remember_reset(stream_id)
+
+    def _remember_reset(self, stream_id: int) -> None:
+        self._reset_ids[stream_id] = None
+        if len(self._reset_ids) > 4 * self._limits.max_concurrent_streams:
+            self._reset_ids.popitem(last=False)
+
+    def _check_not_idle(self, stream_id: int, what: str) -> None:
+        if stream_id > self._last_stream_id or not stream_id & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {stream_id}, which is idle")
+
+    def _forgive_for_data(self) -> None:
+        """Forget PINGs and WINDOW_UPDATEs that came before data was sent: peers measure and take it with them."""
+        if self._has_sent:
+            self._has_sent = False
+            self._pings.forgive()
+            self._updates.forgive()
+
+    def _count_reset(self) -> None:
+        if self._resets.exceeded():
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_resets")
+
+    def _count_idle_frame(self) -> None:
+        if self._idle_frames.exceeded():
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_empty_frames")

@@ -1,0 +1,457 @@
+"""Header blocks read: HPACK, the rules of HTTP/2 for requests, and what gRPC's headers mean.
+
+A block that refers to the dynamic table only, or brings literals that are not indexed, decodes to the same request
+as long as the table stays the same. Clients send such blocks for every call after their first, so decoded requests
+are kept by their block until the table changes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import ceil
+from typing import Any, Final
+
+import structlog
+import trio
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError, StreamTerminatedError
+from grpclib.metadata import decode_timeout, encode_bin_value, encode_grpc_message
+from hpack import Decoder
+from hpack.exceptions import HPACKError
+
+from ovmstrio.transport.grpc.frames import ConnectionFault, ErrorCode
+from ovmstrio.util.truncation import text_of
+
+__all__ = [
+    "OK_TRAILERS",
+    "RESPONSE_HEADERS",
+    "TABLE_SIZE_ZERO",
+    "ErrorMapper",
+    "FailureTranslator",
+    "HeaderDecoder",
+    "HeaderList",
+    "MalformedRequest",
+    "RequestHead",
+    "Wakeup",
+    "http_refusal_block",
+    "metadata_block",
+    "read_request_head",
+    "read_trailers",
+    "trailers_block",
+    "trailers_only_block",
+]
+
+# ----------------------------------------------------------------------
+# Header blocks written: response headers, trailers and refusals as HPACK bytes
+# ----------------------------------------------------------------------
+
+log = structlog.get_logger(__name__)
+
+ErrorMapper = Callable[[Exception], GRPCError | None]
+
+
+def single_error(error: Exception) -> Exception:
+    """Unwrap groups that hold one error only, as nurseries make them."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+class TrailedError(GRPCError):
+    """A failure of which more is said in trailers.
+
+    Args:
+        status: what the client gets.
+        message: likewise.
+        pairs: names and values of the trailers.
+    """
+
+    def __init__(self, status: Status, message: str, *pairs: tuple[str, str]) -> None:
+        super().__init__(status, message)
+        self._pairs = pairs
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Give names and values of the trailers."""
+        return self._pairs
+
+    def trailers(self) -> bytes:
+        """Encode what is said in trailers."""
+        return metadata_block(self._pairs)
+
+
+class RetryLater(TrailedError):
+    """A failure that passes; clients whose retry policy has room for it try again then.
+
+    It is said in gRPC's own word, and in HTTP's for those who read it.
+
+    Args:
+        status: what the client gets.
+        message: likewise.
+        seconds: when to try again, from now on.
+    """
+
+    def __init__(self, status: Status, message: str, seconds: float) -> None:
+        pushback = ("grpc-retry-pushback-ms", str(round(seconds * 1000)))
+        super().__init__(status, message, pushback, ("retry-after", str(ceil(seconds))))
+        self.seconds = seconds
+
+
+class FailureTranslator:
+    """Turns what a handler raised into a gRPC error.
+
+    Args:
+        map_error: the application's translation of its own errors; ``None`` from it means that it knows nothing
+            about the error.
+    """
+
+    __slots__ = ("_map_error",)
+
+    def __init__(self, map_error: ErrorMapper | None = None) -> None:
+        self._map_error = map_error
+
+    def translate(self, error: Exception, path: str) -> GRPCError:
+        """Find the answer for any error of a handler; unforeseen ones are logged and become INTERNAL."""
+        error = single_error(error)
+        known = self._known(error)
+        if known is not None:
+            return known
+        if isinstance(error, StreamTerminatedError):
+            return GRPCError(Status.CANCELLED, text_of(error))
+        log.error("rpc handler failed", path=path, error=f"{type(error).__name__}: {text_of(error)}", exc_info=error)
+        return GRPCError(Status.INTERNAL, f"{path}: the server failed on this call ({type(error).__name__})")
+
+    def undecodable(self, error: Exception, message_type: type) -> GRPCError:
+        """Find the answer for bytes that the codec could not read."""
+        known = self._known(error)
+        if known is not None:
+            return known
+        return GRPCError(
+            Status.INVALID_ARGUMENT,
+            f"request is not a valid {message_type.__name__}: {type(error).__name__}: {text_of(error)}",
+        )
+
+    def no_reply(self, path: str) -> GRPCError:
+        """Find the answer for a unary call whose handler returned without one."""
+        log.error("rpc handler sent no reply", path=path)
+        return GRPCError(Status.INTERNAL, f"{path}: the server sent no reply")
+
+    def _known(self, error: Exception) -> GRPCError | None:
+        if isinstance(error, GRPCError):
+            return error
+        return self._map_error(error) if self._map_error is not None else None
+
+
+class Wakeup:
+    """A place where one task at a time waits until another task wakes it.
+
+    Nothing is remembered: the waiter checks its condition, waits, and checks again, with no checkpoint between the
+    check and the wait.
+    """
+
+    __slots__ = ("_task",)
+
+    def __init__(self) -> None:
+        self._task: trio.lowlevel.Task | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a task waits here."""
+        return self._task is not None
+
+    async def wait(self) -> None:
+        """Wait for the next ``wake``.
+
+        Raises:
+            trio.BusyResourceError: another task waits here already.
+        """
+        if self._task is not None:
+            raise trio.BusyResourceError("another task is waiting here already")
+        self._task = trio.lowlevel.current_task()
+
+        def give_up(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(give_up)
+
+    def wake(self) -> None:
+        """Let the waiting task, if there is one, go on."""
+        task = self._task
+        if task is not None:
+            self._task = None
+            trio.lowlevel.reschedule(task)
+
+
+TABLE_SIZE_ZERO: Final = b"\x20"
+"""The HPACK instruction by which this side says that it uses no dynamic table."""
+
+_STATUS_200 = b"\x88"
+_STATUS_NAME = b"\x08"
+_CONTENT_TYPE_NAME = b"\x0f\x10"
+_LONGEST_STRING_PREFIX = 127
+# C-core refuses metadata above 8 KiB, and the caller would lose the status together with its text.
+_LONGEST_MESSAGE_CHARACTERS: Final = 4_096
+
+
+def _string(value: bytes) -> bytes:
+    length = len(value)
+    if length < _LONGEST_STRING_PREFIX:
+        return bytes((length,)) + value
+    prefix = [_LONGEST_STRING_PREFIX]
+    length -= _LONGEST_STRING_PREFIX
+    while length >= 128:  # noqa: PLR2004  # seven bits a byte
+        prefix.append(length & 127 | 128)
+        length >>= 7
+    prefix.append(length)
+    return bytes(prefix) + value
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    return b"\x00" + _string(name) + _string(value)
+
+
+def metadata_block(pairs: Iterable[tuple[str, str]]) -> bytes:
+    """Encode metadata that ``grpclib.metadata.encode_metadata`` has checked."""
+    return b"".join(_literal(name.encode("ascii"), value.encode("ascii")) for name, value in pairs)
+
+
+def trailers_block(status: Status, message: str | None, details: bytes | None = None) -> bytes:
+    """Encode ``grpc-status``, the percent-encoded ``grpc-message`` and ``grpc-status-details-bin``."""
+    block = _literal(b"grpc-status", b"%d" % status.value)
+    if message:
+        # Escapes only make it longer.
+        begun = message[: _LONGEST_MESSAGE_CHARACTERS + 1]
+        text = encode_grpc_message(begun.encode("utf-8", "replace").decode("utf-8"))
+        if len(text) > _LONGEST_MESSAGE_CHARACTERS:
+            text = text[:_LONGEST_MESSAGE_CHARACTERS]
+            escape = text.rfind("%", _LONGEST_MESSAGE_CHARACTERS - 2)
+            text = text if escape < 0 else text[:escape]
+        block += _literal(b"grpc-message", text.encode("ascii"))
+    if details is not None:
+        block += _literal(b"grpc-status-details-bin", encode_bin_value(details))
+    return block
+
+
+def trailers_only_block(status: Status, message: str | None, details: bytes | None = None) -> bytes:
+    """Encode the answer of a call that fails before anything was sent: headers and trailers in one."""
+    return RESPONSE_HEADERS + trailers_block(status, message, details)
+
+
+@lru_cache(maxsize=16)
+def http_refusal_block(http_status: int, *extra: tuple[bytes, bytes]) -> bytes:
+    """Encode the bare HTTP answer to a request that is not gRPC."""
+    return (
+        _STATUS_NAME
+        + _string(b"%d" % http_status)
+        + _literal(b"content-length", b"0")
+        + b"".join(_literal(name, value) for name, value in extra)
+    )
+
+
+RESPONSE_HEADERS: Final = _STATUS_200 + _CONTENT_TYPE_NAME + _string(b"application/grpc")
+OK_TRAILERS: Final = trailers_block(Status.OK, None)
+
+
+# ----------------------------------------------------------------------
+# Header blocks read: HPACK, the rules of HTTP/2 for requests, and what gRPC's headers mean
+# ----------------------------------------------------------------------
+
+HeaderList = tuple[tuple[bytes, bytes], ...]
+
+_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
+_BAD_VALUE: Final = re.compile(rb"[\x00\r\n]").search
+_PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
+_CONNECTION_HEADERS: Final = frozenset(
+    {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
+)
+_CACHED_HEADS: Final = 64
+_CACHED_BLOCK_BYTES: Final = 1_024
+_TABLE_ENTRY_OVERHEAD: Final = 32
+_LONGEST_TIMEOUT: Final = 9  # eight digits and a unit
+_HARD_LIMIT_FACTOR: Final = 4
+_HARD_LIMIT_EXTRA_BYTES: Final = 16 * 1_024
+"""How much larger a list may be that is still read, to be refused by its name: reading costs some µs a field."""
+_MANY_TABLE_UPDATES: Final = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\x00-\x7f]){3}").match
+"""More changes of the table's size than a block may begin with (RFC 7541, section 4.2)."""
+
+
+class MalformedRequest(ValueError):
+    """A header list that RFC 9113 calls malformed; its stream is reset, the connection lives on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestHead:
+    """One request's headers, understood. Shared by all calls that sent the same block.
+
+    Attributes:
+        path: the ``:path``, which names service and method.
+        timeout_seconds: from ``grpc-timeout``; infinite when there is none.
+        encoding: from ``grpc-encoding``.
+        content_length: from ``content-length``; ``None`` when absent.
+        headers: everything as it came, decoded as Latin-1.
+        refusal: the header block that answers a request which cannot become a call, else ``None``.
+        traceparent: W3C's header of that name; empty when absent.
+        notes: what others have found out from the headers and need not find out again, by who they are.
+    """
+
+    path: str
+    timeout_seconds: float
+    encoding: str
+    content_length: int | None
+    headers: tuple[tuple[str, str], ...]
+    refusal: bytes | None
+    traceparent: str = ""
+    notes: dict[object, Any] = field(init=False, repr=False, default_factory=dict)
+
+
+class HeaderDecoder:
+    """HPACK decoding for one connection, with a cache of the requests it has seen.
+
+    Raises:
+        ConnectionFault: from every method, when the block cannot be decoded: the table is out of step for good.
+    """
+
+    __slots__ = ("_cache", "_hpack", "_limit", "_table_changed")
+
+    def __init__(self, max_header_list_bytes: int) -> None:
+        self._limit = max_header_list_bytes
+        self._hpack: Decoder | None = None
+        self._table_changed = False
+        self._cache: dict[bytes, RequestHead | MalformedRequest] = {}
+
+    def request(self, block: bytes) -> RequestHead | MalformedRequest:
+        """Decode the header block that opens a stream; a malformed one is returned, not raised."""
+        head = self._cache.get(block)
+        return self._decode_request(block) if head is None else head
+
+    def header_list(self, block: bytes) -> HeaderList:
+        """Decode any header block, which keeps the table in step."""
+        if self._hpack is None:
+            self._hpack = Decoder(min(self._limit * _HARD_LIMIT_FACTOR, self._limit + _HARD_LIMIT_EXTRA_BYTES))
+        if _MANY_TABLE_UPDATES(block):
+            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "a header block changes the table's size three times")
+        before = self._table_mark(self._hpack)
+        try:
+            headers = tuple(self._hpack.decode(block, raw=True))
+        except (HPACKError, UnicodeError) as error:
+            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, str(error)) from error
+        newest, *sizes = self._table_mark(self._hpack)
+        self._table_changed = newest is not before[0] or sizes != before[1:]
+        if self._table_changed:
+            self._cache.clear()
+        return headers
+
+    def _decode_request(self, block: bytes) -> RequestHead | MalformedRequest:
+        headers = self.header_list(block)
+        head: RequestHead | MalformedRequest
+        try:
+            head = read_request_head(headers, self._limit)
+        except MalformedRequest as error:
+            head = error
+        is_refused = isinstance(head, RequestHead) and head.refusal is not None
+        # A short block may decode to a long list, which is refused.
+        if not self._table_changed and len(block) <= _CACHED_BLOCK_BYTES and not is_refused:
+            if len(self._cache) >= _CACHED_HEADS:
+                self._cache.clear()
+            self._cache[block] = head
+        return head
+
+    @staticmethod
+    def _table_mark(decoder: Decoder) -> list[object]:
+        """Make what differs after a change: an added entry is a new object even where it equals an old one."""
+        table = decoder.header_table
+        entries = table.dynamic_entries
+        return [entries[0] if entries else None, len(entries), table.maxsize]
+
+
+def read_request_head(headers: HeaderList, max_bytes: int) -> RequestHead:
+    """Check a request's header list and read what gRPC says in it.
+
+    Raises:
+        MalformedRequest: the list breaks RFC 9113, section 8.
+    """
+    pseudo, fields = _split(headers)
+    if b":method" not in pseudo or b":scheme" not in pseudo or not pseudo.get(b":path"):
+        raise MalformedRequest(":method, :scheme and :path are required")
+    values = dict(fields)
+    refusal = _refusal(headers, pseudo, values, max_bytes)
+    timeout = math.inf
+    if b"grpc-timeout" in values:
+        try:
+            timeout = _timeout_seconds(values[b"grpc-timeout"])
+        except ValueError as error:
+            refusal = refusal or trailers_only_block(Status.INVALID_ARGUMENT, str(error))
+    return RequestHead(
+        path=pseudo[b":path"].decode("latin-1"),
+        timeout_seconds=timeout,
+        encoding=values.get(b"grpc-encoding", b"identity").decode("latin-1"),
+        content_length=_content_length(values.get(b"content-length")),
+        headers=tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers),
+        refusal=refusal,
+        traceparent=values.get(b"traceparent", b"").decode("latin-1"),
+    )
+
+
+def read_trailers(headers: HeaderList) -> None:
+    """Check the trailers of a request; gRPC gives them no meaning.
+
+    Raises:
+        MalformedRequest: they hold pseudo-headers or names that HTTP/2 forbids.
+    """
+    pseudo, _ = _split(headers)
+    if pseudo:
+        raise MalformedRequest("trailers hold pseudo-headers")
+
+
+def _split(headers: HeaderList) -> tuple[dict[bytes, bytes], list[tuple[bytes, bytes]]]:
+    pseudo: dict[bytes, bytes] = {}
+    fields: list[tuple[bytes, bytes]] = []
+    for name, value in headers:
+        if name[:1] == b":":
+            if fields or name in pseudo or name not in _PSEUDO:
+                raise MalformedRequest(f"pseudo-header {name!r} is unknown, repeated or late")
+            pseudo[name] = value
+            continue
+        if not _NAME(name) or name in _CONNECTION_HEADERS or (name == b"te" and value != b"trailers"):
+            raise MalformedRequest(f"header {name!r} is not allowed in HTTP/2")
+        fields.append((name, value))
+        if _BAD_VALUE(value):
+            raise MalformedRequest(f"header {name!r} has control characters in its value")
+    return pseudo, fields
+
+
+def _refusal(
+    headers: HeaderList, pseudo: dict[bytes, bytes], values: dict[bytes, bytes], max_bytes: int
+) -> bytes | None:
+    if pseudo[b":method"] != b"POST":
+        return http_refusal_block(405, (b"allow", b"POST"))
+    content_type = values.get(b"content-type", b"").partition(b";")[0].strip()
+    if content_type != b"application/grpc" and not content_type.startswith(b"application/grpc+"):
+        return http_refusal_block(415)
+    size = sum(len(name) + len(value) + _TABLE_ENTRY_OVERHEAD for name, value in headers)
+    if size > max_bytes:
+        text = f"request headers of {size} bytes are larger than the limit of {max_bytes} bytes (max_header_list_bytes)"
+        return trailers_only_block(Status.RESOURCE_EXHAUSTED, text)
+    return None
+
+
+def _timeout_seconds(value: bytes) -> float:
+    if len(value) > _LONGEST_TIMEOUT:
+        raise ValueError(f"grpc-timeout: expected at most eight digits and a unit, got {len(value)} characters")
+    try:
+        return decode_timeout(value.decode("ascii"))
+    except ValueError as error:
+        raise ValueError(f"grpc-timeout: expected digits and one of HMSmun, got {value!r}") from error
+
+
+def _content_length(value: bytes | None) -> int | None:
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > 18:  # noqa: PLR2004  # what fits 63 bits
+        raise MalformedRequest(f"content-length is not a number: {value!r}")
+    return int(value)

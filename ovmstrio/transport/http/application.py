@@ -1,0 +1,461 @@
+"""The one Quart application of a front end, whose only route is the router, and what serves it on connections."""
+
+from __future__ import annotations
+
+import logging
+import math
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+
+import h11
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.events import Closed, RawData, Updated
+from hypercorn.protocol.events import Response
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from quart import Response as Response_quart
+from quart import request
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+
+from ovmstrio.core.callers import current_caller
+from ovmstrio.core.http import BODILESS, HttpAnswer, HttpRequest
+from ovmstrio.core.limits import current_place
+from ovmstrio.transport.direct_stream import has_unread
+from ovmstrio.transport.http.buffered_stream import PrefixedStream
+from ovmstrio.transport.http.responses import (
+    answer_head,
+    error_answer,
+    has_bare_line_feed,
+    json_answer,
+    size_refusal,
+    slowness_refusal,
+)
+from ovmstrio.transport.http.shutdown import IDLE_GRACE_SECONDS
+
+if TYPE_CHECKING:
+    from hypercorn.events import Event
+    from hypercorn.protocol.events import Event as StreamEvent
+
+    from ovmstrio.core.connection import Peer
+    from ovmstrio.transport.http.router import Route, Router
+    from ovmstrio.transport.http.shutdown import Ending
+
+__all__ = ["PEER", "RECEIVE_UNTIL", "ApplicationServer", "serve_application"]
+
+# ----------------------------------------------------------------------
+# One connection of the application: hypercorn's HTTP/1.1 over a stream of ours
+# ----------------------------------------------------------------------
+
+PEER: Final = "ovmstrio.peer"
+"""Key of the connection's :class:`Peer` in the state of a request."""
+
+RECEIVE_UNTIL: Final = "ovmstrio.receive_until"
+"""Where a request's state says when its body must have come, on trio's clock."""
+
+_OF_THE_CONNECTION = frozenset({"content-length", "transfer-encoding", "connection"})
+_QUIET = logging.getLogger("hypercorn.error")
+_IDLE_SECONDS: Final = 75.0
+_READ_BYTES: Final = 64 * 1024
+
+
+class _StrictParser(h11.Connection):
+    """The parser, but for heads whose lines end with LF alone, which others on their way may read differently."""
+
+    def next_event(self) -> Any:
+        """Give the next event.
+
+        Raises:
+            h11.RemoteProtocolError: what came is not HTTP.
+        """
+        if self.their_state is h11.IDLE:
+            head, _, _ = self.trailing_data[0].partition(b"\r\n\r\n")
+            if has_bare_line_feed(head):
+                raise h11.RemoteProtocolError("a line ends with LF alone", HTTPStatus.BAD_REQUEST)
+        return super().next_event()
+
+
+class _Http11Only(H11Protocol):
+    """HTTP/1.1 that never becomes anything else, and whose own refusals look as the application's."""
+
+    connection: h11.Connection
+    ending: Ending
+
+    async def initiate(self) -> None:
+        """Take the strict parser."""
+        self.connection = _StrictParser(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether bytes have come that belong to a request behind the present one, or to one that is not complete."""
+        return bool(self.connection.trailing_data[0])
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Take every request as it is."""
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        """Begin a request, whose wish for another protocol, such as websockets, is not heard.
+
+        One that says the length of its body in two ways is refused: others on its way may have read it differently.
+        """
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
+            await self._send_error_response(HTTPStatus.BAD_REQUEST)
+            await self.send(Closed())
+            return
+        headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
+        if len(headers) < len(request.headers):
+            request = h11.Request(
+                method=request.method, target=request.target, headers=headers, http_version=request.http_version
+            )
+        await super()._create_stream(request)
+
+    async def _send_error_response(self, status_code: int) -> None:
+        """Refuse what is not HTTP; that is never the server's fault, whatever the parser proposes."""
+        status = status_code if status_code < HTTPStatus.INTERNAL_SERVER_ERROR else HTTPStatus.BAD_REQUEST
+        text = f"not a valid HTTP/1.1 request: {HTTPStatus(status).phrase}"
+        await self.refuse(json_answer({"error": text}, status))
+
+    async def refuse(self, answer: HttpAnswer) -> None:
+        """Answer what has not become a request; the connection ends with it."""
+        body = answer.content
+        headers = [*answer.headers, ("content-length", str(len(body))), ("connection", "close")]
+        await self._send_h11_event(h11.Response(status_code=answer.status, headers=headers))
+        await self._send_h11_event(h11.Data(data=body))
+        await self._send_h11_event(h11.EndOfMessage())
+
+    async def _send_h11_event(self, event: Any) -> None:
+        """Send a part of an answer; its head is written as every other one is, with what h11 says of the rest."""
+        if isinstance(event, h11.InformationalResponse):
+            phrase = HTTPStatus(event.status_code).phrase
+            event = h11.InformationalResponse(status_code=event.status_code, headers=[], reason=phrase)
+        if not isinstance(event, h11.Response):
+            await super()._send_h11_event(event)
+            return
+        try:
+            lines = (self.connection.send(event) or b"").lower().split(b"\r\n")
+        except h11.LocalProtocolError:
+            if self.connection.their_state != h11.ERROR:
+                raise
+            return
+        await self.send(RawData(data=_rewritten(event, lines)))
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """Send a part of an answer, which says if it is the connection's last.
+
+        So it is while the server drains, and when it comes before the end of its request: the rest is not read.
+        """
+        if isinstance(event, Response):
+            early = self.connection.their_state is h11.SEND_BODY
+            if early or (self.ending.is_near and self.ending.is_last(trio.current_time(), has_more=self.has_more)):
+                event.headers.append((b"connection", b"close"))
+        await super().stream_send(event)
+
+
+def _rewritten(event: h11.Response, lines: list[bytes]) -> bytes:
+    said = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers]
+    lengths = [line for line in lines if line.startswith(b"content-length: ")]
+    return answer_head(
+        event.status_code,
+        [line for line in said if line[0] not in _OF_THE_CONNECTION],
+        length=int(lengths[0].partition(b" ")[2]) if lengths else None,
+        is_chunked=b"transfer-encoding: chunked" in lines,
+        keep_alive=b"connection: close" not in lines,
+    )
+
+
+class _Connection(TCPServer):
+    """hypercorn's connection without its handshake, its choice of protocols and its clock."""
+
+    ending: Ending
+    receive_seconds: float
+    receive_until: float
+
+    @property
+    def has_request(self) -> bool:
+        """Whether a request has come, if only in part, that is not answered."""
+        given: Any = self.stream
+        return not (given.is_finished or self._is_idle)
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._http.connection.their_state is h11.IDLE and not self._http.has_more
+
+    def hurry(self) -> None:
+        """Close the connection at the time that the ending says, if it has no request by then."""
+        self._set_deadline()
+
+    async def run(self) -> None:
+        """Serve the connection to its end, and close it."""
+        given: Any = self.stream
+        self._idle_since = trio.current_time()
+        self._feeding = trio.CancelScope()
+        self._task_group = TaskGroup()
+        # Before anything waits: from then on the connection may be told to hurry.
+        self._http = self._make_protocol(given)
+        self.protocol = self._http  # type: ignore[assignment]
+        try:
+            # A scope of our own: hypercorn's group lets its nursery's cancellation escape, which would end the server.
+            with trio.CancelScope() as self._everything:
+                async with self._task_group:
+                    await self._http.initiate()
+                    self._begin_request(self.receive_until)
+                    await self._read_data()
+        except OSError:
+            pass
+        finally:
+            await self._close()
+
+    def _make_protocol(self, given: Any) -> _Http11Only:
+        protocol = _Http11Only(
+            self.app,
+            self.config,
+            self.context,
+            self._task_group,
+            ConnectionState(self.state),
+            given.encrypted,
+            None,
+            None,
+            self.protocol_send,
+        )
+        protocol.ending = self.ending
+        return protocol
+
+    # Reading
+
+    async def _read_data(self) -> None:
+        """Feed the protocol, until there will be no more or the time for it is over."""
+        given: Any = self.stream
+        with_time = True
+        while with_time:
+            try:
+                data = await given.receive_some(_READ_BYTES)
+            except trio.TooSlowError:
+                with_time = await self._run_out()
+                continue
+            except (trio.ClosedResourceError, trio.BrokenResourceError):
+                break
+            if not data:
+                break
+            await self._feed(data)
+        await self.protocol.handle(Closed())
+
+    async def _feed(self, data: bytes) -> None:
+        """Have bytes read; what waits in there for the end of an answer ends with the connection."""
+        if self._is_idle:
+            self._begin_request(trio.current_time() + self.receive_seconds)
+        with trio.CancelScope() as self._feeding:
+            await self.protocol.handle(RawData(data))
+        self._set_deadline()
+
+    def _begin_request(self, receive_until: float) -> None:
+        self.receive_until = receive_until
+        self._http.connection_state[RECEIVE_UNTIL] = receive_until
+
+    def _set_deadline(self) -> None:
+        """Bound the wait for bytes by what is waited for; the time for a body is the application's."""
+        deadline = math.inf
+        if self._is_idle:
+            deadline = min(self._idle_since + _IDLE_SECONDS, self.ending.idle_until)
+        elif self._http.connection.their_state is h11.IDLE:
+            deadline = self.receive_until
+        given: Any = self.stream
+        given.read_until(deadline)
+
+    async def _run_out(self) -> bool:
+        """Refuse a head that has not come in time, and end an idle connection; False if it may be closed."""
+        given: Any = self.stream
+        if not self._is_idle:
+            await self._http.refuse(error_answer(slowness_refusal(self.receive_seconds)))
+            await self.protocol_send(Closed())
+            return True
+        if has_unread(given.transport):
+            # A request was on its way when the connection's time was over.
+            given.read_until(trio.current_time() + IDLE_GRACE_SECONDS)
+            return True
+        return False
+
+    # Sending
+
+    async def protocol_send(self, event: Event) -> None:
+        """Send bytes, end the connection, or note that it is idle.
+
+        What does so is often the application's task at its very end, when the framework has cancelled it: unshielded,
+        the connection would stay open for ever.
+        """
+        given: Any = self.stream
+        with trio.CancelScope(shield=True):
+            if isinstance(event, RawData):
+                await self._send(event.data)
+            elif isinstance(event, Closed):
+                # Closing one direction is a way of sending, which a part of an answer must not meet.
+                async with self.send_lock:
+                    await given.finish()
+                await self.protocol.handle(Closed())
+                # The reader, if it holds a next request, waits for the end of an answer that will never be sent.
+                self._feeding.cancel()
+            elif isinstance(event, Updated) and event.idle:
+                self._idle_since = trio.current_time()
+                self._begin_request(self._idle_since + self.receive_seconds)
+                self._set_deadline()
+
+    async def _send(self, data: bytes) -> None:
+        async with self.send_lock:
+            try:
+                await self.stream.send_all(data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                await self.protocol.handle(Closed())
+                # The reader, if it holds a next request, waits for the end of an answer that will never be sent.
+                self._everything.cancel()
+
+
+class ApplicationServer:
+    """Runs the application on connections that are given to it.
+
+    Args:
+        app: the application.
+        ending: how the front end ends.
+        receive_seconds: what a request may take from its first byte to its last.
+
+    Ownership: of each connection, until it is closed.
+    """
+
+    def __init__(self, app: QuartTrio, ending: Ending, receive_seconds: float) -> None:
+        self._app: Any = ASGIWrapper(app)
+        self._ending = ending
+        self._receive_seconds = receive_seconds
+        self._config = Config()
+        self._config.include_server_header = False
+        self._config.include_date_header = False
+        self._config.accesslog = None
+        self._config.errorlog = _QUIET
+        self._config.max_requests = None
+        self._context = WorkerContext(None)
+
+    def take(self, stream: trio.abc.Stream, prefix: bytes, receive_until: float, peer: Peer) -> _Connection:
+        """Make what serves a connection, of which ``prefix`` has been read; its request must be complete in time."""
+        given: Any = PrefixedStream(stream, prefix)
+        connection = _Connection(self._app, self._config, self._context, {PEER: peer}, given)
+        connection.ending = self._ending
+        connection.receive_seconds = self._receive_seconds
+        connection.receive_until = receive_until
+        return connection
+
+
+# ----------------------------------------------------------------------
+# The one Quart application of a front end, whose only route is the router, and what serves it on connections
+# ----------------------------------------------------------------------
+
+_ANSWER: Final = "ovmstrio.answer"
+_TASKS: Final = "ovmstrio.tasks"
+_PLACE: Final = "ovmstrio.place"
+_CALLER: Final = "ovmstrio.caller"
+
+
+def serve_application(router: Router, ending: Ending, max_body_bytes: int, receive_seconds: float) -> ApplicationServer:
+    """Make what serves the application of one front end; larger bodies are refused, and slower requests.
+
+    Args:
+        router: finds what answers requests.
+        ending: how the front end ends.
+        max_body_bytes: of what a request may have.
+        receive_seconds: what a request may take from its first byte to its last.
+    """
+    app = _Application(__name__, static_folder=None)
+    app.router = router
+    app.receive_seconds = receive_seconds
+    # What takes nothing of an answer is given up by the connection.
+    app.config |= {"MAX_CONTENT_LENGTH": max_body_bytes, "RESPONSE_TIMEOUT": None}
+    return ApplicationServer(app, ending, receive_seconds)
+
+
+class _Application(QuartTrio):
+    """Quart on trio, whose only route is the router."""
+
+    router: Router
+    receive_seconds: float
+
+    async def asgi_app(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request, and end its answer."""
+        # The framework has no use for it, and fails on one that begins with no slash.
+        scope["path"] = "/"
+        try:
+            async with trio.open_nursery() as tasks:
+                scope[_TASKS] = tasks
+                await super().asgi_app(scope, receive, send)
+                tasks.cancel_scope.cancel()
+        finally:
+            await _finish(scope)
+            if (place := scope.pop(_PLACE, None)) is not None:
+                place.release()
+            if (caller := scope.pop(_CALLER, None)) is not None:
+                caller.leave()
+
+    def create_url_adapter(self, _request: Any) -> None:
+        """Look for no route of the framework's: there are none, and it fails on names of hosts that cannot be."""
+
+    async def dispatch_request(self, request_context: Any = None) -> Response_quart:
+        """Have the router answer the request."""
+        del request_context
+        scope: Any = request.scope
+        headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+        target, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
+        route = self.router.find(scope["method"], target)
+        peer = scope["state"][PEER]
+        asked = HttpRequest(scope["method"], "", query, headers, b"", peer, f"{target}?{query}" if query else target)
+        if isinstance(route, HttpAnswer):
+            return _respond(await self.router.refuse(route, asked))
+        return _respond(await self._answer(route, asked._replace(path=route.path, mount=route.mount)))
+
+    async def _answer(self, route: Route, asked: HttpRequest) -> HttpAnswer:
+        state: Any = request.scope["state"]
+        request.body_timeout = max(0, state[RECEIVE_UNTIL] - trio.current_time())
+        refusal = await self.router.admit(route, asked)
+        request.scope[_CALLER] = current_caller.get()  # type: ignore[typeddict-unknown-key]
+        if refusal is not None:
+            return refusal
+        request.scope[_PLACE] = current_place.get()  # type: ignore[typeddict-unknown-key]
+        try:
+            body: Any = await request.get_data()
+        except HTTPException as error:
+            return self.router.shared(route.refuse(self._refusal(error)), asked.header("origin") or "")
+        tasks: Any = request.scope[_TASKS] if route.has_tasks else None  # type: ignore[typeddict-item]
+        return await self.router.answer(route, asked._replace(body=body, tasks=tasks))
+
+    def _refusal(self, error: HTTPException) -> Exception:
+        if isinstance(error, RequestEntityTooLarge):
+            limit = self.config["MAX_CONTENT_LENGTH"]
+            return size_refusal(request.content_length or f"more than {limit}", limit)
+        return slowness_refusal(self.receive_seconds)
+
+
+def _respond(answer: HttpAnswer) -> Response_quart:
+    """Make the framework's response of an answer, which is ended with the request."""
+    request.scope[_ANSWER] = answer  # type: ignore[typeddict-unknown-key]
+    body: Any = answer.content if answer.stream is None else answer.stream
+    response = Response_quart(b"" if answer.status in BODILESS else body, answer.status)
+    response.headers.clear()
+    for name, value in answer.headers:
+        response.headers.add(name, value)
+    if isinstance(body, bytes) and answer.status not in BODILESS:
+        response.headers["content-length"] = str(len(body))
+    return response
+
+
+async def _finish(scope: Any) -> None:
+    """End the answer of a request, which has been sent or cannot be: its stream is closed, its callbacks begin.
+
+    Cancellation: shielded, as streams close in a bounded time.
+    """
+    answer: HttpAnswer | None = scope.pop(_ANSWER, None)
+    if answer is None:
+        return
+    if answer.stream is not None:
+        with trio.CancelScope(shield=True):
+            await answer.stream.aclose()
+    for callback in answer.after:
+        callback()

@@ -1,0 +1,105 @@
+"""The one table from an error's class to the statuses that gRPC and HTTP clients see.
+
+Where OVMS answers a caller's mistake with "internal" or "unknown" only because its tables have a gap, the caller's
+mistake is said here; most others are OVMS's own, and docs/compatibility.md lists those that are not.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+from ovmstrio.core import errors
+from ovmstrio.core.errors import ServerError
+from ovmstrio.transport.grpc.headers import RetryLater, TrailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["STATUS_OF", "StatusPair", "challenge_of", "map_error", "status_of"]
+
+
+class StatusPair(NamedTuple):
+    """What one error is called on either wire."""
+
+    grpc: Status
+    http: int
+
+
+STATUS_OF: Final[Mapping[type[errors.ServerError], StatusPair]] = {
+    errors.ServerError: StatusPair(Status.INTERNAL, 500),
+    errors.InvalidRequest: StatusPair(Status.INVALID_ARGUMENT, 400),
+    errors.MalformedJson: StatusPair(Status.FAILED_PRECONDITION, 412),
+    errors.InvalidField: StatusPair(Status.INVALID_ARGUMENT, 400),
+    errors.ContextExceeded: StatusPair(Status.INVALID_ARGUMENT, 400),
+    errors.MalformedPayload: StatusPair(Status.INVALID_ARGUMENT, 400),
+    errors.MethodNotAllowed: StatusPair(Status.UNIMPLEMENTED, 406),
+    errors.PayloadTooLarge: StatusPair(Status.RESOURCE_EXHAUSTED, 413),
+    errors.RequestTooSlow: StatusPair(Status.DEADLINE_EXCEEDED, 408),
+    errors.NotFound: StatusPair(Status.NOT_FOUND, 404),
+    errors.ServiceMissing: StatusPair(Status.NOT_FOUND, 404),
+    errors.VersionMissing: StatusPair(Status.NOT_FOUND, 404),
+    errors.VersionRetired: StatusPair(Status.NOT_FOUND, 404),
+    errors.SequenceMissing: StatusPair(Status.NOT_FOUND, 404),
+    errors.AlreadyExists: StatusPair(Status.ALREADY_EXISTS, 409),
+    errors.SequenceExists: StatusPair(Status.ALREADY_EXISTS, 409),
+    errors.FailedPrecondition: StatusPair(Status.FAILED_PRECONDITION, 412),
+    errors.SequenceEnding: StatusPair(Status.FAILED_PRECONDITION, 412),
+    errors.NotReady: StatusPair(Status.UNAVAILABLE, 503),
+    errors.VersionLoading: StatusPair(Status.UNAVAILABLE, 404),
+    errors.ServiceLoading: StatusPair(Status.UNAVAILABLE, 503),
+    errors.TooManySequences: StatusPair(Status.UNAVAILABLE, 503),
+    errors.StorageFailure: StatusPair(Status.UNAVAILABLE, 503),
+    errors.Overloaded: StatusPair(Status.RESOURCE_EXHAUSTED, 429),
+    errors.TooManyRequests: StatusPair(Status.UNAVAILABLE, 503),
+    errors.QueueTimeout: StatusPair(Status.UNAVAILABLE, 503),
+    errors.CallerLimited: StatusPair(Status.RESOURCE_EXHAUSTED, 429),
+    errors.Unauthenticated: StatusPair(Status.UNAUTHENTICATED, 401),
+    errors.PermissionDenied: StatusPair(Status.PERMISSION_DENIED, 403),
+    errors.MissingScope: StatusPair(Status.PERMISSION_DENIED, 403),
+    errors.DeadlineExceeded: StatusPair(Status.DEADLINE_EXCEEDED, 504),
+    errors.NotSupported: StatusPair(Status.UNIMPLEMENTED, 501),
+    errors.ModelFailure: StatusPair(Status.INTERNAL, 500),
+    errors.VersionsFailure: StatusPair(Status.INTERNAL, 500),
+    errors.GraphFailure: StatusPair(Status.INVALID_ARGUMENT, 400),
+    errors.UserCodeError: StatusPair(Status.INTERNAL, 500),
+    errors.PipelineFailure: StatusPair(Status.UNKNOWN, 500),
+    errors.CustomNodeFailure: StatusPair(Status.UNKNOWN, 500),
+    errors.NothingToGather: StatusPair(Status.ABORTED, 204),
+    errors.ConfigError: StatusPair(Status.INTERNAL, 500),
+}
+
+
+def status_of(error: errors.ServerError) -> StatusPair:
+    """Find the statuses of an error: its own class's row, else that of the nearest class above it."""
+    for cls in type(error).__mro__:
+        row = STATUS_OF.get(cls)
+        if row is not None:
+            return row
+    return STATUS_OF[errors.ServerError]
+
+
+def map_error(error: Exception) -> GRPCError | None:
+    """Give the status and the text of an error that is meant for the caller, None for any other."""
+    if isinstance(error, errors.Overloaded):
+        return RetryLater(status_of(error).grpc, error.message, max(1.0, error.retry_after_seconds))
+    if isinstance(error, ServerError):
+        status = status_of(error).grpc
+        if wanted := challenge_of(error):
+            return TrailedError(status, error.message, ("www-authenticate", wanted))
+        return GRPCError(status, error.message)
+    return None
+
+
+def challenge_of(error: ServerError) -> str:
+    """Say what a caller that was refused would have to show (RFC 6750); empty for any other refusal."""
+    if isinstance(error, errors.Unauthenticated):
+        return 'Bearer realm="ovmstrio"' + (', error="invalid_token"' if error.is_wrong else "")
+    if isinstance(error, errors.MissingScope):
+        # A scope may name what the caller asked for, which may have any characters.
+        scope = re.sub(r"[^!#-\[\]-~]", "?", error.scope)
+        return f'Bearer realm="ovmstrio", error="insufficient_scope", scope="{scope}"'
+    return ""

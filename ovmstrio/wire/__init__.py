@@ -1,1 +1,0 @@
-"""The ways bytes come and go, free of any protocol of inference."""

@@ -1,1 +1,0 @@
-"""Where work runs: placement, threads, processes, batches, and the code of users in them."""

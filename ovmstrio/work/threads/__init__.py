@@ -1,1 +1,0 @@
-"""Threads for blocking code of users."""

@@ -1,0 +1,55 @@
+"""The service of a script that runs: what its ``run_service`` does, whoever runs the script."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from ovmstrio.core.errors import ServerError
+from ovmstrio.server.plan import plan_service, service_settings
+from ovmstrio.server.start_failures import leaves, reason_of
+from ovmstrio.telemetry.logs import configure_logs
+from ovmstrio.workers.serve import serve_in_processes
+
+if TYPE_CHECKING:
+    from ovmstrio.ops.web_service import WebService
+    from ovmstrio.server.settings import ServerSettings
+
+__all__ = ["run_script_service", "serve_service"]
+
+
+async def serve_service(service: WebService, settings: ServerSettings, config: str | None = None) -> bool:
+    """Serve a prepared service until it is told to end; True if the server ended gently.
+
+    Raises:
+        ConfigError: the configuration, the Ops or the ports cannot be used, or an Op cannot be prepared.
+        OSError: a port cannot be bound, or ``ProcessInfo.json`` cannot be written.
+
+    They may be in an exception group.
+
+    Ownership: everything is closed when this returns.
+
+    Cancellation: ends everything at once.
+    """
+    plan = await trio.to_thread.run_sync(plan_service, service, settings, config)
+    return await serve_in_processes(plan)
+
+
+def run_script_service(service: WebService) -> None:
+    """Serve the service of a script that Python runs and no command of ours.
+
+    Raises:
+        SystemExit: with 1, the server could not start or had to be cut; why is on standard error.
+    """
+    configure_logs()
+    try:
+        gently = trio.run(partial(serve_service, service, service_settings({})))
+    except* (ServerError, OSError) as group:
+        for error in leaves(group):
+            sys.stderr.write(f"error: {reason_of(error, with_traceback=True)}\n")
+        raise SystemExit(1) from None
+    if not gently:
+        raise SystemExit(1)

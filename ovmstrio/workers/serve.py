@@ -1,0 +1,82 @@
+"""A server as the commands run it: in one process, or in several worker processes behind a parent."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import trio
+
+from ovmstrio.server.process_main import collect_rarely, own_process, serve_in_own_process
+from ovmstrio.server.readiness_file import ReadinessFile
+from ovmstrio.server.signals import obey_signals
+from ovmstrio.server.systemd import managed
+
+if TYPE_CHECKING:
+    from ovmstrio.server.plan import Plan
+    from ovmstrio.server.process_main import Show
+
+__all__ = ["serve_in_processes"]
+
+
+async def serve_in_processes(plan: Plan, *, show: Show | None = None, handle_signals: bool = True) -> bool:
+    """Serve a plan until a signal ends the server, in as many processes as the plan states.
+
+    The service manager gets the state of the server, and may have opened its sockets.
+
+    Args:
+        plan: what to serve, and in how many processes; a plan that leaves the number open is measured first.
+        show: runs next to a server of one process once the server accepts connections.
+        handle_signals: whether SIGINT and SIGTERM drain the server, and stop it at once the second time.
+
+    Returns:
+        Whether all calls ended within the drain.
+
+    Raises:
+        ConfigError: the process has inherited a socket whose protocol is not configured.
+        ExceptionGroup: as :func:`ovmstrio.server.server.serve_plan`.
+
+    Ownership: the server and its worker processes, which have ended when this returns.
+
+    Cancellation: ends everything at once, without drain.
+    """
+    plan = managed(plan, os.environ)
+    with own_process(plan, handle_signals=handle_signals):
+        if not plan.root and not plan.settings.workers:
+            chosen = await _choose_processes(plan, handle_signals=handle_signals)
+            if chosen is None:
+                return True
+            plan = chosen
+        if plan.processes > 1:
+            from ovmstrio.workers.supervisor import serve_with_workers  # noqa: PLC0415 - one process needs none of it
+
+            collect_rarely()
+            return await serve_with_workers(plan, handle_signals=handle_signals)
+    return await serve_in_own_process(plan, show=show, handle_signals=handle_signals)
+
+
+async def _choose_processes(plan: Plan, *, handle_signals: bool) -> Plan | None:
+    """Choose the number of processes of a plan that leaves it open; return None if a signal ended the server meanwhile.
+
+    Raises:
+        ExceptionGroup: of ``OSError``, the folder of sequences cannot be read.
+
+    Cancellation: at once; processes that measure are killed.
+    """
+    from ovmstrio.workers.auto_workers import choose_workers  # noqa: PLC0415 - only for a plan that leaves it open
+
+    # Removes the file of a killed server, which would report this server as ready during the measurement.
+    ReadinessFile(plan.readiness_file)
+    ended, chosen = trio.Event(), None
+    async with trio.open_nursery() as nursery:
+
+        async def end() -> None:
+            ended.set()
+            plan.notifier.stop()
+            nursery.cancel_scope.cancel()
+
+        if handle_signals:
+            await nursery.start(obey_signals, end, nursery.cancel_scope)
+        chosen = await choose_workers(plan)
+        nursery.cancel_scope.cancel()
+    return None if ended.is_set() else chosen
