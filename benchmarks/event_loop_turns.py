@@ -14,7 +14,7 @@ from benchmarks.report import Row
 from ovmstrio.protocols.openai.api import Body, OpenAIApi, model_of
 from ovmstrio.util.truncation import format_error
 from tests.support.scripted_services import CHAT, WORDS, load_encoder, text_spec
-from tests.unit.api.rest.servers import Serving, serving_rest
+from tests.unit.protocols.servers import Serving, serving_rest
 
 __all__ = ["run"]
 

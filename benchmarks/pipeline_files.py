@@ -13,7 +13,7 @@ from benchmarks.processes import need
 __all__ = ["add_pipelines", "build", "chain", "side_by_side"]
 
 _SOURCES: Final = Path(__file__).with_name("nodes")
-_INCLUDE: Final = Path(str(files("ovmstrio.runtimes.pipelines.custom_nodes") / "include"))
+_INCLUDE: Final = Path(str(files("ovmstrio.pipelines") / "include"))
 
 
 def build(name: str, folder: Path) -> Path:

@@ -118,8 +118,8 @@ def _cache_of_processes() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _cache_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store results of trials and compiled models in the cache folder of the tests."""
-    for module in ("trials.memory", "compiled_files"):
-        monkeypatch.setattr(f"ovmstrio.openvino.{module}.user_cache_path", lambda _: SHARED_CACHE)
+    for module in ("crash_probe.results", "blob_cache"):
+        monkeypatch.setattr(f"ovmstrio.inference.{module}.user_cache_path", lambda _: SHARED_CACHE)
 
 
 @pytest.fixture(autouse=True)

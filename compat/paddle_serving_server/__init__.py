@@ -1,4 +1,4 @@
-"""Paddle Serving's server package as services import it, over ``ovmstrio.runtimes.ops``.
+"""Paddle Serving's server package as services import it, over ``ovmstrio.ops``.
 
 ``ovms run`` puts it on ``sys.path``.  Beside the original package it refuses to be imported, for one of the two would
 stand in the other's place without anybody's knowing.

@@ -7,7 +7,7 @@
         with span.part("inference"):     # the current span of what runs in the block, threads and tasks too
             ...
 
-Who records spans, and what becomes of them, is up to ``ovmstrio.observability.tracing``.
+Who records spans, and what becomes of them, is up to ``ovmstrio.telemetry.spans``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ovmstrio.runtimes.pipelines import custom_nodes
+from ovmstrio import pipelines
 
 __all__ = ["Array", "Infos", "Params", "include_folder"]
 
@@ -21,5 +21,5 @@ Infos = Mapping[str, tuple[Any, Sequence[int]]]
 
 
 def include_folder() -> Path:
-    """Give the folder of ``custom_node_interface.h``, for compilers and build systems."""
-    return Path(custom_nodes.__file__).parent / "include"
+    """Return the folder of ``custom_node_interface.h``, for compilers and build systems."""
+    return Path(pipelines.__file__).parent / "include"

@@ -7,7 +7,7 @@
       KeptProcess ── WorkerProcess ── calls ──────>   Hosted: the user's object, one in each process
       RemoteGenerator <── values, by credit ───────   GeneratorHost
 
-What runs in the worker needs no more than :mod:`ovmstrio.work.messages` does.
+What runs in the worker needs no more than :mod:`ovmstrio.isolation.codec` does.
 """
 
 from __future__ import annotations

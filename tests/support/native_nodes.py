@@ -14,7 +14,7 @@ import pytest
 from ovmstrio.pipelines.native.library import NodeIdentity, load_library
 from tests.support.model_cache import copy_cached
 
-INCLUDE: Final = Path(str(files("ovmstrio.runtimes.pipelines.custom_nodes") / "include"))
+INCLUDE: Final = Path(str(files("ovmstrio.pipelines") / "include"))
 _PROJECT: Final = Path(__file__).parents[2]
 FIXTURE_SOURCE: Final = Path(__file__).with_name("fixture_node.c")
 

@@ -1,6 +1,6 @@
 """What a validated project says: values that everything which runs, checks or packs the project works with.
 
-Nothing beside :mod:`ovmstrio.runtimes.handlers.config` sees the user's spelling.  Paths are absolute, defaults are
+Nothing beside :mod:`ovmstrio.handlers.config` sees the user's spelling.  Paths are absolute, defaults are
 filled in, and aliases of keys have become the one meaning that they have.
 """
 

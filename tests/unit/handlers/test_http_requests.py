@@ -15,8 +15,8 @@ from urllib.parse import urlencode
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ovmstrio.runtimes.handlers import http as handlers_http
 
+from ovmstrio import handlers
 from ovmstrio.core.errors import MalformedPayload
 from ovmstrio.core.http import HttpRequest
 from ovmstrio.encoding import multipart
@@ -124,7 +124,7 @@ TYPE = "multipart/form-data; boundary=Edge7"
 def own_parse(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, bytes], Any]:
     monkeypatch.setitem(sys.modules, "starlette.datastructures", None)
     # The import below replaces both.
-    monkeypatch.setattr(handlers_http, "forms", forms)
+    monkeypatch.setattr(handlers, "http_values", forms)
     monkeypatch.delitem(sys.modules, forms.__name__)
     parse: Callable[[str, bytes], Any] = import_module(forms.__name__).parse_payload
     return parse

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.unit.transport.grpc.conftest import logs
+
+__all__ = ["logs"]

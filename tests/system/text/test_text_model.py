@@ -1,0 +1,519 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import trio
+import trio.testing
+
+from ovmstrio.core.errors import (
+    ConfigError,
+    ContextExceeded,
+    DeadlineExceeded,
+    InvalidField,
+    InvalidRequest,
+    Overloaded,
+)
+from ovmstrio.core.generation import Conversation, Finish, GenerationRequest, Grammar, GrammarKind, Piece, Sampling
+from ovmstrio.text.text_model import TextModel
+from tests.support.served_text_models import (
+    PROMPTS,
+    HostOf,
+    ModelHost,
+    greedy,
+    made,
+    on_model_loop,
+    text_of,
+    with_settings,
+)
+from tests.support.tiny_llm import CHAT_TEMPLATE, CONTEXT, VOCABULARY
+from tests.system.text.conftest import ServeTiny
+
+_BARE: Final = """
+import json, sys, openvino_genai as genai
+scheduler = genai.SchedulerConfig()
+scheduler.num_kv_blocks = 256
+pipeline = genai.ContinuousBatchingPipeline(sys.argv[1], scheduler, "CPU")
+config = pipeline.get_config()
+config.max_new_tokens, config.ignore_eos = int(sys.argv[2]), True
+config.apply_chat_template = False
+logprobs = [pipeline.generate([prompt], [config])[0].m_generation_ids[0] for prompt in json.loads(sys.argv[3])]
+print(json.dumps(logprobs))
+"""
+
+
+def bare_texts(folder: Path, prompts: list[str], tokens: int) -> list[str]:
+    command = [sys.executable, "-c", _BARE, str(folder), str(tokens), json.dumps(prompts)]
+    done = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
+    texts: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return texts
+
+
+@on_model_loop
+async def test_eight_greedy_texts_at_once_are_those_of_openvino_genai(model: TextModel, tiny_folder: Path) -> None:
+    texts: dict[str, str] = {}
+
+    async def generate(model: TextModel, prompt: str) -> None:
+        texts[prompt] = text_of(await made(model, greedy(prompt, 80)))
+
+    async with trio.open_nursery() as nursery:
+        for prompt in PROMPTS:
+            nursery.start_soon(generate, model, prompt)
+    expected = await trio.to_thread.run_sync(bare_texts, tiny_folder, PROMPTS, 80)
+    assert [texts[prompt] for prompt in PROMPTS] == expected
+    assert len(set(expected)) > 3
+
+
+@on_model_loop
+async def test_requests_left_midway_change_no_other_text(model: TextModel) -> None:
+    alone = text_of(await made(model, greedy("of the barn", 300)))
+    texts: list[str] = []
+
+    async def stay() -> None:
+        texts.append(text_of(await made(model, greedy("of the barn", 300))))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stay)
+        for _ in range(20):
+            async with model.generate(greedy("the inn", 1500)) as generation:
+                async for _ in generation:
+                    break
+    assert texts == [alone]
+    assert not model.open_requests
+
+
+@on_model_loop
+async def test_messages_become_the_prompt_and_pieces_count_tokens(model: TextModel) -> None:
+    prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    chat = await made(model, greedy(Conversation(({"role": "user", "content": "hi"},)), 40))
+    tokens = tuple(map(int, (await model.tokenize([prompt], add_special_tokens=False))[0]))
+    assert text_of(chat) == text_of(await made(model, greedy(tokens, 40)))
+    async with model.generate(greedy("hello", 25)) as generation:
+        pieces = [piece async for piece in generation]
+    assert (generation.prompt_tokens, sum(piece.tokens for piece in pieces)) == (5, 25)
+    assert [piece.finish for piece in pieces if piece.finish] == [Finish.LENGTH]
+
+
+@on_model_loop
+async def test_tokens_of_many_texts_are_those_of_each_alone(model: TextModel) -> None:
+    texts = ["the cat", "", "a", "\u4e2d\u6587 x", "b \ud800", "the " * 1000, " "] * 40
+    together = await model.tokenize(texts)
+    alone = [(await model.tokenize([text]))[0] for text in texts[:7]] * 40
+    assert [list(row) for row in together] == [list(row) for row in alone]
+
+
+@on_model_loop
+async def test_prompt_that_leaves_no_room_is_refused_with_the_numbers(model: TextModel) -> None:
+    assert model.limits.context_length == CONTEXT
+    assert model.limits.vocabulary_size == len(VOCABULARY)
+    with pytest.raises(ContextExceeded, match=f"maximum context length is {CONTEXT} tokens") as caught:
+        await made(model, greedy((5,) * CONTEXT, 1))
+    assert f"the prompt has {CONTEXT}, and at most {CONTEXT - 1} fit" in str(caught.value)
+    pieces = await made(model, greedy((5,) * (CONTEXT - 3), 100))
+    assert sum(piece.tokens for piece in pieces) == 3
+    with pytest.raises(ContextExceeded, match=f"length is {CONTEXT} tokens, and prompt has at least 40000000"):
+        await made(model, greedy("the " * 10_000_000, 1))
+
+
+@pytest.mark.parametrize("tokens", [(-1, 4), (3, 100_000), ()])
+@on_model_loop
+async def test_invalid_tokens_are_refused(model: TextModel, tokens: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidRequest, match="token"):
+        await made(model, greedy(tokens, 1))
+
+
+async def test_limits_of_the_settings_are_refused_by_their_field(serve_tiny: ServeTiny) -> None:
+    async with serve_tiny(max_tokens_limit=10, best_of_limit=2) as model:
+        with pytest.raises(InvalidField, match="max_tokens is at most 10") as caught:
+            await made(model, greedy("hello", 11))
+        assert caught.value.field == "max_tokens"
+        with pytest.raises(InvalidField, match="n is at most 2"):
+            await made(model, GenerationRequest("hello", n=3))
+        pieces = await made(model, GenerationRequest("hello", Sampling(ignore_eos=True)))
+        assert sum(piece.tokens for piece in pieces) == 10
+
+
+@on_model_loop
+async def test_deadline_ends_a_text_midway(model: TextModel) -> None:
+    request = GenerationRequest("hello", Sampling(ignore_eos=True), deadline=trio.current_time() + 0.3)
+    with pytest.raises(DeadlineExceeded):
+        await made(model, request)
+    assert not model.open_requests
+
+
+@on_model_loop
+async def test_choices_of_one_request_have_reproducible_seeds(model: TextModel) -> None:
+    request = GenerationRequest("hello", Sampling(max_tokens=30, temperature=1.0, seed=3, ignore_eos=True), n=3)
+    first, second = await made(model, request), await made(model, request)
+    texts = [text_of(first, index) for index in range(3)]
+    assert len(set(texts)) == 3
+    assert texts == [text_of(second, index) for index in range(3)]
+    assert sorted(piece.index for piece in first if piece.finish) == [0, 1, 2]
+
+
+@on_model_loop
+async def test_stop_string_ends_a_text_before_or_after_it(model: TextModel) -> None:
+    whole = text_of(await made(model, greedy("hello", 200)))
+    stop = whole[20:25]
+    place = whole.index(stop)
+    for keeps, expected in ((False, whole[:place]), (True, whole[:place] + stop)):
+        request = replace(greedy("hello", 200), stop=("never", stop), keeps_stop=keeps)
+        pieces = await made(model, request)
+        assert text_of(pieces) == expected
+        assert pieces[-1].finish is Finish.STOP
+
+
+@on_model_loop
+async def test_echoed_prompt_has_its_log_probabilities_each_time(model: TextModel) -> None:
+    prompt = "the men in the barn " * 10
+    request = replace(greedy(prompt, 0), echo=True, logprobs=True)
+    await made(model, greedy(prompt, 5))
+    first, second = await made(model, request), await made(model, request)
+    both = await made(model, replace(greedy(prompt, 3), echo=True, logprobs=True))
+    length = len((await model.tokenize([prompt]))[0])
+    values = [each.logprob for piece in first for each in piece.logprobs]
+    assert values[0] is None
+    assert len(values) == length
+    assert all(value is not None and value < 0 for value in values[1:])
+    assert [each.logprob for piece in second for each in piece.logprobs] == values
+    logprobs = [each for piece in both for each in piece.logprobs]
+    assert [each.logprob for each in logprobs[:length]] == values
+    assert len(logprobs) == length + 3
+    assert text_of(first) == prompt
+    assert text_of(both).startswith(prompt)
+    assert first[-1].finish is Finish.LENGTH
+
+
+async def test_requests_beyond_the_queue_are_refused_and_others_end(serve_tiny: ServeTiny) -> None:
+    ended: list[int] = []
+
+    async def generate(model: TextModel, prompt: str) -> None:
+        ended.append(sum(piece.tokens for piece in await made(model, greedy(prompt, 300))))
+
+    async with serve_tiny(max_num_seqs=2, max_queue=2) as model:
+        async with model.generate(greedy("first", 1500)) as first, trio.open_nursery() as nursery:
+            await anext(aiter(first))
+            for number in range(3):
+                nursery.start_soon(generate, model, f"number {number}")
+            while model.open_requests < 4:
+                await trio.lowlevel.checkpoint()
+            with pytest.raises(Overloaded, match="2 requests wait") as caught:
+                await made(model, greedy("one too many", 1))
+            assert caught.value.retry_after_seconds >= 1
+        assert ended == [300, 300, 300]
+
+
+async def test_forty_requests_for_a_small_cache_all_end(serve_tiny: ServeTiny) -> None:
+    ended: list[int] = []
+
+    async def generate(model: TextModel, number: int) -> None:
+        ended.append(sum(piece.tokens for piece in await made(model, greedy(f"number {number} " * 20, 150))))
+
+    async with serve_tiny(cache_size=0.001) as model, trio.open_nursery() as nursery:
+        for number in range(40):
+            nursery.start_soon(generate, model, number)
+    assert ended == [150] * 40
+
+
+@on_model_loop
+async def test_slow_reader_delays_no_other_text_and_gets_joined_pieces(model: TextModel) -> None:
+    expected = text_of(await made(model, greedy("slow", 300)))
+    async with model.generate(greedy("slow", 300)) as slow:
+        await made(model, greedy("fast", 600))
+        pieces = [piece async for piece in slow]
+    assert text_of(pieces) == expected
+    assert len(pieces) < 30
+
+
+_PRECISE: Final = {"INFERENCE_PRECISION_HINT": "f32"}
+_SCHEMA: Final = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}'
+
+
+def _proposing(how: str, folder: Path) -> dict[str, Any]:
+    if how == "draft":
+        return {"plugin_config": _PRECISE, "draft_path": folder}
+    return {"plugin_config": {**_PRECISE, "prompt_lookup": True}}
+
+
+async def _texts(model: TextModel, requests: list[GenerationRequest]) -> list[str]:
+    texts = [""] * len(requests)
+
+    async def generate(place: int, request: GenerationRequest) -> None:
+        texts[place] = text_of(await made(model, request))
+
+    async with trio.open_nursery() as nursery:
+        for place, request in enumerate(requests):
+            nursery.start_soon(generate, place, request)
+    return texts
+
+
+_REQUESTS: Final = [
+    *(greedy(prompt, tokens) for tokens in (1, 2, 90) for prompt in PROMPTS),
+    GenerationRequest(
+        "hello", Sampling(max_tokens=60, temperature=0), grammar=Grammar(GrammarKind.JSON_SCHEMA, _SCHEMA)
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=["draft", "lookup"])
+def proposer(request: pytest.FixtureRequest, host_of: HostOf, tiny_folder: Path) -> ModelHost:
+    return host_of(**_proposing(request.param, tiny_folder))
+
+
+@pytest.fixture(scope="module")
+def expected(host_of: HostOf) -> list[str]:
+    made_without: list[str] = []
+    host = host_of(plugin_config=_PRECISE)
+
+    async def make() -> None:
+        made_without.extend(await _texts(host.model, _REQUESTS))
+
+    host.run(make)
+    return made_without
+
+
+@on_model_loop
+async def test_texts_are_those_made_without_proposals(proposer: TextModel, expected: list[str]) -> None:
+    async with proposer.generate(greedy("the inn", 1500)) as generation:
+        await anext(aiter(generation))
+    assert await _texts(proposer, _REQUESTS) == expected
+    assert proposer.limits.context_length == 2048
+
+
+@on_model_loop
+async def test_several_tokens_come_in_one_step(proposer: TextModel) -> None:
+    asked = greedy("hello", 90)
+    more = replace(asked, sampling=replace(asked.sampling, num_assistant_tokens=8))
+    for request in (asked, more):
+        assert max(piece.tokens for piece in await made(proposer, request)) > 3
+
+
+@on_model_loop
+async def test_sampled_texts_have_all_their_tokens(proposer: TextModel) -> None:
+    sampling = Sampling(max_tokens=80, temperature=1.2, ignore_eos=True)
+    async with trio.open_nursery() as nursery:
+        for seed in range(12):
+            nursery.start_soon(_check_length, proposer, GenerationRequest(PROMPTS[0], replace(sampling, seed=seed)))
+
+
+async def _check_length(model: TextModel, asked: GenerationRequest) -> None:
+    assert sum(piece.tokens for piece in await made(model, asked)) == 80
+
+
+@pytest.mark.parametrize("proposer", ["draft"], indirect=True)
+@on_model_loop
+async def test_fields_unsupported_with_a_draft_are_refused(proposer: TextModel) -> None:
+    beams, scored = Sampling(best_of=2), GenerationRequest("hello", logprobs=True)
+    for field, asked in (("best_of", GenerationRequest("hello", beams)), ("logprobs", scored)):
+        with pytest.raises(InvalidField, match=f"{field}.* not supported for this model") as caught:
+            await made(proposer, asked)
+        assert (caught.value.field, caught.value.code) == (field, "unsupported_parameter")
+    with pytest.raises(InvalidField, match="max_ngram_size is not supported: this model is served without"):
+        await made(proposer, GenerationRequest("hello", Sampling(max_ngram_size=2)))
+    threshold = Sampling(assistant_confidence_threshold=0.4, max_tokens=20, ignore_eos=True, temperature=0)
+    assert sum(piece.tokens for piece in await made(proposer, GenerationRequest("hello", threshold))) == 20
+
+
+@pytest.mark.parametrize(("field", "value"), [("num_assistant_tokens", 3), ("assistant_confidence_threshold", 0.5)])
+@on_model_loop
+async def test_fields_of_proposals_are_refused_without_them(model: TextModel, field: str, value: float) -> None:
+    with pytest.raises(InvalidRequest, match=f"{field} is not supported"):
+        await made(model, GenerationRequest("hello", Sampling(**{field: value})))  # type: ignore[arg-type]
+
+
+async def test_missing_draft_is_refused_by_the_load(serve_tiny: ServeTiny, tmp_path: Path) -> None:
+    (tmp_path / "draft").mkdir()
+    with pytest.raises(ConfigError, match="draft without openvino_model"):
+        async with serve_tiny(draft_path=tmp_path / "draft"):
+            pass
+
+
+_FLAGS: Final = {"type": "object", "properties": {"size": {"enum": [1, 2]}}, "required": ["size"]}
+_TOOLS: Final = (
+    {"type": "function", "function": {"name": "measure", "parameters": _FLAGS}},
+    {"type": "function", "function": {"name": "rest", "parameters": {"type": "object", "properties": {}}}},
+)
+_HELLO: Final = ({"role": "user", "content": "hello"},)
+
+
+def _saying(text: str) -> Grammar:
+    form = {"type": "structural_tag", "format": {"type": "const_string", "value": text}}
+    return Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps(form))
+
+
+def _request(grammar: Grammar | None = None, seed: int = 0, **conversation: Any) -> GenerationRequest:
+    sampling = Sampling(max_tokens=400, temperature=1.5, seed=seed)
+    return GenerationRequest(Conversation(_HELLO, **conversation), sampling, grammar=grammar)
+
+
+def _calls(pieces: list[Piece]) -> list[tuple[str, str]]:
+    deltas = [call for piece in pieces for call in piece.calls]
+    names = [delta.name for delta in deltas if delta.name]
+    return [
+        (name, "".join(delta.arguments for delta in deltas if delta.index == number))
+        for number, name in enumerate(names)
+    ]
+
+
+@on_model_loop
+async def test_calls_and_reasoning_are_parsed(model: TextModel) -> None:
+    written = (
+        "<think>\nhm, so\n</think>\n\nI look. <tool_call>\n"
+        '{"name": "measure", "arguments": {"size": 1}}\n</tool_call>'
+        '<tool_call>{"name": "rest", "arguments": {}}</tool_call>'
+    )
+    model = with_settings(model, tool_parser="hermes3", reasoning_parser="qwen3")
+    pieces = await made(model, _request(_saying(written), tools=_TOOLS))
+    assert text_of(pieces) == "I look."
+    assert "".join(piece.reasoning for piece in pieces) == "hm, so"
+    assert _calls(pieces) == [("measure", '{"size": 1}'), ("rest", "{}")]
+    assert pieces[-1].finish is Finish.TOOL_CALLS
+    assert sum(piece.tokens for piece in pieces) > 100
+    reasoning_tokens = sum(piece.reasoning_tokens for piece in pieces)
+    assert len("<think>\nhm, so\n</think>") - 10 < reasoning_tokens < len("<think>\nhm, so\n</think>\n\n") + 1
+    once = await made(model, _request(_saying(written), tools=_TOOLS, calls_once=True))
+    assert (_calls(once), once[-1].finish) == ([("measure", '{"size": 1}')], Finish.TOOL_CALLS)
+    without = await made(model, _request(_saying("<tool_call>{} is a tag")))
+    assert text_of(without) == "<tool_call>{} is a tag"
+    assert without[-1].finish is Finish.STOP
+
+
+@pytest.mark.parametrize(
+    ("template", "settings", "written", "content", "reasoning", "calls"),
+    [
+        pytest.param(
+            CHAT_TEMPLATE + "{# calls are <tool_call>{...}</tool_call> #}",
+            {"tool_parser": "auto"},
+            '<tool_call>{"name": "rest", "arguments": {}}</tool_call>',
+            "",
+            "",
+            [("rest", "{}")],
+            id="chooses the parser",
+        ),
+        pytest.param(
+            CHAT_TEMPLATE + "<think>\n{% if tools %}{% endif %}",
+            {"tool_parser": "hermes3", "reasoning_parser": "qwen3"},
+            "why\n</think>\nso",
+            "so",
+            "why",
+            [],
+            id="begins reasoning",
+        ),
+    ],
+)
+async def test_template_of_the_folder_decides_how_answers_are_read(
+    serve_tiny: ServeTiny,
+    tiny_folder: Path,
+    tmp_path: Path,
+    template: str,
+    settings: dict[str, str],
+    written: str,
+    content: str,
+    reasoning: str,
+    calls: list[tuple[str, str]],
+) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(template)
+    async with serve_tiny(base_path=folder, path=folder, **settings) as model:
+        pieces = await made(model, _request(_saying(written), tools=_TOOLS))
+    assert (text_of(pieces), _calls(pieces)) == (content, calls)
+    assert "".join(piece.reasoning for piece in pieces) == reasoning
+
+
+@on_model_loop
+async def test_constrained_text_may_end_with_its_first_token(model: TextModel) -> None:
+    shortest = GenerationRequest("hello", Sampling(max_tokens=1), grammar=_saying("fine"))
+    with trio.fail_after(60):
+        (piece,) = await made(model, shortest)
+    assert (piece.tokens, piece.finish) == (1, Finish.LENGTH)
+
+
+@pytest.mark.parametrize("tool_parser", ["hermes3", "", "mistral", "qwen3coder", "gptoss", "lfm2"])
+@on_model_loop
+async def test_named_function_is_called_with_arguments_of_its_schema(model: TextModel, tool_parser: str) -> None:
+    model = with_settings(model, tool_parser=tool_parser)
+    for seed in range(20):
+        pieces = await made(model, _request(seed=seed, tools=_TOOLS, tool_choice="function", tool_name="measure"))
+        (call,) = _calls(pieces)
+        assert call[0] == "measure"
+        assert text_of(pieces) == ""
+        if pieces[-1].finish is Finish.TOOL_CALLS:
+            assert json.loads(call[1])["size"] in {1, 2}
+            return
+    pytest.fail("no call ended")
+
+
+@on_model_loop
+async def test_invalid_grammar_is_refused_with_its_place(model: TextModel) -> None:
+    bad = {"type": "object", "properties": {"size": {"type": "int"}}}
+    tool = {"type": "function", "function": {"name": "bad", "parameters": bad}}
+    with pytest.raises(InvalidField, match=r"at \$.properties.size.type: expected one of string") as refused:
+        await made(model, _request(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(bad))))
+    assert refused.value.field == "response_format"
+    with pytest.raises(InvalidField, match=r"tools\[0\].function.parameters: at \$.properties.size.type"):
+        await made(model, _request(tools=(tool,), tool_choice="required"))
+    assert text_of(await made(model, _request(_saying("fine")))) == "fine"
+
+
+@on_model_loop
+async def test_texts_with_special_tokens_are_complete(model: TextModel) -> None:
+    written = "abcdefghijklmnopqrstuvwxyz" * 4
+    pieces = await made(model, replace(_request(_saying(written)), skips_special_tokens=False))
+    assert text_of(pieces) == written
+
+
+_LOOPS: Final = (
+    "{% if messages[0].content == 'loop' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
+    "{% endfor %}{% endif %}\n{% if messages | length > 1 %}{{ raise_exception('one is enough') }}{% endif %}"
+)
+_COMPARES_FOR_EVER: Final = (
+    "{% if messages[0].content == 'hostile' %}{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}"
+    "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def odd_model(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, host_of: HostOf) -> ModelHost:
+    folder = tmp_path_factory.mktemp("odd") / "model"
+    shutil.copytree(tiny_folder, folder)
+    (folder / "chat_template.jinja").write_text(_LOOPS + _COMPARES_FOR_EVER + "hello")
+    return host_of(base_path=folder, path=folder)
+
+
+@on_model_loop
+async def test_template_that_loops_or_refuses_fails_its_request(odd_model: TextModel) -> None:
+    asked = _request(_saying("fine"))
+    for messages, said in (
+        (({"role": "user", "content": "loop"},), "line 1: it loops for too long"),
+        (_HELLO * 2, "line 2: one is enough"),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            await made(odd_model, GenerationRequest(Conversation(messages), asked.sampling))
+    assert text_of(await made(odd_model, asked)) == "fine"
+
+
+@on_model_loop
+async def test_other_requests_go_on_while_a_template_runs_too_long(odd_model: TextModel) -> None:
+    hostile = GenerationRequest(
+        Conversation(({"role": "user", "content": "hostile"},)), _request(_saying("fine")).sampling
+    )
+    ends: list[str] = []
+
+    async def fail() -> None:
+        with pytest.raises(InvalidRequest, match=r"chat_template\.jinja used more than 2 s of CPU time"):
+            await made(odd_model, hostile)
+        ends.append("hostile")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fail)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await made(odd_model, GenerationRequest("fine", Sampling(max_tokens=20)))
+        ends.append("text")
+    assert ends == ["text", "hostile"]
+    assert text_of(await made(odd_model, _request(_saying("fine")))) == "fine"
