@@ -1,1 +1,1 @@
-../ovmstrio/runtimes/pipelines/custom_nodes/include/custom_node_interface.h
+../ovmstrio/pipelines/include/custom_node_interface.h

@@ -16,12 +16,16 @@ from ovmstrio.config.specs import ModelSpec, PlacementSpec
 from ovmstrio.core.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ovmstrio.config.specs import ServableSpec, ServerSpec
     from ovmstrio.server.kinds import Kinds
 
-__all__ = ["INGRESS", "ClusterLayout", "ServiceGroup", "lay_out", "shard_names"]
+__all__ = ["INGRESS", "ClusterLayout", "ServiceGroup", "drain_seconds", "lay_out", "shard_names"]
+
+# ----------------------------------------------------------------------
+# Which services of a configuration run together, and which groups call each other
+# ----------------------------------------------------------------------
 
 INGRESS: Final = "ingress"
 """The group that has the doors, where there are several; services may be placed there, too."""
@@ -178,3 +182,20 @@ def _ordered(calls: dict[str, dict[str, str]], problems: list[Problem]) -> list[
             ordered.append(name)
             del left[name]
     return ordered
+
+
+# ----------------------------------------------------------------------
+# How long a replica that is replaced may take to finish what it has, before Ray kills it
+# ----------------------------------------------------------------------
+
+_OWN_SECONDS: Final = 30
+_START_SECONDS: Final = 120
+
+
+def drain_seconds(callees: Iterable[int]) -> int:
+    """Give the time of a group, in seconds, by those of the groups that it calls.
+
+    All groups are replaced at the same time.  What has been asked of a group with one replica waits there until the
+    old one has ended and a new one has started, and so does the caller that has asked, which must not be killed before.
+    """
+    return max((each + _START_SECONDS for each in callees), default=_OWN_SECONDS)

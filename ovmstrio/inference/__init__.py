@@ -1,1 +1,6 @@
 """OpenVINO models: reading, compiling, running and tuning them; the only importer of ``openvino``."""
+
+import sys
+
+# OpenVINO's package reports each import to its makers, from a thread of its own, unless this package is missing.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]

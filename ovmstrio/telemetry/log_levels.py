@@ -41,13 +41,15 @@ LOG_TREES: Final[Mapping[str, str]] = {
     "ovmstrio.grpc": "ovmstrio.transport.grpc",
     "ovmstrio.http": "ovmstrio.transport.http",
     "ovmstrio.requests": "ovmstrio.telemetry.access_log",
-    # Names of the last release.
+}
+"""Short names, with the loggers that they select."""
+_EARLIER_NAMES: Final[Mapping[str, str]] = {
     "ovmstrio.access": "ovmstrio.auth",
     "ovmstrio.api": "ovmstrio.protocols",
     "ovmstrio.generation": "ovmstrio.text",
     "ovmstrio.registry": "ovmstrio.serving",
 }
-"""Short and earlier names, with the loggers that they select."""
+"""Names of the last release, with the loggers that they select now."""
 
 LOADING_LOGGERS: Final = tuple(
     f"ovmstrio.serving.{name}" for name in ("instances", "load_order", "loading", "model_control", "source")
@@ -105,7 +107,7 @@ def written_log_levels(levels: Mapping[str, int]) -> str:
 
 def loggers_of(name: str) -> str:
     """Give the logger that a name stands for, which may be a part of what a short name stands for."""
-    for short, logger in LOG_TREES.items():
+    for short, logger in (*LOG_TREES.items(), *_EARLIER_NAMES.items()):
         if name == short or name.startswith(f"{short}."):
             return logger + name.removeprefix(short)
     return name

@@ -82,6 +82,13 @@ def test_a_public_module_has_exactly_these_documented_names(module: str) -> None
     assert [name for name in sorted(names) if not _is_documented(loaded, name)] == []
 
 
+MOVED = {
+    f"ovmstrio.{name}": f"ovmstrio.ext.{name}"
+    for name in ("batching", "calculators", "custom_nodes", "handlers", "kinds", "ops")
+}
+"""Public modules of the last release, by their old names."""
+
+
 def test_the_guide_lists_every_public_name_of_every_public_module() -> None:
     _, *sections = re.split(r"^### `(.*)`$", GUIDE.read_text(), flags=re.MULTILINE)
     rows = {
@@ -91,8 +98,19 @@ def test_the_guide_lists_every_public_name_of_every_public_module() -> None:
     assert {module: sorted(names) for module, names in rows.items()} == {
         module: sorted(names.split()) for module, names in SURFACE.items()
     }
-    beside = {f"ovmstrio.{path.stem}" for path in (ROOT / "ovmstrio").glob("[a-z]*.py")}
-    assert beside | {"ovmstrio", "ovmstrio.client", "ovmstrio.client.pipeline"} == SURFACE.keys()
+    modules = {f"ovmstrio.{path.stem}" for path in (ROOT / "ovmstrio").glob("[a-z]*.py")} - MOVED.keys()
+    modules |= {f"ovmstrio.ext.{path.stem}" for path in (ROOT / "ovmstrio" / "ext").glob("[a-z]*.py")}
+    assert modules | {"ovmstrio", "ovmstrio.client", "ovmstrio.client.pipeline"} == SURFACE.keys()
+
+
+@pytest.mark.parametrize("module", MOVED)
+def test_moved_names_work_with_a_warning(module: str) -> None:
+    for name in SURFACE[MOVED[module]].split():
+        with pytest.warns(DeprecationWarning, match=f"{module}.{name} has moved to {MOVED[module]}"):
+            moved = getattr(importlib.import_module(module), name)
+        assert moved is getattr(importlib.import_module(MOVED[module]), name)
+    with pytest.raises(AttributeError, match="has no attribute 'unknown'"):
+        _ = importlib.import_module(module).unknown
 
 
 def test_lazy_imports_equal_those_of_type_checkers() -> None:

@@ -13,11 +13,11 @@ import pytest
 import trio
 from grpclib.const import Status
 
+from ovmstrio.cluster.ray.group_server import GroupServer, ReplicaPlan
 from ovmstrio.cluster.ray.grpc import GrpcAnswer
 from ovmstrio.cluster.ray.grpc_paths import INFER
 from ovmstrio.cluster.ray.http import HttpHead
-from ovmstrio.cluster.ray.links import answer_linked, describe_linked
-from ovmstrio.cluster.ray.replica import GroupServer, ReplicaPlan
+from ovmstrio.cluster.ray.linked_services import answer_linked, describe_linked
 from ovmstrio.cluster.ray.request_streams import OpenStreams, answer_stream, pass_stream
 from ovmstrio.cluster.ray.stream_keys import replica_of
 from ovmstrio.cluster.ray.trio_guest import TrioGuest

@@ -9,12 +9,12 @@ import numpy as np
 import orjson
 import pytest
 
-from ovmstrio.cluster.layout import ClusterLayout, lay_out, shard_names
-from ovmstrio.cluster.ray.application import drain_seconds
+from ovmstrio.cluster.layout import ClusterLayout, drain_seconds, lay_out, shard_names
+from ovmstrio.cluster.ray.autoscaling import WANTED, wanted_replicas
+from ovmstrio.cluster.ray.group_server import WAITING, total_of
 from ovmstrio.cluster.ray.grpc_paths import INFER
-from ovmstrio.cluster.ray.ingress import HttpTarget, http_target, plain_path
-from ovmstrio.cluster.ray.replica import WAITING, WANTED, total_of, wanted_replicas
 from ovmstrio.cluster.ray.shards import grpc_shard, http_shard
+from ovmstrio.cluster.ray.targets import HttpTarget, http_target, plain_path
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.core.connection import UNKNOWN_PEER
 from ovmstrio.core.errors import ConfigError, InvalidRequest, NotSupported

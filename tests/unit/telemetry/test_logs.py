@@ -489,7 +489,10 @@ def test_levels_are_read_and_written() -> None:
         ("ovmstrio.graphs", "expected names and levels such as .*, got 'ovmstrio.graphs'"),
         ("=debug", "expected names and levels"),
         ("ovmstrio.graphs=loud", "ovmstrio.graphs: expected one of TRACE, DEBUG, .*, got 'loud'"),
-        ("ovmstrio.grahps=debug", "nothing logs as 'ovmstrio.grahps'; below ovmstrio. are generation, graphs, "),
+        (
+            "ovmstrio.grahps=debug",
+            "nothing logs as 'ovmstrio.grahps'; below ovmstrio. are grpc, http, requests, printed, and its packages",
+        ),
         ("ovmstrio.graphs.nowhere=debug", "nothing logs as 'ovmstrio.graphs.nowhere'"),
         (f"ovmstrio.{'x' * 5000}=debug", "nothing logs as 'ovmstrio.x"),
     ],
@@ -500,7 +503,16 @@ def test_an_invalid_setting_is_refused_with_the_reason(text: str, reason: str) -
 
 
 @pytest.mark.parametrize(
-    "name", [*LOG_TREES, "ovmstrio", "ovmstrio.printed", "ovmstrio.access", "ovmstrio.http.router"]
+    "name",
+    [
+        *LOG_TREES,
+        "ovmstrio",
+        "ovmstrio.printed",
+        "ovmstrio.access",
+        "ovmstrio.generation",
+        "ovmstrio.ops",
+        "ovmstrio.http.router",
+    ],
 )
 def test_every_logger_of_the_server_can_have_a_level(name: str) -> None:
     assert read_log_levels(f"{name}=debug") == {name: logging.DEBUG}
@@ -509,6 +521,7 @@ def test_every_logger_of_the_server_can_have_a_level(name: str) -> None:
 def test_short_names_stand_for_packages() -> None:
     assert loggers_of("ovmstrio.graphs.policies") == "ovmstrio.graphs.policies"
     assert loggers_of("ovmstrio.grpc") == "ovmstrio.transport.grpc"
+    assert loggers_of("ovmstrio.generation.kind") == "ovmstrio.text.kind"
     assert loggers_of("ovmstrio.graphsomething") == "ovmstrio.graphsomething"
     assert loggers_of("httpx") == "httpx"
 
