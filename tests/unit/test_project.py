@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 _PATH = re.compile(r"(?<![\w/.])(?:ovmstrio|cli|compat|protos|samples|tests|benchmarks)(?:/[\w.]+)+/?")
 _MODULE = re.compile(r"\b(?:from|import) (ovmstrio(?:\.\w+)*)|(?<![\w.\"'])(ovmstrio(?:\.[a-z_]+)+)\b")
