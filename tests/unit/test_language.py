@@ -1,0 +1,64 @@
+"""Plain language in docstrings, documentation and help texts."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+QUESTION_WORDS = {"What", "Where", "Whether", "Which", "How", "Who", "Whose", "When", "Why"}
+INDIRECT_VERBS = {"Give", "Tell", "Have", "Say", "Let", "See", "Look", "Know"}
+BANNED_WORDS = re.compile(
+    r"\b(told|anew|whoever|somebody|nobody|beside|forsake|condemn|mend|spoil|hurry|the way out)\b", re.IGNORECASE
+)
+SOURCES = sorted(
+    path
+    for folder in ("ovmstrio", "cli", "compat", "samples")
+    for path in (ROOT / folder).rglob("*.py")
+    if "generated" not in path.parts
+)
+
+
+def _docstrings(path: Path) -> Iterator[tuple[str, int, str]]:
+    """List the kind, line and text of each docstring."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                yield "function" if is_function else "noun", getattr(node, "lineno", 1), text
+
+
+def test_docstrings_begin_with_a_noun_or_an_imperative_verb() -> None:
+    wrong = []
+    for path in SOURCES:
+        for kind, line, text in _docstrings(path):
+            first = re.split(r"[\s,.:]", text, maxsplit=1)[0]
+            if first in (QUESTION_WORDS | INDIRECT_VERBS if kind == "function" else QUESTION_WORDS):
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {first}")
+    assert not wrong
+
+
+def test_docstrings_and_comments_use_no_banned_word() -> None:
+    wrong = []
+    for path in SOURCES:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if found := BANNED_WORDS.search(line):
+                wrong.append(f"{path.relative_to(ROOT)}:{number}: {found[0]}")
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))],
+    ids=lambda page: page.name,
+)
+def test_pages_use_no_banned_word(page: Path) -> None:
+    lines = enumerate(page.read_text().splitlines(), 1)
+    assert [f"{number}: {found[0]}" for number, line in lines if (found := BANNED_WORDS.search(line))] == []
