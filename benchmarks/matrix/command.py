@@ -26,13 +26,11 @@ _PARTS: Final = {
     "brief": (BRIEF, "every size and shape over gRPC with eight callers, in less than ten minutes"),
     "middle": (MIDDLE, "models of some hundred microseconds by their settings and callers, in ten minutes"),
 }
-_HOW: Final = """Each cell is the median of {rounds} round(s) of {seconds:g} s or more: calls a second as a part of the
-better of OpenVINO's `AsyncInferQueue` and a synchronous loop with the same model and settings, which ran for itself
-just before. The spread is that of the ratios of the rounds. Load is h2load's, on the same cores; what OpenVINO alone
-does needs no load.
-`{file}` has the run, for `python -m benchmarks compare`.
+_HOW: Final = """Each cell is the median of {rounds} round(s) of at least {seconds:g} s: calls per second, divided by those
+of the better of OpenVINO's `AsyncInferQueue` and a synchronous loop with the same model and settings, measured alone
+just before. The load generator is h2load on the same cores. `{file}` has every cell, for `python -m benchmarks compare`.
 
-Machine: {machine}. Programs that wanted to run in the minute before: {load:.1f}.
+Machine: {machine}. Load average before: {load:.1f}.
 """
 _SHOWN: Final = "\n![the matrix](../docs/matrix.svg)\n"
 
@@ -63,14 +61,12 @@ def measure_matrix(arguments: list[str]) -> None:
     print(render_run(cells))
     print(f"\nsaved as {path}")
     if options.record:
-        section, first = (
-            ("middle", "") if options.part == "middle" else ("matrix", f"{_SHOWN}\n{render_summary(cells)}\n")
-        )
+        section, first = ("middle", "") if options.part == "middle" else ("matrix", _SHOWN)
         if section == "matrix":
             _CHART.write_text(chart(cells))
         shown = path.resolve().relative_to(Path.cwd()) if path.resolve().is_relative_to(Path.cwd()) else path.name
         how = _HOW.format(rounds=grid.rounds, seconds=grid.seconds, file=shown, machine=machine(), load=load)
-        write_section(section, f"{how}{first}\n{render_run(cells)}")
+        write_section(section, f"{how}{first}\n{render_summary(cells)}")
 
 
 def compare(arguments: list[str]) -> None:

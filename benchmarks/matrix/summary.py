@@ -27,10 +27,13 @@ def render_summary(cells: Run) -> str:
         size, _, hint, _, door, callers = name.split(", ")
         kinds[f"{size}, {hint}"][door, callers].append(cell["ratio"])
     callers = "/".join(map(str, CONCURRENCIES))
-    lines = [f"| model | {' | '.join(f'{door}, {callers}' for door in DOORS)} |", "|---" * (len(DOORS) + 1) + "|"]
-    for kind in filter(kinds.__contains__, map(", ".join, product(SIZES, HINTS))):
-        lines += [f"| {kind} | {' | '.join(_of_door(kinds[kind], door) for door in DOORS)} |"]
-    return "\n".join([*lines, "", *_pairs(cells)])
+    doors = [door for door in DOORS if any((door, str(CONCURRENCIES[0])) in each for each in kinds.values())]
+    lines = [f"| model | {' | '.join(f'{door}, {callers}' for door in doors)} |", "|---" * (len(doors) + 1) + "|"]
+    in_order = [kind for kind in map(", ".join, product(SIZES, HINTS)) if kind in kinds]
+    for kind in [*in_order, *(kind for kind in kinds if kind not in in_order)]:
+        lines += [f"| {kind} | {' | '.join(_of_door(kinds[kind], door) for door in doors)} |"]
+    pairs = [] if len(doors) < len(DOORS) else ["", *_pairs(cells)]
+    return "\n".join([*lines, *pairs])
 
 
 def _of_door(figures: Mapping[tuple[str, str], list[float]], door: str) -> str:

@@ -35,11 +35,9 @@ _CONCURRENCY: Final = 8
 _ROUNDS: Final = 3
 _SECONDS: Final = 2.0
 _CYCLES: Final = 6.0
-_HOW: Final = """Three models with open batches in each server, compiled with {settings}; {concurrency} callers at
-once, medians of {rounds} rounds in which the servers take turns, each when the one before has ended what it was asked
-for. Server and load share the cores.
-A door that a server does not have is missing; LitServe and BentoML have JSON of their own. This server knows the models
-from an earlier start.
+_HOW: Final = """Three models with dynamic batches in each server, compiled with {settings}; {concurrency} clients,
+medians of {rounds} rounds in turn. Server and load generator share the cores. An empty cell: the server has no such
+interface; LitServe and BentoML have their own JSON. ovmstrio knows the models from an earlier start.
 
 Machine: {machine}.
 """
@@ -135,19 +133,16 @@ def _starts(servers: list[Peer]) -> str:
 
 
 def _table(taken: dict[_Question, list[LoadFigures]]) -> str:
-    ours = {(each.model, each.door): _rate(rounds) for each, rounds in taken.items() if each.server.name == OURS}
-    lines = []
+    """Render a row per model and interface; a cell is calls per second, CPU per call and p99 of a server."""
+    servers = sorted({each.server.name for each in taken}, key=NAMES.index)
+    cells: dict[tuple[str, Door], dict[str, str]] = {}
     for each, rounds in sorted(taken.items(), key=lambda item: (list(_MODELS).index(item[0].model), item[0].door)):
         figures = LoadFigures(*(statistics.median(column) for column in zip(*rounds, strict=True)))
-        against = ours.get((each.model, each.door))
-        ratio = "" if against is None else f"{figures.rate / against:.2f}"
-        lines.append(
-            f"| {each.model}, {_MODELS[each.model]} | {each.door} | {each.server.name} | {figures.rate:.0f} | {ratio} "
-            f"| {figures.cpu_us:.0f} | {figures.p50_us / 1e3:.2f} | {figures.p99_us / 1e3:.2f} |"
-        )
-    head = "| model | door | server | calls/s | against ours | CPU a call, us | p50, ms | p99, ms |"
-    return "\n".join([head, "|---|---|---|---|---|---|---|---|", *lines])
-
-
-def _rate(rounds: list[LoadFigures]) -> float:
-    return statistics.median(each.rate for each in rounds)
+        cell = f"{figures.rate:.0f}, {figures.cpu_us:.0f}, {figures.p99_us / 1e3:.1f}"
+        cells.setdefault((each.model, each.door), {})[each.server.name] = cell
+    head = f"| calls/s, CPU us, p99 ms | {' | '.join(servers)} |"
+    lines = [
+        f"| {model}, {_MODELS[model]}, {door} | {' | '.join(of.get(name, '') for name in servers)} |"
+        for (model, door), of in cells.items()
+    ]
+    return "\n".join([head, "|---" * (len(servers) + 1) + "|", *lines])
