@@ -26,9 +26,10 @@ _PARTS: Final = {
     "brief": (BRIEF, "every size and shape over gRPC with eight callers, in less than ten minutes"),
     "middle": (MIDDLE, "models of some hundred microseconds by their settings and callers, in ten minutes"),
 }
-_HOW: Final = """Each cell is the median of {rounds} round(s) of at least {seconds:g} s: calls per second, divided by those
-of the better of OpenVINO's `AsyncInferQueue` and a synchronous loop with the same model and settings, measured alone
-just before. The load generator is h2load on the same cores. `{file}` has every cell, for `python -m benchmarks compare`.
+_HOW: Final = """Each cell is the median of {rounds} round(s) of at least {seconds:g} s: calls per second, divided by
+those of the better of OpenVINO's `AsyncInferQueue` and a synchronous loop with the same model and settings, measured
+alone just before. The load generator is h2load on the same cores. `{file}` has every cell, for
+`python -m benchmarks compare`.
 
 Machine: {machine}. Load average before: {load:.1f}.
 """
