@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 SOURCES = Path(__file__).resolve().parent
-GENERATED = SOURCES.parent / "ovmstrio" / "protocol" / "generated"
+GENERATED = SOURCES.parent / "ovmstrio" / "encoding" / "generated"
 
 _UNTYPED = ("mediapipe/", "paddle_serving/", "saved_model/")
 _BESIDE_OURS = ("google/protobuf/struct.proto",)  # options of calculators that the server does not know

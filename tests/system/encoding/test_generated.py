@@ -13,7 +13,7 @@ def test_generated_files_match_their_sources(tmp_path: Path) -> None:
     pytest.importorskip("betterproto2_compiler")
     script = PROJECT / "protos" / "generate.py"
     subprocess.run([sys.executable, script, "--output", tmp_path / "fresh"], check=True, capture_output=True)
-    assert _contents(tmp_path / "fresh") == _contents(PROJECT / "ovmstrio" / "protocol" / "generated")
+    assert _contents(tmp_path / "fresh") == _contents(PROJECT / "ovmstrio" / "encoding" / "generated")
 
 
 def _contents(folder: Path) -> dict[Path, bytes]:
